@@ -47,7 +47,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Terms: `docs/glossary.md`. MemberSamples order: `syntax`, `value`, `plan`, `depends`, `parts`,
+//! Terms: `docs/glossary.md`. Reading order: `syntax`, `value`, `plan`, `depends`, `parts`,
 //! `eval`, `functions`, `histogram`.
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
-//! What queries cost inside one process: hosts with 100 metrics each, 10,000 counters over 6 h and 100,000 over
-//! 1 h, a sample every 15 s, from tables and from memory. Prints the fastest of some runs and the memory that
-//! the query reserved at most.
+//! Measures the cost of queries inside one process: hosts with 100 metrics each, 10,000 counters
+//! over 6 h and 100,000 over 1 h, one sample every 15 s, from tables and from memory. Prints the
+//! fastest of several runs and the largest memory reservation of the query.
 //!
 //! `cargo run --release -p firndb --example queries -- [hosts] [part of a query's name]`
 
@@ -19,11 +19,11 @@ const SCRAPE_MS: i64 = 15_000;
 const HOUR_MS: i64 = 3_600_000;
 const REGIONS: usize = 10;
 
-/// Some groups whose members are all scraped together.
+/// Groups with members that are scraped together.
 struct Fleet {
     job: &'static str,
     group_count: usize,
-    /// Name and a label's value of each member.
+    /// Name and one label value of each member.
     members: Vec<(String, String)>,
     hours: i64,
     is_counter: bool,
@@ -95,7 +95,7 @@ fn write(db: &Db, batch: &mut RowBatch) -> Result<()> {
     Ok(())
 }
 
-/// A query, over so many hours before the end with this step; no step: an instant query.
+/// A query over the last `hours` with this step; without a step an instant query.
 struct Case {
     name: &'static str,
     text: String,
@@ -154,7 +154,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Milliseconds of the fastest of some runs, each at least twice.
+/// Milliseconds of the fastest of at least two runs.
 fn fastest(mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     let begin = Instant::now();
     let mut best = f64::INFINITY;
@@ -168,7 +168,7 @@ fn fastest(mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(best)
 }
 
-/// The most that queries held of the budget while `run` ran, bytes.
+/// The largest reservation of queries in the budget while `run` runs, in bytes.
 fn peak_bytes(db: &Db, run: impl FnOnce() -> Result<()>) -> Result<u64> {
     let (peak, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let budget = db.budget().clone();

@@ -1,9 +1,10 @@
-//! What groups save or cost: equations 1 to 6 of `TimeUnion` ("An Efficient Architecture with Unified Data Model for
-//! Timeseries Management Systems on Hybrid Cloud Storage", section 3.1) with the numbers of this database.
+//! The cost of groups by equations 1 to 6 of TimeUnion (SIGMOD 2022), section 3.1, with the numbers
+//! of this database.
 //!
-//! The paper compares a model without groups, where every series has posting list entries, labels and timestamps
-//! of its own, with one that shares them. Its averages are replaced by what is there: label texts are added up,
-//! and both forms of the data are made by the codec that writes the tables.
+//! The paper compares a model without groups, in which every series has its own posting list
+//! entries, labels and timestamps, with one that shares them. This module replaces the averages by
+//! measured values: label texts are summed, and both forms of the data are encoded by the codec
+//! that writes the tables.
 
 use std::collections::HashSet;
 
@@ -16,16 +17,16 @@ use firn_model::{
 
 use crate::{Db, GroupSummary, Snapshot};
 
-/// What costs are reckoned with.
+/// The parameters of the cost equations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostOptions {
-    /// The newest data so long counts as the one time partition of a query.
+    /// The length of the time partition of a query: this much of the newest data.
     pub partition_ms: i64,
     /// `S_p`: bytes of a posting list entry.
     pub posting_bytes: f64,
     /// `Cost_EBS`: seconds to read a byte from the fast tier.
     pub fast_seconds_per_byte: f64,
-    /// `Cost_S3`: seconds to get a block from the slow tier.
+    /// `Cost_S3`: seconds to read a block from the slow tier.
     pub slow_seconds_per_block: f64,
     /// `S_block`: bytes of such a block.
     pub block_bytes: f64,
@@ -35,9 +36,9 @@ impl Default for CostOptions {
     fn default() -> CostOptions {
         CostOptions {
             partition_ms: 2 * 3_600_000,
-            // An id, as in the paper; ours are compressed and take less.
+            // An id, as in the paper; FirnDB's entries are compressed and smaller.
             posting_bytes: 8.0,
-            // 250 MB/s, a block store's common share; 30 ms, an object store's answer.
+            // 250 MB/s is typical of a block store, 30 ms per request of an object store.
             fast_seconds_per_byte: 4e-9,
             slow_seconds_per_block: 0.03,
             block_bytes: TreeOptions::default().slow_block_bytes() as f64,
@@ -48,14 +49,14 @@ impl Default for CostOptions {
 /// A cost without and with the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Every series on its own.
+    /// With every series on its own.
     pub alone: f64,
     /// As a group.
     pub grouped: f64,
 }
 
 impl Cost {
-    /// What the group costs more; below 0 what it saves.
+    /// The additional cost of the group; negative if the group saves.
     pub fn net(self) -> f64 {
         self.grouped - self.alone
     }
@@ -66,26 +67,26 @@ impl Cost {
     }
 }
 
-/// What one group, or all together, save or cost.
+/// The cost of one group, or of all groups together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupCost {
-    /// `N`: series.
+    /// `N`: the number of series.
     pub series_count: u64,
-    /// Pairs on all series, each as often as it stands on one; over `N` it is `T`.
+    /// The number of labels of all series; divided by `N` it is `T`.
     pub pair_count: u64,
-    /// `T_g`: pairs of the group itself.
+    /// `T_g`: the number of labels of the group itself.
     pub group_pair_count: u64,
-    /// `T_u`: distinct pairs.
+    /// `T_u`: the number of distinct labels.
     pub unique_pair_count: u64,
-    /// Bytes of all these pairs; over their count it is `S_t`.
+    /// Bytes of all these labels; divided by their number it is `S_t`.
     pub pair_bytes: u64,
     /// Equations 1 and 2: bytes of posting list entries and labels.
     pub index_bytes: Cost,
-    /// Samples in the partition.
+    /// The number of samples in the partition.
     pub sample_count: u64,
-    /// Timestamps that are stored for them: one per sample alone, one per row in a group.
+    /// The number of stored timestamps: one per sample without groups, one per row in a group.
     pub timestamp_count: Cost,
-    /// Bytes of the samples in chunks: `16 * samples` over them are `R_1` and `R_2`.
+    /// Bytes of the samples in chunks: `16 * samples` divided by them are `R_1` and `R_2`.
     pub data_bytes: Cost,
     /// Equations 3 and 5 for a query of one member: seconds on the fast tier.
     pub fast_seconds_one: Cost,
@@ -102,14 +103,14 @@ pub struct GroupCost {
 pub struct GroupCosts {
     /// The partition.
     pub range: TimeRange,
-    /// What costs most comes first.
+    /// The most expensive group first.
     pub groups: Vec<(GroupId, Labels, GroupCost)>,
-    /// All of them.
+    /// The sum of all groups.
     pub total: GroupCost,
 }
 
 impl GroupCost {
-    /// Bytes that the group costs more than its series alone; below 0 what it saves.
+    /// The additional bytes of the group; negative if the group saves.
     pub fn net_bytes(&self) -> f64 {
         self.index_bytes.net() + self.data_bytes.net()
     }
@@ -135,15 +136,15 @@ impl GroupCost {
     }
 }
 
-// Groups whose data is read at once.
+// The number of groups per read.
 const GROUPS_PER_READ: usize = 64;
 
 impl Db {
-    /// What each group with more than one slot saves or costs that has a member which one of `selectors` matches (all,
-    /// without selectors). Reads the newest partition of their data.
+    /// The cost of each group that has more than one slot and a member that matches one of
+    /// `selectors` (all such groups without selectors). Reads the newest partition of their data.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy` without memory, and storage's.
+    /// `Canceled`, `Timeout`, `Busy` without memory, and errors of storage.
     pub fn group_costs(
         &self,
         selectors: &[Vec<Matcher>],
@@ -174,7 +175,7 @@ impl Db {
                 costs.groups.push((summary.group, summary.labels.clone(), cost));
             }
         }
-        // What costs most first; of equal ones the older.
+        // The most expensive first; among equal ones the older.
         costs.groups.sort_by(|a, b| b.2.net_bytes().total_cmp(&a.2.net_bytes()));
         Ok(costs)
     }
@@ -215,7 +216,7 @@ fn index_cost(
     }
     cost.group_pair_count = summary.labels.count() as u64;
     cost.unique_pair_count = unique.len() as u64;
-    // (T - T_g) * N pairs stay with the members; T_g are stored once and not N times.
+    // (T - T_g) * N labels stay with the members; T_g labels are stored once instead of N times.
     let shared_count = cost.group_pair_count * cost.series_count;
     let shared_bytes = bytes_of(&summary.labels) * cost.series_count;
     let own_count = cost.pair_count.saturating_sub(shared_count);
@@ -228,12 +229,12 @@ fn index_cost(
     Ok(cost)
 }
 
-/// The same samples as one chunk and as one chunk for each member.
+/// Encodes the samples as one chunk, and as one chunk per member.
 fn add_data_cost(group: GroupId, mut batch: ColumnBatch, cost: &mut GroupCost) {
     batch.columns.iter_mut().for_each(|column| column.key = 0);
     let value_count: usize = batch.columns.iter().map(|column| column.values.len()).sum();
     let fits = batch.times.iter().all(|times| times.len() <= ENTRIES_MAX);
-    // The codec would cut so much into several chunks; then the labels alone are compared.
+    // The codec would write several chunks; in that case only the labels are compared.
     if batch.columns.is_empty() || !fits || value_count > VALUES_MAX {
         return;
     }
@@ -252,7 +253,7 @@ fn add_data_cost(group: GroupId, mut batch: ColumnBatch, cost: &mut GroupCost) {
     cost.data_bytes.grouped = encoded_bytes(batch);
 }
 
-/// One member as a group of one.
+/// One member as a lone series.
 fn alone(batch: &ColumnBatch, column: &Column) -> ColumnBatch {
     let times = batch.times.get(column.time_idx as usize).map_or(&[][..], |times| &times[..]);
     let own = match &column.presence {
@@ -261,7 +262,7 @@ fn alone(batch: &ColumnBatch, column: &Column) -> ColumnBatch {
     };
     let values = match &column.values {
         ColumnValues::F64(values) => values.clone(),
-        // No format stores anything else yet.
+        // No format stores another type yet.
         _ => Vec::new(),
     };
     let column = Column {
@@ -301,9 +302,9 @@ mod tests {
         Labels::from_pairs(pairs.iter().copied()).unwrap()
     }
 
-    /// Bytes and counts by hand, so that each term of the equations is seen once.
+    /// Bytes and counts calculated by hand, so that each term of the equations occurs once.
     #[test]
-    fn the_equations_are_those_of_the_paper() {
+    fn costs_follow_the_equations_of_the_paper() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
         let group = labels(&[("device", "p7")]); // 8 bytes
@@ -327,7 +328,8 @@ mod tests {
         let options = CostOptions { block_bytes: 64.0, ..CostOptions::default() };
         let costs = db.group_costs(&[], &options, &db.context()).unwrap();
         assert_eq!(costs.groups.len(), 2);
-        // A group of one member saves nothing: it has its postings twice. What costs comes first.
+        // A group of one member saves nothing: it has its postings twice. The most expensive comes
+        // first.
         let (_, first, worst) = &costs.groups[0];
         assert_eq!(first, &sparse);
         assert!(worst.net_bytes() > 0.0, "{worst:?}");
@@ -352,7 +354,7 @@ mod tests {
         assert_eq!(cost.slow_seconds_one.grouped, (cost.data_bytes.grouped / 64.0).ceil() * 0.03);
         assert_eq!(costs.total.series_count, 4);
         assert_eq!(costs.total.net_bytes(), worst.net_bytes() + cost.net_bytes());
-        // On tables it is the same as in memory, and a selector chooses groups.
+        // Tables have the same cost as memory, and a selector selects groups.
         db.flush().unwrap();
         let only = firn_promql::parse_selector("{device=\"p7\"}").unwrap();
         let flushed = db.group_costs(&[only], &options, &db.context()).unwrap();
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_without_data_cost_what_their_labels_cost() {
+    fn groups_without_samples_cost_only_their_labels() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
         let none = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();

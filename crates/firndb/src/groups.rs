@@ -1,7 +1,9 @@
-//! Groups: series that share labels and timestamps, put by labels once and by references ever after.
+//! Groups: series that share labels and timestamps, written by labels once and by references
+//! afterwards.
 //!
-//! Source: `TimeUnion` 3.1 and 3.4 ("Put (Group)"). A row may lack members (NULL), bring new ones, come late, and
-//! come in pieces; there is no other code for that than the one of every write.
+//! Source: TimeUnion (SIGMOD 2022), section 3.1 and "Put (Group)" in section 3.4. A row may lack
+//! members (NULL), add new ones, be late, or arrive in pieces; all these cases use the code path of
+//! every write.
 
 use std::collections::HashMap;
 
@@ -15,59 +17,60 @@ use crate::{Db, WriteReport};
 #[cfg(test)]
 mod tests;
 
-/// What to do with a member whose label set is a series of another group already.
+/// The handling of a member with a label set that is already a series of another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignMember {
-    /// Refuse the whole call: a label set has one place, and whoever defines a group should hear
-    /// that its members will not share it.
+    /// Refuse the whole call: a label set belongs to one group, so this member would not share the
+    /// new group's timestamps.
     Refuse,
-    /// Give its reference there: its values are kept with the other group's timestamps.
+    /// Return its reference in the other group: its values are stored with that group's timestamps.
     Use,
 }
 
 /// The references of a group's members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRefs {
-    /// They hold as long as [`Db::generation`] says this.
+    /// The references are valid as long as [`Db::generation`] returns this value.
     pub generation: u32,
-    /// One for each member, in the order in which they were given. They are in one group unless it
-    /// was full (a sibling with the same labels opens then) or [`ForeignMember::Use`] found some in others.
+    /// One reference per member, in the order of the call. All are in one group, unless it was full
+    /// (a sibling with the same labels is then opened) or [`ForeignMember::Use`] found some in
+    /// other groups.
     pub members: Vec<SeriesRef>,
 }
 
-/// A group as a list shows it.
+/// A group in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSummary {
     /// Its id.
     pub group: GroupId,
-    /// Its labels; of a group of one all labels of its member.
+    /// Its labels; for a lone series all labels of the series.
     pub labels: Labels,
-    /// A group of one: it never gets another member.
+    /// A group of one lone series: it never gets another member.
     pub is_lone: bool,
-    /// Members that the selectors match; all without selectors.
+    /// The number of members that match the selectors; of all members without selectors.
     pub member_count: u64,
-    /// Slots that were given out, members that are gone included.
+    /// The number of assigned slots, including those of removed members.
     pub slot_count: u32,
 }
 
 /// A group with its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMembers {
-    /// Its labels; of a group of one all labels of its member.
+    /// Its labels; for a lone series all labels of the series.
     pub labels: Labels,
-    /// A group of one: it never gets another member.
+    /// A group of one lone series: it never gets another member.
     pub is_lone: bool,
-    /// The members with what they have beside the group's labels, slots rising.
+    /// The members with their own labels, by rising slot.
     pub members: Vec<(Slot, Labels)>,
 }
 
 impl GroupRefs {
-    /// Adds a row to `batch`: the value of each member at `ts`, `None` where it has none.
+    /// Adds a row to `batch`: the value of each member at `ts`; `None` for a missing value.
     ///
     /// # Panics
     /// If there are more values than members.
     pub fn push_row(&self, batch: &mut RowBatch, ts: Timestamp, values: &[Option<f64>]) {
-        assert!(values.len() <= self.members.len(), "a row has a value for each member at most");
+        assert!(values.len() <= self.members.len(), "a row has at most one value per member");
         for (&member, value) in self.members.iter().zip(values) {
             if let Some(value) = *value {
                 batch.push(member, ts, value);
@@ -77,14 +80,15 @@ impl GroupRefs {
 }
 
 impl Db {
-    /// The references of the members of a group that the caller names; what is new is defined (the
-    /// slow path). `members` are the labels that each has beside the group's. A group that is known
-    /// keeps its id, its members keep their slots, new ones get the next.
+    /// Resolves the members of an explicit group to references and defines new ones (the slow
+    /// path). `members` are the labels that each member has beside the group's labels. A known
+    /// group keeps its id, its members keep their slots, and new members get the next slots.
     ///
     /// # Errors
-    /// `Invalid` for a member that repeats a label of the group or another member, that has no label
-    /// in all, or, with [`ForeignMember::Refuse`], that is known elsewhere: nothing is defined then.
-    /// `SeriesLimit` over a limit for new series, `Busy` without memory, `TooLarge` when the index is full.
+    /// `Invalid` for a member that repeats a label of the group or another member, that has no
+    /// label at all, or, with [`ForeignMember::Refuse`], that belongs to another group: nothing is
+    /// defined then. `SeriesLimit` over a limit for new series, `Busy` without memory, `TooLarge`
+    /// when the index is full.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -97,10 +101,10 @@ impl Db {
         Ok(GroupRefs { generation, members })
     }
 
-    /// Whether [`Db::resolve_group`] would refuse this as `Invalid`; nothing is defined.
+    /// Checks whether [`Db::resolve_group`] would return `Invalid`; defines nothing.
     ///
     /// # Errors
-    /// As [`Db::resolve_group`], limits apart.
+    /// As [`Db::resolve_group`], except for limits.
     pub fn check_group(
         &self,
         group_labels: &Labels,
@@ -112,7 +116,7 @@ impl Db {
             return Ok(());
         }
         let snapshot = self.snapshot();
-        // Most members are in one group: its labels are looked at once.
+        // Most members are in one group, so its labels are read only once.
         let mut groups: HashMap<GroupId, bool> = HashMap::new();
         for (idx, found) in self.engine.find(&whole)?.into_iter().enumerate() {
             let Some(found) = found else { continue };
@@ -120,7 +124,7 @@ impl Db {
                 Some(&is_same) => is_same,
                 None => {
                     let group = snapshot.index().group(found.group)?;
-                    // One that is younger than the snapshot is checked by the next call.
+                    // A group that is newer than the snapshot is checked by the next call.
                     let is_same = group.is_none_or(|g| g.labels == *group_labels && !g.is_lone);
                     groups.insert(found.group, is_same);
                     is_same
@@ -130,8 +134,8 @@ impl Db {
                 let other = snapshot.index().group(found.group)?;
                 let other = other.map_or_else(String::new, |group| group.labels.to_string());
                 return Err(Error::invalid(format!(
-                    "member {idx} of group {group_labels} collides: {} is member {} of group {} {other}; \
-                     leave it out, define that group, or accept members that are elsewhere",
+                    "member {idx} of group {group_labels} collides: {} is member {} of group {} \
+                     {other}; leave it out, write to that group, or accept members of other groups",
                     whole.get(idx).unwrap_or(group_labels),
                     found.slot.0,
                     found.group.0,
@@ -141,18 +145,18 @@ impl Db {
         Ok(())
     }
 
-    /// The references of label sets that have one; nothing is defined.
+    /// The references of known label sets; defines nothing.
     ///
     /// # Errors
-    /// `Corrupt` when a damaged index segment may have one.
+    /// `Corrupt` when a damaged index segment may contain one.
     pub fn find(&self, labels: &[Labels]) -> Result<Vec<Option<SeriesRef>>> {
         self.engine.find(labels)
     }
 
-    /// Checks references that came from outside.
+    /// Checks references from an external source.
     ///
     /// # Errors
-    /// `NotFound` with the first that does not exist, group or slot.
+    /// `NotFound` for the first reference with an unknown group or slot.
     pub fn check_refs(&self, refs: &[SeriesRef]) -> Result<()> {
         let Some(unknown) = self.engine.find_unknown(refs)? else { return Ok(()) };
         let SeriesRef { group, slot } = unknown;
@@ -165,27 +169,61 @@ impl Db {
         }))
     }
 
-    /// Writes one sample of one series by its labels, and gives the reference for the fast path
-    /// ([`RowBatch::push`], [`Db::write`]). For the first sample, or a few: a batch costs a hundredth.
+    /// Writes one sample of one series by its labels, and returns the reference for the fast path
+    /// ([`RowBatch::push`], [`Db::write`]). For a first sample, or a few: a sample in a batch costs
+    /// a hundredth.
     ///
     /// # Errors
-    /// Those of [`Db::resolve`] and [`Db::write`]; `Invalid` for a time too far in the future.
+    /// As [`Db::resolve`] and [`Db::write`]; `Invalid` for a time too far in the future.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, Options, RowBatch, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
+    /// let attic = db.put(&labels, 1_000, 21.5)?;
+    /// let mut batch = RowBatch::default();
+    /// batch.push(attic, 16_000, 22.0);
+    /// assert_eq!(db.write(&mut batch)?.written, 1);
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn put(&self, labels: &Labels, ts: Timestamp, value: f64) -> Result<SeriesRef> {
         let resolved = self.resolve(std::slice::from_ref(labels)).pop();
-        let series = resolved.unwrap_or_else(|| Err(Error::internal("no reference was given")))?;
+        let series =
+            resolved.unwrap_or_else(|| Err(Error::internal("resolving returned no reference")))?;
         let mut batch = RowBatch::default();
         batch.push(series, ts, value);
         all_written(&self.write(&mut batch)?)?;
         Ok(series)
     }
 
-    /// Writes one row of a group by labels, and gives the references for the fast path
-    /// ([`GroupRefs::push_row`], [`Db::write`]). `values` are those of `members` at `ts`, `None` where
-    /// there is none.
+    /// Writes one row of a group by labels, and returns the references for the fast path
+    /// ([`GroupRefs::push_row`], [`Db::write`]). `values` are those of `members` at `ts`; `None`
+    /// for a missing value.
     ///
     /// # Errors
-    /// Those of [`Db::resolve_group`] and [`Db::write`]; `Invalid` when there are not as many values as
-    /// members and for a time too far in the future.
+    /// As [`Db::resolve_group`] and [`Db::write`]; `Invalid` if the numbers of values and members
+    /// differ, and for a time too far in the future.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, Options, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let pump = Labels::from_pairs([("device", "pump-7")])?;
+    /// let members = [
+    ///     Labels::from_pairs([("__name__", "pressure")])?,
+    ///     Labels::from_pairs([("__name__", "flow")])?,
+    /// ];
+    /// let refs = db.put_row(&pump, &members, 1_000, &[Some(2.5), None])?;
+    /// assert_eq!(refs.members[0].group, refs.members[1].group);
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn put_row(
         &self,
         group_labels: &Labels,
@@ -195,7 +233,8 @@ impl Db {
     ) -> Result<GroupRefs> {
         if values.len() != members.len() {
             return Err(Error::invalid(format!(
-                "a row of group {group_labels} has {} values for {} members",
+                "a row of group {group_labels} has {} values for {} members; \
+                 use None for a missing value",
                 values.len(),
                 members.len()
             )));
@@ -207,9 +246,9 @@ impl Db {
         Ok(refs)
     }
 
-    /// The groups that have a member which one of `selectors` matches (all, without selectors), ids
-    /// rising; groups of one only `with_lone`. Reads no data: members whose data has aged out are
-    /// listed until they leave the index.
+    /// The groups with a member that matches one of `selectors` (all groups without selectors), by
+    /// rising id; lone series only `with_lone`. Reads no samples: members without remaining samples
+    /// are listed until they leave the index.
     ///
     /// # Errors
     /// `Canceled`, `Timeout`, `Busy` without memory for the list.
@@ -255,7 +294,7 @@ impl Db {
         Ok(groups)
     }
 
-    /// A group with all its members; `None` if there is none with this id.
+    /// A group with all its members; `None` for an unknown id.
     ///
     /// # Errors
     /// `Corrupt` for a damaged index segment.
@@ -264,7 +303,7 @@ impl Db {
         let Some(info) = snapshot.index().group(group)? else { return Ok(None) };
         let mut members = Vec::new();
         for slot in (0..info.slot_count).map(Slot) {
-            // One whose data has gone leaves an empty slot.
+            // A removed member leaves an empty slot.
             if let Some(whole) = snapshot.index().labels(SeriesRef { group, slot })? {
                 members.push((slot, whole.filter(|name| info.labels.get(name).is_none())));
             }
@@ -273,41 +312,46 @@ impl Db {
     }
 }
 
-// A slot in a list, and its part of the list's growth.
+// The size of a slot in a list, with its share of the list's growth.
 const SLOT_BYTES: usize = 2 * size_of::<Slot>() + 16;
 
-/// The whole label set of each member.
+/// The complete label set of each member.
 fn whole_labels(group_labels: &Labels, members: &[Labels]) -> Result<Vec<Labels>> {
     let mut seen: HashMap<&Labels, usize> = HashMap::with_capacity(members.len());
     let join = |(idx, member): (usize, &'_ Labels)| {
         if let Some((name, _)) = member.iter().find(|(name, _)| group_labels.get(name).is_some()) {
             return Err(Error::invalid(format!(
-                "member {idx} {member} repeats label {name:?} of its group {group_labels}; leave it out"
+                "member {idx} {member} repeats label {name:?} of its group {group_labels}; \
+                 remove it from the member"
             )));
         }
         Labels::from_pairs(group_labels.iter().chain(member.iter()))
     };
     for (idx, member) in members.iter().enumerate() {
         if group_labels.is_empty() && member.is_empty() {
-            return Err(Error::invalid(format!("member {idx} has no label, nor has its group")));
+            return Err(Error::invalid(format!(
+                "member {idx} and its group have no label; add at least one label"
+            )));
         }
         if let Some(first) = seen.insert(member, idx) {
             return Err(Error::invalid(format!(
-                "members {first} and {idx} of group {group_labels} are the same: {member}"
+                "members {first} and {idx} of group {group_labels} are equal: {member}; remove one"
             )));
         }
     }
     members.iter().enumerate().map(join).collect()
 }
 
-/// Nothing was left out.
+/// Checks that all samples were written.
 fn all_written(report: &WriteReport) -> Result<()> {
     if let Some(ts) = report.too_far_ahead_max {
-        return Err(Error::invalid(format!("timestamp {ts} is too far in the future")));
+        return Err(Error::invalid(format!(
+            "timestamp {ts} is too far in the future; check the clock of the writer"
+        )));
     }
     match report.unknown {
         0 => Ok(()),
-        // The index let it go between the two steps: the next call defines it again.
-        _ => Err(Error::new(ErrorKind::Unavailable, "the series has just left the index: retry")),
+        // The series left the index between the two steps; a retry defines it again.
+        _ => Err(Error::new(ErrorKind::Unavailable, "the series has just left the index; retry")),
     }
 }

@@ -1,36 +1,46 @@
-//! FirnDB as a library: metrics in, PromQL out, nothing acknowledged ever lost.
+//! FirnDB as a library: durable metrics in, PromQL out.
 //!
-//! **Owns** [`Db`]: an engine with its two maintenance threads, and the way of a query from text to
-//! result. **Never** speaks a network protocol, never logs in to anything, never blocks but in the
-//! calls that say so.
+//! **Owns** [`Db`]: an engine with its maintenance threads, and the path of a query from text to
+//! result. **Never** speaks a network protocol, writes no log messages, and blocks only in the
+//! calls that document it.
 //!
-//! Two ways in, as in TimeUnion ("TimeUnion: An Efficient Architecture with Unified Data Model for
-//! Timeseries Management Systems on Hybrid Cloud Storage", section 3.4): the slow path resolves
-//! labels to a [`SeriesRef`], the fast path takes references. [`Db::put`] and [`Db::put_row`] are both in
-//! one for a first sample.
+//! **Path through**: a write has two paths, as in TimeUnion (SIGMOD 2022), section 3.4. The slow
+//! path resolves labels to a [`SeriesRef`] ([`Db::resolve`]); the fast path takes references
+//! ([`Db::write`]). [`Db::put`] and [`Db::put_row`] combine both for a first sample. A query is
+//! parsed, takes a snapshot of the engine and is evaluated over it ([`Db::query`]).
+//!
+//! **Invariants**
+//! - Every acknowledged sample survives a crash, as configured by `log.sync`.
+//! - A query sees one frozen state.
+//! - With the result cache a range query has the same bits as without
+//!   (`invariant_9_a_query_with_the_result_cache_equals_its_evaluation`).
+//!
+//! Terms: `docs/glossary.md`. Reading order: this file, `open`, `log_device`, `query`, `results`,
+//! `groups`, `costs`, `newest`.
 //!
 //! ```
-//! use firndb::{Db, Labels, Options, QueryTime, RowBatch, local_env};
+//! use firndb::{Db, Labels, Options, QueryTime, RowBatch, Value, local_env};
 //!
 //! # fn main() -> firndb::Result<()> {
 //! # let folder = tempfile::tempdir().unwrap();
 //! let db = Db::open(local_env(folder.path())?, Options::default())?;
 //!
-//! // Slow path once, fast path ever after.
+//! // The slow path once, then only the fast path.
 //! let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
 //! let attic = db.resolve(&[labels]).remove(0)?;
 //! let mut batch = RowBatch::default();
 //! batch.push(attic, 1_000, 21.5);
 //! batch.push(attic, 16_000, 22.0);
-//! db.write(&mut batch)?; // durable and visible when it returns
+//! db.write(&mut batch)?; // durable and visible on return
 //!
-//! let answer = db.query_now("max_over_time(temperature[1m])", QueryTime::Instant(20_000))?;
-//! println!("{:?}", answer.value);
+//! let output = db.query_now("max_over_time(temperature[1m])", QueryTime::Instant(20_000))?;
+//! let Value::Vector(vector) = output.value else { unreachable!("an instant vector") };
+//! assert_eq!(vector[0].labels.get("room"), Some("attic"));
 //! db.close()
 //! # }
 //! ```
 //!
-//! A group is written as rows with one shared timestamp; a member may be missing in a row:
+//! A group is written as rows with one shared timestamp; a row may lack members:
 //!
 //! ```
 //! # use firndb::{Db, ForeignMember, Labels, Options, RowBatch, local_env};
@@ -51,7 +61,7 @@
 //! # }
 //! ```
 //!
-//! A transaction does several changes at once, or none if another one came between:
+//! A transaction makes several changes atomically; it fails if a concurrent change conflicts:
 //!
 //! ```
 //! # use firndb::{Db, ErrorKind, Labels, Options, RowBatch, local_env};
@@ -59,7 +69,8 @@
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let db = Db::open(local_env(folder.path())?, Options::default())?;
 //! # let labels = |name| Labels::from_pairs([("__name__", "stock"), ("of", name)]);
-//! # let (left, right) = (db.resolve(&[labels("left")?]).remove(0)?, db.resolve(&[labels("right")?]).remove(0)?);
+//! # let left = db.resolve(&[labels("left")?]).remove(0)?;
+//! # let right = db.resolve(&[labels("right")?]).remove(0)?;
 //! # let mut batch = RowBatch::default();
 //! # batch.push(left, 1_000, 5.0);
 //! # batch.push(right, 1_000, 5.0);
@@ -71,7 +82,7 @@
 //!     transaction.update(left, 1_000, from - 1.0)?;
 //!     transaction.update(right, 1_000, to + 1.0)?;
 //!     match transaction.commit() {
-//!         Err(e) if *e.kind() == ErrorKind::Conflict => {} // again, over the new state
+//!         Err(e) if *e.kind() == ErrorKind::Conflict => {} // retry over the new state
 //!         committed => break committed.map(drop)?,
 //!     }
 //! }
@@ -117,7 +128,7 @@ pub use query::{QueryOptions, QueryTime};
 
 use firn_engine::Engine;
 
-/// An open database. Share it in an `Arc`; every call may come from any thread and blocks.
+/// An open database. Share it in an `Arc`. Every call blocks and may come from any thread.
 #[derive(Debug)]
 pub struct Db {
     engine: Arc<Engine>,
@@ -129,16 +140,28 @@ pub struct Db {
 }
 
 impl Db {
-    /// Opens the database of `env`, or makes one in an empty folder, and starts its maintenance.
+    /// Opens the database of `env`, or creates one in an empty folder, and starts its maintenance
+    /// threads.
     ///
     /// # Errors
     /// `Busy` when another process has it open, `Corrupt`, `Invalid` for a newer format,
     /// `Unavailable`; the message names the file.
+    ///
+    /// ```
+    /// use firndb::{Db, Options, QueryTime, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// assert_eq!(db.stats().recovery.rows, 0, "a new database has no log to replay");
+    /// db.close()
+    /// # }
+    /// ```
     pub fn open(env: Env, options: Options) -> Result<Db> {
         Db::open_with_progress(env, options, &RecoveryProgress::default())
     }
 
-    /// As [`Db::open`]; another thread can watch `progress` meanwhile.
+    /// Like [`Db::open`]; another thread can read `progress` during recovery.
     ///
     /// # Errors
     /// As [`Db::open`].
@@ -163,8 +186,8 @@ impl Db {
         Ok(db)
     }
 
-    /// As [`Db::open_with_progress`] without maintenance: nothing that lies in memory moves to tables and
-    /// no tables are merged. For programs that only look.
+    /// Like [`Db::open_with_progress`] without maintenance: data in memory is not moved to tables,
+    /// and tables are not merged. For tools that only read.
     ///
     /// # Errors
     /// As [`Db::open`].
@@ -172,60 +195,97 @@ impl Db {
         let retention_ms = options.tree.retention_ms;
         let drops_by_size = options.tree.slow_bytes_max.is_some();
         let engine = Engine::open(env, options, progress)?;
-        // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
+        // A query has one thread of its own; with helpers on all other cores, one query can use the
+        // whole machine.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (helpers, results) = (Helpers::new(cores - 1), OnceLock::new());
         Ok(Db { engine, lanes: Vec::new(), helpers, retention_ms, drops_by_size, results })
     }
 
-    /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest
-    /// steps only. What they say stays what evaluating says. Once, before the first write, in place of
-    /// [`Db::set_change_sink`]. Without maintenance ([`Db::open_idle`]) they go to flash by [`Db::settle_result_cache`] and at the
-    /// end alone.
+    /// Keeps the results of range queries on flash, so that the refresh of a dashboard computes
+    /// only its newest steps. Results have the same bits with and without the cache.
+    ///
+    /// Call it once, before the first write, and not together with [`Db::set_change_sink`]. Without
+    /// maintenance threads ([`Db::open_idle`]), results are written to flash only by
+    /// [`Db::settle_result_cache`] and [`Db::close`].
     ///
     /// # Errors
-    /// `Invalid` the second time, for options that make no sense, or where data is dropped by size (at a time that
-    /// answers cannot know), `Unavailable` when the disk fails.
+    /// `Invalid` for a second call, for invalid options, or if `slow_bytes_max` drops data by size
+    /// (cached results cannot follow that), `Unavailable` when the disk fails.
     pub fn enable_result_cache(&self, options: ResultOptions) -> Result<()> {
         if self.drops_by_size {
             return Err(Error::invalid(
-                "results cannot be kept while slow_bytes_max drops data; bound it by retention_ms instead",
+                "the result cache cannot be enabled while slow_bytes_max drops data; \
+                 limit the data with retention_ms instead",
             ));
         }
         let has_thread = !self.lanes.is_empty();
         let results = results::Results::open(&self.engine, self.retention_ms, options, has_thread)?;
-        self.results.set(results).map_err(|_| Error::invalid("results are kept already"))
+        self.results.set(results).map_err(|_| Error::invalid("the result cache is already enabled"))
     }
 
-    /// Numbers of the result cache, if there is one.
+    /// The counters of the result cache, if it is enabled.
     pub fn result_stats(&self) -> Option<ResultStats> {
         self.results.get().map(results::Results::stats)
     }
 
-    /// The references of label sets; those that are new are defined (the slow path). One result
-    /// per label set, in order: a refused one does not hinder the others.
+    /// Resolves label sets to references and defines new series (the slow path). Returns one result
+    /// per label set, in order: a refused label set does not affect the others.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, Options, RowBatch, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "up"), ("job", "api")])?;
+    /// let first = db.resolve(&[labels.clone()]).remove(0)?;
+    /// let again = db.resolve(&[labels]).remove(0)?;
+    /// assert_eq!(first, again);
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         self.engine.resolve(labels)
     }
 
-    /// References that were given out under another generation must be resolved again: series without any
-    /// sample, because retention took them or they were deleted, have left the index. Read it before the
-    /// references that are kept with it are asked for.
+    /// The generation of references. References issued under another generation must be resolved
+    /// again: series without samples, after retention or a delete, have left the index. Read the
+    /// generation before you resolve the references that you keep with it.
     pub fn generation(&self) -> u32 {
         self.engine.generation()
     }
 
-    /// Writes a batch (the fast path). What the report calls written is durable, as the setting
-    /// `log.sync` says, and visible when this returns. The batch is sorted in place.
+    /// Writes a batch (the fast path). On return, every sample that the report counts as written is
+    /// visible, and durable as configured by `log.sync`. The batch is sorted in place.
     ///
     /// # Errors
-    /// `Busy` (retry after a while), `Unavailable` (disk full or failing), `Closed`.
+    /// `Busy` (retry later), `Unavailable` (disk full or failing), `Closed`.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, Options, QueryTime, RowBatch, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "requests_total"), ("job", "api")])?;
+    /// let series = db.resolve(&[labels]).remove(0)?;
+    /// let mut batch = RowBatch::default();
+    /// for minute in 0..10 {
+    ///     batch.push(series, minute * 60_000, minute as f64 * 30.0);
+    /// }
+    /// let report = db.write(&mut batch)?;
+    /// assert_eq!(report.written, 10);
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.engine.write(batch)
     }
 
-    /// As [`Db::write`], for references that this database gave out since [`Db::generation`] said
-    /// `generation`: as long as that holds nobody looks whether they exist.
+    /// Like [`Db::write`], for references that this database issued while [`Db::generation`]
+    /// returned `generation`. If the generation is unchanged, references are not checked for
+    /// existence.
     ///
     /// # Errors
     /// As [`Db::write`].
@@ -233,36 +293,52 @@ impl Db {
         self.engine.write_known(batch, generation)
     }
 
-    /// Hides all samples in `range` of the series that one of `selectors` matches and that were
-    /// committed before. Durable, as the setting `log.sync` says, and visible everywhere at once when it
-    /// returns; after a crash it is there as a whole or not at all.
+    /// Hides all samples in `range` of the series that match one of `selectors` and that were
+    /// committed before the call. On return, the delete is visible to all queries, and durable as
+    /// configured by `log.sync`. It is atomic across crashes.
     ///
     /// # Errors
-    /// `Invalid` for an empty range, `TooLarge` for too many series at once, `Busy` (retry after a
-    /// while), `Unavailable` (disk full or failing), `Closed`.
+    /// `Invalid` for an empty range, `TooLarge` for too many series at once, `Busy` (retry later),
+    /// `Unavailable` (disk full or failing), `Closed`.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, MatchOp, Matcher, Options, QueryTime, TimeRange, Value, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
+    /// db.put(&labels, 1_000, 21.5)?;
+    /// let attic = vec![Matcher::new("room", MatchOp::Equal, "attic")?];
+    /// db.delete(&[attic], TimeRange::new(0, 2_000))?;
+    /// let output = db.query_now("temperature", QueryTime::Instant(1_500))?;
+    /// assert_eq!(output.value, Value::Vector(Vec::new()));
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
         self.engine.delete(selectors, range)
     }
 
-    /// Opens a transaction over the present state: reads and changes of points and ranges, then one commit.
-    /// Nothing is locked while it is open.
+    /// Begins a transaction over the current state: reads and changes of points and ranges, then
+    /// one commit. An open transaction holds no lock.
     ///
     /// # Errors
-    /// `Busy` with too many open ones, `Closed`.
+    /// `Busy` with too many open transactions, `Closed`.
     pub fn begin(&self) -> Result<Transaction<'_>> {
         self.engine.begin()
     }
 
-    /// Rewrites all tables that have what deletes hide, so that the space comes back now and not some
-    /// time after an hour. May take long.
+    /// Rewrites all tables that contain deleted samples, so that their space is released now;
+    /// maintenance does the same at least an hour later. May take long.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails; what was done stays done.
+    /// `Unavailable` when a tier fails; tables rewritten until then remain.
     pub fn clean_tombstones(&self) -> Result<()> {
         self.engine.clean_tombstones()
     }
 
-    /// Moves everything from memory to tables now.
+    /// Moves all data from memory to tables.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
@@ -270,28 +346,28 @@ impl Db {
         self.engine.flush()
     }
 
-    /// Runs a lane of maintenance until there is nothing left to do: for tests and imports that
-    /// want a settled database.
+    /// Runs a lane of maintenance until it has no work left. For tests and imports that need a
+    /// settled database.
     ///
     /// # Errors
-    /// The first failed step's.
+    /// The error of the first failed step.
     pub fn settle(&self, lane: Lane) -> Result<()> {
         while self.engine.step(lane)?.is_some() {}
         Ok(())
     }
 
-    /// Writes what is to be written of the kept answers: for tests that want to know when.
+    /// Writes all pending results to flash. For tests that control the time of writing.
     pub fn settle_result_cache(&self) {
         if let Some(results) = self.results.get() {
             results.settle();
         }
     }
 
-    /// Reads every byte of both tiers against its checksum; `each` is told after every file. With `repairs`,
-    /// damaged tables are written anew without what is lost.
+    /// Verifies the checksum of every byte of both tiers. `each` is called after every file. With
+    /// `repairs`, damaged tables are rewritten without the lost data.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    /// `Unavailable` when a tier fails: the damage is then unknown; `Canceled`.
     pub fn check(
         &self,
         repairs: bool,
@@ -305,50 +381,52 @@ impl Db {
         Ok(report)
     }
 
-    /// Freezes the present: for programs that evaluate by themselves.
+    /// A frozen view of the current state, for programs with an evaluator of their own.
     pub fn snapshot(&self) -> Snapshot {
         self.engine.snapshot()
     }
 
-    /// Who is told of every change before it is visible. Once, before the first write.
+    /// Sets the receiver of all changes, which is called before a change becomes visible. Call it
+    /// once, before the first write.
     ///
     /// # Errors
-    /// `Invalid` the second time.
+    /// `Invalid` for a second call.
     pub fn set_change_sink(&self, sink: Arc<dyn ChangeSink>) -> Result<()> {
         self.engine.set_change_sink(sink)
     }
 
-    /// The memory budget that everything draws on. A program that is nothing but this database tells it
-    /// what it really holds ([`Budget::set_meter`]); otherwise what is reserved is all that counts.
+    /// The memory budget of the database. A program that contains only this database should report
+    /// its real memory use with [`Budget::set_meter`]; otherwise only reservations count.
     pub fn budget(&self) -> &Budget {
         self.engine.budget()
     }
 
-    /// Who gives memory back, after the database's own caches, before a write is refused: caches around it.
-    pub fn add_reclaimer(&self, giver: Arc<dyn Reclaim>) {
-        self.engine.add_reclaimer(giver);
+    /// Adds a cache outside the database that releases memory before a write is refused, after the
+    /// database's own caches.
+    pub fn add_reclaimer(&self, reclaimer: Arc<dyn Reclaim>) {
+        self.engine.add_reclaimer(reclaimer);
     }
 
-    /// The threads that all queries together may borrow: one per core beyond the first.
+    /// The threads that all queries together may borrow: one per core except the first.
     pub fn helpers(&self) -> &Helpers {
         &self.helpers
     }
 
-    /// The clock that the database lives by.
+    /// The current time of the database's clock, in milliseconds.
     pub fn now_ms(&self) -> Timestamp {
         self.engine.env().clock.now_ms()
     }
 
-    /// Numbers at this moment.
+    /// The current statistics.
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// Flushes and closes; later calls fail with `Closed`. Dropping does the same without flush:
-    /// nothing is lost, the next start replays the log.
+    /// Flushes and closes; later calls fail with `Closed`. Dropping closes without a flush: no data
+    /// is lost, and the next start replays the log.
     ///
     /// # Errors
-    /// Those of [`Db::flush`]; it is closed all the same.
+    /// As [`Db::flush`]; the database is closed nevertheless.
     pub fn close(&self) -> Result<()> {
         let closed = self.engine.close(true);
         if let (Ok(()), Some(results)) = (&closed, self.results.get()) {
@@ -362,7 +440,8 @@ impl Drop for Db {
     fn drop(&mut self) {
         let _ = self.engine.close(false);
         for lane in self.lanes.drain(..) {
-            // A lane that panicked has printed why; the log keeps what it did not move.
+            // A lane that panicked has printed the reason; the log keeps the data that it did not
+            // move.
             let _ = lane.join();
         }
     }

@@ -1,8 +1,8 @@
-//! Where a database has its log: beside its tables, or on byte-addressable memory.
+//! The device of a database's log: files beside its tables, or byte-addressable memory.
 //!
-//! It is decided when the database is made and written down in its folder, `log-device`, so that whoever opens it finds the
-//! log. A log that is looked for in the wrong place would be an empty one, and what was acknowledged would be gone
-//! without a word.
+//! The device is chosen when the database is created and recorded in the file `log-device` in its
+//! folder, so that every later start finds the log. A start with another device would find an empty
+//! log and lose acknowledged data silently.
 
 use std::fmt;
 use std::fs;
@@ -12,33 +12,35 @@ use std::str::FromStr;
 use firn_env::{Disk, LocalDisk, MemoryDisk, OpenMode};
 use firn_model::{Error, Result};
 
-/// The file in the database's folder, absent where the log is in files beside the tables.
+/// The file in the database's folder; absent if the log is in files beside the tables.
 const RECORD: &str = "log-device";
 
-/// Where a log is.
+/// The device of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LogDevice {
     /// In files beside the tables.
     #[default]
     File,
-    /// In this folder, on a file system that maps byte-addressable memory (DAX). On another one it is right, and
-    /// no quicker than files.
+    /// In this folder, on a file system that maps byte-addressable memory (DAX). On another file
+    /// system it is correct but no faster than files.
     Memory(PathBuf),
 }
 
 impl LogDevice {
-    /// The device of the database in `folder`, which may be none yet.
+    /// The device of the database in `folder`, which may not exist yet.
     ///
     /// # Errors
-    /// `Corrupt` if what is written down there is no device; `Unavailable` if there is no log at its place, because
-    /// the memory is not mounted.
+    /// `Corrupt` if the record is not a device; `Unavailable` if the device has no log, because the
+    /// memory is not mounted.
     pub(crate) fn of(folder: &Path) -> Result<LogDevice> {
         let path = folder.join(RECORD);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(LogDevice::File),
             Err(e) => {
-                return Err(Error::unavailable(format!("reading {}", path.display())).because(e));
+                return Err(
+                    Error::unavailable(format!("cannot read {}", path.display())).because(e)
+                );
             }
         };
         let device: LogDevice = text.trim_end().parse().map_err(|error: Error| {
@@ -47,7 +49,8 @@ impl LogDevice {
         match &device {
             LogDevice::Memory(memory) if !memory.join("log").is_dir() => {
                 Err(Error::unavailable(format!(
-                    "the log of the database in {} is in {}, where there is none now: mount that memory",
+                    "cannot open the log of the database in {}: {} contains no log; \
+                     mount the memory of the log there",
                     folder.display(),
                     memory.display()
                 )))
@@ -56,28 +59,30 @@ impl LogDevice {
         }
     }
 
-    /// The database in `folder` has its log here from the first start on. Called before [`crate::local_env`].
+    /// Records this device for the log of a new database in `folder`. Call it before
+    /// [`crate::local_env`].
     ///
     /// # Errors
-    /// `Invalid` if there is a database with its log elsewhere, or another one's log here; `Unavailable` when a disk
-    /// fails.
+    /// `Invalid` if the database exists and has its log on another device, or if this device has
+    /// the log of another database; `Unavailable` when a disk fails.
     pub fn choose(&self, folder: &Path) -> Result<()> {
         if folder.join("fast").is_dir() {
             let found = LogDevice::of(folder)?;
-            return if found == *self { Ok(()) } else { Err(elsewhere(folder, &found)) };
+            return if found == *self { Ok(()) } else { Err(on_other_device(folder, &found)) };
         }
         let LogDevice::Memory(path) = self else { return Ok(()) };
         let memory = MemoryDisk::open(path)?;
         if !memory.list("log")?.is_empty() {
             return Err(Error::invalid(format!(
-                "{} has the log of another database: choose another folder there",
+                "cannot place the log in {}: it contains the log of another database; \
+                 choose another folder",
                 path.display()
             )));
         }
         memory.create_dir("log")?;
         memory.sync_dir("")?;
         let disk = LocalDisk::open(folder)?;
-        // Left by a start that was killed before there was a database.
+        // A start that was killed before it created the database may have left a record.
         let _ = disk.remove(RECORD);
         let record = disk.open(RECORD, OpenMode::Create)?;
         record.write_at(0, format!("{self}\n").as_bytes())?;
@@ -86,10 +91,10 @@ impl LogDevice {
     }
 }
 
-fn elsewhere(folder: &Path, found: &LogDevice) -> Error {
+fn on_other_device(folder: &Path, found: &LogDevice) -> Error {
     Error::invalid(format!(
-        "the database in {} has its log on another device: start it with --log-device={found}, or make another of \
-         a snapshot",
+        "the database in {} has its log on another device; start it with --log-device={found}, \
+         or create another database from a snapshot",
         folder.display()
     ))
 }
@@ -102,7 +107,8 @@ impl FromStr for LogDevice {
             Some(path) if Path::new(path).is_absolute() => Ok(LogDevice::Memory(path.into())),
             None if text == "file" => Ok(LogDevice::File),
             _ => Err(Error::invalid(format!(
-                "{text:?} is no log device: file, or memory: and the whole path of a folder"
+                "invalid log device {text:?}: expected \"file\", or \"memory:\" with an absolute \
+                 path"
             ))),
         }
     }
@@ -133,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn a_log_on_memory_is_found_again_and_never_taken_for_an_empty_one() {
-        let place = tempfile::tempdir().unwrap();
-        let (folder, memory) = (place.path().join("data"), place.path().join("memory"));
+    fn a_log_on_memory_is_found_again_and_never_mistaken_for_an_empty_one() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, memory) = (root.path().join("data"), root.path().join("memory"));
         let device = LogDevice::Memory(memory.clone());
         device.choose(&folder).unwrap();
-        // As after a start that was killed before there was a database.
+        // Like a start after one that was killed before it created the database.
         device.choose(&folder).unwrap();
         let open = || Db::open(local_env(&folder).unwrap(), Options::default()).unwrap();
         let db = open();
@@ -152,9 +158,9 @@ mod tests {
         let error = LogDevice::File.choose(&folder).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(&format!("--log-device={device}")), "{error}");
-        let error = device.choose(&place.path().join("another")).unwrap_err();
+        let error = device.choose(&root.path().join("another")).unwrap_err();
         assert!(error.to_string().contains("another database"), "{error}");
-        fs::rename(&memory, place.path().join("away")).unwrap();
+        fs::rename(&memory, root.path().join("away")).unwrap();
         let error = local_env(&folder).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("mount"), "{error}");

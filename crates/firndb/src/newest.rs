@@ -1,4 +1,4 @@
-//! The newest sample of each series: what federation gives out.
+//! The newest sample of each series, for federation.
 
 use firn_model::{
     Column, ColumnBatch, ColumnValues, Grouping, Labels, Matcher, Pool, QueryContext, Result,
@@ -7,15 +7,16 @@ use firn_model::{
 
 use crate::Db;
 
-// Few enough that their columns fit beside each other, enough that cold storage is asked for many at once.
+// Few enough that their columns fit into memory together, enough that a read of cold storage
+// requests many blocks at once.
 const GROUPS_PER_READ: usize = 1_024;
 
 impl Db {
-    /// The newest sample in `range` of each series that matches one of `selectors`, sorted by labels. Series whose
-    /// newest sample is a stale marker or a native histogram are left out.
+    /// The newest sample in `range` of each series that matches one of `selectors`, sorted by
+    /// labels. Series with a stale marker or a native histogram as newest sample are omitted.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy` or `TooLarge` without memory, and storage's.
+    /// `Canceled`, `Timeout`, `Busy` or `TooLarge` without memory, and errors of storage.
     pub fn newest(
         &self,
         selectors: &[Vec<Matcher>],

@@ -1,4 +1,4 @@
-//! Where a database lives.
+//! Environments of a database: local folders, slow tiers, restores and copies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,20 @@ use firn_model::{Error, ErrorKind, Result};
 use crate::Db;
 use crate::log_device::LogDevice;
 
-/// A database in `folder`, its slow tier in `folder/slow`.
+/// The environment of a database in `folder` with its slow tier in `folder/slow`.
 ///
 /// # Errors
-/// `Unavailable` when the folder cannot be made.
+/// `Unavailable` when the folder cannot be created, or when the log's memory is not mounted.
 pub fn local_env(folder: &Path) -> Result<Env> {
     local_env_with_slow_tier(folder, &folder.join("slow").to_string_lossy())
 }
 
-/// A database in `folder` whose slow tier is another folder or a URL such as
-/// `s3://bucket/prefix`.
+/// The environment of a database in `folder` with its slow tier in another folder or at a URL such
+/// as `s3://bucket/prefix`.
 ///
 /// # Errors
-/// `Invalid` for a URL that is not understood, `Unavailable` when the folder cannot be made or the log is on memory
-/// that is not there.
+/// `Invalid` for an unsupported URL, `Unavailable` when the folder cannot be created, or when the
+/// log's memory is not mounted.
 pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
     let log: Option<Arc<dyn Disk>> = match LogDevice::of(folder)? {
         LogDevice::File => None,
@@ -38,28 +38,29 @@ pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
     })
 }
 
-/// Makes a database in the empty folder of `env` of what its slow tier says of itself, and takes the slow tier
-/// over; [`Db::open`] opens it then. What had not been uploaded is not there. `None` if the folder has a
-/// database: then nothing was done.
+/// Restores a database into the empty folder of `env` from the manifest of its slow tier, and
+/// claims the slow tier. [`Db::open`] opens the result. Data that was not uploaded is not restored.
+/// Returns `None`, and does nothing, if the folder contains a database.
 ///
 /// # Errors
-/// `NotFound` if nothing was ever uploaded there, `Corrupt`, `Invalid` for a newer version, `Conflict` when
-/// another restores at the same time, `Unavailable` (try again).
+/// `NotFound` if nothing was ever uploaded there, `Corrupt`, `Invalid` for a newer version,
+/// `Conflict` when another process restores at the same time, `Unavailable` (try again).
 pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
     Engine::restore(env)
 }
 
 impl Db {
-    /// Copies the database to `folder`, which must not exist yet; its parents are made. The copy has
-    /// all that was acknowledged before this was called, or, with `skip_head`, without what is only in
-    /// memory and log. [`local_env`] opens it; its slow tier is `folder/slow`, or what `slow_tier`
-    /// names ([`local_env_with_slow_tier`]), which must be empty. Files get a second name where that is
-    /// possible and cost no space then, else they are copied. The folder gets its name when the copy is
-    /// complete.
+    /// Copies the database to `folder`, which must not exist; its parents are created. The copy
+    /// contains everything that was acknowledged before the call; with `skip_head`, without the
+    /// data that is only in memory and log.
+    ///
+    /// [`local_env`] opens the copy. Its slow tier is `folder/slow`, or the empty folder or URL
+    /// `slow_tier` ([`local_env_with_slow_tier`]). Files are hard-linked where possible, which
+    /// takes no space, and copied otherwise. The folder gets its name when the copy is complete.
     ///
     /// # Errors
-    /// `Conflict` if the folder or another database is there, `Unavailable` when a disk or tier fails
-    /// or is full; what was copied until then is removed, on an object store it stays.
+    /// `Conflict` if the folder or another database exists there, `Unavailable` when a disk or tier
+    /// fails or is full. Files copied until then are removed; objects in an object store remain.
     pub fn copy_to(
         &self,
         folder: &Path,
@@ -92,24 +93,26 @@ impl Db {
     }
 }
 
-/// Where a copy is made that is to become `folder`.
+/// The folder in which the copy is made before it is renamed to `folder`.
 fn unfinished(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
-        let what = format!("{} is there already", folder.display());
+        let what = format!("cannot copy to {}: it exists; choose a new folder", folder.display());
         return Err(Error::new(ErrorKind::Conflict, what));
     }
-    let name = folder.file_name().ok_or_else(|| Error::invalid("a copy's folder needs a name"))?;
+    let name = folder.file_name().ok_or_else(|| {
+        Error::invalid("cannot copy to a folder without a name; use the path of a new folder")
+    })?;
     let mut name = name.to_owned();
     name.push(".unfinished");
     let unfinished = folder.with_file_name(name);
-    // Left by a process that was killed.
+    // A folder of a killed process may remain.
     match fs::remove_dir_all(&unfinished) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(&unfinished, e)),
         _ => Ok(unfinished),
     }
 }
 
-/// The folder's own names are durable already.
+/// The names inside the folder are durable already.
 fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| failed(to, e))?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -118,5 +121,5 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn failed(path: &Path, error: std::io::Error) -> Error {
-    Error::unavailable(format!("copying to {}", path.display())).because(error)
+    Error::unavailable(format!("cannot copy to {}", path.display())).because(error)
 }

@@ -1,4 +1,4 @@
-//! The way of a query: parse, freeze, evaluate.
+//! The query path: parse, freeze a view, evaluate.
 
 use firn_model::{
     CancelToken, Error, Grouping, Labels, MatchOp, Matcher, Pool, QueryContext, Result, Selection,
@@ -9,7 +9,7 @@ use firn_promql::{EvalOptions, QueryOutput};
 use crate::results::RangeQuery;
 use crate::{Cardinality, Db};
 
-/// When a query is evaluated.
+/// The evaluation times of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryTime {
     /// Once.
@@ -18,21 +18,21 @@ pub enum QueryTime {
     Range {
         /// The first time.
         start: Timestamp,
-        /// The last time at most.
+        /// The last possible time.
         end: Timestamp,
-        /// The distance, above 0.
+        /// The interval, above 0.
         step_ms: i64,
     },
 }
 
-/// How a query is evaluated.
+/// The limits of a query.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryOptions {
-    /// How far back a selector looks for a sample.
+    /// Milliseconds before each step in which a selector looks for a sample.
     pub lookback_ms: i64,
-    /// Samples that may be in memory at one time.
+    /// The maximum number of samples in memory at one time.
     pub samples_max: u64,
-    /// Whether to count what each step looks at; see [`QueryOutput::samples`].
+    /// Whether to count the samples of each step; see [`QueryOutput::samples`].
     pub counts_samples: bool,
 }
 
@@ -43,11 +43,35 @@ impl Default for QueryOptions {
 }
 
 impl Db {
-    /// Evaluates a PromQL text over one frozen view.
+    /// Evaluates a PromQL query over one frozen view.
     ///
     /// # Errors
-    /// `Invalid` with line and column for a text that does not parse, `Invalid` without for one
-    /// that cannot be evaluated, `TooLarge` over a limit, `Timeout`, `Canceled`, and storage's.
+    /// `Invalid` with line and column for a text that does not parse, `Invalid` without them for
+    /// one that cannot be evaluated, `TooLarge` over a limit, `Timeout`, `Canceled`, and errors of
+    /// storage.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, Options, QueryOptions, QueryTime, Value, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
+    /// db.put(&labels, 1_000, 21.5)?;
+    /// db.put(&labels, 61_000, 22.5)?;
+    ///
+    /// let time = QueryTime::Range { start: 60_000, end: 120_000, step_ms: 60_000 };
+    /// let options = QueryOptions { lookback_ms: 60_000, ..QueryOptions::default() };
+    /// let output = db.query("max by (room) (temperature)", time, &options, &db.context())?;
+    /// let Value::Matrix(series) = output.value else { unreachable!("a range query") };
+    /// let values: Vec<f64> = series[0].floats.iter().map(|sample| sample.value).collect();
+    /// assert_eq!(values, [21.5, 22.5]);
+    ///
+    /// let error = db.query("sum(", time, &options, &db.context()).unwrap_err();
+    /// assert!(error.to_string().contains("1:5: parse error: unclosed left parenthesis"));
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn query(
         &self,
         text: &str,
@@ -59,7 +83,7 @@ impl Db {
         self.evaluate(&expr, time, options, context)
     }
 
-    /// As [`Db::query`] for an expression that is parsed already.
+    /// Like [`Db::query`] for a parsed expression.
     ///
     /// # Errors
     /// As [`Db::query`].
@@ -94,7 +118,7 @@ impl Db {
         firn_promql::eval(expr, &self.snapshot(), &options, context)
     }
 
-    /// [`Db::query`] with the default options, without limits of its own.
+    /// [`Db::query`] with the default options, without a time-out.
     ///
     /// # Errors
     /// As [`Db::query`].
@@ -102,7 +126,7 @@ impl Db {
         self.query(text, time, &QueryOptions::default(), &self.context())
     }
 
-    /// A context that is never cancelled and draws on the database's budget and helpers.
+    /// A context that is never cancelled, with the database's budget and helpers.
     pub fn context(&self) -> QueryContext {
         QueryContext {
             helpers: self.helpers.clone(),
@@ -110,11 +134,26 @@ impl Db {
         }
     }
 
-    /// The label sets of all series that match one of `selectors` and have samples in `range`, sorted;
-    /// at most `limit`, 0 for all.
+    /// The label sets of all series that match one of `selectors` and have samples in `range`,
+    /// sorted; at most `limit`, or all with 0.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy` without memory for the list, and storage's.
+    /// `Canceled`, `Timeout`, `Busy` without memory for the list, and errors of storage.
+    ///
+    /// ```
+    /// use firndb::{Db, Labels, MatchOp, Matcher, Options, TimeRange, local_env};
+    ///
+    /// # fn main() -> firndb::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let db = Db::open(local_env(folder.path())?, Options::default())?;
+    /// let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
+    /// db.put(&labels, 1_000, 21.5)?;
+    /// let attic = vec![Matcher::new("room", MatchOp::Equal, "attic")?];
+    /// let listed = db.series(&[attic], TimeRange::new(0, 2_000), 0, &db.context())?;
+    /// assert_eq!(listed, [labels]);
+    /// # db.close()
+    /// # }
+    /// ```
     pub fn series(
         &self,
         selectors: &[Vec<Matcher>],
@@ -142,7 +181,7 @@ impl Db {
         Ok(series)
     }
 
-    /// The label names of those series (of all, without selectors), sorted; at most `limit`.
+    /// The label names of those series (of all series without selectors), sorted; at most `limit`.
     ///
     /// # Errors
     /// As [`Db::series`].
@@ -155,14 +194,14 @@ impl Db {
     ) -> Result<Vec<String>> {
         let snapshot = self.snapshot();
         let mut names = Vec::new();
-        for matchers in or_all(selectors) {
+        for matchers in or_every_series(selectors) {
             names.extend(snapshot.label_names(&matchers, range, context)?);
         }
         sort_and_cut(&mut names, limit);
         Ok(names)
     }
 
-    /// The values that label `name` has in those series (of all, without selectors), sorted; at
+    /// The values of label `name` in those series (in all series without selectors), sorted; at
     /// most `limit`.
     ///
     /// # Errors
@@ -178,13 +217,13 @@ impl Db {
         let snapshot = self.snapshot();
         let mut values = Vec::new();
         let mut all_held = context.budget.empty(Pool::Query);
-        for mut matchers in or_all(selectors) {
-            // Series without the label have nothing to tell.
+        for mut matchers in or_every_series(selectors) {
+            // Series without the label have no value to list.
             matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
-            // Grouped by this one label the keys are the values: no label set is built.
+            // Grouped by this label alone, the keys are the values: no label set is built.
             let grouping = Grouping::By(vec![name.to_owned()]);
             let (keys, held) = snapshot.keys(&Selection { matchers, range, grouping }, context)?;
-            // As much again.
+            // The values take as much memory again as the keys.
             all_held.grow(held.bytes())?;
             values.extend(keys.iter().filter_map(|key| key.get(name)).map(String::from));
         }
@@ -192,7 +231,7 @@ impl Db {
         Ok(values)
     }
 
-    /// What makes the database large; at most `top` entries per list.
+    /// The metrics and labels with the most series; at most `top` entries per list.
     ///
     /// # Errors
     /// `Canceled`, `Timeout`.
@@ -201,16 +240,16 @@ impl Db {
     }
 }
 
-// What a label set takes beside its text.
+// The memory of a label set beside its text.
 const LABELS_BYTES: usize = size_of::<Labels>() + 16;
 
-/// All that match, under one key: label sets are not built.
+/// All matching series under one key, so that no label set is built.
 fn one_key(matchers: &[Matcher], range: TimeRange) -> Selection {
     Selection { matchers: matchers.to_vec(), range, grouping: Grouping::By(Vec::new()) }
 }
 
-/// No selector asks for every series.
-fn or_all(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
+/// Without selectors every series matches.
+fn or_every_series(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
     if selectors.is_empty() { vec![Vec::new()] } else { selectors.to_vec() }
 }
 

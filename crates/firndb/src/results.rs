@@ -1,14 +1,14 @@
-//! The result cache in the way of a range query.
+//! The result cache in the path of a range query.
 //!
-//! What it answers equals what evaluating says, bit for bit, or it is not asked: expressions whose steps depend on more
-//! than samples ([`firn_promql::dependencies`]), queries that want to be told what they read, and ranges that
-//! retention may cut while they are kept.
+//! Its results have the same bits as an evaluation. It is not used for expressions with steps that
+//! depend on more than samples ([`firn_promql::dependencies`]), for queries that request statistics
+//! of samples, and for ranges that retention may cut while they are kept.
 
 use std::sync::Arc;
 
 use firn_cache::{
-    Answer, AnswerSeries, Background, Dependency, OwnerHistory, ResultCache, ResultQuery, Session,
-    Span, StoreOptions,
+    Answer, AnswerSeries, Background, Dependency, OwnerHistory, ResultCache, ResultOptions,
+    ResultQuery, ResultStats, Session, Span, StoreOptions,
 };
 use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
@@ -20,12 +20,10 @@ use firn_promql::{
     ValueType,
 };
 
-use crate::{ResultOptions, ResultStats};
-
 /// The cache's folder below the data folder.
 const FOLDER: &str = "cache/results";
 
-/// A result cache, with the thread that writes its slabs if it has one.
+/// A result cache, with its thread that writes slabs, if any.
 #[derive(Debug)]
 pub(crate) struct Results {
     cache: Arc<ResultCache>,
@@ -34,8 +32,8 @@ pub(crate) struct Results {
     _writer: Option<Background>,
 }
 
-/// What a query is computed from.
-struct Moment {
+/// The frozen view that a query is computed from.
+struct QueryView {
     session: Session,
     snapshot: Snapshot,
 }
@@ -50,18 +48,19 @@ pub(crate) struct RangeQuery<'a> {
 }
 
 impl Results {
-    /// Opens the cache of `engine`'s data folder and begins to listen to its changes. With `has_thread` a thread writes what
-    /// is to be written, else [`Results::settle`] does.
+    /// Opens the cache of `engine`'s data folder and registers for its changes. With `has_thread` a
+    /// thread writes pending results, otherwise [`Results::settle`] does.
     ///
     /// # Errors
-    /// `Invalid` if somebody listens already or the options make no sense, `Unavailable` when the disk fails.
+    /// `Invalid` if another receiver of changes is registered or the options are invalid,
+    /// `Unavailable` when the disk fails.
     pub(crate) fn open(
         engine: &Engine,
         retention_ms: Option<i64>,
         options: ResultOptions,
         has_thread: bool,
     ) -> Result<Results> {
-        // What another retention has dropped may be in an answer of before.
+        // A result that was kept under another retention may contain data that has been dropped.
         let store = StoreOptions { owner: owner_of(retention_ms), ..options.store };
         let options = ResultOptions { store, ..options };
         let Replayed { after, through, changes, is_damaged, may_lose } = engine.replayed();
@@ -70,7 +69,8 @@ impl Results {
         let cache = Arc::new(ResultCache::open(disk, FOLDER, engine.budget(), options, recovered)?);
         changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
         if may_lose {
-            // It outlives clean ends only.
+            // Without synchronous log writes a crash may lose visible changes, so the cache
+            // survives only a clean shutdown.
             cache.failed();
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
@@ -84,22 +84,23 @@ impl Results {
         Ok(Results { cache, retention_ms, shared_samples_min, _writer: writer })
     }
 
-    /// Forgets all answers.
+    /// Removes all results.
     pub(crate) fn forget(&self) {
         self.cache.clear();
     }
 
-    /// Does all work that there is in the background.
+    /// Does all pending background work.
     pub(crate) fn settle(&self) {
         while self.cache.work() {}
     }
 
-    /// Numbers at this moment.
+    /// The current counters.
     pub(crate) fn stats(&self) -> ResultStats {
         self.cache.stats()
     }
 
-    /// Writes what waits and notes up to where it is true. `engine` takes no more writes.
+    /// Writes pending results and records the commit up to which they are valid. `engine` must not
+    /// accept writes any more.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails: the cache is then empty at the next start.
@@ -107,7 +108,7 @@ impl Results {
         self.cache.close(engine.snapshot().number())
     }
 
-    /// Evaluates with the cache's help. `None` if it cannot help with this query.
+    /// Evaluates with the help of the cache. `None` if the cache does not support the query.
     pub(crate) fn evaluate(
         &self,
         query: &RangeQuery<'_>,
@@ -117,20 +118,20 @@ impl Results {
         if options.counts_samples {
             return None;
         }
-        let (expression, dependencies) = self.taken_apart(query)?;
+        let (expression, dependencies) = self.keepable(query)?;
         let question = question(query, &expression, &dependencies)?;
         let session = self.cache.begin();
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
-        // Over the query's limits evaluating says so, in its own words.
+        // If a hit exceeds the query's limits, the evaluation reports the error.
         let _held = hold(&[&found.answer], options.samples_max, query.context)?;
         let Some((start, end)) = found.missing else {
             return Some(Ok(output(matrix(found.answer, Answer::default()))));
         };
         let missing = ResultQuery { start, end, ..question };
-        let moment = Moment { session, snapshot };
+        let view = QueryView { session, snapshot };
         let is_kept = !found.is_too_large;
-        Some(self.compute(query, &moment, &missing, is_kept).map(|(mut output, computed)| {
+        Some(self.compute(query, &view, &missing, is_kept).map(|(mut output, computed)| {
             if let Some(computed) = computed {
                 output.value = Value::Matrix(matrix(found.answer, computed));
             }
@@ -138,11 +139,11 @@ impl Results {
         }))
     }
 
-    /// Computes what is missing and keeps it, if it may be. The answer is by itself, if it is a matrix.
+    /// Computes the missing steps and keeps the result if allowed. A matrix is returned separately.
     fn compute(
         &self,
         query: &RangeQuery<'_>,
-        moment: &Moment,
+        view: &QueryView,
         missing: &ResultQuery<'_>,
         is_kept: bool,
     ) -> Result<(QueryOutput, Option<Answer>)> {
@@ -153,21 +154,21 @@ impl Results {
             let question = ResultQuery { expression, ..*missing };
             if self.cache.is_shared(&question)
                 && let Some((series, room)) =
-                    self.part(&RangeQuery { expr: part, ..*query }, moment, &question)?
+                    self.part(&RangeQuery { expr: part, ..*query }, view, &question)?
             {
                 given.push(PartResult { span: part.root.span, series });
                 held.push(room);
             }
         }
-        let (output, answer) = evaluate(query, &given, moment, missing)?;
+        let (output, answer) = evaluate(query, &given, view, missing)?;
         drop(held);
         let Some(answer) = answer else { return Ok((output, None)) };
-        // An answer that comes with a remark is computed each time: remarks are not kept.
+        // Results with annotations are computed each time: annotations are not kept.
         if !output.annotations.list.is_empty() {
             return Ok((output, Some(answer)));
         }
         if is_kept {
-            self.fill(moment, missing, &answer, query.context);
+            self.fill(view, missing, &answer, query.context);
         }
         if samples_per_step(output.samples_read, missing) >= self.shared_samples_min as f64 {
             self.cache.note_part(missing, missing.expression);
@@ -179,27 +180,27 @@ impl Results {
         Ok((output, Some(answer)))
     }
 
-    /// The answer of a part, kept or computed, and its memory; `None` if it cannot be kept, is not of floats alone, or if there is
-    /// no memory.
+    /// The result of a part, kept or computed, with its memory. `None` if it cannot be kept, is not
+    /// of floats alone, or if there is no memory.
     fn part(
         &self,
         part: &RangeQuery<'_>,
-        moment: &Moment,
+        view: &QueryView,
         question: &ResultQuery<'_>,
     ) -> Result<Option<(Vec<Series>, Reservation)>> {
         let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
         let question = ResultQuery { dependencies: &dependencies, ..*question };
-        let found = self.cache.lookup(&question, moment.snapshot.number());
+        let found = self.cache.lookup(&question, view.snapshot.number());
         let mut computed = Answer::default();
         if let Some((start, end)) = found.missing {
             let missing = ResultQuery { start, end, ..question };
-            let (output, answer) = evaluate(part, &[], moment, &missing)?;
+            let (output, answer) = evaluate(part, &[], view, &missing)?;
             let Some(answer) = answer.filter(|_| output.annotations.list.is_empty()) else {
                 self.cache.drop_shared_part(&question);
                 return Ok(None);
             };
             if !found.is_too_large {
-                self.fill(moment, &missing, &answer, part.context);
+                self.fill(view, &missing, &answer, part.context);
             }
             computed = answer;
         }
@@ -212,9 +213,10 @@ impl Results {
         Ok(held.map(|held| (matrix(found.answer, computed), held)))
     }
 
-    /// Tells the query's statistics how much of its answer is kept. Who asks for statistics has everything computed.
+    /// Adds the number of kept steps to the query's statistics. A query that requests statistics is
+    /// computed in full.
     pub(crate) fn count_steps(&self, query: &RangeQuery<'_>, snapshot: &Snapshot) {
-        let parts = self.taken_apart(query);
+        let parts = self.keepable(query);
         let counted = parts.as_ref().and_then(|(expression, dependencies)| {
             let question = question(query, expression, dependencies)?;
             Some(self.cache.count_steps(&question, snapshot.number()))
@@ -224,8 +226,9 @@ impl Results {
         query.context.stats.steps_not_kept.add(not_kept);
     }
 
-    /// The normalised expression and what its answer depends on; `None` if the answer must be computed.
-    fn taken_apart(&self, query: &RangeQuery<'_>) -> Option<(String, Vec<Dependency>)> {
+    /// The normalised expression and the dependencies of its result; `None` if the result must be
+    /// computed.
+    fn keepable(&self, query: &RangeQuery<'_>) -> Option<(String, Vec<Dependency>)> {
         let RangeQuery { expr, options, .. } = query;
         let is_kept = expr.value_type() == ValueType::Vector && options.start <= options.end;
         let dependencies = is_kept.then(|| self.dependencies(query)).flatten()?;
@@ -234,24 +237,24 @@ impl Results {
 
     fn fill(
         &self,
-        moment: &Moment,
+        view: &QueryView,
         question: &ResultQuery<'_>,
         answer: &Answer,
         context: &QueryContext,
     ) {
-        let Moment { session, snapshot } = moment;
+        let QueryView { session, snapshot } = view;
         let of = |one: &Dependency| match self.cache.knows_groups(one) {
             true => Ok(None),
             false => groups(snapshot, &one.matchers, context).map(Some),
         };
-        // What cannot be found out is not kept; the query itself is answered.
+        // If the groups cannot be determined, the result is not kept; the query itself succeeds.
         let Ok(groups) = question.dependencies.iter().map(of).collect::<Result<Vec<_>>>() else {
             return;
         };
         self.cache.fill(session, question, snapshot.number(), &groups, answer);
     }
 
-    /// What the answer depends on; `None` if it must be computed.
+    /// The dependencies of the result; `None` if it must be computed.
     fn dependencies(&self, query: &RangeQuery<'_>) -> Option<Vec<Dependency>> {
         let options = query.options;
         let oldest =
@@ -272,7 +275,7 @@ impl Results {
     }
 }
 
-/// A number of its own for each retention; 0 for none.
+/// A distinct number for each retention; 0 for none.
 fn owner_of(retention_ms: Option<i64>) -> u64 {
     retention_ms.map_or(0, |ms| (ms as u64).wrapping_add(1))
 }
@@ -304,7 +307,7 @@ fn groups(
     Ok(found.groups.iter().map(|found| found.group).collect())
 }
 
-/// Counts answers against the limits of their query; `None` if they are over them.
+/// Reserves the answers' memory under the limits of their query; `None` if they exceed them.
 fn hold(answers: &[&Answer], samples_max: u64, context: &QueryContext) -> Option<Reservation> {
     let (mut samples, mut bytes) = (0, 0);
     for series in answers.iter().flat_map(|answer| &answer.series) {
@@ -316,18 +319,17 @@ fn hold(answers: &[&Answer], samples_max: u64, context: &QueryContext) -> Option
     is_within.then(|| context.budget.reserve(Pool::Query, bytes as u64).ok()).flatten()
 }
 
-/// Evaluates the steps that are missing. The answer is by itself, if it is a matrix.
+/// Evaluates the missing steps. A matrix is returned separately.
 fn evaluate(
     query: &RangeQuery<'_>,
     given: &[PartResult],
-    moment: &Moment,
+    view: &QueryView,
     missing: &ResultQuery<'_>,
 ) -> Result<(QueryOutput, Option<Answer>)> {
     let ResultQuery { start, end, .. } = *missing;
     let options = EvalOptions { start, end, ..EvalOptions::clone(query.options) };
     let RangeQuery { expr, context, .. } = query;
-    let mut output =
-        firn_promql::eval_with_parts(expr, given, &moment.snapshot, &options, context)?;
+    let mut output = firn_promql::eval_with_parts(expr, given, &view.snapshot, &options, context)?;
     let answer = match &mut output.value {
         Value::Matrix(series) => {
             let series = std::mem::take(series).into_iter().map(|one| AnswerSeries {
@@ -342,7 +344,7 @@ fn evaluate(
     Ok((output, answer))
 }
 
-/// How many samples one step looks at, about: each was read once, and windows overlap.
+/// The approximate number of samples that one step reads: each was read once, and windows overlap.
 fn samples_per_step(samples_read: u64, missing: &ResultQuery<'_>) -> f64 {
     let width_ms = |one: &Dependency| match one.span {
         Span::Relative { first_ms, last_ms } => last_ms.saturating_sub(first_ms).max(0) + 1,
@@ -352,7 +354,8 @@ fn samples_per_step(samples_read: u64, missing: &ResultQuery<'_>) -> f64 {
     samples_read as f64 * window_ms / (window_ms + (missing.end - missing.start) as f64)
 }
 
-/// Both parts as one matrix, sorted by labels. What is kept lies before or behind all that was computed, or around it.
+/// Both parts as one matrix, sorted by labels. The kept steps are before, after, or on both sides
+/// of the computed steps.
 fn matrix(known: Answer, computed: Answer) -> Vec<Series> {
     let all = known.series.into_iter().chain(computed.series).map(|one| {
         let histograms = one.histograms.into_iter();
@@ -375,7 +378,7 @@ fn matrix(known: Answer, computed: Answer) -> Vec<Series> {
     series
 }
 
-/// Both lists in the order of time. In most cases the second one lies behind the first.
+/// Merges both lists by time. Usually all points of the second list are later.
 fn unite<T>(points: &mut Vec<T>, others: &mut Vec<T>, ts: impl Fn(&T) -> Timestamp) {
     let (last, first) = (points.last().map(&ts), others.first().map(&ts));
     points.append(others);

@@ -1,5 +1,5 @@
-//! Invariant 9 through the whole database: with the result cache a range query says what evaluating says, bit for bit,
-//! under late data, deletes, new series, flushes and restarts.
+//! Invariant 9 for the whole database: with the result cache a range query returns the same bits as
+//! an evaluation, under late data, deletes, new series, flushes and restarts.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
@@ -17,7 +17,7 @@ use firndb::{
 
 const STEP_MS: i64 = 15_000;
 const MINUTE_MS: i64 = 60_000;
-/// In every second life.
+/// Used with every second seed.
 const RETENTION_MS: i64 = 90 * MINUTE_MS;
 const QUERIES: [&str; 11] = [
     "cpu_total",
@@ -27,10 +27,10 @@ const QUERIES: [&str; 11] = [
     "avg_over_time(sum(memory)[10m:1m])",
     "count(cpu_total) or vector(0)",
     "topk(2, memory)",
-    // Parts that others have.
+    // Parts that other queries share.
     "sum by (host) (rate(cpu_total[2m])) / on (host) sum by (host) (memory) > 0.5",
     "clamp_max(sum by (host) (rate(cpu_total[2m])), 3) or -count(cpu_total)",
-    // With a remark, so not kept; nor is its part, which has it too.
+    // With an annotation, so neither it nor its part is kept.
     "sum by (host) (rate(memory[2m])) / on (host) sum by (host) (memory)",
     // Never kept.
     "{host=\"h1\"}",
@@ -44,7 +44,7 @@ fn options() -> Options {
     }
 }
 
-/// A cache of few small slabs.
+/// A cache with few small slabs.
 fn results(mutant: Option<Mutant>, hot_bytes_max: u64) -> ResultOptions {
     let shared_samples_min = if hot_bytes_max == 0 { 1_000_000 } else { 0 };
     let mut options =
@@ -60,12 +60,12 @@ fn range(start: Timestamp, end: Timestamp) -> QueryTime {
     QueryTime::Range { start, end, step_ms: STEP_MS }
 }
 
-/// What the database says, and what evaluating says.
-fn ask_both(db: &Db, text: &str, start: Timestamp, end: Timestamp) -> [String; 2] {
-    ask_with(db, text, (start, end, STEP_MS), QueryOptions::default().lookback_ms)
+/// The result of the database, and the result of an evaluation.
+fn query_both(db: &Db, text: &str, start: Timestamp, end: Timestamp) -> [String; 2] {
+    query_both_with(db, text, (start, end, STEP_MS), QueryOptions::default().lookback_ms)
 }
 
-fn ask_with(
+fn query_both_with(
     db: &Db,
     text: &str,
     (start, end, step_ms): (Timestamp, Timestamp, i64),
@@ -73,11 +73,11 @@ fn ask_with(
 ) -> [String; 2] {
     let options = QueryOptions { lookback_ms, ..QueryOptions::default() };
     let time = QueryTime::Range { start, end, step_ms };
-    let asked = db.query(text, time, &options, &db.context()).map(|output| output.value);
+    let queried = db.query(text, time, &options, &db.context()).map(|output| output.value);
     let options = EvalOptions { lookback_ms, ..EvalOptions::range(start, end, step_ms) };
     let expr = parse(text).unwrap();
     let computed = firn_promql::eval(&expr, &db.snapshot(), &options, &db.context());
-    [asked, computed.map(|output| output.value)].map(|value| match value {
+    [queried, computed.map(|output| output.value)].map(|value| match value {
         Ok(value) => bits(&value),
         Err(e) => panic!("{text}: {e}"),
     })
@@ -93,33 +93,34 @@ fn bits(value: &Value) -> String {
     series.iter().map(text).collect()
 }
 
-/// A database that lives through everything, in a simulated world; maintenance and restarts come when they are drawn.
+/// A database in a simulated world that experiences every event; the seed decides the times of
+/// maintenance and restarts.
 struct World {
     sim: Sim,
     rng: Rng,
     mutant: Option<Mutant>,
     retention_ms: Option<i64>,
-    /// Those of a server, which do maintenance as well.
+    /// The threads of a server, which do maintenance too.
     has_threads: bool,
     db: Option<Db>,
-    /// Memory that others have.
-    pressed: Option<Reservation>,
+    /// Memory that is reserved elsewhere.
+    held_memory: Option<Reservation>,
     queries: u64,
-    /// Queries that the cache knew something of.
+    /// Queries that hit the cache at least in part.
     hits: u64,
-    /// Times an end was not clean, and how often the first query after it found something.
+    /// The number of crashes, and of crashes after which the first query hit the cache.
     crashes: u64,
-    found_after_crash: u64,
+    hits_after_crash: u64,
 }
 
 impl World {
     fn new(seed: u64, mutant: Option<Mutant>) -> World {
-        World::begun(seed, mutant, false)
+        World::with_threads(seed, mutant, false)
     }
 
-    fn begun(seed: u64, mutant: Option<Mutant>, has_threads: bool) -> World {
+    fn with_threads(seed: u64, mutant: Option<Mutant>, has_threads: bool) -> World {
         let (sim, rng) = (Sim::new(seed), Rng::new(seed));
-        // Hours go by in a life.
+        // A run takes hours of simulated time.
         sim.clock.advance(Duration::from_secs(86_400));
         let retention_ms = (seed % 2 == 1).then_some(RETENTION_MS);
         let mut world = World {
@@ -129,28 +130,28 @@ impl World {
             retention_ms,
             has_threads,
             db: None,
-            pressed: None,
+            held_memory: None,
             queries: 0,
             hits: 0,
             crashes: 0,
-            found_after_crash: 0,
+            hits_after_crash: 0,
         };
         world.open();
         world
     }
 
-    /// One in which everything has had a sample at each of the last steps.
+    /// A world in which each series has a sample at each of the last `steps` steps.
     fn with_rows(seed: u64, steps: u64) -> World {
         let mut world = World::new(seed, None);
         for _ in 0..steps {
-            world.pass_a_step();
+            world.advance_one_step();
             world.write_row(0);
         }
         world
     }
 
     fn open(&mut self) {
-        self.pressed = None;
+        self.held_memory = None;
         let options = Options {
             tree: TreeOptions {
                 retention_ms: self.retention_ms,
@@ -164,7 +165,7 @@ impl World {
         let env: Env = self.sim.env();
         let open = if self.has_threads { Db::open_with_progress } else { Db::open_idle };
         let db = open(env, options, &RecoveryProgress::default()).unwrap();
-        // In some lives all is read from slabs, in some there is not room for all in memory.
+        // Some runs read everything from slabs, in some not everything fits into memory.
         let hot_bytes_max = *self.rng.pick(&[0, 32 << 10, 1 << 20]);
         db.enable_result_cache(results(self.mutant, hot_bytes_max)).unwrap();
         self.db = Some(db);
@@ -184,7 +185,7 @@ impl World {
         for host in 0..1 + self.rng.below(6) {
             for metric in ["cpu_total", "memory"] {
                 let series = self.db().resolve(&[labels(metric, host)]).remove(0).unwrap();
-                // On a grid, so that some of what is late gives a sample another value.
+                // On a grid, so that some late writes replace existing samples.
                 let behind = if late { self.rng.below(240) as i64 } else { 0 };
                 let ts = self.now().div_euclid(STEP_MS) * STEP_MS - behind * STEP_MS;
                 let value = self.some_value();
@@ -202,7 +203,7 @@ impl World {
         }
     }
 
-    /// Changes some samples, new or old.
+    /// Changes some samples, new or old, in a transaction.
     fn transact(&mut self) {
         let mut changes = Vec::new();
         for _ in 0..1 + self.rng.below(4) {
@@ -219,21 +220,21 @@ impl World {
         transaction.commit().unwrap();
     }
 
-    /// Others have all the memory that caches may have, for a while.
-    fn press(&mut self) {
+    /// Reserves all the memory that caches may have, for a while.
+    fn exhaust_cache_memory(&mut self) {
         let mut held = self.db().budget().empty(Pool::Cache);
         let mut part = 1_u64 << 40;
         while part > 64 {
             part /= if held.grow(part).is_ok() { 1 } else { 2 };
         }
-        self.pressed = Some(held);
+        self.held_memory = Some(held);
     }
 
-    fn pass_a_step(&mut self) {
+    fn advance_one_step(&mut self) {
         self.sim.clock.advance(Duration::from_millis(STEP_MS as u64));
     }
 
-    /// One sample of everything, so many steps ago.
+    /// Writes one sample of each series, `behind` steps in the past.
     fn write_row(&mut self, behind: i64) {
         let ts = (self.now().div_euclid(STEP_MS) - behind) * STEP_MS;
         let mut batch = RowBatch::default();
@@ -256,20 +257,20 @@ impl World {
     fn query(&mut self) {
         let count = if self.rng.chance(0.05) { 11 } else { 9 };
         let text = QUERIES[self.rng.below(count) as usize];
-        // Some look further back than data is kept.
+        // Some queries reach further back than retention.
         let minutes = match self.rng.chance(0.02) {
             true => 120,
             false => *self.rng.pick(&[10, 30, 60]),
         };
-        // Most panels have one step, and begin at a multiple of it.
+        // Most panels have one step and begin at a multiple of it.
         let step_ms = if self.rng.chance(0.03) { 4 * STEP_MS } else { STEP_MS };
         let phase_ms = if self.rng.chance(0.01) { 7_000 } else { 0 };
         let lookback_ms = if self.rng.chance(0.01) { MINUTE_MS } else { 5 * MINUTE_MS };
         let end = self.now().div_euclid(step_ms) * step_ms + phase_ms;
         let before = self.db().result_stats().unwrap().steps_hit;
         let time = (end - minutes * MINUTE_MS, end, step_ms);
-        let [asked, computed] = ask_with(self.db(), text, time, lookback_ms);
-        assert_eq!(asked, computed, "{text} {time:?} {lookback_ms}");
+        let [queried, computed] = query_both_with(self.db(), text, time, lookback_ms);
+        assert_eq!(queried, computed, "{text} {time:?} {lookback_ms}");
         let after = self.db().result_stats().unwrap().steps_hit;
         self.queries += 1;
         self.hits += u64::from(after > before);
@@ -283,7 +284,7 @@ impl World {
         }
     }
 
-    /// Stopped, killed, or without power.
+    /// Closes, kills, or cuts the power.
     fn restart(&mut self) {
         match self.rng.below(6) {
             0 | 1 => {
@@ -300,19 +301,19 @@ impl World {
         }
         self.open();
         self.crashes += 1;
-        // Later ones may find what the first one has kept.
+        // Later queries may hit results that this one stores.
         self.query();
-        self.found_after_crash += u64::from(self.db().result_stats().unwrap().steps_hit > 0);
+        self.hits_after_crash += u64::from(self.db().result_stats().unwrap().steps_hit > 0);
         (0..4).for_each(|_| self.query());
     }
 
     fn step(&mut self) {
-        if self.pressed.is_some() && self.rng.chance(0.2) {
-            self.pressed = None;
+        if self.held_memory.is_some() && self.rng.chance(0.2) {
+            self.held_memory = None;
         }
         let seconds = self.rng.below(20);
         self.sim.clock.advance(Duration::from_secs(seconds));
-        // What a thread does beside, at moments that the seed chooses.
+        // Background work at times that the seed chooses.
         if self.rng.chance(0.5) && !self.has_threads {
             self.db().settle_result_cache();
         }
@@ -320,11 +321,11 @@ impl World {
             0..70 => self.write(),
             70..190 => self.query(),
             190 | 191 => self.delete(),
-            192 if self.rng.chance(0.5) => self.press(),
+            192 if self.rng.chance(0.5) => self.exhaust_cache_memory(),
             192 => self.transact(),
             193..197 => self.maintain(),
             197 => self.restart(),
-            // An hour in which nobody writes.
+            // An hour without writes.
             _ if self.rng.chance(0.2) => self.sim.clock.advance(Duration::from_secs(3_600)),
             _ => {}
         }
@@ -336,62 +337,62 @@ fn labels(metric: &str, host: u64) -> Labels {
     Labels::from_pairs([("__name__", metric), ("host", &host), ("instance", &instance)]).unwrap()
 }
 
-/// Writes, late ones, updates, deletes, retention, restarts of all kinds and queries. `FIRN_SEED_COUNT=n` lives n lives.
+/// Writes, late writes, updates, deletes, retention, restarts of all kinds and queries.
+/// `FIRN_SEED_COUNT=n` runs n seeds.
 #[test]
-fn invariant_9_a_query_with_the_result_cache_says_what_evaluating_says() {
-    let lives = std::env::var("FIRN_SEED_COUNT").ok().and_then(|count| count.parse().ok());
+fn invariant_9_a_query_with_the_result_cache_equals_its_evaluation() {
+    let seeds = std::env::var("FIRN_SEED_COUNT").ok().and_then(|count| count.parse().ok());
     let sum = Cell::new([0; 4]);
-    for seed in 0..lives.unwrap_or(14) {
+    for seed in 0..seeds.unwrap_or(14) {
         let mut world = World::new(seed, None);
         (0..1_000).for_each(|_| world.step());
-        let own = [world.queries, world.hits, world.crashes, world.found_after_crash];
+        let own = [world.queries, world.hits, world.crashes, world.hits_after_crash];
         sum.set(std::array::from_fn(|idx| sum.get()[idx] + own[idx]));
     }
-    let [queries, hits, crashes, found_after_crash] = sum.get();
-    println!("{queries} comparisons, {hits} of them with something from the cache");
-    println!(
-        "{crashes} crashes, the first query after {found_after_crash} of them found something"
-    );
+    let [queries, hits, crashes, hits_after_crash] = sum.get();
+    println!("{queries} comparisons, {hits} of them with steps from the cache");
+    println!("{crashes} crashes, {hits_after_crash} of them followed by a hit");
     assert!(hits * 10 >= queries * 6, "{hits} of {queries}");
-    assert!(crashes > 10 && found_after_crash * 10 > crashes, "{found_after_crash} of {crashes}");
+    assert!(crashes > 10 && hits_after_crash * 10 > crashes, "{hits_after_crash} of {crashes}");
 }
 
-/// The same with the threads that a server has: slabs are written, tables made and merged while changes and queries come. What
-/// hits then is nobody's to say, so it is not counted.
+/// The same with the threads of a server: slabs are written, tables are flushed and merged
+/// concurrently with changes and queries. Hits then depend on timing, so only their presence is
+/// checked.
 #[test]
 fn invariant_9_holds_beside_the_threads_of_a_server() {
-    // An even seed: retention would cut between the two answers.
-    let mut world = World::begun(2, None, true);
+    // An even seed: otherwise retention could cut between the two results.
+    let mut world = World::with_threads(2, None, true);
     let mut slabs_written = 0;
     for _ in 0..1_000 {
         world.step();
         slabs_written = slabs_written.max(world.db().result_stats().unwrap().store.slabs_written);
     }
     println!("{} comparisons, {} hits, {slabs_written} slabs", world.queries, world.hits);
-    assert!(world.hits > 0 && slabs_written > 0 && world.crashes > 0, "too little happened");
+    assert!(world.hits > 0 && slabs_written > 0 && world.crashes > 0, "an event did not occur");
 }
 
 #[test]
-fn without_invalidation_a_wrong_answer_comes_within_a_thousand_steps() {
+fn without_invalidation_a_wrong_result_occurs_within_a_thousand_steps() {
     let run = std::panic::AssertUnwindSafe(|| {
         let mut world = World::new(0, Some(Mutant::InvalidationOff));
         (0..1_000).for_each(|_| world.step());
     });
-    assert!(std::panic::catch_unwind(run).is_err(), "nothing was noticed");
+    assert!(std::panic::catch_unwind(run).is_err(), "no difference was detected");
 }
 
-/// What is kept when a server is killed is there afterwards, but for what was written since; nobody reads the newest
-/// flush for it.
+/// Results that were kept when a server is killed are valid afterwards, except for steps that were
+/// written since. The test does not read the newest flush.
 #[test]
-fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
+fn a_killed_database_keeps_its_results_except_for_later_changes() {
     let mut world = World::with_rows(2, 240);
     let (end, minutes) = (world.now().div_euclid(STEP_MS) * STEP_MS, 50);
     let start = end - minutes * MINUTE_MS;
     let refresh = |world: &World| {
         let before = world.db().result_stats().unwrap();
         for text in &QUERIES[..4] {
-            let [asked, computed] = ask_both(world.db(), text, start, end);
-            assert_eq!(asked, computed, "{text}");
+            let [queried, computed] = query_both(world.db(), text, start, end);
+            assert_eq!(queried, computed, "{text}");
         }
         let after = world.db().result_stats().unwrap();
         (after.steps_hit - before.steps_hit, after.steps_missed - before.steps_missed)
@@ -400,28 +401,29 @@ fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
     assert_eq!(refresh(&world), (0, steps));
     world.db().flush().unwrap();
     world.db().settle_result_cache();
-    // In the log alone: 20 minutes ago, and now.
+    // Only in the log: 20 minutes ago, and now.
     world.write_row(80);
-    world.pass_a_step();
+    world.advance_one_step();
     world.write_row(0);
     world.db = None;
     world.open();
     let (found, missing) = refresh(&world);
     assert_eq!(found + missing, steps);
-    // All up to the sample that came late, for each of the four.
+    // All steps before the late sample, for each of the four queries.
     assert!(found >= 4 * 25 * 4, "{found} of {steps}");
     assert!(missing > 0);
     assert_eq!(refresh(&world), (steps, 0));
 }
 
-/// A repair gives up samples that an answer of before may have: none of before is given any more.
+/// A repair loses samples that a kept result may contain: no result from before the repair is
+/// returned.
 #[test]
-fn what_a_repair_has_lost_is_not_in_an_answer() {
+fn samples_lost_in_a_repair_are_in_no_result() {
     let mut world = World::with_rows(2, 240);
     world.db().flush().unwrap();
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     let start = end - 50 * MINUTE_MS;
-    let [kept, _] = ask_both(world.db(), QUERIES[0], start, end);
+    let [kept, _] = query_both(world.db(), QUERIES[0], start, end);
     world.db.take().unwrap().close().unwrap();
     let tables = world.sim.disk.files().into_iter().filter(|path| path.contains("tables/"));
     let largest = tables.max_by_key(|path| world.sim.disk.bytes(path).unwrap().len()).unwrap();
@@ -433,30 +435,30 @@ fn what_a_repair_has_lost_is_not_in_an_answer() {
     db.close().unwrap();
     drop(db);
     world.open();
-    let [asked, computed] = ask_both(world.db(), QUERIES[0], start, end);
-    assert!(asked == computed, "an answer of before the repair was given");
-    assert!(asked != kept, "nothing was lost");
+    let [queried, computed] = query_both(world.db(), QUERIES[0], start, end);
+    assert!(queried == computed, "a result from before the repair was returned");
+    assert!(queried != kept, "nothing was lost");
 }
 
 #[test]
-fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_after_a_restart() {
+fn a_refreshed_dashboard_computes_only_its_newest_steps_even_after_a_restart() {
     let mut world = World::new(4, None);
     for _ in 0..240 {
-        world.pass_a_step();
+        world.advance_one_step();
         world.write_row(1);
     }
     let refresh = |world: &World| {
         let now = world.now().div_euclid(STEP_MS) * STEP_MS;
         for text in &QUERIES[..4] {
-            let [asked, computed] = ask_both(world.db(), text, now - 1_800_000, now);
-            assert_eq!(asked, computed, "{text}");
+            let [queried, computed] = query_both(world.db(), text, now - 1_800_000, now);
+            assert_eq!(queried, computed, "{text}");
         }
         world.db().result_stats().unwrap()
     };
     let first = refresh(&world);
     assert_eq!((first.store.misses, first.steps_hit), (4, 0));
     for _ in 0..5 {
-        world.pass_a_step();
+        world.advance_one_step();
         refresh(&world);
     }
     let last = refresh(&world);
@@ -469,63 +471,64 @@ fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_afte
     assert_eq!((again.store.misses, again.steps_missed), (0, 0), "{again:?}");
 }
 
-/// An answer that retention may cut while it is kept is computed each time, one that it cannot reach is kept.
+/// A result that retention may cut while it is kept is computed each time; others are kept.
 #[test]
-fn what_retention_may_cut_is_not_kept() {
+fn results_that_retention_may_cut_are_not_kept() {
     let world = World::with_rows(1, 480);
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     for (minutes, is_kept) in [(60, true), (86, false), (120, false)] {
         let found = |world: &World| world.db().result_stats().unwrap().steps_hit;
         let before = found(&world);
         for _ in 0..2 {
-            let [asked, computed] =
-                ask_both(world.db(), "max_over_time(memory[5m])", end - minutes * MINUTE_MS, end);
-            assert_eq!(asked, computed, "{minutes} minutes");
+            let [queried, computed] =
+                query_both(world.db(), "max_over_time(memory[5m])", end - minutes * MINUTE_MS, end);
+            assert_eq!(queried, computed, "{minutes} minutes");
         }
         assert_eq!(found(&world) > before, is_kept, "{minutes} minutes");
     }
 }
 
-/// What is too much to be given stays as it is: what was computed in its place does not take it.
+/// A result that is too large to be returned from the cache stays unchanged: the computed result
+/// does not replace it.
 #[test]
-fn an_answer_too_large_to_be_given_is_not_kept_anew() {
+fn a_result_too_large_to_return_is_not_kept_again() {
     let mut world = World::with_rows(8, 40);
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     world.db = None;
     let db = Db::open_idle(world.sim.env(), options(), &RecoveryProgress::default()).unwrap();
     let limited = |answer_bytes_max| ResultOptions { answer_bytes_max, ..results(None, 0) };
     db.enable_result_cache(limited(1_000)).unwrap();
-    let ask = |steps| {
-        let [asked, computed] = ask_both(&db, "memory", end - steps * STEP_MS, end);
-        assert_eq!(asked, computed, "{steps} steps");
+    let query = |steps| {
+        let [queried, computed] = query_both(&db, "memory", end - steps * STEP_MS, end);
+        assert_eq!(queried, computed, "{steps} steps");
         db.result_stats().unwrap()
     };
-    let first = ask(30);
+    let first = query(30);
     assert_eq!((first.fills, first.steps_hit), (1, 0));
-    let again = ask(30);
+    let again = query(30);
     assert_eq!((again.fills, again.steps_hit), (1, 0), "{again:?}");
     assert_eq!(again.store.set_bytes, first.store.set_bytes);
-    // What was kept is still there for a question that may have it.
-    let short = ask(1);
+    // The kept result is still available to a query for fewer steps.
+    let short = query(1);
     assert_eq!((short.steps_hit, short.fills), (2, 1), "{short:?}");
 }
 
-/// A hit is held against the limits of its query as what is computed is.
+/// A hit counts against the limits of its query like a computed result.
 #[test]
-fn a_hit_over_the_limit_of_samples_is_refused_as_evaluating_refuses_it() {
+fn a_hit_over_the_sample_limit_is_refused_like_an_evaluation() {
     let world = World::with_rows(6, 20);
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     let db = world.db();
-    let ask = |samples_max| {
+    let query = |samples_max| {
         let options = QueryOptions { samples_max, ..QueryOptions::default() };
         let time = range(end - 20 * STEP_MS, end);
-        let asked = db.query("memory", time, &options, &db.context());
-        asked.map(|output| bits(&output.value)).map_err(|e| e.to_string())
+        let queried = db.query("memory", time, &options, &db.context());
+        queried.map(|output| bits(&output.value)).map_err(|e| e.to_string())
     };
-    let whole = ask(1_000_000).unwrap();
+    let whole = query(1_000_000).unwrap();
     let found = db.result_stats().unwrap().steps_hit;
-    assert_eq!(ask(1_000_000).unwrap(), whole);
-    assert!(db.result_stats().unwrap().steps_hit > found, "the second answer is a hit");
-    let refused = ask(3).unwrap_err();
+    assert_eq!(query(1_000_000).unwrap(), whole);
+    assert!(db.result_stats().unwrap().steps_hit > found, "the second query is a hit");
+    let refused = query(3).unwrap_err();
     assert!(refused.contains("too many samples"), "{refused}");
 }

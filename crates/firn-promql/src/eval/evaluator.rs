@@ -21,6 +21,6 @@ pub(crate) struct Evaluator<'a> {
     pub(super) notes: Notes,
     /// Remarks of the most recently read windows, by metric name.
     pub(super) remarks: BTreeSet<(String, Remark)>,
-    /// The histogram detail that the current node detail.
+    /// The histogram detail that the current node needs.
     pub(super) detail: HistogramDetail,
 }

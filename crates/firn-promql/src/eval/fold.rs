@@ -109,7 +109,7 @@ impl<F: Fn(&mut f64, f64) + Send> GroupColumns for PlainColumns<F> {
     }
 }
 
-/// SumColumns, with sum and compensation in separate columns. If every step has a value, the loop
+/// Sums, with sum and compensation in separate columns. If every step has a value, the loop
 /// over them has no branch and the compiler vectorises it: a third of the time of one struct per
 /// step.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Evaluation over all steps and all series at once.
 //!
 //! A node evaluates to columns (`vector`), which are read through windows (`window`, `scan`,
-//! `kernel`, `select`). MemberSamples order after those: `evaluator`, this file (the nodes),
+//! `kernel`, `select`). Reading order after those: `evaluator`, this file (the nodes),
 //! `call`, `histogram`, `labels`, `info`, `aggregate`, `aggregate_mixed` (with histograms),
 //! `binary`, `subquery`, `output`. Beside them: `meter` (limits), `tally` (statistics), `detail`
 //! and `totals` (histograms read without buckets) and `notes` (annotations).

@@ -1,4 +1,4 @@
-//! ReadPlan a selection: groups in reads of a bounded size, each member's column through the
+//! Reads a selection: groups in reads of a bounded size, each member's column through the
 //! windows of its time column and a kernel, with results in the order of the groups.
 //!
 //! A large selection is distributed over the threads that the query may borrow. A thread that

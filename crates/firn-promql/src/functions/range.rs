@@ -1,4 +1,4 @@
-//! FloatWindow functions: selects the loop for each function.
+//! Window functions: selects the loop for each function.
 
 use firn_model::{Error, Result, Timestamp};
 

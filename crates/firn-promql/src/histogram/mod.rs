@@ -6,7 +6,7 @@
 //! [`buckets`] computes bounds. [`over_time`] evaluates window functions of samples that are not
 //! all floats; it reports problems as [`Remarks`].
 //!
-//! MemberSamples order: `buckets`, `running`, `reset`, `estimate`, `trim`, `text`, `remark`,
+//! Reading order: `buckets`, `running`, `reset`, `estimate`, `trim`, `text`, `remark`,
 //! `mixed_window`, `over_time`, `extended`.
 
 mod buckets;

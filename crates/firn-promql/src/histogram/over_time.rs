@@ -1,4 +1,4 @@
-//! MixedWindow functions of samples that are not all plain floats: histograms, floats among
+//! Window functions of samples that are not all plain floats: histograms, floats among
 //! histograms, start timestamps.
 
 use std::sync::Arc;

@@ -170,7 +170,7 @@ impl Checker<'_> {
             self.info_labels(span, labels)?;
         }
         for (idx, arg) in args.iter().enumerate() {
-            let want = function.args[idx.min(known - 1)];
+            let Some(&want) = function.args.get(idx).or(function.args.last()) else { break };
             if function.id == FunctionId::Info && idx == 1 {
                 continue;
             }
@@ -205,7 +205,7 @@ impl Checker<'_> {
 
     fn selector(&self, span: Span, selector: &Selector) -> Checked {
         if let Some(name) = &selector.name {
-            let others = &selector.matchers[..selector.matchers.len() - 1];
+            let others = selector.matchers.split_last().map_or(&[][..], |(_, others)| others);
             if let Some(other) = others.iter().find(|matcher| matcher.name() == METRIC_NAME) {
                 let (name, other) = (go_quote(name.as_bytes()), go_quote(other.value().as_bytes()));
                 let what = format!("metric name must not be set twice: {name} or {other}");

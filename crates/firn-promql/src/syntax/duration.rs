@@ -30,7 +30,8 @@ pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
         let (number, after) = rest.split_at(digits);
         let letters = after.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (unit, after) = after.split_at(letters);
-        let unit_idx = UNITS.iter().position(|known| known.0 == unit).ok_or_else(bad)?;
+        let (unit_idx, (_, unit_ms)) =
+            UNITS.iter().enumerate().find(|(_, known)| known.0 == unit).ok_or_else(bad)?;
         if number.is_empty() || unit_idx < unit_next {
             return Err(bad());
         }
@@ -38,7 +39,7 @@ pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
         sum = number
             .parse::<i64>()
             .ok()
-            .and_then(|number| number.checked_mul(UNITS[unit_idx].1))
+            .and_then(|number| number.checked_mul(*unit_ms))
             .and_then(|part| sum.checked_add(part))
             .filter(|&sum| sum <= i64::MAX / 1_000_000)
             .ok_or_else(|| "duration out of range".to_owned())?;

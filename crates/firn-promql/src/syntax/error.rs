@@ -39,8 +39,12 @@ impl std::error::Error for ParseError {}
 
 /// Line and column of byte `at`, both from 1; columns count bytes.
 pub(crate) fn line_column(text: &str, at: u32) -> (u32, u32) {
-    let before = &text.as_bytes()[..(at as usize).min(text.len())];
+    let before = text.as_bytes().get(..at as usize).unwrap_or(text.as_bytes());
     let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
     let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |idx| idx + 1);
-    (line as u32, (before.len() - line_start + 1) as u32)
+    (bounded(line), bounded(before.len() - line_start + 1))
+}
+
+fn bounded(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }

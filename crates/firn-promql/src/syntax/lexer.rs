@@ -88,11 +88,9 @@ impl Token {
     /// The name of the token in error messages: `identifier "foo"`, `<op:+>`, `end of input`.
     pub(crate) fn describe(self, input: &str) -> String {
         let text = self.text(input);
-        let quoted = || match text.char_indices().nth(10) {
-            Some((cut, _)) if text.len() > 10 => {
-                format!("{}...", go_quote(&text.as_bytes()[..cut]))
-            }
-            _ => go_quote(text.as_bytes()),
+        let quoted = || match text.char_indices().nth(10).and_then(|(cut, _)| text.get(..cut)) {
+            Some(beginning) => format!("{}...", go_quote(beginning.as_bytes())),
+            None => go_quote(text.as_bytes()),
         };
         match self.kind {
             TokenKind::Eof | TokenKind::Error => "end of input".to_owned(),
@@ -411,7 +409,7 @@ impl Lexer<'_> {
             return Ok(());
         }
         let end = self.at.max(start + 1).min(self.bytes.len());
-        let text = String::from_utf8_lossy(&self.bytes[start..end]).into_owned();
+        let text = String::from_utf8_lossy(self.bytes.get(start..end).unwrap_or_default());
         let what = format!("bad number or duration syntax: {}", go_quote(text.as_bytes()));
         Err(self.error(start, what))
     }
@@ -419,8 +417,7 @@ impl Lexer<'_> {
     /// Consumes a number: `12`, `.5`, `1_000`, `0x1F`, `1e-3`. Returns false, at the first invalid
     /// byte, if the text is no number; the following bytes may still make it a duration.
     fn number(&mut self, start: usize) -> bool {
-        let hex =
-            self.bytes[start] == b'0' && matches!(self.bytes.get(start + 1), Some(b'x' | b'X'));
+        let hex = matches!(self.bytes.get(start..start + 2), Some([b'0', b'x' | b'X']));
         if hex {
             self.at += 2;
         }

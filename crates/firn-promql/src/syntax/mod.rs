@@ -1,7 +1,9 @@
 //! The language: text to tree, tree to text, and the checks that need no data.
 //!
-//! MemberSamples order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
+//! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
 //! `print`, `pretty`.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::cast_possible_truncation))]
 
 mod check;
 mod duration;
@@ -40,7 +42,8 @@ pub struct Span {
 
 impl Span {
     pub(crate) fn new(start: usize, end: usize) -> Span {
-        Span { start: start as u32, end: end as u32 }
+        let bounded = |offset| u32::try_from(offset).unwrap_or(u32::MAX);
+        Span { start: bounded(start), end: bounded(end) }
     }
 
     pub(crate) fn to(self, other: Span) -> Span {

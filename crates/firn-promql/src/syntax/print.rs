@@ -92,7 +92,9 @@ impl fmt::Display for DurationExpr {
 fn number(f: &mut fmt::Formatter<'_>, value: f64, is_duration: bool) -> fmt::Result {
     if is_duration {
         let sign = if value < 0.0 { "-" } else { "" };
-        return write!(f, "{sign}{}", format_duration((value.abs() * 1000.0).round() as i64));
+        #[expect(clippy::cast_possible_truncation, reason = "a cast saturates")]
+        let ms = (value.abs() * 1000.0).round() as i64;
+        return write!(f, "{sign}{}", format_duration(ms));
     }
     f.write_str(&format_f(value))
 }

@@ -1,6 +1,6 @@
-//! The insertion cases of `TimeUnion` 3.1 through the library: each written piece by piece, with every
-//! piece in memory, converted, flushed, merged, or replayed from the log before the next one comes, and
-//! read back by `PromQL`.
+//! The insertion cases of TimeUnion (SIGMOD 2022), section 3.1, through the library. Each is
+//! written piece by piece, with every piece kept in memory, converted, flushed, merged, or replayed
+//! from the log before the next one, and read back by PromQL.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,9 +13,9 @@ use crate::{
 
 const T: Timestamp = 1_700_000_000_000;
 
-/// What happens to a piece before the next one is written.
+/// The event of a piece before the next one is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum PieceEvent {
     Stays,
     IsConverted,
     IsFlushed,
@@ -23,49 +23,56 @@ enum Fate {
     IsReplayed,
 }
 
-const FATES: [Fate; 5] =
-    [Fate::Stays, Fate::IsConverted, Fate::IsFlushed, Fate::IsMerged, Fate::IsReplayed];
+const PIECE_EVENTS: [PieceEvent; 5] = [
+    PieceEvent::Stays,
+    PieceEvent::IsConverted,
+    PieceEvent::IsFlushed,
+    PieceEvent::IsMerged,
+    PieceEvent::IsReplayed,
+];
 
-/// A row as a test writes it: time and the value of each member.
+/// A row in a test: time and the value of each member.
 type Row<'a> = (Timestamp, &'a [Option<f64>]);
 
 /// The samples of each member by the member's name.
 type Samples = BTreeMap<String, Vec<(Timestamp, f64)>>;
 
-/// Writes each piece, a list of members with rows, and compares all samples of the group with `want`.
+/// Writes each piece, a list of members with rows, and compares all samples of the group with
+/// `want`.
 fn check(pieces: &[(&[&str], &[Row<'_>])], want: &[(&str, &[(Timestamp, f64)])]) {
-    for (idx, fate) in FATES.into_iter().enumerate() {
-        // Both ways in, in turns: what comes behind them is the same.
+    for (idx, event) in PIECE_EVENTS.into_iter().enumerate() {
+        // The slow and the fast path by turns; both must have the same result.
         let by_refs = idx % 2 == pieces.len() % 2;
         let folder = tempfile::tempdir().unwrap();
-        let mut db = open(folder.path(), fate);
+        let mut db = open(folder.path(), event);
         for (members, rows) in pieces {
             write(&db, members, rows, by_refs);
-            db = meet(fate, db, folder.path());
+            db = advance(event, db, folder.path());
         }
         let want: Samples =
             want.iter().map(|(name, samples)| ((*name).to_owned(), samples.to_vec())).collect();
-        assert_eq!(samples(&db), want, "{fate:?}, by references: {by_refs}");
+        assert_eq!(samples(&db), want, "{event:?}, by references: {by_refs}");
         db.flush().unwrap();
         db.settle(Lane::Tree).unwrap();
-        assert_eq!(samples(&db), want, "{fate:?}, then merged, by references: {by_refs}");
+        assert_eq!(samples(&db), want, "{event:?}, then merged, by references: {by_refs}");
         drop(db);
-        let db = open(folder.path(), fate);
-        assert_eq!(samples(&db), want, "{fate:?}, then reopened, by references: {by_refs}");
-        assert_eq!(db.groups(&[], true, &db.context()).unwrap().len(), 1, "one group has all");
+        let db = open(folder.path(), event);
+        assert_eq!(samples(&db), want, "{event:?}, then reopened, by references: {by_refs}");
+        let groups = db.groups(&[], true, &db.context()).unwrap();
+        assert_eq!(groups.len(), 1, "one group has all members");
     }
 }
 
-fn open(folder: &Path, fate: Fate) -> Db {
+fn open(folder: &Path, event: PieceEvent) -> Db {
     let mut convert = ConvertOptions::default();
-    if fate == Fate::IsConverted {
-        // An arena of one byte is full with the first row, so that the head's lane converts it.
+    if event == PieceEvent::IsConverted {
+        // An arena of one byte is full after the first row, so the head lane converts it.
         convert.arena_bytes_max = 1;
     }
     let options = Options {
         head: HeadOptions { convert, ..Default::default() },
         log: LogOptions {
-            // Hundreds of databases are opened here; nothing is asked about the machine's crash.
+            // The test opens hundreds of databases; none of them has a power failure.
             segment_bytes: 1 << 20,
             sync: SyncPolicy::Never,
         },
@@ -74,18 +81,18 @@ fn open(folder: &Path, fate: Fate) -> Db {
     Db::open(local_env(folder).unwrap(), options).unwrap()
 }
 
-fn meet(fate: Fate, db: Db, folder: &Path) -> Db {
-    match fate {
-        Fate::Stays => {}
-        Fate::IsConverted => db.settle(Lane::Head).unwrap(),
-        Fate::IsFlushed => db.flush().unwrap(),
-        Fate::IsMerged => {
+fn advance(event: PieceEvent, db: Db, folder: &Path) -> Db {
+    match event {
+        PieceEvent::Stays => {}
+        PieceEvent::IsConverted => db.settle(Lane::Head).unwrap(),
+        PieceEvent::IsFlushed => db.flush().unwrap(),
+        PieceEvent::IsMerged => {
             db.flush().unwrap();
             db.settle(Lane::Tree).unwrap();
         }
-        Fate::IsReplayed => {
+        PieceEvent::IsReplayed => {
             drop(db);
-            return open(folder, fate);
+            return open(folder, event);
         }
     }
     db
@@ -159,7 +166,7 @@ fn insertion_with_missing_members_leaves_them_null() {
     check(
         &[
             (both, &[(T, &[Some(1.0), Some(10.0)])]),
-            // As NULL in the row, and by not being named.
+            // As NULL in the row, and by omission.
             (both, &[(T + 15_000, &[None, Some(20.0)])]),
             (&["flow"], &[(T + 30_000, &[Some(3.0)])]),
             (both, &[(T + 45_000, &[Some(4.0), Some(40.0)]), (T + 60_000, &[None, None])]),
@@ -177,7 +184,7 @@ fn out_of_order_insertion_replaces_or_inserts() {
     check(
         &[
             (both, &[(T, &[Some(1.0), Some(10.0)]), (T + 30_000, &[Some(3.0), Some(30.0)])]),
-            // Inserted between, inserted before all, replaced; and NULL replaces nothing.
+            // Inserted between others, inserted before all, replaced; NULL replaces nothing.
             (both, &[(T + 15_000, &[Some(2.0), None])]),
             (both, &[(T - 900_000, &[None, Some(-1.0)])]),
             (both, &[(T, &[Some(1.5), None])]),
@@ -225,7 +232,7 @@ fn tables(folder: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
 #[test]
 fn out_of_order_insertion_never_touches_flushed_data() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let both: &[&str] = &["flow", "pressure"];
     write(&db, both, &[(T, &[Some(1.0), Some(10.0)]), (T + 15_000, &[Some(2.0), None])], true);
     db.flush().unwrap();
@@ -245,7 +252,7 @@ fn out_of_order_insertion_never_touches_flushed_data() {
 #[test]
 fn a_lone_series_is_a_group_of_one() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let attic = labels(&[("__name__", "temperature"), ("room", "attic")]);
     let series = db.put(&attic, T, 21.5).unwrap();
     let mut batch = RowBatch::default();
@@ -264,7 +271,7 @@ fn a_lone_series_is_a_group_of_one() {
 #[test]
 fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let define = |members: &[&str]| {
         let refs = db.resolve_group(&pump(), &named(members), ForeignMember::Refuse).unwrap();
         refs.members.iter().map(|series| (series.group.0, series.slot.0)).collect::<Vec<_>>()
@@ -272,7 +279,7 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
     let first = define(&["flow", "pressure"]);
     let group = first[0].0;
     assert_eq!(first, [(group, 0), (group, 1)]);
-    assert_eq!(define(&["pressure"]), [(group, 1)], "fewer members forget nobody");
+    assert_eq!(define(&["pressure"]), [(group, 1)], "fewer members remove no member");
     assert_eq!(define(&["heat", "pressure", "flow"]), [(group, 2), (group, 1), (group, 0)]);
     let known = db.group(GroupId(group)).unwrap().unwrap();
     assert_eq!(known.labels, pump());
@@ -283,7 +290,7 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
 #[test]
 fn a_full_group_goes_on_in_a_sibling_with_the_same_labels() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let names: Vec<String> = (0..4_100).map(|idx| format!("channel_{idx}")).collect();
     let members = named(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let refs = db.resolve_group(&pump(), &members, ForeignMember::Refuse).unwrap();
@@ -306,7 +313,7 @@ fn a_full_group_goes_on_in_a_sibling_with_the_same_labels() {
 #[test]
 fn bad_members_are_refused_and_nothing_is_defined() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let known = db.resolve(&[labels(&[("device", "pump-7"), ("site", "north"), ("x", "1")])]);
     let lone = known.into_iter().next().unwrap().unwrap();
     let before = db.stats().index.series_count;
@@ -329,7 +336,7 @@ fn bad_members_are_refused_and_nothing_is_defined() {
     assert!(short.to_string().contains("0 values for 1 members"), "{short}");
     let ahead = db.put_row(&pump(), &[labels(&[("y", "1")])], i64::MAX, &[Some(1.0)]).unwrap_err();
     assert!(ahead.to_string().contains("too far in the future"), "{ahead}");
-    // Who accepts it gets the reference that the label set has.
+    // With `Use`, the call returns the existing reference.
     let refs =
         db.resolve_group(&pump(), &[fresh, labels(&[("x", "1")])], ForeignMember::Use).unwrap();
     assert_eq!(refs.members[1], lone);
@@ -339,7 +346,7 @@ fn bad_members_are_refused_and_nothing_is_defined() {
 #[test]
 fn references_from_outside_are_checked_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let refs = db.resolve_group(&pump(), &named(&["flow"]), ForeignMember::Refuse).unwrap();
     db.check_refs(&refs.members).unwrap();
     let group = refs.members[0].group;
@@ -356,9 +363,9 @@ fn references_from_outside_are_checked_by_name() {
 }
 
 #[test]
-fn groups_are_listed_by_what_their_members_match() {
+fn groups_are_listed_if_a_member_matches() {
     let folder = tempfile::tempdir().unwrap();
-    let db = open(folder.path(), Fate::Stays);
+    let db = open(folder.path(), PieceEvent::Stays);
     let other = labels(&[("device", "pump-8")]);
     db.resolve_group(&pump(), &named(&["flow", "pressure"]), ForeignMember::Refuse).unwrap();
     db.resolve_group(&other, &named(&["flow"]), ForeignMember::Refuse).unwrap();
@@ -381,5 +388,5 @@ fn groups_are_listed_by_what_their_members_match() {
     assert_eq!(f("{site=\"south\"}"), []);
     assert_eq!(db.group(GroupId(1 << 40)).unwrap(), None);
     let none = db.series(&[Vec::new()], TimeRange::new(i64::MIN, i64::MAX), 0, &db.context());
-    assert!(none.unwrap().is_empty(), "what has no data is no series yet");
+    assert!(none.unwrap().is_empty(), "series without samples are not listed");
 }

@@ -23,7 +23,9 @@ impl Parser<'_> {
                 if value.is_nan() || value.abs() > i64::MAX as f64 / 1e9 {
                     return Err(self.error(span, "duration out of range"));
                 }
-                Ok(Length::Fixed((value * 1e9).round() as i64))
+                #[expect(clippy::cast_possible_truncation, reason = "checked above")]
+                let nanos = (value * 1e9).round() as i64;
+                Ok(Length::Fixed(nanos))
             }
             value => Ok(Length::Computed(Box::new(value))),
         }

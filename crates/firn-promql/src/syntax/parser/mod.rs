@@ -1,5 +1,5 @@
 //! Tokens to tree: precedence climbing over the operators, recursive descent below them.
-//! MemberSamples order: this file (expressions and calls), `selector`, `modifier`, `length`.
+//! Reading order: this file (expressions and calls), `selector`, `modifier`, `length`.
 //!
 //! The first error ends the parse; its message and position are Prometheus'. The grammar differs
 //! from a textbook grammar where users rely on it: `-` binds like `*` (so `-1^2` is -1), `^` is
@@ -16,10 +16,9 @@ use firn_model::Matcher;
 
 use super::error::ParseError;
 use super::lexer::{Keyword, Token, TokenKind, Tokens, tokenize};
-use super::quote::{parse_number, unquote};
 use super::{
     Aggregate, AggregateOp, Binary, BinaryOp, Cardinality, Expr, Function, Matching, Node,
-    NodeKind, Span, check, parse_duration_ms,
+    NodeKind, Span, check, parse_duration_ms, parse_number, unquote,
 };
 
 /// The maximum height of a tree. Evaluation recurses over it; 400 levels need less than half of a 2

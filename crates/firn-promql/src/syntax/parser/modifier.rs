@@ -133,7 +133,9 @@ impl Parser<'_> {
                     let what = format!("timestamp out of bounds for @ modifier: {seconds:.6}");
                     return Err(self.error(node.span, what));
                 }
-                At::Time((seconds * 1000.0).round() as i64)
+                #[expect(clippy::cast_possible_truncation, reason = "a cast saturates")]
+                let ms = (seconds * 1000.0).round() as i64;
+                At::Time(ms)
             }
         };
         let span = node.span;
