@@ -1,9 +1,10 @@
-//! What a series costs in the index: `cargo run --release -p firn-index --example footprint [hosts]`.
+//! The cost of a series in the index: `cargo run --release -p firn-index --example footprint
+//! [hosts]`.
 //!
-//! TSBS-like label sets: 101 series per host, 10 host tags and a name; grouped by all tags, by the host's
-//! name alone (then nine constant tags are left to the members), or not at all. Prints counted heap bytes
-//! per series (a counting allocator: what was asked for, without the allocator's own overhead), times of
-//! resolve, of queries, of sealing and of opening again, in memory and sealed.
+//! TSBS-like label sets: 101 series per host with 10 host tags and a name; grouped by all tags, by
+//! the host's name alone (nine constant tags are then on the members), or not at all. Prints heap
+//! bytes per series (from a counting allocator, without the allocator's own overhead) and the times
+//! of resolving, querying, sealing and reopening, in memory and sealed.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time and memory")]
 
@@ -22,8 +23,8 @@ struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed to the system's allocator unchanged; only sizes are counted.
-#[expect(unsafe_code, reason = "counting what is allocated needs a global allocator")]
+// SAFETY: every call is passed to the system's allocator unchanged; only sizes are counted.
+#[expect(unsafe_code, reason = "counting allocations needs a global allocator")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -39,8 +40,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// CPU time of this thread where Linux tells it, else the wall's: for what takes long, since the
-/// machine may have other work. Exact to a tick.
+/// CPU time of this thread on Linux, otherwise wall time. For long operations, since other
+/// processes may run. Exact to a tick.
 fn cpu_ns() -> f64 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
@@ -94,7 +95,8 @@ fn measure(what: &str, group_by: &[&str], hosts: usize) {
     let mixed_ns = resolve_all(&index, hosts, true);
     println!("\n{what}");
     println!(
-        "  memory     {:6.1} B per series counted, {:.1} by its own sum; {} groups, {} member sets, {} pairs",
+        "  memory     {:6.1} B per series counted, {:.1} by its own sum; {} groups, {} member \
+         sets, {} pairs",
         live as f64 / series,
         stats.heap_bytes as f64 / series,
         stats.group_count,
@@ -102,7 +104,8 @@ fn measure(what: &str, group_by: &[&str], hosts: usize) {
         stats.pair_count
     );
     println!(
-        "  resolve    {new_ns:6.0} ns new, {known_ns:.0} known host by host, {mixed_ns:.0} known metric by metric"
+        "  resolve    {new_ns:6.0} ns new, {known_ns:.0} known host by host, {mixed_ns:.0} known \
+         metric by metric"
     );
     println!("  log        {:6.1} B per series", log_bytes as f64 / series);
     queries(&index);
@@ -131,7 +134,7 @@ fn measure(what: &str, group_by: &[&str], hosts: usize) {
     black_box(again);
 }
 
-/// The simplest that could work: a hash map from whole label sets, no queries possible.
+/// The simplest alternative: a hash map of whole label sets, without queries.
 fn baseline(hosts: usize) {
     let before = LIVE.load(Ordering::Relaxed);
     let mut map: HashMap<Labels, u64> = HashMap::new();
@@ -201,7 +204,7 @@ fn queries(index: &Index) {
         ),
     ];
     for (what, matchers, grouping) in cases {
-        // The best of five: what it costs, not what else ran.
+        // The best of five, to exclude interference.
         let mut best_ms = f64::MAX;
         let mut counts = (0, 0);
         for _ in 0..5 {
@@ -223,8 +226,8 @@ fn resolve_all(index: &Index, hosts: usize, by_metric: bool) -> f64 {
     })
 }
 
-/// Hands every series to `take` in batches of 1,000, host by host or metric by metric; gives the
-/// median batch's nanoseconds per series, which the machine's other work hardly touches.
+/// Passes every series to `take` in batches of 1,000, by host or by metric. Returns the median
+/// batch's nanoseconds per series, which other processes hardly affect.
 fn each_batch(hosts: usize, by_metric: bool, mut take: impl FnMut(&[Labels])) -> f64 {
     let numbers: Vec<usize> = (0..hosts * METRICS).collect();
     let mut batch_ns: Vec<f64> = Vec::new();

@@ -1,4 +1,4 @@
-//! What makes the index large: counts per name and pair over all segments, merged while walking.
+//! Cardinality statistics: counts per label name and pair over all segments, merged in order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,10 +13,10 @@ use crate::sealed::PairCounts;
 use crate::version::IndexVersion;
 use crate::view::IndexView;
 
-// Parts looked at under one lock.
+// Parts read under one lock.
 const PARTS_PER_LOCK: usize = 1_024;
 
-/// What makes the index large.
+/// The largest metrics, labels and groups of the index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cardinality {
     /// Series in the view.
@@ -27,22 +27,22 @@ pub struct Cardinality {
     pub name_count: u64,
     /// Label pairs in the view.
     pub pair_count: u64,
-    /// The metric names with most series, most first.
+    /// The metric names with the most series, largest first.
     pub series_by_metric: Vec<(String, u64)>,
-    /// The label names with most values, most first.
+    /// The label names with the most values, largest first.
     pub values_by_name: Vec<(String, u64)>,
-    /// The label names whose values take most bytes, each value counted once, most first.
+    /// The label names with the most bytes in distinct values, largest first.
     pub bytes_by_name: Vec<(String, u64)>,
-    /// The label pairs (`name=value`) with most series, most first.
+    /// The label pairs (`name=value`) with the most series, largest first.
     pub series_by_pair: Vec<(String, u64)>,
-    /// The groups with most series, most first, by their labels: siblings count together, groups of one
-    /// not at all.
+    /// The groups with the most series, largest first, by their labels. Sibling groups count
+    /// together; lone series do not count.
     pub series_by_group: Vec<(String, u64)>,
 }
 
 impl IndexView {
-    /// What makes the index large; at most `top` entries per list. Looks at every pair and at every
-    /// part once per label.
+    /// Cardinality statistics with at most `top` entries per list. Reads every pair, and every part
+    /// once per label.
     ///
     /// # Errors
     /// As [`IndexView::select`].
@@ -54,27 +54,27 @@ impl IndexView {
     }
 }
 
-/// Pairs of one segment with their numbers of series, in order of names and values.
+/// Pairs of one segment with their series counts, in order of names and values.
 enum PairCursor<'a> {
     Sealed(PairCounts<'a>),
     Memory(MemoryPairCursor<'a>),
 }
 
-/// Reads one name at a time: the text of one name's values is in memory, not of all.
+/// Reads one name at a time, so that only one name's values are in memory.
 struct MemoryPairCursor<'a> {
     memory: &'a RwLock<MemoryIndex>,
     mark: Watermark,
     /// Names with their ids, the next one last.
     names: Vec<(String, u32)>,
     name: String,
-    /// Values of `name` with their series, the current one last.
+    /// Values of `name` with their series counts, the current one last.
     values: Vec<(String, u64)>,
 }
 
-/// Counts without [`Cardinality::series_count`] and [`Cardinality::group_count`].
+/// All statistics except `series_count`, `group_count` and `series_by_group`.
 ///
 /// # Errors
-/// `Canceled` or `Timeout` when the token says so; `Corrupt` for a damaged segment.
+/// `Canceled` or `Timeout` as the token reports; `Corrupt` for a damaged segment.
 fn count(
     version: &IndexVersion,
     mark: Watermark,
@@ -119,10 +119,7 @@ fn count(
     Ok(sums.finish())
 }
 
-/// [`Cardinality::series_by_group`]. Keeps some 60 bytes per group while it counts.
-///
-/// # Errors
-/// As [`count`].
+/// [`Cardinality::series_by_group`]. Needs about 60 bytes per group meanwhile.
 fn count_groups(
     view: &IndexView,
     version: &IndexVersion,
@@ -146,7 +143,7 @@ fn count_groups(
             }
         }
     }
-    // Siblings have the same labels; the one with the least id speaks for them.
+    // Siblings have the same labels; the one with the least id represents them.
     let mut by_labels: HashMap<u64, (u64, GroupId)> = HashMap::new();
     for (number, (group, member_count)) in sizes.into_iter().enumerate() {
         if number.is_multiple_of(PARTS_PER_LOCK) {
@@ -221,14 +218,14 @@ impl MemoryPairCursor<'_> {
     }
 }
 
-/// How many series have `pair`.
+/// Number of series with `pair`.
 fn count_series(memory: &MemoryIndex, mark: Watermark, pair: u32) -> u64 {
     let pair = memory.pairs.pair(pair);
     let (parts, sets) = (pair.parts.below(mark.parts), pair.sets.below(mark.sets));
     let in_parts = parts.iter().map(|no| u64::from(memory.parts.count_below(no, mark.series)));
     let with_set = sets.iter().map(|set| {
         let of_set = memory.sets.set(set).parts.below(mark.parts);
-        // A part that existed may have got the member later.
+        // An older part may have got the member after the view was created.
         let is_seen = |&part_no: &u32| {
             let seen = memory.parts.count_below(part_no, mark.series) as usize;
             let places = memory.parts.sets(part_no);
@@ -242,7 +239,7 @@ fn count_series(memory: &MemoryIndex, mark: Watermark, pair: u32) -> u64 {
 struct CardinalitySums {
     name_count: u64,
     pair_count: u64,
-    /// The name that is being summed up: values and their bytes.
+    /// The current name, with the number and total bytes of its values.
     name: String,
     value_count: u64,
     value_bytes: u64,
@@ -304,7 +301,7 @@ impl CardinalitySums {
     }
 }
 
-/// The largest of what is offered, at most so many; of equal ones the first by name.
+/// Keeps the `count_max` largest counts; of equal counts the first by name.
 struct TopCounts {
     count_max: usize,
     /// The smallest on top, to be replaced.
@@ -316,7 +313,7 @@ impl TopCounts {
         TopCounts { count_max, kept: BinaryHeap::new() }
     }
 
-    /// `name` is asked for only if it may be kept: there are millions of pairs.
+    /// Calls `name` only if the entry may be kept: there are millions of pairs.
     fn offer(&mut self, count: u64, name: impl FnOnce() -> String) {
         let is_full = self.kept.len() >= self.count_max;
         if is_full && self.kept.peek().is_none_or(|Reverse(least)| count < least.0) {

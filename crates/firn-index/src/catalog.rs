@@ -1,41 +1,44 @@
 //! The index's part of a manifest record.
 //!
 //! ```text
-//! part    = varint(version 3) varint(removed count) varint(number)* varint(added count) segment*
-//!           varint(shard count) varint(next local id)* varint(shard count) varint(closed local id)*
+//! part    = varint(version 3) varint(removed count) varint(number)*
+//!           varint(added count) segment*
+//!           varint(shard count) varint(next local id)*
+//!           varint(shard count) varint(closed local id)*
 //! segment = varint(number) varint(file bytes) varint(series count) varint(group count)
 //! ```
-//! The added segments take the place of the first removed one, or stand at the end if none is removed.
-//! Ids only rise: of two parts the larger counts, for each shard. Groups with smaller ids than the *closed* one take no
-//! new member: slots of theirs may have been given in a segment that was lost. The whole state as one part removes
-//! nothing and adds all.
+//!
+//! The added segments replace the first removed one, or are appended if none is removed. Ids only
+//! increase: of two parts the larger id counts, for each shard. Groups with smaller ids than the
+//! *closed* one take no new member: their slots may have been issued in a lost segment. The
+//! complete state as one part removes nothing and adds all.
 
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
-/// One sealed segment as the manifest names it.
+/// A sealed segment as the manifest names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentInfo {
     /// Its file is `index/<number>.seg`.
     pub(crate) number: u64,
     pub(crate) file_bytes: u64,
     pub(crate) series_count: u64,
-    /// Groups that no older segment has.
+    /// Groups that are in no older segment.
     pub(crate) group_count: u64,
 }
 
-/// A change of the list of segments.
+/// A change of the list of segments: one part of the manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CatalogEdit {
-    /// Numbers of segments that neighbour each other in the list.
+    /// Numbers of segments that are adjacent in the list.
     pub(crate) removed: Vec<u64>,
     pub(crate) added: Vec<SegmentInfo>,
-    /// Per shard; ids below are never given again.
+    /// Per shard: smaller ids are never issued again.
     pub(crate) next_ids: Vec<u64>,
-    /// Per shard; groups with ids below take no new member.
+    /// Per shard: groups with smaller ids take no new member.
     pub(crate) closed_ids: Vec<u64>,
 }
 
-/// The sealed segments, oldest first, and the ids that are given.
+/// The sealed segments, oldest first, and the issued ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Catalog {
     pub(crate) segments: Vec<SegmentInfo>,
@@ -51,13 +54,13 @@ impl SegmentInfo {
     }
 }
 
-/// The file of a segment.
+/// The path of a segment file.
 pub(crate) fn segment_path(number: u64) -> String {
     format!("index/{number}.seg")
 }
 
 impl Catalog {
-    /// What `parts` say, in order.
+    /// The result of `parts`, applied in order.
     ///
     /// # Errors
     /// As [`Catalog::take`] and [`CatalogEdit::decode`].
@@ -69,16 +72,17 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Makes a change.
+    /// Applies a change.
     ///
     /// # Errors
-    /// `Invalid` if it removes what is not there; nothing is changed then.
+    /// `Invalid` if it removes a segment that is not in the list; the catalog is unchanged then.
     pub(crate) fn take(&mut self, part: &CatalogEdit) -> Result<()> {
         let is_removed = |segment: &SegmentInfo| part.removed.contains(&segment.number);
         if self.segments.iter().filter(|segment| is_removed(segment)).count() != part.removed.len()
         {
             return Err(Error::invalid(format!(
-                "an index part removes segments {:?}, there are {:?}: the manifest's parts are incomplete",
+                "an index part removes segments {:?}, the list has {:?}: restore the manifest from \
+                 a backup",
                 part.removed,
                 self.segments.iter().map(|segment| segment.number).collect::<Vec<_>>()
             )));
@@ -91,7 +95,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// All of it as one part.
+    /// The complete state as one part.
     pub(crate) fn to_part(&self) -> CatalogEdit {
         CatalogEdit {
             removed: Vec::new(),
@@ -133,15 +137,19 @@ impl CatalogEdit {
     }
 
     /// # Errors
-    /// `Invalid` for another version or bytes that are no part.
+    /// `Invalid` for another version or malformed bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<CatalogEdit> {
         let mut rest = bytes;
-        let mut take =
-            || decode_varint(&mut rest).ok_or_else(|| Error::invalid("index part is cut short"));
+        let mut take = || {
+            decode_varint(&mut rest).ok_or_else(|| {
+                Error::invalid("index part ends too early: restore the manifest from a backup")
+            })
+        };
         let version = take()?;
         if version != VERSION {
             return Err(Error::invalid(format!(
-                "index part of version {version}, this build knows {VERSION}; use the build that wrote it"
+                "index part has version {version}, this build reads {VERSION}: use the build that \
+                 wrote it"
             )));
         }
         let mut part = CatalogEdit::default();
@@ -159,7 +167,9 @@ impl CatalogEdit {
             }
         }
         if !rest.is_empty() {
-            return Err(Error::invalid("index part has bytes after its end"));
+            return Err(Error::invalid(
+                "index part has trailing bytes: restore the manifest from a backup",
+            ));
         }
         Ok(part)
     }
@@ -174,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_comes_back_and_a_bad_one_is_refused() {
+    fn a_part_is_read_back_and_a_malformed_one_is_refused() {
         let added = vec![segment(7), segment(9)];
         let part = CatalogEdit {
             removed: vec![2, 300],

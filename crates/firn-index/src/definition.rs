@@ -1,27 +1,28 @@
-//! Definitions: what the log keeps of the index.
+//! Definitions of series, as the log contains them.
 //!
 //! ```text
 //! payload    = definition*
-//! definition = varint(group id) varint(1 if a group of one, else 0) varint(first slot)
+//! definition = varint(group id) varint(1 if lone, else 0) varint(first slot)
 //!              varint(member count) text(identity labels) text(common labels) text(member labels)*
 //! text       = varint(bytes) bytes          labels as firn_model::Labels encodes them
 //! ```
-//! Each carries its group's labels, so that it can be taken in alone, twice, and in any order. A
-//! group of one has one member without labels.
+//!
+//! A definition contains its group's labels, so that it can be replayed alone, twice, and in any
+//! order. A lone series has one member without labels.
 
 use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
 
-/// A decoded definition.
+/// A definition of some members of a group.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Definition {
     pub(crate) group: GroupId,
     pub(crate) lone: bool,
     pub(crate) first_slot: u32,
-    /// What decides who joins the group; of a group of one all labels.
+    /// The identity labels of the group; of a lone series, all labels.
     pub(crate) labels: Labels,
-    /// What these members share beside it.
+    /// The labels that these members share besides.
     pub(crate) common: Labels,
-    /// What each has alone.
+    /// The labels of each member alone.
     pub(crate) members: Vec<Labels>,
 }
 
@@ -41,28 +42,34 @@ impl Definition {
 /// Takes one definition from the front of `input`.
 ///
 /// # Errors
-/// `Invalid` if it is none.
+/// `Invalid` if the bytes are no definition.
 pub(crate) fn decode(input: &mut &[u8]) -> Result<Definition> {
     let group = GroupId(take_varint(input)?);
     let lone = match take_varint(input)? {
         0 => false,
         1 => true,
-        flags => return Err(Error::invalid(format!("definition of {group}: flags {flags}"))),
+        flags => {
+            return Err(Error::invalid(format!(
+                "definition of {group}: lone is {flags}, expected 0 or 1"
+            )));
+        }
     };
     let first_slot = take_u32(input)?;
     let count = take_u32(input)?;
     let (labels, common) = (take_labels(input)?, take_labels(input)?);
-    // Each member takes at least a byte, so a count beyond that is a lie: reserve nothing for it.
+    // Each member takes at least one byte: bound the reservation by the input.
     let mut members = Vec::with_capacity((count as usize).min(input.len()));
     for _ in 0..count {
         members.push(take_labels(input)?);
     }
     if first_slot.checked_add(count).is_none() {
-        return Err(Error::invalid(format!("definition of {group}: slots beyond 2^32")));
+        return Err(Error::invalid(format!("definition of {group}: slots exceed 2^32")));
     }
     let is_bare = common.is_empty() && members.iter().all(Labels::is_empty);
     if lone && (first_slot != 0 || count != 1 || !is_bare) {
-        return Err(Error::invalid(format!("definition of {group}: a group of one with members")));
+        return Err(Error::invalid(format!(
+            "definition of {group}: a lone series with slots or member labels"
+        )));
     }
     Ok(Definition { group, lone, first_slot, labels, common, members })
 }
@@ -85,9 +92,10 @@ fn take_varint(input: &mut &[u8]) -> Result<u64> {
 }
 
 fn take_u32(input: &mut &[u8]) -> Result<u32> {
-    u32::try_from(take_varint(input)?).map_err(|_| Error::invalid("definition: number over 2^32"))
+    u32::try_from(take_varint(input)?)
+        .map_err(|_| Error::invalid("definition: a number exceeds 2^32"))
 }
 
 fn cut_short() -> Error {
-    Error::invalid("definition is cut short")
+    Error::invalid("definition ends too early")
 }

@@ -1,15 +1,16 @@
-//! Sets of ids as sorted runs: what the matching computes with.
+//! Sets of ids as sorted runs, the operands of matching.
 //!
-//! Ids are given in order of creation, so hosts, jobs and "everything but one" are a few runs.
+//! Ids are assigned in order of creation, so the series of a host, of a job, or all except a few
+//! are few runs.
 
-/// A set of `u32`: disjoint half-open runs, rising, never touching.
+/// A set of `u32`: disjoint, ascending, half-open runs that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IdSet {
     runs: Vec<(u32, u32)>,
 }
 
 impl IdSet {
-    /// Nothing.
+    /// The empty set.
     pub(crate) fn empty() -> IdSet {
         IdSet::default()
     }
@@ -39,7 +40,7 @@ impl IdSet {
         self.runs.is_empty()
     }
 
-    /// How many ids.
+    /// Number of ids.
     pub(crate) fn count(&self) -> u64 {
         self.runs.iter().map(|run| u64::from(run.1 - run.0)).sum()
     }
@@ -49,7 +50,7 @@ impl IdSet {
         after.checked_sub(1).and_then(|at| self.runs.get(at)).is_some_and(|run| id < run.1)
     }
 
-    /// The runs, rising.
+    /// The runs, ascending.
     pub(crate) fn runs(&self) -> &[(u32, u32)] {
         &self.runs
     }
@@ -84,7 +85,7 @@ impl IdSet {
         IdSet { runs }
     }
 
-    /// What is in `self` but not in `other`.
+    /// The ids of `self` that are not in `other`.
     pub(crate) fn minus(&self, other: &IdSet) -> IdSet {
         let mut runs = Vec::with_capacity(self.runs.len());
         let mut rest = &other.runs[..];
@@ -104,7 +105,7 @@ impl IdSet {
     }
 }
 
-/// The runs from the first that ends after `id`, found by doubling steps: cheap when it is near.
+/// The runs from the first that ends after `id`. Gallops, so a near run is cheap.
 pub(crate) fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
     let mut step = 1;
     while step < runs.len() && runs[step].1 <= id {
@@ -114,7 +115,7 @@ pub(crate) fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
     &runs[window.partition_point(|run| run.1 <= id)..]
 }
 
-/// Appends a run of ids, joined to the last one where they touch.
+/// Appends a run of ids, joined with the last run if they touch.
 pub(crate) fn push_run(first: u64, last: u64, runs: &mut Vec<(u32, u32)>) {
     let (Ok(first), Ok(end)) = (u32::try_from(first), u32::try_from(last.saturating_add(1))) else {
         return;
@@ -149,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn algebra_is_that_of_sets(a in arb_set(), b in arb_set()) {
+        fn operations_agree_with_sets(a in arb_set(), b in arb_set()) {
             let (x, y) = (of(&a), of(&b));
             prop_assert_eq!(back(&x), a.clone());
             prop_assert_eq!(x.count(), a.len() as u64);

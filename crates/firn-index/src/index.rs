@@ -1,4 +1,5 @@
-//! The index as the engine holds it: resolve, definitions for the log, views, seals and merges.
+//! The index as the engine uses it: resolves label sets, hands definitions to the log, creates
+//! views, plans seals and merges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,14 +23,14 @@ use crate::pair::raw_pairs;
 use crate::version::{FileSegment, IndexVersion, MemorySegment};
 use crate::view::{IndexStats, IndexView};
 
-/// Which series are there. Shared by writers and queries; every call takes `&self`.
+/// All series of a database, shared by writers and queries. Every call takes `&self`.
 #[derive(Clone, Debug)]
 pub struct Index {
     shared: Arc<Shared>,
 }
 
-/// Lock order: `jobs`, then `version`, then the state of the active segment, then that of an older one, then
-/// `limits`, `written` or one of `shards`.
+/// Lock order: `jobs`, `version`, the memory of the active segment, the memory of a frozen segment,
+/// then `limits`, `written` or one of `shards`.
 #[derive(Debug)]
 struct Shared {
     disk: Arc<dyn Disk>,
@@ -44,38 +45,38 @@ struct Shared {
     known: RwLock<KnownRefs>,
 }
 
-/// What is known of a shard beside its groups.
+/// State of a shard other than its groups.
 #[derive(Debug, Default)]
 struct Shard {
-    /// Definitions that the log has not been given, with the numbers of their segments.
+    /// Definitions that the log does not have yet, each with the number of its memory segment.
     pending: Mutex<Vec<(u64, MemberRun)>>,
     any_pending: AtomicBool,
-    /// Groups of before the start take no new member.
+    /// Groups that are in files take no new member, because definitions were lost.
     is_distrusted: AtomicBool,
-    /// Nor do those with smaller local ids, whenever: see [`Index::part_without`].
+    /// Groups with smaller local ids take no new member, see [`Index::part_without`].
     closed_below: AtomicU64,
 }
 
-/// A label set that is not known, and what of it is asked when it is defined.
+/// An unknown label set that is to be defined.
 struct NewLabelSet<'l> {
     whole: &'l Labels,
-    /// The labels of the group that it joins; `None`: it becomes a group of one.
+    /// The identity labels of the group that it joins; `None`: a lone series.
     identity: Option<Labels>,
 }
 
-// Known series take about 0.5 us each and new ones 1 (examples/footprint.rs): nobody waits for more
-// than half a millisecond.
+// A lookup of a known series takes about 0.5 us, a definition 1 us (examples/footprint.rs), so a
+// batch holds the lock for at most half a millisecond.
 const BATCH_KNOWN: usize = 1_024;
 const BATCH_NEW: usize = 256;
 
 impl Index {
-    /// The index as the manifest describes it: `parts` are its parts in order. Maps all segments and
-    /// reads nothing of them but their ends; files in `index/` that no part names are what is left of
-    /// interrupted work and go.
+    /// Opens the index from the `parts` of the manifest, in order. Maps all segment files but reads
+    /// only their footers, names and schemas. Removes files in `index/` that no part names: they
+    /// are left over from interrupted jobs.
     ///
     /// # Errors
-    /// `Corrupt` with the file for a segment that is missing or whose end is damaged, `Invalid` for
-    /// bad options, parts or formats, `Unavailable` if the disk fails.
+    /// `Corrupt` with the file if a segment is missing or its footer is damaged, `Invalid` for bad
+    /// options, parts or formats, `Unavailable` if the disk fails.
     pub fn open(
         disk: Arc<dyn Disk>,
         bits: ShardBits,
@@ -113,13 +114,15 @@ impl Index {
         Ok(Index { shared: Arc::new(shared) })
     }
 
-    /// Finds or defines each label set, the slow path: `out` is cleared and gets one answer per label
-    /// set, in order. A series that has all `group_by` labels joins the group of their values, any
-    /// other is a group of one. About 0.5 us for a known one, 1 us for a new one.
+    /// Finds or defines each label set: the slow path of a write. Clears `out` and adds one result
+    /// per label set, in order. A series with all `group_by` labels joins the group of their
+    /// values; any other series is a lone series. Takes about 0.5 us for a known label set and 1 us
+    /// for a new one.
     ///
     /// # Errors
-    /// Per label set: `SeriesLimit` over a limit (known ones go on), `Invalid` without any label,
-    /// `TooLarge` when the index cannot hold more text, `Corrupt` when a damaged segment may have it.
+    /// Per label set: `SeriesLimit` if a new series exceeds a limit, `Invalid` for an empty label
+    /// set, `TooLarge` if the index has no space for more text, `Corrupt` if a damaged segment may
+    /// contain the label set.
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
         out.clear();
         out.reserve(labels.len());
@@ -134,7 +137,7 @@ impl Index {
                     Some(position) => out.push(Ok(memory.series_ref(position))),
                     None => {
                         missing.push(out.len());
-                        out.push(Err(Error::invalid("a series needs at least one label")));
+                        out.push(Err(Error::invalid("a series has no labels: add at least one")));
                     }
                 }
             }
@@ -145,19 +148,20 @@ impl Index {
         for (&idx, found) in missing.iter().zip(found) {
             out[idx] = found;
         }
-        // Rows of them follow: nobody has to look for the references in files then.
+        // Rows of these series follow, so remember the references to save lookups in files.
         let found = out.iter().filter_map(|found| found.as_ref().ok().copied());
         self.shared.known.write().note(generation, found);
     }
 
-    /// Finds or defines the members of a group that the caller names. Their references come in order
-    /// of `members`, before them the groups that they are in, each once: mostly one, more if the
-    /// group is full or if a member's label set was defined elsewhere before.
+    /// Finds or defines the members of a group that the caller names. Returns the groups, each
+    /// once, and the references in order of `members`. There is usually one group; there are more
+    /// if the group is full or if a label set was defined in another group before.
     ///
     /// # Errors
-    /// `Invalid` if a member repeats a name of the group or has no label in all; `SeriesLimit` over
-    /// a limit; `TooLarge` when the index cannot hold more text; `Corrupt` when a damaged segment may
-    /// have a member. Members before the one that failed are defined.
+    /// `Invalid` if a member repeats a label name of the group or has no label at all;
+    /// `SeriesLimit` if a new series exceeds a limit; `TooLarge` if the index has no space for more
+    /// text; `Corrupt` if a damaged segment may contain a member. Members before the failed one
+    /// stay defined.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -178,7 +182,7 @@ impl Index {
         Ok((groups, series))
     }
 
-    /// The labels that decide which group a series joins; `None` if it stands alone.
+    /// The labels that identify the group of a series; `None` for a lone series.
     fn identity_by_options(&self, labels: &Labels) -> Option<Labels> {
         let group_by = &self.shared.options.group_by;
         let is_group = |name: &[u8]| group_by.iter().any(|by| by.as_bytes() == name);
@@ -187,8 +191,8 @@ impl Index {
         (!is_lone).then(|| labels.filter(|name| is_group(name.as_bytes())))
     }
 
-    /// One answer for each of `whole`. What is not in an older segment is found or defined in the active
-    /// one, in the group of the labels that `identity_of` gives.
+    /// Returns one result per label set of `whole`. Label sets that are in no older segment are
+    /// found or defined in the active one, in the group of the labels that `identity_of` returns.
     fn find_or_define(
         &self,
         whole: &[&Labels],
@@ -206,7 +210,7 @@ impl Index {
         found.into_iter().flatten().collect()
     }
 
-    /// Defines what no segment before the active one of `version` has.
+    /// Defines the label sets that have no result yet.
     fn define_missing(
         &self,
         version: &mut Arc<IndexVersion>,
@@ -219,17 +223,17 @@ impl Index {
             let identity = if found.is_none() { identity_of(whole) } else { None };
             wanted.push(NewLabelSet { whole, identity });
         }
-        // Groups of before that go on, by identity labels.
+        // Groups of older segments that take more members, by identity labels.
         let mut growing: HashMap<&Labels, Option<GrowingGroup>> = HashMap::new();
         while found.iter().any(Option::is_none) {
-            // Sealed segments are asked without any lock.
+            // Lookups in files run without a lock.
             let deferred = {
                 let mut memory = version.active.memory.write();
                 (!memory.is_frozen)
                     .then(|| self.define_some(version, &mut memory, &wanted, &growing, found))
             };
             let Some(deferred) = deferred else {
-                // It is an older one now.
+                // The segment was frozen meanwhile.
                 *version = self.version();
                 growing.clear();
                 let mut finder = version.finder();
@@ -250,8 +254,8 @@ impl Index {
         }
     }
 
-    /// Defines what can be defined without asking older segments; gives the places in `wanted` of the
-    /// first members of groups that may go on from one.
+    /// Defines all label sets that need no lookup of their group in older segments. Returns the
+    /// indexes in `wanted` of the others, one or more per group.
     fn define_some(
         &self,
         version: &IndexVersion,
@@ -267,7 +271,7 @@ impl Index {
             if found.is_some() {
                 continue;
             }
-            // Another writer, or this batch itself, may have defined it meanwhile.
+            // Another writer or an earlier entry of this batch may have defined it.
             if let Some(position) = lookup.find(memory, wanted.whole) {
                 *found = Some(Ok(memory.series_ref(position)));
                 continue;
@@ -287,7 +291,7 @@ impl Index {
         deferred
     }
 
-    /// Asks the limits before any text is stored: refused label sets must not cost memory.
+    /// Checks the limits before any text is stored, so that refused label sets cost no memory.
     fn define<'l>(
         &self,
         version: &IndexVersion,
@@ -320,7 +324,7 @@ impl Index {
         Ok(position)
     }
 
-    /// The group of before that goes on with a new member of `identity`.
+    /// The group of an older segment that takes a new member of `identity`.
     fn growing(&self, version: &IndexVersion, identity: &Labels) -> Result<Option<GrowingGroup>> {
         let growing = version.growing(identity, self.shared.options.slots_per_group_max)?;
         let bits = self.shared.bits;
@@ -332,10 +336,10 @@ impl Index {
         Ok(growing.filter(is_trusted))
     }
 
-    /// The reference of a label set, if it has one.
+    /// The reference of a label set; `None` if it is unknown.
     ///
     /// # Errors
-    /// `Corrupt` when a damaged segment may have it.
+    /// `Corrupt` if a damaged segment may contain the label set.
     pub fn lookup(&self, labels: &Labels) -> Result<Option<SeriesRef>> {
         let version = self.version();
         {
@@ -347,19 +351,19 @@ impl Index {
         if labels.is_empty() { Ok(None) } else { version.finder().find(labels) }
     }
 
-    /// Whether a reference is known. Takes the lock: ask [`Index::find_unknown`] for a batch.
+    /// Whether a reference is known. Takes a lock; use [`Index::find_unknown`] for a batch.
     ///
     /// # Errors
-    /// `Corrupt` when a damaged segment may have it.
+    /// `Corrupt` if a damaged segment may contain the reference.
     pub fn contains(&self, series: SeriesRef) -> Result<bool> {
         let version = self.version();
         Ok(version.is_in_memory(series) || version.is_sealed(series)?)
     }
 
-    /// The first of `series` that is not known, if there is one.
+    /// The first unknown reference of `series`; `None` if all are known.
     ///
     /// # Errors
-    /// `Corrupt` when a damaged segment may have one.
+    /// `Corrupt` if a damaged segment may contain a reference.
     pub fn find_unknown(
         &self,
         series: impl IntoIterator<Item = SeriesRef>,
@@ -384,15 +388,15 @@ impl Index {
         Ok(None)
     }
 
-    /// Changes when a reference that was given out stops being valid; whoever keeps references keeps
-    /// this beside them, read before they were asked for.
+    /// A number that changes when issued references become invalid. Callers that keep references
+    /// store the generation with them, read before the references were requested.
     pub fn generation(&self) -> u32 {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// Appends the definitions of `shard` that the log was not given yet, in order, to `out`; they
-    /// count as logged from here on. Costs one load if there is none. The caller holds the shard's
-    /// lock from here until the log has the bytes, so that definitions stay in order.
+    /// Appends to `out` the definitions of `shard` that the log does not have yet, in order, and
+    /// marks them as logged. Costs one atomic load if there are none. The caller holds the shard's
+    /// lock until the bytes are in the log; this keeps definitions in order.
     pub fn take_pending(&self, shard: ShardId, out: &mut Vec<u8>) {
         let shard = &self.shared.shards[usize::from(shard.0)];
         if !shard.any_pending.load(Ordering::Acquire) {
@@ -405,7 +409,8 @@ impl Index {
         };
         let version = self.version();
         for batch in runs.chunk_by(|a, b| a.0 == b.0) {
-            // What is in memory no more is in a file that the manifest names.
+            // If its segment is no longer in memory, the definition is in a file that the manifest
+            // names.
             let layers = version.frozen.iter().chain([&version.active]);
             let Some(layer) = layers.into_iter().find(|layer| layer.number == batch[0].0) else {
                 continue;
@@ -417,10 +422,10 @@ impl Index {
         }
     }
 
-    /// The log refused what [`Index::take_pending`] gave: every definition of `shard` that is not in
-    /// a file is pending again. Replaying one twice does no harm.
+    /// Makes every definition of `shard` that is not in a file pending again. For a log that
+    /// refused the bytes of [`Index::take_pending`]. Replaying a definition twice is harmless.
     pub fn requeue(&self, shard: ShardId) {
-        // Nothing is frozen or sealed meanwhile.
+        // This lock prevents freezing and sealing meanwhile.
         let version = self.shared.version.read();
         let mut runs: Vec<(u64, MemberRun)> = Vec::new();
         let mut take = |layer: &MemorySegment, memory: &MemoryIndex| {
@@ -435,18 +440,18 @@ impl Index {
         }
         let memory = version.active.memory.read();
         take(&version.active, &memory);
-        // The state is still locked: nobody can define a series that this list lacks.
+        // The active segment is still locked, so no series is defined that this list lacks.
         let shard = &self.shared.shards[usize::from(shard.0)];
         let mut pending = shard.pending.lock();
         shard.any_pending.store(!runs.is_empty(), Ordering::Release);
         *pending = runs;
     }
 
-    /// Takes in definitions that the log gives back; what is known is skipped.
+    /// Restores definitions from the log; skips known ones.
     ///
     /// # Errors
-    /// `Corrupt` with the offset in the payload if it is no definition, or if it contradicts one; or
-    /// of a damaged segment that may know it.
+    /// `Corrupt` with the offset in the payload if the bytes are no definition or contradict a
+    /// known one, or if a damaged segment may contain the series.
     pub fn replay(&self, payload: &[u8]) -> Result<()> {
         let version = self.version();
         let mut rest = payload;
@@ -465,12 +470,12 @@ impl Index {
         Ok(())
     }
 
-    /// Definitions of `shard` may be lost with a damaged part of the log. Rows were seen with ids up to
-    /// `seen`: those are never given to another label set, and no group of the shard takes a new
-    /// member, because a lost member may have had the next slot.
+    /// Records that definitions of `shard` may be lost with a damaged part of the log. `seen` is
+    /// the largest group id found in rows: ids up to it are never issued again. No group of the
+    /// shard takes a new member, because a lost member may have had the next slot.
     ///
     /// # Errors
-    /// `Invalid` if the id is absurd.
+    /// `Invalid` if the id leaves an implausible hole.
     pub fn distrust(&self, shard: ShardId, seen: Option<GroupId>) -> Result<()> {
         let version = self.version();
         let mut memory = version.active.memory.write();
@@ -480,20 +485,20 @@ impl Index {
         memory.parts.reserve_ids(shard, next)
     }
 
-    /// The time by which new series per second are counted; the index has no clock of its own.
+    /// Sets the time for the limit of new series per second; the index has no clock of its own.
     pub fn tick(&self, now_ms: Timestamp) {
         self.shared.limits.lock().tick(now_ms);
     }
 
-    /// What is known now, for queries. Costs two locks and an `Arc`.
+    /// A view of all series that are known now, for queries. Costs two locks and an `Arc`.
     pub fn view(&self) -> IndexView {
         let version = self.version();
         let mark = version.active.memory.read().watermark();
         IndexView::new(version, mark)
     }
 
-    /// Freezes what was defined since the last seal; the job writes it to a file while others go on.
-    /// `None` if there is nothing.
+    /// Plans a seal: freezes the series defined since the last seal, and the job writes them to a
+    /// file while other calls continue. `None` if there is nothing to seal.
     pub fn plan_seal(&self) -> Option<SealJob> {
         let mut jobs = self.shared.jobs.lock();
         let mut version = self.shared.version.write();
@@ -515,22 +520,22 @@ impl Index {
         if version.frozen.is_empty() {
             return None;
         }
-        // One seal at a time: what another has written was not applied.
+        // One seal at a time: drop the results of earlier seals that were not applied.
         self.shared.written.lock().retain(|written| written.layers.is_empty());
         let layers = version.frozen.clone();
         let written = Arc::clone(&self.shared.written);
         Some(SealJob { number: jobs.take_number(), layers, next_ids, written })
     }
 
-    /// Neighbouring files of like size that should become one; `None` if there are few.
+    /// Plans a merge of neighbouring files of similar size; `None` if there are too few.
     pub fn plan_merge(&self) -> Option<MergeJob> {
         let mut jobs = self.shared.jobs.lock();
         let version = self.version();
         MergeJob::choose(&version.sealed).map(|inputs| self.merge_job(&mut jobs, inputs))
     }
 
-    /// All files whose definitions the log does not have any more, to be made one without what has no
-    /// data; `None` if there is none.
+    /// Plans a merge that removes series without data, over all files whose definitions are no
+    /// longer in the log; `None` if there is no such file.
     pub fn plan_removal(&self) -> Option<MergeJob> {
         let mut jobs = self.shared.jobs.lock();
         let version = self.version();
@@ -540,26 +545,27 @@ impl Index {
     }
 
     fn merge_job(&self, jobs: &mut JobCatalog, inputs: &[Arc<FileSegment>]) -> MergeJob {
-        // One merge at a time, as with seals.
+        // One merge at a time: drop the results of earlier merges that were not applied.
         self.shared.written.lock().retain(|written| !written.layers.is_empty());
         let written = Arc::clone(&self.shared.written);
         MergeJob { number: jobs.take_number(), inputs: inputs.to_vec(), written }
     }
 
-    /// A number above those of all seals so far; for [`Index::settle`].
+    /// A number above those of all seals so far, for [`Index::settle`].
     pub fn next_number(&self) -> u64 {
         self.shared.jobs.lock().next_number
     }
 
-    /// Whatever was sealed when [`Index::next_number`] said `number` lies below the log's floor by now:
-    /// no replay brings it back, so it may be removed for good.
+    /// Declares that the log's floor is above all definitions sealed before `number`, a result of
+    /// [`Index::next_number`]. No replay restores these series, so a removal may drop them for
+    /// good.
     pub fn settle(&self, number: u64) {
         let mut jobs = self.shared.jobs.lock();
         jobs.settled = jobs.settled.max(number);
     }
 
-    /// The manifest has the part that a job gave: its segment counts from here on, and the files that
-    /// it replaces are removed. After a removal the generation is another.
+    /// Applies the part of a finished job; the manifest has it already. Swaps the list of segments
+    /// and removes the replaced files. After a removal the generation is higher.
     ///
     /// # Errors
     /// `Invalid` if the part is not from the last planned job of its kind.
@@ -584,18 +590,23 @@ impl Index {
             obsolete
         };
         if written.is_removal {
-            // Behind the swap: whoever reads the new one asks the new tip.
+            // After the swap: a reader of the new generation sees the new version.
             self.shared.generation.fetch_add(1, Ordering::AcqRel);
             self.shared.limits.lock().recount();
         }
         for segment in obsolete {
-            // One that stays is removed by the next open. Views that hold it go on reading it.
+            // If this fails, the next open removes the file. Views that hold it can still read it.
             let _ = self.shared.disk.remove(&segment.info.path());
         }
         Ok(())
     }
 
-    /// The part of a [`Removal`](crate::Removal) will not be put into the manifest: its file goes.
+    /// Discards the part of a [`Removal`](crate::Removal) that the manifest does not take, and its
+    /// file.
+    ///
+    /// # Errors
+    /// `Invalid` if the part is not from the last planned job of its kind; `Unavailable` if the
+    /// disk fails.
     pub fn abandon(&self, part: &[u8]) -> Result<()> {
         let written = self.take_written(&CatalogEdit::decode(part)?)?;
         match written.segment {
@@ -604,12 +615,12 @@ impl Index {
         }
     }
 
-    /// For a reader of files that another process writes: the list of segments becomes that of `part`, a
-    /// whole state. The files are there; those that it no longer names are removed. Views that were taken
-    /// go on seeing what they saw.
+    /// Replaces the list of segments by that of `part`, a complete state that another process
+    /// wrote. The files must exist. Removes files that are no longer named. Existing views do not
+    /// change.
     ///
     /// # Errors
-    /// As [`Index::open`]; nothing has changed then.
+    /// As [`Index::open`]; the index is unchanged then.
     pub fn follow(&self, part: &[u8]) -> Result<()> {
         let catalog = Catalog::read(&[part])?;
         let mut jobs = self.shared.jobs.lock();
@@ -645,24 +656,25 @@ impl Index {
         Ok(written.swap_remove(idx))
     }
 
-    /// Reads every byte of the sealed segments against its checksum: one error for each damaged block. Blocks
-    /// that were found sound since the start are not read again.
+    /// Compares every byte of the sealed segments with its checksum and returns one error per
+    /// damaged block. Blocks that were verified since the open are not read again.
     pub fn check(&self) -> Vec<Error> {
         self.version().sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
     }
 
-    /// Writes the damaged file of `path` anew: broken blocks as `copy` has them, else without the series that need them; for
-    /// [`Index::apply`]. Holds all bytes of the file, and its texts if something is lost. `None` if there is no such file.
+    /// Rewrites the damaged file at `path`, for [`Index::apply`]. Takes damaged blocks from `copy`;
+    /// drops the series that need a block which the copy lacks. Holds the whole file in memory, and
+    /// its texts if series are lost. `None` if the index has no such file.
     ///
     /// # Errors
-    /// `Unavailable` if the disk fails or is full; `Corrupt` if nothing can be read.
+    /// `Unavailable` if the disk fails or is full; `Corrupt` if the file cannot be read at all.
     pub fn repair(&self, path: &str, copy: ReadCopy<'_>) -> Result<Option<Repaired>> {
         let (segment, number, next_ids) = {
             let mut jobs = self.shared.jobs.lock();
             let version = self.version();
             let found = version.sealed.iter().find(|segment| segment.info.path() == path);
             let Some(segment) = found.cloned() else { return Ok(None) };
-            // One merge at a time, as with seals.
+            // One merge at a time: drop the results of earlier merges that were not applied.
             self.shared.written.lock().retain(|written| !written.layers.is_empty());
             (segment, jobs.take_number(), jobs.catalog.next_ids.clone())
         };
@@ -679,11 +691,12 @@ impl Index {
         Ok(Some(Repaired { part: bytes, lost }))
     }
 
-    /// As [`Index::repair`] before an index of `parts` is opened: a part behind them.
+    /// As [`Index::repair`], before an index of `parts` is opened. The result is a part to append
+    /// to `parts`.
     ///
     /// # Errors
-    /// As [`Index::repair`]; `Corrupt` too if the file is missing or its end is damaged; `Invalid` for parts that are none,
-    /// or that do not name it.
+    /// As [`Index::repair`]; `Corrupt` too if the file is missing or its footer is damaged;
+    /// `Invalid` for malformed parts or a path that they do not name.
     pub fn part_repaired(
         disk: &dyn Disk,
         parts: &[&[u8]],
@@ -700,19 +713,19 @@ impl Index {
         Ok(Repaired { part: part.encode(), lost })
     }
 
-    /// The whole sealed state as one manifest part.
+    /// The complete sealed state as one manifest part.
     pub fn snapshot_part(&self) -> Vec<u8> {
         self.shared.jobs.lock().catalog.to_part().encode()
     }
 
-    /// The files of the sealed state with their lengths. The next [`Index::apply`] may remove some.
+    /// The sealed files with their lengths. The next [`Index::apply`] may remove some.
     pub fn segment_files(&self) -> Vec<(String, u64)> {
         let jobs = self.shared.jobs.lock();
         let files = jobs.catalog.segments.iter();
         files.map(|segment| (segment.path(), segment.file_bytes)).collect()
     }
 
-    /// What the bytes of all sealed segment files are spent on; together they are
+    /// The bytes of all sealed segment files by their use; the sum is
     /// [`IndexStats::segment_bytes`].
     pub fn sealed_bytes_by_use(&self) -> Vec<(&'static str, u64)> {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
@@ -727,27 +740,27 @@ impl Index {
         uses
     }
 
-    /// The files, with their lengths, that a manifest's `parts` name: for who brings them here before
-    /// [`Index::open`] or [`Index::follow`].
+    /// The files, with their lengths, that a manifest's `parts` name. For callers that fetch the
+    /// files before [`Index::open`] or [`Index::follow`].
     ///
     /// # Errors
-    /// `Invalid` for parts that are none.
+    /// `Invalid` for malformed parts.
     pub fn files_of(parts: &[&[u8]]) -> Result<Vec<(String, u64)>> {
         let catalog = Catalog::read(parts)?;
         let files = catalog.segments.iter();
         Ok(files.map(|segment| (segment.path(), segment.file_bytes)).collect())
     }
 
-    /// The part of an index without anything.
+    /// The part of an empty index.
     pub fn empty_part() -> Vec<u8> {
         CatalogEdit::default().encode()
     }
 
-    /// A part behind `parts` that leaves the file of `path` out, and how many series it has: they are forgotten. No group
-    /// that there is takes a new member from then on.
+    /// A part to append to `parts` that drops the file at `path`, and the number of its series,
+    /// which are forgotten. Existing groups take no new members afterwards.
     ///
     /// # Errors
-    /// `Invalid` for parts that are none, or that do not name it.
+    /// `Invalid` for malformed parts or a path that they do not name.
     pub fn part_without(parts: &[&[u8]], path: &str) -> Result<(Vec<u8>, u64)> {
         let catalog = Catalog::read(parts)?;
         let info = catalog.segments.iter().find(|segment| segment.path() == path);
@@ -757,11 +770,11 @@ impl Index {
         Ok((part.encode(), info.series_count))
     }
 
-    /// Whether two lists of parts name the same file of `path`, as far as they tell: of the same length, with as many
-    /// series and groups.
+    /// Whether two lists of parts name the same file at `path`. Compares length, series count and
+    /// group count.
     ///
     /// # Errors
-    /// `Invalid` for parts that are none.
+    /// `Invalid` for malformed parts.
     pub fn name_same(parts: &[&[u8]], others: &[&[u8]], path: &str) -> Result<bool> {
         let info = |parts| -> Result<Option<SegmentInfo>> {
             Ok(Catalog::read(parts)?.segments.into_iter().find(|segment| segment.path() == path))
@@ -770,7 +783,7 @@ impl Index {
         Ok(one.is_some() && one == other)
     }
 
-    /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.
+    /// Sizes for metrics and the memory budget. Cheap: adds up maintained sums.
     pub fn stats(&self) -> IndexStats {
         let version = self.version();
         let mut stats = IndexStats::default();
@@ -816,7 +829,10 @@ impl Shard {
     }
 }
 
-/// Both label sets in one; they must not share a name.
+/// Both label sets as one.
+///
+/// # Errors
+/// `Invalid` if they share a name or both are empty.
 fn join(group: &Labels, member: &Labels) -> Result<Labels> {
     if let Some(pair) = member.iter().find(|pair| group.get(pair.0).is_some()) {
         return Err(Error::invalid(format!(
@@ -825,7 +841,7 @@ fn join(group: &Labels, member: &Labels) -> Result<Labels> {
         )));
     }
     if group.is_empty() && member.is_empty() {
-        return Err(Error::invalid("a series needs at least one label"));
+        return Err(Error::invalid("a series has no labels: add at least one"));
     }
     Labels::from_pairs(group.iter().chain(member.iter()))
 }

@@ -1,10 +1,11 @@
-//! Seals and merges: what is in memory becomes a file, and many files become few.
+//! Seals, merges, removals and repairs of segment files.
 //!
-//! A **seal** freezes the active segment, writes it and everything that an earlier seal could not write to
-//! one file, and drops it from memory once the manifest names the file. A **merge** makes one file of
-//! neighbours of like size, so that there are logarithmically many and each definition is rewritten a
-//! logarithmic number of times. A **removal** is a merge of all files that leaves out what has no data
-//! any more; only all together know which slots of a group were given.
+//! A **seal** freezes the active segment, writes it to a file together with everything that earlier
+//! seals failed to write, and drops it from memory once the manifest names the file. A **merge**
+//! makes one file of neighbours of similar size, so that the number of files is logarithmic and
+//! each definition is rewritten a logarithmic number of times. A **removal** is a merge of all
+//! files that drops series without data; it needs all files because only together they contain all
+//! issued slots of a group.
 
 use std::sync::Arc;
 
@@ -21,29 +22,29 @@ use crate::memory::index::MemoryIndex;
 use crate::sealed::{Builder, MergeFilter, PairSource, PartInput, Sealed};
 use crate::version::{FileSegment, MemorySegment};
 
-/// What is known about files, and what jobs have finished.
+/// The list of files, and the numbers of jobs.
 #[derive(Debug)]
 pub(crate) struct JobCatalog {
     pub(crate) catalog: Catalog,
     pub(crate) next_number: u64,
-    /// Segments with seals below this number hold only what the log need not give back.
+    /// Segments with seals below this number contain only definitions below the log's floor.
     pub(crate) settled: u64,
 }
 
-/// What a job has written, waiting for the manifest.
+/// The result of a job that the manifest does not have yet.
 #[derive(Debug)]
 pub(crate) struct WrittenSegment {
     pub(crate) part: CatalogEdit,
     pub(crate) segment: Option<Arc<FileSegment>>,
-    /// The segments in memory that are in it.
+    /// The memory segments that the file contains.
     pub(crate) layers: Vec<u64>,
     pub(crate) is_removal: bool,
 }
 
-/// Jobs that have run, by the first number that their part names.
+/// Results of finished jobs that were not applied yet.
 pub(crate) type WrittenSegments = Mutex<Vec<WrittenSegment>>;
 
-/// Writes what was frozen; planned by [`Index::plan_seal`](crate::Index::plan_seal).
+/// Writes frozen segments to a file; planned by [`Index::plan_seal`](crate::Index::plan_seal).
 #[derive(Debug)]
 pub struct SealJob {
     pub(crate) number: u64,
@@ -61,57 +62,59 @@ pub struct MergeJob {
     pub(crate) written: Arc<WrittenSegments>,
 }
 
-/// Which series stay in the index when segments merge.
+/// Decides which series stay in the index when segments merge.
 pub trait Liveness {
-    /// Takes out of `slots` (rising, all that the job knows of `group`) those that have no data. Asked
-    /// once for each group. A series that stands alone has slot 0.
+    /// Removes the slots without data from `slots` (ascending, all slots of `group` in the job's
+    /// files). Called once per group. A lone series has slot 0.
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>);
 }
 
-/// What a removal leaves out, and the manifest part that makes it so.
+/// The series that a removal drops, with the manifest part that drops them.
 #[derive(Debug)]
 pub struct Removal {
-    /// For [`Index::apply`](crate::Index::apply), once it is certain that nothing of `dropped` came back.
+    /// For [`Index::apply`](crate::Index::apply), once the caller has verified that nothing of
+    /// `dropped` was written again.
     pub part: Vec<u8>,
-    /// Groups with the slots that are left out (rising), in no order.
+    /// Groups with their dropped slots (ascending); groups are in no order.
     pub dropped: Vec<(GroupId, Vec<u32>)>,
 }
 
-/// A damaged file written anew, and the manifest part that makes it so.
+/// A rewritten file, and the manifest part that replaces the damaged one.
 #[derive(Debug)]
 pub struct Repaired {
     /// For [`Index::apply`](crate::Index::apply).
     pub part: Vec<u8>,
-    /// What could not be read; `None` if nothing is lost.
+    /// The lost series; `None` if nothing is lost.
     pub lost: Option<LostSeries>,
 }
 
-/// Series whose labels a damaged file has lost.
+/// Series of which a damaged file has lost the labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostSeries {
-    /// How many.
+    /// Their number.
     pub count: u64,
-    /// The first and the last of their groups whose ids could be read.
+    /// The first and the last of their groups, as far as ids could be read.
     pub groups: Option<(GroupId, GroupId)>,
 }
 
-/// What a copy of a file has: so many bytes from an offset on.
+/// Reads a range (offset, length) of a file's copy; `None` if the copy lacks it.
 pub type ReadCopy<'a> = &'a dyn Fn(u64, u64) -> Option<Arc<[u8]>>;
 
-/// What writing a file takes whatever is in it: its buffer, twice while it grows.
+/// The writer's buffer, twice because it may be growing.
 const WRITE_BYTES: u64 = 4 << 20;
-/// Numbers of a pair: in its input and in the file, its name, its hash, whether it is used.
+/// Per pair: its numbers in the input and in the file, its name, its hash, and whether it is used.
 const PAIR_BYTES: u64 = 28;
-/// A label set with its pairs, then as a sorted row, with its hash and its way by id.
+/// Per label set: its pairs, also as a sorted row, with hash and id entries.
 const SET_BYTES: u64 = 224;
-/// Slot and member set of a series, in the builder, in its group's list, in lists of rows.
+/// Per series: slot and member set, in the builder, in its group's list, and in lists of rows.
 const SERIES_BYTES: u64 = 32;
 
 fn write_bytes(pair_count: u64, set_count: u64, series_count: u64) -> u64 {
     pair_count * PAIR_BYTES + set_count * SET_BYTES + series_count * SERIES_BYTES
 }
 
-// So many neighbours of like size become one: each definition is written about log4 times.
+// This many neighbours of similar size are merged, so each definition is written about log4(n)
+// times.
 const MERGE_COUNT_MIN: usize = 4;
 
 impl JobCatalog {
@@ -122,7 +125,8 @@ impl JobCatalog {
 }
 
 impl SealJob {
-    /// Memory that [`SealJob::run`] takes at most, about: beside numbers of pairs, series and sets nothing is held.
+    /// The approximate peak memory of [`SealJob::run`]: numbers of pairs, series and sets, no
+    /// texts.
     pub fn memory_bytes(&self) -> u64 {
         let of = |layer: &Arc<MemorySegment>| {
             let memory = layer.memory.read();
@@ -132,14 +136,14 @@ impl SealJob {
         WRITE_BYTES + self.layers.iter().map(of).sum::<u64>()
     }
 
-    /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. Nothing refers to the
-    /// file before the manifest has the part, so it may fail or be killed anywhere: the next seal takes
-    /// the same again.
+    /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. The job may fail or
+    /// be killed at any point: nothing refers to the file before the manifest has the part, and the
+    /// next seal writes the same series again.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails or is full.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
-        // Nobody changes them any more; queries read beside.
+        // Frozen segments do not change; queries read them concurrently.
         let memories: Vec<_> = self.layers.iter().map(|layer| layer.memory.read()).collect();
         let sources: Vec<_> =
             memories.iter().map(|memory| PairSource::Memory(&memory.pairs)).collect();
@@ -161,7 +165,7 @@ impl SealJob {
 }
 
 impl MergeJob {
-    /// The run of neighbours, newest last, that should become one.
+    /// The newest neighbours of similar size, oldest first; `None` if there are too few.
     pub(crate) fn choose(segments: &[Arc<FileSegment>]) -> Option<&[Arc<FileSegment>]> {
         let mut start = segments.len().checked_sub(1)?;
         let mut series_count = segments[start].info.series_count;
@@ -174,8 +178,8 @@ impl MergeJob {
         Some(&segments[start..]).filter(|chosen| chosen.len() >= MERGE_COUNT_MIN)
     }
 
-    /// Memory that [`MergeJob::run`] takes at most, about, as [`SealJob::memory_bytes`]: texts of any length go from file
-    /// to file.
+    /// The approximate peak memory of [`MergeJob::run`], as [`SealJob::memory_bytes`]: texts are
+    /// copied from file to file.
     pub fn memory_bytes(&self) -> u64 {
         let of = |segment: &Arc<FileSegment>| {
             let sealed = &segment.sealed;
@@ -184,10 +188,11 @@ impl MergeJob {
         WRITE_BYTES + self.inputs.iter().map(of).sum::<u64>()
     }
 
-    /// As [`SealJob::run`], for a merge that keeps everything.
+    /// As [`SealJob::run`], for a merge that keeps all series.
     ///
     /// # Errors
-    /// `Unavailable` if the disk fails or is full; `Corrupt` for a damaged segment: it stays.
+    /// `Unavailable` if the disk fails or is full; `Corrupt` for a damaged input, which stays in
+    /// use.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
         let everything = KeepAll;
@@ -195,8 +200,8 @@ impl MergeJob {
         Ok(self.finish(Some(segment), false))
     }
 
-    /// As [`MergeJob::run`], leaving out what does not live. `None` if everything does: then nothing is
-    /// written.
+    /// As [`MergeJob::run`], without the series that `live` removes. `None` if it removes none:
+    /// then nothing is written.
     ///
     /// # Errors
     /// As [`MergeJob::run`].
@@ -217,7 +222,7 @@ impl MergeJob {
     }
 
     fn absent(&self, live: &dyn Liveness) -> Result<RemovedSlots> {
-        // Reserved by who runs the job.
+        // The caller has reserved the job's memory.
         let held = Budget::unlimited().empty(Pool::Jobs);
         let mut keys = KeyTable::new(Grouping::By(Vec::new()), held);
         let cancel = CancelToken::new();
@@ -270,7 +275,7 @@ impl MergeJob {
     }
 }
 
-/// Gives everything in memory to a builder.
+/// Adds all series of a memory segment to a builder.
 fn add_memory((source, memory): (usize, &MemoryIndex), builder: &mut Builder<'_>) {
     let (mut identity, mut common, mut member) = (Vec::new(), Vec::new(), Vec::new());
     for part_no in 0..memory.parts.count() {
@@ -282,7 +287,7 @@ fn add_memory((source, memory): (usize, &MemoryIndex), builder: &mut Builder<'_>
         common.clear();
         translate(memory.parts.common(part_no), &mut common);
         let (group, lone) = (memory.parts.id(part_no), memory.parts.is_lone(part_no));
-        // All pairs of the members first: the builder is lent to only one.
+        // Collect the pairs of all members first: `translate` borrows the builder.
         let mut members: Vec<(u32, usize)> = Vec::new();
         member.clear();
         if !lone {
@@ -303,7 +308,7 @@ fn add_memory((source, memory): (usize, &MemoryIndex), builder: &mut Builder<'_>
     }
 }
 
-/// Writes a segment and opens it: what comes after the manifest must not fail.
+/// Writes a segment and opens it, so that nothing can fail after the manifest names it.
 fn write(
     disk: &dyn Disk,
     number: u64,
@@ -326,13 +331,15 @@ fn write(
         open(disk, info, born)
     };
     written().inspect_err(|_| {
-        // Nobody knows of it, and the next try has another number: a full disk is not filled further.
+        // Nothing refers to the file, and the next attempt uses another number: a full disk must
+        // not fill further.
         let _ = disk.remove(&path);
     })
 }
 
-/// Writes a damaged segment anew: each broken block as `copy` has it or, if it has not, without the series that need it.
-/// `next_ids`: no group below them takes a new member then, because its next slot may be one that was lost.
+/// Rewrites a damaged segment. Takes each damaged block from `copy`, or drops the series that need
+/// it. If series are lost, groups below `next_ids` take no new members: their next slot may have
+/// been issued in the lost blocks.
 pub(crate) fn repair(
     disk: &dyn Disk,
     damaged: &FileSegment,
@@ -362,7 +369,7 @@ pub(crate) fn repair(
     Ok((part, segment, lost))
 }
 
-/// The contents of a segment under another number.
+/// Writes the contents of a segment under another number.
 fn write_contents(
     disk: &dyn Disk,
     number: u64,
@@ -382,15 +389,15 @@ fn write_contents(
     })
 }
 
-/// Maps a segment that the manifest names, or that was just written.
+/// Maps a segment file.
 ///
 /// # Errors
-/// `Corrupt` with its name if it is missing, has another length, or its end is damaged.
+/// `Corrupt` with the path if it is missing, has another length, or its footer is damaged.
 pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<FileSegment>> {
     open_as(disk, info, born, &|bytes, path| Sealed::open(bytes, path))
 }
 
-/// As [`open`], with broken blocks as `copy` has them.
+/// As [`open`], with damaged blocks taken from `copy`.
 pub(crate) fn open_mended(
     disk: &dyn Disk,
     info: SegmentInfo,
@@ -407,20 +414,29 @@ fn open_as(
 ) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
-        ErrorKind::NotFound => Error::corrupt(&path, 0, "the manifest names it but it is missing"),
+        ErrorKind::NotFound => Error::corrupt(
+            &path,
+            0,
+            "the manifest names this index file but it is missing: restore it from a backup",
+        ),
         _ => e,
     };
     let file = disk.open(&path, OpenMode::Read).map_err(missing)?;
     let file_bytes = file.len()?;
     if file_bytes != info.file_bytes {
-        let what = format!("{file_bytes} bytes, the manifest says {}", info.file_bytes);
+        let what = format!(
+            "the index file has {file_bytes} bytes, the manifest expects {}: restore it from a \
+             backup",
+            info.file_bytes
+        );
         return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
     }
     let sealed = open(file.map()?, &path)?;
     let counts = (sealed.series_count(), sealed.group_count());
     if counts.0 != info.series_count || counts.1 < info.group_count {
         let what = format!(
-            "{} series in {} groups, the manifest says {} in {} or more",
+            "the index file has {} series in {} groups, the manifest expects {} in at least {}: \
+             restore it from a backup",
             counts.0, counts.1, info.series_count, info.group_count
         );
         return Err(Error::corrupt(&path, 0, what));
@@ -435,7 +451,7 @@ pub(crate) fn next_number(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> {
     Ok(last.map_or(1, |last| last.saturating_add(1)))
 }
 
-/// Removes files that no part names; gives a number above all of them.
+/// Removes files that no part names; returns a number above all of them.
 pub(crate) fn remove_orphans(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> {
     let next_number = next_number(disk, catalog)?;
     for number in numbers_in_folder(disk)? {
@@ -457,12 +473,12 @@ impl MergeFilter for KeepAll {
     fn retain(&self, _: GroupId, _: &mut Vec<u32>) {}
 }
 
-/// What a removal leaves out.
+/// The series that a removal drops.
 #[derive(Debug, Default)]
 struct RemovedSlots {
-    /// Rising.
+    /// Ascending.
     slots: HashMap<GroupId, Vec<u32>>,
-    /// Groups of which no member is left.
+    /// Groups without any remaining member.
     groups: HashSet<GroupId>,
 }
 

@@ -1,37 +1,37 @@
-//! The keys of a query's answer, shared by all segments that it asks, and the memory of the answer: it is set aside before it
-//! is taken, since the texts of many series may be more than there is.
+//! The distinct keys of a query result over all segments, and the memory of the result. Memory is
+//! reserved before it is allocated: the texts of many series may exceed it.
 
 use firn_model::{Grouping, Labels, Reservation, Result};
 use hashbrown::HashMap;
 
-/// The distinct keys under a grouping, each a number.
+/// The distinct keys under a grouping, by number.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     grouping: Grouping,
-    /// Made once keys may come twice: those of one segment are distinct.
+    /// Filled once keys may repeat: the keys of one segment are distinct.
     of_labels: HashMap<Labels, u32>,
     keys: Vec<Labels>,
-    /// Of all keys.
+    /// Bytes of all keys.
     key_bytes: u64,
-    /// What others said that they hold for the answer.
+    /// Bytes that callers hold for the result besides keys.
     other_bytes: u64,
     held: Reservation,
 }
 
-/// A key beside its text: its place in the list and in the table, and the head of its text.
+/// A key without its text: its entries in list and table, and the allocation's header.
 const KEY_BYTES: u64 = 2 * size_of::<Labels>() as u64 + 24;
 
 impl KeyTable {
-    /// `held` is for the whole answer.
+    /// `held` is the reservation of the whole result.
     pub(crate) fn new(grouping: Grouping, held: Reservation) -> KeyTable {
         let (of_labels, keys) = Default::default();
         KeyTable { grouping, of_labels, keys, key_bytes: 0, other_bytes: 0, held }
     }
 
-    /// Sets aside `bytes` in all for what is not keys.
+    /// Reserves `bytes` in total for everything except keys.
     ///
     /// # Errors
-    /// `Busy` without memory, `TooLarge` over the query's part.
+    /// `Busy` without memory, `TooLarge` beyond the query's share.
     pub(crate) fn hold_others(&mut self, bytes: u64) -> Result<()> {
         self.other_bytes = bytes;
         self.held.cover(self.key_bytes + bytes)
@@ -41,14 +41,14 @@ impl KeyTable {
         &self.grouping
     }
 
-    /// The number of `key`: what [`Grouping::key`] makes of a series' labels.
+    /// The number of `key`, a result of [`Grouping::key`].
     ///
     /// # Errors
     /// As [`KeyTable::hold_others`].
     pub(crate) fn intern(&mut self, key: Labels) -> Result<u32> {
         let next = self.keys.len() as u32;
         if matches!(self.grouping, Grouping::Series) {
-            // No two series have the same labels, and no series is in two segments.
+            // Two series never have the same labels, and a series is in one segment only.
             self.push(key)?;
             return Ok(next);
         }
@@ -62,7 +62,7 @@ impl KeyTable {
         Ok(number)
     }
 
-    /// The numbers of keys that differ from each other; `None`: 0, 1, 2...
+    /// The numbers of distinct keys; `None`: 0, 1, 2...
     ///
     /// # Errors
     /// As [`KeyTable::hold_others`].
@@ -84,7 +84,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// All keys, by number, and the memory of the answer, of which `bytes` are not keys.
+    /// All keys, by number, and the reservation of the result, of which `bytes` are for other data.
     ///
     /// # Errors
     /// As [`KeyTable::hold_others`].

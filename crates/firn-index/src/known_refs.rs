@@ -1,31 +1,34 @@
-//! Which references were found to be known lately, a bit each, so that a writer who sends the same series again and
-//! again does not ask the files for each of them.
+//! A bitmap of references that were recently found valid, so that a client which sends the same
+//! series repeatedly causes no lookups in files.
 
 use firn_model::SeriesRef;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-/// The references. All are of one [`crate::Index::generation`]: until there is another, none of them stops being valid.
+/// Valid references of one [`crate::Index::generation`]: within a generation no reference becomes
+/// invalid.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRefs {
     generation: u32,
-    /// 64 neighbours each.
+    /// 64 references each.
     words: HashMap<WordKey, u64>,
 }
 
-/// What shares a word: the first slots of 64 groups, most of which may be lone, or 64 other slots of one.
+/// The references that share a word: slot 0 of 64 groups, many of which are lone series, or 64
+/// slots of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct WordKey {
     group: u64,
     slot: u32,
 }
 
-// 7 MiB: as many as 14 million lone series need, or 11 million in groups of a hundred. What does not fit is asked each time.
+// 7 MiB: enough for 14 million lone series, or 11 million series in groups of 100. References that
+// do not fit are looked up each time.
 const WORD_COUNT_MAX: usize = 7 << 15;
 
 impl KnownRefs {
-    /// Those of `series` that are not remembered as known in `generation`; of equal ones that come one after the other
-    /// only the first.
+    /// Returns the references of `series` that are not known to be valid in `generation`, without
+    /// adjacent duplicates.
     pub(crate) fn unsure(
         &self,
         generation: u32,
@@ -34,7 +37,7 @@ impl KnownRefs {
         let is_other = generation != self.generation;
         let mut unsure = Vec::new();
         let mut last_series = None;
-        // Neighbours mostly come one after the other, too.
+        // Adjacent references usually share a word.
         let mut last_word = None;
         for series in series {
             if last_series.replace(series) == Some(series) {
@@ -53,10 +56,11 @@ impl KnownRefs {
         unsure
     }
 
-    /// Takes in what was found to be known after the index said that it is at `generation`.
+    /// Adds references that were found valid after `generation` was read.
     pub(crate) fn note(&mut self, generation: u32, series: impl IntoIterator<Item = SeriesRef>) {
         if generation != self.generation {
-            // Another writer may have noted for a later one: then theirs are asked again, which does no harm.
+            // Another writer may have noted references of a later generation. They are looked up
+            // again, which is harmless.
             *self = KnownRefs { generation, ..KnownRefs::default() };
         }
         let mut bits_of_words = series.into_iter().map(word_and_bit).peekable();
@@ -81,7 +85,7 @@ impl KnownRefs {
 fn word_and_bit(series: SeriesRef) -> (WordKey, u64) {
     let (group, slot) = (series.group.0, series.slot.0);
     match slot {
-        // Slot 0 of a word of slots is in the other kind of word, so both kinds differ in their slot.
+        // Slot 0 belongs to the other kind of word, so the kinds differ in their slot.
         0 => (WordKey { group: group / 64, slot: u32::MAX }, 1 << (group % 64)),
         _ => (WordKey { group, slot: slot / 64 }, 1 << (slot % 64)),
     }
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_within_its_bound() {
+    fn it_respects_its_bound() {
         let mut known = KnownRefs::default();
         let many: Vec<SeriesRef> =
             (0..400_000).map(|number| series(number * 64, number as u32 % 2)).collect();
@@ -132,6 +136,6 @@ mod tests {
         assert!(known.heap_bytes() <= 7 << 20, "{}", known.heap_bytes());
         let unsure = known.unsure(0, many.iter().copied());
         assert_eq!(unsure.len(), many.len() - WORD_COUNT_MAX);
-        assert_eq!(known.unsure(0, unsure.iter().copied()), unsure, "the others are asked");
+        assert_eq!(known.unsure(0, unsure.iter().copied()), unsure, "the others are looked up");
     }
 }

@@ -1,41 +1,47 @@
-//! Index: which series are there, and which of them match.
+//! Index: the known series, and which of them match a selection.
 //!
-//! **Owns** symbols (label pairs, each stored once), groups and their members, the way from a label
-//! set to its [`SeriesRef`](firn_model::SeriesRef) and back, posting lists, the definitions that
-//! the log keeps for it, and the sealed segment files `index/<n>.seg`.
+//! **Owns** label names and pairs (each stored once), groups and their members, the maps from label
+//! sets to [`SeriesRef`](firn_model::SeriesRef) and back, posting lists, the definitions that the
+//! log keeps, and the segment files `index/<n>.seg`.
 //!
-//! **Never** sees a sample, a time range or the log; never knows which group has data when (the
-//! caller narrows [`Matches`] by that, and says at a removal what has none); never gives an id twice.
+//! **Never** sees a sample, a time range or the log. It does not know when a group has data:
+//! callers narrow [`Matches`] by time, and a removal receives the series without data. Ids are
+//! never reused.
 //!
-//! **Segments** (`ByteSeries` 3.2): one *active*, in memory, takes what is new; it is *frozen* while a
-//! [`SealJob`] writes it to a *sealed* one, a compressed file that is mapped, never loaded. A
-//! [`MergeJob`] makes one of several, and may leave out what has no data. A group may have members in
-//! several segments; a label set is in one.
+//! **Segments.** The *active* segment, in memory, takes new series. It is *frozen* while a
+//! [`SealJob`] writes it to a *sealed* one: a compressed file that is mapped and never loaded
+//! completely. A [`MergeJob`] makes one file of several and may drop series without data. A group
+//! may have members in several segments; a label set is in exactly one. The active and static
+//! buffers of ByteSeries (SoCC 2020), section 3.2, have the same roles.
 //!
-//! **Way through**: [`Index::resolve`] finds or defines; a definition is *pending* until
-//! [`Index::take_pending`] hands its bytes to the log. Jobs are planned, run while others go on, put into
-//! the manifest, then [`Index::apply`] swaps the list of segments. [`Index::view`] is the side of the
-//! queries.
+//! **Path through.** [`Index::resolve`] finds or defines series. A definition is *pending* until
+//! [`Index::take_pending`] hands its bytes to the log. Jobs are planned, run while other calls
+//! continue, and return a manifest part; once the manifest has it, [`Index::apply`] swaps the list
+//! of segments. Queries use [`Index::view`].
 //!
 //! **Invariants**
-//! - A label set has exactly one `SeriesRef`, however it is split into group and member labels and
-//!   whatever segment it is in. One that was removed and comes back has another.
+//! - A label set has exactly one `SeriesRef`, in any split into group and member labels and in any
+//!   segment. A removed label set that returns gets a new reference.
 //! - Group ids are dense per shard and never reused; slots are dense per group.
-//! - A definition carries its group's labels, so that each can be replayed alone, twice, and in any
-//!   order between streams.
-//! - An [`IndexView`] never shows a series that was defined after it was taken, and shows what a later
-//!   removal leaves out.
-//! - A reference that was removed is of another [`Index::generation`].
+//! - A definition contains its group's labels, so that it can be replayed alone, twice, and in any
+//!   order of streams.
+//! - An [`IndexView`] never contains a series that was defined after it was created, and still
+//!   contains the series that a later removal drops.
+//! - A removed reference belongs to an older [`Index::generation`].
 //!
-//! **Shape in memory** (`TimeUnion` 3.1: lists hold groups, a second level finds the members). A pair
-//! `name=value` is a `u32`. A label set is a list of pairs; the member label sets are interned, since a
-//! thousand hosts have the same thousand members. A *part* is some members of a group in a row: the
-//! group's labels, those that all these members share beside, and one `u32` per slot. Posting lists are
-//! run coded: pair to parts, pair to member sets, member set to parts.
+//! **Structure in memory.** A pair `name=value` is a `u32`, and a label set is a list of pairs.
+//! Member label sets are interned, since a thousand hosts have the same thousand members. A *part*
+//! has consecutive members of a group: the group's labels, the labels that all these members share,
+//! and one `u32` per slot. Posting lists are run coded: pair to parts, pair to member sets, member
+//! set to parts. Lists contain groups, and a second level finds the members, as in TimeUnion
+//! (SIGMOD 2022), section 3.1.
 //!
-//! Reading order: `options`, `arena`, `id_set`, `posting`, `pairs`, `sets`, `parts`, `state`,
-//! `definition`, `lookup`, `layers`, `limits`, `index`, `matching`, `keys`, `key_table`, `found`, `view`,
-//! `cardinality`, `catalog`, `jobs`, `sealed`.
+//! Reading order: `options`, `pair`, `id_set`, `matches`, `key_table`, `memory`, `sealed`,
+//! `definition`, `catalog`, `version`, `limits`, `known_refs`, `jobs`, `index`, `matched`, `view`,
+//! `cardinality`. Imports: `index` uses `jobs`, which uses `version`, which uses `memory` and
+//! `sealed`.
+//!
+//! Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,9 @@
-//! Limits on new series: in all, of one metric, in one group, per second. Known series never come here.
+//! Limits on new series: in total, per metric, per group, per second. Known series are never
+//! checked.
 //!
-//! A limit that is not set costs nothing. Series of a metric or group are counted in the index once, when
-//! the first new one comes, and from then on along; so a restart counts only what goes on growing.
+//! A limit that is not set costs nothing. The series of a metric or group are counted in the index
+//! once, with the first new series, and incrementally afterwards. A restart therefore counts only
+//! metrics and groups that still grow.
 
 use std::hash::BuildHasher;
 
@@ -13,39 +15,40 @@ use crate::options::SeriesLimits;
 use crate::sealed::{HashedLabels, Sealed};
 use crate::version::IndexVersion;
 
-/// A target that starts sends all its series in one request, and nothing for long before.
+/// A starting target sends all its series in one request after a long pause.
 const BURST_SECONDS: u64 = 10;
-// Nobody can tell when series will go; senders that retry should not do so often.
+// The time at which series will leave is unknown; clients should retry rarely.
 const FULL_RETRY_AFTER_MS: u64 = 60_000;
 const TOKEN: u64 = 1_000;
 
-/// How many series there are already. Asked once per metric or group, so it may look something up.
+/// Counts existing series. Called once per metric or group, so an implementation may search.
 pub(crate) trait Census {
-    /// Series in all.
+    /// All series.
     fn series(&self) -> u64;
     /// Series of a metric name.
     fn of_metric(&self, name: &str) -> u64;
-    /// Members of all groups with exactly these labels, groups of one left out.
+    /// Members of all groups with exactly these labels, without lone series.
     fn of_group(&self, labels: &Labels) -> u64;
 }
 
 /// A label set that has no series yet.
 pub(crate) struct NewSeries<'a> {
     pub(crate) metric: &'a str,
-    /// The labels of the group that it would join, `None` if it becomes a group of one.
+    /// The labels of the group that it would join; `None` for a lone series.
     pub(crate) group: Option<&'a dyn Fn() -> Labels>,
 }
 
-/// The limits and what they count.
+/// The limits and their counters.
 #[derive(Debug)]
 pub(crate) struct LimitCounters {
     limits: SeriesLimits,
     hasher: DefaultHashBuilder,
-    /// Series by the hash of what they are counted under. Of 2^32 keys two share one, and then both are
-    /// refused too early; that is no reason to keep their text.
+    /// Series by the hash of the metric or group. Two of 2^32 keys share a hash, and are then
+    /// refused too early; this is rare enough to not keep the text.
     by_metric: HashMap<u64, u64>,
     by_group: HashMap<u64, u64>,
-    /// New series that may come now, in thousandths, so that milliseconds divide without a rest.
+    /// New series that are admitted now, in thousandths, so that milliseconds divide without
+    /// remainder.
     tokens: u64,
     refilled_ms: Option<Timestamp>,
     refused: [u64; SeriesLimit::ALL.len()],
@@ -64,11 +67,11 @@ impl LimitCounters {
         }
     }
 
-    /// Whether one more series fits; it is counted then. If it is not defined after all, the caller
-    /// calls [`LimitCounters::recount`].
+    /// Checks whether one more series fits, and counts it. If it is not defined afterwards, the
+    /// caller calls [`LimitCounters::recount`].
     ///
     /// # Errors
-    /// `SeriesLimit` with the limit that it breaks.
+    /// `SeriesLimit` with the exceeded limit.
     pub(crate) fn admit(&mut self, new: &NewSeries<'_>, census: &impl Census) -> Result<()> {
         let checked = self.check(new, census);
         if let Err((limit, _)) = checked {
@@ -77,7 +80,7 @@ impl LimitCounters {
         checked.map_err(|(_, error)| error)
     }
 
-    /// The time has come to `now_ms`. A clock that is set back stops nothing and gives nothing.
+    /// Advances the time to `now_ms`. A clock that is set back adds no tokens and does no harm.
     pub(crate) fn tick(&mut self, now_ms: Timestamp) {
         let Some(per_second) = self.limits.new_series_per_second_max else { return };
         let elapsed_ms = now_ms.saturating_sub(self.refilled_ms.unwrap_or(now_ms)).max(0) as u64;
@@ -86,13 +89,14 @@ impl LimitCounters {
         self.tokens = tokens.min(tokens_max(Some(per_second)));
     }
 
-    /// Series went, or one did not come: counts are taken from the index again.
+    /// Forgets all counts, because series left or an admitted one was not defined. They are counted
+    /// in the index again.
     pub(crate) fn recount(&mut self) {
         self.by_metric.clear();
         self.by_group.clear();
     }
 
-    /// Refusals so far, by limit.
+    /// Refused series so far, by limit.
     pub(crate) fn refused(&self) -> [u64; SeriesLimit::ALL.len()] {
         self.refused
     }
@@ -128,14 +132,14 @@ impl LimitCounters {
             if self.tokens < TOKEN {
                 let retry_after_ms = (TOKEN - self.tokens).div_ceil(per_second.max(1));
                 let what = format!(
-                    "more than {per_second} new series per second (new_series_per_second_max): new \
-                     ones are refused, known ones go on; send them again later or raise the limit"
+                    "new series refused: more than {per_second} per second \
+                     (new_series_per_second_max); send them again later or raise the limit"
                 );
                 return Err(refusal(SeriesLimit::PerSecond, retry_after_ms, what));
             }
             self.tokens -= TOKEN;
         }
-        // Only now is it certain that it comes.
+        // Count the series only after all checks.
         for count in [metric_count, group_count].into_iter().flatten() {
             *count += 1;
         }
@@ -153,8 +157,8 @@ fn check_full(
         return Ok(());
     }
     let what = format!(
-        "{} has {count} series, the limit is {max} ({}); new series are refused, known ones go on: \
-         raise the limit or send fewer label sets",
+        "new series refused: {} has {count} series, the limit is {max} ({}); raise the limit or \
+         send fewer label sets",
         of(),
         limit.name()
     );
@@ -169,15 +173,15 @@ fn tokens_max(per_second: Option<u64>) -> u64 {
     per_second.unwrap_or(0).saturating_mul(BURST_SECONDS * TOKEN)
 }
 
-/// What is in `active`, which the caller has locked, and in all other segments of `version`.
+/// Counts over `active`, which the caller has locked, and all other segments of `version`.
 pub(crate) struct SegmentCensus<'a> {
     pub(crate) version: &'a IndexVersion,
     pub(crate) active: &'a MemoryIndex,
 }
 
 impl SegmentCensus<'_> {
-    /// Adds up over all segments. One that is damaged counts nothing: nobody gets past it to define a
-    /// series anyway.
+    /// Adds up over all segments. A damaged segment counts as 0: a lookup in it fails, so no series
+    /// is defined past it.
     fn sum(
         &self,
         in_memory: impl Fn(&MemoryIndex) -> u64,

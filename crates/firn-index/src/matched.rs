@@ -1,8 +1,8 @@
-//! What a selection found, as small as what selects it: which parts and member sets of each segment match, not one entry
-//! for each group.
+//! The result of a selection in compact form: the parts and member sets of each segment that match,
+//! instead of one entry per group.
 //!
-//! Most of what is asked of a selection (how many series, whether there are any) needs no more. Who reads samples has the
-//! groups laid out, which takes about 50 ns for each.
+//! Counting the matched series needs no more than this. Reading samples needs the groups, which
+//! take about 50 ns each to collect.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::memory::matching;
 use crate::sealed::MatchedRows;
 use crate::version::IndexVersion;
 
-/// The series for which all matchers of a selection hold. Never changes; cheap to keep: it holds the segments and a few
-/// runs of numbers.
+/// The series for which all matchers of a selection hold. Immutable and cheap to keep: it holds the
+/// segments and a few runs of row numbers.
 #[derive(Clone, Debug)]
 pub struct MatchedSeries {
     version: Arc<IndexVersion>,
@@ -37,7 +37,8 @@ impl MatchedSeries {
         MatchedSeries { version, mark, sealed, in_memory }
     }
 
-    /// How many series, exactly. Does not look at sealed groups that have what those like them have.
+    /// The exact number of series. Does not read sealed groups that have all members of their
+    /// shape.
     ///
     /// # Errors
     /// As [`crate::IndexView::select`].
@@ -52,10 +53,12 @@ impl MatchedSeries {
         Ok(count)
     }
 
-    /// Every group and slot, with a key under `grouping` for each. Memory is reserved as it is needed.
+    /// Every group and slot, with a key under `grouping` for each series. Reserves memory as
+    /// needed.
     ///
     /// # Errors
-    /// As [`crate::IndexView::select`]; `Busy` without memory, `TooLarge` over the query's part of it.
+    /// As [`crate::IndexView::select`]; `Busy` without memory, `TooLarge` beyond the query's share
+    /// of memory.
     pub fn collect_groups(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
         let cancel = &context.cancel;
         let mut keys = KeyTable::new(grouping.clone(), context.budget.empty(Pool::Query));
@@ -66,7 +69,7 @@ impl MatchedSeries {
         for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
             matching::collect_groups(&layer.memory, mark, classes, &mut keys, cancel, &mut groups)?;
         }
-        // Sorting takes a number and a place for each, twice.
+        // The sort needs an id and an index per group, twice.
         keys.hold_others(matches::groups_bytes(&groups) + 32 * groups.len() as u64)?;
         matches::unite(&mut groups);
         let (keys, held) = keys.finish(matches::groups_bytes(&groups))?;

@@ -5,72 +5,72 @@ use smallvec::SmallVec;
 
 use crate::id_set::IdSet;
 
-/// What matches.
+/// The matched series by group, with keys.
 #[derive(Debug)]
 pub struct Matches {
     /// The distinct keys under the grouping; [`Member::key`] indexes them.
     pub keys: Vec<Labels>,
-    /// The groups with a member that matches, ids rising.
+    /// The groups with a matching member, ids ascending.
     pub groups: Vec<GroupMatch>,
     /// The memory of both.
     pub held: Reservation,
 }
 
-/// The members of one group that match.
+/// The matching members of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMatch {
     /// The group.
     pub group: GroupId,
-    /// At least one, slots rising.
+    /// At least one, slots ascending.
     pub members: Members,
 }
 
-/// Members of one group. One or two are held in place: most groups of a narrow selection have no more,
-/// and neither has a series that stands alone.
+/// Members of one group. Up to two are stored inline: groups of a narrow selection and lone series
+/// rarely have more.
 pub type Members = SmallVec<[Member; 2]>;
 
-/// A series that matches.
+/// A matching series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its slot in the group.
     pub slot: Slot,
-    /// Its key: an index of [`Matches::keys`].
+    /// Its key: an index into [`Matches::keys`].
     pub key: u32,
 }
 
 impl Matches {
-    /// How many series.
+    /// Number of series.
     pub fn series_count(&self) -> usize {
         self.groups.iter().map(|group| group.members.len()).sum()
     }
 }
 
-/// Parts in which the same matchers are left to the members.
+/// Parts for which the same matchers depend on the members.
 #[derive(Clone, Debug)]
 pub(crate) struct MatchClass {
     pub(crate) parts: IdSet,
-    /// Member sets that pass; `None`: all.
+    /// Matching member sets; `None`: all.
     pub(crate) sets: Option<IdSet>,
 }
 
-// From so many groups on, digits cost less than comparisons.
+// From this many groups on, a radix sort is faster than comparisons.
 const GROUPS_SORTED_BY_DIGITS: usize = 256;
 const DIGIT_BITS: u32 = 11;
 
-/// What groups take.
+/// The memory of `groups`.
 pub(crate) fn groups_bytes(groups: &[GroupMatch]) -> u64 {
     groups.iter().map(GroupMatch::bytes).sum()
 }
 
 impl GroupMatch {
-    /// What it takes, its place in a list that grows by doubling included.
+    /// Its memory, including its entry in a list that grows by doubling.
     pub(crate) fn bytes(&self) -> u64 {
         let spilled = if self.members.spilled() { self.members.capacity() } else { 0 };
         (2 * size_of::<GroupMatch>() + spilled * size_of::<Member>()) as u64
     }
 }
 
-/// Sorts by group and slot, and makes one of pieces of a group.
+/// Sorts by group and slot, and joins the pieces of a group.
 pub(crate) fn unite(groups: &mut Vec<GroupMatch>) {
     sort_by_group(groups);
     groups.dedup_by(|later, kept| {
@@ -83,7 +83,7 @@ pub(crate) fn unite(groups: &mut Vec<GroupMatch>) {
     });
 }
 
-/// Sorts by the digits of ids: a selection over thousands of groups spent half of its time comparing.
+/// A radix sort by id: comparisons took half of the time of a selection over thousands of groups.
 fn sort_by_group(groups: &mut Vec<GroupMatch>) {
     if groups.is_sorted_by_key(|group| group.group) {
         return;
@@ -126,8 +126,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn groups_are_united_in_order_however_many(
-            ids in prop::collection::vec(prop_oneof![any::<u64>(), 0u64..1 << 20, (u64::MAX - 9)..], 0..700),
+        fn pieces_of_groups_are_united_in_order(
+            ids in prop::collection::vec(
+                prop_oneof![any::<u64>(), 0u64..1 << 20, (u64::MAX - 9)..],
+                0..700,
+            ),
         ) {
             let mut expected = std::collections::BTreeMap::<u64, Vec<u32>>::new();
             let mut groups: Vec<GroupMatch> = Vec::new();
@@ -135,11 +138,13 @@ mod tests {
             for (&id, slot) in ids.iter().zip((0..1_000u32).rev()) {
                 expected.entry(id).or_default().insert(0, slot);
                 let member = Member { slot: Slot(slot), key: slot };
-                groups.push(GroupMatch { group: GroupId(id), members: [member].into_iter().collect() });
+                let members = [member].into_iter().collect();
+                groups.push(GroupMatch { group: GroupId(id), members });
             }
             unite(&mut groups);
             let slots = |group: &GroupMatch| group.members.iter().map(|m| m.slot.0).collect();
-            let found: Vec<(u64, Vec<u32>)> = groups.iter().map(|g| (g.group.0, slots(g))).collect();
+            let found: Vec<(u64, Vec<u32>)> =
+                groups.iter().map(|g| (g.group.0, slots(g))).collect();
             prop_assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
         }
     }

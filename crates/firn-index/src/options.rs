@@ -1,33 +1,35 @@
-//! What the index is told at open.
+//! Options of the index.
 
 use firn_model::{Error, Result};
 
-/// What the index is told at open.
+/// Options of the index.
 #[derive(Clone, Debug)]
 pub struct IndexOptions {
-    /// The labels that make a group. A series that has them all joins the group of their values when
-    /// it is first seen; one that lacks any of them is a group of one. Empty: every series is.
+    /// The label names that identify a group. A series with all of them joins the group of their
+    /// values when it is first seen; any other is a lone series. Empty: every series is a lone
+    /// series.
     pub group_by: Vec<String>,
-    /// A group with this many slots is full: a sibling with the same labels opens. At least 1.
+    /// Slots of a group, at least 1. If a group is full, a sibling group with the same labels
+    /// opens.
     pub slots_per_group_max: u32,
-    /// What new series are refused by; known ones go on.
+    /// Limits on new series.
     pub limits: SeriesLimits,
 }
 
-/// What new series are refused by; `None` is no limit.
+/// Limits on new series; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeriesLimits {
-    /// Series in all.
+    /// All series.
     pub series_max: Option<u64>,
-    /// Series of one metric name; those without one are not counted.
+    /// Series of one metric name; series without a name do not count.
     pub series_per_metric_max: Option<u64>,
-    /// Members of all groups with the same labels. A group of one has no others to be counted with.
+    /// Members of all groups with the same labels. Lone series do not count.
     pub series_per_group_max: Option<u64>,
-    /// New series per second; ten seconds' worth may come at once.
+    /// New series per second; ten seconds' worth may arrive at once.
     pub new_series_per_second_max: Option<u64>,
 }
 
-/// Series numbers are `u32` and the last is a mark, so no setting goes beyond.
+/// Series numbers are `u32` and the last one is reserved.
 pub(crate) const SERIES_LIMIT: u64 = u32::MAX as u64 - 1;
 
 impl Default for IndexOptions {
@@ -41,18 +43,18 @@ impl Default for IndexOptions {
 }
 
 impl IndexOptions {
-    /// The options with `group_by` sorted and free of repetition.
+    /// The options with `group_by` sorted and without duplicates.
     ///
     /// # Errors
-    /// `Invalid` for no slots or an empty name.
+    /// `Invalid` for zero slots or an empty name.
     pub(crate) fn checked(mut self) -> Result<IndexOptions> {
         if self.slots_per_group_max == 0 {
             return Err(Error::invalid(
-                "slots_per_group_max is 0; a group needs at least one slot",
+                "slots_per_group_max is 0: a group needs at least one slot",
             ));
         }
         if self.group_by.iter().any(String::is_empty) {
-            return Err(Error::invalid("group_by holds an empty label name"));
+            return Err(Error::invalid("group_by contains an empty label name: remove it"));
         }
         self.group_by.sort();
         self.group_by.dedup();

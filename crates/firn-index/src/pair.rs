@@ -2,10 +2,10 @@
 
 use firn_model::{Labels, decode_varint};
 
-/// One pair of a [`Labels`] as it is encoded, its UTF-8 not checked again.
+/// One encoded pair of a [`Labels`]; the UTF-8 is not validated again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawPair<'a> {
-    /// Name and value with their lengths.
+    /// Name and value, each with its length.
     pub(crate) encoded: &'a [u8],
     pub(crate) name: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -35,8 +35,8 @@ pub(crate) fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
-/// A hash of a label set as the sum over its pairs, so that it is the same however the set is split
-/// into group and member labels.
+/// The hash of a label set: a sum over its pairs, so that it does not depend on the split into
+/// group and member labels.
 pub(crate) fn hash_ids(ids: impl IntoIterator<Item = u32>) -> u64 {
     ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(u64::from(id))))
 }

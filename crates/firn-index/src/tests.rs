@@ -1,4 +1,4 @@
-//! The index against a plain map, and what must hold at its borders.
+//! Tests of the index against a map, and of its edge cases.
 
 mod concurrent;
 mod limits;
@@ -81,7 +81,7 @@ fn select(
 }
 
 #[test]
-fn series_that_share_the_grouping_labels_share_a_group_and_others_stand_alone() {
+fn series_with_the_grouping_labels_share_a_group_and_others_are_lone() {
     let index = index();
     let first = resolve(&index, "__name__=up,job=a,instance=1");
     let second = resolve(&index, "__name__=down,job=a,instance=1");
@@ -103,7 +103,7 @@ fn a_sibling_opens_when_a_group_is_full() {
     let view = index.view();
     assert_eq!(view.group_count(), 3);
     assert_eq!(select(&view, &[("job", MatchOp::Equal, "a")], &Grouping::Series).len(), 7);
-    // The group key is one although there are three groups.
+    // One group key for three groups.
     let matches =
         view.matches(&[], &Grouping::By(vec!["job".into()]), &QueryContext::unbounded()).unwrap();
     assert_eq!(matches.keys, [labels("job=a")]);
@@ -119,13 +119,14 @@ fn a_label_set_has_one_reference_however_it_is_split() {
     assert_ne!(members[1].group, lone.group);
     assert_eq!(groups, [lone.group, members[1].group]);
     assert_eq!(resolve(&index, "a=1,b=3"), members[1]);
-    // A group of one has no labels left for a member, but it is found as the group without any.
+    // A lone series has no labels left for a member, but a group with all its labels and an empty
+    // member finds it.
     let (_, whole) = index.resolve_group(&labels("a=1,b=2"), &[Labels::empty()]).unwrap();
     assert_eq!(whole, [lone]);
 }
 
 #[test]
-fn a_view_tells_what_makes_a_group() {
+fn a_view_describes_groups() {
     let index = index();
     let (_, first) = index.resolve_group(&labels("a=1"), &[labels("b=2")]).unwrap();
     let lone = resolve(&index, "a=1,b=3");
@@ -143,7 +144,7 @@ fn a_view_tells_what_makes_a_group() {
 }
 
 #[test]
-fn bad_groups_are_refused_by_name() {
+fn malformed_groups_are_refused() {
     let index = index();
     let refused = index.resolve_group(&labels("a=1"), &[labels("a=2,b=2")]).unwrap_err();
     assert!(refused.to_string().contains("repeats label \"a\""), "{refused}");
@@ -154,7 +155,7 @@ fn bad_groups_are_refused_by_name() {
     assert_eq!(index.view().series_count(), 0);
 }
 
-/// Three slots a group: six members are two siblings, in two segments and in memory.
+/// Groups have three slots: six members are two siblings, in two segments and in memory.
 #[test]
 fn large_groups_are_counted_over_siblings_and_segments() {
     let disk = disk();
@@ -185,7 +186,7 @@ fn large_groups_are_counted_over_siblings_and_segments() {
 }
 
 #[test]
-fn matchers_mean_what_prometheus_means() {
+fn matchers_follow_prometheus() {
     let index = index();
     for series in [
         "__name__=up,job=a,instance=1",
@@ -242,7 +243,7 @@ fn keys_are_shared_over_groups_and_members() {
 }
 
 #[test]
-fn references_that_were_never_given_are_known_as_such() {
+fn references_that_were_never_issued_are_unknown() {
     let index = index();
     let series = resolve(&index, "a=1");
     let other_slot = SeriesRef { slot: Slot(1), ..series };
@@ -265,7 +266,7 @@ fn a_cancelled_query_stops() {
 }
 
 #[test]
-fn cardinality_names_what_is_large() {
+fn cardinality_lists_the_largest_entries() {
     let index = index();
     for series in ["__name__=up,x=1", "__name__=up,x=2", "__name__=cpu,job=a,instance=1"] {
         resolve(&index, series);

@@ -1,9 +1,10 @@
-//! The segments of an index at one moment, and what they say together.
+//! The list of segments at one moment.
 //!
 //! ```text
 //! sealed (files, oldest first)  <-  frozen (in memory, being written to a file)  <-  active
 //! ```
-//! A label set is in one of them, and never in two. Only the active one takes new series.
+//!
+//! A label set is in exactly one of them. Only the active segment takes new series.
 
 use std::sync::Arc;
 
@@ -18,10 +19,10 @@ use crate::sealed::{HashedLabels, PartHint, Sealed};
 /// A segment in memory.
 #[derive(Debug)]
 pub(crate) struct MemorySegment {
-    /// Rises from layer to layer.
+    /// Increases from segment to segment.
     pub(crate) number: u64,
-    /// Held for reading while a bounded piece of a query looks at it; over I/O only by a seal, which reads what nobody
-    /// changes any more.
+    /// Queries hold the read lock for pieces of bounded size. Only a seal holds it over I/O: the
+    /// memory of a frozen segment does not change any more.
     pub(crate) memory: RwLock<MemoryIndex>,
 }
 
@@ -30,35 +31,36 @@ pub(crate) struct MemorySegment {
 pub(crate) struct FileSegment {
     pub(crate) info: SegmentInfo,
     pub(crate) sealed: Sealed,
-    /// The number of the youngest seal that is in it.
+    /// The number of the newest seal that it contains.
     pub(crate) born: u64,
 }
 
-/// All segments. Replaced as a whole; whoever holds it goes on seeing what it says.
+/// All segments. Replaced as a whole: a holder keeps seeing its version.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexVersion {
     /// Oldest first.
     pub(crate) sealed: Vec<Arc<FileSegment>>,
-    /// Oldest first: mostly one while a seal runs, else none. Each failed seal leaves one to the next.
+    /// Oldest first. Usually one while a seal runs, otherwise none. Each failed seal leaves one to
+    /// the next seal.
     pub(crate) frozen: Vec<Arc<MemorySegment>>,
     pub(crate) active: Arc<MemorySegment>,
 }
 
-/// Finds label sets in the segments before the active one. Remembers where it found the last one.
+/// Finds label sets in the segments before the active one. Remembers the part of the last hit.
 #[derive(Debug)]
 pub(crate) struct Finder<'t, 'l> {
     version: &'t IndexVersion,
     labels: HashedLabels<'l>,
-    /// The place of a file in the list, and where in it.
+    /// The index of a file in the list, and a hint to a part in it.
     last: Option<(usize, PartHint<'t, 'l>)>,
 }
 
-// A group of fewer slots costs so little that its dead ones do not matter.
+// Retiring a smaller group is not worth it: its dead slots cost little.
 const SLOTS_TO_RETIRE_MIN: u32 = 64;
 
 impl IndexVersion {
-    /// The segments in memory, newest first, with how much of each a view sees whose mark in the active
-    /// one is `mark`.
+    /// The segments in memory, newest first, each with its visible part. `mark` is the watermark of
+    /// the active one.
     pub(crate) fn layers(
         &self,
         mark: Watermark,
@@ -70,21 +72,22 @@ impl IndexVersion {
             .filter(|layer| layer.1.series > 0)
     }
 
-    /// Finds label sets in the segments before the active one, best in the order in which they come.
+    /// A finder for label sets in the segments before the active one; fastest if they come in their
+    /// original order.
     pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
         Finder { version: self, labels: HashedLabels::default(), last: None }
     }
 
-    /// Whether a reference is known in a segment in memory.
+    /// Whether a segment in memory contains a reference.
     pub(crate) fn is_in_memory(&self, series: SeriesRef) -> bool {
         let is_in = |layer: &MemorySegment| layer.memory.read().position(series).is_some();
         is_in(&self.active) || self.frozen.iter().any(|layer| is_in(layer))
     }
 
-    /// Whether a reference is known in a file.
+    /// Whether a file contains a reference.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged segment that may have it.
+    /// `Corrupt` for a damaged segment that may contain it.
     pub(crate) fn is_sealed(&self, series: SeriesRef) -> Result<bool> {
         for segment in self.sealed.iter().rev() {
             if segment.sealed.contains(series)? {
@@ -94,8 +97,8 @@ impl IndexVersion {
         Ok(false)
     }
 
-    /// The group of these identity labels that began before the active segment and takes more members:
-    /// not one that is full, nor one of which more than half is dead.
+    /// The group of these identity labels that began before the active segment and takes more
+    /// members. Full groups and groups with more than half of their slots dead take none.
     ///
     /// # Errors
     /// `Corrupt` for a damaged segment.
@@ -105,7 +108,7 @@ impl IndexVersion {
         slots_max: u32,
     ) -> Result<Option<GrowingGroup>> {
         let hashed = HashedLabels::new(identity);
-        // The group with its living members, per segment that has it as the youngest.
+        // Per segment the newest group of these labels, with its number of live members there.
         let mut found: Vec<(GroupId, u32)> = Vec::new();
         for layer in &self.frozen {
             let memory = layer.memory.read();
@@ -119,7 +122,7 @@ impl IndexVersion {
             let open = segment.sealed.find_open_group(&hashed)?;
             found.extend(open.map(|open| (open.group, open.live_count)));
         }
-        // All are of one shard, where ids rise.
+        // All of them are in one shard, and ids of a shard increase.
         let Some(group) = found.iter().map(|found| found.0).max() else { return Ok(None) };
         let live: u32 = found.iter().filter(|found| found.0 == group).map(|found| found.1).sum();
         let next_slot = self.next_slot(group)?;
@@ -128,7 +131,7 @@ impl IndexVersion {
         Ok((next_slot < slots_max && !is_retired).then_some(growing))
     }
 
-    /// The first slot of a group that was never given in the segments before the active one.
+    /// The first slot of a group that the segments before the active one never issued.
     fn next_slot(&self, group: GroupId) -> Result<u32> {
         let mut next_slot = 0;
         for layer in &self.frozen {

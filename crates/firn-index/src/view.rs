@@ -1,4 +1,4 @@
-//! A frozen view of the index: what a query sees.
+//! A frozen view of the index, as queries use it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,51 +15,53 @@ use crate::memory::listing::{each_pair, pairs_of};
 use crate::memory::matching;
 use crate::version::{FileSegment, IndexVersion};
 
-/// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
-/// keep: it holds the segments and a mark, no copy. Calls take a segment's lock for bounded pieces only.
+/// The series that were known when the view was created; later ones are invisible. Cheap to clone
+/// and to keep: it holds the segments and a watermark, no copy. Calls hold a segment's lock only
+/// for pieces of bounded size.
 ///
-/// Every call that looks at labels fails with `Corrupt`, naming file and offset, when it needs a damaged
-/// block of a segment file; others go on.
+/// Every call that reads labels fails with `Corrupt`, with file and offset, if it needs a damaged
+/// block of a segment file; other calls succeed.
 #[derive(Clone, Debug)]
 pub struct IndexView {
     pub(crate) version: Arc<IndexVersion>,
-    /// How much of the active segment is seen.
+    /// The visible part of the active segment.
     pub(crate) mark: Watermark,
 }
 
-/// What a view knows of one group.
+/// A group as a view sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupInfo {
-    /// The labels that decide which new series join it; of a group of one all labels of its member.
+    /// The identity labels: new series with these labels join the group. For a lone series, all its
+    /// labels.
     pub labels: Labels,
-    /// A group of one: it never gets another member.
+    /// Whether it is a lone series; such a group never gets another member.
     pub is_lone: bool,
-    /// Slots that were given out: members are in `0..slot_count`. Some of them may be gone.
+    /// Members have slots in `0..slot_count`. Some slots may have no member any more.
     pub slot_count: u32,
 }
 
 /// Sizes of the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
-    /// Series that are known.
+    /// Known series.
     pub series_count: u64,
-    /// Groups, those of one member included.
+    /// Groups, including lone series.
     pub group_count: u64,
-    /// Distinct label sets of members; one that several segments have counts in each.
+    /// Distinct label sets of members; one that is in several segments counts in each.
     pub member_set_count: u64,
-    /// Distinct label names of the segment that has most.
+    /// Distinct label names in the segment with the most names.
     pub name_count: u64,
-    /// Distinct label pairs; one that several segments have counts in each.
+    /// Distinct label pairs; one that is in several segments counts in each.
     pub pair_count: u64,
-    /// Memory held; files that are mapped are not counted.
+    /// Memory in bytes, without mapped files.
     pub heap_bytes: u64,
-    /// Of which series hold these that are in no segment file yet.
+    /// The part of `heap_bytes` for series that are in no segment file yet.
     pub unsealed_bytes: u64,
     /// Sealed segment files.
     pub segment_count: u64,
-    /// Their length together.
+    /// Total length of the segment files.
     pub segment_bytes: u64,
-    /// New series that were refused since the open, by limit in the order of [`SeriesLimit::ALL`].
+    /// New series refused since the open, by limit in the order of [`SeriesLimit::ALL`].
     pub refused: [u64; SeriesLimit::ALL.len()],
 }
 
@@ -68,10 +70,11 @@ impl IndexView {
         IndexView { version, mark }
     }
 
-    /// The series for which all matchers hold. An absent label has the value `""`. No matcher: every series.
+    /// Selects the series for which all matchers hold. An absent label has the value `""`. Without
+    /// matchers: every series.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` when the token says so, asked about once per millisecond; `Corrupt`.
+    /// `Canceled` or `Timeout` as the token reports, checked about once per millisecond; `Corrupt`.
     pub fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedSeries> {
         let sealed = self.version.sealed.iter();
         let sealed = sealed.map(|segment| segment.sealed.select(matchers, cancel));
@@ -83,7 +86,7 @@ impl IndexView {
         Ok(MatchedSeries::new(Arc::clone(&self.version), self.mark, sealed, in_memory))
     }
 
-    /// [`IndexView::select`], laid out: the groups and slots, with a key under `grouping` for each.
+    /// The groups and slots of [`IndexView::select`], with a key under `grouping` for each series.
     ///
     /// # Errors
     /// As [`MatchedSeries::collect_groups`].
@@ -96,7 +99,7 @@ impl IndexView {
         self.select(matchers, &context.cancel)?.collect_groups(grouping, context)
     }
 
-    /// The labels of a series; `None` if the view does not know it.
+    /// The labels of a series; `None` if the view does not contain it.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -118,8 +121,8 @@ impl IndexView {
         Ok(None)
     }
 
-    /// A group; `None` if the view does not know it. Its members are what [`IndexView::labels`] says of
-    /// its slots.
+    /// A group; `None` if the view does not contain it. Its members are the slots for which
+    /// [`IndexView::labels`] returns labels.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -151,14 +154,14 @@ impl IndexView {
         Ok(found)
     }
 
-    /// How many series the view knows.
+    /// Number of series in the view.
     pub fn series_count(&self) -> u64 {
         let sealed = self.version.sealed.iter().map(|segment| segment.info.series_count);
         let in_memory = self.version.layers(self.mark).map(|(_, mark)| u64::from(mark.series));
         sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
 
-    /// How many groups the view knows, groups of one included.
+    /// Number of groups in the view, including lone series.
     pub fn group_count(&self) -> u64 {
         let sealed = self.version.sealed.iter().map(|segment| segment.info.group_count);
         let in_memory = self.version.layers(self.mark).map(|(_, mark)| u64::from(mark.groups));

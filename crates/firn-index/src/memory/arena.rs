@@ -1,32 +1,34 @@
-//! Append-only storage in chunks: growing never copies what is there, so a million series cost no
-//! pause and no second copy while they are added.
+//! Append-only storage in chunks. Growing never copies existing entries, so adding a million series
+//! causes no pause and no second copy.
 
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
-// 256 KiB: at most this much is unused at the end of each chunk, and a chunk is cheap to get.
+// 256 KiB: bounds the unused space at the end of each chunk; allocating a chunk is cheap.
 const CHUNK_BITS: u32 = 18;
 const CHUNK_BYTES: usize = 1 << CHUNK_BITS;
 const CHUNK_ITEMS: usize = 4_096;
 
-/// Byte strings behind `u32` addresses (chunk, then position). An entry never crosses a chunk.
+/// Byte strings at `u32` addresses (chunk number and offset). An entry never crosses a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     chunks: Vec<Vec<u8>>,
 }
 
 impl Arena {
-    /// Stores `entry` (not empty) and gives its address.
+    /// Stores `entry` (not empty) and returns its address.
     ///
     /// # Errors
-    /// `TooLarge` once addresses are used up (4 GiB).
+    /// `TooLarge` once all addresses are used (4 GiB).
     pub(crate) fn push(&mut self, entry: &[u8]) -> Result<u32> {
         let fits = self.chunks.last().is_some_and(|c| c.len() + entry.len() <= CHUNK_BYTES);
         if !fits {
             if self.chunks.len() > (u32::MAX >> CHUNK_BITS) as usize {
-                return Err(Error::too_large("the index holds 4 GiB of labels"));
+                return Err(Error::too_large(
+                    "labels of new series take 4 GiB of memory: retry after the next flush",
+                ));
             }
-            // The first chunk grows by doubling, so that a small index is small; an entry that is
-            // larger than a chunk has one of its own.
+            // The first chunk grows by doubling to keep a small index small. An entry larger than a
+            // chunk gets its own chunk.
             let whole = if self.chunks.is_empty() { 0 } else { CHUNK_BYTES };
             self.chunks.push(Vec::with_capacity(whole.max(entry.len())));
         }
@@ -37,7 +39,7 @@ impl Arena {
         Ok(at)
     }
 
-    /// What is stored from `at` to the end of its chunk.
+    /// The bytes from `at` to the end of its chunk.
     pub(crate) fn from(&self, at: u32) -> &[u8] {
         &self.chunks[(at >> CHUNK_BITS) as usize][at as usize % CHUNK_BYTES..]
     }
@@ -68,7 +70,7 @@ impl<T> Chunked<T> {
 
     pub(crate) fn push(&mut self, item: T) {
         if (self.len as usize).is_multiple_of(CHUNK_ITEMS) {
-            // Only the first chunk grows by doubling: a small index is small.
+            // Only the first chunk grows by doubling, to keep a small index small.
             let capacity = if self.chunks.is_empty() { 0 } else { CHUNK_ITEMS };
             self.chunks.push(Vec::with_capacity(capacity));
         }
@@ -109,7 +111,7 @@ pub(crate) fn decode_ids(mut bytes: &[u8]) -> Ids<'_> {
     Ids { bytes, count }
 }
 
-/// A list of ids.
+/// A decoder of a list of ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids<'a> {
     bytes: &'a [u8],
@@ -117,7 +119,7 @@ pub(crate) struct Ids<'a> {
 }
 
 impl<'a> Ids<'a> {
-    /// What is stored behind the list.
+    /// The bytes after the list.
     pub(crate) fn after(mut self) -> &'a [u8] {
         self.by_ref().for_each(drop);
         self.bytes
@@ -129,7 +131,7 @@ impl Iterator for Ids<'_> {
 
     fn next(&mut self) -> Option<u32> {
         self.count = self.count.checked_sub(1)?;
-        // Written by `encode_ids` in this process, so it cannot be cut short. Most ids are short.
+        // `encode_ids` wrote the list in this process, so it is complete. Most ids are short.
         match *self.bytes {
             [a, ref rest @ ..] if a < 0x80 => {
                 self.bytes = rest;
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_back_over_many_chunks() {
+    fn entries_are_read_back_from_many_chunks() {
         let mut arena = Arena::default();
         let entry = |n: usize| vec![n as u8; n % 5_000 + 1];
         let places: Vec<_> = (0..3_000).map(|n| arena.push(&entry(n)).unwrap()).collect();
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn chunked_items_and_ids_come_back() {
+    fn chunked_items_and_ids_are_read_back() {
         let mut items = Chunked::default();
         (0..10_000u32).for_each(|n| items.push(n));
         assert!((0..10_000).all(|n| items[n] == n));

@@ -1,4 +1,4 @@
-//! Numbers of series in one segment in memory.
+//! Series counts of one segment in memory.
 
 use firn_model::Labels;
 
@@ -6,7 +6,7 @@ use crate::id_set::IdSet;
 use crate::memory::index::MemoryIndex;
 
 impl MemoryIndex {
-    /// How many series have the pair.
+    /// Number of series with the pair.
     pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> u64 {
         let pair = self.pairs.find(name.as_bytes(), value.as_bytes());
         let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
@@ -17,7 +17,7 @@ impl MemoryIndex {
         in_parts.sum::<u64>() + in_sets.sum::<u64>()
     }
 
-    /// Members of all groups with exactly these identity labels, groups of one left out.
+    /// Members of all groups with exactly these identity labels, without lone series.
     pub(crate) fn group_series_count(&self, labels: &Labels) -> u64 {
         let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
         let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };

@@ -1,4 +1,4 @@
-//! All that one segment in memory knows, and its one rule: a label set has exactly one place.
+//! The content of one segment in memory. Invariant: a label set has exactly one position.
 
 use firn_model::{Error, GroupId, Labels, METRIC_NAME, Result, SeriesRef, ShardBits, Slot};
 use hashbrown::{HashMap, HashTable};
@@ -11,40 +11,41 @@ use crate::options::{IndexOptions, SERIES_LIMIT};
 use crate::pair::hash_ids;
 use crate::pair::{RawPair, raw_pairs};
 
-/// Symbols, parts, and the way from a label set to its place.
+/// Pairs, member sets, parts, and the map from label sets to positions.
 #[derive(Debug)]
 pub(crate) struct MemoryIndex {
     pub(crate) pairs: Pairs,
     pub(crate) sets: MemberSets,
     pub(crate) parts: Parts,
-    /// Places by the hash of their whole label set; in pieces, so that growing one is a short pause.
+    /// Positions by the hash of the whole label set. Sharded, so that growing a table is a short
+    /// pause.
     series: Vec<HashTable<SeriesPosition>>,
-    /// Series numbers given so far.
+    /// Number of series; the next series number.
     series_count: u32,
     kinds: GroupKinds,
     bits: ShardBits,
     slots_per_group_max: u32,
-    /// Set once: another segment takes what comes, and this one is written to a file.
+    /// Set once: new series are defined in another segment, and this one is written to a file.
     pub(crate) is_frozen: bool,
 }
 
-/// Some members in a row of one part.
+/// Consecutive members of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemberRun {
     pub(crate) part_no: u32,
-    /// Places in the part.
+    /// The first index in the part.
     pub(crate) first: u32,
     pub(crate) count: u32,
 }
 
-/// Where a series is: its part's number and its place there.
+/// The position of a series: the number of its part and the index in the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesPosition {
     pub(crate) part_no: u32,
     pub(crate) at: u32,
 }
 
-/// How much of the state there was at one moment.
+/// The visible part of a segment at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Watermark {
     pub(crate) parts: u32,
@@ -53,31 +54,31 @@ pub(crate) struct Watermark {
     pub(crate) series: u32,
 }
 
-/// A group of another segment that has room for more members.
+/// A group of another segment that takes more members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrowingGroup {
     pub(crate) group: GroupId,
-    /// The first slot that was never given.
+    /// The first slot that was never issued.
     pub(crate) next_slot: u32,
 }
 
-/// Kinds of groups: all whose first member has the same label names. What one of them turned out to
-/// share is guessed for the next.
+/// Group kinds: groups whose first members have the same label names. The common names learned from
+/// one group are the guess for the next.
 #[derive(Debug, Default)]
 struct GroupKinds {
     by_names: HashMap<Vec<u32>, u32>,
-    /// The names that all members of a group share beside the identity; `None`: nobody knows yet.
+    /// The names that all members of a group share besides the identity; `None`: not known yet.
     common_names: Vec<Option<Vec<u32>>>,
 }
 
-// 1M series in 64 pieces: growing one moves 16,000 places, about a millisecond.
+// With 1M series in 64 tables, growing one moves 16,000 positions in about a millisecond.
 const SERIES_PIECES: usize = 64;
-// So many kinds are learnt; the groups of others find out for themselves.
+// Groups of further kinds determine their common names themselves.
 const KIND_COUNT_MAX: usize = 4_096;
 const NO_KIND: u32 = u32::MAX;
 
 impl MemoryIndex {
-    /// Without any series; ids below `next_ids` (per shard) are given.
+    /// An empty segment; ids below `next_ids` (per shard) are issued already.
     pub(crate) fn new(bits: ShardBits, options: &IndexOptions, next_ids: &[u64]) -> MemoryIndex {
         MemoryIndex {
             pairs: Pairs::default(),
@@ -92,28 +93,29 @@ impl MemoryIndex {
         }
     }
 
-    /// The place of the label set with these pairs (in order of names).
+    /// The position of the label set with these pairs (in order of names).
     pub(crate) fn find(&self, ids: &[u32]) -> Option<SeriesPosition> {
         let hash = hash_ids(ids.iter().copied());
         self.series[piece_of(hash)].find(hash, |&position| self.is_series(position, ids)).copied()
     }
 
-    /// Defines a group of one with these pairs (in order of names) that [`MemoryIndex::find`] does not know.
+    /// Defines a lone series with these pairs (in order of names), which [`MemoryIndex::find`] does
+    /// not find.
     ///
     /// # Errors
-    /// `TooLarge` when numbers, ids or arenas are used up.
+    /// `TooLarge` when numbers, ids or arenas are exhausted.
     pub(crate) fn define_lone(&mut self, ids: &[u32], shard_hash: u64) -> Result<SeriesPosition> {
         self.check_number()?;
         let group = self.parts.next_id(self.bits.shard_of_hash(shard_hash));
         self.add_lone(group, ids)
     }
 
-    /// Defines a member that [`MemoryIndex::find`] does not know in the newest group of `identity`, or in
-    /// `growing` if none is here, or in a new one. Both lists are in order of names. `shard_hash` is
-    /// asked when a group is made.
+    /// Defines a member that [`MemoryIndex::find`] does not find: in the newest group of
+    /// `identity`, or in `growing` if this segment has no such group, or in a new group. Both lists
+    /// are in order of names. `shard_hash` is called for a new group.
     ///
     /// # Errors
-    /// `TooLarge` when numbers, ids or arenas are used up.
+    /// `TooLarge` when numbers, ids or arenas are exhausted.
     pub(crate) fn define_member(
         &mut self,
         identity: &[u32],
@@ -138,10 +140,10 @@ impl MemoryIndex {
         self.begin_part(group, first_slot, identity, &common, rest, (kind, is_open))
     }
 
-    /// Adds a member behind the last of a group whose newest part is `part_no`.
+    /// Adds a member at the end of a group whose newest part is `part_no`.
     fn join(&mut self, part_no: u32, identity: &[u32], rest: &[u32]) -> Result<SeriesPosition> {
         let (common, is_decided) = if self.parts.is_open(part_no) {
-            // The name of the metric tells members apart, however many of them have the same.
+            // The metric name distinguishes members, even if several share it.
             let first: Vec<u32> = self.sets.pairs(self.parts.sets(part_no)[0]).collect();
             let is_common =
                 |pair: &u32| first.contains(pair) && self.name_of(*pair) != METRIC_NAME.as_bytes();
@@ -158,7 +160,7 @@ impl MemoryIndex {
             self.parts.decide(part_no);
             return self.push_member(part_no, &[], rest);
         }
-        // Each such part shares less than the one before, so there are few.
+        // Each further part shares fewer labels than the previous one, so there are few.
         let (group, first_slot) = (self.parts.id(part_no), self.parts.end_slot(part_no));
         let kind = self.parts.kind(part_no);
         self.begin_part(group, first_slot, identity, &common, rest, (kind, false))
@@ -232,7 +234,7 @@ impl MemoryIndex {
         kind
     }
 
-    /// The pairs of a group's first member that its kind mostly shares.
+    /// The pairs of a group's first member that groups of its kind usually share.
     fn guess(&self, kind: u32, rest: &[u32]) -> Vec<u32> {
         let Some(Some(names)) = self.kinds.common_names.get(kind as usize) else {
             return Vec::new();
@@ -247,11 +249,11 @@ impl MemoryIndex {
         }
     }
 
-    /// Takes in a definition from the log; members that are known already, here or, as `is_sealed` says
-    /// of each, elsewhere, are skipped.
+    /// Restores a definition from the log. Skips members that are known here, or in a file as
+    /// `is_sealed` states for each.
     ///
     /// # Errors
-    /// `Invalid` if it contradicts what is known here; `TooLarge` when ids or arenas are used up.
+    /// `Invalid` if it contradicts a known definition; `TooLarge` when ids or arenas are exhausted.
     pub(crate) fn restore(&mut self, definition: &Definition, is_sealed: &[bool]) -> Result<()> {
         if is_sealed.iter().all(|&is_sealed| is_sealed) {
             return Ok(());
@@ -261,7 +263,7 @@ impl MemoryIndex {
         if let Some(part_no) = self.parts.newest(group) {
             let same = self.parts.identity(part_no).eq(identity.iter().copied());
             if !same || self.parts.is_lone(part_no) != definition.lone {
-                return Err(contradiction(group, "the group has other labels"));
+                return Err(contradiction(group, "the group has different labels"));
             }
         }
         let common = self.intern_all(&definition.common)?;
@@ -273,7 +275,7 @@ impl MemoryIndex {
             ids.sort_by_key(|&pair| self.name_of(pair));
             if let Some((part_no, at)) = self.parts.find(group, slot) {
                 if !self.is_series(SeriesPosition { part_no, at }, &ids) {
-                    return Err(contradiction(group, &format!("slot {slot} has other labels")));
+                    return Err(contradiction(group, &format!("slot {slot} has different labels")));
                 }
             } else if let Some(position) = self.find(&ids) {
                 let other = self.series_ref(position);
@@ -289,8 +291,8 @@ impl MemoryIndex {
         Ok(())
     }
 
-    /// Takes in a member whose slot is not here: behind its neighbour if they share the same, or in a
-    /// part of its own.
+    /// Restores a member with an unknown slot: in the part that ends there if the common labels are
+    /// equal, otherwise in a new part.
     fn restore_member(
         &mut self,
         group: GroupId,
@@ -357,13 +359,13 @@ impl MemoryIndex {
         if u64::from(self.series_count) < SERIES_LIMIT {
             return Ok(());
         }
-        Err(Error::too_large("series numbers are used up"))
+        Err(Error::too_large("series numbers in memory are exhausted: retry after the next flush"))
     }
 
-    /// The ids of all pairs of `labels`, made if they are new.
+    /// The ids of all pairs of `labels`; new pairs are added.
     ///
     /// # Errors
-    /// `TooLarge` when arenas are used up.
+    /// `TooLarge` when arenas are exhausted.
     pub(crate) fn intern_all(&mut self, labels: &Labels) -> Result<Vec<u32>> {
         raw_pairs(labels).map(|pair| self.pairs.intern(pair.name, pair.value)).collect()
     }
@@ -376,7 +378,7 @@ impl MemoryIndex {
         Ok(set)
     }
 
-    /// The next series number is for `position`.
+    /// Assigns the next series number to `position`.
     fn add_position(&mut self, position: SeriesPosition) -> SeriesPosition {
         self.sets.add_part(self.set_of(position), position.part_no);
         self.series_count += 1;
@@ -405,7 +407,7 @@ impl MemoryIndex {
         })
     }
 
-    /// The member set at a place that is there.
+    /// The member set at an existing position.
     pub(crate) fn set_of(&self, position: SeriesPosition) -> u32 {
         self.parts.sets(position.part_no)[position.at as usize]
     }
@@ -415,13 +417,13 @@ impl MemoryIndex {
         SeriesRef { group: self.parts.id(position.part_no), slot }
     }
 
-    /// The place of a reference, if its definition is here.
+    /// The position of a reference; `None` if it is not in this segment.
     pub(crate) fn position(&self, series: SeriesRef) -> Option<SeriesPosition> {
         let (part_no, at) = self.parts.find(series.group, series.slot.0)?;
         Some(SeriesPosition { part_no, at })
     }
 
-    /// A group that takes more members; its slots end here.
+    /// The newest group of `identity` that takes more members, with its next slot here.
     pub(crate) fn growing(&self, identity: &Labels) -> Option<GrowingGroup> {
         let find = |pair: RawPair<'_>| self.pairs.find(pair.name, pair.value);
         let ids = raw_pairs(identity).map(find).collect::<Option<Vec<u32>>>()?;
@@ -430,7 +432,7 @@ impl MemoryIndex {
         Some(GrowingGroup { group, next_slot })
     }
 
-    /// The whole label set at a place.
+    /// The whole label set at a position.
     pub(crate) fn labels_at(&self, position: SeriesPosition) -> Labels {
         self.labels_of(
             self.parts.identity(position.part_no),
@@ -439,7 +441,7 @@ impl MemoryIndex {
         )
     }
 
-    /// The labels of lists of pairs, each in order of names and without a common name.
+    /// The labels of three disjoint lists of pairs, each in order of names.
     pub(crate) fn labels_of(
         &self,
         identity: impl Iterator<Item = u32>,
@@ -475,7 +477,7 @@ impl MemoryIndex {
 
 type NameValue<'a> = (&'a [u8], &'a [u8]);
 
-/// Two lists in order of names as one.
+/// Merges two lists in order of names.
 fn merge<'a>(
     left: impl Iterator<Item = NameValue<'a>>,
     right: impl Iterator<Item = NameValue<'a>>,
@@ -489,7 +491,7 @@ fn merge<'a>(
 }
 
 fn piece_of(hash: u64) -> usize {
-    // Bits that the tables use neither as bucket (low) nor as tag (the top seven).
+    // Bits that the tables use neither for the bucket (low) nor for the tag (the top seven).
     (hash >> 50) as usize % SERIES_PIECES
 }
 

@@ -1,8 +1,8 @@
-//! Group keys in one segment in memory: which labels an aggregation tells apart, as a number per series.
+//! Group keys of the series of one segment in memory, as numbers.
 //!
-//! The labels of a part are projected once per part and those of a member once per distinct member
-//! set; label sets are only built for pairs of projections that were not seen before. A `sum by
-//! (instance)` over a million grouped series builds as many label sets as there are instances.
+//! The labels of a part are projected once per part, those of a member once per distinct member
+//! set. Label sets are built only for new pairs of projections: a `sum by (instance)` over a
+//! million grouped series builds one label set per instance.
 
 use firn_model::{Grouping, METRIC_NAME, Result};
 use hashbrown::HashMap;
@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use crate::key_table::KeyTable;
 use crate::memory::index::{MemoryIndex, SeriesPosition};
 
-/// Gives keys and remembers them.
+/// Assigns keys and caches them.
 #[derive(Debug)]
 pub(crate) struct Keys<'t> {
     table: &'t mut KeyTable,
@@ -20,7 +20,7 @@ pub(crate) struct Keys<'t> {
     of_set: HashMap<u32, u32>,
     /// (part's projection, member's projection) to key.
     of_both: HashMap<(u32, u32), u32>,
-    /// The last answer: (part, set, key).
+    /// The last result: (part, set, key).
     last: Option<(u32, u32, u32)>,
     /// The last part's projection.
     last_part: Option<(u32, u32)>,
@@ -38,7 +38,7 @@ enum KeyNames {
 
 impl<'t> Keys<'t> {
     pub(crate) fn new(memory: &MemoryIndex, table: &'t mut KeyTable) -> Keys<'t> {
-        // A name that is unknown now is on no series that the view shows.
+        // A name that is unknown now is on no series of the view.
         let ids = |names: &[String]| -> Vec<u32> {
             names.iter().filter_map(|name| memory.pairs.find_name(name.as_bytes())).collect()
         };
@@ -62,7 +62,7 @@ impl<'t> Keys<'t> {
         }
     }
 
-    /// Sets memory aside as [`KeyTable::hold_others`] does.
+    /// As [`KeyTable::hold_others`].
     ///
     /// # Errors
     /// As there.
@@ -70,10 +70,10 @@ impl<'t> Keys<'t> {
         self.table.hold_others(bytes)
     }
 
-    /// The key of the series at `position`, whose member set is `set`.
+    /// The key of the series at `position`, which has member set `set`.
     ///
     /// # Errors
-    /// `Busy` without memory, `TooLarge` over the query's part.
+    /// `Busy` without memory, `TooLarge` beyond the query's share.
     pub(crate) fn key(
         &mut self,
         memory: &MemoryIndex,
@@ -146,8 +146,8 @@ impl<'t> Keys<'t> {
         let identity = self.project(memory, memory.parts.identity(position.part_no));
         let common = self.project(memory, memory.parts.common(position.part_no));
         let own = self.project(memory, memory.sets.pairs(memory.set_of(position)));
-        // The same labels may be split otherwise between another part and its members, and lie in other
-        // segments.
+        // Another part or segment may split the same labels differently, so use the table of all
+        // keys.
         let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
         let key = self.table.intern(memory.labels_of(lists.0, lists.1, lists.2))?;
         self.of_both.insert(both, key);

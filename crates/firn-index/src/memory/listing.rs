@@ -1,4 +1,4 @@
-//! Names and pairs of one segment in memory, as a view sees them.
+//! Names and pairs of one segment in memory that a view contains.
 
 use firn_model::SeriesRef;
 use hashbrown::HashSet;
@@ -7,30 +7,30 @@ use parking_lot::RwLock;
 use crate::matches::GroupMatch;
 use crate::memory::index::{MemoryIndex, Watermark};
 
-// Pairs or groups looked at under one lock.
+// Pairs or groups read under one lock.
 const PAIRS_PER_LOCK: usize = 1_024;
 
 impl Watermark {
-    /// Whether a series has the name.
+    /// Whether a visible series has the name.
     pub(crate) fn sees_name(self, memory: &MemoryIndex, name: u32) -> bool {
         let name = memory.pairs.name(name);
         self.sees_any(memory, name.parts.first(), name.sets.first())
     }
 
-    /// Whether a series has the pair.
+    /// Whether a visible series has the pair.
     fn sees_pair(self, memory: &MemoryIndex, pair: u32) -> bool {
         let pair = memory.pairs.pair(pair);
         self.sees_any(memory, pair.parts.first(), pair.sets.first())
     }
 
-    /// Both lists rise, so their first entries are the oldest.
+    /// Both lists ascend, so their first entries are the oldest.
     fn sees_any(self, memory: &MemoryIndex, part: Option<u32>, set: Option<u32>) -> bool {
         part.is_some_and(|part_no| part_no < self.parts)
             || set.is_some_and(|set| memory.sets.set(set).first_series < self.series)
     }
 }
 
-/// Hands on every pair of a name that is seen, a bounded number under each lock.
+/// Calls `take` with every visible pair of a name, a bounded number under each lock.
 pub(crate) fn each_pair(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
@@ -50,7 +50,7 @@ pub(crate) fn each_pair(
     }
 }
 
-/// The pairs on those series of `groups` that are in this segment, each once.
+/// The distinct pairs of the series of `groups` that are in this segment.
 pub(crate) fn pairs_of(memory: &RwLock<MemoryIndex>, groups: &[GroupMatch]) -> HashSet<u32> {
     let (mut pairs, mut sets) = (HashSet::new(), HashSet::new());
     for batch in groups.chunks(PAIRS_PER_LOCK) {

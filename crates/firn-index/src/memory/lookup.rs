@@ -1,24 +1,24 @@
-//! From label sets to pair ids and places, for one batch.
+//! From label sets to pair ids and positions, for one batch.
 //!
-//! Senders send a target's series one after the other, so most pairs of a label set stand at the same
-//! position in the one before; comparing bytes is cheaper than hashing them.
+//! Clients send the series of a target together, so most pairs of a label set are at the same index
+//! in the previous one. Comparing their bytes is cheaper than hashing them.
 
 use firn_model::{Labels, Result};
 
 use crate::memory::index::{MemoryIndex, SeriesPosition};
 use crate::pair::raw_pairs;
 
-/// Remembers the last label set: its pairs are looked up once for all neighbours that share them.
+/// Remembers the pairs of the last label set, so that shared pairs are looked up once.
 #[derive(Debug, Default)]
 pub(crate) struct Lookup<'l> {
-    /// Encoded pairs of the last label set with their ids, by position.
+    /// Encoded pairs of the last label set with their ids, by index.
     last: Vec<(&'l [u8], u32)>,
-    /// The pairs of the label set that was asked for last, in order of names.
+    /// The pairs of the last label set, in order of names.
     pub(crate) ids: Vec<u32>,
 }
 
 impl<'l> Lookup<'l> {
-    /// The place of a label set that is known.
+    /// The position of a known label set.
     pub(crate) fn find(
         &mut self,
         memory: &MemoryIndex,
@@ -35,7 +35,7 @@ impl<'l> Lookup<'l> {
         if self.ids.is_empty() { None } else { memory.find(&self.ids) }
     }
 
-    /// Fills `ids` with the pairs of a label set, made if they are new.
+    /// Fills `ids` with the pairs of a label set; adds new pairs.
     pub(crate) fn intern(&mut self, memory: &mut MemoryIndex, labels: &'l Labels) -> Result<()> {
         self.ids.clear();
         for (idx, pair) in raw_pairs(labels).enumerate() {

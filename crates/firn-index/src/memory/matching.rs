@@ -1,10 +1,10 @@
 //! Matching: from matchers to groups and slots, on compressed lists.
 //!
-//! A label is on the group, or on the member, or absent. A matcher on name `n` therefore splits the
-//! groups three ways: those with `n` as a group label pass or fail as a whole; all others leave it to
-//! their members, that is to their member sets. All matchers together split the groups into a few
-//! *classes*, each with the member sets that pass in it. Only then are groups looked at: lists hold
-//! groups, the second level finds slots (`TimeUnion` 3.1).
+//! A label is on the group, on the member, or absent. A matcher on name `n` therefore splits the
+//! groups: those with `n` as a group label match or fail as a whole; for all others the member sets
+//! decide. All matchers together split the groups into a few *classes*, each with its matching
+//! member sets. Only then are groups read: posting lists contain groups, and a second level finds
+//! the slots, as in TimeUnion (SIGMOD 2022), section 3.1.
 
 use firn_model::{CancelToken, Matcher, Pattern, Result, Slot};
 use parking_lot::RwLock;
@@ -15,29 +15,30 @@ use crate::matches::{GroupMatch, MatchClass, Member, groups_bytes};
 use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::keys::Keys;
 
-/// How one matcher splits the groups.
+/// The split of the groups by one matcher.
 #[derive(Debug)]
 struct MatcherSplit {
-    /// Groups that pass as a whole.
+    /// Groups that match as a whole.
     pass: IdSet,
     /// Groups that have the name as a group label.
     any: IdSet,
-    /// Member sets that pass.
+    /// Matching member sets.
     sets: IdSet,
 }
 
-// Values, lists or slots looked at under one lock: mostly well below a millisecond, and never more
-// than one group's slots beyond it, so that a writer of new series does not wait for a query.
+// Values, lists or slots read under one lock. This usually takes well below a millisecond and
+// exceeds the bound by at most one group, so that a writer of new series does not wait for a query.
 const ITEMS_PER_LOCK: usize = 1_024;
-// Up to so many member sets are searched in a group one by one, more are marked in a bitmap.
+// Up to this many member sets are searched one by one in a part; more are marked in a bitmap.
 const SETS_SEARCHED_MAX: u64 = 8;
-// Up to so many member sets say themselves which groups have them; more, and groups are scanned.
+// Up to this many member sets yield the candidate groups from their lists; with more, all groups
+// are scanned.
 const SETS_LISTED_MAX: u64 = 16_384;
 
-/// What matches in one segment in memory.
+/// The matching parts and member sets of one segment in memory.
 ///
 /// # Errors
-/// `Canceled` or `Timeout` when the token says so.
+/// `Canceled` or `Timeout` as the token reports.
 pub(crate) fn select(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
@@ -45,8 +46,8 @@ pub(crate) fn select(
     cancel: &CancelToken,
 ) -> Result<Vec<MatchClass>> {
     let mut classes = vec![MatchClass { parts: IdSet::below(mark.parts), sets: None }];
-    // Not in the head of the loop: the lock would be held through it, and who takes it for reading again waits for ever for a
-    // writer that waits in between.
+    // Not in the head of the loop: the lock would be held throughout. A second read lock would then
+    // wait for a waiting writer, which waits for the first: a deadlock.
     let matchers = shortest_first(&memory.read(), matchers);
     for matcher in matchers {
         cancel.check()?;
@@ -65,7 +66,7 @@ pub(crate) fn select(
     Ok(classes)
 }
 
-/// How many series some classes have.
+/// Number of series in `classes`.
 ///
 /// # Errors
 /// As [`select`].
@@ -85,7 +86,8 @@ pub(crate) fn count(
     Ok(count)
 }
 
-/// Appends the groups of some classes with their matching members to `out`, in no order; a group may come in pieces.
+/// Appends the groups of `classes` with their matching members to `out`, in no order and possibly
+/// in pieces.
 ///
 /// # Errors
 /// As [`select`].
@@ -117,7 +119,8 @@ pub(crate) fn collect_groups(
     Ok(())
 }
 
-/// The matchers with the shortest lists first: the others then read theirs for what is left alone.
+/// The matchers with the shortest lists first: the others then read their lists only for the
+/// remaining groups.
 fn shortest_first<'m>(memory: &MemoryIndex, matchers: &'m [Matcher]) -> Vec<&'m Matcher> {
     let mut order: Vec<&Matcher> = matchers.iter().collect();
     order.sort_by_cached_key(|matcher| match matcher.pattern() {
@@ -132,8 +135,8 @@ fn shortest_first<'m>(memory: &MemoryIndex, matchers: &'m [Matcher]) -> Vec<&'m 
     order
 }
 
-/// How `matcher` splits the groups and member sets that the view knows. Of what passes as a whole, what is not `within`
-/// may be left out.
+/// Splits the groups and member sets of the view by `matcher`. Groups that match as a whole may be
+/// omitted if they are not in `within`.
 fn split(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
@@ -156,8 +159,8 @@ fn split(
     };
     let is_plain = !matcher.is_negative() && !matcher.matches_absent();
     let taken = match taken {
-        // No member takes part, so nobody asks who else has the label: for a name that all groups have,
-        // that set costs more than the rest of a narrow query's matching.
+        // No member matches, so the list of all groups with the name is not needed. For a name that
+        // all groups have, that list costs more than the rest of a narrow query's matching.
         Some((pass, sets)) if is_plain && sets.is_empty() => {
             return Ok(MatcherSplit { pass, any: IdSet::empty(), sets });
         }
@@ -180,7 +183,7 @@ fn split(
     Ok(MatcherSplit { pass, any, sets })
 }
 
-/// The groups and member sets that have one of `values`.
+/// The groups and member sets with one of `values`.
 fn lists_of_values(
     memory: &RwLock<MemoryIndex>,
     (mark, within): (Watermark, Option<&IdSet>),
@@ -200,8 +203,8 @@ fn lists_of_values(
     (IdSet::from_runs(groups), IdSet::from_runs(sets))
 }
 
-/// The groups and member sets that have a value which the pattern takes: every value of the name is
-/// tried once.
+/// The groups and member sets with a value that the pattern accepts. Tries every value of the name
+/// once.
 fn lists_of_scan(
     memory: &RwLock<MemoryIndex>,
     (mark, within): (Watermark, Option<&IdSet>),
@@ -229,7 +232,7 @@ fn lists_of_scan(
 }
 
 impl MatchClass {
-    /// What is left of the class after one more matcher: at most two classes.
+    /// The rest of the class after one more matcher: at most two classes.
     fn split(&self, split: &MatcherSplit) -> impl Iterator<Item = MatchClass> {
         let whole =
             MatchClass { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
@@ -243,8 +246,8 @@ impl MatchClass {
         })
     }
 
-    /// Calls `each` with every part that has a matching member, its member sets that are seen, and the places of those
-    /// that match.
+    /// Calls `each` with every part that has a matching member: its visible member sets, and the
+    /// indexes of the matching ones.
     fn each_part(
         &self,
         memory: &RwLock<MemoryIndex>,
@@ -300,11 +303,11 @@ fn part_runs(memory: &MemoryIndex, set: u32, mark: Watermark, runs: &mut Vec<(u3
     memory.sets.set(set).parts.extend_runs(mark.parts, runs);
 }
 
-/// Finds the places of some member sets in one part after the other.
+/// Finds the indexes of member sets in one part after the other.
 #[derive(Debug)]
 enum MemberFinder {
     All,
-    /// Each set with the place where the last part had it: parts are mostly alike.
+    /// Each set with its index in the last part: parts are often alike.
     Few(Vec<(u32, u32)>),
     Marked(Vec<u64>),
 }
@@ -321,7 +324,7 @@ impl MemberFinder {
         MemberFinder::Marked(words)
     }
 
-    /// Fills `positions` with the matching ones of a part's member sets, rising.
+    /// Fills `positions` with the matching indexes of a part's member sets, ascending.
     fn find(&mut self, sets: &[u32], positions: &mut Vec<u32>) {
         positions.clear();
         let all = 0..sets.len() as u32;

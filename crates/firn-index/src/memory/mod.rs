@@ -1,4 +1,4 @@
-//! One segment in memory.
+//! One segment in memory: new series until they are written to a file.
 
 pub(crate) mod arena;
 mod counts;

@@ -1,4 +1,4 @@
-//! Label pairs: each `name=value` is stored once and is a `u32` from then on.
+//! Label pairs: each distinct `name=value` is stored once and identified by a `u32`.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -9,7 +9,7 @@ use crate::memory::arena::{Arena, Chunked};
 use crate::memory::posting::PostingList;
 use crate::pair::take_text;
 
-/// All names and pairs, with the posting lists that hang on them.
+/// All names and pairs with their posting lists.
 #[derive(Debug, Default)]
 pub(crate) struct Pairs {
     names: Vec<NameEntry>,
@@ -19,8 +19,8 @@ pub(crate) struct Pairs {
     text: Arena,
     /// Heap of all posting lists.
     list_bytes: usize,
-    // Seeded at random, so that nobody can choose values that collide; the order of the tables is
-    // never seen outside.
+    // Randomly seeded, so that clients cannot choose colliding values. The order of the tables is
+    // not observable.
     hasher: foldhash::fast::RandomState,
 }
 
@@ -28,11 +28,11 @@ pub(crate) struct Pairs {
 #[derive(Debug)]
 pub(crate) struct NameEntry {
     text_at: u32,
-    /// Its pairs, ids rising.
+    /// Its pairs, ids ascending.
     pub(crate) pairs: Vec<u32>,
-    /// Parts that have it.
+    /// Parts with this name.
     pub(crate) parts: PostingList,
-    /// Member sets that have it.
+    /// Member sets with this name.
     pub(crate) sets: PostingList,
 }
 
@@ -41,29 +41,29 @@ pub(crate) struct NameEntry {
 pub(crate) struct PairEntry {
     pub(crate) name: u32,
     value_at: u32,
-    /// Parts that have it; numbers rise.
+    /// Parts with this pair; numbers ascend.
     pub(crate) parts: PostingList,
-    /// Member sets that have it; ids rise.
+    /// Member sets with this pair; ids ascend.
     pub(crate) sets: PostingList,
 }
 
 impl Pairs {
-    /// The id of a pair that is known.
+    /// The id of a known pair.
     pub(crate) fn find(&self, name: &[u8], value: &[u8]) -> Option<u32> {
         let is_it = |&id: &u32| self.bytes_of(id) == (name, value);
         self.pair_table.find(hash_pair(&self.hasher, name, value), is_it).copied()
     }
 
-    /// The id of a name that is known.
+    /// The id of a known name.
     pub(crate) fn find_name(&self, name: &[u8]) -> Option<u32> {
         let is_it = |&id: &u32| self.name_bytes(id) == name;
         self.name_table.find(self.hasher.hash_one(name), is_it).copied()
     }
 
-    /// The id of a pair, made if it is new.
+    /// The id of a pair; adds a new pair.
     ///
     /// # Errors
-    /// `TooLarge` when the text is used up.
+    /// `TooLarge` when the text arena is full.
     pub(crate) fn intern(&mut self, name: &[u8], value: &[u8]) -> Result<u32> {
         if let Some(id) = self.find(name, value) {
             return Ok(id);
@@ -114,14 +114,14 @@ impl Pairs {
         &self.pairs[id]
     }
 
-    /// A new part has `pair`.
+    /// Adds a new part to the lists of `pair`.
     pub(crate) fn add_part(&mut self, pair: u32, part_no: u32) {
         let pair = &mut self.pairs[pair];
         self.list_bytes += pair.parts.push(part_no);
         self.list_bytes += self.names[pair.name as usize].parts.push(part_no);
     }
 
-    /// A new member set has `pair`.
+    /// Adds a new member set to the lists of `pair`.
     pub(crate) fn add_set(&mut self, pair: u32, set: u32) {
         let pair = &mut self.pairs[pair];
         self.list_bytes += pair.sets.push(set);
@@ -180,7 +180,7 @@ fn text_at(arena: &Arena, at: u32) -> &[u8] {
 }
 
 fn text_of(bytes: &[u8]) -> &str {
-    // It came out of a `Labels`, which is checked when it is made.
+    // The text comes from a `Labels`, which is valid UTF-8.
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_has_one_id_and_gives_its_text_back() {
+    fn a_pair_has_one_id_and_keeps_its_text() {
         let mut pairs = Pairs::default();
         let ids: Vec<u32> = (0..5_000)
             .map(|n| pairs.intern(b"name", format!("value{n}").as_bytes()).unwrap())

@@ -1,10 +1,10 @@
-//! Parts: some members of a group in a row of slots, with the labels that all of them share.
+//! Parts: consecutive slots of a group, with the labels that all their members share.
 //!
-//! A group has one part in a segment, or a few: one begins when the group goes on from another segment
-//! (its first slot is then not 0), when a member comes that lacks a label which those before share, and
-//! where definitions were lost. Parts have a *number*, dense in order of creation, because posting lists
-//! want rising ids; a [`GroupId`] carries its shard and would not rise. Series have a number too, dense in
-//! order of definition: it tells what a view knows.
+//! A group has one part in a segment, or a few. A new part begins when the group continues from
+//! another segment (its first slot is then not 0), when a member lacks a label that the others
+//! share, and after lost definitions. Parts have a *number*, dense in order of creation, because
+//! posting lists need ascending ids; a [`GroupId`] contains its shard and would not ascend. Series
+//! have a number too, dense in order of definition: it decides which series a view contains.
 
 use firn_model::{Error, GroupId, Result, ShardBits, ShardId};
 use hashbrown::{HashMap, HashTable};
@@ -19,14 +19,15 @@ pub(crate) struct Parts {
     bits: ShardBits,
     parts: Chunked<MemoryPart>,
     members: Vec<MemberList>,
-    /// Heap of all members.
+    /// Heap of all member lists.
     member_bytes: usize,
-    /// Per part all its labels, then, unless it is lone, those among them that are not identity.
+    /// Per part its identity labels (of a lone series: all labels), then, unless it is lone, its
+    /// common labels.
     lists: Arena,
     /// By identity labels the newest part of the newest group that takes members.
     open: HashTable<u32>,
     locals: Vec<ShardGroups>,
-    /// Groups that were made here; others only go on here.
+    /// Groups that were created here, without those continued from another segment.
     group_count: u32,
 }
 
@@ -36,48 +37,48 @@ struct MemoryPart {
     local: u32,
     labels_at: u32,
     first_series: u32,
-    /// Where in `Parts::members`, or [`LONE`].
+    /// Index in `Parts::members`, or [`LONE`].
     members: u32,
     shard: u16,
 }
 
-/// The slots of a part of a group that may have more than one.
+/// The members of a part, unless it is lone.
 #[derive(Debug)]
 struct MemberList {
     first_slot: u32,
-    /// The part of the same group with the slots before, or [`NO_PART`].
+    /// The part of the same group with the preceding slots, or [`NO_PART`].
     before: u32,
-    /// What kind of group this is; see `MemoryIndex`.
+    /// The kind of the group, see `GroupKinds`.
     kind: u32,
-    /// It has one member, and nobody knows yet what that will share with others.
+    /// Whether it has one member and its common labels are not known yet.
     is_open: bool,
     /// The member set of each slot.
     sets: Vec<u32>,
-    /// Where series numbers jump: `(position, series number)`, both rising. That of place 0 is
+    /// The discontinuities of series numbers: `(index, series number)`, both ascending. Index 0 has
     /// `MemoryPart::first_series`.
     jumps: Vec<(u32, u32)>,
 }
 
-/// The groups of one shard: what part has their last slots.
+/// The groups of one shard, each with the part of its last slots.
 #[derive(Debug, Default)]
 struct ShardGroups {
-    /// Local ids below were given before this segment began.
+    /// Smaller local ids were issued before this segment began.
     base: u64,
-    /// From `base` on; [`NO_PART`] where no definition was seen.
+    /// By local id less `base`; [`NO_PART`] without a known definition.
     parts: Vec<u32>,
-    /// Groups below `base` that go on here.
+    /// Groups below `base` that continue here.
     older: HashMap<u32, u32>,
 }
 
-/// What a new part begins with.
+/// The content of a new part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewPart<'a> {
     pub(crate) group: GroupId,
     /// In order of names, as all lists of pairs here.
     pub(crate) identity: &'a [u32],
-    /// What all members share beside the identity.
+    /// The pairs that all members share besides the identity.
     pub(crate) common: &'a [u32],
-    /// A group of one: `identity` is all its labels, and its only slot is there at once.
+    /// A lone series: `identity` is all its labels, and it has slot 0 at once.
     pub(crate) lone: bool,
     pub(crate) first_slot: u32,
     pub(crate) kind: u32,
@@ -87,13 +88,13 @@ pub(crate) struct NewPart<'a> {
 }
 
 const LONE: u32 = u32::MAX;
-/// No part: the group was never seen here, or this is its first.
+/// No part: the group is unknown here, or this is its first part.
 const NO_PART: u32 = u32::MAX;
-// Lost definitions leave holes; one that claims more than this is no definition of ours.
+// Lost definitions leave holes; a larger one indicates an invalid definition.
 const HOLE_MAX: u64 = 1 << 24;
 
 impl Parts {
-    /// Without any part; ids below `next_ids` (per shard) are given.
+    /// Without parts; ids below `next_ids` (per shard) are issued already.
     pub(crate) fn new(bits: ShardBits, next_ids: &[u64]) -> Parts {
         let base = |shard: usize| next_ids.get(shard).copied().unwrap_or(0);
         let locals = (0..bits.shard_count())
@@ -116,10 +117,11 @@ impl Parts {
         self.bits.group(shard, self.locals[usize::from(shard.0)].next())
     }
 
-    /// Adds a part; a group that is not lone goes on in it.
+    /// Adds a part.
     ///
     /// # Errors
-    /// `TooLarge` when lists or ids are used up; `Invalid` for an id that leaves an absurd hole.
+    /// `TooLarge` when lists or ids are exhausted; `Invalid` for an id that leaves an implausible
+    /// hole.
     pub(crate) fn add(&mut self, new: NewPart<'_>) -> Result<u32> {
         let shard = self.bits.shard(new.group);
         let is_given = self.bits.local(new.group) < self.locals[usize::from(shard.0)].next();
@@ -157,7 +159,7 @@ impl Parts {
                 self.open_for(new.identity, part_no);
             }
         }
-        // One that goes on from another segment has an id that was given before.
+        // A group that continues from another segment has an id that was issued before.
         self.group_count += u32::from(newest.is_none() && (!is_given || new.first_slot == 0));
         Ok(part_no)
     }
@@ -171,7 +173,7 @@ impl Parts {
         self.lists.push(&list)
     }
 
-    /// Of the parts of a group from `newest` back, the oldest that begins behind `slot`.
+    /// Of the parts of a group from `newest` back, the oldest that begins after `slot`.
     fn part_after(&self, newest: u32, slot: u32) -> Option<u32> {
         let chain = std::iter::successors(Some(newest), |&part_no| self.before(part_no));
         chain.take_while(|&part_no| self.first_slot(part_no) > slot).last()
@@ -182,18 +184,18 @@ impl Parts {
         (before != NO_PART).then_some(before)
     }
 
-    /// Makes ids below `next` of a shard taken, so that none is given twice.
+    /// Marks the ids of a shard below `next` as issued.
     ///
     /// # Errors
-    /// `Invalid` for an absurd hole, `TooLarge` when ids are used up.
+    /// `Invalid` for an implausible hole, `TooLarge` when ids are exhausted.
     pub(crate) fn reserve_ids(&mut self, shard: ShardId, next: u64) -> Result<()> {
         let locals = &mut self.locals[usize::from(shard.0)];
         if next > u64::from(u32::MAX) {
-            return Err(Error::too_large("the group ids of a shard are used up"));
+            return Err(Error::too_large("a shard has no free group id"));
         }
         if next > locals.next() + HOLE_MAX {
             return Err(Error::invalid(format!(
-                "group {} of shard {} leaves a hole after {}",
+                "group {} of shard {} is implausibly far after {}",
                 next - 1,
                 shard.0,
                 locals.next()
@@ -205,21 +207,21 @@ impl Parts {
         Ok(())
     }
 
-    /// The groups of `shard` take no new member any more: a member opens another group.
+    /// Closes the groups of `shard`: a new member opens another group.
     pub(crate) fn close_all(&mut self, shard: ShardId) {
         let parts = &self.parts;
         self.open.retain(|&mut part_no| parts[part_no].shard != shard.0);
     }
 
-    /// Adds a member at the end of a part that is not lone; gives its place.
+    /// Appends a member to a part; returns its index.
     ///
     /// # Errors
-    /// `Invalid` for a lone one.
+    /// `Invalid` for a lone part.
     pub(crate) fn push(&mut self, part_no: u32, set: u32, series_no: u32) -> Result<u32> {
         let first_series = self.parts[part_no].first_series;
         let id = self.id(part_no);
         let Some(members) = self.members.get_mut(self.parts[part_no].members as usize) else {
-            return Err(Error::invalid(format!("{id} is a group of one and takes no member")));
+            return Err(Error::invalid(format!("{id} is a lone series and takes no member")));
         };
         let before = members.heap_bytes();
         let at = members.sets.len() as u32;
@@ -232,14 +234,14 @@ impl Parts {
         Ok(at)
     }
 
-    /// What the part's members share is decided from here on.
+    /// Fixes the common labels of the part.
     pub(crate) fn decide(&mut self, part_no: u32) {
         if let Some(members) = self.members.get_mut(self.parts[part_no].members as usize) {
             members.is_open = false;
         }
     }
 
-    /// Whether what its members share is still to be found out, when a second one comes.
+    /// Whether the second member will determine the common labels.
     pub(crate) fn is_open(&self, part_no: u32) -> bool {
         self.members_of(part_no).is_some_and(|members| members.is_open)
     }
@@ -248,7 +250,7 @@ impl Parts {
         self.members_of(part_no).map_or(u32::MAX, |members| members.kind)
     }
 
-    /// The newest part of the newest group with exactly these identity labels that is not lone.
+    /// The newest part of the newest group, not lone, with exactly these identity labels.
     pub(crate) fn find_open(&self, identity: &[u32]) -> Option<u32> {
         let is_it = |&part_no: &u32| self.identity(part_no).eq(identity.iter().copied());
         self.open.find(hash_ids(identity.iter().copied()), is_it).copied()
@@ -260,7 +262,7 @@ impl Parts {
         let list_of = |part_no: u32| decode_ids(lists.from(parts[part_no].labels_at));
         let known = self.open.find_mut(hash, |&known| list_of(known).eq(identity.iter().copied()));
         match known {
-            // Replayed in any order, the youngest group stays open.
+            // Replay may come in any order; the newest group stays open.
             Some(known) if parts[*known].local > parts[part_no].local => {}
             Some(known) => *known = part_no,
             None => {
@@ -273,17 +275,17 @@ impl Parts {
         self.parts.len()
     }
 
-    /// Groups that were made in this segment.
+    /// Groups that were created in this segment.
     pub(crate) fn group_count(&self) -> u32 {
         self.group_count
     }
 
-    /// The pairs that decide who joins the group, in order of names; of a lone part all.
+    /// The identity pairs, in order of names; of a lone part all pairs.
     pub(crate) fn identity(&self, part_no: u32) -> Ids<'_> {
         decode_ids(self.lists.from(self.parts[part_no].labels_at))
     }
 
-    /// The pairs that all members share beside the identity, in order of names.
+    /// The pairs that all members share besides the identity, in order of names.
     pub(crate) fn common(&self, part_no: u32) -> Ids<'_> {
         if self.is_lone(part_no) {
             return decode_ids(&[]);
@@ -295,22 +297,22 @@ impl Parts {
         self.parts[part_no].members == LONE
     }
 
-    /// The member set of each place.
+    /// The member set of each index.
     pub(crate) fn sets(&self, part_no: u32) -> &[u32] {
         self.members_of(part_no).map_or(&[EMPTY_SET], |members| &members.sets)
     }
 
-    /// The slot of place 0.
+    /// The slot of index 0.
     pub(crate) fn first_slot(&self, part_no: u32) -> u32 {
         self.members_of(part_no).map_or(0, |members| members.first_slot)
     }
 
-    /// The slot behind the last.
+    /// The slot after the last.
     pub(crate) fn end_slot(&self, part_no: u32) -> u32 {
         self.first_slot(part_no) + self.sets(part_no).len() as u32
     }
 
-    /// How many places hold series with numbers below `series_end`: these come first.
+    /// Number of members with series numbers below `series_end`; they are the first ones.
     pub(crate) fn count_below(&self, part_no: u32, series_end: u32) -> u32 {
         let part = &self.parts[part_no];
         let (count, jumps) = match self.members_of(part_no) {
@@ -324,7 +326,7 @@ impl Parts {
         visible.min(u64::from(run_end)) as u32
     }
 
-    /// The group that it is of.
+    /// The group of a part.
     pub(crate) fn id(&self, part_no: u32) -> GroupId {
         let part = &self.parts[part_no];
         self.bits.group(ShardId(part.shard), u64::from(part.local))
@@ -334,7 +336,7 @@ impl Parts {
         ShardId(self.parts[part_no].shard)
     }
 
-    /// The part with the last slots of a group; `None` if the group has none here.
+    /// The part with the last slots of a group; `None` if the group is not in this segment.
     pub(crate) fn newest(&self, group: GroupId) -> Option<u32> {
         self.locals[usize::from(self.bits.shard(group).0)].get(self.bits.local(group))
     }
@@ -344,7 +346,7 @@ impl Parts {
         std::iter::successors(self.newest(group), |&part_no| self.before(part_no))
     }
 
-    /// The part of a group and the place in it of a slot.
+    /// The part of a slot, and the index in it.
     pub(crate) fn find(&self, group: GroupId, slot: u32) -> Option<(u32, u32)> {
         let part_no = self.of_group(group).find(|&part_no| self.first_slot(part_no) <= slot)?;
         (slot < self.end_slot(part_no)).then(|| (part_no, slot - self.first_slot(part_no)))
@@ -422,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn places_below_a_series_number_are_counted_over_jumps() {
+    fn members_below_a_series_number_are_counted_over_jumps() {
         let mut parts = parts();
         let part_no = parts.add(new_part(GroupId(3), &[1], 5, 10)).unwrap();
         for (at, series_no) in [10, 11, 12, 20, 21, 30].into_iter().enumerate() {
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!((parts.first_slot(part_no), parts.end_slot(part_no)), (5, 11));
         assert_eq!(parts.find(GroupId(3), 7), Some((part_no, 2)));
         assert_eq!([4, 11].map(|slot| parts.find(GroupId(3), slot)), [None, None]);
-        assert_eq!(parts.group_count(), 0, "its id was given before and it goes on at slot 5");
+        assert_eq!(parts.group_count(), 0, "its id was issued before and it continues at slot 5");
     }
 
     #[test]
@@ -453,7 +455,7 @@ mod tests {
         let sibling = add(&mut parts, false);
         assert_eq!(parts.find_open(&[5]), Some(sibling));
         assert_eq!([first, lone, sibling].map(|no| parts.id(no).0), [1, 5, 9]);
-        assert!(parts.push(lone, 1, 3).unwrap_err().to_string().contains("group of one"));
+        assert!(parts.push(lone, 1, 3).unwrap_err().to_string().contains("lone series"));
         assert_eq!(parts.sets(lone), [EMPTY_SET]);
         assert_eq!((parts.group_count(), parts.next_ids()), (3, vec![0, 3, 0, 7]));
         let absurd = |id| parts.add(new_part(GroupId(id), &[], 0, 3)).map(|_| ());
@@ -461,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_group_are_found_by_slot_whatever_order_they_come_in() {
+    fn parts_of_a_group_are_found_by_slot_in_any_order_of_creation() {
         let mut parts = parts();
         let group = GroupId(2);
         let mut part_nos = Vec::new();
@@ -477,12 +479,12 @@ mod tests {
             [0, 1, 2, 3, 4, 9, 10].map(f),
             [Some(1), None, Some(3), None, Some(0), Some(2), None]
         );
-        assert_eq!(parts.find_open(&[5]), Some(2), "it goes on behind its last slot");
+        assert_eq!(parts.find_open(&[5]), Some(2), "it continues after its last slot");
         assert_eq!(parts.group_count(), 1);
     }
 
     #[test]
-    fn identity_and_common_labels_come_back() {
+    fn identity_and_common_labels_are_read_back() {
         let mut parts = parts();
         let common = &[9, 300][..];
         let part_no =

@@ -1,31 +1,32 @@
-//! Posting lists that grow: ids in order of arrival, as runs of varints behind one short inline run.
+//! Growing posting lists: ids in order of arrival, stored as varint runs with the last run inline.
 //!
-//! A list of one run, which is what most pairs have, is 16 bytes and no heap.
+//! A list of one run, the usual case for a pair, takes 16 bytes and no heap.
 
 use firn_model::{decode_varint, encode_varint};
 
 use crate::id_set::{IdSet, skip_to};
 
-/// Ids in order of arrival; mostly, not always, rising.
+/// Ids in order of arrival, usually but not always ascending.
 #[derive(Debug, Default)]
 pub(crate) struct PostingList {
-    /// The open run, the last one: `start..start + len`. No id yet when `len` is 0.
+    /// The open, last run: `start..start + len`. Empty list if `len` is 0.
     start: u32,
     len: u32,
-    /// The runs before it.
+    /// The earlier runs.
     closed: Option<Box<ClosedRuns>>,
 }
 
 #[derive(Debug, Default)]
 struct ClosedRuns {
-    /// Per run `varint(zigzag(start - previous end) << 1 | longer)`, then `varint(len - 2)` if longer.
+    /// Per run `varint(zigzag(start - previous end) << 1 | longer)`, then `varint(len - 2)` if
+    /// longer.
     bytes: Vec<u8>,
     /// End of the last closed run.
     end: u32,
 }
 
 impl PostingList {
-    /// Adds an id. One that was just added is not added again. Gives by how much the heap grew.
+    /// Adds an id unless it is in the open run. Returns the growth of the heap in bytes.
     pub(crate) fn push(&mut self, id: u32) -> usize {
         if self.len == 0 {
             (self.start, self.len) = (id, 1);
@@ -57,7 +58,7 @@ impl PostingList {
         out.extend(self.runs().filter(|run| run.0 < end).map(|run| (run.0, run.1.min(end))));
     }
 
-    /// As [`PostingList::extend_runs`], cut to `within` too, if there is such.
+    /// As [`PostingList::extend_runs`], also cut to `within` if there is one.
     pub(crate) fn extend_runs_within(
         &self,
         end: u32,
@@ -77,7 +78,7 @@ impl PostingList {
         }
     }
 
-    /// About how long it takes to read it: its bytes. O(1).
+    /// The approximate cost of reading the list: its bytes. O(1).
     pub(crate) fn length(&self) -> usize {
         1 + self.closed.as_ref().map_or(0, |closed| closed.bytes.len())
     }
@@ -119,24 +120,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ids_come_back_in_any_order(ids in prop::collection::vec(0u32..80, 0..60), end in 0u32..90) {
+        fn ids_are_read_back_in_any_order(
+            ids in prop::collection::vec(0u32..80, 0..60),
+            end in 0u32..90,
+        ) {
             let mut list = PostingList::default();
             let heap_bytes: usize = ids.iter().map(|&id| list.push(id)).sum();
             prop_assert_eq!(list.heap_bytes(), heap_bytes);
             let want: BTreeSet<u32> = ids.iter().copied().filter(|&id| id < end).collect();
             prop_assert_eq!(list.below(end).iter().collect::<BTreeSet<_>>(), want);
             prop_assert_eq!(list.first(), ids.first().copied());
-            let within = IdSet::from_runs(ids.iter().rev().step_by(3).map(|&id| (id, id + 3)).collect());
+            let within = ids.iter().rev().step_by(3).map(|&id| (id, id + 3));
+            let within = IdSet::from_runs(within.collect());
             let (mut cut, mut all) = (Vec::new(), Vec::new());
             list.extend_runs_within(end, Some(&within), &mut cut);
             list.extend_runs_within(end, None, &mut all);
             let want = IdSet::from_runs(all).intersect(&within);
-            prop_assert_eq!(IdSet::from_runs(cut).iter().collect::<Vec<_>>(), want.iter().collect::<Vec<_>>());
+            prop_assert_eq!(IdSet::from_runs(cut), want);
         }
     }
 
     #[test]
-    fn the_ends_of_the_id_space_are_ids_too() {
+    fn the_largest_and_smallest_ids_are_valid() {
         let mut list = PostingList::default();
         for id in [u32::MAX - 1, 0, 5, 6, 7, u32::MAX - 2] {
             list.push(id);

@@ -1,5 +1,4 @@
-//! Member label sets, interned: what tells the members of a group apart is the same in a thousand
-//! groups (one host is like the next), so it is stored once.
+//! Member label sets, interned: hosts have the same members, so each set is stored once.
 
 use firn_model::Result;
 use hashbrown::HashTable;
@@ -8,7 +7,7 @@ use crate::memory::arena::{Arena, Chunked, Ids, decode_ids, encode_ids};
 use crate::memory::posting::PostingList;
 use crate::pair::hash_ids;
 
-/// The set without labels: the member of a group of one.
+/// The set without labels, of a lone series.
 pub(crate) const EMPTY_SET: u32 = 0;
 
 /// All member label sets.
@@ -24,9 +23,9 @@ pub(crate) struct MemberSets {
 #[derive(Debug)]
 pub(crate) struct MemberSet {
     list_at: u32,
-    /// The first series that had it: tells whether a view knows it.
+    /// The first series with this set; decides whether a view contains the set.
     pub(crate) first_series: u32,
-    /// Parts with a member of this set, in order of arrival (not always rising).
+    /// Parts with a member of this set, in order of arrival (not always ascending).
     pub(crate) parts: PostingList,
 }
 
@@ -38,7 +37,7 @@ impl Default for MemberSets {
             lists: Arena::default(),
             list_bytes: 0,
         };
-        // An empty arena has room for an empty list.
+        // An empty arena has space for an empty list.
         let made = sets.intern(&[], u32::MAX);
         debug_assert!(matches!(made, Ok((EMPTY_SET, true))));
         sets
@@ -46,10 +45,11 @@ impl Default for MemberSets {
 }
 
 impl MemberSets {
-    /// The set of these pairs (in order of names) and whether it was made now, for `series_no`.
+    /// The set of these pairs (in order of names), and whether it is new. Its first series is
+    /// `series_no` or older.
     ///
     /// # Errors
-    /// `TooLarge` when the lists are used up.
+    /// `TooLarge` when the arena is full.
     pub(crate) fn intern(&mut self, pairs: &[u32], series_no: u32) -> Result<(u32, bool)> {
         if let Some(set) = self.find(pairs) {
             self.sets[set].first_series = self.sets[set].first_series.min(series_no);
@@ -71,7 +71,7 @@ impl MemberSets {
         Ok((set, true))
     }
 
-    /// The set of these pairs, if there is one.
+    /// The set of these pairs, if it exists.
     pub(crate) fn find(&self, pairs: &[u32]) -> Option<u32> {
         let is_it = |&set: &u32| self.pairs(set).eq(pairs.iter().copied());
         self.table.find(hash_ids(pairs.iter().copied()), is_it).copied()
@@ -90,7 +90,7 @@ impl MemberSets {
         &self.sets[set]
     }
 
-    /// `part_no` has a member of this set.
+    /// Records that `part_no` has a member of this set.
     pub(crate) fn add_part(&mut self, set: u32, part_no: u32) {
         self.list_bytes += self.sets[set].parts.push(part_no);
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_sets_are_one() {
+    fn equal_sets_are_stored_once() {
         let mut sets = MemberSets::default();
         assert_eq!(sets.intern(&[3, 1], 5).unwrap(), (1, true));
         assert_eq!(sets.intern(&[1, 3], 6).unwrap(), (2, true), "order of names counts");

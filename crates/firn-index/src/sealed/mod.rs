@@ -1,20 +1,22 @@
-//! Sealed segments: the compressed index, one immutable file each, answered where it lies.
+//! Sealed segments: compressed, immutable index files that are searched in place.
 //!
-//! **Shape** (docs/formats/index.md, byte by byte). Every label pair once, sorted, front coded; a pair is its rank. Three
-//! tables of rows (`rows`): *lone* series, *parts* (a group's labels: those that decide who joins it and those that all
-//! its members share), and *member sets* (what is left of a member's labels, shared by all groups). A part has a *shape*:
-//! a list of member sets, shared by groups that are alike, less what the group lacks of it. From each pair a list of rows
-//! of each table; from hashes and group ids to rows by `buckets`.
+//! **Content** (docs/formats/index.md describes every byte). Label pairs are stored once, sorted
+//! and front coded; a pair is its rank. Three tables contain rows: *lone* series, *parts* (a
+//! group's identity labels and the labels that all its members share), and *member sets* (the
+//! remaining labels of members, shared by all groups). A part has a *shape*: a list of member sets
+//! that similar groups share, minus the members that the part lacks. Each pair has a posting list
+//! per table; buckets map hashes and group ids to rows.
 //!
-//! **Invariants**: a segment holds each series once. Nothing is loaded at open but names and schemas. A byte is used only
-//! after its block's checksum was compared; what cannot be is `Corrupt` with file and offset, and only what needs that
-//! block fails. No input makes it panic.
+//! **Invariants**: a segment contains each series once. Opening loads only names and schemas. A
+//! byte is used only after its block's checksum was verified. A damaged block is `Corrupt` with
+//! file and offset and fails only the calls that need it. No input causes a panic.
 //!
-//! Reading order: `blocks`, `footer`, `letters`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
-//! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `pair_union`, `builder`,
-//! `factor`, `cluster`, `columns`, `write`, `merge`, `salvage`.
+//! Reading order: `format` (the structures: each is encoded and decoded in one file), `read`
+//! (lookups, selections, listings), `write` (builder, clustering, merge). Imports follow this
+//! order: `write` uses `read`, and both use `format`.
 //!
-//! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
+//! Sources: the compressed inverted index of ByteSeries (SoCC 2020), section 3.2.2; the groups and
+//! two-level lists of TimeUnion (SIGMOD 2022), section 3.1.
 
 mod format;
 mod read;

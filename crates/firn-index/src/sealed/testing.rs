@@ -1,4 +1,4 @@
-//! Tests' helpers: segments and pieces of them in memory.
+//! Helpers of tests: segment files and parts of them on a simulated disk.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) fn file() -> Arc<dyn DiskFile> {
     SimDisk::new(Faults::new(1)).open("segment", OpenMode::Create).expect("create")
 }
 
-/// A file of these sections and arrays, open.
+/// A file of these sections and arrays, opened.
 pub(crate) fn written(sections: &[&[u8]], arrays: &[&[u64]]) -> (Blocks, Contents) {
     let file = file();
     let mut writer = FileWriter::new(&*file);

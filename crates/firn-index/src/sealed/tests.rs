@@ -1,4 +1,4 @@
-//! Tests of sealed segments: random series against a plain map, merges, liveness, damaged files.
+//! Tests of sealed segments: random series against a map, merges, removed series, damaged files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,23 +28,23 @@ const PATTERNS: [&str; 18] = [
     "v?w?", "v", "w.*", "(?i)V0", "v0|v.",
 ];
 
-/// A series as a test wants it.
+/// A series to create.
 #[derive(Clone, Debug)]
 struct SeriesSpec {
     labels: Labels,
     lone: bool,
-    /// Slots left free before it.
+    /// Unused slots before it.
     gap: u32,
-    /// Which segment has it.
+    /// The segment that contains it.
     segment: usize,
     dead: bool,
 }
 
-/// Series by label set, and what groups know.
+/// The expected content of a segment.
 #[derive(Clone, Debug, Default)]
 struct ModelSegment {
     series: BTreeMap<Labels, SeriesRef>,
-    /// Identity and whether it is lone.
+    /// Identity labels, and whether the group is lone.
     groups: BTreeMap<GroupId, (Labels, bool)>,
     next_slot: BTreeMap<GroupId, u32>,
 }
@@ -102,7 +102,8 @@ fn is_identity(name: &str) -> bool {
 }
 
 impl ModelSegment {
-    /// Gives each wish a place, as the index would; members above six open a sibling.
+    /// Assigns a reference to each spec, as the index would. A group with six slots opens a
+    /// sibling.
     fn settle(wishes: &[SeriesSpec], spread: u64) -> (ModelSegment, Vec<(SeriesSpec, SeriesRef)>) {
         let mut world = ModelSegment::default();
         let (mut open, mut settled) = (BTreeMap::new(), Vec::new());
@@ -143,7 +144,7 @@ impl ModelSegment {
         self.next_slot.retain(|group, _| left.contains(group));
     }
 
-    /// A group's next slot in a segment that knows only these series.
+    /// Sets the next slots to those of a segment with only these series.
     fn forget_next_slots(&mut self) {
         self.next_slot.clear();
         for series in self.series.values().filter(|series| !self.groups[&series.group].1) {
@@ -153,7 +154,7 @@ impl ModelSegment {
     }
 }
 
-/// All pairs of a world, in no order of texts.
+/// All pairs of a world, unsorted.
 fn pairs_of(world: &ModelSegment) -> Pairs {
     let mut pairs = Pairs::default();
     for (name, value) in world.series.keys().rev().flat_map(Labels::iter) {
@@ -162,7 +163,7 @@ fn pairs_of(world: &ModelSegment) -> Pairs {
     pairs
 }
 
-/// Adds a world whose pairs are source number `source` of the builder.
+/// Adds a world to the builder; its pairs are source `source`.
 fn add(builder: &mut Builder<'_>, (source, pairs): (usize, &Pairs), world: &ModelSegment) {
     fn pair_ids<'p>(
         builder: &Builder<'_>,
@@ -177,7 +178,7 @@ fn add(builder: &mut Builder<'_>, (source, pairs): (usize, &Pairs), world: &Mode
     for (labels, series) in &world.series {
         groups.entry(series.group).or_default().push((series.slot, labels));
     }
-    // In an order that is neither that of ids nor that of slots.
+    // Neither in order of ids nor of slots.
     for (group, members) in groups.into_iter().rev() {
         let (identity, lone) = &world.groups[&group];
         let identity = pair_ids(builder, source, identity.iter());
@@ -212,7 +213,7 @@ fn find(sealed: &Sealed, labels: &Labels) -> Result<Option<SeriesRef>> {
     Ok(sealed.find(&HashedLabels::new(labels))?.map(|found| found.series))
 }
 
-/// Everything that can be asked, against the plain map.
+/// Compares the results of all lookups with the map.
 fn check(sealed: &Sealed, world: &ModelSegment) {
     assert_eq!(sealed.series_count(), world.series.len() as u64);
     assert_eq!(sealed.group_count(), world.groups.len() as u64);
@@ -239,11 +240,11 @@ fn check(sealed: &Sealed, world: &ModelSegment) {
     check_names(sealed, None, world.series.keys());
 }
 
-/// Whoever remembers where the last label set was found gives the same answers, or none.
+/// A lookup by hint returns the same reference or none.
 fn check_neighbours(sealed: &Sealed, world: &ModelSegment) {
     let mut last = None;
     let unknown = Labels::from_pairs([("a", "v0"), ("zz", "v0")]).unwrap();
-    // Members of a group follow each other, then all come by labels.
+    // First by group, then by labels.
     let mut by_group: Vec<&Labels> = world.series.keys().collect();
     by_group.sort_by_key(|labels| world.series[*labels]);
     for labels in by_group.into_iter().chain(world.series.keys()) {
@@ -374,10 +375,13 @@ fn check_query(sealed: &Sealed, world: &ModelSegment, matchers: &[Matcher], grou
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn a_segment_answers_as_a_plain_map(
+    fn a_segment_agrees_with_a_map(
         wishes in prop::collection::vec(arb_wish(), 0..120),
         spread in prop_oneof![Just(1u64), Just(64), any::<u64>()],
-        queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 6),
+        queries in prop::collection::vec(
+            (prop::collection::vec(arb_matcher(), 0..4), arb_grouping()),
+            6,
+        ),
         unknown in prop::collection::vec(arb_labels(), 10),
     ) {
         let (world, _) = ModelSegment::settle(&wishes, spread);
@@ -392,9 +396,9 @@ proptest! {
         }
     }
 
-    /// Many groups of the same few members, each lacking some: shapes that say who lacks what.
+    /// Groups with similar members: shapes with lists of missing members.
     #[test]
-    fn groups_that_are_alike_are_counted_by_what_they_lack(
+    fn similar_groups_are_counted_with_lists_of_missing_members(
         group_count in 10usize..70,
         lacks in prop::collection::vec(0u8..64, 70),
         (matchers, grouping) in (prop::collection::vec(arb_matcher(), 0..4), arb_grouping()),
@@ -404,10 +408,12 @@ proptest! {
             for member in 0..6u8 {
                 let many = group.to_string();
                 let (name, b) = (VALUES[1 + member as usize % 5], VALUES[1 + member as usize / 3]);
-                let pairs = [("job", &*many), ("a", VALUES[group % 6]), ("__name__", name), ("b", b)];
+                let a = VALUES[group % 6];
+                let pairs = [("job", &*many), ("a", a), ("__name__", name), ("b", b)];
                 let labels = Labels::from_pairs(pairs).unwrap();
                 if lacks[group] & 1 << member == 0 || group % 3 == 0 {
-                    wishes.push(SeriesSpec { labels, lone: false, gap: 0, segment: 0, dead: false });
+                    let (lone, gap, segment, dead) = (false, 0, 0, false);
+                    wishes.push(SeriesSpec { labels, lone, gap, segment, dead });
                 }
             }
         }
@@ -416,7 +422,9 @@ proptest! {
         check(&sealed, &world);
         check_query(&sealed, &world, &matchers, &grouping);
         for (name, op, value) in [
-            ("__name__", MatchOp::Equal, "v1"), ("__name__", MatchOp::NotEqual, "v1"), ("a", MatchOp::Equal, "v2"),
+            ("__name__", MatchOp::Equal, "v1"),
+            ("__name__", MatchOp::NotEqual, "v1"),
+            ("a", MatchOp::Equal, "v2"),
             ("b", MatchOp::Equal, "v0"), ("job", MatchOp::Regex, "[1-4].*"),
         ] {
             let matcher = Matcher::new(name, op, value).unwrap();
@@ -427,14 +435,18 @@ proptest! {
         }
     }
 
-    /// Texts that a code makes small, each on one series or group: every bunch of lists is one of rows.
+    /// Values that the letter code compresses, each on one series or group: every bunch of lists
+    /// has one row per pair.
     #[test]
-    fn unique_values_are_found_whatever_code_they_have(
+    fn unique_values_are_found_with_any_letter_code(
         seed in any::<u64>(),
-        (count, lone, name) in (100u64..160, any::<bool>(), prop::sample::select(vec!["a", "instance"])),
+        (count, lone) in (100u64..160, any::<bool>()),
+        name in prop::sample::select(vec!["a", "instance"]),
         (matchers, grouping) in (prop::collection::vec(arb_matcher(), 0..3), arb_grouping()),
     ) {
-        let text = |number: u64| format!("{:016x}", (number ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let text = |number: u64| {
+            format!("{:016x}", (number ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        };
         let wish = |number: u64| {
             let text = text(number);
             let pairs = [(name, &*text), ("__name__", VALUES[1 + number as usize % 4])];
@@ -447,7 +459,8 @@ proptest! {
         prop_assert!(bytes < count * 12, "{} texts of 16 letters take {} bytes", count, bytes);
         check(&sealed, &world);
         check_query(&sealed, &world, &matchers, &grouping);
-        for pattern in [text(7), format!("{}.*", &text(9)[..1]), ".*[0-7]".to_owned(), ".*a.*".to_owned()] {
+        let prefix = format!("{}.*", &text(9)[..1]);
+        for pattern in [text(7), prefix, ".*[0-7]".to_owned(), ".*a.*".to_owned()] {
             let mut with = matchers.clone();
             with.push(Matcher::new(name, MatchOp::Regex, pattern).unwrap());
             check_query(&sealed, &world, &with, &grouping);
@@ -456,9 +469,12 @@ proptest! {
     }
 
     #[test]
-    fn segments_merged_are_one_built_from_all_less_the_dead(
+    fn a_merge_equals_a_segment_of_all_live_series(
         wishes in prop::collection::vec(arb_wish(), 0..120),
-        queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 4),
+        queries in prop::collection::vec(
+            (prop::collection::vec(arb_matcher(), 0..4), arb_grouping()),
+            4,
+        ),
     ) {
         let (world, settled) = ModelSegment::settle(&wishes, 64);
         let dead = settled.iter().filter(|s| s.0.dead).map(|s| s.1).collect();
@@ -475,10 +491,11 @@ proptest! {
         let sealed = [&first, &second].map(segment);
         check(&sealed[0], &first);
         check(&sealed[1], &second);
-        // What is alive of the third comes from memory, and some of it twice.
+        // The live series of the third come from memory, some of them twice.
         third.keep(|_, series| !dead.0.contains(&series));
         let pairs = pairs_of(&third);
-        let sources = [PairSource::File(&sealed[0]), PairSource::Memory(&pairs), PairSource::File(&sealed[1])];
+        let files = sealed.each_ref().map(PairSource::File);
+        let sources = [files[0], PairSource::Memory(&pairs), files[1]];
         let mut builder = Builder::new(&sources).unwrap();
         builder.merge(0, &sealed[0], &dead).unwrap();
         builder.merge(2, &sealed[1], &dead).unwrap();
@@ -488,7 +505,7 @@ proptest! {
         let merged = built(builder);
         let mut left = world.clone();
         left.keep(|_, series| !dead.0.contains(&series));
-        // A slot that a segment has seen is never given again while its group lives there.
+        // A slot that a segment has seen is not issued again while its group has members there.
         for (group, next) in &mut left.next_slot {
             let of_group = |s: &&(SeriesSpec, SeriesRef)| s.1.group == *group;
             let known = settled.iter().filter(of_group);
@@ -505,7 +522,7 @@ proptest! {
 }
 
 #[test]
-fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
+fn a_group_without_members_keeps_its_next_slot_if_it_has_members_elsewhere() {
     let labels = |text: &str| Labels::from_pairs([("a", "v"), ("b", text)]).unwrap();
     let wishes: Vec<SeriesSpec> = ["1", "2", "3"]
         .map(|text| SeriesSpec {
@@ -540,7 +557,7 @@ fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_input_is_refused() {
     let f = |give: &dyn Fn(&mut Builder<'_>, &[u32])| {
         let mut texts = Pairs::default();
         let pairs = ["1", "2", "3"].map(|value| texts.intern(b"a", value.as_bytes()).unwrap());
@@ -556,30 +573,30 @@ fn what_contradicts_itself_is_refused() {
         part(true, &pairs[..1], builder);
         part(true, &pairs[1..2], builder);
     });
-    assert!(text.contains("g7 is given with two label sets"), "{text}");
+    assert!(text.contains("two label sets for g7"), "{text}");
     let text = f(&|builder, pairs| {
         part(true, &pairs[..1], builder);
         part(false, &[], builder);
     });
-    assert!(text.contains("as lone and as a group"), "{text}");
+    assert!(text.contains("both as a lone series and as a group"), "{text}");
     let text = f(&|builder, pairs| {
         part(false, &pairs[..1], builder);
         part(false, &pairs[1..2], builder);
     });
-    assert!(text.contains("two identities"), "{text}");
+    assert!(text.contains("two identities for g7"), "{text}");
     let text = f(&|builder, pairs| {
         for pair in 0..2 {
             part(false, &[], builder);
             builder.member(3, &pairs[pair..=pair]);
         }
     });
-    assert!(text.contains("slot 3 of g7 is given twice"), "{text}");
+    assert!(text.contains("two label sets for slot 3 of g7"), "{text}");
     let text = f(&|builder, pairs| part(true, &pairs[..2], builder));
-    assert!(text.contains("has a name twice"), "{text}");
+    assert!(text.contains("a repeated name"), "{text}");
 }
 
 #[test]
-fn a_cancelled_question_ends() {
+fn a_cancelled_selection_ends() {
     let (world, _) = ModelSegment::settle(
         &[SeriesSpec {
             labels: Labels::from_pairs([("a", "v")]).unwrap(),

@@ -1,4 +1,4 @@
-//! Tests with many threads at once.
+//! Tests with many threads.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
                 scope.spawn(move || {
                     let mut answers = HashMap::new();
                     let mut out = Vec::new();
-                    // Each thread walks the sets from another place, half of them backwards.
+                    // Each thread starts at another offset; half of them run backwards.
                     let mut order: Vec<Labels> = sets[thread * 700..].to_vec();
                     order.extend_from_slice(&sets[..thread * 700]);
                     if thread % 2 == 1 {
@@ -45,7 +45,7 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
                 })
             })
             .collect();
-        // Queries and seals run beside them.
+        // Queries and seals run concurrently.
         for _ in 0..20 {
             let view = index.view();
             let matches = view.matches(&[], &Grouping::Series, &QueryContext::unbounded()).unwrap();
@@ -64,7 +64,7 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
     refs.sort();
     refs.dedup();
     assert_eq!(refs.len(), 3_000);
-    // What was sealed while they ran, and the rest, is what was given.
+    // Sealed and unsealed series have the returned references.
     if let Some(job) = index.plan_seal() {
         index.apply(&job.run(&disk).unwrap()).unwrap();
     }
@@ -75,9 +75,10 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
     );
 }
 
-/// A question that takes a lock for reading twice would wait for ever for a writer that comes in between: this would not end.
+/// A query that takes a read lock twice would deadlock with a waiting writer, and this test would
+/// not end.
 #[test]
-fn questions_end_while_series_are_defined() {
+fn queries_end_while_series_are_defined() {
     let disk = disk();
     let index = open(&disk, IndexOptions::default(), &[]).unwrap();
     let is_over = AtomicBool::new(false);
@@ -100,7 +101,7 @@ fn questions_end_while_series_are_defined() {
     });
 }
 
-/// All slots of every third group are dead, another third each time.
+/// Drops all slots of every third group, another third in each round.
 struct EveryThirdGroup(u64);
 
 impl Liveness for EveryThirdGroup {
@@ -111,8 +112,8 @@ impl Liveness for EveryThirdGroup {
     }
 }
 
-/// Threads resolve while everything is sealed, merged and removed below them: a reference is never given to
-/// two label sets, a view is consistent in itself, and in the end each label set has one reference.
+/// Threads resolve while segments are sealed, merged and removed. A reference never belongs to two
+/// label sets, a view is consistent, and in the end each label set has one reference.
 #[test]
 fn references_stay_unique_while_series_leave_and_come_back() {
     let options = IndexOptions { slots_per_group_max: 20, ..IndexOptions::default() };
@@ -137,7 +138,7 @@ fn references_stay_unique_while_series_leave_and_come_back() {
                             break;
                         }
                         for start in (0..sets.len()).step_by(50) {
-                            // Each thread and round defines another part first.
+                            // Each thread and round starts at another offset.
                             let start = (start + thread * 200 + round * 50) % sets.len();
                             let batch = &sets[start..start + 50];
                             index.resolve(batch, &mut out);

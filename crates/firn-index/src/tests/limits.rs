@@ -1,4 +1,4 @@
-//! Limits on new series: what is refused, what goes on, and that counts are right after a restart.
+//! Limits on new series: refused series, known series, and counts after a restart.
 
 use firn_model::{ErrorKind, Labels, SeriesLimit, SeriesRef};
 
@@ -10,7 +10,7 @@ fn limited(limits: SeriesLimits) -> IndexOptions {
     IndexOptions { limits, group_by, ..options() }
 }
 
-/// What became of each label set: its reference, or the limit that refused it.
+/// The outcome of each label set: its reference, or the limit that refused it.
 fn resolve_all(index: &Index, texts: &[&str]) -> Vec<Result<SeriesRef, SeriesLimit>> {
     let sets: Vec<Labels> = texts.iter().map(|text| labels(text)).collect();
     let mut out = Vec::new();
@@ -27,14 +27,14 @@ fn refusals(index: &Index, texts: &[&str]) -> Vec<Option<SeriesLimit>> {
 }
 
 #[test]
-fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
+fn new_series_over_the_limit_are_refused_and_known_ones_resolve() {
     let limits = SeriesLimits { series_max: Some(2), ..SeriesLimits::default() };
     let index = open(&disk(), limited(limits), &[]).unwrap();
     let known = resolve_all(&index, &["a=1"])[0];
     let found = resolve_all(&index, &["a=2", "a=3", "a=1", "a=2"]);
     assert!(found[0].is_ok() && found[3] == found[0]);
     assert_eq!((found[1], found[2]), (Err(SeriesLimit::Total), known));
-    // The refused label set left nothing behind, but is counted.
+    // A refused label set stores nothing, but is counted.
     assert_eq!(index.stats().pair_count, 2);
     assert_eq!(index.stats().refused, [1, 0, 0, 0]);
     let mut out = Vec::new();
@@ -43,7 +43,7 @@ fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
     assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
 }
 
-/// Counts begin at what the index has, wherever it is: in a sealed segment, in the log, in a sibling.
+/// Counts start from the content of the index: in a sealed segment, in the log, in a sibling.
 #[test]
 fn metrics_and_groups_are_counted_over_seals_replay_and_siblings() {
     let limits = SeriesLimits {
@@ -55,7 +55,7 @@ fn metrics_and_groups_are_counted_over_seals_replay_and_siblings() {
     let index = open(&disk, limited(limits), &[]).unwrap();
     let up = ["__name__=up,job=j,instance=1", "__name__=up,job=j,instance=2", "__name__=up"];
     assert_eq!(refusals(&index, &up), [None; 3]);
-    // Groups have three slots here, so this is two siblings and a half.
+    // Groups have three slots here, so these six members fill two siblings.
     let names = ["a", "b", "c", "d", "e"].map(|name| format!("__name__={name},job=j,instance=1"));
     assert_eq!(refusals(&index, &names.each_ref().map(String::as_str)), [None; 5]);
     let logged = take_all(&index);
@@ -69,7 +69,7 @@ fn metrics_and_groups_are_counted_over_seals_replay_and_siblings() {
         assert_eq!(f("__name__=up,mode=y"), Some(SeriesLimit::PerMetric));
         assert_eq!(f("__name__=f,job=j,instance=1"), None, "the seventh");
         assert_eq!(f("__name__=g,job=j,instance=1"), Some(SeriesLimit::PerGroup));
-        // Others are not concerned, and what is known goes on.
+        // Other groups and known series are unaffected.
         assert_eq!(f("__name__=g,job=j,instance=2"), None);
         assert_eq!(f("__name__=g,mode=x"), None);
         assert_eq!(f("__name__=up"), None);
@@ -92,17 +92,17 @@ fn explicit_groups_are_counted_by_their_labels() {
     let refused = index.resolve_group(&pump, &[member("a"), member("c")]).unwrap_err();
     assert!(refused.to_string().contains("group {device=\"pump\"} has 2 series"), "{refused}");
     index.resolve_group(&labels("device=valve"), &[member("c")]).unwrap();
-    // The group without labels is one too.
+    // The group without labels counts too.
     index.resolve_group(&Labels::empty(), &[member("a"), member("b")]).unwrap();
     assert!(index.resolve_group(&Labels::empty(), &[member("c")]).is_err());
 }
 
 #[test]
-fn a_clock_lets_new_series_in_and_none_is_lost_by_turning_it_back() {
+fn new_series_are_admitted_by_the_clock_even_if_it_is_set_back() {
     let limits = SeriesLimits { new_series_per_second_max: Some(2), ..SeriesLimits::default() };
     let index = open(&disk(), limited(limits), &[]).unwrap();
     let mut next = 0;
-    // How many of 100 new ones come in at a time.
+    // Number of admitted series of 100 new ones.
     let mut admitted = |now_ms| {
         index.tick(now_ms);
         let texts: Vec<String> = (next..next + 100).map(|n| format!("n={n}")).collect();
@@ -114,8 +114,8 @@ fn a_clock_lets_new_series_in_and_none_is_lost_by_turning_it_back() {
     assert_eq!(admitted(1_499), 0);
     assert_eq!(admitted(1_500), 1);
     assert_eq!(admitted(500), 0, "a clock that is set back");
-    assert_eq!(admitted(1_500), 2, "goes on from there");
+    assert_eq!(admitted(1_500), 2, "continues from there");
     assert_eq!(admitted(i64::MAX), 20);
-    assert_eq!(refusals(&index, &["n=0"]), [None], "known ones go on");
+    assert_eq!(refusals(&index, &["n=0"]), [None], "known ones resolve");
     assert_eq!(index.stats().refused, [0, 0, 0, 600 - 43]);
 }

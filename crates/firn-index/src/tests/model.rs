@@ -1,4 +1,4 @@
-//! Random histories against a plain map: resolve, log, seal, merge, remove, fail, crash, query.
+//! Random histories against a map: resolve, log, seal, merge, remove, fail, crash, query.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,21 +28,21 @@ enum Op {
     /// The log refuses a shard's definitions.
     LogFails(u16),
     Seal,
-    /// A seal is run but the manifest never hears of it.
+    /// A seal runs, but its part is not applied.
     SealLost,
-    /// A seal behind which the log is cut.
+    /// A seal after which the log is truncated.
     Flush,
-    /// All merges that are due.
+    /// All due merges.
     Merge,
-    /// A merge is run but the manifest never hears of it.
+    /// A merge runs, but its part is not applied.
     MergeLost,
-    /// What is settled is merged, and every third series has no data; something is defined meanwhile.
+    /// A removal of every third series; the given label sets are resolved meanwhile.
     Remove(u64, Vec<Labels>),
-    /// A view is kept, to be compared at the end.
+    /// Keeps a view, which is compared at the end.
     KeepView,
     Query(Vec<Matcher>, Grouping),
-    /// What is neither logged nor sealed may be gone; streams are replayed in this order, twice if
-    /// `twice`; the manifest is a snapshot if `snapshot`.
+    /// Drops definitions that are neither logged nor sealed. Streams are replayed in this order,
+    /// twice if `twice`; the manifest is a snapshot if `snapshot`.
     Crash {
         order: u64,
         twice: bool,
@@ -110,21 +110,21 @@ fn arb_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The index and what it must know.
+/// The index and its expected content.
 struct ModelIndex {
     disk: SimDisk,
     index: Index,
     known: BTreeMap<Labels, SeriesRef>,
-    /// Label sets that are in the log or in a segment that the manifest names.
+    /// Label sets in the log or in a segment that the manifest names.
     durable: BTreeSet<Labels>,
     log: Vec<Vec<Vec<u8>>>,
     manifest: Vec<Vec<u8>>,
     views: Vec<(IndexView, BTreeMap<Labels, SeriesRef>)>,
-    /// Given once and removed since.
+    /// References that were removed.
     removed: BTreeSet<SeriesRef>,
 }
 
-/// Of what is sealed, every third series is dead.
+/// Drops every third sealed series.
 struct EveryThirdSeries(u64);
 
 impl EveryThirdSeries {
@@ -214,7 +214,7 @@ impl ModelIndex {
     fn resolve_group(&mut self, group: &Labels, members: &[Labels]) {
         let Ok((groups, refs)) = self.index.resolve_group(group, members) else {
             assert!(group.is_empty() && members.iter().any(Labels::is_empty));
-            // Those in batches before are defined; here one batch holds all.
+            // Earlier batches would be defined; here one batch holds all.
             return;
         };
         assert!(groups.is_sorted_by(|a, b| a < b));
@@ -290,7 +290,8 @@ impl ModelIndex {
         self.check_references();
     }
 
-    /// A batch of references is known as a whole, and not with one that was removed; whatever was asked before.
+    /// A batch of valid references is known, and unknown with a removed one, regardless of earlier
+    /// lookups.
     fn check_references(&self) {
         let known = || self.known.values().copied();
         assert_eq!(self.index.find_unknown(known()).unwrap(), None);
@@ -323,7 +324,7 @@ impl ModelIndex {
         });
     }
 
-    /// Replays all streams, entries of different ones mixed as the bits of `order` say.
+    /// Replays all streams; `order` determines the interleaving of entries.
     fn replay(&mut self, order: u64) {
         let mut next = [0; SHARDS];
         let mut turn = order;
@@ -337,7 +338,7 @@ impl ModelIndex {
         }
     }
 
-    /// All is sealed, and what the manifest names is enough.
+    /// Seals everything; the segments of the manifest then contain all series.
     fn finish(&mut self) {
         for (view, known) in &self.views {
             check_view(view, known);
@@ -422,7 +423,7 @@ fn check_names<'a>(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn random_histories_agree_with_a_plain_map(ops in prop::collection::vec(arb_op(), 1..40)) {
+    fn random_histories_agree_with_a_map(ops in prop::collection::vec(arb_op(), 1..40)) {
         let mut world = ModelIndex::new();
         ops.iter().for_each(|op| world.step(op));
         world.finish();

@@ -1,4 +1,4 @@
-//! Segment files, the manifest's parts, and definitions that come from the log.
+//! Segment files, manifest parts, and definitions from the log.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn lookup(index: &Index, text: &str) -> Option<SeriesRef> {
     index.lookup(&labels(text)).unwrap()
 }
 
-/// What [`sealed`] defines.
+/// The series of [`sealed`].
 fn sealed_texts() -> Vec<String> {
     let rests = ["job=a,instance=1", "job=a,instance=2", "host=x"];
     (0..5).flat_map(|n| rests.map(|rest| format!("__name__=m{n},{rest}"))).collect()
@@ -41,7 +41,7 @@ fn sealed() -> (SimDisk, Index, Vec<u8>) {
     (disk, index, part)
 }
 
-/// Forgets what a function says is dead.
+/// Drops the series for which the function returns true.
 struct ForgetDead<F>(F);
 
 impl<F: Fn(SeriesRef) -> bool> Liveness for ForgetDead<F> {
@@ -50,7 +50,7 @@ impl<F: Fn(SeriesRef) -> bool> Liveness for ForgetDead<F> {
     }
 }
 
-/// Removes what is dead and settled; the part, if something was.
+/// Removes dead, settled series; returns the part if any were removed.
 fn remove(index: &Index, disk: &SimDisk, is_dead: impl Fn(SeriesRef) -> bool) -> Option<Vec<u8>> {
     let removal = index.plan_removal()?.run_removal(disk, &ForgetDead(is_dead)).unwrap()?;
     index.apply(&removal.part).unwrap();
@@ -58,7 +58,7 @@ fn remove(index: &Index, disk: &SimDisk, is_dead: impl Fn(SeriesRef) -> bool) ->
 }
 
 #[test]
-fn a_sealed_index_opens_again_and_ids_go_on() {
+fn a_sealed_index_reopens_and_continues_its_ids() {
     let (disk, index, part) = sealed();
     let reopen = |parts: &[&[u8]]| open(&disk, options(), parts).unwrap();
     let again = reopen(&[&part]);
@@ -69,7 +69,7 @@ fn a_sealed_index_opens_again_and_ids_go_on() {
     assert_eq!(again.stats().heap_bytes, index.stats().heap_bytes, "nothing was loaded");
     assert!(again.plan_seal().is_none(), "all of it is sealed");
     assert!(take_all(&again).iter().all(Vec::is_empty), "and logged");
-    // The group that was open is open still.
+    // The open group is still open.
     let next = resolve(&again, "__name__=m5,job=a,instance=1");
     assert_eq!(next.slot, Slot(2));
     let second = seal(&again, &disk);
@@ -112,7 +112,7 @@ fn a_group_that_was_sealed_grows_in_memory_and_is_one_to_queries() {
 }
 
 #[test]
-fn ids_that_the_manifest_counts_as_given_are_not_given_again() {
+fn ids_issued_according_to_the_manifest_are_not_issued_again() {
     let (disk, _, part) = sealed();
     let mut part = CatalogEdit::decode(&part).unwrap();
     part.next_ids.iter_mut().for_each(|next| *next += 10);
@@ -127,7 +127,7 @@ fn ids_that_the_manifest_counts_as_given_are_not_given_again() {
 }
 
 #[test]
-fn small_segments_are_merged_and_their_files_go() {
+fn small_segments_are_merged_and_their_files_removed() {
     let (disk, index, first) = sealed();
     let mut parts = vec![first];
     for n in 0..40 {
@@ -137,7 +137,7 @@ fn small_segments_are_merged_and_their_files_go() {
             let view = index.view();
             parts.push(job.run(&disk).unwrap());
             index.apply(parts.last().unwrap()).unwrap();
-            // A view that is older goes on with the files that are gone.
+            // An older view still reads the removed files.
             assert_eq!(select(&view, &[], &Grouping::Series).len(), 16 + n);
         }
     }
@@ -153,12 +153,12 @@ fn small_segments_are_merged_and_their_files_go() {
 }
 
 #[test]
-fn what_has_no_data_leaves_the_index_and_comes_back_as_another() {
+fn removed_series_get_new_references_when_they_return() {
     let (disk, index, _) = sealed();
     let texts = sealed_texts();
     let refs: Vec<SeriesRef> = texts.iter().map(|text| lookup(&index, text).unwrap()).collect();
     let (dead, live) = refs.split_at(12);
-    assert!(remove(&index, &disk, |_| true).is_none(), "the log may still give it back");
+    assert!(remove(&index, &disk, |_| true).is_none(), "the log may still restore it");
     index.settle(index.next_number());
     let view = index.view();
     let bytes_before = index.stats().segment_bytes;
@@ -186,14 +186,14 @@ fn what_has_no_data_leaves_the_index_and_comes_back_as_another() {
     let back: Vec<SeriesRef> = texts.iter().map(|text| resolve(&index, text)).collect();
     assert!(back[..12].iter().all(|series| !refs.contains(series)), "ids are for ever");
     assert_eq!(back[12..], *live);
-    // And so it is after the next start.
+    // The same after a restart.
     seal(&index, &disk);
     let again = open(&disk, options(), &[&index.snapshot_part()]).unwrap();
     assert!(texts.iter().zip(&back).all(|(text, &series)| lookup(&again, text) == Some(series)));
 }
 
 #[test]
-fn an_index_may_be_emptied() {
+fn all_series_can_be_removed() {
     let (disk, index, part) = sealed();
     index.settle(index.next_number());
     assert!(remove(&index, &disk, |_| false).is_none(), "all live: nothing changes");
@@ -210,7 +210,7 @@ fn an_index_may_be_emptied() {
 }
 
 #[test]
-fn a_group_of_which_half_is_dead_opens_a_sibling() {
+fn a_group_with_half_of_its_members_removed_opens_a_sibling() {
     let disk = disk();
     let options = IndexOptions { slots_per_group_max: 4_096, ..options() };
     let index = open(&disk, options.clone(), &[]).unwrap();
@@ -232,7 +232,7 @@ fn a_group_of_which_half_is_dead_opens_a_sibling() {
 }
 
 #[test]
-fn a_seal_that_was_interrupted_leaves_nothing() {
+fn an_interrupted_seal_leaves_no_file() {
     let (disk, index, part) = sealed();
     resolve(&index, "late=1");
     index.plan_seal().unwrap().run(&disk).unwrap();
@@ -240,10 +240,10 @@ fn a_seal_that_was_interrupted_leaves_nothing() {
     let again = open(&disk, options(), &[&part]).unwrap();
     assert_eq!(disk.list("index").unwrap().len(), 1);
     assert_eq!(lookup(&again, "late=1"), None);
-    // What one index has written another does not know.
+    // An index does not accept the part of another index.
     let job = index.plan_seal().unwrap().run(&disk).unwrap();
     assert!(again.apply(&job).unwrap_err().to_string().contains("not planned"));
-    // Nor does it take what is older than the last plan.
+    // Nor a part that is older than the last plan.
     resolve(&index, "late=2");
     let newer = index.plan_seal().unwrap().run(&disk).unwrap();
     assert!(index.apply(&job).is_err());
@@ -252,9 +252,10 @@ fn a_seal_that_was_interrupted_leaves_nothing() {
     assert!(lookup(&all, "late=1").is_some() && lookup(&all, "late=2").is_some());
 }
 
-/// Memory of an answer is set aside before it is taken, in files and in memory, and given back with it.
+/// The memory of a result is reserved before it is allocated, in files and in memory, and released
+/// with the result.
 #[test]
-fn answers_are_reserved_with_their_texts() {
+fn results_are_reserved_with_their_texts() {
     let disk = disk();
     let index = open(&disk, options(), &[]).unwrap();
     let matches_of = |budget: &Budget| {
@@ -284,7 +285,7 @@ fn answers_are_reserved_with_their_texts() {
     }
 }
 
-/// All that can be asked, or the first error.
+/// Runs all kinds of calls; returns the first error.
 fn query_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
     let cancel = CancelToken::new();
     let view = index.view();
@@ -297,7 +298,7 @@ fn query_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
         assert!(index.contains(series)?);
     }
     let matches = view.matches(&[], &Grouping::Series, &QueryContext::unbounded())?;
-    assert_eq!(matches.series_count(), 15, "series are missing and nobody says so");
+    assert_eq!(matches.series_count(), 15, "series are missing without an error");
     let mut keys: Vec<Labels> = matches.keys.clone();
     keys.sort();
     let mut want: Vec<Labels> = sealed_texts().iter().map(|text| labels(text)).collect();
@@ -309,8 +310,8 @@ fn query_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
     Ok(found)
 }
 
-/// A damaged or missing segment is named with its file, at the open or when it is needed; nothing wrong
-/// is ever served.
+/// A damaged or missing segment is reported with its file, at the open or when it is needed. No
+/// call returns wrong results.
 #[test]
 fn invariant_5_every_flipped_bit_of_a_segment_is_found_and_named() {
     let (disk, index, part) = sealed();
@@ -348,7 +349,7 @@ fn invariant_5_every_flipped_bit_of_a_segment_is_found_and_named() {
 }
 
 #[test]
-fn definitions_are_taken_in_twice_and_in_any_order_between_shards() {
+fn definitions_replay_twice_and_in_any_order_of_shards() {
     let index = index();
     for n in 0..9 {
         resolve(&index, &format!("m={n},rack=r,job=a,instance={}", n % 4));
@@ -369,13 +370,13 @@ fn definitions_are_taken_in_twice_and_in_any_order_between_shards() {
     assert_eq!(again.view().group_count(), index.view().group_count());
     assert!(take_all(&again).iter().all(Vec::is_empty), "they are in the log");
     assert!(again.plan_seal().is_some(), "but not sealed");
-    // Nothing is given twice: the next group of each shard is a new one.
+    // No id is issued twice: the next group of each shard is new.
     let new = resolve(&again, "lone=new");
     assert!(!index.contains(new).unwrap());
 }
 
 #[test]
-fn what_is_sealed_is_not_taken_from_the_log_again() {
+fn sealed_definitions_are_not_replayed() {
     let disk = disk();
     let index = open(&disk, options(), &[]).unwrap();
     for text in sealed_texts() {
@@ -395,7 +396,7 @@ fn what_is_sealed_is_not_taken_from_the_log_again() {
 }
 
 #[test]
-fn a_log_that_refuses_gets_all_unsealed_definitions_again() {
+fn requeued_definitions_are_all_that_are_not_sealed() {
     let (disk, index, _) = sealed();
     take_all(&index);
     let series = resolve(&index, "late=1");
@@ -407,7 +408,7 @@ fn a_log_that_refuses_gets_all_unsealed_definitions_again() {
     let again = super::index();
     first.iter().for_each(|payload| again.replay(payload).unwrap());
     assert_eq!(lookup(&again, "late=1"), Some(series));
-    // Also while they are being written, and no more when the manifest has them.
+    // Also while they are being written, but not once the manifest has them.
     let job = index.plan_seal().unwrap();
     requeue();
     assert_eq!(take_all(&index), first);
@@ -437,7 +438,7 @@ fn lost_definitions_leave_holes_that_match_nothing_and_can_be_filled() {
     assert!(!contains(&with_hole, first) && contains(&with_hole, second));
     lost.iter().for_each(|payload| with_hole.replay(payload).unwrap());
     assert_eq!(lookup(&with_hole, "m=0,job=a,instance=1"), Some(first));
-    // What filled the hole is only in the log so far: the next seal must take it.
+    // The restored member is only in the log so far: the next seal must write it.
     let second_part = seal(&with_hole, &disk);
     let filled = open(&disk, options(), &[&part, &second_part]).unwrap();
     assert!(contains(&filled, first) && contains(&filled, second));
@@ -447,7 +448,7 @@ fn lost_definitions_leave_holes_that_match_nothing_and_can_be_filled() {
 }
 
 #[test]
-fn after_damage_of_the_log_no_id_is_given_twice() {
+fn after_damage_of_the_log_no_id_is_issued_twice() {
     let (disk, _, part) = sealed();
     let again = open(&disk, options(), &[&part]).unwrap();
     let bits = super::bits();
@@ -485,7 +486,7 @@ fn bad_definitions_are_refused_with_their_offset() {
     let error = other.replay(&payload).unwrap_err();
     assert!(error.to_string().contains("contradicts"), "{error}");
     assert!(super::index().replay(&[0xff; 40]).is_err());
-    // One byte turns a label set into that of another reference.
+    // One byte changes a label set to that of another reference.
     let two = super::index();
     let (first, second) = (resolve(&two, "a=1"), resolve(&two, "a=2"));
     let mut payload = take_all(&two).concat();
@@ -501,8 +502,8 @@ fn bad_definitions_are_refused_with_their_offset() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Whatever bytes come from the log: they are refused with their place, or what they define is an index in which each
-    /// label set has one reference, in memory and sealed.
+    /// Damaged definitions are refused with their offset, or produce an index in which each label
+    /// set has one reference, in memory and sealed.
     #[test]
     fn damaged_definitions_are_refused_or_make_a_sound_index(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..3), 1..4),
@@ -530,7 +531,8 @@ proptest! {
             prop_assert!(offset < payload.len() as u64);
         }
         let cancel = CancelToken::new();
-        let matches = index.view().matches(&[], &Grouping::Series, &QueryContext::unbounded()).unwrap();
+        let context = QueryContext::unbounded();
+        let matches = index.view().matches(&[], &Grouping::Series, &context).unwrap();
         if matches.groups.is_empty() {
             return Ok(());
         }
@@ -553,7 +555,7 @@ proptest! {
 }
 
 #[test]
-fn a_disk_that_fails_while_sealing_costs_nothing() {
+fn a_failed_seal_loses_nothing() {
     let (disk, index, part) = sealed();
     let series: SeriesRef = resolve(&index, "late=1");
     disk.set_capacity_bytes(1);
@@ -580,9 +582,10 @@ fn labels_that_all_members_share_are_stored_once_per_group() {
         }
     }
     let sets = index.stats().member_set_count;
-    // One for each metric, the empty one, and the first member of the first group: nobody knew then.
+    // One for each metric, the empty one, and the first member of the first group, before common
+    // labels were known.
     assert_eq!(sets, 30 + 1 + 1);
-    // One that lacks a shared label joins the group all the same.
+    // A member that lacks a common label still joins the group.
     let odd = resolve(&index, "__name__=odd,job=a,instance=7,rack=7");
     assert_eq!(odd.group, lookup(&index, &text(7, 0)).unwrap().group);
     assert_eq!(odd.slot, Slot(30));
@@ -592,7 +595,7 @@ fn labels_that_all_members_share_are_stored_once_per_group() {
     assert_eq!(select(&view, &[("region", MatchOp::Regex, "r[01]")], &Grouping::Series).len(), 420);
 }
 
-/// Groups of members alike and lone series, whose texts fill a dozen blocks.
+/// Groups with equal members and lone series with texts that fill a dozen blocks.
 fn many_texts() -> Vec<String> {
     let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let trace = |n| format!("{}{}{}", text(n), text(n << 20), text(n << 30));
@@ -601,13 +604,14 @@ fn many_texts() -> Vec<String> {
         let (host, member) = (n / 20, n % 20);
         format!("__name__=m{member},job=a,instance={},zone=z{}", text(1 << 40 | host), host % 7)
     });
-    // A few hundred sets that nobody shares.
+    // A few hundred sets that are not shared.
     let odd = (0..3_000).map(|n| format!("__name__=odd,job=b,instance=i{},x={}", n / 200, text(n)));
     lone.chain(grouped).chain(odd).collect()
 }
 
-/// Every block of a large file in turn: it is named with what stands there, and a repair loses the series that lie in it
-/// and no other; with a copy of the file it loses nothing, be the copy damaged elsewhere.
+/// Damages each block of a large file in turn. The damage is reported with the use of the block. A
+/// repair loses only series in the block; with a copy of the file, even one that is damaged
+/// elsewhere, it loses none.
 #[test]
 fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
     const BLOCK: usize = 64 << 10;
@@ -629,7 +633,7 @@ fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
         let flip = |bytes: &mut Vec<u8>| bytes[block * BLOCK + 777 * (block + 1) % BLOCK] ^= 1;
         made_on.damage(&path, flip).unwrap();
         for has_copy in [true, false] {
-            // The same in the end: what a repair writes is not what it found.
+            // A new disk per case, since a repair changes its files.
             let disk = disk();
             disk.create_dir("index").unwrap();
             let file = disk.open(&path, OpenMode::Create).unwrap();
@@ -664,7 +668,8 @@ fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
             }
             lost_in_all += lost;
             harmless += u64::from(lost == 0);
-            // What is lost is new when it comes again: no reference of before is given to it.
+            // A lost series that is resolved again gets a new reference, never one that was issued
+            // before.
             let mut again = Vec::new();
             index.resolve(&texts, &mut again);
             let known: BTreeSet<SeriesRef> = refs.iter().copied().collect();
@@ -676,7 +681,7 @@ fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
         }
         made_on.damage(&path, flip).unwrap();
     }
-    // Each series has four texts, a row and a shape at most, and lists and buckets are made anew.
+    // Each series needs at most four texts, a row and a shape; lists and buckets are rebuilt.
     assert!(lost_in_all > 0 && lost_in_all <= 6 * texts.len() as u64, "{lost_in_all}");
     assert!(harmless > 0);
 }

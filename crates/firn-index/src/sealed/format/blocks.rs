@@ -1,4 +1,4 @@
-//! The bytes of a segment, each block's checksum compared before the first use.
+//! The bytes of a segment file. The checksum of a block is verified before its first use.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,31 +9,31 @@ use firn_codec::frame::crc32;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
 
-/// What one checksum covers. Checking one takes a few microseconds, which a first touch pays.
+/// The bytes of one checksum. Verification takes a few microseconds at the first use.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
-/// Zeros behind each packed array, so that a number is read through one window.
+/// Zeros after each packed array, so that a number is read through one window.
 pub(crate) const PACKED_PAD_BYTES: usize = 16;
 
-/// A file in blocks; remembers which were found sound.
+/// A file in blocks, with a bitmap of verified blocks.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     bytes: Mapped,
     file: String,
     checksums: Vec<u32>,
-    /// A bit per block.
+    /// One bit per block.
     sound: Vec<AtomicU64>,
-    /// Blocks cover the bytes below.
+    /// The end of the bytes that blocks cover.
     end: usize,
 }
 
-/// Some bytes of the file.
+/// A range of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-/// Numbers of one width.
+/// An array of numbers of one width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PackedArray {
     pub(crate) start: usize,
@@ -42,21 +42,21 @@ pub(crate) struct PackedArray {
     pub(crate) width: u32,
 }
 
-/// The sections without which nothing of the file can be read: each is there twice.
+/// The sections that every reader needs: each is in the file twice.
 #[derive(Debug)]
 pub(crate) struct DoubledSections<'a> {
     blocks: &'a Blocks,
-    /// All of them once more.
+    /// The copies of all of them.
     again: Section,
-    /// Where the next one begins there.
+    /// The offset of the next copy.
     at: usize,
 }
 
-/// Records that are found by number, some of them behind one start.
+/// Records found by number; several may share one start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Records {
     pub(crate) bytes: Section,
-    /// Where each bunch of records starts.
+    /// The start of each bunch of records.
     pub(crate) starts: PackedArray,
 }
 
@@ -68,7 +68,7 @@ impl<'a> DoubledSections<'a> {
     /// The bytes of the next one, which is `section`.
     ///
     /// # Errors
-    /// `Corrupt` if a block of both is damaged.
+    /// `Corrupt` if both copies are damaged.
     pub(crate) fn next(&mut self, section: Section) -> Result<&'a [u8]> {
         let at = self.at;
         self.at += section.len;
@@ -78,7 +78,7 @@ impl<'a> DoubledSections<'a> {
 }
 
 impl PackedArray {
-    /// What it takes in the file.
+    /// Its bytes in the file.
     pub(crate) fn bytes(&self) -> u64 {
         (packed_bytes(self.count as usize, self.width) + PACKED_PAD_BYTES) as u64
     }
@@ -88,7 +88,7 @@ impl Records {
     /// The bytes of bunch `idx`.
     ///
     /// # Errors
-    /// `Corrupt` if there is none, or its block is damaged.
+    /// `Corrupt` if the bunch does not exist or its block is damaged.
     #[inline]
     pub(crate) fn get<'a>(&self, blocks: &'a Blocks, idx: u64) -> Result<&'a [u8]> {
         let start = blocks.get_usize(&self.starts, idx)?;
@@ -99,8 +99,9 @@ impl Records {
         blocks.part(self.bytes, start, end.checked_sub(start).ok_or_else(|| self.bad(blocks))?)
     }
 
-    /// As [`Records::get`] in a damaged file: `read` takes bunch `idx` from where its start says or, if that cannot be read,
-    /// from `next`, where the one before ended. `None` for what is damaged itself.
+    /// As [`Records::get`] for a damaged file. `read` decodes bunch `idx` from its start or, if the
+    /// start cannot be read, from `next`, the end of the previous bunch. `None` if the bunch itself
+    /// is damaged.
     pub(crate) fn salvage<'a, T>(
         &self,
         blocks: &'a Blocks,
@@ -122,7 +123,7 @@ impl Records {
 
     #[cold]
     pub(crate) fn bad(&self, blocks: &Blocks) -> Error {
-        blocks.corrupt(self.bytes.start, "a record of the index makes no sense")
+        blocks.corrupt(self.bytes.start, "an index record is malformed: run `firn check --repair`")
     }
 }
 
@@ -141,10 +142,10 @@ impl Blocks {
         self.checksums.capacity() * 4 + self.sound.capacity() * 8 + self.file.capacity()
     }
 
-    /// `len` bytes from `at` on, verified.
+    /// `len` verified bytes at offset `at`.
     ///
     /// # Errors
-    /// `Corrupt` if they are not all there or a block of theirs is damaged.
+    /// `Corrupt` if the range exceeds the file or one of its blocks is damaged.
     #[inline]
     pub(crate) fn slice(&self, at: usize, len: usize) -> Result<&[u8]> {
         let end = at.checked_add(len).filter(|&end| end <= self.end);
@@ -155,7 +156,7 @@ impl Blocks {
         self.bytes.get(at..end).ok_or_else(|| self.past_end(at, len))
     }
 
-    /// The damaged blocks: their bytes, and what is wrong.
+    /// The damaged blocks, each with its range and error.
     pub(crate) fn check(&self) -> Vec<(Range<usize>, Error)> {
         let bytes = |block: usize| {
             let start = block * BLOCK_BYTES;
@@ -167,7 +168,7 @@ impl Blocks {
         blocks.filter_map(damaged).collect()
     }
 
-    /// All bytes, with those damaged blocks in place of which `copy` has what the checksum wants.
+    /// All bytes, with damaged blocks replaced where the bytes of `copy` match the checksum.
     pub(crate) fn mended(&self, copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>) -> Vec<u8> {
         let mut bytes = self.bytes.to_vec();
         for (range, _) in self.check() {
@@ -191,11 +192,17 @@ impl Blocks {
     }
 
     /// All bytes of a section.
+    ///
+    /// # Errors
+    /// As [`Blocks::slice`].
     pub(crate) fn section(&self, section: Section) -> Result<&[u8]> {
         self.part(section, 0, section.len)
     }
 
-    /// `len` bytes of a section from `from` on.
+    /// `len` bytes of a section at offset `from`.
+    ///
+    /// # Errors
+    /// As [`Blocks::slice`].
     #[inline]
     pub(crate) fn part(&self, section: Section, from: usize, len: usize) -> Result<&[u8]> {
         if from.checked_add(len).is_none_or(|end| end > section.len) {
@@ -207,11 +214,14 @@ impl Blocks {
     /// Number `idx` of an array.
     ///
     /// # Errors
-    /// `Corrupt` if there is none, or its block is damaged.
+    /// `Corrupt` if the index is out of range or the block is damaged.
     #[inline]
     pub(crate) fn get(&self, array: &PackedArray, idx: u64) -> Result<u64> {
         if idx >= array.count {
-            return Err(self.corrupt(array.start, format!("no number {idx} of {}", array.count)));
+            return Err(self.corrupt(
+                array.start,
+                format!("number {idx} of an array of {} numbers", array.count),
+            ));
         }
         let bit_idx = idx as usize * array.width as usize;
         let (at, shift) = (array.start + bit_idx / 8, bit_idx % 8);
@@ -225,7 +235,7 @@ impl Blocks {
         Ok((window >> shift) as u64 & low_bits(array.width))
     }
 
-    /// As [`Blocks::get`], for a number that stands for a place in memory.
+    /// As [`Blocks::get`], for an offset.
     #[inline]
     pub(crate) fn get_usize(&self, array: &PackedArray, idx: u64) -> Result<usize> {
         Ok(self.get(array, idx)? as usize)
@@ -235,14 +245,14 @@ impl Blocks {
         Error::corrupt(&self.file, at as u64, what)
     }
 
-    /// Gives `error`, which came from decoding the bytes at `at`, its place.
+    /// Adds file and offset to `error`, which decoding the bytes at `at` returned.
     pub(crate) fn corrupt_by(&self, at: usize, error: &Error) -> Error {
         self.corrupt(at, error.what().to_owned())
     }
 
     #[cold]
     fn past_end(&self, at: usize, len: usize) -> Error {
-        self.corrupt(at, format!("{len} bytes are wanted where the segment ends"))
+        self.corrupt(at, format!("{len} bytes exceed the segment: run `firn check --repair`"))
     }
 
     #[inline]
@@ -268,8 +278,8 @@ impl Blocks {
             return Err(self.corrupt(
                 start,
                 format!(
-                    "index block checksum {found:#010x}, expected {expected:#010x}: \
-                     `firn check --repair` writes the file anew"
+                    "index block checksum {found:#010x}, expected {expected:#010x}: run \
+                     `firn check --repair`"
                 ),
             ));
         }

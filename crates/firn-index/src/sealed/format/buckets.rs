@@ -1,14 +1,16 @@
-//! From a number (a hash, a group id) to rows: entries in order of buckets, each a small tag and a row.
+//! A map from numbers (hashes, group ids) to rows: entries in order of buckets, each a small tag
+//! and a row.
 //!
-//! Nothing is empty and nothing is moved: a bucket's entries lie between its start and the next one's, sorted by tag.
-//! About 16 entries to a bucket cost a bit and a half each for the starts.
+//! There are no empty or displaced entries: the entries of a bucket are between its start and the
+//! next one's, sorted by tag. With about 16 entries per bucket, the starts cost about 1.5 bits per
+//! entry.
 
 use firn_model::Result;
 
 use crate::sealed::format::blocks::{Blocks, PackedArray};
 
 const ENTRIES_PER_BUCKET: usize = 16;
-// A hash's entry is looked at in vain once in 256 times.
+// One in 256 entries of other hashes has the same tag.
 const HASH_TAG_BITS: u32 = 8;
 
 /// The entries, by bucket and tag.
@@ -20,12 +22,12 @@ pub(crate) struct Buckets {
     pub(crate) rows: PackedArray,
 }
 
-/// By hash: the bucket is its upper part scaled, the tag its lowest bits.
+/// By hash: the bucket is the scaled upper part of the hash, the tag its lowest bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HashBuckets(pub(crate) Buckets);
 
-/// By id: the bucket is its distance from the least id without the low bits, the tag those bits, so that an entry found
-/// is the id's.
+/// By id: the distance from the least id without the low bits is the bucket, the low bits are the
+/// tag. A matching entry is therefore exact.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdBuckets {
     pub(crate) buckets: Buckets,
@@ -33,7 +35,7 @@ pub(crate) struct IdBuckets {
     pub(crate) shift: u32,
 }
 
-/// What a writer makes of entries.
+/// Encoded entries.
 #[derive(Debug)]
 pub(crate) struct WrittenBuckets {
     pub(crate) starts: Vec<u64>,
@@ -61,7 +63,7 @@ impl HashBuckets {
 
 impl IdBuckets {
     pub(crate) fn rows(&self, blocks: &Blocks, id: u64) -> Result<Candidates> {
-        // Below the base it wraps to a bucket that there is not.
+        // Ids below the base wrap to a bucket that does not exist.
         let distance = id.wrapping_sub(self.base);
         let (bucket, tag) = split_id(distance, self.shift);
         self.buckets.candidates(blocks, bucket, tag)
@@ -69,7 +71,7 @@ impl IdBuckets {
 }
 
 impl IdBuckets {
-    /// Hands on every id with its row that can be read of a damaged file.
+    /// Calls `each` with every id and row that can be read in a damaged file.
     pub(crate) fn salvage(&self, blocks: &Blocks, mut each: impl FnMut(u64, u32)) {
         let Buckets { starts, tags, rows } = &self.buckets;
         for bucket in 0..starts.count.saturating_sub(1) {
@@ -100,7 +102,7 @@ impl Buckets {
 }
 
 impl Candidates {
-    /// The next row, if there is one.
+    /// The next row; `None` after the last.
     pub(crate) fn next(&mut self, blocks: &Blocks) -> Result<Option<u32>> {
         if self.next >= self.end || blocks.get(&self.buckets.tags, self.next)? != self.tag {
             return Ok(None);
@@ -110,7 +112,7 @@ impl Candidates {
     }
 }
 
-/// Entries of hashes and rows, in any order.
+/// Encodes hashes and rows, in any order.
 pub(crate) fn write_hashes(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
     let bucket_count = entries.len().div_ceil(ENTRIES_PER_BUCKET) as u64;
     entries.sort_unstable_by_key(|&(hash, row)| {
@@ -120,7 +122,7 @@ pub(crate) fn write_hashes(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
     write(&entries, bucket_count, place, 0, 0)
 }
 
-/// Entries of ids and rows, in any order.
+/// Encodes ids and rows, in any order.
 pub(crate) fn write_ids(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
     entries.sort_unstable();
     let base = entries.first().map_or(0, |entry| entry.0);
@@ -193,7 +195,8 @@ mod tests {
                 rows: contents.arrays[at + 2],
             };
             let (base, shift) = (by_id.base, by_id.shift);
-            let (hashes, by_id) = (HashBuckets(arrays(0)), IdBuckets { buckets: arrays(3), base, shift });
+            let hashes = HashBuckets(arrays(0));
+            let by_id = IdBuckets { buckets: arrays(3), base, shift };
             for id in ids.iter().chain(&others) {
                 let want: Vec<u32> =
                     entries.iter().filter(|entry| entry.0 == *id).map(|entry| entry.1).collect();

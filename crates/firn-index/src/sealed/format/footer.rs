@@ -1,8 +1,10 @@
-//! Where everything is: the last bytes of a segment file, and how a file is written up to them.
+//! The last bytes of a segment file with the offsets of everything else, and the writer of a file.
 //!
 //! ```text
-//! file   = header, sections back to back, footer, tail
-//! footer = varint(end of the sections) varint(counts)* varint(section bytes)* (varint(width) varint(count))*
+//! file   = header, sections and arrays back to back, footer, tail
+//! footer = varint(end of the sections) varint(count)*
+//!          varint(section start)* varint(section bytes)*
+//!          (varint(array start) varint(width) varint(count))*
 //!          crc32 of each 64 KiB of the file up to that end
 //! tail   = footer bytes:u32 crc32(footer):u32 crc32(the 8 bytes before):u32
 //! ```
@@ -18,10 +20,10 @@ use crate::sealed::format::blocks::{
 
 pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 4, oldest: 4 };
 const TAIL_BYTES: usize = 12;
-// Written to the file in pieces of a megabyte.
+// The file is written in pieces of 1 MiB.
 const WRITE_BYTES: usize = 16 * BLOCK_BYTES;
 
-/// A table of contents in the order of the file: numbers, byte sections, packed arrays.
+/// The table of contents in file order: numbers, byte sections, packed arrays.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) counts: Vec<u64>,
@@ -29,7 +31,7 @@ pub(crate) struct Contents {
     pub(crate) arrays: Vec<PackedArray>,
 }
 
-/// Takes a [`Contents`] apart in the order in which it was put together.
+/// Reads a [`Contents`] in its order.
 #[derive(Debug)]
 pub(crate) struct ContentsReader<'a> {
     contents: &'a Contents,
@@ -64,7 +66,7 @@ impl<'a> ContentsReader<'a> {
     }
 }
 
-/// Writes a segment's sections and remembers where they are.
+/// Writes sections and records their offsets.
 #[derive(Debug)]
 pub(crate) struct FileWriter<'f> {
     file: &'f dyn DiskFile,
@@ -72,7 +74,7 @@ pub(crate) struct FileWriter<'f> {
     written: usize,
     buf: Vec<u8>,
     checksums: Vec<u32>,
-    /// What is written twice.
+    /// The sections that are written twice.
     heads: Vec<u8>,
     pub(crate) contents: Contents,
 }
@@ -87,6 +89,8 @@ impl<'f> FileWriter<'f> {
         self.contents.counts.push(count);
     }
 
+    /// Appends a section.
+    ///
     /// # Errors
     /// `Unavailable` if the disk fails.
     pub(crate) fn push_section(&mut self, bytes: &[u8]) -> Result<()> {
@@ -94,7 +98,7 @@ impl<'f> FileWriter<'f> {
         self.extend_section(bytes)
     }
 
-    /// A section without which nothing of the file can be read.
+    /// Appends a section that every reader needs; [`FileWriter::push_heads_again`] repeats it.
     ///
     /// # Errors
     /// As [`FileWriter::push_section`].
@@ -103,7 +107,8 @@ impl<'f> FileWriter<'f> {
         self.push_section(bytes)
     }
 
-    /// A section with all heads once more, one behind the other; without a byte if it would lie in their block.
+    /// Appends a section with the copies of all heads. It is empty if it would begin in the first
+    /// block, which contains the originals.
     ///
     /// # Errors
     /// As [`FileWriter::push_section`].
@@ -113,12 +118,12 @@ impl<'f> FileWriter<'f> {
         self.push_section(if is_elsewhere { &heads } else { &[] })
     }
 
-    /// A section whose bytes come piece by piece.
+    /// Begins a section that [`FileWriter::extend_section`] fills.
     pub(crate) fn begin_section(&mut self) {
         self.contents.sections.push(Section { start: self.written + self.buf.len(), len: 0 });
     }
 
-    /// More of the last section.
+    /// Appends bytes to the last section.
     ///
     /// # Errors
     /// As [`FileWriter::push_section`].
@@ -129,6 +134,8 @@ impl<'f> FileWriter<'f> {
         bytes.chunks(WRITE_BYTES).try_for_each(|piece| self.push(piece))
     }
 
+    /// Appends a section and the array of its starts.
+    ///
     /// # Errors
     /// As [`FileWriter::push_section`].
     pub(crate) fn push_records(&mut self, bytes: &[u8], starts: &[u64]) -> Result<()> {
@@ -136,13 +143,15 @@ impl<'f> FileWriter<'f> {
         self.push_array(starts)
     }
 
+    /// Appends a packed array.
+    ///
     /// # Errors
     /// As [`FileWriter::push_section`].
     pub(crate) fn push_array(&mut self, values: &[u64]) -> Result<()> {
         let start = self.written + self.buf.len();
         let width = bit_width(values.iter().copied().max().unwrap_or(0));
         self.contents.arrays.push(PackedArray { start, count: values.len() as u64, width });
-        // In pieces that end at whole bytes, so that no second copy of the array is made.
+        // In pieces that end at whole bytes, to avoid a second copy of the array.
         let mut bytes = Vec::new();
         for piece in values.chunks(1 << 16) {
             bytes.clear();
@@ -152,7 +161,7 @@ impl<'f> FileWriter<'f> {
         self.push(&[0; PACKED_PAD_BYTES])
     }
 
-    /// Writes the end and makes the file durable; gives its length.
+    /// Writes footer and tail and makes the file durable; returns its length.
     ///
     /// # Errors
     /// As [`FileWriter::push_section`].
@@ -177,7 +186,7 @@ impl<'f> FileWriter<'f> {
         self.checksums.extend(self.buf.chunks(BLOCK_BYTES).map(crc32));
         self.checksums.iter().for_each(|sum| footer.extend_from_slice(&sum.to_le_bytes()));
         let footer_bytes = u32::try_from(footer.len())
-            .map_err(|_| Error::too_large("an index segment of more than 64 TiB"))?;
+            .map_err(|_| Error::too_large("an index segment exceeds 64 TiB"))?;
         let mut tail = footer_bytes.to_le_bytes().to_vec();
         tail.extend_from_slice(&crc32(&footer).to_le_bytes());
         let tail_sum = crc32(&tail);
@@ -203,7 +212,7 @@ impl<'f> FileWriter<'f> {
     }
 }
 
-/// How many of each kind a table of contents has.
+/// Numbers of entries in a table of contents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentsSize {
     pub(crate) counts: usize,
@@ -211,41 +220,44 @@ pub(crate) struct ContentsSize {
     pub(crate) arrays: usize,
 }
 
-/// Series, groups, parts without members, names, pairs; base and shift of the ids of lone series and
-/// of parts; then sections and arrays.
+/// Of a segment. Counts: series, groups, parts without members, names, pairs; base and shift of the
+/// ids of lone series and of parts. Then sections and arrays.
 pub(crate) const SEGMENT_CONTENTS: ContentsSize =
     ContentsSize { counts: 9, sections: 13, arrays: 29 };
 
 /// Reads header, tail and footer.
 ///
 /// # Errors
-/// `Corrupt` if one is damaged or they do not fit the file; `Invalid` for another version.
+/// `Corrupt` if one is damaged or inconsistent with the file; `Invalid` for another version.
 pub(crate) fn open(bytes: Mapped, file: &str, size: ContentsSize) -> Result<(Blocks, Contents)> {
     FORMAT.check(file, &bytes)?;
     let tail_at = bytes.len().saturating_sub(TAIL_BYTES).max(HEADER_BYTES);
     let bad = |at: usize, what: &str| Error::corrupt(file, at as u64, what);
     let Some(&[l0, l1, l2, l3, f0, f1, f2, f3, t0, t1, t2, t3]) = bytes.get(tail_at..) else {
-        return Err(bad(tail_at, "the segment is cut short: it has no tail"));
+        return Err(bad(tail_at, "the index file has no tail: restore it from a backup"));
     };
     if crc32(&[l0, l1, l2, l3, f0, f1, f2, f3]) != u32::from_le_bytes([t0, t1, t2, t3]) {
         return Err(bad(
             tail_at,
-            "the tail's checksum is wrong: restore the file from a snapshot or a copy",
+            "the tail's checksum is wrong: restore the index file from a backup",
         ));
     }
     let footer_bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let footer_at = tail_at.checked_sub(footer_bytes).filter(|&at| at >= HEADER_BYTES);
-    let footer_at = footer_at.ok_or_else(|| bad(tail_at, "the footer does not fit the file"))?;
+    let footer_at = footer_at.ok_or_else(|| {
+        bad(tail_at, "the footer is longer than the index file: restore it from a backup")
+    })?;
     let footer = bytes.get(footer_at..tail_at).unwrap_or_default();
     if crc32(footer) != u32::from_le_bytes([f0, f1, f2, f3]) {
         return Err(bad(
             footer_at,
-            "the footer's checksum is wrong: restore the file from a snapshot or a copy",
+            "the footer's checksum is wrong: restore the index file from a backup",
         ));
     }
     let parsed = parse(footer, footer_at, size);
-    let (contents, checksums) =
-        parsed.ok_or_else(|| bad(footer_at, "the footer makes no sense"))?;
+    let (contents, checksums) = parsed.ok_or_else(|| {
+        bad(footer_at, "the footer is malformed: restore the index file from a backup")
+    })?;
     Ok((Blocks::new(bytes, file, checksums, footer_at), contents))
 }
 

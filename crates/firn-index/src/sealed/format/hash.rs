@@ -1,12 +1,12 @@
-//! Hashes of label sets that any part of the set can be asked for.
+//! Hashes of label sets and of their subsets.
 
 use firn_model::Labels;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::pair::{RawPair, raw_pairs};
 
-/// A label set with a hash per pair. The hash of any subset is the sum of its pairs' hashes, so one
-/// walk over the text serves every segment and every way to split it into group and member.
+/// A label set with a hash per pair. The hash of a subset is the sum of its pairs' hashes, so one
+/// pass over the text serves every segment and every split into group and member.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HashedLabels<'a> {
     pairs: Vec<(RawPair<'a>, u64)>,
@@ -20,7 +20,7 @@ impl<'a> HashedLabels<'a> {
         hashed
     }
 
-    /// Takes other labels in, keeping the memory.
+    /// Replaces the labels; reuses the memory.
     pub(crate) fn set(&mut self, labels: &'a Labels) {
         self.pairs.clear();
         self.hash = 0;
@@ -36,13 +36,13 @@ impl<'a> HashedLabels<'a> {
         &self.pairs
     }
 
-    /// The hash of all pairs; 0 if there is none.
+    /// The hash of all pairs; 0 for none.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 }
 
-/// The hash of one pair, by which [`HashedLabels`] adds.
+/// The hash of one encoded pair, a summand of [`HashedLabels::hash`].
 pub(crate) fn pair_hash(encoded: &[u8]) -> u64 {
     xxh3_64(encoded)
 }

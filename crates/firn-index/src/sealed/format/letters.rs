@@ -1,13 +1,16 @@
-//! A prefix code for the letters of one name's values: a unique id is hexadecimal, an address is digits, and a byte for
-//! each letter is twice of what they say.
+//! A prefix code for the letters of one name's values. Unique ids consist of hexadecimal digits and
+//! addresses of decimal digits, so a whole byte per letter is about twice of the needed space.
 //!
 //! ```text
-//! code  = count of letters with codes of 1, 2 ... 8 bits:u8 * 8, the letters: by length, then value; varint(fewest bytes
-//!         of an entry that does not begin a block)
-//! coded = the codes of the letters one behind the other, most significant bit first, then ones up to a whole byte
+//! code  = numbers of letters with codes of 1, 2 ... 8 bits:u8 * 8
+//!         the letters: by length, then value
+//!         varint(fewest bytes of an entry that does not begin a block)
+//! coded = the codes of the letters, most significant bit first, then ones up to a whole byte
 //! ```
-//! Codes are canonical: they are given in the order of the letters and count up, so that what is all ones is no letter's:
-//! it is the end. At most 8 bits, so that one table tells letter and length. Source: Huffman's code, cut to 8 bits.
+//!
+//! Codes are canonical: they are assigned in the order of the letters and count up. No letter has
+//! the code of all ones, which marks the end. Codes have at most 8 bits, so that one table lookup
+//! yields letter and length. Source: Huffman's code, limited to 8 bits.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,29 +20,29 @@ use firn_model::encode_varint;
 
 use crate::sealed::format::varint::take_varint;
 
-/// Letters that have codes, as a table by the next 8 bits: letter and bits of its code, 0 bits at the end.
+/// A decoder: letter and code length by the next 8 bits; length 0 is the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Letters {
     table: Box<[(u8, u8); 256]>,
-    /// No text of the name adds fewer bytes to the one before, but for the first of a block.
+    /// The least length of an entry of the name, except for the first of a block.
     pub(crate) bytes_min: usize,
 }
 
-/// The code that letters of these counts take least with.
+/// An encoder: the shortest code for given letter counts.
 #[derive(Clone, Debug)]
 pub(crate) struct LetterCode {
-    /// Bits of each letter's code; 0: it has none.
+    /// The code length of each letter; 0: no code.
     bits: [u8; 256],
     /// The codes, in their lowest bits.
     codes: [u8; 256],
 }
 
 const BITS_MAX: usize = 8;
-/// Of what a name's values have in common no more can be made.
+/// The symbol for the end of a text.
 const END: usize = 256;
 
 impl Letters {
-    /// Takes a code from the front of `input`.
+    /// Decodes a code from the front of `input`.
     pub(crate) fn take(input: &mut &[u8]) -> Option<Letters> {
         let counts: [u8; BITS_MAX] =
             take_bytes(input, BITS_MAX, "letters").ok()?.try_into().ok()?;
@@ -49,7 +52,7 @@ impl Letters {
         let mut next = 0;
         for (bits, &count) in (1..).zip(&counts) {
             for &letter in letters.by_ref().take(usize::from(count)) {
-                // The last place is the end's.
+                // The last table entry is the end's.
                 let places = 1usize << (BITS_MAX - bits);
                 let taken = table.get_mut(next..next + places).filter(|_| next + places < 256)?;
                 taken.fill((letter, bits as u8));
@@ -63,7 +66,7 @@ impl Letters {
     /// Appends the letters of `coded`.
     #[inline]
     pub(crate) fn decode(&self, coded: &[u8], out: &mut Vec<u8>) {
-        // The next bits, with ones behind those at hand.
+        // The next bits, followed by ones.
         let (mut window, mut have) = (u64::MAX, 0u32);
         let mut coded = coded.iter();
         loop {
@@ -73,7 +76,7 @@ impl Letters {
                 window &= !(u64::from(!byte) << (56 - have));
                 have += 8;
             }
-            // What is at hand is enough for all but the last letters.
+            // The loaded bits suffice for all but the last letters.
             loop {
                 let (letter, bits) = self.table[(window >> 56) as usize];
                 let bits = u32::from(bits);
@@ -92,22 +95,23 @@ impl Letters {
 }
 
 impl LetterCode {
-    /// `None` if there are no letters, or all that there can be.
+    /// `None` if there are no letters, or all 256.
     pub(crate) fn new(counts: &[u64; 256]) -> Option<LetterCode> {
         let mut weights: Vec<(u64, usize)> =
             counts.iter().copied().zip(0..).filter(|weight| weight.0 > 0).collect();
         if weights.is_empty() || weights.len() == END {
             return None;
         }
-        // The end is the rarest of all. Whatever its length: what is left behind the letters' codes is its.
+        // The end is the rarest symbol. It gets the code space that the letters leave, independent
+        // of its length.
         weights.push((0, END));
         let bits = loop {
             let bits = lengths(&weights);
             if bits.iter().all(|bits| usize::from(*bits) <= BITS_MAX) {
                 break bits;
             }
-            // Nearer to equal, so that the longest codes become shorter.
-            // All are 1 in the end, and then 256 symbols have 8 bits each.
+            // Equalize the weights until the longest code fits. In the limit all are 1, and 256
+            // symbols have 8 bits each.
             weights.iter_mut().for_each(|weight| weight.0 = (weight.0 / 2).max(1));
         };
         let mut code = LetterCode { bits: [0; 256], codes: [0; 256] };
@@ -123,19 +127,19 @@ impl LetterCode {
         Some(code)
     }
 
-    /// Bytes of letters that come as often as `counts` says, without what fills up the last byte of each text.
+    /// Encoded size of letters with these counts, without the padding of each text.
     pub(crate) fn coded_bytes(&self, counts: &[u64; 256]) -> u64 {
         let bits = counts.iter().zip(&self.bits).map(|(count, &bits)| count * u64::from(bits));
         bits.sum::<u64>() / 8
     }
 
-    /// What [`LetterCode::encode_text`] appends for `text`.
+    /// The number of bytes that [`LetterCode::encode_text`] appends for `text`.
     pub(crate) fn text_bytes(&self, text: &[u8]) -> usize {
         let bits = text.iter().map(|&letter| usize::from(self.bits[usize::from(letter)]));
         bits.sum::<usize>().div_ceil(8)
     }
 
-    /// Appends the code itself, and [`Letters::bytes_min`].
+    /// Appends the code itself and [`Letters::bytes_min`].
     pub(crate) fn encode(&self, bytes_min: usize, out: &mut Vec<u8>) {
         let with = |bits: u8| self.bits.iter().filter(|other| **other == bits).count() as u8;
         out.extend((1..=BITS_MAX as u8).map(with));
@@ -143,7 +147,7 @@ impl LetterCode {
         encode_varint(bytes_min as u64, out);
     }
 
-    /// Appends `text`, all of whose letters have codes.
+    /// Appends `text`. All its letters must have codes.
     pub(crate) fn encode_text(&self, text: &[u8], out: &mut Vec<u8>) {
         let (mut window, mut have) = (0u32, 0);
         for &letter in text {
@@ -161,7 +165,7 @@ impl LetterCode {
         }
     }
 
-    /// By length of their codes, then value.
+    /// Letters by code length, then value.
     fn letters(&self) -> Vec<u8> {
         let mut letters: Vec<u8> =
             (0..=u8::MAX).filter(|&l| self.bits[usize::from(l)] > 0).collect();
@@ -170,7 +174,7 @@ impl LetterCode {
     }
 }
 
-/// How deep each symbol lies in the tree that joins the two rarest again and again.
+/// The depth of each symbol in the Huffman tree.
 fn lengths(weights: &[(u64, usize)]) -> Vec<u8> {
     let mut parents = vec![0usize; 2 * weights.len() - 1];
     let mut rarest: BinaryHeap<Reverse<(u64, usize)>> =
@@ -214,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_come_back(
+        fn texts_are_decoded(
             texts in prop::collection::vec(prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..40),
                 prop::collection::vec(b'a'..b'e', 0..40),
@@ -237,7 +241,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_do_no_harm(bytes in prop::collection::vec(0u8..60, 0..200), coded in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn any_bytes_decode_or_fail(
+            bytes in prop::collection::vec(0u8..60, 0..200),
+            coded in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
             if let Some(letters) = Letters::take(&mut bytes.as_slice()) {
                 let mut out = Vec::new();
                 letters.decode(&coded, &mut out);

@@ -1,25 +1,26 @@
-//! The posting lists of label pairs, in bunches.
+//! Posting lists of label pairs, in bunches.
 
 use firn_codec::bits::{get_bits, packed_bytes};
 use firn_codec::postings::Postings;
 
 use crate::sealed::format::varint::take_varint;
 
-/// The lists of one pair.
+/// The posting lists of one pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PairPostings<'a> {
     pub(crate) lists: [Option<Postings<'a>>; 3],
 }
 
-/// The lists of some pairs in a row.
+/// The posting lists of consecutive pairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PostingBunch<'a> {
     rest: &'a [u8],
-    /// If each pair has one row and all in one table: that, and how rows are packed: width and the least.
+    /// If each pair has exactly one row, all in one table: the table, the bit width and the least
+    /// row.
     rows: Option<(TableKind, u32, u64)>,
 }
 
-/// Which table.
+/// A table of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableKind {
     Lone = 0,
@@ -29,9 +30,9 @@ pub(crate) enum TableKind {
 
 pub(crate) const TABLE_KINDS: [TableKind; 3] =
     [TableKind::Lone, TableKind::Parts, TableKind::MemberSets];
-/// Pairs and member sets stand in bunches of so many behind one start.
+/// Number of pairs, or member sets, that share one start.
 pub(crate) const BUNCH_LISTS: u64 = 16;
-/// The first byte of a bunch of pairs that have one row each, less the number of the table.
+/// The first byte of a bunch of pairs with one row each, less the number of the table.
 pub(crate) const BUNCH_OF_ROWS: u8 = 128;
 impl<'a> PostingBunch<'a> {
     pub(crate) fn open(bytes: &'a [u8], len: u64) -> Option<PostingBunch<'a>> {
@@ -48,7 +49,7 @@ impl<'a> PostingBunch<'a> {
         Some(PostingBunch { rest: packed, rows: Some((*kind, width, least)) })
     }
 
-    /// The lists of the pair at a place; places rise one by one.
+    /// The lists of pair `at` of the bunch; must be called for 0, 1, 2...
     pub(crate) fn take(&mut self, at: u64) -> Option<PairPostings<'a>> {
         let mut lists = PairPostings::default();
         if let Some((kind, width, least)) = self.rows {

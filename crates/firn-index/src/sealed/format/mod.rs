@@ -1,4 +1,4 @@
-//! The pieces of a segment file: each is written and read in one place.
+//! The structures of a segment file; each file contains encoder and decoder of one.
 
 pub(crate) mod blocks;
 pub(crate) mod buckets;

@@ -1,8 +1,8 @@
-//! Label names, sorted: the only texts that an open segment keeps in memory, since there are few.
+//! Label names, sorted. An open segment keeps them in memory, since there are few.
 //!
 //! ```text
-//! names = (varint(bytes) bytes varint(values) letters)*
-//! letters = 0:u8 | 1:u8 code           how the letters of the name's values are coded (`letters`)
+//! names   = (varint(bytes) bytes varint(values) letters)*
+//! letters = 0:u8 | 1:u8 code           the code of the letters of the name's values (`letters`)
 //! ```
 
 use std::ops::Range;
@@ -12,18 +12,18 @@ use firn_model::decode_varint;
 
 use crate::sealed::format::strings::{NameLetters, take_letters};
 
-/// Names by rank, and which pairs are theirs: pairs are numbered by name, then by value.
+/// Names by rank with their pairs. Pairs are numbered by name, then by value.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     text: Vec<u8>,
-    /// Where each name ends in `text`.
+    /// The end of each name in `text`.
     ends: Vec<u32>,
     /// The first pair of each name, and the end.
     first_pairs: Vec<u32>,
 }
 
 impl Names {
-    /// The names, and for each the first of its pairs with its values' letters.
+    /// Decodes the names; also returns the first pair and the letter code of each name.
     pub(crate) fn parse(
         mut bytes: &[u8],
         name_count: u64,

@@ -1,14 +1,15 @@
-//! Label sets as rows of value ranks: one structure for lone series, for parts and for member sets.
+//! Label sets as rows of value ranks: the structure of lone series, parts and member sets.
 //!
-//! Rows of one schema (the same names) stand together, sorted by the columns of few values first, so that most columns
-//! of a block hardly change.
+//! Rows of one schema (the same names) are adjacent, sorted by the columns with few values first,
+//! so that most columns of a block hardly change.
 //!
 //! ```text
 //! schemas = varint(count) schema*
-//! schema  = varint(names) varint(name << 1 | is identity)* varint(rows)      names rise
-//! block   = column*                            128 rows of one schema, fewer at its end; a column per name
-//! column  = width:u8 varint(least rank) packed ranks less the least         width 0 to 32
-//!         | 64:u8 varint(least rank) varint(bytes) run*                      run = varint(rows) varint(rank less the least)
+//! schema  = varint(names) varint(name << 1 | is identity)* varint(rows)          names ascend
+//! block   = column*             one per name; 128 rows of a schema, fewer at its end
+//! column  = width:u8 varint(least rank) packed(rank - least)                     width 0 to 32
+//!         | 64:u8 varint(least rank) varint(bytes) run*
+//! run     = varint(rows) varint(rank - least)
 //! ```
 
 use std::ops::Range;
@@ -24,12 +25,12 @@ use crate::sealed::format::varint::take_varint;
 pub(crate) const BLOCK_ROWS: u32 = 128;
 const RUNS: u8 = 64;
 
-/// Rows that have the same names.
+/// Rows with the same names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Schema {
-    /// Names by rank, rising.
+    /// Names by rank, ascending.
     pub(crate) names: Vec<u32>,
-    /// Which of them decide who joins a group; all `true` or all `false` where that is not asked.
+    /// Whether each name is an identity label. All equal in the tables without identity.
     pub(crate) identity: Vec<bool>,
     pub(crate) rows: Range<u32>,
     /// The block of its first row.
@@ -40,18 +41,18 @@ pub(crate) struct Schema {
 #[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) schemas: Vec<Schema>,
-    /// A block at each start.
+    /// One block per start.
     pub(crate) cells: Records,
     pub(crate) count: u32,
 }
 
-/// Reads rows; near ones cost less.
+/// Reads rows; adjacent rows are cheaper.
 #[derive(Clone, Debug)]
 pub(crate) struct RowReader<'a> {
     table: &'a Rows,
     blocks: &'a Blocks,
     schema_idx: usize,
-    /// The rows of the block at hand; none at first.
+    /// The rows of the loaded block; empty at first.
     rows: Range<u32>,
     columns: Vec<Column<'a>>,
 }
@@ -61,7 +62,7 @@ struct Column<'a> {
     width: u8,
     base: u64,
     payload: &'a [u8],
-    /// Of runs: the one at hand, so that rows that rise cost a step, not a walk.
+    /// For runs: the current run, so that ascending rows cost one step each.
     run: RankRun<'a>,
 }
 
@@ -70,12 +71,12 @@ struct RankRun<'a> {
     start: u64,
     end: u64,
     rank: u64,
-    /// The runs behind it.
+    /// The following runs.
     rest: &'a [u8],
 }
 
 impl Schema {
-    /// All schemas of a table; `None` if they make no sense. `name_count` is how many names there are.
+    /// Decodes the schemas of a table; `None` if malformed. Names must be below `name_count`.
     pub(crate) fn parse(mut bytes: &[u8], name_count: u64) -> Option<Vec<Schema>> {
         let input = &mut bytes;
         let schema_count = decode_varint(input)?;
@@ -103,7 +104,7 @@ impl Schema {
         bytes.is_empty().then_some(schemas)
     }
 
-    /// The names that decide who joins.
+    /// The identity names.
     pub(crate) fn identity_names(&self) -> impl Iterator<Item = u32> + '_ {
         self.names.iter().zip(&self.identity).filter(|name| *name.1).map(|name| *name.0)
     }
@@ -115,7 +116,7 @@ impl Rows {
         Rows { schemas, cells, count }
     }
 
-    /// The rows that have `name`, as runs.
+    /// The rows with `name`, as runs.
     pub(crate) fn with_name(&self, name: u32) -> Vec<(u32, u32)> {
         let has_name = |schema: &&Schema| schema.names.binary_search(&name).is_ok();
         self.schemas.iter().filter(has_name).map(|s| (s.rows.start, s.rows.end)).collect()
@@ -137,10 +138,10 @@ impl Rows {
 }
 
 impl<'a> RowReader<'a> {
-    /// Goes to the block of `row`.
+    /// Loads the block of `row`.
     ///
     /// # Errors
-    /// `Corrupt` if there is no such row or its block is damaged.
+    /// `Corrupt` if the row does not exist or its block is damaged.
     #[inline]
     pub(crate) fn load(&mut self, row: u32) -> Result<&'a Schema> {
         if !self.rows.contains(&row) {
@@ -149,7 +150,10 @@ impl<'a> RowReader<'a> {
         Ok(&self.table.schemas[self.schema_idx])
     }
 
-    /// The rank of `row`'s value in a column of its schema; the row's block must be loaded.
+    /// The rank of `row`'s value in a column of its schema. The row's block must be loaded.
+    ///
+    /// # Errors
+    /// `Corrupt` for a malformed column.
     #[inline]
     pub(crate) fn rank(&mut self, row: u32, column_idx: usize) -> Result<u32> {
         let at = row.wrapping_sub(self.rows.start);
@@ -169,7 +173,8 @@ impl<'a> RowReader<'a> {
         self.take_block(schema_idx, first, &mut rest).ok_or_else(|| self.bad())
     }
 
-    /// Takes in the block that begins with row `first` of a schema from `rest`, which is left behind it.
+    /// Loads the block that begins with row `first` of a schema from `rest`, and advances `rest`
+    /// past it.
     pub(crate) fn take_block(
         &mut self,
         schema_idx: usize,
@@ -190,7 +195,10 @@ impl<'a> RowReader<'a> {
 
     #[cold]
     fn bad(&self) -> Error {
-        self.blocks.corrupt(self.table.cells.bytes.start, "a block of label sets makes no sense")
+        self.blocks.corrupt(
+            self.table.cells.bytes.start,
+            "a block of label sets is malformed: run `firn check --repair`",
+        )
     }
 }
 
@@ -230,7 +238,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// Collects cells.
+/// Encodes blocks of rows.
 #[derive(Debug, Default)]
 pub(crate) struct RowsWriter {
     pub(crate) cells: Vec<u8>,
@@ -238,7 +246,7 @@ pub(crate) struct RowsWriter {
 }
 
 impl RowsWriter {
-    /// Adds the rows of a schema: `rank(row, column)`.
+    /// Appends the rows of a schema; `rank(row, column)` returns a cell.
     pub(crate) fn push(
         &mut self,
         names: &[(u32, bool)],
@@ -258,7 +266,7 @@ impl RowsWriter {
     }
 }
 
-/// The bytes of schemas: names with whether they are identity, and rows.
+/// Encodes schemas: names with their identity flag, and row counts.
 pub(crate) fn encode_schemas(schemas: &[(&[(u32, bool)], u32)]) -> Vec<u8> {
     let mut out = Vec::new();
     encode_varint(schemas.len() as u64, &mut out);
@@ -304,12 +312,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_come_back(
-            tables in prop::collection::vec((prop::collection::btree_set(0u32..9, 0..4), 1u32..300, 1u32..70_000), 1..4),
+        fn rows_are_read_back(
+            tables in prop::collection::vec(
+                (prop::collection::btree_set(0u32..9, 0..4), 1u32..300, 1u32..70_000),
+                1..4,
+            ),
             seed in any::<u32>(),
         ) {
             let mut writer = RowsWriter::default();
-            // Early columns change rarely, late ones always.
+            // The first column changes rarely, the others always.
             let rank = |row: u32, column: usize, span: u32| match column {
                 0 => row / 60 * 7 % span,
                 _ => row.wrapping_mul(seed | 1) % span,
@@ -336,7 +347,8 @@ mod tests {
                     prop_assert_eq!(&schema.names, &names.iter().copied().collect::<Vec<_>>());
                     prop_assert_eq!(rows.schema_of(first + row), Some(schema_idx));
                     for column in 0..names.len() {
-                        prop_assert_eq!(reader.rank(first + row, column).unwrap(), rank(row, column, *span));
+                        let got = reader.rank(first + row, column).unwrap();
+                        prop_assert_eq!(got, rank(row, column, *span));
                     }
                 }
                 first += row_count;

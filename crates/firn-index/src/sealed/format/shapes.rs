@@ -1,22 +1,29 @@
-//! Shapes: which member sets a group has, in which order; and parts: a group's shape with what is missing of it, and
-//! its slots.
+//! Shapes and parts. A shape is a list of member sets that similar groups share. A part has a
+//! shape, the positions that it lacks, and the slots of its members.
 //!
-//! A thousand hosts have the same thousand members, so the list is stored once and a host costs what it lacks.
+//! A thousand hosts have the same thousand members: the list is stored once, and a host costs only
+//! the members that it lacks.
 //!
 //! ```text
-//! shape = varint(positions) width:u8 (sets by position, packed) (positions by set, packed at the width of the
-//!         last position) posting list(parts of the shape) [lacks]
-//! lacks = width:u8 (start of each position's list, packed) posting list(parts that lack it)*     from 16 parts on
-//! part  = varint(shape << 5 | missing << 3 | has next slot << 2 | slots form)
-//!         missing positions [varint(next slot - one after the highest slot)] slots
-//! missing positions = nothing (0) | varint(position) (1) | varint(position) varint(positions between) (2) | posting list (3)
-//! slots = nothing (form 0: members have the slots 0, 1, 2... in order of positions)
-//!       | varint(runs) (varint(zigzag(first slot - slot expected)) varint(slots - 1))*            form 1
-//!       | width:u8 varint(members) packed slots                                                   form 2
+//! shape   = varint(positions) width:u8 packed(set by position)
+//!           packed(position by set, at the width of the last position)
+//!           posting list(parts of the shape) [lacks]
+//! lacks   = width:u8 packed(start of each position's list)            from 16 parts on
+//!           posting list(parts that lack the position)*
+//! part    = varint(shape << 5 | missing << 3 | has next slot << 2 | slots form)
+//!           missing positions [varint(next slot - (highest slot + 1))] slots
+//! missing = nothing                                                   0
+//!         | varint(position)                                          1
+//!         | varint(position) varint(positions between)                2
+//!         | posting list                                              3
+//! slots   = nothing: slots are 0, 1, 2... in order of positions       form 0
+//!         | varint(runs) (varint(zigzag(first slot - expected)) varint(slots - 1))*    form 1
+//!         | width:u8 varint(members) packed(slot)                     form 2
 //! ```
-//! Parts stand in bunches of 8. What parts lack is said twice, by part and by position: a selection of one member in
-//! fifty thousand parts is then the parts of a shape less a list. Source: `TimeUnion` 3.1; the master shape with what is
-//! missing is ours.
+//!
+//! Parts are in bunches of 8. Missing members are stored twice, by part and by position: a
+//! selection of one member in fifty thousand parts is then the list of the shape's parts minus one
+//! list. The groups follow TimeUnion (SIGMOD 2022), section 3.1; shapes are not part of that paper.
 
 use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::postings::{Postings, encode_postings};
@@ -27,11 +34,11 @@ use crate::sealed::format::blocks::{Blocks, Records};
 use crate::sealed::format::varint::take_varint;
 
 pub(crate) const BUNCH_PARTS: u64 = 8;
-// The records of fewer parts are read in the time that a few lists take, and lists of next to nothing would cost more
-// than they say.
+// The records of fewer parts are read as fast as a few lists, and short lists cost more space than
+// they save time.
 const PARTS_WITH_LISTS_MIN: u64 = 16;
 
-/// Three missing positions or more are a list.
+/// Three or more missing positions are stored as a posting list.
 const MISSING_LISTED: u64 = 3;
 const SLOTS_DENSE: u64 = 0;
 const SLOTS_RUNS: u64 = 1;
@@ -58,7 +65,7 @@ struct MissingLists<'a> {
     lists: &'a [u8],
 }
 
-/// How one group, or a piece of it, has a shape.
+/// The record of a part: its shape, missing positions, and slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartRecord<'a> {
     pub(crate) shape: u32,
@@ -95,7 +102,7 @@ impl<'a> Shape<'a> {
         Some(Shape { len, width, sets, order_width, order, parts, lacks })
     }
 
-    /// As [`Shape::read`] for who wants no lists; `input` is left behind the shape.
+    /// As [`Shape::read`], without [`Shape::lacking`]; advances `input` past the shape.
     pub(crate) fn take_without_lists(input: &mut &'a [u8]) -> Option<Shape<'a>> {
         let mut shape = Shape::take(input)?;
         if let Some(lacks) = shape.lacks.take() {
@@ -107,12 +114,13 @@ impl<'a> Shape<'a> {
         Some(shape)
     }
 
-    /// Whether [`Shape::lacking`] has lists.
+    /// Whether [`Shape::lacking`] returns lists.
     pub(crate) fn has_lists(&self) -> bool {
         self.lacks.is_some()
     }
 
-    /// The parts of the shape that lack a position below `len`; `None` without lists, and where they make no sense.
+    /// The parts of the shape that lack a position below `len`; `None` without lists or if
+    /// malformed.
     pub(crate) fn lacking(&self, position: u32) -> Option<Postings<'a>> {
         let lacks = self.lacks.as_ref()?;
         let start = get_bits(lacks.starts, position as usize * lacks.width as usize, lacks.width);
@@ -125,7 +133,7 @@ impl<'a> Shape<'a> {
         get_bits(self.sets, position as usize * self.width as usize, self.width) as u32
     }
 
-    /// Where a member set is.
+    /// The position of a member set.
     pub(crate) fn position(&self, set: u32) -> Option<u32> {
         let at = |idx: u32| {
             get_bits(self.order, idx as usize * self.order_width as usize, self.order_width) as u32
@@ -140,7 +148,7 @@ impl<'a> Shape<'a> {
 }
 
 impl<'a> MissingLists<'a> {
-    /// All that is left of a shape's bytes.
+    /// Takes all remaining bytes of a shape.
     fn take(input: &mut &'a [u8], len: u32) -> Option<MissingLists<'a>> {
         let (&width, after) = input.split_first()?;
         let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
@@ -150,7 +158,7 @@ impl<'a> MissingLists<'a> {
     }
 }
 
-/// Appends a shape. `lacking`: which part lacks which position, in any order.
+/// Appends a shape. `lacking` contains (position, part) for each missing member, in any order.
 pub(crate) fn push_shape(
     sets: &[u32],
     parts: &[u64],
@@ -189,12 +197,12 @@ fn push_lacks(len: u32, lacking: &mut [(u32, u32)], out: &mut Vec<u8>) {
     out.extend_from_slice(&lists);
 }
 
-/// Reads parts; the next one of a bunch costs less than the first.
+/// Reads parts; reading the next one of a bunch is cheaper.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartReader<'a> {
     blocks: &'a Blocks,
     parts: Records,
-    /// The part that `rest` begins with.
+    /// The part at the front of `rest`.
     next: u64,
     rest: &'a [u8],
 }
@@ -229,7 +237,7 @@ impl<'a> PartRecord<'a> {
         PartReader::new(blocks, parts).read(row)
     }
 
-    /// The part that `input` begins with.
+    /// Decodes the part at the front of `input`.
     #[inline]
     pub(crate) fn take(input: &mut &'a [u8]) -> Option<PartRecord<'a>> {
         let head = take_varint(input)?;
@@ -264,13 +272,13 @@ impl<'a> PartRecord<'a> {
         Some(PartRecord { shape, missing, next_extra, slots })
     }
 
-    /// How many members it has of a shape of `len` positions.
+    /// Number of members, for a shape of `len` positions.
     pub(crate) fn member_count(&self, len: u32) -> u32 {
         let missing = self.missing.map_or(0, |missing| missing.len());
         u64::from(len).saturating_sub(missing) as u32
     }
 
-    /// Positions that the part lacks, rising, into `out`. Fails if they make no sense.
+    /// Writes the missing positions, ascending, to `out`. `None` if malformed.
     pub(crate) fn missing(&self, len: u32, out: &mut Vec<u32>) -> Option<()> {
         out.clear();
         if let Some(missing) = self.missing {
@@ -286,7 +294,7 @@ impl<'a> PartRecord<'a> {
         Some(())
     }
 
-    /// The position of the member that is `rank`-th of those it has.
+    /// The position of the member with rank `rank`.
     pub(crate) fn position_of(&self, rank: u32) -> Option<u32> {
         let mut position = rank;
         for missing in self.missing.iter().flat_map(|missing| missing.iter()) {
@@ -298,7 +306,7 @@ impl<'a> PartRecord<'a> {
         Some(position)
     }
 
-    /// Which of the members at hand, from 0, is at `position`; `None` if it is missing.
+    /// The rank of the member at `position`; `None` if it is missing.
     #[inline]
     pub(crate) fn rank_of(&self, position: u32) -> Option<u32> {
         let Some(missing) = &self.missing else { return Some(position) };
@@ -306,7 +314,7 @@ impl<'a> PartRecord<'a> {
         if has { None } else { position.checked_sub(u32::try_from(below).ok()?) }
     }
 
-    /// The slot of a member.
+    /// The slot of the member with rank `rank`.
     pub(crate) fn slot(&self, rank: u32) -> Option<u32> {
         match self.slots {
             SlotMap::Dense => Some(rank),
@@ -325,7 +333,7 @@ impl<'a> PartRecord<'a> {
         }
     }
 
-    /// Which member has `slot`, if the part has `member_count`.
+    /// The rank of the member with `slot`, in a part of `member_count` members.
     pub(crate) fn rank_of_slot(&self, slot: u32, member_count: u32) -> Option<u32> {
         match self.slots {
             SlotMap::Dense => (slot < member_count).then_some(slot),
@@ -345,14 +353,14 @@ impl<'a> PartRecord<'a> {
         }
     }
 
-    /// All slots, by rank, into `out`. Fails if they are not `member_count`.
+    /// Writes all slots, by rank, to `out`. `None` if their number is not `member_count`.
     pub(crate) fn slots(&self, member_count: u32, out: &mut Vec<u32>) -> Option<()> {
         out.clear();
         match self.slots {
             SlotMap::Dense => out.extend(0..member_count),
             SlotMap::Runs(..) => {
                 for (first, count) in self.runs() {
-                    // Bounded before anything is reserved.
+                    // Check the bound before reserving.
                     if count as usize > member_count as usize - out.len() {
                         return None;
                     }
@@ -370,7 +378,7 @@ impl<'a> PartRecord<'a> {
         (out.len() == member_count as usize).then_some(())
     }
 
-    /// Whether slots rise with positions.
+    /// Whether slots ascend with positions.
     pub(crate) fn is_in_order(&self) -> bool {
         match self.slots {
             SlotMap::Dense => true,
@@ -379,7 +387,7 @@ impl<'a> PartRecord<'a> {
         }
     }
 
-    /// The first slot that was never given.
+    /// The first slot that was never issued.
     pub(crate) fn next_slot(&self, member_count: u32) -> Option<u32> {
         let end = match self.slots {
             SlotMap::Dense => u64::from(member_count),
@@ -396,7 +404,7 @@ impl<'a> PartRecord<'a> {
         u32::try_from(end.checked_add(self.next_extra)?).ok()
     }
 
-    /// First slot and count of each run; ends early where they make no sense.
+    /// First slot and count of each run; ends early if malformed.
     fn runs(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
         let (count, mut rest) = match self.slots {
             SlotMap::Runs(count, bytes) => (count, bytes),
@@ -415,7 +423,7 @@ impl<'a> PartRecord<'a> {
     }
 }
 
-/// Appends a part: the positions that it lacks, and its slots in order of positions.
+/// Appends a part: its missing positions (ascending), and its slots in order of positions.
 pub(crate) fn push_part(
     shape: u32,
     missing: &[u64],
@@ -480,14 +488,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_shape_knows_both_ways(sets in prop::collection::btree_set(0u32..5_000, 0..80), turn in 0usize..80) {
+        fn a_shape_maps_sets_and_positions_both_ways(
+            sets in prop::collection::btree_set(0u32..5_000, 0..80),
+            turn in 0usize..80,
+        ) {
             let mut sets: Vec<u32> = sets.into_iter().collect();
             let turn = turn.min(sets.len());
             sets.rotate_left(turn);
             let mut bytes = Vec::new();
             push_shape(&sets, &[3, 9], &mut [], &mut bytes);
             let shape = Shape::take(&mut &bytes[..]).unwrap();
-            prop_assert_eq!((0..shape.len).map(|at| shape.set(at)).collect::<Vec<_>>(), sets.clone());
+            let got: Vec<u32> = (0..shape.len).map(|at| shape.set(at)).collect();
+            prop_assert_eq!(got, sets.clone());
             for set in 0..5_000 {
                 let want = sets.iter().position(|s| *s == set).map(|at| at as u32);
                 prop_assert_eq!(shape.position(set), want);
@@ -496,7 +508,7 @@ mod tests {
         }
 
         #[test]
-        fn a_shape_of_many_parts_knows_who_lacks_what(
+        fn a_shape_of_many_parts_lists_missing_members(
             part_count in 0u64..60,
             lacking in prop::collection::btree_set((0u32..9, 0u32..60), 0..80),
         ) {
@@ -515,15 +527,19 @@ mod tests {
         }
 
         #[test]
-        fn a_part_knows_slots_and_positions(
-            missing in prop_oneof![prop::collection::btree_set(0u64..40, 0..4), prop::collection::btree_set(0u64..40, 0..20)],
+        fn a_part_maps_slots_and_positions(
+            missing in prop_oneof![
+                prop::collection::btree_set(0u64..40, 0..4),
+                prop::collection::btree_set(0u64..40, 0..20),
+            ],
             swaps in prop::collection::vec((0usize..40, 0usize..40), 0..30),
             shift in prop_oneof![Just(0u32), 0u32..4_000],
             extra in 0u32..3,
         ) {
             let missing: Vec<u64> = missing.into_iter().collect();
             let count = 40 - missing.len();
-            let mut slots: Vec<u32> = (0..count as u32).map(|slot| slot + slot / 17 * shift).collect();
+            let mut slots: Vec<u32> =
+                (0..count as u32).map(|slot| slot + slot / 17 * shift).collect();
             for (a, b) in swaps {
                 slots.swap(a % count, b % count);
             }
@@ -540,7 +556,8 @@ mod tests {
             prop_assert_eq!(part.next_slot(count as u32), Some(next_slot));
             prop_assert!(!part.is_in_order() || slots.is_sorted());
             part.missing(40, &mut got).unwrap();
-            prop_assert_eq!(got.iter().map(|&at| u64::from(at)).collect::<Vec<_>>(), missing.clone());
+            let got: Vec<u64> = got.into_iter().map(u64::from).collect();
+            prop_assert_eq!(got, missing.clone());
             let here: Vec<u32> = (0..40).filter(|at| !missing.contains(&u64::from(*at))).collect();
             for (rank, (&position, &slot)) in here.iter().zip(&slots).enumerate() {
                 prop_assert_eq!(part.position_of(rank as u32), Some(position));
@@ -558,7 +575,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_make_a_part_or_none(bytes in prop::collection::vec(any::<u8>(), 0..40), at in any::<u32>()) {
+        fn any_bytes_decode_to_a_part_or_fail(
+            bytes in prop::collection::vec(any::<u8>(), 0..40),
+            at in any::<u32>(),
+        ) {
             if let Some(part) = PartRecord::take(&mut bytes.as_slice()) {
                 part.slots(100, &mut Vec::new());
                 part.missing(100, &mut Vec::new());

@@ -1,13 +1,13 @@
-//! Sorted texts, front coded: 16 to a block, each but the first as what differs from the one before.
+//! Sorted texts, front coded in blocks of 16.
 //!
 //! ```text
 //! block = varint(bytes) bytes entry*
 //! entry = byte(min(same, 15) << 4 | min(new, 15)) [varint(same - 15)] [varint(new - 15)] new bytes
 //! ```
-//! Where letters are coded, *new* is less the fewest bytes that an entry of the name has.
-//! `same` leading letters are those of the text before. Blocks begin at every 16th text, whatever name it belongs to. The
-//! bytes are letters as they are, or in the code of their name's (`letters`).
-//! Source: research/compression-and-index.md section 3: as small as an automaton, and simpler to build and to merge.
+//!
+//! The first `same` letters are those of the previous text. With coded letters, *new* is reduced by
+//! the fewest bytes that an entry of the name has. A block begins at every 16th text, of any name.
+//! The new bytes are plain letters, or in the letter code of their name (`letters`).
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -19,56 +19,56 @@ use crate::sealed::format::letters::{LetterCode, Letters};
 use crate::sealed::format::varint::take_varint;
 
 pub(crate) const BLOCK_TEXTS: u64 = 16;
-// What the table of a code takes in memory.
+// The memory of a letter code's table; a code must save more.
 const SAVED_BYTES_MIN: usize = 512;
 
-/// A name's first text, and its letters if they are coded.
+/// The first text of a name, and its letter code if it has one.
 pub(crate) type NameLetters = (u64, Option<Letters>);
 
 /// The values of all pairs, by pair.
 #[derive(Clone, Debug)]
 pub(crate) struct Strings {
-    /// A block at each start.
+    /// One block per start.
     pub(crate) text: Records,
     pub(crate) count: u64,
     /// By name.
     names: Vec<NameLetters>,
 }
 
-/// How the texts of one name are coded.
+/// The encoding of the texts of one name.
 #[derive(Clone, Debug)]
 pub(crate) struct NameCode {
     letters: Option<LetterCode>,
-    /// What no text of it adds less than to the one before, but for the first of a block.
+    /// The least length of an entry, except for the first of a block.
     bytes_min: usize,
 }
 
-/// Chooses codes, name by name.
+/// Chooses encodings, name by name.
 #[derive(Debug)]
 pub(crate) struct StringsPlanner {
     along: PrefixTracker,
-    /// Less is not worth a code.
+    /// A code must save more than this.
     saved_bytes_min: usize,
 }
 
-/// Writes texts by codes that a [`StringsPlanner`] chose for the same ones.
+/// Writes texts with the encodings of a [`StringsPlanner`] that saw the same texts.
 #[derive(Debug, Default)]
 pub(crate) struct StringsWriter {
     along: PrefixTracker,
-    /// Where blocks start.
+    /// The start of each block.
     pub(crate) starts: Vec<u64>,
     written_bytes: u64,
     coded: Vec<u8>,
 }
 
-/// Goes along texts.
+/// Tracks the shared prefix of consecutive texts.
 #[derive(Clone, Debug, Default)]
 struct PrefixTracker {
     last: Vec<u8>,
     count: u64,
 }
 
-/// Walks texts from one on; holds the present one.
+/// Iterates over texts and holds the current one.
 #[derive(Clone, Debug)]
 pub(crate) struct StringWalk<'a> {
     entries: TextEntries<'a>,
@@ -76,20 +76,20 @@ pub(crate) struct StringWalk<'a> {
     same: usize,
 }
 
-/// Walks entries of blocks.
+/// Iterates over the entries of blocks.
 #[derive(Clone, Debug)]
 struct TextEntries<'a> {
     strings: &'a Strings,
     blocks: &'a Blocks,
     rest: &'a [u8],
-    /// The text of the entry that is next.
+    /// The id of the next entry.
     next: u64,
-    /// The place of its name, and where the name's texts end.
+    /// The index of its name, and the end of the name's texts.
     name_idx: usize,
     name_end: u64,
 }
 
-/// What a text has beside what it shares with the one before.
+/// The entry of a text: its suffix after the prefix shared with the previous text.
 #[derive(Clone, Copy, Debug)]
 struct TextEntry<'a> {
     same: usize,
@@ -104,8 +104,8 @@ impl Default for StringsPlanner {
 }
 
 impl StringsPlanner {
-    /// The code for the texts of a name, which come next. `each` hands on all of them, sorted; it is called twice if they
-    /// are coded: texts are not kept.
+    /// Chooses the encoding of the texts of the next name. `each` passes all of them, sorted; it is
+    /// called twice for coded texts, because texts are not kept.
     ///
     /// # Errors
     /// Those of `each`.
@@ -122,7 +122,7 @@ impl StringsPlanner {
         })?;
         let plain_bytes: u64 = counts.iter().sum();
         let letters = LetterCode::new(&counts).filter(|made| {
-            // Half a byte a text fills up its last one.
+            // The padding of the last byte costs half a byte per text on average.
             let coded_bytes = made.coded_bytes(&counts) + text_count / 2 + 32;
             plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
         });
@@ -140,7 +140,7 @@ impl StringsPlanner {
 }
 
 impl NameCode {
-    /// Appends how the letters are coded.
+    /// Appends the letter encoding.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.push(u8::from(self.letters.is_some()));
         if let Some(letters) = &self.letters {
@@ -150,7 +150,7 @@ impl NameCode {
 }
 
 impl StringsWriter {
-    /// Appends the next text, whose name has `code`, to `out`.
+    /// Appends the next text, encoded with `code`, to `out`.
     pub(crate) fn push(&mut self, text: &[u8], code: &NameCode, out: &mut Vec<u8>) {
         let start = out.len();
         let (same, is_first) = self.along.step(text);
@@ -178,7 +178,8 @@ impl StringsWriter {
 }
 
 impl PrefixTracker {
-    /// Goes on to `text`: how much of it is taken from the one before, and whether it begins a block, which takes nothing.
+    /// Advances to `text`. Returns the length of the prefix that it shares with the previous text
+    /// (0 at the start of a block), and whether it begins a block.
     fn step(&mut self, text: &[u8]) -> (usize, bool) {
         let is_first = self.count.is_multiple_of(BLOCK_TEXTS);
         let same = common(&self.last, text);
@@ -193,7 +194,7 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Takes how the letters of a name are coded; `None` if it makes no sense.
+/// Decodes the letter encoding of a name; `None` if malformed.
 pub(crate) fn take_letters(input: &mut &[u8]) -> Option<Option<Letters>> {
     let (&is_coded, after) = input.split_first()?;
     *input = after;
@@ -205,7 +206,7 @@ pub(crate) fn take_letters(input: &mut &[u8]) -> Option<Option<Letters>> {
 }
 
 impl Strings {
-    /// `names`: first texts rise from 0.
+    /// The first texts in `names` ascend from 0.
     pub(crate) fn new(text: Records, count: u64, names: Vec<NameLetters>) -> Strings {
         Strings { text, count, names }
     }
@@ -215,7 +216,7 @@ impl Strings {
         self.names.capacity() * size_of::<NameLetters>() + tables * 512
     }
 
-    /// The text of `id`, into `key`.
+    /// Writes the text of `id` to `key`.
     pub(crate) fn get(&self, blocks: &Blocks, id: u64, key: &mut Vec<u8>) -> Result<()> {
         key.clear();
         let mut entries = self.entries(blocks, id);
@@ -230,10 +231,11 @@ impl Strings {
         Ok(())
     }
 
-    /// Whether text `id` is `wanted`. Looks at no letter that an earlier text of the block settles.
+    /// Whether text `id` is `wanted`. Skips the letters that an earlier text of the block decides.
     pub(crate) fn is(&self, blocks: &Blocks, id: u64, wanted: &[u8]) -> Result<bool> {
         let mut entries = self.entries(blocks, id);
-        // Below `agreed` the present text is as `wanted`; at it they differ, or one of both ends.
+        // The current text agrees with `wanted` up to `agreed`; there they differ, or one of them
+        // ends.
         let (mut agreed, mut is_it, mut decoded) = (0, false, Vec::new());
         while entries.next <= id {
             let entry = entries.take()?;
@@ -247,7 +249,8 @@ impl Strings {
         Ok(is_it)
     }
 
-    /// The place of `wanted` among the sorted texts `ids`: where it is, or where it would be.
+    /// Binary search among the sorted texts `ids`: `Ok` with the index of `wanted`, or `Err` with
+    /// its insertion point.
     pub(crate) fn find(
         &self,
         blocks: &Blocks,
@@ -266,14 +269,15 @@ impl Strings {
         Ok(Err(ids.end))
     }
 
-    /// A walk of `ids` that begins at most a block before the first text that is at least `wanted`.
+    /// An iterator over `ids` that begins at most a block before the first text that is not less
+    /// than `wanted`.
     fn seek<'a>(
         &'a self,
         blocks: &'a Blocks,
         ids: Range<u64>,
         wanted: &[u8],
     ) -> Result<StringWalk<'a>> {
-        // Blocks whose first text is one of `ids`.
+        // Blocks with a first text in `ids`.
         let (mut low, mut high) = (ids.start.div_ceil(BLOCK_TEXTS), ids.end.div_ceil(BLOCK_TEXTS));
         let mut decoded = Vec::new();
         while low < high {
@@ -285,7 +289,7 @@ impl Strings {
         self.walk(blocks, start.max(ids.start))
     }
 
-    /// A walk whose first text is `id`.
+    /// An iterator that begins with text `id`.
     pub(crate) fn walk<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Result<StringWalk<'a>> {
         let (key, same) = Default::default();
         let mut walk = StringWalk { entries: self.entries(blocks, id), key, same };
@@ -293,7 +297,7 @@ impl Strings {
         Ok(walk)
     }
 
-    /// The texts of block `idx`, which begins at `rest`; that is left behind it.
+    /// Decodes the texts of block `idx` from `rest`, and advances `rest` past it.
     pub(crate) fn take_block<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -316,7 +320,7 @@ impl Strings {
         Some(texts)
     }
 
-    /// The entries from the beginning of the block of `id`.
+    /// The entries from the start of the block of `id`.
     fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> TextEntries<'a> {
         let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
         TextEntries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
@@ -324,7 +328,10 @@ impl Strings {
 
     #[cold]
     fn bad(&self, blocks: &Blocks) -> firn_model::Error {
-        blocks.corrupt(self.text.bytes.start, "a block of label values makes no sense")
+        blocks.corrupt(
+            self.text.bytes.start,
+            "a block of label values is malformed: run `firn check --repair`",
+        )
     }
 }
 
@@ -337,7 +344,7 @@ impl<'a> TextEntries<'a> {
         self.take_here()
     }
 
-    /// The next entry, which `rest` begins with.
+    /// Decodes the next entry from `rest`.
     #[inline]
     fn take_here(&mut self) -> Result<TextEntry<'a>> {
         let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
@@ -366,7 +373,7 @@ impl<'a> TextEntry<'a> {
         }
     }
 
-    /// Its letters, in the file or in `decoded`.
+    /// Its letters, borrowed from the file or from `decoded`.
     #[inline]
     fn text<'d>(&self, decoded: &'d mut Vec<u8>) -> &'d [u8]
     where
@@ -400,7 +407,7 @@ fn take_entry<'a>(rest: &mut &'a [u8], first: bool, bytes_min: usize) -> Option<
 }
 
 impl StringWalk<'_> {
-    /// Goes to the next text, which must be one.
+    /// Advances to the next text, which must exist.
     pub(crate) fn advance(&mut self) -> Result<()> {
         let is_first = self.entries.next.is_multiple_of(BLOCK_TEXTS);
         let entry = self.entries.take()?;
@@ -408,7 +415,7 @@ impl StringWalk<'_> {
             return Err(self.entries.strings.bad(self.entries.blocks));
         }
         if is_first {
-            // A block's first text is stored whole; how much it shares is worth knowing all the same.
+            // The first text of a block is stored whole; compute its shared prefix.
             let before = std::mem::take(&mut self.key);
             entry.append(&mut self.key);
             self.same = common(&before, &self.key);
@@ -420,7 +427,8 @@ impl StringWalk<'_> {
         Ok(())
     }
 
-    /// Makes `id` the next text: a step from the one before, a walk inside of its block from anywhere.
+    /// Makes `id` the next text. Cheap if it is the following one, otherwise at most a block is
+    /// read.
     pub(crate) fn go_to(&mut self, id: u64) -> Result<()> {
         let next = self.entries.next;
         if id < next || id / BLOCK_TEXTS != next / BLOCK_TEXTS {
@@ -432,17 +440,17 @@ impl StringWalk<'_> {
         Ok(())
     }
 
-    /// The id of the text that [`StringWalk::advance`] goes to.
+    /// The id of the next text.
     pub(crate) fn next_id(&self) -> u64 {
         self.entries.next
     }
 
-    /// The present text.
+    /// The current text.
     pub(crate) fn text(&self) -> &[u8] {
         &self.key
     }
 
-    /// How many leading bytes it shares with the text before it, be that walked or not.
+    /// Length of the prefix that the current text shares with the previous id's text.
     pub(crate) fn same(&self) -> usize {
         self.same
     }
@@ -479,7 +487,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_are_found_and_given_back(
+        fn texts_are_found_and_returned(
             before in prop::collection::vec("[ab]{1,20}", 0..20),
             texts in prop::collection::btree_set("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 1..60),
             wanted in prop::collection::vec("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 8),
@@ -503,7 +511,8 @@ mod tests {
             for wanted in wanted.iter().chain(&texts) {
                 let found = strings.find(&blocks, ids.clone(), wanted.as_bytes()).unwrap();
                 let want = texts.binary_search(wanted);
-                prop_assert_eq!(found, want.map(|at| at as u64 + from).map_err(|at| at as u64 + from));
+                let id = |at: usize| at as u64 + from;
+                prop_assert_eq!(found, want.map(id).map_err(id));
             }
             let mut walk = strings.walk(&blocks, from).unwrap();
             let mut last = all[..from as usize].last().cloned().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use firn_model::decode_varint;
 
-/// Nearly all numbers here take one byte.
+/// As [`decode_varint`], faster for one byte.
 #[inline]
 pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     match **rest {

@@ -1,6 +1,7 @@
-//! Patterns over sorted, front-coded values: an automaton walks them and keeps its state at each byte of the present
-//! value, so that what values share is looked at once. Where no value with the present prefix can pass, the walk goes to
-//! the next value without it; where all pass, none is looked at.
+//! Patterns over sorted, front-coded values. An automaton keeps its state after each byte of the
+//! current value, so that shared prefixes are processed once. If no value with the current prefix
+//! matches, the scan continues with the next value without that prefix; if all match, their letters
+//! are not read.
 
 use std::ops::Range;
 
@@ -11,25 +12,25 @@ use regex_automata::{Input, MatchKind};
 
 use crate::sealed::read::segment::Sealed;
 
-// So few values are tried one by one in less time than an automaton takes to build.
+// Up to this many values, trying each is faster than building an automaton.
 const TRIED_MAX: u32 = 128;
-// Passed over one by one before the next one without the dead prefix is searched.
+// Values skipped one by one before searching the next one without the dead prefix.
 const PASSED_MAX: u32 = 32;
 const VALUES_PER_CHECK: u32 = 1_024;
-// As many states as any but an abusive pattern makes; with more, values are tried one by one.
+// Enough states for all but abusive patterns; beyond that, values are tried one by one.
 const CACHE_BYTES: usize = 8 << 20;
 const NFA_BYTES_MAX: usize = 16 << 20;
 
-/// What a value's prefix says.
+/// The outcome that a value's prefix determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PrefixVerdict {
-    /// It depends on what follows.
+    /// The following bytes decide.
     Open,
-    /// No value with it passes.
+    /// No value with this prefix matches.
     Dead,
-    /// Every value with it passes.
+    /// Every value with this prefix matches.
     Sure,
-    /// The automaton cannot tell.
+    /// The automaton cannot decide.
     Unknown,
 }
 
@@ -41,13 +42,13 @@ trait Automaton {
 
     fn step(&mut self, state: Self::State, byte: u8) -> (Self::State, PrefixVerdict);
 
-    /// Whether a value that ends here passes; `None` if it cannot tell.
+    /// Whether a value that ends here matches; `None` if the automaton cannot decide.
     fn passes_at_end(&mut self, state: Self::State) -> Option<bool>;
 }
 
 impl Sealed {
-    /// Calls `each` with the pairs of `pairs` (all values of one name) whose value the pattern of
-    /// `matcher`, its negation left out, takes; rising.
+    /// Calls `each` with those of `pairs` (all values of one name) whose value the pattern of
+    /// `matcher` accepts, ignoring its negation; ascending.
     pub(crate) fn scan_values(
         &self,
         pairs: Range<u32>,
@@ -100,7 +101,7 @@ impl Sealed {
             return self.try_values(pairs, matcher, cancel, &mut each);
         };
         let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
-        // The state after each byte of the present value, as far as it was asked.
+        // The state after each byte of the current value, as far as computed.
         let mut states = vec![start];
         let mut settled: Option<(usize, PrefixVerdict)> = None;
         let (mut passed, mut walked) = (0u32, 0u32);
@@ -155,7 +156,7 @@ impl Sealed {
                 each(pair);
             }
             if machine.start().is_none() {
-                // It gave up; the states that it gave mean nothing any more.
+                // The automaton is exhausted, so its earlier states are invalid.
                 let rest = pair + 1..pairs.end;
                 return self.try_values(rest, matcher, cancel, &mut each);
             }
@@ -164,12 +165,13 @@ impl Sealed {
     }
 }
 
-/// Whether the pattern takes a value. What is no text passes nothing; it was text when it was written.
+/// Whether the pattern accepts a value. Invalid UTF-8 matches nothing; writers only write valid
+/// text.
 pub(crate) fn takes(matcher: &Matcher, value: &[u8]) -> bool {
     std::str::from_utf8(value).is_ok_and(|value| matcher.pattern_takes(value))
 }
 
-/// The least text above all that begin with `prefix`; `None` if there is none.
+/// The least text above all texts that begin with `prefix`; `None` if there is none.
 pub(crate) fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
     let kept = prefix.iter().rposition(|&byte| byte != 0xff)?;
     let mut text = prefix[..=kept].to_vec();
@@ -177,11 +179,11 @@ pub(crate) fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Has a text anywhere (Knuth, Morris, Pratt).
+/// Searches for a substring (Knuth-Morris-Pratt).
 #[derive(Debug)]
 struct Contains<'p> {
     text: &'p [u8],
-    /// After so many bytes of the text were seen and the next one differs: how many still stand.
+    /// By number of matched bytes: the matched bytes that remain after a mismatch.
     fallback: Vec<usize>,
 }
 
@@ -220,17 +222,17 @@ impl Automaton for Contains<'_> {
     }
 }
 
-/// A regular expression, its automaton made as far as the values need it.
+/// A regular expression as a lazily built automaton.
 #[derive(Debug)]
 struct Regex {
     dfa: DFA,
     cache: Cache,
-    /// Set when the states that were given mean nothing any more.
-    gave_up: bool,
+    /// Set when earlier states have become invalid.
+    is_exhausted: bool,
 }
 
 impl Regex {
-    /// The automaton of a matcher's pattern, anchored as matchers are; `None` if it cannot be made.
+    /// The anchored automaton of a matcher's pattern; `None` if it cannot be built.
     fn new(pattern: &str) -> Option<Regex> {
         let config = DFA::config()
             .match_kind(MatchKind::All)
@@ -245,7 +247,7 @@ impl Regex {
             .build(&format!("^(?s:{pattern})$"))
             .ok()?;
         let cache = dfa.create_cache();
-        Some(Regex { dfa, cache, gave_up: false })
+        Some(Regex { dfa, cache, is_exhausted: false })
     }
 }
 
@@ -253,24 +255,25 @@ impl Automaton for Regex {
     type State = LazyStateID;
 
     fn start(&mut self) -> Option<LazyStateID> {
-        if self.gave_up {
+        if self.is_exhausted {
             return None;
         }
         self.dfa.start_state_forward(&mut self.cache, &Input::new("")).ok()
     }
 
     fn step(&mut self, state: LazyStateID, byte: u8) -> (LazyStateID, PrefixVerdict) {
-        if self.gave_up {
+        if self.is_exhausted {
             return (state, PrefixVerdict::Unknown);
         }
         let next = self.dfa.next_state(&mut self.cache, state, byte);
-        // A cleared cache has given the numbers of all states to others.
-        self.gave_up = next.is_err() || self.cache.clear_count() > 0;
+        // A cleared cache has reassigned all state ids.
+        self.is_exhausted = next.is_err() || self.cache.clear_count() > 0;
         match next {
-            Ok(next) if !self.gave_up => {
+            Ok(next) if !self.is_exhausted => {
                 let outlook = match next {
                     next if next.is_dead() => PrefixVerdict::Dead,
-                    // Seen one byte late: the match ended before, and nothing takes it back.
+                    // Reported one byte late: the match is complete and no further byte can undo
+                    // it.
                     next if next.is_match() => PrefixVerdict::Sure,
                     next if next.is_quit() => PrefixVerdict::Unknown,
                     _ => PrefixVerdict::Open,
@@ -282,12 +285,12 @@ impl Automaton for Regex {
     }
 
     fn passes_at_end(&mut self, state: LazyStateID) -> Option<bool> {
-        if self.gave_up {
+        if self.is_exhausted {
             return None;
         }
         let end = self.dfa.next_eoi_state(&mut self.cache, state);
-        self.gave_up = end.is_err() || self.cache.clear_count() > 0;
-        let end = end.ok().filter(|end| !self.gave_up && !end.is_quit())?;
+        self.is_exhausted = end.is_err() || self.cache.clear_count() > 0;
+        let end = end.ok().filter(|end| !self.is_exhausted && !end.is_quit())?;
         Some(end.is_match())
     }
 }

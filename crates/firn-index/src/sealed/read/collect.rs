@@ -1,4 +1,4 @@
-//! From rows that match to groups, slots and keys.
+//! From matched rows to groups, slots and keys.
 
 use std::rc::Rc;
 
@@ -17,32 +17,32 @@ use crate::sealed::read::matched_rows::{MatchedRows, each_passing};
 use crate::sealed::read::segment::Sealed;
 
 const ROWS_PER_CHECK: usize = 1_024;
-// So much more of groups, and memory is set aside again.
+// Memory is reserved again after this many bytes of groups.
 const BYTES_PER_HOLD: u64 = 64 << 10;
-// Up to so many members of a shape are looked for one by one in each part.
+// Up to this many members of a shape are searched one by one in each part.
 const POSITIONS_SEARCHED_MAX: usize = 4;
 
-/// Appends what matches.
+/// Appends matched groups.
 #[derive(Debug)]
 struct Collector<'a> {
     sealed: &'a Sealed,
     keys: KeyMaker<'a>,
     table: &'a mut KeyTable,
-    /// Of all groups so far.
+    /// Bytes of all groups so far.
     bytes: u64,
     out: &'a mut Vec<GroupMatch>,
     part_rows: RowReader<'a>,
     set_rows: RowReader<'a>,
-    /// What the grouping keeps of a member set.
+    /// The projected pairs of each member set.
     lists_of_sets: HashMap<u32, u32>,
     scratch: Scratch,
 }
 
-/// A shape with what of it passes in a class.
+/// The matching positions of a shape in a class.
 #[derive(Debug)]
 struct PassingPositions {
     len: u32,
-    /// Rising, each with what the grouping keeps of its member set.
+    /// Ascending, each with the projected pairs of its member set.
     positions: Vec<(u32, u32)>,
 }
 
@@ -53,11 +53,12 @@ struct Scratch {
 }
 
 impl Sealed {
-    /// Appends the series that were found, in no order of groups; a group may come in pieces, whose slots rise
-    /// ([`unite`](crate::matches::unite) makes one of them). Keys are made under the grouping of `keys`.
+    /// Appends the matched series. Groups are in no order and may be in pieces, with ascending
+    /// slots; [`unite`](crate::matches::unite) joins them. Keys are made under the grouping of
+    /// `keys`.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` too, when the token says so.
+    /// `Canceled` or `Timeout` as the token reports.
     pub(crate) fn collect_groups(
         &self,
         found: &MatchedRows,
@@ -88,7 +89,7 @@ impl Sealed {
 }
 
 impl Collector<'_> {
-    /// Sets memory aside for what is laid out, and for `more` groups.
+    /// Reserves memory for the collected groups and for `more` groups.
     fn hold(&mut self, more: usize) -> Result<()> {
         let more = (more * size_of::<GroupMatch>()) as u64;
         self.table.hold_others(self.bytes + more + self.keys.bytes())
@@ -117,7 +118,7 @@ impl Collector<'_> {
         Ok(())
     }
 
-    /// The members that pass in the parts of a class.
+    /// Collects the matching members in the parts of a class.
     fn class(&mut self, class: &MatchClass, cancel: &CancelToken) -> Result<()> {
         let parts = self.candidates(class)?;
         let parts = parts.as_ref().unwrap_or(&class.parts);
@@ -133,13 +134,13 @@ impl Collector<'_> {
                 cancel.check()?;
             }
             left -= 1;
-            // Groups differ in size by thousands.
+            // Group sizes differ by factors of thousands.
             if self.bytes > held_to {
                 self.hold(left)?;
                 held_to = self.bytes + BYTES_PER_HOLD;
             }
             let part = part_reader.read(row)?;
-            // Parts that are alike mostly follow each other.
+            // Similar parts are usually adjacent.
             let passing = match &last {
                 Some((shape, passing)) if *shape == part.shape => passing,
                 _ => {
@@ -161,7 +162,7 @@ impl Collector<'_> {
         Ok(())
     }
 
-    /// The parts of the class that have one of its member sets, if that narrows it cheaply.
+    /// The parts of the class with one of its member sets; `None` if that is not cheaper.
     fn candidates(&self, class: &MatchClass) -> Result<Option<IdSet>> {
         let Some(shapes) = self.sealed.shapes_of_class(class)? else { return Ok(None) };
         let mut parts = IdSet::empty();
@@ -186,7 +187,8 @@ impl Collector<'_> {
     fn part(&mut self, row: u32, part: &PartRecord<'_>, passing: &PassingPositions) -> Result<()> {
         let (sealed, scratch) = (self.sealed, &mut self.scratch);
         let bad = || sealed.bad_part();
-        // A few are looked for among the missing ones; for many these are laid out once.
+        // A few positions are searched among the missing ones; for many, all missing positions are
+        // decoded once.
         let is_few = passing.positions.len() <= POSITIONS_SEARCHED_MAX;
         if !is_few {
             part.missing(passing.len, &mut scratch.missing).ok_or_else(bad)?;

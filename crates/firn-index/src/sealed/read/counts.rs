@@ -1,4 +1,4 @@
-//! How many series have each pair.
+//! Series counts per label pair.
 
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Result};
@@ -12,21 +12,21 @@ use crate::sealed::read::segment::Sealed;
 
 const ITEMS_PER_CHECK: u32 = 1_024;
 
-/// Walks the pairs of a segment with the number of series that have each: names rising, then values.
+/// Iterates over the pairs of a segment with their series counts, by name, then by value.
 #[derive(Debug)]
 pub(crate) struct PairCounts<'a> {
     segment: &'a Sealed,
     cancel: CancelToken,
     values: StringWalk<'a>,
     members: MemberCounts,
-    /// The present pair's; the pair itself is the one before the walk's next.
+    /// The name of the current pair, which is the one before `values.next_id()`.
     name: Option<u32>,
     name_text: String,
     value: String,
     series_count: u64,
 }
 
-/// How many members each part has, and how many parts have each member set.
+/// Members per part, and parts per member set.
 #[derive(Debug)]
 struct MemberCounts {
     of_part: Vec<u32>,
@@ -34,8 +34,8 @@ struct MemberCounts {
 }
 
 impl Sealed {
-    /// All pairs with their numbers of series, in order, so that several segments can be merged while
-    /// walking. Looks at every part once before the first; keeps four bytes per part and member set.
+    /// All pairs with their series counts, in order, so that several segments can be merged. Reads
+    /// every part once first; keeps four bytes per part and per member set.
     pub(crate) fn pair_counts(&self, cancel: &CancelToken) -> Result<PairCounts<'_>> {
         Ok(PairCounts {
             segment: self,
@@ -49,7 +49,7 @@ impl Sealed {
         })
     }
 
-    /// Hands on the group of every part that is not lone, and how many members of it the part has.
+    /// Calls `take` with the group and the member count of every part.
     pub(crate) fn part_sizes(
         &self,
         cancel: &CancelToken,
@@ -65,7 +65,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// How many series have the pair. Looks at the parts that may have it.
+    /// Number of series with the pair. Reads the parts that may have it.
     pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> Result<u64> {
         let Some(name) = self.names.find(name.as_bytes()) else { return Ok(0) };
         let Some(pair) = self.find_pair(name, value.as_bytes())? else { return Ok(0) };
@@ -102,7 +102,7 @@ impl Sealed {
             }
             part.missing(shape.len, &mut missing).ok_or_else(|| self.bad_part())?;
             for &position in &missing {
-                // Taken off before the whole shape is added below; the sum is what counts.
+                // May wrap below zero here; adding the whole shape below makes the sum correct.
                 if let Some(count) = of_set.get_mut(shape.set(position) as usize) {
                     *count = count.wrapping_sub(1);
                 }
@@ -121,7 +121,7 @@ impl Sealed {
 }
 
 impl PairCounts<'_> {
-    /// Goes to the next pair that a series has; false at the end.
+    /// Advances to the next pair with a series; false at the end.
     pub(crate) fn advance(&mut self) -> Result<bool> {
         while self.values.next_id() < self.segment.pair_count() {
             let pair = self.values.next_id() as u32;

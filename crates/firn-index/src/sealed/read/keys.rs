@@ -1,5 +1,5 @@
-//! Keys of one segment's series. While series are laid out a key is a list of pairs with a number; the texts of all keys
-//! that came into use are read at the end, each once and in the order of the file.
+//! Keys of the series of one segment. While groups are collected, a key is a numbered list of
+//! pairs. The texts of all used keys are read at the end, each once and in file order.
 
 use firn_model::{CancelToken, Grouping, Labels, METRIC_NAME, Result};
 use hashbrown::{HashMap, HashTable};
@@ -12,26 +12,27 @@ use crate::sealed::read::segment::Sealed;
 
 const NONE: u32 = u32::MAX;
 const ITEMS_PER_CHECK: usize = 1_024;
-// Of texts, at first.
+// The first allocation of texts.
 const TEXT_BYTES_MIN: usize = 1 << 10;
-// From so many pairs of the segment to a pair asked on, a place for each costs less than searching.
+// If at least one in this many pairs of the segment is needed, an index by pair costs less than
+// binary searches.
 const PLACES_PER_PAIR: usize = 16;
 
-/// Makes keys of one segment's pairs.
+/// Makes the keys of one segment.
 #[derive(Debug)]
 pub(crate) struct KeyMaker<'a> {
     sealed: &'a Sealed,
-    /// Ranks of the names that the grouping lists, rising.
+    /// Ranks of the names of the grouping, ascending.
     listed: Vec<u32>,
     kind: KeyFilter,
-    /// What parts, member sets and series have of the names that count; number 0 is nothing.
+    /// The projected pairs of parts, member sets and series; number 0 is the empty list.
     lists: KeyLists,
-    /// The list of a series from those of its part and its member set, where both have one.
+    /// The list of a series from those of its part and its member set, if neither is empty.
     of_both: HashMap<(u32, u32), u32>,
     merged: Vec<u32>,
-    /// The last list that was asked for, and its number.
+    /// The last interned list, and its number.
     last: (Vec<u32>, u32),
-    /// The schema projected last, and its columns that are kept.
+    /// The last schema with its kept columns.
     kept: Option<(&'a Schema, Vec<(usize, u32)>)>,
 }
 
@@ -42,7 +43,7 @@ enum KeyFilter {
     AllBut,
 }
 
-/// Lists of pairs, each with a number.
+/// Numbered lists of pairs.
 #[derive(Debug, Default)]
 struct KeyLists {
     pairs: Vec<u32>,
@@ -50,12 +51,12 @@ struct KeyLists {
     numbers: HashTable<u32>,
 }
 
-/// Values of some pairs.
+/// The values of some pairs.
 #[derive(Debug, Default)]
 struct PairTexts {
-    /// Rising.
+    /// Ascending.
     pairs: Vec<u32>,
-    /// By pair, the place in `pairs`; empty: it is searched for.
+    /// By pair, the index in `pairs`; empty: use binary search.
     places: Vec<u32>,
     ends: Vec<usize>,
     bytes: Vec<u8>,
@@ -82,7 +83,7 @@ impl<'a> KeyMaker<'a> {
         KeyMaker { sealed, listed, kind, lists, of_both, merged, last, kept: None }
     }
 
-    /// The number of what the grouping keeps of a row's pairs.
+    /// The number of the projected pairs of a row.
     pub(crate) fn project(&mut self, reader: &mut RowReader<'a>, row: u32) -> Result<u32> {
         if self.kind == KeyFilter::Only && self.listed.is_empty() {
             return Ok(0);
@@ -96,7 +97,7 @@ impl<'a> KeyMaker<'a> {
         for &(column_idx, name) in self.kept.iter().flat_map(|kept| &kept.1) {
             self.merged.push(self.sealed.pair_at(name, reader.rank(row, column_idx)?)?);
         }
-        // Neighbours mostly have the same.
+        // Adjacent rows usually have the same list.
         if self.last.0 != self.merged {
             self.last.1 = self.lists.intern(&self.merged);
             self.last.0.clone_from(&self.merged);
@@ -104,12 +105,12 @@ impl<'a> KeyMaker<'a> {
         Ok(self.last.1)
     }
 
-    /// The key of a series whose part and member set have these lists, as a number of this maker.
+    /// The key of a series from the lists of its part and its member set, as a list number.
     #[inline]
     pub(crate) fn key(&mut self, part: u32, set: u32) -> u32 {
         match (part, set) {
             (list, 0) | (0, list) => list,
-            // No two series have the same labels.
+            // Two series never have the same labels.
             _ if self.kind == KeyFilter::Series => self.merge(part, set),
             both => match self.of_both.get(&both) {
                 Some(&list) => list,
@@ -122,7 +123,7 @@ impl<'a> KeyMaker<'a> {
         }
     }
 
-    /// What its lists take.
+    /// Bytes of its lists.
     pub(crate) fn bytes(&self) -> u64 {
         let lists = &self.lists;
         let bytes = lists.pairs.capacity() * size_of::<u32>()
@@ -132,8 +133,11 @@ impl<'a> KeyMaker<'a> {
         bytes as u64
     }
 
-    /// Gives the members of `groups`, where `bytes` are held for groups, the numbers of `table` in place of those of
-    /// this maker.
+    /// Replaces the list numbers of the members of `groups` by key numbers of `table`. `bytes` are
+    /// held for groups.
+    ///
+    /// # Errors
+    /// As [`KeyTable::hold_others`]; `Corrupt`; `Canceled` or `Timeout` as the token reports.
     pub(crate) fn finish(
         self,
         table: &mut KeyTable,
@@ -190,7 +194,8 @@ impl<'a> KeyMaker<'a> {
         }
     }
 
-    /// The values of all pairs of some lists. `hold` is asked for their memory before they are read.
+    /// The values of all pairs of the `used` lists. Calls `hold` with the bytes before allocating
+    /// them.
     fn texts(
         &self,
         used: &[u32],
@@ -202,7 +207,7 @@ impl<'a> KeyMaker<'a> {
         let pair_count = self.sealed.pair_count() as usize;
         let mut texts = PairTexts::default();
         let has_places = wanted_count > pair_count / PLACES_PER_PAIR;
-        // A place for each, its number and its end.
+        // Per pair its index; per needed pair its number and its end.
         let places = if has_places { pair_count } else { 0 };
         let number_bytes = (places * 4 + wanted_count.min(pair_count.max(1)) * 4 * 5) as u64;
         hold(number_bytes)?;
@@ -233,7 +238,7 @@ impl<'a> KeyMaker<'a> {
             walk.advance()?;
             let wanted = texts.bytes.len() + walk.text().len();
             if wanted > texts.bytes.capacity() {
-                // Both while it moves.
+                // Both allocations exist while the bytes move.
                 let capacity = wanted.max(2 * texts.bytes.capacity()).max(TEXT_BYTES_MIN);
                 hold(number_bytes + (texts.bytes.capacity() + capacity) as u64)?;
                 texts.bytes.reserve_exact(capacity - texts.bytes.len());
@@ -262,7 +267,7 @@ impl KeyLists {
         number
     }
 
-    /// A new list, whether it is there or not.
+    /// Adds a list without searching for an equal one.
     fn push(&mut self, pairs: &[u32]) -> u32 {
         self.pairs.extend_from_slice(pairs);
         self.ends.push(self.pairs.len());
@@ -276,7 +281,7 @@ fn list<'p>(pairs: &'p [u32], ends: &[usize], number: u32) -> &'p [u32] {
 }
 
 impl PairTexts {
-    /// The value of a pair that was asked for.
+    /// The value of a pair of the `used` lists.
     fn get(&self, pair: u32) -> &[u8] {
         let place = match self.places.get(pair as usize) {
             Some(&place) => place as usize,

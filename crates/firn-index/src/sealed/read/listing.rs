@@ -1,4 +1,4 @@
-//! Which names and values there are, with and without a selection.
+//! Label names and values, of all series or of a selection.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use crate::sealed::read::segment::Sealed;
 const ITEMS_PER_CHECK: usize = 1_024;
 
 impl Sealed {
-    /// Adds the label names of `of` (slots that are not in this segment are skipped), or of all series.
+    /// Adds the label names of the series of `of` (slots that are not in this segment are skipped),
+    /// or of all series.
     pub(crate) fn label_names(
         &self,
         of: Option<&[GroupMatch]>,
@@ -52,7 +53,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// Adds the values that `name` has in `of`, or in all series.
+    /// Adds the values of `name` in `of`, or in all series.
     pub(crate) fn label_values(
         &self,
         name: &str,
@@ -100,7 +101,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// Calls `each` with the lone rows, part rows and member sets of a selection; member sets once.
+    /// Calls `each` with the lone rows, part rows and distinct member sets of a selection.
     fn each_row(
         &self,
         of: &[GroupMatch],
@@ -147,7 +148,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// Whether a series has the pair: a group that is only remembered has none.
+    /// Whether a series has the pair. The pairs of a part without members may have none.
     fn is_used(&self, pair: u32) -> Result<bool> {
         if self.empty_part_count == 0 {
             return Ok(true);
@@ -166,6 +167,11 @@ impl Sealed {
 
     pub(crate) fn text_of(&self, bytes: &[u8]) -> Result<String> {
         let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
-        text.ok_or_else(|| self.blocks.corrupt(self.strings.text.bytes.start, "a label is no text"))
+        text.ok_or_else(|| {
+            self.blocks.corrupt(
+                self.strings.text.bytes.start,
+                "a label is invalid UTF-8: run `firn check --repair`",
+            )
+        })
     }
 }

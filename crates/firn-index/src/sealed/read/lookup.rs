@@ -15,13 +15,13 @@ use crate::sealed::read::segment::Sealed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenGroup {
     pub(crate) group: GroupId,
-    /// The first slot that was never given.
+    /// The first slot that was never issued.
     pub(crate) next_slot: u32,
     /// Members in this segment.
     pub(crate) live_count: u32,
 }
 
-/// Where a label set was found.
+/// A series found by its label set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedSeries {
     pub(crate) series: SeriesRef,
@@ -29,30 +29,31 @@ pub(crate) struct LocatedSeries {
     member: Option<(u32, u32)>,
 }
 
-/// The part in which a label set was found last, and member sets seen since: label sets that come one after the other
-/// mostly are members of one group, and the members of the next group have the same sets.
+/// The part of the last hit, and known member sets. Consecutive label sets are usually members of
+/// one group, and the members of the next group have the same sets.
 #[derive(Debug)]
 pub(crate) struct PartHint<'s, 'l> {
     group: GroupId,
     row: u32,
     part: PartRecord<'s>,
     shape: Shape<'s>,
-    /// The part's labels as the last label set has them, encoded, in order of names; the sum of their hashes.
+    /// The part's labels, encoded as in the last label set, in order of names; and the sum of their
+    /// hashes.
     pairs: Vec<&'l [u8]>,
     hash: u64,
-    /// By the hash of its labels: these, encoded, and the set.
+    /// Member sets by the hash of their labels, with these labels, encoded.
     sets: HashMap<u64, (Vec<&'l [u8]>, u32)>,
 }
 
-/// What the member labels of the series looked for are, if it is in a part of some schema.
+/// The member set of the wanted series, if it is in a part of this schema.
 #[derive(Clone, Copy, Debug)]
 struct MemberSetLookup {
     schema_idx: usize,
-    /// The member set, if there is one of these labels.
+    /// `None` if no member set has these labels.
     set: Option<u32>,
 }
 
-// As many as a group mostly has.
+// The usual maximum of members of a group.
 const SETS_REMEMBERED_MAX: usize = 4_096;
 
 impl<'l> PartHint<'_, 'l> {
@@ -72,8 +73,8 @@ impl<'l> PartHint<'_, 'l> {
         self.part.slot(self.part.rank_of(self.shape.position(set)?)?).map(Slot)
     }
 
-    /// The series with these labels, if it is a member of the same part and its member set was seen. No text of the file
-    /// is read: all that is compared was compared with it before.
+    /// The series with these labels, if it is a member of the same part and its member set is
+    /// known. Reads no text of the file: earlier lookups compared the remembered labels with it.
     pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Option<SeriesRef> {
         let (own, set) = self.sets.get(&labels.hash().wrapping_sub(self.hash))?;
         let (mut pairs, mut own) = (self.pairs.iter().peekable(), own.iter().peekable());
@@ -90,7 +91,7 @@ impl<'l> PartHint<'_, 'l> {
 }
 
 impl Sealed {
-    /// The series with exactly these labels. Hashes decide where to look, texts whether it is it.
+    /// The series with exactly these labels. Hashes select the rows; texts confirm the match.
     pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<LocatedSeries>> {
         if let Some(series) = self.find_lone(labels)? {
             return Ok(Some(LocatedSeries { series, member: None }));
@@ -104,7 +105,7 @@ impl Sealed {
         Ok(None)
     }
 
-    /// Remembers where a label set was found; what `before` knows of member sets is kept.
+    /// Remembers the part of a hit; keeps the member sets that `before` knows.
     pub(crate) fn neighbour<'s, 'l>(
         &'s self,
         labels: &HashedLabels<'l>,
@@ -138,7 +139,8 @@ impl Sealed {
         Ok(Some(neighbour))
     }
 
-    /// The series with these labels, if it is a member of the same part: only the text of its member set is read.
+    /// The series with these labels, if it is a member of the same part. Reads only the text of its
+    /// member set.
     pub(crate) fn find_beside(
         &self,
         neighbour: &PartHint<'_, '_>,
@@ -188,7 +190,7 @@ impl Sealed {
         let mut reader = self.parts.rows.reader(&self.blocks);
         let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
         while let Some(row) = rows.next(&self.blocks)? {
-            // What costs least is asked first: siblings of one group may be many.
+            // The cheapest checks first: a group may have many siblings.
             let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
             let schema = &self.parts.rows.schemas[schema_idx];
             let rest = match known.iter().find(|rest| rest.schema_idx == schema_idx) {
@@ -216,8 +218,8 @@ impl Sealed {
         Ok(None)
     }
 
-    /// The member set with those of `labels` that `schema` does not name; `None` too if `labels` lacks
-    /// one that it names.
+    /// The member set with the labels of `labels` that `schema` does not name; `None` also if
+    /// `labels` lacks a name of the schema.
     fn find_set(&self, labels: &HashedLabels<'_>, schema: &Schema) -> Result<Option<u32>> {
         let Some(hash) = self.hash_of_names(labels, &schema.names) else { return Ok(None) };
         let rest_count = labels.pairs().len() - schema.names.len();
@@ -237,7 +239,7 @@ impl Sealed {
         Ok(None)
     }
 
-    /// The youngest group with exactly these identity labels that is not lone.
+    /// The newest group with exactly these identity labels; never a lone series.
     pub(crate) fn find_open_group(&self, identity: &HashedLabels<'_>) -> Result<Option<OpenGroup>> {
         let mut open: Option<OpenGroup> = None;
         self.each_part_of_identity(identity, |group, member_count, next_slot| match &mut open {
@@ -251,7 +253,7 @@ impl Sealed {
         Ok(open)
     }
 
-    /// Members of all groups with exactly these identity labels that are not lone.
+    /// Members of all groups with exactly these identity labels, without lone series.
     pub(crate) fn group_series_count(&self, identity: &HashedLabels<'_>) -> Result<u64> {
         let mut count = 0;
         self.each_part_of_identity(identity, |_, member_count, _| {
@@ -260,7 +262,7 @@ impl Sealed {
         Ok(count)
     }
 
-    /// Calls `each` with group, members and next slot of every part with this identity.
+    /// Calls `each` with group, member count and next slot of every part with this identity.
     fn each_part_of_identity(
         &self,
         identity: &HashedLabels<'_>,
@@ -282,7 +284,8 @@ impl Sealed {
         Ok(())
     }
 
-    /// The first slot of `group` that was never given; `None` if it is not here. 1 for a lone series.
+    /// The first slot of `group` that was never issued; `None` if the group is not here. 1 for a
+    /// lone series.
     pub(crate) fn next_slot(&self, group: GroupId) -> Result<Option<u32>> {
         if self.lone_row(group)?.is_some() {
             return Ok(Some(1));
@@ -297,7 +300,7 @@ impl Sealed {
         Ok(highest)
     }
 
-    /// The identity labels of a group (of a lone series: all), and whether it is lone.
+    /// The identity labels of a group (of a lone series: all labels), and whether it is lone.
     pub(crate) fn group_labels(&self, group: GroupId) -> Result<Option<(Labels, bool)>> {
         if let Some(row) = self.lone_row(group)? {
             let pairs =
@@ -337,7 +340,7 @@ impl Sealed {
         Ok(self.member(series)?.is_some())
     }
 
-    /// Part row and member set of a series that is not lone.
+    /// Part row and member set of a series; `None` for a lone series.
     pub(crate) fn member(&self, series: SeriesRef) -> Result<Option<(u32, u32)>> {
         let mut rows = self.parts.by_id.rows(&self.blocks, series.group.0)?;
         while let Some(row) = rows.next(&self.blocks)? {
@@ -356,7 +359,7 @@ impl Sealed {
         self.lone.by_id.rows(&self.blocks, group.0)?.next(&self.blocks)
     }
 
-    /// A part with its number of members.
+    /// A part with its member count.
     pub(crate) fn part(&self, row: u32) -> Result<(PartRecord<'_>, u32)> {
         let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
         let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
@@ -369,7 +372,7 @@ impl Sealed {
         Ok(GroupId(table.by_id.base.wrapping_add(distance)))
     }
 
-    /// The pairs of a row in the columns that `keep` takes, rising.
+    /// The pairs of a row in the columns that `keep` selects, ascending.
     pub(crate) fn row_pairs(
         &self,
         reader: &mut RowReader<'_>,
@@ -386,17 +389,20 @@ impl Sealed {
         Ok(pairs)
     }
 
-    /// The pair of a name and the rank of a value among its values.
+    /// The pair of a name and a value rank.
     #[inline]
     pub(crate) fn pair_at(&self, name: u32, rank: u32) -> Result<u32> {
         let pairs = self.names.pairs(name);
         let pair = pairs.start.checked_add(rank).filter(|pair| *pair < pairs.end);
         pair.ok_or_else(|| {
-            self.blocks.corrupt(0, "a row names a value that its label does not have")
+            self.blocks.corrupt(
+                0,
+                "a row has a value rank that its label name lacks: run `firn check --repair`",
+            )
         })
     }
 
-    /// The label set of pairs that rise.
+    /// The label set of ascending pairs.
     pub(crate) fn labels_of_pairs(&self, pairs: &[u32]) -> Result<Labels> {
         let (mut texts, mut value) = (Vec::with_capacity(pairs.len()), Vec::new());
         for &pair in pairs {
@@ -407,18 +413,18 @@ impl Sealed {
         Ok(Labels::from_sorted(names.zip(texts.iter().map(Vec::as_slice))))
     }
 
-    /// The hash of those of `labels` that have `names`; `None` if one of them is missing.
+    /// The hash of the labels with `names`; `None` if one of them is missing.
     fn hash_of_names(&self, labels: &HashedLabels<'_>, names: &[u32]) -> Option<u64> {
         let mut pairs = labels.pairs().iter();
         names.iter().try_fold(0u64, |sum, &name| {
             let text = self.names.text(name);
-            // Both rise, so what was passed is not needed again.
+            // Both lists ascend, so skipped pairs are not needed again.
             let (_, hash) = pairs.find(|pair| pair.0.name == text)?;
             Some(sum.wrapping_add(*hash))
         })
     }
 
-    /// Whether the row, in the columns that `asked` takes, has the same values as `labels`.
+    /// Whether the row has the same values as `labels` in the columns that `keep` selects.
     fn row_is(
         &self,
         reader: &mut RowReader<'_>,

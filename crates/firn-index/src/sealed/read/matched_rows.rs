@@ -1,4 +1,4 @@
-//! What matches in one segment: rows, not groups. As small as what selects it, and counted without a look at most groups.
+//! The matching rows of one segment. Counting them does not read most groups.
 
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Result};
@@ -8,26 +8,27 @@ use crate::matches::MatchClass;
 use crate::sealed::format::shapes::{PartReader, Shape};
 use crate::sealed::read::segment::Sealed;
 
-/// The lone rows that match, and the parts with the member sets that match in them.
+/// Matching lone rows, and classes of parts with their matching member sets.
 #[derive(Clone, Debug)]
 pub(crate) struct MatchedRows {
     pub(crate) lone: IdSet,
     pub(crate) classes: Vec<MatchClass>,
 }
 
-// Up to so many member sets say themselves which parts have them; more, and parts are walked.
+// Up to this many member sets yield the candidate parts from their shapes; with more, all shapes
+// are read.
 const SETS_LISTED_MAX: u64 = 1_024;
-// So few parts are looked at in the time that their shapes' lists take.
+// Reading this many parts takes as long as the lists of their shapes.
 const PARTS_TRIED_MAX: u64 = 64;
-// A part's record is read in the time in which so many ids of a list are.
+// Reading a part's record takes as long as this many ids of a list.
 const IDS_PER_PART: u64 = 4;
 const ITEMS_PER_CHECK: u64 = 1_024;
 
 impl Sealed {
-    /// How many series were found, exactly.
+    /// The exact number of series.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` too, when the token says so.
+    /// `Canceled` or `Timeout` as the token reports.
     pub(crate) fn count(&self, found: &MatchedRows, cancel: &CancelToken) -> Result<u64> {
         let mut count = found.lone.count();
         for class in &found.classes {
@@ -87,7 +88,7 @@ impl Sealed {
         Ok(count)
     }
 
-    /// Part by part.
+    /// Counts part by part.
     fn count_parts(&self, class: &MatchClass, rows: &IdSet, cancel: &CancelToken) -> Result<u64> {
         let mut reader = PartReader::new(&self.blocks, &self.part_records);
         let mut passing: Option<(u32, u32, Vec<u32>)> = None;
@@ -117,7 +118,7 @@ impl Sealed {
         Ok(count)
     }
 
-    /// The shapes that have one of the member sets of a class; `None` if parts are better looked at one by one.
+    /// The shapes with a member set of the class; `None` if reading parts one by one is cheaper.
     pub(crate) fn shapes_of_class(&self, class: &MatchClass) -> Result<Option<IdSet>> {
         let is_wanted = |sets: &&IdSet| {
             sets.count() <= SETS_LISTED_MAX && class.parts.count() > PARTS_TRIED_MAX
@@ -133,7 +134,7 @@ impl Sealed {
         Ok(Some(IdSet::from_runs(shapes)))
     }
 
-    /// A list of a shape as a set.
+    /// A posting list of a shape as a set.
     pub(crate) fn rows_of(&self, list: &Postings<'_>) -> Result<IdSet> {
         let mut rows = Vec::new();
         let pushed = list.for_each_run(|first, last| push_run(first, last, &mut rows));
@@ -141,7 +142,7 @@ impl Sealed {
         Ok(IdSet::from_runs(rows))
     }
 
-    /// How many of `rows` are in a list of a shape.
+    /// Number of `rows` in a posting list of a shape.
     fn count_common(&self, list: &Postings<'_>, rows: &IdSet) -> Result<u64> {
         let (mut left, mut count) = (rows.runs(), 0);
         let walked = list.for_each_run(|first, last| {
@@ -156,7 +157,8 @@ impl Sealed {
     }
 }
 
-/// Calls `each` with the positions of a shape that pass in a class, in no order, and with their member sets.
+/// Calls `each` with the positions of a shape that match in a class, and with their member sets, in
+/// no order.
 pub(crate) fn each_passing(
     shape: &Shape<'_>,
     class: &MatchClass,

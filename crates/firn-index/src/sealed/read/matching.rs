@@ -1,10 +1,11 @@
 //! Matching: from matchers to rows, on the compressed lists.
 //!
-//! A label is on the group, or on the member, or absent. A matcher on a name therefore splits the parts three ways: those
-//! with the name pass or fail as a whole; all others leave it to their members, that is to their member sets. All
-//! matchers together split the parts into a few *classes*, each with the member sets that pass in it (as in the active
-//! form). What selects most goes first; lists are then only sought for what is left, and a pattern that scans values is
-//! asked row by row once few rows are left.
+//! A label is on the group, on the member, or absent. A matcher on a name therefore splits the
+//! parts: those with the name match or fail as a whole; for all others the member sets decide. All
+//! matchers together split the parts into a few *classes*, each with its matching member sets, as
+//! in memory. The most selective matcher is first; the others read their lists only for the
+//! remaining rows. If few rows remain, a pattern is applied to their values instead of scanning all
+//! values.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -19,17 +20,17 @@ use crate::sealed::read::automaton::{successor, takes};
 use crate::sealed::read::matched_rows::MatchedRows;
 use crate::sealed::read::segment::Sealed;
 
-/// A matcher with what is known about it in this segment.
+/// A matcher with its properties in this segment.
 #[derive(Debug)]
 struct PlannedMatcher<'m> {
     matcher: &'m Matcher,
     name: Option<u32>,
-    /// About how many rows are to be looked at.
+    /// The approximate number of rows to read.
     cost: u64,
     taken: OnceCell<AcceptedPairs>,
 }
 
-/// The pairs that a pattern takes.
+/// The pairs that a pattern accepts.
 #[derive(Debug)]
 enum AcceptedPairs {
     All,
@@ -37,17 +38,17 @@ enum AcceptedPairs {
     Some(Vec<u32>),
 }
 
-// Rows looked at one by one rather than scanning values.
+// Up to this many rows, reading their values is faster than scanning all values of the name.
 const ROWS_TRIED_MAX: u64 = 256;
-// A list this many times longer than what it is intersected with is sought in, not decoded.
+// A list this many times longer than the remaining rows is searched with seeks, not decoded.
 const SEEK_RATIO: u64 = 16;
 const PAIRS_PER_CHECK: u32 = 1_024;
 
 impl Sealed {
-    /// What matches all of `matchers`.
+    /// The rows that match all `matchers`.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` too, when the token says so.
+    /// `Canceled` or `Timeout` as the token reports.
     pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedRows> {
         cancel.check()?;
         let Some(planned) = self.plan_matchers(matchers)? else {
@@ -72,7 +73,7 @@ impl Sealed {
         Ok(MatchedRows { lone, classes })
     }
 
-    /// The matchers in the order in which they are best asked; `None` if nothing can match.
+    /// The matchers in order of cost; `None` if nothing can match.
     fn plan_matchers<'m>(
         &self,
         matchers: &'m [Matcher],
@@ -91,7 +92,7 @@ impl Sealed {
                 (Pattern::OneOf(values), Some(name)) => {
                     let found = self.find_values(name, values)?;
                     let cost = self.list_lens(&found)?;
-                    // Cannot be set yet.
+                    // The cell is new, so this cannot fail.
                     let _ = taken.set(AcceptedPairs::Some(found));
                     if matcher.is_negative() || matcher.matches_absent() { 1 << 41 } else { cost }
                 }
@@ -106,7 +107,7 @@ impl Sealed {
         Ok(Some(all))
     }
 
-    /// The rows of `rows` that pass, an absent label counting as `""`.
+    /// The rows of `rows` that match. An absent label counts as `""`.
     fn narrow(
         &self,
         kind: TableKind,
@@ -127,7 +128,7 @@ impl Sealed {
         Ok(if matcher.matches_absent() { passing.union(rows.minus(&any)) } else { passing })
     }
 
-    /// Appends what is left of a class after one more matcher: at most two classes.
+    /// Appends the rest of a class after one more matcher: at most two classes.
     fn split(
         &self,
         class: &MatchClass,
@@ -164,7 +165,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// The rows of `rows` that have a value which the pattern takes.
+    /// The rows of `rows` with a value that the pattern accepts.
     fn rows_taken(
         &self,
         kind: TableKind,
@@ -211,7 +212,7 @@ impl Sealed {
         self.rows_by_lists(kind, rows, taken, cancel)
     }
 
-    /// Asks each row's value, once for neighbours that share it.
+    /// Checks each row's value, once for adjacent equal values.
     fn rows_by_value(
         &self,
         kind: TableKind,
@@ -307,7 +308,7 @@ impl Sealed {
                 };
                 AcceptedPairs::Range(start as u32..end as u32)
             }
-            // Those of one of some values are found when they are asked.
+            // The values of `OneOf` are searched in `plan_matchers`.
             Pattern::OneOf(_) | Pattern::Contains(_) | Pattern::Regex => {
                 let mut pairs = Vec::new();
                 self.scan_values(values, matcher, cancel, |pair| pairs.push(pair))?;
@@ -316,7 +317,7 @@ impl Sealed {
         })
     }
 
-    /// The pairs of a name with one of some values, rising.
+    /// The pairs of a name with one of `values`.
     fn find_values(&self, name: u32, values: &[String]) -> Result<Vec<u32>> {
         let mut pairs = Vec::new();
         for value in values.iter().filter(|value| !value.is_empty()) {
@@ -358,21 +359,21 @@ impl AcceptedPairs {
     }
 }
 
-/// The union of lists: runs while there are few, a bitmap once sorting them would cost more.
+/// A union of posting lists: runs at first, a bitmap once sorting the runs would cost more.
 #[derive(Debug)]
 struct RowUnion {
     runs: Vec<(u32, u32)>,
     words: Vec<u64>,
-    /// Ids are below.
+    /// All ids are below.
     end: u32,
-    /// More runs than this, and they go to the bitmap.
+    /// With more runs than this, the bitmap is used.
     run_count_max: usize,
 }
 
 impl RowUnion {
-    /// `bitmap_bits`: 0 if the runs come in order, so that no bitmap is ever wanted.
+    /// `bitmap_bits` is 0 if the runs arrive in order, so that no bitmap is needed.
     fn new(end: u32, bitmap_bits: u32) -> RowUnion {
-        // Sorting a run costs about as much as walking a few words.
+        // Sorting a run costs about as much as reading a few words.
         let run_count_max = match bitmap_bits {
             0 => usize::MAX,
             bits => 1_024.max(bits as usize / 256),
@@ -433,7 +434,7 @@ impl RowUnion {
     }
 }
 
-/// Adds the rows that are in the list as well, skipping through the list.
+/// Adds the rows that are also in the list, with seeks in the list.
 fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) {
     let mut ids = list.iter();
     let mut next = ids.next();
@@ -451,7 +452,7 @@ fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) {
     }
 }
 
-/// Adds the rows that are in the list as well, walking both.
+/// Adds the rows that are also in the list, by decoding the list.
 fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) -> Result<()> {
     let mut left = rows.runs();
     list.for_each_run(|first, last| {

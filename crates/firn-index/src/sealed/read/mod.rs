@@ -1,4 +1,4 @@
-//! Lookups, selections and listings on a segment file.
+//! The read path of a segment file: lookups, selections, listings, salvage.
 
 mod automaton;
 mod collect;

@@ -1,8 +1,9 @@
-//! What can still be read of a damaged segment.
+//! Salvage: the readable content of a damaged segment.
 //!
-//! All of it is read in the order of the file: the ways to it (starts of records, lists, buckets) are made anew with the next
-//! file, and where a start cannot be read a record begins where the one before ends. So a broken block costs the
-//! label sets that lie in it, and those of which a text or a shape does.
+//! Records are read in file order. If the start of a record cannot be read, the record begins at
+//! the end of the previous one. Starts, lists and buckets are not read; they are rebuilt in the
+//! next file. A damaged block therefore costs only the label sets in it, and those that need a text
+//! or a shape in it.
 
 use firn_model::{GroupId, Result};
 
@@ -15,12 +16,12 @@ use crate::sealed::read::segment::Sealed;
 
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The label pairs that can be read.
+/// The readable label pairs.
 #[derive(Debug)]
 pub(crate) struct SalvagedPairs {
     /// For the builder.
     pub(crate) pairs: Pairs,
-    /// By pair of the segment, the one of `pairs`; [`NONE`]: its text is lost.
+    /// By pair of the segment, the one of `pairs`; [`NONE`] if its text is lost.
     pub(crate) known: Vec<u32>,
 }
 
@@ -28,10 +29,10 @@ pub(crate) struct SalvagedPairs {
 pub(crate) type SalvagedMember<'s> = (u32, Option<&'s [u32]>);
 
 impl Sealed {
-    /// The pairs whose texts can be read.
+    /// The pairs with readable texts.
     ///
     /// # Errors
-    /// `TooLarge` when ids are used up.
+    /// `TooLarge` when ids are exhausted.
     pub(crate) fn salvage_pairs(&self) -> Result<SalvagedPairs> {
         let (text, count) = (&self.strings.text, self.pair_count());
         let mut salvaged =
@@ -49,7 +50,7 @@ impl Sealed {
         Ok(salvaged)
     }
 
-    /// Hands on each row with its schema and its pairs; `None` if its block is damaged.
+    /// Calls `each` with each row, its schema and its pairs; `None` if its block is damaged.
     pub(crate) fn salvage_rows(
         &self,
         kind: TableKind,
@@ -72,7 +73,7 @@ impl Sealed {
         }
     }
 
-    /// The group of each row, as the rows or the way by id tell.
+    /// The group of each row, from the row's id or from the buckets by id.
     pub(crate) fn salvage_ids(&self, kind: TableKind) -> Vec<Option<GroupId>> {
         let table = self.table(kind);
         let mut ids: Vec<Option<GroupId>> =
@@ -112,7 +113,8 @@ impl Sealed {
     }
 }
 
-/// Slots with the labels of their member sets, as far as they can be read; `None` if the part makes no sense.
+/// Slots with the labels of their member sets, as far as they can be read; `None` if the part is
+/// malformed.
 pub(crate) fn members_of<'s>(
     part: &PartRecord<'_>,
     shape: &Shape<'_>,

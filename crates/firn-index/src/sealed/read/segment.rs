@@ -16,54 +16,64 @@ use crate::sealed::format::names::Names;
 use crate::sealed::format::rows::{Rows, Schema};
 use crate::sealed::format::strings::Strings;
 
-/// An open segment. Nothing is loaded: what is asked for is read from the file, each block verified
-/// when it is first touched. Cheap to share in an `Arc`; calls may come from many threads.
+/// An open segment file. Blocks are read in place and verified at their first use. Cheap to share
+/// in an `Arc`; may be used by many threads.
 ///
 /// # Errors
-/// Every call that reads: `Corrupt` with file and offset when a block is damaged. Other blocks go on.
+/// Every call that reads: `Corrupt` with file and offset if it needs a damaged block. Other calls
+/// succeed.
 #[derive(Debug)]
 pub(crate) struct Sealed {
     pub(crate) blocks: Blocks,
     pub(crate) names: Names,
     pub(crate) strings: Strings,
-    /// By pair, in bunches: its lists of rows.
+    /// By pair, in bunches: its posting lists.
     pub(crate) lists: Records,
     pub(crate) lone: Table,
     pub(crate) parts: Table,
     /// By part row, in bunches: shape, missing positions, slots.
     pub(crate) part_records: Records,
     pub(crate) sets: Table,
-    /// By member set, in bunches: the shapes that have it.
+    /// By member set, in bunches: the shapes that contain it.
     pub(crate) set_shapes: Records,
     pub(crate) shapes: Records,
-    /// The label names that decide who joins a group, each combination once.
+    /// The distinct combinations of identity label names.
     pub(crate) identities: Vec<Vec<u32>>,
     pub(crate) series_count: u64,
     pub(crate) group_count: u64,
-    /// Parts that only remember a group's labels and next slot.
+    /// Parts without members, which only keep a group's labels and next slot.
     pub(crate) empty_part_count: u64,
 }
 
-/// Rows with the ways to them.
+/// Rows, and maps to them.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) rows: Rows,
-    /// By the hash of the row's labels; of parts only of those that are identity.
+    /// By the hash of the row's labels; of parts by their identity labels.
     pub(crate) hashes: HashBuckets,
-    /// Group id of each row, less the least; member sets have none.
+    /// The group id of each row, less the least; empty for member sets.
     pub(crate) ids: PackedArray,
     pub(crate) by_id: IdBuckets,
 }
 
 impl Sealed {
     /// Reads the footer, the names and the schemas. `name` is for messages.
+    ///
+    /// # Errors
+    /// `Corrupt` if one of them is damaged; `Invalid` for another version.
     pub(crate) fn open(bytes: Mapped, name: &str) -> Result<Sealed> {
         let (blocks, contents) = footer::open(bytes, name, SEGMENT_CONTENTS)?;
-        let absurd = || Error::corrupt(name, 0, "the table of contents makes no sense");
+        let absurd = || {
+            Error::corrupt(
+                name,
+                0,
+                "the table of contents is malformed: restore the index file from a backup",
+            )
+        };
         Sealed::from_contents(blocks, &contents, absurd)
     }
 
-    /// As [`Sealed::open`] of a damaged file, as [`Sealed::mended`].
+    /// As [`Sealed::open`], with damaged blocks taken from `copy`, as [`Sealed::mended`].
     pub(crate) fn open_mended(
         bytes: Mapped,
         name: &str,
@@ -73,7 +83,7 @@ impl Sealed {
         Sealed::open(Mapped::from(blocks.mended(copy)), name)
     }
 
-    /// One error for each damaged block, with what stands there.
+    /// One error for each damaged block, with the uses of its bytes.
     pub(crate) fn check(&self) -> Vec<Error> {
         let regions = self.regions();
         let named = |(range, error): (std::ops::Range<usize>, Error)| {
@@ -88,8 +98,8 @@ impl Sealed {
         self.blocks.check().into_iter().map(named).collect()
     }
 
-    /// The same with every damaged block that `copy` has (its bytes from an offset on, so many) as it was written. Holds all
-    /// bytes of the file.
+    /// This segment with each damaged block replaced by that of `copy` (called with offset and
+    /// length) if it has one. Holds the whole file in memory.
     ///
     /// # Errors
     /// As [`Sealed::open`].
@@ -97,7 +107,7 @@ impl Sealed {
         Sealed::open(Mapped::from(self.blocks.mended(copy)), self.blocks.file())
     }
 
-    /// All bytes of the file, checked or not.
+    /// All bytes of the file, verified or not.
     pub(crate) fn file_contents(&self) -> &[u8] {
         self.blocks.file_contents()
     }
@@ -117,11 +127,20 @@ impl Sealed {
         let mut heads = DoubledSections::new(&blocks, again);
         let names = next.section().ok_or_else(&absurd)?;
         let (names, letters) = Names::parse(heads.next(names)?, name_count, pair_count)
-            .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
+            .ok_or_else(|| {
+                blocks.corrupt(
+                    names.start,
+                    "the label names are malformed: restore the index file from a backup",
+                )
+            })?;
         let mut schemas = || -> Result<Vec<Schema>> {
             let section = next.section().ok_or_else(&absurd)?;
-            Schema::parse(heads.next(section)?, names.count() as u64)
-                .ok_or_else(|| blocks.corrupt(section.start, "the schemas make no sense"))
+            Schema::parse(heads.next(section)?, names.count() as u64).ok_or_else(|| {
+                blocks.corrupt(
+                    section.start,
+                    "the schemas are malformed: restore the index file from a backup",
+                )
+            })
         };
         let [of_lone, of_parts, of_sets] = [schemas()?, schemas()?, schemas()?];
         let text = next.records().ok_or_else(&absurd)?;
@@ -133,7 +152,8 @@ impl Sealed {
         let mut records = || next.records().ok_or_else(&absurd);
         let (part_records, set_shapes, shapes) = (records()?, records()?, records()?);
         let lists = records()?;
-        // What memory is reserved by is bounded by the file before: each takes a bit at least.
+        // Counts that determine allocations are bounded by the file: each entry takes at least one
+        // bit.
         let most = blocks.file_bytes().saturating_mul(8);
         let rows = [&lone, &parts, &sets].map(|table| table.rows.count);
         let counts = rows.map(u64::from).into_iter().chain([pair_count, shapes.starts.count]);
@@ -166,7 +186,7 @@ impl Sealed {
         self.series_count
     }
 
-    /// Groups, lone series included.
+    /// Groups, including lone series.
     pub(crate) fn group_count(&self) -> u64 {
         self.group_count
     }
@@ -183,7 +203,7 @@ impl Sealed {
         u64::from(self.sets.rows.count)
     }
 
-    /// Label sets of lone series, of parts and of members, as they are stored.
+    /// Stored label sets: of lone series, parts and members.
     pub(crate) fn set_count(&self) -> u64 {
         TABLE_KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
     }
@@ -192,7 +212,7 @@ impl Sealed {
         self.blocks.file_bytes()
     }
 
-    /// What the file's bytes are spent on.
+    /// The file's bytes by their use.
     pub(crate) fn bytes_by_use(&self) -> Vec<(&'static str, u64)> {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
         for (what, section) in self.regions() {
@@ -206,7 +226,7 @@ impl Sealed {
         uses
     }
 
-    /// What stands where, but for what was read when the file was opened.
+    /// The regions of the file with their use, except those that are read at open.
     fn regions(&self) -> Vec<(&'static str, Section)> {
         let array =
             |array: &PackedArray| Section { start: array.start, len: array.bytes() as usize };
@@ -234,7 +254,7 @@ impl Sealed {
         regions
     }
 
-    /// What it keeps in memory besides the file.
+    /// Memory besides the mapped file.
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
@@ -250,7 +270,7 @@ impl Sealed {
         }
     }
 
-    /// The lists of `pair`.
+    /// The posting lists of `pair`.
     pub(crate) fn pair_lists(&self, pair: u32) -> Result<PairPostings<'_>> {
         let mut lists = PairPostings::default();
         self.each_pair_lists(pair..pair + 1, |_, found| {
@@ -260,7 +280,7 @@ impl Sealed {
         Ok(lists)
     }
 
-    /// Calls `each` with the lists of each pair of a range.
+    /// Calls `each` with the posting lists of each pair of a range.
     pub(crate) fn each_pair_lists<'a>(
         &'a self,
         pairs: std::ops::Range<u32>,
@@ -284,7 +304,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// The shapes that have a member set.
+    /// The shapes that contain a member set.
     pub(crate) fn shapes_of_set(&self, set: u32) -> Result<Postings<'_>> {
         let mut rest = self.set_shapes.get(&self.blocks, u64::from(set) / BUNCH_LISTS)?;
         let bad = |_| self.set_shapes.bad(&self.blocks);

@@ -1,10 +1,10 @@
-//! Damaged files: an error that names the place, or the right answer; never a wrong one, never a panic.
+//! Damaged files: each call returns the right result or an error with the offset, and never panics.
 
 use super::*;
 
 fn world() -> ModelSegment {
     let mut wishes = Vec::new();
-    // Five lone series of eight and twenty groups alike, most of which lack a member.
+    // Five lone series out of eight, and twenty similar groups, most of which lack a member.
     for number in (0..200u32).filter(|number| number % 11 != 7) {
         let text = |n: u32| format!("value-{n}");
         let (group, member) = (number % 25, number / 25);
@@ -24,7 +24,7 @@ fn bytes(world: &ModelSegment) -> Vec<u8> {
     file.map().unwrap().to_vec()
 }
 
-/// Asks a bit of everything; every answer that there is must be right.
+/// Runs calls of all kinds; results must be right.
 fn query_all(bytes: Vec<u8>, world: &ModelSegment) -> Result<()> {
     let sealed = Sealed::open(Mapped::from(bytes), "test.seg")?;
     assert_eq!(sealed.series_count(), world.series.len() as u64);
@@ -51,7 +51,9 @@ fn query_all(bytes: Vec<u8>, world: &ModelSegment) -> Result<()> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
     #[test]
-    fn a_flipped_bit_is_told_or_does_no_harm(flips in prop::collection::vec((any::<u64>(), 0u8..8), 1..4)) {
+    fn a_flipped_bit_is_reported_or_harmless(
+        flips in prop::collection::vec((any::<u64>(), 0u8..8), 1..4),
+    ) {
         let world = world();
         let whole = bytes(&world);
         let mut damaged = whole.clone();
@@ -63,8 +65,11 @@ proptest! {
             Ok(()) => prop_assert_eq!(damaged, whole),
             Err(error) => {
                 let is_reported = match error.kind() {
-                    ErrorKind::Corrupt { file, offset } => file == "test.seg" && *offset <= whole.len() as u64,
-                    // Another version, said by a header whose checksum fits: as good as never.
+                    ErrorKind::Corrupt { file, offset } => {
+                        file == "test.seg" && *offset <= whole.len() as u64
+                    }
+                    // Another version in a header with a valid checksum, which practically never
+                    // happens.
                     kind => *kind == ErrorKind::Invalid,
                 };
                 prop_assert!(is_reported, "{}", error);
@@ -73,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_file_is_told(len in any::<u64>()) {
+    fn a_truncated_file_is_reported(len in any::<u64>()) {
         let world = world();
         let mut damaged = bytes(&world);
         let len = len as usize % damaged.len();
@@ -82,9 +87,9 @@ proptest! {
         prop_assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{}", error);
     }
 
-    /// Checksums are made to fit, so that every reader meets bytes that no writer wrote.
+    /// With valid checksums on damaged bytes, every decoder reads malformed input.
     #[test]
-    fn no_bytes_make_it_panic(flips in prop::collection::vec((any::<u64>(), any::<u8>()), 1..4)) {
+    fn no_damage_causes_a_panic(flips in prop::collection::vec((any::<u64>(), any::<u8>()), 1..4)) {
         let world = world();
         let whole = bytes(&world);
         let mut damaged = whole.clone();
@@ -124,7 +129,7 @@ proptest! {
     }
 }
 
-/// Opens bytes after making footer and blocks' checksums fit.
+/// Opens bytes after fixing the checksums of footer and blocks.
 fn resealed(mut bytes: Vec<u8>) -> Result<Sealed> {
     use firn_codec::frame::crc32;
     let tail_at = bytes.len() - 12;

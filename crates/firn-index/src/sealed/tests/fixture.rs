@@ -1,4 +1,4 @@
-//! The bytes of a small segment, kept together with docs/formats/index.md.
+//! The bytes of a small segment, compared with docs/formats/index.md.
 
 use std::fmt::Write;
 
@@ -52,7 +52,7 @@ fn world() -> ModelSegment {
     world
 }
 
-/// Each piece of the file on a line: what it is, and its bytes.
+/// One line per piece of the file: its name and its bytes.
 fn described(bytes: &[u8]) -> String {
     let (_, contents) =
         footer::open(Mapped::from(bytes.to_vec()), "page", SEGMENT_CONTENTS).unwrap();
@@ -73,7 +73,7 @@ fn described(bytes: &[u8]) -> String {
     let footer_bytes = u32::from_le_bytes(bytes[tail_at..tail_at + 4].try_into().unwrap());
     pieces.push(("footer".to_owned(), tail_at - footer_bytes as usize));
     pieces.push(("tail".to_owned(), tail_at));
-    // What is empty stands before what starts at the same place.
+    // Empty pieces come before a piece with the same start.
     pieces.sort_by_key(|piece| piece.1);
     let ends = pieces.iter().skip(1).map(|piece| piece.1).chain([bytes.len()]);
     let mut text = String::new();
@@ -102,7 +102,7 @@ fn described(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that a description has: its indented lines.
+/// The bytes of a description: its indented lines.
 fn bytes_of(text: &str) -> Vec<u8> {
     let words =
         text.lines().filter(|line| line.starts_with("    ")).flat_map(str::split_whitespace);
@@ -117,7 +117,7 @@ fn bytes_of(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_page_shows_what_is_written_and_what_it_shows_can_be_read() {
+fn the_page_shows_the_written_bytes_and_they_can_be_read() {
     let (_, example) = PAGE.split_once("## Example\n").expect("an example");
     let example = example.split("```").nth(1).and_then(|block| block.strip_prefix("text\n"));
     let example = example.expect("a block of text");

@@ -1,4 +1,4 @@
-//! Patterns over many values, against trying each.
+//! Patterns over many values, compared with trying each value.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn arb_value() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn walking_values_finds_what_trying_each_finds(
+    fn scanning_values_agrees_with_trying_each(
         values in prop::collection::btree_set(arb_value(), 130..400),
         contains in prop::collection::vec("[ab1é]{1,3}", 3),
         prefixes in prop::collection::vec("(pod-)?[a1-3]{0,2}", 3),
@@ -51,7 +51,8 @@ proptest! {
         let mut builder = Builder::new(&[PairSource::Memory(&texts)]).unwrap();
         for (group, id) in (0..).zip(ids) {
             let pairs = [builder.pair(0, id), builder.pair(0, other)];
-            builder.part(PartInput { group: GroupId(group), lone: true, identity: &pairs, next_slot: 0 });
+            let (group, identity) = (GroupId(group), &pairs[..]);
+            builder.part(PartInput { group, lone: true, identity, next_slot: 0 });
         }
         let sealed = built(builder);
         let contains = contains.iter().map(|text| format!(".*{text}.*"));
@@ -60,8 +61,10 @@ proptest! {
         for regex in contains.chain(prefixes).chain(regexes) {
             for op in [MatchOp::Regex, MatchOp::NotRegex] {
                 let matcher = Matcher::new("name", op, regex.as_str()).unwrap();
-                let want: BTreeSet<&String> = values.iter().filter(|v| matcher.matches(v)).collect();
-                let (_, keys) = matches(&sealed, &[matcher], &Grouping::By(vec!["name".into()])).unwrap();
+                let want: BTreeSet<&String> =
+                    values.iter().filter(|v| matcher.matches(v)).collect();
+                let by_name = Grouping::By(vec!["name".into()]);
+                let (_, keys) = matches(&sealed, &[matcher], &by_name).unwrap();
                 let got: BTreeSet<String> =
                     keys.iter().map(|key| key.get("name").unwrap().to_owned()).collect();
                 prop_assert_eq!(got.iter().collect::<BTreeSet<_>>(), want, "{} {:?}", regex, op);

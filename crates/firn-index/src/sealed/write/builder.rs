@@ -1,7 +1,8 @@
-//! Building a segment from any mix of label sets and other segments: what goes in.
+//! Collects the content of a segment from label sets and other segments.
 //!
-//! Kept are ids: a label set of a lone series four bytes per label, a member eight bytes. Texts stay where they are
-//! (`pair_union`). Only the members of the group at hand are spelled out.
+//! It keeps ids only: four bytes per label of a lone series, eight bytes per member. Texts stay in
+//! the sources (`pair_union`). Only the members of the current group are stored with all their
+//! pairs.
 
 use std::hash::BuildHasher;
 
@@ -11,7 +12,7 @@ use hashbrown::HashTable;
 use crate::sealed::write::factor::{LabeledMember, factor};
 use crate::sealed::write::pair_union::{PairSource, PairUnion};
 
-/// Collects groups in any order as ids of pairs, some tens of bytes per series, and writes one file.
+/// Collects groups in any order as pair ids, some tens of bytes per series, and writes one file.
 #[derive(Debug)]
 pub(crate) struct Builder<'a> {
     pub(crate) pairs: PairUnion<'a>,
@@ -19,25 +20,26 @@ pub(crate) struct Builder<'a> {
     /// Lone series with their label sets.
     pub(crate) lone: Vec<(GroupId, u32)>,
     pub(crate) parts: Vec<BuiltPart>,
-    /// Slot and member set, those of a part together.
+    /// Slot and member set; the members of a part are adjacent.
     pub(crate) members: Vec<(u32, u32)>,
     pub(crate) origin: u32,
     open: Option<OpenPart>,
 }
 
-/// A group, or some of its members: what is given twice is taken once.
+/// A group or some of its members. Duplicates are ignored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartInput<'a> {
     pub(crate) group: GroupId,
-    /// A group of one: `identity` is all its labels, it has slot 0 and no [`Builder::member`] follows.
+    /// A lone series: `identity` is all its labels, it has slot 0, and no [`Builder::member`]
+    /// follows.
     pub(crate) lone: bool,
-    /// The labels that decide who joins, as ids of [`Builder::pair`], in any order.
+    /// The identity labels, as ids of [`Builder::pair`], in any order.
     pub(crate) identity: &'a [u32],
-    /// The first slot that was never given (0: the one after the highest here).
+    /// The first slot that was never issued; 0: the one after the highest here.
     pub(crate) next_slot: u32,
 }
 
-/// What was written.
+/// Sizes of the written segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentTotals {
     pub(crate) file_bytes: u64,
@@ -45,20 +47,21 @@ pub(crate) struct SegmentTotals {
     pub(crate) group_count: u64,
 }
 
-/// Which series stay when segments merge.
+/// Decides which series stay when segments merge.
 pub(crate) trait MergeFilter {
-    /// Removes the slots of `group` that are to be forgotten; `slots` rise. A lone series has slot 0.
+    /// Removes the slots of `group` that are to be dropped; `slots` ascend. A lone series has slot
+    /// 0.
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>);
 
-    /// Asked when no member of `group` is left in a segment: whether its labels and its next slot are to
-    /// be remembered all the same, because it lives elsewhere.
+    /// Whether to keep the labels and the next slot of a `group` that has no members left in a
+    /// segment, because it has members elsewhere.
     fn keeps_group(&self, group: GroupId) -> bool {
         let _ = group;
         true
     }
 }
 
-/// Some members of a group that have `common` in common.
+/// Some members of a group with the labels `common`.
 #[derive(Clone, Debug)]
 pub(crate) struct BuiltPart {
     pub(crate) group: GroupId,
@@ -66,43 +69,43 @@ pub(crate) struct BuiltPart {
     pub(crate) common: u32,
     pub(crate) members: std::ops::Range<usize>,
     pub(crate) next_slot: u32,
-    /// Parts of one origin were made for each other; a group's of several are made anew.
+    /// Parts of one origin were factored together; parts of different origins are factored again.
     pub(crate) origin: u32,
 }
 
-/// The part whose members are coming.
+/// The part that receives members.
 #[derive(Debug)]
 struct OpenPart {
     group: GroupId,
     identity: u32,
     next_slot: u32,
-    /// Slot, and where its pairs are in `pairs`.
+    /// Slot, and its range in `pairs`.
     members: Vec<(u32, std::ops::Range<usize>)>,
     pairs: Vec<u32>,
 }
 
-/// Sets of pairs.
+/// Sets of pairs, by number.
 #[derive(Debug, Default)]
 pub(crate) struct SetTable {
     pub(crate) pairs: Vec<u32>,
-    /// Where each set ends in `pairs`.
+    /// The end of each set in `pairs`.
     ends: Vec<usize>,
     table: HashTable<u32>,
     hasher: foldhash::fast::RandomState,
 }
 
 impl<'a> Builder<'a> {
-    /// For label sets of pairs that `sources` have.
+    /// A builder for label sets of the pairs of `sources`.
     ///
     /// # Errors
-    /// `Corrupt` if a segment is damaged, `TooLarge` when ids are used up.
+    /// `Corrupt` if a segment is damaged, `TooLarge` when ids are exhausted.
     pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<Builder<'a>> {
         let pairs = PairUnion::new(sources)?;
         let (sets, lone, parts, members) = Default::default();
         Ok(Builder { pairs, sets, lone, parts, members, origin: 0, open: None })
     }
 
-    /// The id in this builder of a pair of a source.
+    /// The builder's id of a pair of a source.
     pub(crate) fn pair(&self, source: usize, pair: u32) -> u32 {
         self.pairs.number(source, pair)
     }
@@ -123,7 +126,7 @@ impl<'a> Builder<'a> {
         self.open = Some(OpenPart { group, identity, next_slot, members, pairs });
     }
 
-    /// A member of the part that was begun last: its slot and all labels beside the identity.
+    /// Adds a member to the last part: its slot, and all labels besides the identity.
     pub(crate) fn member(&mut self, slot: u32, pairs: &[u32]) {
         debug_assert!(self.open.is_some(), "a member without a part");
         if let Some(open) = &mut self.open {
@@ -144,7 +147,7 @@ impl<'a> Builder<'a> {
         self.push_factored(open.group, open.identity, open.next_slot, &members);
     }
 
-    /// Adds members of a group as one part or, where some lack what the others share, several.
+    /// Adds members of a group as one part, or as several if some lack common labels.
     pub(crate) fn push_factored(
         &mut self,
         group: GroupId,
@@ -170,7 +173,7 @@ impl<'a> Builder<'a> {
 }
 
 impl SetTable {
-    /// The id of a set whose pairs are sorted.
+    /// The id of a set of sorted pairs.
     pub(crate) fn intern(&mut self, pairs: &[u32]) -> u32 {
         let hash = self.hasher.hash_one(pairs);
         let (all, ends) = (&self.pairs, &self.ends);
@@ -183,7 +186,7 @@ impl SetTable {
         id
     }
 
-    /// A new set, which [`SetTable::intern`] never finds: for label sets that are known to be new.
+    /// Adds a set that [`SetTable::intern`] never finds, for label sets that are known to be new.
     pub(crate) fn push(&mut self, pairs: &[u32]) -> u32 {
         self.pairs.extend_from_slice(pairs);
         self.ends.push(self.pairs.len());
@@ -198,7 +201,8 @@ impl SetTable {
         self.ends.len()
     }
 
-    /// Replaces every pair and sorts each set again. Nothing is found by its pairs afterwards.
+    /// Replaces every pair and sorts each set again. Disables [`SetTable::intern`] for existing
+    /// sets.
     pub(crate) fn renumber(&mut self, to: &[u32]) {
         self.table.clear();
         let mut start = 0;

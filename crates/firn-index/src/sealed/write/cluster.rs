@@ -1,34 +1,35 @@
-//! Which groups are alike: groups whose members are nearly the same share one list, the master shape, and each keeps
-//! what it lacks of it.
+//! Clusters similar groups: groups with nearly the same members share one list, the master shape,
+//! and each stores the members that it lacks.
 //!
-//! Groups are taken from the largest down. One joins the master that has most of its members if they have at least three
-//! in four of their members in common; members that the master lacks are put behind the one that they follow in their
-//! group, so that slots rise with positions in nearly all groups.
+//! Groups are processed from the largest to the smallest. A group joins the master shape that
+//! contains most of its members if at least three quarters of both are common. Members that the
+//! master lacks are inserted after their predecessor in the group, so that slots ascend with
+//! positions in nearly all groups.
 
 use hashbrown::HashMap;
 
 const NONE: u32 = u32::MAX;
-// Members of a group that are asked where they were seen last.
+// Members of a group that vote for a master.
 const VOTES: usize = 16;
 
-/// The shapes, and which each group has.
+/// The shapes, and the shape of each group.
 #[derive(Debug, Default)]
 pub(crate) struct Clusters {
     /// Member sets by position.
     pub(crate) shapes: Vec<Vec<u32>>,
-    /// By group, in the order given.
+    /// By group, in the order of the input.
     pub(crate) shape_of: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct MasterShape {
-    /// Where in `order` a set is.
+    /// The index of a set in `order`.
     places: HashMap<u32, u32>,
-    /// A list of sets linked by places; the first is a head without one.
+    /// A linked list of sets by index; entry 0 is a head without a set.
     order: Vec<(u32, u32)>,
 }
 
-/// `groups` are lists of member sets in order of slots; sets are numbers below `set_count`.
+/// `groups` are lists of member sets in order of slots; sets are below `set_count`.
 pub(crate) fn cluster(groups: &[Vec<u32>], set_count: usize) -> Clusters {
     let mut by_size: Vec<u32> = (0..groups.len() as u32).collect();
     by_size.sort_by_key(|&group| std::cmp::Reverse(groups[group as usize].len()));
@@ -51,7 +52,7 @@ pub(crate) fn cluster(groups: &[Vec<u32>], set_count: usize) -> Clusters {
     Clusters { shapes: masters.iter().map(MasterShape::sets).collect(), shape_of }
 }
 
-/// The master that most of some members were last seen in.
+/// The most frequent last master of a sample of members.
 fn vote(sets: &[u32], last_master: &[u32]) -> Option<u32> {
     let step = (sets.len() / VOTES).max(1);
     let mut votes: Vec<u32> = sets
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_the_master_lacks_comes_behind_the_one_before_it() {
+    fn a_new_member_is_inserted_after_its_predecessor() {
         let groups = [vec![0, 1, 2, 4, 5, 6, 7, 8], vec![0, 1, 2, 3, 4, 5, 6, 7]];
         let clusters = cluster(&groups, 9);
         assert_eq!(clusters.shapes, [vec![0, 1, 2, 3, 4, 5, 6, 7, 8]]);

@@ -1,22 +1,24 @@
-//! In which order columns sort rows: what decides how long runs are, and so how small rows and lists.
+//! Chooses the column order for sorting rows, which determines the length of runs and so the size
+//! of rows and lists.
 //!
-//! A column changes about as often as there are different beginnings of rows up to it. Two orders are drawn up, counted
-//! over a sample, and the cheaper one is taken: columns of few values first; or the column of most values (a pod) right
-//! behind those that follow from it (its node, its namespace), and what is independent of it (its containers, the metric) behind.
+//! A column changes about as often as there are distinct prefixes of rows up to it. Two orders are
+//! compared on a sample, and the cheaper one is used. Either columns with few values are first; or
+//! the column with the most values (a pod) follows the columns that depend on it (its node, its
+//! namespace), and independent columns (its containers, the metric) come last.
 
-// Counting distinct beginnings over so many rows is exact enough, and costs a few ms.
+// A sample of this size is accurate enough and takes a few ms.
 const SAMPLE_ROWS: usize = 1 << 16;
-// Taken in stretches, since rows that came together belong together.
+// Sampled in stretches, since adjacent rows belong together.
 const STRETCH_ROWS: usize = 2_048;
 
-/// Counts the distinct among up to [`SAMPLE_ROWS`] hashes, a little below their true number.
+/// Counts distinct hashes, up to [`SAMPLE_ROWS`] of them, slightly below their true number.
 #[derive(Debug)]
 struct DistinctCounter {
     words: Vec<u64>,
     shift: u32,
 }
 
-/// All columns of some items (label sets of one schema), the one to sort by first first.
+/// All columns of `items` (label sets of one schema) in sorting order.
 pub(crate) fn column_order<'i>(
     column_count: usize,
     items: &[u32],
@@ -36,7 +38,7 @@ pub(crate) fn column_order<'i>(
         for &column_idx in order {
             let width = (usize::BITS - counts[column_idx].leading_zeros()) as usize;
             extend(&sample, &mut prefix, column_idx);
-            // A change costs its number once among the rows and about once in a list.
+            // A change costs its rank in the rows and about the same in a list.
             cost += distinct.count_each(prefix.iter().copied()) * (2 * width + 6);
         }
         cost
@@ -45,8 +47,8 @@ pub(crate) fn column_order<'i>(
     constant.iter().chain(best).copied().collect()
 }
 
-/// First the columns that follow from the one of most values, then that one, then always the one that makes the fewest
-/// new beginnings.
+/// First the columns that depend on the one with the most values, then that one, then repeatedly
+/// the column that adds the fewest prefixes.
 fn anchored(
     sample: &[&[u32]],
     distinct: &mut DistinctCounter,
@@ -56,7 +58,7 @@ fn anchored(
     let Some((&anchor, others)) = rising.split_last() else { return Vec::new() };
     let mut prefix = vec![0u64; sample.len()];
     extend(sample, &mut prefix, anchor);
-    // A node may be drained and a pod come back elsewhere: nearly is enough.
+    // A pod may be rescheduled on another node: an approximate dependency is enough.
     let follows =
         |&column_idx: &usize| 4 * distinct.count(sample, &prefix, column_idx) <= 5 * counts[anchor];
     let (mut order, mut left): (Vec<usize>, Vec<usize>) = others.iter().copied().partition(follows);
@@ -95,12 +97,12 @@ fn mixed(hash: u64, pair: u32) -> u64 {
 
 impl DistinctCounter {
     fn new(row_count: usize) -> DistinctCounter {
-        // Sixteen bits a row: one in about thirty falls on another's.
+        // With 16 bits per row, about one in thirty collides.
         let bits = (16 * row_count).next_power_of_two().max(64);
         DistinctCounter { words: vec![0; bits / 64], shift: 64 - bits.trailing_zeros() }
     }
 
-    /// How many beginnings there are with one more column.
+    /// Number of distinct prefixes with one more column.
     fn count(&mut self, sample: &[&[u32]], prefix: &[u64], column_idx: usize) -> usize {
         let hashes = prefix.iter().zip(sample).map(|(hash, pairs)| mixed(*hash, pairs[column_idx]));
         self.count_each(hashes)
@@ -124,17 +126,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_that_follow_from_others_stand_together() {
+    fn dependent_columns_are_adjacent() {
         // 300 pods with a node each, 20 metrics: (metric, pod, node), pairs numbered by column.
         let rows: Vec<[u32; 3]> =
             (0..6_000).map(|row| [row % 20, 100 + row / 20, 1_000 + row / 20 * 7 % 40]).collect();
         let items: Vec<u32> = (0..6_000).collect();
         assert_eq!(column_order(3, &items, |item| &rows[item as usize]), [2, 1, 0]);
-        // Two containers a pod: they come before the metrics, few as those are.
+        // Two containers per pod: they come before the metrics, although there are fewer metrics.
         let rows: Vec<[u32; 3]> =
             (0..6_000).map(|row| [row % 20, 100 + row / 40, 1_000 + row / 20 * 31 % 100]).collect();
         assert_eq!(column_order(3, &items, |item| &rows[item as usize]), [1, 2, 0]);
-        // Whatever the sample, every column comes once.
+        // Every column occurs once, regardless of the sample.
         let many: Vec<u32> = (0..200_000).collect();
         let mut order = column_order(3, &many, |item| &rows[item as usize % 6_000]);
         order.sort_unstable();

@@ -1,23 +1,24 @@
-//! What the members of a group have in common is stored once, with the group.
+//! Factors the common labels of a group's members out of their label sets.
 
 use hashbrown::HashMap;
 
-/// A member with its labels beside the identity, sorted.
+/// A member with its labels besides the identity, sorted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LabeledMember<'a> {
     pub(crate) slot: u32,
     pub(crate) pairs: &'a [u32],
 }
 
-// A pair that all but one in so many have is common; those without it become a part of their own.
+// A pair that all but one in this many members have is common; the others become a part of their
+// own.
 const ODD_ONE_IN: usize = 8;
-// Then what is left is taken as it is.
+// After this many rounds, only pairs of all remaining members are common.
 const ROUNDS_MAX: usize = 3;
 
-/// Splits members into parts: the pairs (sorted) that all of a part share, and its members.
+/// Splits members into parts: the sorted pairs that all members of a part share, and the members.
 ///
-/// One member without a rack must not put the rack into the label sets of a thousand others; a few that share a label by
-/// chance must not become a part.
+/// A single member without a rack must not put the rack into the label sets of a thousand others. A
+/// few members that share a label by chance must not become a part.
 pub(crate) fn factor<'m>(members: &[LabeledMember<'m>]) -> Vec<(Vec<u32>, Vec<LabeledMember<'m>>)> {
     let (mut parts, mut left) = (Vec::new(), members.to_vec());
     let mut counts: HashMap<u32, usize> = HashMap::new();
@@ -39,7 +40,7 @@ pub(crate) fn factor<'m>(members: &[LabeledMember<'m>]) -> Vec<(Vec<u32>, Vec<La
         };
         let (with, without): (Vec<_>, Vec<_>) = left.into_iter().partition(has_all);
         if with.is_empty() {
-            // Each lacks another one of what nearly all have.
+            // Each member lacks another one of the common pairs.
             parts.push((Vec::new(), without));
             break;
         }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nearly_all_share_is_common_and_the_odd_ones_stand_apart() {
+    fn nearly_common_labels_are_factored_and_odd_members_get_a_part() {
         let f = |members: &[&[u32]]| -> Vec<(Vec<u32>, usize)> {
             let members: Vec<LabeledMember<'_>> =
                 (0..).zip(members).map(|(slot, pairs)| LabeledMember { slot, pairs }).collect();
@@ -66,7 +67,7 @@ mod tests {
         assert_eq!(f(&[]), [(vec![], 0)]);
         assert_eq!(f(&[&[1, 5]]), [(vec![1, 5], 1)]);
         assert_eq!(f(&[&[1, 5], &[2, 5]]), [(vec![5], 2)]);
-        // Three of four is no reason to split.
+        // Three of four do not justify a split.
         assert_eq!(f(&[&[1, 5], &[2, 5], &[3, 5], &[4]]), [(vec![], 4)]);
         let mut many: Vec<&[u32]> = vec![&[1, 5], &[2, 5], &[3, 5], &[4, 5]];
         many.extend([&[5, 6][..], &[5, 7], &[5, 8], &[5, 9], &[10]]);

@@ -1,8 +1,8 @@
-//! From a builder to a file.
+//! Writes a builder's content to a file.
 //!
-//! Pairs are numbered by name and value, rows sorted, groups clustered to shapes, lists made name by name: beside the
-//! builder's ids there is never more than one name's lists, or one table's arrays, in memory. Texts go from where they are
-//! right to the file.
+//! Pairs are numbered by name and value, rows sorted, groups clustered to shapes, and lists made
+//! name by name. Besides the builder's ids, only one name's lists or one table's arrays are in
+//! memory. Texts are copied directly from the sources to the file.
 
 use firn_codec::bits::{bit_width, pack};
 use firn_codec::postings::encode_postings;
@@ -25,16 +25,16 @@ use crate::sealed::write::pair_union::PairUnion;
 
 const NONE: u32 = u32::MAX;
 
-/// All pairs that are used, numbered by name and value.
+/// All used pairs, numbered by name and value.
 #[derive(Debug)]
 struct Dictionary<'a> {
-    /// Each with its pairs in the builder, used or not, and how the letters of its values are coded.
+    /// Each name with its pairs in the builder, used or not, and the encoding of its values.
     names: Vec<(&'a [u8], std::ops::Range<u32>, NameCode)>,
     /// The first pair of each name, and the end.
     first_pairs: Vec<u32>,
     name_of: Vec<u32>,
     hashes: Vec<u64>,
-    /// Builder's number to number here.
+    /// From the builder's number to the number here.
     to: Vec<u32>,
 }
 
@@ -42,7 +42,7 @@ struct Dictionary<'a> {
 #[derive(Debug, Default)]
 struct LabelSets {
     pairs: Vec<u32>,
-    /// Of each pair, whether it decides who joins.
+    /// Whether each pair is an identity label.
     identity: Vec<bool>,
     ends: Vec<usize>,
 }
@@ -50,7 +50,7 @@ struct LabelSets {
 /// Rows in their final order.
 #[derive(Debug)]
 struct SortedRows {
-    /// The item that each row was.
+    /// The original item of each row.
     order: Vec<u32>,
     /// The label sets, by row.
     rows: LabelSets,
@@ -59,7 +59,7 @@ struct SortedRows {
 
 #[derive(Debug)]
 struct SortedSchema {
-    /// Names with whether they are identity.
+    /// Names with their identity flag.
     names: Vec<(u32, bool)>,
     rows: std::ops::Range<u32>,
 }
@@ -68,8 +68,8 @@ impl Builder<'_> {
     /// Writes the segment to an empty file and makes it durable.
     ///
     /// # Errors
-    /// `Unavailable` if the disk fails; `Invalid` if a group was given with different identities, or a
-    /// series with different labels; `TooLarge` when ids are used up.
+    /// `Unavailable` if the disk fails; `Invalid` if a group has different identities or a series
+    /// different labels; `TooLarge` when ids are exhausted.
     pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
         self.close_part();
         self.pairs.drop_numbers();
@@ -77,7 +77,7 @@ impl Builder<'_> {
     }
 }
 
-/// Writes everything that `builder` has.
+/// Writes everything that `builder` contains.
 fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals> {
     join_lone(&mut builder)?;
     join_parts(&mut builder)?;
@@ -153,7 +153,7 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
     Ok(SegmentTotals { file_bytes, series_count: series_count as u64, group_count })
 }
 
-/// Each lone series once, by group.
+/// Sorts lone series by group and removes duplicates.
 fn join_lone(builder: &mut Builder<'_>) -> Result<()> {
     let sets = &builder.sets;
     builder.lone.sort_unstable();
@@ -165,12 +165,14 @@ fn join_lone(builder: &mut Builder<'_>) -> Result<()> {
         later.0 == kept.0
     });
     match conflict {
-        Some(group) => Err(Error::invalid(format!("{group} is given with two label sets"))),
+        Some(group) => {
+            Err(Error::invalid(format!("the segment input has two label sets for {group}")))
+        }
         None => Ok(()),
     }
 }
 
-/// Each group's parts together, by group; what came in pieces is put together, each slot once.
+/// Sorts parts by group; joins groups that came in pieces, with each slot once.
 fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
     let mut entries = std::mem::take(&mut builder.parts);
     entries.sort_by_key(|entry| entry.group);
@@ -180,12 +182,18 @@ fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
         at_lone.peek() == Some(&entry.group)
     });
     if let Some(entry) = is_both {
-        return Err(Error::invalid(format!("{} is given as lone and as a group", entry.group)));
+        return Err(Error::invalid(format!(
+            "the segment input has {} both as a lone series and as a group",
+            entry.group
+        )));
     }
     for group in entries.chunk_by(|a, b| a.group == b.group) {
         let first = &group[0];
         if group.iter().any(|entry| entry.identity != first.identity) {
-            return Err(Error::invalid(format!("{} is given with two identities", first.group)));
+            return Err(Error::invalid(format!(
+                "the segment input has two identities for {}",
+                first.group
+            )));
         }
         let next_slot = group.iter().map(|entry| entry.next_slot).max().unwrap_or(0);
         if group.iter().all(|entry| entry.origin == first.origin) {
@@ -197,17 +205,17 @@ fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
             join_group(builder, group, next_slot)?;
         }
     }
-    // Every part of a group carries its next slot, so that each alone can tell.
+    // Every part of a group contains its next slot, so that one part is enough to read it.
     for group in builder.parts.chunk_by_mut(|a, b| a.group == b.group) {
         let slots = group.iter().flat_map(|part| &builder.members[part.members.clone()]);
         let end = slots.map(|member| member.0).max().map_or(Some(0), |slot| slot.checked_add(1));
-        let end = end.ok_or_else(|| Error::too_large("slots are used up"))?;
+        let end = end.ok_or_else(|| Error::too_large("a group has no free slot number"))?;
         group.iter_mut().for_each(|part| part.next_slot = part.next_slot.max(end));
     }
     Ok(())
 }
 
-/// A group's pieces as if they had come as one.
+/// Factors a group's pieces again, as one group.
 fn join_group(builder: &mut Builder<'_>, pieces: &[BuiltPart], next_slot: u32) -> Result<()> {
     let mut pairs: Vec<u32> = Vec::new();
     let mut spans = Vec::new();
@@ -246,11 +254,11 @@ fn sort_members(builder: &mut Builder<'_>, part: &BuiltPart) -> Result<()> {
 }
 
 fn two_label_sets(group: firn_model::GroupId, slot: u32) -> Error {
-    Error::invalid(format!("slot {slot} of {group} is given twice"))
+    Error::invalid(format!("the segment input has two label sets for slot {slot} of {group}"))
 }
 
 impl<'a> Dictionary<'a> {
-    /// Numbers the pairs that lone series, parts and members use, and all sets of the builder by them.
+    /// Numbers the used pairs, and renumbers all sets of the builder.
     fn new(builder: &mut Builder<'a>) -> Result<Dictionary<'a>> {
         let mut used_sets = vec![false; builder.sets.count()];
         builder.lone.iter().for_each(|lone| used_sets[lone.1 as usize] = true);
@@ -265,7 +273,7 @@ impl<'a> Dictionary<'a> {
         for set in (0..).zip(&used_sets).filter(|set| *set.1).map(|set| set.0) {
             builder.sets.get(set).iter().for_each(|&pair| to[pair as usize] = 0);
         }
-        // Both numbers rise together.
+        // Both numbers ascend together.
         (0..).zip(to.iter_mut().filter(|to| **to != NONE)).for_each(|(number, to)| *to = number);
         let (names, name_of, hashes) = Default::default();
         let mut all = Dictionary { names, first_pairs: vec![0], name_of, hashes, to };
@@ -295,7 +303,7 @@ impl<'a> Dictionary<'a> {
         Ok(all)
     }
 
-    /// Calls `each` with every value of a name that is used, in order.
+    /// Calls `each` with every used value of a name, in order.
     fn each_value(
         &self,
         pairs: &PairUnion<'_>,
@@ -349,7 +357,7 @@ impl<'a> Dictionary<'a> {
 }
 
 impl LabelSets {
-    /// A label set of two kinds of labels, each sorted.
+    /// Adds a label set of identity and other labels, each sorted.
     fn push(&mut self, identity: &[u32], others: &[u32]) {
         let (mut left, mut right) = (identity.iter().peekable(), others.iter().peekable());
         loop {
@@ -374,23 +382,25 @@ impl LabelSets {
         &self.pairs[self.span(item)]
     }
 
-    /// A label set has no name twice: a file with one that does could not be read.
+    /// Checks that no label set has a name twice; a file could not be read otherwise.
     fn check(&self, dictionary: &Dictionary<'_>) -> Result<()> {
         let name = |pair: u32| dictionary.name_of[pair as usize];
         for item in 0..self.ends.len() as u32 {
             if self.get(item).windows(2).any(|two| name(two[0]) == name(two[1])) {
-                return Err(Error::invalid("a label set to seal has a name twice"));
+                return Err(Error::invalid(
+                    "the segment input has a label set with a repeated name",
+                ));
             }
         }
         if self.ends.len() >= NONE as usize {
-            return Err(Error::too_large("rows of an index segment are used up"));
+            return Err(Error::too_large("an index segment has no free row number"));
         }
         Ok(())
     }
 }
 
 impl SortedRows {
-    /// Items by schema, then column by column.
+    /// Sorts items by schema, then column by column.
     fn new(items: LabelSets, dictionary: &Dictionary<'_>) -> Result<SortedRows> {
         items.check(dictionary)?;
         let mut schema_ids: HashMap<Vec<(u32, bool)>, u32> = HashMap::new();
@@ -427,7 +437,8 @@ impl SortedRows {
             sort_items(&items, dictionary, of_schema, &columns, &names, &mut order);
             schemas.push(SortedSchema { names, rows: start..order.len() as u32 });
         }
-        // What follows walks rows; label sets in their order are read about twice as fast.
+        // The following code iterates over rows; label sets in that order are read about twice as
+        // fast.
         let mut rows = LabelSets::default();
         rows.pairs.reserve_exact(items.pairs.len());
         rows.ends.reserve_exact(items.ends.len());
@@ -451,7 +462,7 @@ fn sort_items(
         let value_count = dictionary.value_count(names[column_idx].0);
         u32::BITS - value_count.saturating_sub(1).leading_zeros()
     };
-    // As many columns as fit make a number that sorts as they do.
+    // Pack as many columns as fit into a number with the same order.
     let (mut bits, mut packed_count) = (0, 0);
     while let Some(column_idx) = columns.get(packed_count)
         && bits + width(column_idx) <= 128
@@ -497,7 +508,7 @@ fn write_table(
         });
     }
     writer.push_records(&rows.cells, &rows.starts)?;
-    // A part is found by the labels that decide who joins, all others by all labels.
+    // The hash of a part covers its identity labels, that of other rows all labels.
     let mut hashes = Vec::with_capacity(sorted.order.len());
     for schema in &sorted.schemas {
         for row in schema.rows.clone() {
@@ -566,7 +577,8 @@ fn write_shapes(
     writer.push_records(&shapes, &starts)
 }
 
-/// Gives for each shape which part (row) lacks which position, positions first.
+/// Writes the records of parts. Returns for each shape the (position, part row) pairs of missing
+/// members.
 fn write_parts(
     writer: &mut FileWriter<'_>,
     builder: &Builder<'_>,
@@ -606,14 +618,14 @@ fn write_parts(
     Ok(lacking)
 }
 
-/// For each pair its lists of rows, name by name.
+/// Writes the posting lists of each pair, name by name.
 fn write_lists(
     writer: &mut FileWriter<'_>,
     dictionary: &Dictionary<'_>,
     sorted: &[SortedRows; 3],
 ) -> Result<()> {
     let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
-    // Table and row of the pairs of a bunch that have but one.
+    // Table and row of the pairs of a bunch that have exactly one.
     let mut single: Vec<(TableKind, u32)> = Vec::new();
     let pair_count = dictionary.name_of.len() as u32;
     for (name, pairs) in (0..).zip(dictionary.first_pairs.windows(2)) {
@@ -651,7 +663,7 @@ fn write_lists(
     writer.push_records(&lists, &starts)
 }
 
-/// Writes the last bunch anew if each of its pairs has one row, and all in one table.
+/// Rewrites the last bunch in the short form if each of its pairs has one row, all in one table.
 fn push_single_rows(
     rows: &[(TableKind, u32)],
     pair_count: u64,
@@ -670,7 +682,7 @@ fn push_single_rows(
     pack(rows.iter().map(|row| u64::from(row.1 - least)), width, lists);
 }
 
-/// The rows of each value of a name, back to back, and where each value's end.
+/// The rows of each value of a name, concatenated, and the end of each value's rows.
 fn rows_of_name(
     name: u32,
     value_count: usize,
@@ -691,7 +703,7 @@ fn rows_of_name(
     }
     let mut next = 0;
     for end in &mut ends {
-        // Where the value's rows begin, which ends up as where they end.
+        // Starts as the begin of the value's rows; the loop below advances it to their end.
         next += std::mem::replace(end, next);
     }
     let mut all = vec![0u32; next];

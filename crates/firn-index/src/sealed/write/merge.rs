@@ -1,4 +1,4 @@
-//! A segment as input of another.
+//! Adds a segment file to a builder.
 
 use firn_model::Result;
 
@@ -10,11 +10,11 @@ use crate::sealed::write::builder::{Builder, BuiltPart, MergeFilter};
 const NONE: u32 = u32::MAX;
 
 impl Builder<'_> {
-    /// Takes in what is alive of another segment, which is source number `source`, sequentially. Keeps four bytes for each of
-    /// its member sets meanwhile.
+    /// Adds the series of `segment`, source number `source`, that `live` keeps. Reads it
+    /// sequentially; needs four bytes per member set meanwhile.
     ///
     /// # Errors
-    /// `Corrupt` if the segment is damaged; the builder is to be thrown away then.
+    /// `Corrupt` if the segment is damaged; the builder must be dropped then.
     pub(crate) fn merge(
         &mut self,
         source: usize,
@@ -112,9 +112,9 @@ impl Builder<'_> {
     }
 }
 
-/// Pairs of a segment as pairs of the builder, sorted.
+/// Maps pairs of a segment to sorted pairs of the builder.
 fn renumbered(mut pairs: Vec<u32>, to: &[u32]) -> Vec<u32> {
-    // Each was checked to be one of its name's, so it has a number.
+    // Rows are checked to contain pairs of the segment only, so each has a number.
     pairs.iter_mut().for_each(|pair| *pair = to[*pair as usize]);
     pairs.sort_unstable();
     pairs

@@ -1,4 +1,4 @@
-//! From label sets and other segments to a segment file.
+//! The write path of a segment file: from label sets and other segments to a new file.
 
 pub(crate) mod builder;
 mod cluster;

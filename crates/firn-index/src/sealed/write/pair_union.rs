@@ -1,7 +1,9 @@
-//! The label pairs of several inputs as one sorted list, without a copy of their texts: files have their pairs sorted, memory is
-//! sorted by number, and walking all of them side by side gives each text once, as often as it is asked for.
+//! The label pairs of several inputs as one sorted list, without a copy of their texts. Files have
+//! sorted pairs, those in memory are sorted by number; a merging iteration yields each text once
+//! and can be repeated.
 //!
-//! So a merge holds numbers, four bytes for each pair of each input, however long the texts are.
+//! A merge therefore holds only four bytes per pair of each input, independent of the length of
+//! texts.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -12,23 +14,23 @@ use crate::memory::pairs::Pairs;
 use crate::sealed::format::strings::StringWalk;
 use crate::sealed::read::segment::Sealed;
 
-/// Who has pairs.
+/// An input with pairs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PairSource<'a> {
-    /// A segment in memory that does not change any more.
+    /// A frozen segment in memory.
     Memory(&'a Pairs),
     File(&'a Sealed),
 }
 
-/// The pairs of all sources, each text once, numbered by name and value.
+/// The distinct pairs of all sources, numbered by name and value.
 #[derive(Debug)]
 pub(crate) struct PairUnion<'a> {
     inputs: Vec<PairInput<'a>>,
-    /// Rising.
+    /// Ascending.
     names: Vec<&'a [u8]>,
     /// The number of each name's first pair, and the end.
     first_pairs: Vec<u32>,
-    /// By source: the number of each of its pairs.
+    /// By source, the number of each of its pairs.
     numbers: Vec<Vec<u32>>,
 }
 
@@ -38,13 +40,13 @@ enum PairInput<'a> {
         pairs: &'a Pairs,
         /// By name and value.
         order: Vec<u32>,
-        /// Names with where their pairs are in `order`.
+        /// Names with the range of their pairs in `order`.
         names: Vec<(&'a [u8], Range<usize>)>,
     },
     File(&'a Sealed),
 }
 
-/// Where the walk of one name's values is in one input; there is a value.
+/// The current value of one name in one input.
 #[derive(Debug)]
 struct ValueHead<'u> {
     source: usize,
@@ -57,12 +59,12 @@ enum ValueCursor<'u> {
     File { walk: StringWalk<'u>, end: u64 },
 }
 
-// The last number is nobody's: it says that there is none.
+// The last number is reserved.
 const PAIR_COUNT_MAX: u32 = u32::MAX - 1;
 
 impl<'a> PairUnion<'a> {
     /// # Errors
-    /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are used up.
+    /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are exhausted.
     pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<PairUnion<'a>> {
         let inputs: Vec<PairInput<'a>> =
             sources.iter().map(|&source| PairInput::new(source)).collect();
@@ -97,7 +99,7 @@ impl<'a> PairUnion<'a> {
         &self.numbers[source]
     }
 
-    /// Every source has been taken in: nobody asks for numbers any more.
+    /// Frees the numbers once all sources have been added.
     pub(crate) fn drop_numbers(&mut self) {
         self.numbers = Vec::new();
     }
@@ -106,7 +108,7 @@ impl<'a> PairUnion<'a> {
         self.first_pairs.last().map_or(0, |&end| end as usize)
     }
 
-    /// All names, rising, with the numbers of their pairs.
+    /// All names, ascending, with the numbers of their pairs.
     pub(crate) fn names(&self) -> impl Iterator<Item = (&'a [u8], Range<u32>)> {
         let ranges = self.first_pairs.windows(2).map(|pairs| pairs[0]..pairs[1]);
         self.names.iter().copied().zip(ranges)
@@ -130,7 +132,8 @@ impl<'a> PairUnion<'a> {
     }
 }
 
-/// Calls `each` with every value of a name in order, and with who has it: sources with the pair as it is called there.
+/// Calls `each` with every value of a name, in order, and with its owners: the sources and their
+/// ids of the pair.
 fn walk(
     inputs: &[PairInput<'_>],
     name: &[u8],
@@ -205,7 +208,7 @@ impl<'a> PairInput<'a> {
         }
     }
 
-    /// The first value of a name; `None` if it has none.
+    /// A cursor at the first value of a name; `None` if it has none.
     fn first(&self, name: &[u8]) -> Result<Option<ValueCursor<'_>>> {
         match self {
             PairInput::Memory { pairs, order, names } => {
@@ -241,7 +244,7 @@ impl ValueCursor<'_> {
         }
     }
 
-    /// Goes to the next value; whether there is one.
+    /// Advances to the next value; returns whether there is one.
     fn advance(&mut self) -> Result<bool> {
         match self {
             ValueCursor::Memory { rest, .. } => {
@@ -260,5 +263,5 @@ impl ValueCursor<'_> {
 }
 
 fn used_up() -> Error {
-    Error::too_large("label pairs are used up")
+    Error::too_large("the index has no free label pair number")
 }

@@ -1,4 +1,4 @@
-//! A damaged segment as input of another.
+//! Adds the readable content of a damaged segment to a builder.
 
 use firn_model::GroupId;
 
@@ -7,11 +7,11 @@ use crate::sealed::read::salvage::{NONE, SalvagedPairs, members_of};
 use crate::sealed::read::segment::Sealed;
 use crate::sealed::write::builder::{Builder, PartInput};
 
-/// Groups of which members are lost, from the first to the last, as far as their ids can be read.
+/// The first and the last group with lost members, as far as ids could be read.
 pub(crate) type LostGroups = Option<(GroupId, GroupId)>;
 
 impl SalvagedPairs {
-    /// The same pairs as of `builder`; `None` if a text is lost.
+    /// The builder's ids of pairs of the segment; `None` if a text is lost.
     fn of(&self, builder: &Builder<'_>, pairs: &[u32]) -> Option<Vec<u32>> {
         let known = pairs.iter().map(|&pair| {
             let known = self.known.get(pair as usize).copied().filter(|known| *known != NONE)?;
@@ -22,7 +22,7 @@ impl SalvagedPairs {
 }
 
 impl Builder<'_> {
-    /// Takes in what can be read of a damaged segment, of which `pairs` is this builder's only source.
+    /// Adds the readable content of a damaged segment. `pairs` must be this builder's only source.
     pub(crate) fn salvage(&mut self, segment: &Sealed, pairs: &SalvagedPairs) -> LostGroups {
         let mut lost: LostGroups = None;
         let mut lose = |group: Option<GroupId>| {
