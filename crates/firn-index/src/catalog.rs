@@ -13,6 +13,15 @@
 //! *closed* one take no new member: their slots may have been issued in a lost segment. The
 //! complete state as one part removes nothing and adds all.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
 /// A sealed segment as the manifest names it.
@@ -133,6 +142,12 @@ impl CatalogEdit {
             put(ids.len() as u64);
             ids.iter().for_each(|&id| put(id));
         }
+        // Pairs with `decode`: the next open depends on these bytes.
+        let decoded = CatalogEdit::decode(&out);
+        assert!(
+            decoded.is_ok_and(|decoded| decoded == *self),
+            "index part: {self:?} is unreadable"
+        );
         out
     }
 

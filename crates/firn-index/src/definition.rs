@@ -10,6 +10,15 @@
 //! A definition contains its group's labels, so that it can be replayed alone, twice, and in any
 //! order. A lone series has one member without labels.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
 
 /// A definition of some members of a group.
@@ -29,6 +38,7 @@ pub(crate) struct Definition {
 impl Definition {
     /// Appends the definition.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
         encode_varint(self.group.0, out);
         encode_varint(u64::from(self.lone), out);
         encode_varint(u64::from(self.first_slot), out);
@@ -36,6 +46,11 @@ impl Definition {
         push_labels(&self.labels, out);
         push_labels(&self.common, out);
         self.members.iter().for_each(|member| push_labels(member, out));
+        // Pairs with `decode`, which replay calls. Every write of a new series is here.
+        debug_assert!(
+            decode(&mut out.get(start..).unwrap_or_default()).is_ok_and(|decoded| decoded == *self),
+            "a definition that replay would refuse or change: {self:?}"
+        );
     }
 }
 

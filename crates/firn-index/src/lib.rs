@@ -44,6 +44,7 @@
 //! Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod cardinality;
 mod catalog;

@@ -71,7 +71,7 @@ impl<'a> DoubledSections<'a> {
     /// `Corrupt` if both copies are damaged.
     pub(crate) fn next(&mut self, section: Section) -> Result<&'a [u8]> {
         let at = self.at;
-        self.at += section.len;
+        self.at = self.at.saturating_add(section.len);
         let again = |error| self.blocks.part(self.again, at, section.len).map_err(|_| error);
         self.blocks.section(section).or_else(again)
     }
@@ -80,7 +80,8 @@ impl<'a> DoubledSections<'a> {
 impl PackedArray {
     /// Its bytes in the file.
     pub(crate) fn bytes(&self) -> u64 {
-        (packed_bytes(self.count as usize, self.width) + PACKED_PAD_BYTES) as u64
+        let count = usize::try_from(self.count).unwrap_or(usize::MAX);
+        packed_bytes(count, self.width).saturating_add(PACKED_PAD_BYTES) as u64
     }
 }
 
@@ -92,8 +93,8 @@ impl Records {
     #[inline]
     pub(crate) fn get<'a>(&self, blocks: &'a Blocks, idx: u64) -> Result<&'a [u8]> {
         let start = blocks.get_usize(&self.starts, idx)?;
-        let end = match idx + 1 < self.starts.count {
-            true => blocks.get_usize(&self.starts, idx + 1)?,
+        let end = match idx.saturating_add(1) < self.starts.count {
+            true => blocks.get_usize(&self.starts, idx.saturating_add(1))?,
             false => self.bytes.len,
         };
         blocks.part(self.bytes, start, end.checked_sub(start).ok_or_else(|| self.bad(blocks))?)
@@ -111,13 +112,14 @@ impl Records {
     ) -> Option<T> {
         let behind = next.take();
         let start = blocks.get_usize(&self.starts, idx).ok().or(behind)?;
-        let unverified = blocks.bytes.get(self.bytes.start..self.bytes.start + self.bytes.len)?;
+        let end = self.bytes.start.checked_add(self.bytes.len)?;
+        let unverified = blocks.bytes.get(self.bytes.start..end)?;
         let unverified = unverified.get(start..)?;
         let mut rest = unverified;
         let found = read(&mut rest)?;
-        let len = unverified.len() - rest.len();
+        let len = unverified.len().checked_sub(rest.len())?;
         blocks.part(self.bytes, start, len).ok()?;
-        *next = Some(start + len);
+        *next = start.checked_add(len);
         Some(found)
     }
 
@@ -138,6 +140,7 @@ impl Blocks {
         self.bytes.len() as u64
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
         self.checksums.capacity() * 4 + self.sound.capacity() * 8 + self.file.capacity()
     }
@@ -151,7 +154,7 @@ impl Blocks {
         let end = at.checked_add(len).filter(|&end| end <= self.end);
         let Some(end) = end else { return Err(self.past_end(at, len)) };
         if len > 0 {
-            self.verify(at / BLOCK_BYTES..(end - 1) / BLOCK_BYTES + 1)?;
+            self.verify(at / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES))?;
         }
         self.bytes.get(at..end).ok_or_else(|| self.past_end(at, len))
     }
@@ -159,12 +162,13 @@ impl Blocks {
     /// The damaged blocks, each with its range and error.
     pub(crate) fn check(&self) -> Vec<(Range<usize>, Error)> {
         let bytes = |block: usize| {
-            let start = block * BLOCK_BYTES;
-            start..(start + BLOCK_BYTES).min(self.end)
+            let start = block.saturating_mul(BLOCK_BYTES);
+            start..start.saturating_add(BLOCK_BYTES).min(self.end)
         };
         let blocks = 0..self.checksums.len();
-        let damaged =
-            |block| self.verify(block..block + 1).err().map(|error| (bytes(block), error));
+        let damaged = |block: usize| {
+            self.verify(block..block.saturating_add(1)).err().map(|error| (bytes(block), error))
+        };
         blocks.filter_map(damaged).collect()
     }
 
@@ -176,8 +180,9 @@ impl Blocks {
             let expected = self.checksums.get(range.start / BLOCK_BYTES);
             if let Some(there) = there.filter(|there| there.len() == range.len())
                 && expected == Some(&crc32(&there))
+                && let Some(damaged) = bytes.get_mut(range)
             {
-                bytes[range].copy_from_slice(&there);
+                damaged.copy_from_slice(&there);
             }
         }
         bytes
@@ -208,7 +213,7 @@ impl Blocks {
         if from.checked_add(len).is_none_or(|end| end > section.len) {
             return Err(self.past_end(section.start.saturating_add(from), len));
         }
-        self.slice(section.start + from, len)
+        self.slice(section.start.saturating_add(from), len)
     }
 
     /// Number `idx` of an array.
@@ -216,6 +221,11 @@ impl Blocks {
     /// # Errors
     /// `Corrupt` if the index is out of range or the block is damaged.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "hot; the array is inside the file, and idx is inside the array"
+    )]
     pub(crate) fn get(&self, array: &PackedArray, idx: u64) -> Result<u64> {
         if idx >= array.count {
             return Err(self.corrupt(
@@ -237,6 +247,10 @@ impl Blocks {
 
     /// As [`Blocks::get`], for an offset.
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "usize has 64 bits; the caller checks the offset"
+    )]
     pub(crate) fn get_usize(&self, array: &PackedArray, idx: u64) -> Result<usize> {
         Ok(self.get(array, idx)? as usize)
     }
@@ -268,8 +282,8 @@ impl Blocks {
 
     #[cold]
     fn verify_block(&self, block: usize) -> Result<()> {
-        let start = block * BLOCK_BYTES;
-        let end = (start + BLOCK_BYTES).min(self.end);
+        let start = block.saturating_mul(BLOCK_BYTES);
+        let end = start.saturating_add(BLOCK_BYTES).min(self.end);
         let bytes = self.bytes.get(start..end).unwrap_or_default();
         let expected = self.checksums.get(block).copied();
         let found = crc32(bytes);

@@ -75,11 +75,15 @@ impl IdBuckets {
     pub(crate) fn salvage(&self, blocks: &Blocks, mut each: impl FnMut(u64, u32)) {
         let Buckets { starts, tags, rows } = &self.buckets;
         for bucket in 0..starts.count.saturating_sub(1) {
-            let (start, end) = (blocks.get(starts, bucket), blocks.get(starts, bucket + 1));
+            let (start, end) =
+                (blocks.get(starts, bucket), blocks.get(starts, bucket.saturating_add(1)));
             let (Ok(start), Ok(end)) = (start, end) else { continue };
             for at in start..end.min(tags.count) {
-                if let (Ok(tag), Ok(row)) = (blocks.get(tags, at), blocks.get(rows, at)) {
-                    each(self.base.wrapping_add(bucket << self.shift | tag), row as u32);
+                let (tag, row) = (blocks.get(tags, at), blocks.get(rows, at));
+                let row = row.ok().and_then(|row| u32::try_from(row).ok());
+                let distance = bucket.checked_shl(self.shift).unwrap_or_default();
+                if let (Ok(tag), Some(row)) = (tag, row) {
+                    each(self.base.wrapping_add(distance | tag), row);
                 }
             }
         }
@@ -91,11 +95,14 @@ impl Buckets {
         if bucket >= self.starts.count.saturating_sub(1) {
             return Ok(Candidates { buckets: *self, next: 0, end: 0, tag });
         }
-        let end = blocks.get(&self.starts, bucket + 1)?;
+        let end = blocks.get(&self.starts, bucket.saturating_add(1))?;
         let (mut low, mut high) = (blocks.get(&self.starts, bucket)?, end);
         while low < high {
-            let middle = low + (high - low) / 2;
-            if blocks.get(&self.tags, middle)? < tag { low = middle + 1 } else { high = middle }
+            let middle = low.midpoint(high);
+            match blocks.get(&self.tags, middle)? < tag {
+                true => low = middle.saturating_add(1),
+                false => high = middle,
+            }
         }
         Ok(Candidates { buckets: *self, next: low, end, tag })
     }
@@ -107,8 +114,10 @@ impl Candidates {
         if self.next >= self.end || blocks.get(&self.buckets.tags, self.next)? != self.tag {
             return Ok(None);
         }
-        self.next += 1;
-        Ok(Some(blocks.get(&self.buckets.rows, self.next - 1)? as u32))
+        let row = blocks.get(&self.buckets.rows, self.next)?;
+        self.next = self.next.saturating_add(1);
+        let too_large = |_| blocks.corrupt(self.buckets.rows.start, "a row number exceeds 2^32");
+        u32::try_from(row).map(Some).map_err(too_large)
     }
 }
 
@@ -123,6 +132,7 @@ pub(crate) fn write_hashes(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
 }
 
 /// Encodes ids and rows, in any order.
+#[expect(clippy::arithmetic_side_effects, reason = "encodes data of this process")]
 pub(crate) fn write_ids(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
     entries.sort_unstable();
     let base = entries.first().map_or(0, |entry| entry.0);
@@ -133,6 +143,11 @@ pub(crate) fn write_ids(mut entries: Vec<(u64, u32)>) -> WrittenBuckets {
     write(&entries, bucket_count, |id| split_id(id - base, shift), base, shift)
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 fn write(
     entries: &[(u64, u32)],
     bucket_count: u64,
@@ -154,6 +169,10 @@ fn write(
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "the product of 64-bit numbers has 128 bits, its upper half 64"
+)]
 fn hash_bucket(hash: u64, bucket_count: u64) -> u64 {
     ((u128::from(hash) * u128::from(bucket_count)) >> 64) as u64
 }
@@ -162,6 +181,7 @@ fn hash_tag(hash: u64) -> u64 {
     hash & ((1 << HASH_TAG_BITS) - 1)
 }
 
+#[expect(clippy::arithmetic_side_effects, reason = "shift is below 64, checked at open")]
 fn split_id(distance: u64, shift: u32) -> (u64, u64) {
     (distance >> shift, distance & ((1 << shift) - 1))
 }

@@ -24,7 +24,7 @@ const TAIL_BYTES: usize = 12;
 const WRITE_BYTES: usize = 16 * BLOCK_BYTES;
 
 /// The table of contents in file order: numbers, byte sections, packed arrays.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub(crate) counts: Vec<u64>,
     pub(crate) sections: Vec<Section>,
@@ -40,19 +40,32 @@ pub(crate) struct ContentsReader<'a> {
     array_idx: usize,
 }
 
+impl Contents {
+    /// The number of its entries.
+    pub(crate) fn size(&self) -> ContentsSize {
+        ContentsSize {
+            counts: self.counts.len(),
+            sections: self.sections.len(),
+            arrays: self.arrays.len(),
+        }
+    }
+}
+
 impl<'a> ContentsReader<'a> {
     pub(crate) fn new(contents: &'a Contents) -> ContentsReader<'a> {
         ContentsReader { contents, count_idx: 0, section_idx: 0, array_idx: 0 }
     }
 
     pub(crate) fn count(&mut self) -> Option<u64> {
-        self.count_idx += 1;
-        self.contents.counts.get(self.count_idx - 1).copied()
+        let count = self.contents.counts.get(self.count_idx).copied();
+        self.count_idx = self.count_idx.saturating_add(1);
+        count
     }
 
     pub(crate) fn section(&mut self) -> Option<Section> {
-        self.section_idx += 1;
-        self.contents.sections.get(self.section_idx - 1).copied()
+        let section = self.contents.sections.get(self.section_idx).copied();
+        self.section_idx = self.section_idx.saturating_add(1);
+        section
     }
 
     /// A section and the array of its starts.
@@ -61,8 +74,9 @@ impl<'a> ContentsReader<'a> {
     }
 
     pub(crate) fn array(&mut self) -> Option<PackedArray> {
-        self.array_idx += 1;
-        self.contents.arrays.get(self.array_idx - 1).copied()
+        let array = self.contents.arrays.get(self.array_idx).copied();
+        self.array_idx = self.array_idx.saturating_add(1);
+        array
     }
 }
 
@@ -79,6 +93,11 @@ pub(crate) struct FileWriter<'f> {
     pub(crate) contents: Contents,
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "offsets in a file that this process writes"
+)]
 impl<'f> FileWriter<'f> {
     pub(crate) fn new(file: &'f dyn DiskFile) -> FileWriter<'f> {
         let (checksums, heads, contents) = Default::default();
@@ -139,6 +158,12 @@ impl<'f> FileWriter<'f> {
     /// # Errors
     /// As [`FileWriter::push_section`].
     pub(crate) fn push_records(&mut self, bytes: &[u8], starts: &[u64]) -> Result<()> {
+        // `Records::get` refuses a record that ends before it starts or after the section.
+        assert!(starts.is_sorted(), "record starts of an index file descend");
+        assert!(
+            starts.last().is_none_or(|last| *last <= bytes.len() as u64),
+            "a record is outside"
+        );
         self.push_section(bytes)?;
         self.push_array(starts)
     }
@@ -185,6 +210,11 @@ impl<'f> FileWriter<'f> {
         }
         self.checksums.extend(self.buf.chunks(BLOCK_BYTES).map(crc32));
         self.checksums.iter().for_each(|sum| footer.extend_from_slice(&sum.to_le_bytes()));
+        // Pairs with `open`: a footer that it would read differently must not become durable.
+        let parsed = parse(&footer, end, contents.size());
+        let (parsed, checksums) = parsed.expect("a footer that was just encoded is decodable");
+        assert!(parsed == *contents, "index footer: decoded offsets differ from the written ones");
+        assert!(checksums == self.checksums, "index footer: decoded checksums differ");
         let footer_bytes = u32::try_from(footer.len())
             .map_err(|_| Error::too_large("an index segment exceeds 64 TiB"))?;
         let mut tail = footer_bytes.to_le_bytes().to_vec();
@@ -213,7 +243,7 @@ impl<'f> FileWriter<'f> {
 }
 
 /// Numbers of entries in a table of contents.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContentsSize {
     pub(crate) counts: usize,
     pub(crate) sections: usize,
@@ -270,18 +300,22 @@ fn parse(mut footer: &[u8], footer_at: usize, size: ContentsSize) -> Option<(Con
     let mut take = |count: usize| (0..count).map(|_| next()).collect::<Option<Vec<u64>>>();
     let counts = take(size.counts)?;
     let (starts, lens) = (take(size.sections)?, take(size.sections)?);
-    let arrays = take(3 * size.arrays)?;
+    let arrays = take(size.arrays.saturating_mul(3))?;
     let fits =
         |start: u64, len: u64| start.checked_add(len).is_some_and(|end| end <= footer_at as u64);
     let sections = starts.iter().zip(&lens).map(|(&start, &len)| {
-        fits(start, len).then_some(Section { start: start as usize, len: len as usize })
+        let fitting = fits(start, len).then_some((start, len));
+        fitting.and_then(|(start, len)| {
+            Some(Section { start: usize::try_from(start).ok()?, len: usize::try_from(len).ok()? })
+        })
     });
     let arrays = arrays.chunks_exact(3).map(|array| {
         let &[start, width, count] = array else { return None };
         let width = u32::try_from(width).ok().filter(|width| *width <= 64)?;
         let len =
             packed_bytes(usize::try_from(count).ok()?, width).checked_add(PACKED_PAD_BYTES)?;
-        fits(start, len as u64).then_some(PackedArray { start: start as usize, count, width })
+        let start = fits(start, len as u64).then_some(usize::try_from(start).ok()?)?;
+        Some(PackedArray { start, count, width })
     });
     let (sections, arrays) = (sections.collect::<Option<_>>()?, arrays.collect::<Option<_>>()?);
     let (checksums, []) = footer.as_chunks::<4>() else { return None };

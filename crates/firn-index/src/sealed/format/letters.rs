@@ -49,14 +49,14 @@ impl Letters {
         let letter_count = counts.iter().map(|&count| usize::from(count)).sum();
         let mut letters = take_bytes(input, letter_count, "letters").ok()?.iter();
         let mut table = Box::new([(0u8, 0u8); 256]);
-        let mut next = 0;
-        for (bits, &count) in (1..).zip(&counts) {
+        let mut next = 0usize;
+        for (bits, &count) in (1u8..).zip(&counts) {
             for &letter in letters.by_ref().take(usize::from(count)) {
                 // The last table entry is the end's.
-                let places = 1usize << (BITS_MAX - bits);
-                let taken = table.get_mut(next..next + places).filter(|_| next + places < 256)?;
-                taken.fill((letter, bits as u8));
-                next += places;
+                let entries = 256usize.checked_shr(u32::from(bits))?;
+                let end = next.checked_add(entries).filter(|end| *end < 256)?;
+                table.get_mut(next..end)?.fill((letter, bits));
+                next = end;
             }
         }
         let bytes_min = usize::try_from(take_varint(input)?).ok()?;
@@ -65,6 +65,11 @@ impl Letters {
 
     /// Appends the letters of `coded`.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "hot; have is at most 64, codes have at most 8 bits, the index is a byte"
+    )]
     pub(crate) fn decode(&self, coded: &[u8], out: &mut Vec<u8>) {
         // The next bits, followed by ones.
         let (mut window, mut have) = (u64::MAX, 0u32);
@@ -94,6 +99,12 @@ impl Letters {
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 impl LetterCode {
     /// `None` if there are no letters, or all 256.
     pub(crate) fn new(counts: &[u64; 256]) -> Option<LetterCode> {
@@ -175,6 +186,11 @@ impl LetterCode {
 }
 
 /// The depth of each symbol in the Huffman tree.
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes data of this process"
+)]
 fn lengths(weights: &[(u64, usize)]) -> Vec<u8> {
     let mut parents = vec![0usize; 2 * weights.len() - 1];
     let mut rarest: BinaryHeap<Reverse<(u64, usize)>> =

@@ -38,14 +38,14 @@ impl<'a> PostingBunch<'a> {
     pub(crate) fn open(bytes: &'a [u8], len: u64) -> Option<PostingBunch<'a>> {
         let kind = match *bytes {
             [head, ..] if head >= BUNCH_OF_ROWS => {
-                TABLE_KINDS.get(usize::from(head - BUNCH_OF_ROWS))?
+                TABLE_KINDS.get(usize::from(head.saturating_sub(BUNCH_OF_ROWS)))?
             }
             _ => return Some(PostingBunch { rest: bytes, rows: None }),
         };
         let (&width, mut rest) = bytes.get(1..)?.split_first()?;
         let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
         let least = take_varint(&mut rest)?;
-        let packed = rest.get(..packed_bytes(len as usize, width))?;
+        let packed = rest.get(..packed_bytes(usize::try_from(len).ok()?, width))?;
         Some(PostingBunch { rest: packed, rows: Some((*kind, width, least)) })
     }
 
@@ -53,16 +53,16 @@ impl<'a> PostingBunch<'a> {
     pub(crate) fn take(&mut self, at: u64) -> Option<PairPostings<'a>> {
         let mut lists = PairPostings::default();
         if let Some((kind, width, least)) = self.rows {
-            let row =
-                least.checked_add(get_bits(self.rest, (at * u64::from(width)) as usize, width));
-            lists.lists[kind as usize] = Some(Postings::one(row?));
+            let bit_idx = usize::try_from(at.checked_mul(u64::from(width))?).ok()?;
+            let row = least.checked_add(get_bits(self.rest, bit_idx, width));
+            *lists.lists.get_mut(kind as usize)? = Some(Postings::one(row?));
             return Some(lists);
         }
         let (&flags, after) = self.rest.split_first()?;
         self.rest = after;
         for kind in TABLE_KINDS {
             if flags & (1 << kind as u8) != 0 {
-                lists.lists[kind as usize] = Some(Postings::take(&mut self.rest).ok()?);
+                *lists.lists.get_mut(kind as usize)? = Some(Postings::take(&mut self.rest).ok()?);
             }
         }
         Some(lists)
@@ -71,6 +71,6 @@ impl<'a> PostingBunch<'a> {
 
 impl<'a> PairPostings<'a> {
     pub(crate) fn of(&self, kind: TableKind) -> Option<Postings<'a>> {
-        self.lists[kind as usize]
+        self.lists.get(kind as usize).copied().flatten()
     }
 }

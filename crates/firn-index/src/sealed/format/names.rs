@@ -36,7 +36,7 @@ impl Names {
         for rank in 0..u32::try_from(name_count).ok()? {
             let len = usize::try_from(decode_varint(input)?).ok()?;
             let text = take_bytes(input, len, "name").ok()?;
-            if rank > 0 && names.text(rank - 1) >= text {
+            if rank.checked_sub(1).is_some_and(|before| names.text(before) >= text) {
                 return None;
             }
             names.text.extend_from_slice(text);
@@ -54,10 +54,13 @@ impl Names {
     }
 
     pub(crate) fn find(&self, name: &[u8]) -> Option<u32> {
-        let (mut low, mut high) = (0, self.ends.len() as u32);
+        let (mut low, mut high) = (0, u32::try_from(self.ends.len()).unwrap_or(u32::MAX));
         while low < high {
-            let middle = low + (high - low) / 2;
-            if self.text(middle) < name { low = middle + 1 } else { high = middle }
+            let middle = low.midpoint(high);
+            match self.text(middle) < name {
+                true => low = middle.saturating_add(1),
+                false => high = middle,
+            }
         }
         ((low as usize) < self.ends.len() && self.text(low) == name).then_some(low)
     }
@@ -65,21 +68,27 @@ impl Names {
     /// The name of a rank below [`Names::count`].
     #[inline]
     pub(crate) fn text(&self, rank: u32) -> &[u8] {
-        let start = rank.checked_sub(1).map_or(0, |before| self.ends[before as usize]);
-        &self.text[start as usize..self.ends[rank as usize] as usize]
+        let end_of = |rank: u32| self.ends.get(rank as usize).copied().unwrap_or_default();
+        let start = rank.checked_sub(1).map_or(0, end_of);
+        self.text.get(start as usize..end_of(rank) as usize).unwrap_or_default()
     }
 
     /// The pairs of a name.
     #[inline]
     pub(crate) fn pairs(&self, rank: u32) -> Range<u32> {
-        self.first_pairs[rank as usize]..self.first_pairs[rank as usize + 1]
+        match self.first_pairs.get(rank as usize..) {
+            Some(&[start, end, ..]) => start..end,
+            _ => 0..0,
+        }
     }
 
     /// The name of a pair.
     pub(crate) fn of_pair(&self, pair: u32) -> u32 {
-        (self.first_pairs.partition_point(|&first| first <= pair) as u32).saturating_sub(1)
+        let after = self.first_pairs.partition_point(|&first| first <= pair);
+        u32::try_from(after).unwrap_or(u32::MAX).saturating_sub(1)
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
         self.text.capacity() + self.ends.capacity() * 4 + self.first_pairs.capacity() * 4
     }

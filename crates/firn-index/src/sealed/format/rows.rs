@@ -98,10 +98,15 @@ impl Schema {
             let rows = next_row..next_row.checked_add(row_count)?;
             next_row = rows.end;
             let first_block = next_block;
-            next_block += u64::from(row_count.div_ceil(BLOCK_ROWS));
+            next_block = next_block.checked_add(u64::from(row_count.div_ceil(BLOCK_ROWS)))?;
             schemas.push(Schema { names, identity, rows, first_block });
         }
         bytes.is_empty().then_some(schemas)
+    }
+
+    /// Whether a column has an identity label.
+    pub(crate) fn is_identity(&self, column_idx: usize) -> bool {
+        self.identity.get(column_idx).copied().unwrap_or_default()
     }
 
     /// The identity names.
@@ -131,6 +136,7 @@ impl Rows {
         (row < self.count).then_some(idx)
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
         let of = |schema: &Schema| size_of::<Schema>() + schema.names.len() * 5;
         self.schemas.iter().map(of).sum()
@@ -147,7 +153,7 @@ impl<'a> RowReader<'a> {
         if !self.rows.contains(&row) {
             self.load_block(row)?;
         }
-        Ok(&self.table.schemas[self.schema_idx])
+        self.table.schemas.get(self.schema_idx).ok_or_else(|| self.bad())
     }
 
     /// The rank of `row`'s value in a column of its schema. The row's block must be loaded.
@@ -165,11 +171,11 @@ impl<'a> RowReader<'a> {
 
     fn load_block(&mut self, row: u32) -> Result<()> {
         let schema_idx = self.table.schema_of(row).ok_or_else(|| self.bad())?;
-        let schema = &self.table.schemas[schema_idx];
-        let in_schema = (row - schema.rows.start) / BLOCK_ROWS;
-        let block = schema.first_block + u64::from(in_schema);
+        let schema = self.table.schemas.get(schema_idx).ok_or_else(|| self.bad())?;
+        let in_schema = row.saturating_sub(schema.rows.start) / BLOCK_ROWS;
+        let block = schema.first_block.saturating_add(u64::from(in_schema));
         let mut rest = self.table.cells.get(self.blocks, block)?;
-        let first = schema.rows.start + in_schema * BLOCK_ROWS;
+        let first = schema.rows.start.saturating_add(in_schema.saturating_mul(BLOCK_ROWS));
         self.take_block(schema_idx, first, &mut rest).ok_or_else(|| self.bad())
     }
 
@@ -218,6 +224,10 @@ impl<'a> Column<'a> {
     }
 
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits"
+    )]
     fn rank(&mut self, at: u32) -> Option<u64> {
         let width = u32::from(self.width);
         if self.width != RUNS {
@@ -245,6 +255,7 @@ pub(crate) struct RowsWriter {
     pub(crate) starts: Vec<u64>,
 }
 
+#[expect(clippy::arithmetic_side_effects, reason = "encodes data of this process")]
 impl RowsWriter {
     /// Appends the rows of a schema; `rank(row, column)` returns a cell.
     pub(crate) fn push(
@@ -280,6 +291,12 @@ pub(crate) fn encode_schemas(schemas: &[(&[(u32, bool)], u32)]) -> Vec<u8> {
     out
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 fn push_column(ranks: &[u32], out: &mut Vec<u8>) {
     let base = ranks.iter().copied().min().unwrap_or(0);
     let width = bit_width(ranks.iter().map(|rank| u64::from(rank - base)).max().unwrap_or(0));

@@ -121,6 +121,10 @@ impl<'a> Shape<'a> {
 
     /// The parts of the shape that lack a position below `len`; `None` without lists or if
     /// malformed.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits, and widths are at most 32"
+    )]
     pub(crate) fn lacking(&self, position: u32) -> Option<Postings<'a>> {
         let lacks = self.lacks.as_ref()?;
         let start = get_bits(lacks.starts, position as usize * lacks.width as usize, lacks.width);
@@ -129,11 +133,21 @@ impl<'a> Shape<'a> {
 
     /// The member set at a position below `len`.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits, and widths are at most 32"
+    )]
     pub(crate) fn set(&self, position: u32) -> u32 {
         get_bits(self.sets, position as usize * self.width as usize, self.width) as u32
     }
 
     /// The position of a member set.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits, and widths are at most 32"
+    )]
     pub(crate) fn position(&self, set: u32) -> Option<u32> {
         let at = |idx: u32| {
             get_bits(self.order, idx as usize * self.order_width as usize, self.order_width) as u32
@@ -159,6 +173,11 @@ impl<'a> MissingLists<'a> {
 }
 
 /// Appends a shape. `lacking` contains (position, part) for each missing member, in any order.
+#[expect(
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 pub(crate) fn push_shape(
     sets: &[u32],
     parts: &[u64],
@@ -179,6 +198,7 @@ pub(crate) fn push_shape(
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "encodes data of this process")]
 fn push_lacks(len: u32, lacking: &mut [(u32, u32)], out: &mut Vec<u8>) {
     lacking.sort_unstable();
     let (mut starts, mut lists, mut ids) = (Vec::new(), Vec::new(), Vec::new());
@@ -218,12 +238,12 @@ impl<'a> PartReader<'a> {
         let is_ahead = row >= self.next && row / BUNCH_PARTS == self.next / BUNCH_PARTS;
         if !is_ahead || self.next.is_multiple_of(BUNCH_PARTS) {
             self.rest = self.parts.get(self.blocks, row / BUNCH_PARTS)?;
-            self.next = row / BUNCH_PARTS * BUNCH_PARTS;
+            self.next = (row / BUNCH_PARTS).saturating_mul(BUNCH_PARTS);
         }
         loop {
             let part =
                 PartRecord::take(&mut self.rest).ok_or_else(|| self.parts.bad(self.blocks))?;
-            self.next += 1;
+            self.next = self.next.saturating_add(1);
             if self.next > row {
                 return Ok(part);
             }
@@ -257,7 +277,7 @@ impl<'a> PartRecord<'a> {
                     decode_varint(input)?;
                     decode_varint(input)?;
                 }
-                SlotMap::Runs(count, &start[..start.len() - input.len()])
+                SlotMap::Runs(count, start.get(..start.len().checked_sub(input.len())?)?)
             }
             SLOTS_PACKED => {
                 let (&width, after) = input.split_first()?;
@@ -275,7 +295,7 @@ impl<'a> PartRecord<'a> {
     /// Number of members, for a shape of `len` positions.
     pub(crate) fn member_count(&self, len: u32) -> u32 {
         let missing = self.missing.map_or(0, |missing| missing.len());
-        u64::from(len).saturating_sub(missing) as u32
+        u32::try_from(u64::from(len).saturating_sub(missing)).unwrap_or_default()
     }
 
     /// Writes the missing positions, ascending, to `out`. `None` if malformed.
@@ -284,8 +304,10 @@ impl<'a> PartRecord<'a> {
         if let Some(missing) = self.missing {
             missing
                 .for_each_run(|first, last| {
-                    if last < u64::from(len) {
-                        out.extend(first as u32..=last as u32);
+                    if last < u64::from(len)
+                        && let (Ok(first), Ok(last)) = (u32::try_from(first), u32::try_from(last))
+                    {
+                        out.extend(first..=last);
                     }
                 })
                 .ok()?;
@@ -315,6 +337,11 @@ impl<'a> PartRecord<'a> {
     }
 
     /// The slot of the member with rank `rank`.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits, and widths are at most 32"
+    )]
     pub(crate) fn slot(&self, rank: u32) -> Option<u32> {
         match self.slots {
             SlotMap::Dense => Some(rank),
@@ -354,6 +381,11 @@ impl<'a> PartRecord<'a> {
     }
 
     /// Writes all slots, by rank, to `out`. `None` if their number is not `member_count`.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "hot; the product of 32-bit numbers fits in 64 bits, and widths are at most 32"
+    )]
     pub(crate) fn slots(&self, member_count: u32, out: &mut Vec<u32>) -> Option<()> {
         out.clear();
         match self.slots {
@@ -393,12 +425,12 @@ impl<'a> PartRecord<'a> {
             SlotMap::Dense => u64::from(member_count),
             SlotMap::Runs(..) => self
                 .runs()
-                .map(|(first, count)| u64::from(first) + u64::from(count))
+                .map(|(first, count)| u64::from(first).saturating_add(u64::from(count)))
                 .max()
                 .unwrap_or(0),
             SlotMap::PackedArray(..) => {
                 let slots = (0..member_count).filter_map(|rank| self.slot(rank));
-                slots.max().map_or(0, |slot| u64::from(slot) + 1)
+                slots.max().map_or(0, |slot| u64::from(slot).saturating_add(1))
             }
         };
         u32::try_from(end.checked_add(self.next_extra)?).ok()
@@ -413,7 +445,7 @@ impl<'a> PartRecord<'a> {
         let mut expected = 0u32;
         (0..count).map_while(move |_| {
             let distance = decode_varint(&mut rest)?;
-            let distance = (distance >> 1) as i64 ^ -((distance & 1) as i64);
+            let distance = (distance >> 1) as i64 ^ ((distance & 1) as i64).wrapping_neg();
             let first = i64::from(expected).checked_add(distance)?;
             let first = u32::try_from(first).ok()?;
             let count = u32::try_from(decode_varint(&mut rest)?).ok()?.checked_add(1)?;
@@ -424,6 +456,11 @@ impl<'a> PartRecord<'a> {
 }
 
 /// Appends a part: its missing positions (ascending), and its slots in order of positions.
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 pub(crate) fn push_part(
     shape: u32,
     missing: &[u64],
@@ -463,6 +500,12 @@ pub(crate) fn push_part(
     out.extend_from_slice(&coded);
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 fn slot_runs(slots: &[u32]) -> Vec<u8> {
     let (mut runs, mut count, mut expected) = (Vec::new(), 0u64, 0);
     for run in slots.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {

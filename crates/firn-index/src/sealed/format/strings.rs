@@ -103,6 +103,11 @@ impl Default for StringsPlanner {
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes data of this process"
+)]
 impl StringsPlanner {
     /// Chooses the encoding of the texts of the next name. `each` passes all of them, sorted; it is
     /// called twice for coded texts, because texts are not kept.
@@ -149,6 +154,12 @@ impl NameCode {
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "encodes data of this process"
+)]
 impl StringsWriter {
     /// Appends the next text, encoded with `code`, to `out`.
     pub(crate) fn push(&mut self, text: &[u8], code: &NameCode, out: &mut Vec<u8>) {
@@ -177,6 +188,11 @@ impl StringsWriter {
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes data of this process"
+)]
 impl PrefixTracker {
     /// Advances to `text`. Returns the length of the prefix that it shares with the previous text
     /// (0 at the start of a block), and whether it begins a block.
@@ -211,6 +227,7 @@ impl Strings {
         Strings { text, count, names }
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
         let tables = self.names.iter().filter(|name| name.1.is_some()).count();
         self.names.capacity() * size_of::<NameLetters>() + tables * 512
@@ -242,8 +259,9 @@ impl Strings {
             is_it = false;
             if entry.same <= agreed {
                 let new = entry.text(&mut decoded);
-                agreed = entry.same + common(new, wanted.get(entry.same..).unwrap_or_default());
-                is_it = agreed == entry.same + new.len() && agreed == wanted.len();
+                let agreed_new = common(new, wanted.get(entry.same..).unwrap_or_default());
+                agreed = entry.same.saturating_add(agreed_new);
+                is_it = agreed_new == new.len() && agreed == wanted.len();
             }
         }
         Ok(is_it)
@@ -262,8 +280,8 @@ impl Strings {
             walk.advance()?;
             match walk.key.as_slice().cmp(wanted) {
                 Ordering::Less => {}
-                Ordering::Equal => return Ok(Ok(walk.next_id() - 1)),
-                Ordering::Greater => return Ok(Err(walk.next_id() - 1)),
+                Ordering::Equal => return Ok(Ok(walk.next_id().saturating_sub(1))),
+                Ordering::Greater => return Ok(Err(walk.next_id().saturating_sub(1))),
             }
         }
         Ok(Err(ids.end))
@@ -281,11 +299,14 @@ impl Strings {
         let (mut low, mut high) = (ids.start.div_ceil(BLOCK_TEXTS), ids.end.div_ceil(BLOCK_TEXTS));
         let mut decoded = Vec::new();
         while low < high {
-            let middle = low + (high - low) / 2;
-            let first = self.entries(blocks, middle * BLOCK_TEXTS).take()?;
-            if first.text(&mut decoded) <= wanted { low = middle + 1 } else { high = middle }
+            let middle = low.midpoint(high);
+            let first = self.entries(blocks, middle.saturating_mul(BLOCK_TEXTS)).take()?;
+            match first.text(&mut decoded) <= wanted {
+                true => low = middle.saturating_add(1),
+                false => high = middle,
+            }
         }
-        let start = low.checked_sub(1).map_or(0, |block| block * BLOCK_TEXTS);
+        let start = low.checked_sub(1).map_or(0, |block| block.saturating_mul(BLOCK_TEXTS));
         self.walk(blocks, start.max(ids.start))
     }
 
@@ -304,7 +325,7 @@ impl Strings {
         idx: u64,
         rest: &mut &'a [u8],
     ) -> Option<Vec<Vec<u8>>> {
-        let mut entries = self.entries(blocks, idx * BLOCK_TEXTS);
+        let mut entries = self.entries(blocks, idx.saturating_mul(BLOCK_TEXTS));
         entries.rest = rest;
         let (mut texts, mut text) = (Vec::new(), Vec::new());
         for _ in 0..self.count.saturating_sub(entries.next).min(BLOCK_TEXTS) {
@@ -322,7 +343,7 @@ impl Strings {
 
     /// The entries from the start of the block of `id`.
     fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> TextEntries<'a> {
-        let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        let next = (id / BLOCK_TEXTS).saturating_mul(BLOCK_TEXTS);
         TextEntries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
     }
 
@@ -358,7 +379,7 @@ impl<'a> TextEntries<'a> {
         let bytes_min = letters.map_or(0, |letters| letters.bytes_min);
         let taken = take_entry(&mut self.rest, is_first, bytes_min);
         let (same, new) = taken.ok_or_else(|| self.strings.bad(self.blocks))?;
-        self.next += 1;
+        self.next = self.next.saturating_add(1);
         Ok(TextEntry { same, new, letters })
     }
 }
@@ -432,7 +453,7 @@ impl StringWalk<'_> {
     pub(crate) fn go_to(&mut self, id: u64) -> Result<()> {
         let next = self.entries.next;
         if id < next || id / BLOCK_TEXTS != next / BLOCK_TEXTS {
-            self.entries.next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+            self.entries.next = (id / BLOCK_TEXTS).saturating_mul(BLOCK_TEXTS);
         }
         while self.entries.next < id {
             self.advance()?;

@@ -1,5 +1,14 @@
 //! Series counts per label pair.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Result};
 
@@ -72,15 +81,17 @@ impl Sealed {
         let lists = self.pair_lists(pair)?;
         let mut count = lists.of(TableKind::Lone).map_or(0, |list| list.len());
         for row in lists.of(TableKind::Parts).iter().flat_map(Postings::iter) {
-            count += u64::from(self.part(row as u32)?.1);
+            let row = u32::try_from(row).map_err(|_| self.bad_part())?;
+            count = count.saturating_add(u64::from(self.part(row)?.1));
         }
         if let Some(list) = lists.of(TableKind::MemberSets) {
             let mut sets = Vec::new();
             list.iter().for_each(|set| push_run(set, set, &mut sets));
             let sets = IdSet::from_runs(sets);
             let parts = IdSet::below(self.parts.rows.count);
-            count +=
+            let with_set =
                 self.count_class(&MatchClass { parts, sets: Some(sets) }, &CancelToken::new())?;
+            count = count.saturating_add(with_set);
         }
         Ok(count)
     }
@@ -88,7 +99,8 @@ impl Sealed {
     fn member_counts(&self, cancel: &CancelToken) -> Result<MemberCounts> {
         let mut of_part = Vec::with_capacity(self.parts.rows.count as usize);
         let mut of_set = vec![0u32; self.sets.rows.count as usize];
-        let mut of_shape = vec![0u32; self.shapes.starts.count as usize];
+        let shape_count = usize::try_from(self.shapes.starts.count).unwrap_or_default();
+        let mut of_shape = vec![0u32; shape_count];
         let mut missing = Vec::new();
         for row in 0..self.parts.rows.count {
             if row.is_multiple_of(ITEMS_PER_CHECK) {
@@ -98,7 +110,7 @@ impl Sealed {
             let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
             of_part.push(part.member_count(shape.len));
             if let Some(count) = of_shape.get_mut(part.shape as usize) {
-                *count += 1;
+                *count = count.saturating_add(1);
             }
             part.missing(shape.len, &mut missing).ok_or_else(|| self.bad_part())?;
             for &position in &missing {
@@ -124,7 +136,7 @@ impl PairCounts<'_> {
     /// Advances to the next pair with a series; false at the end.
     pub(crate) fn advance(&mut self) -> Result<bool> {
         while self.values.next_id() < self.segment.pair_count() {
-            let pair = self.values.next_id() as u32;
+            let Ok(pair) = u32::try_from(self.values.next_id()) else { break };
             if pair.is_multiple_of(ITEMS_PER_CHECK) {
                 self.cancel.check()?;
             }
@@ -162,10 +174,11 @@ impl MemberCounts {
     fn series_count(&self, lists: &PairPostings<'_>) -> u64 {
         let sum = |list: Option<Postings<'_>>, counts: &[u32]| -> u64 {
             let ids = list.iter().flat_map(Postings::iter);
-            ids.filter_map(|id| counts.get(id as usize)).map(|&count| u64::from(count)).sum()
+            let counts = ids.filter_map(|id| counts.get(usize::try_from(id).ok()?));
+            counts.map(|&count| u64::from(count)).sum()
         };
-        lists.of(TableKind::Lone).map_or(0, |list| list.len())
-            + sum(lists.of(TableKind::Parts), &self.of_part)
-            + sum(lists.of(TableKind::MemberSets), &self.of_set)
+        let lone = lists.of(TableKind::Lone).map_or(0, |list| list.len());
+        lone.saturating_add(sum(lists.of(TableKind::Parts), &self.of_part))
+            .saturating_add(sum(lists.of(TableKind::MemberSets), &self.of_set))
     }
 }

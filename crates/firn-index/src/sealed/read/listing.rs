@@ -1,5 +1,14 @@
 //! Label names and values, of all series or of a selection.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::BTreeSet;
 
 use firn_codec::postings::Postings;
@@ -25,7 +34,7 @@ impl Sealed {
         let mut ranks: BTreeSet<u32> = BTreeSet::new();
         match of {
             None => {
-                for name in 0..self.names.count() as u32 {
+                for name in 0..u32::try_from(self.names.count()).unwrap_or(u32::MAX) {
                     cancel.check()?;
                     for pair in self.names.pairs(name) {
                         if self.is_used(pair)? {
@@ -41,7 +50,8 @@ impl Sealed {
                     let rows = &self.table(kind).rows;
                     let schema_idx = rows.schema_of(row).ok_or_else(|| self.bad_part())?;
                     if seen.insert((kind as u8, schema_idx)) {
-                        ranks.extend(&rows.schemas[schema_idx].names);
+                        let schema = rows.schemas.get(schema_idx);
+                        ranks.extend(schema.iter().flat_map(|schema| &schema.names));
                     }
                     Ok(())
                 })?;
@@ -80,7 +90,7 @@ impl Sealed {
         let mut readers = [TableKind::Lone, TableKind::Parts, TableKind::MemberSets]
             .map(|kind| self.table(kind).rows.reader(&self.blocks));
         self.each_row(of, cancel, |kind, row| {
-            let reader = &mut readers[kind as usize];
+            let reader = readers.get_mut(kind as usize).ok_or_else(|| self.bad_part())?;
             let schema = reader.load(row)?;
             if let Ok(column_idx) = schema.names.binary_search(&name) {
                 let rank = reader.rank(row, column_idx)? as usize;
@@ -92,8 +102,8 @@ impl Sealed {
         })?;
         let mut value = Vec::new();
         for pair in pairs.clone() {
-            let rank = (pair - pairs.start) as usize;
-            if seen[rank / 64] & (1 << (rank % 64)) != 0 {
+            let rank = pair.saturating_sub(pairs.start) as usize;
+            if seen.get(rank / 64).is_some_and(|word| word & (1 << (rank % 64)) != 0) {
                 self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
                 out.insert(self.text_of(&value)?);
             }
@@ -158,7 +168,8 @@ impl Sealed {
             return Ok(true);
         }
         for row in lists.of(TableKind::Parts).iter().flat_map(Postings::iter) {
-            if self.part(row as u32)?.1 > 0 {
+            let row = u32::try_from(row).map_err(|_| self.bad_part())?;
+            if self.part(row)?.1 > 0 {
                 return Ok(true);
             }
         }

@@ -1,5 +1,14 @@
 //! From a label set to its series, and from a series to its labels.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
 
 use hashbrown::HashMap;
@@ -121,7 +130,8 @@ impl Sealed {
             before => before,
         };
         let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
-        let names = &self.parts.rows.schemas[schema_idx].names;
+        let schema = self.parts.rows.schemas.get(schema_idx);
+        let names = &schema.ok_or_else(|| self.bad_part())?.names;
         let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
         let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
         let sets = before.map_or_else(HashMap::new, |before| before.sets);
@@ -155,7 +165,8 @@ impl Sealed {
         }
         let row = neighbour.row;
         let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
-        let set = self.find_set(labels, &self.parts.rows.schemas[schema_idx])?;
+        let schema = self.parts.rows.schemas.get(schema_idx);
+        let set = self.find_set(labels, schema.ok_or_else(|| self.bad_part())?)?;
         let place = set.and_then(|set| Some((set, neighbour.slot(set)?)));
         Ok(place.map(|(set, slot)| LocatedSeries {
             series: SeriesRef { group: neighbour.group, slot },
@@ -192,7 +203,8 @@ impl Sealed {
         while let Some(row) = rows.next(&self.blocks)? {
             // The cheapest checks first: a group may have many siblings.
             let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
-            let schema = &self.parts.rows.schemas[schema_idx];
+            let schema = self.parts.rows.schemas.get(schema_idx);
+            let schema = schema.ok_or_else(|| self.bad_part())?;
             let rest = match known.iter().find(|rest| rest.schema_idx == schema_idx) {
                 Some(rest) => *rest,
                 None => {
@@ -222,7 +234,7 @@ impl Sealed {
     /// `labels` lacks a name of the schema.
     fn find_set(&self, labels: &HashedLabels<'_>, schema: &Schema) -> Result<Option<u32>> {
         let Some(hash) = self.hash_of_names(labels, &schema.names) else { return Ok(None) };
-        let rest_count = labels.pairs().len() - schema.names.len();
+        let rest_count = labels.pairs().len().saturating_sub(schema.names.len());
         let mut rows = self.sets.hashes.rows(&self.blocks, labels.hash().wrapping_sub(hash))?;
         while let Some(row) = rows.next(&self.blocks)? {
             let mut reader = self.sets.rows.reader(&self.blocks);
@@ -245,7 +257,7 @@ impl Sealed {
         self.each_part_of_identity(identity, |group, member_count, next_slot| match &mut open {
             Some(open) if open.group > group => {}
             Some(open) if open.group == group => {
-                open.live_count += member_count;
+                open.live_count = open.live_count.saturating_add(member_count);
                 open.next_slot = open.next_slot.max(next_slot);
             }
             _ => open = Some(OpenGroup { group, next_slot, live_count: member_count }),
@@ -255,9 +267,9 @@ impl Sealed {
 
     /// Members of all groups with exactly these identity labels, without lone series.
     pub(crate) fn group_series_count(&self, identity: &HashedLabels<'_>) -> Result<u64> {
-        let mut count = 0;
+        let mut count = 0u64;
         self.each_part_of_identity(identity, |_, member_count, _| {
-            count += u64::from(member_count)
+            count = count.saturating_add(u64::from(member_count));
         })?;
         Ok(count)
     }
@@ -272,7 +284,7 @@ impl Sealed {
         let mut rows = self.parts.hashes.rows(&self.blocks, identity.hash())?;
         while let Some(row) = rows.next(&self.blocks)? {
             let schema = reader.load(row)?;
-            let is_identity = |column_idx: usize| schema.identity[column_idx];
+            let is_identity = |column_idx: usize| schema.is_identity(column_idx);
             if schema.identity_names().count() == identity.pairs().len()
                 && self.row_is(&mut reader, row, schema, identity, is_identity)?
             {
@@ -311,7 +323,7 @@ impl Sealed {
             return Ok(None);
         };
         let mut reader = self.parts.rows.reader(&self.blocks);
-        let pairs = self.row_pairs(&mut reader, row, |schema, idx| schema.identity[idx])?;
+        let pairs = self.row_pairs(&mut reader, row, |schema, idx| schema.is_identity(idx))?;
         Ok(Some((self.labels_of_pairs(&pairs)?, false)))
     }
 
@@ -380,7 +392,7 @@ impl Sealed {
         keep: impl Fn(&Schema, usize) -> bool,
     ) -> Result<Vec<u32>> {
         let schema = reader.load(row)?;
-        let mut pairs = Vec::with_capacity(schema.names.len() + 4);
+        let mut pairs = Vec::with_capacity(schema.names.len().saturating_add(4));
         for (column_idx, &name) in schema.names.iter().enumerate() {
             if keep(schema, column_idx) {
                 pairs.push(self.pair_at(name, reader.rank(row, column_idx)?)?);

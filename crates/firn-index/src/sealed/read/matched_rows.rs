@@ -1,5 +1,14 @@
 //! The matching rows of one segment. Counting them does not read most groups.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Result};
 
@@ -29,6 +38,10 @@ impl Sealed {
     ///
     /// # Errors
     /// `Canceled` or `Timeout` as the token reports.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; counts of rows and members of one file are below 2^63"
+    )]
     pub(crate) fn count(&self, found: &MatchedRows, cancel: &CancelToken) -> Result<u64> {
         let mut count = found.lone.count();
         for class in &found.classes {
@@ -37,6 +50,10 @@ impl Sealed {
         Ok(count)
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; counts of rows and members of one file are below 2^63"
+    )]
     pub(crate) fn count_class(&self, class: &MatchClass, cancel: &CancelToken) -> Result<u64> {
         let part_count = class.parts.count();
         let shapes = match self.shapes_of_class(class)? {
@@ -44,7 +61,7 @@ impl Sealed {
             None if part_count <= PARTS_TRIED_MAX.min(self.shapes.starts.count) => {
                 return self.count_parts(class, &class.parts, cancel);
             }
-            None => IdSet::below(self.shapes.starts.count as u32),
+            None => IdSet::below(u32::try_from(self.shapes.starts.count).unwrap_or(u32::MAX)),
         };
         let is_all = part_count == u64::from(self.parts.rows.count);
         let (mut count, mut positions) = (0, Vec::new());
@@ -89,6 +106,10 @@ impl Sealed {
     }
 
     /// Counts part by part.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; counts of rows and members of one file are below 2^63"
+    )]
     fn count_parts(&self, class: &MatchClass, rows: &IdSet, cancel: &CancelToken) -> Result<u64> {
         let mut reader = PartReader::new(&self.blocks, &self.part_records);
         let mut passing: Option<(u32, u32, Vec<u32>)> = None;
@@ -143,6 +164,10 @@ impl Sealed {
     }
 
     /// Number of `rows` in a posting list of a shape.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot; counts of rows and members of one file are below 2^63"
+    )]
     fn count_common(&self, list: &Postings<'_>, rows: &IdSet) -> Result<u64> {
         let (mut left, mut count) = (rows.runs(), 0);
         let walked = list.for_each_run(|first, last| {

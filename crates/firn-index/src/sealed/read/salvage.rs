@@ -5,6 +5,15 @@
 //! next file. A damaged block therefore costs only the label sets in it, and those that need a text
 //! or a shape in it.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{GroupId, Result};
 
 use crate::memory::pairs::Pairs;
@@ -35,16 +44,22 @@ impl Sealed {
     /// `TooLarge` when ids are exhausted.
     pub(crate) fn salvage_pairs(&self) -> Result<SalvagedPairs> {
         let (text, count) = (&self.strings.text, self.pair_count());
-        let mut salvaged =
-            SalvagedPairs { pairs: Pairs::default(), known: vec![NONE; count as usize] };
+        let known_count = usize::try_from(count).unwrap_or_default();
+        let known = vec![NONE; known_count];
+        let mut salvaged = SalvagedPairs { pairs: Pairs::default(), known };
         let mut next = Some(0);
         for block in 0..count.div_ceil(BLOCK_TEXTS) {
             let texts = text.salvage(&self.blocks, block, &mut next, |rest| {
                 self.strings.take_block(&self.blocks, block, rest)
             });
-            for (pair, text) in (block * BLOCK_TEXTS..).zip(texts.into_iter().flatten()) {
-                let name = self.names.text(self.names.of_pair(pair as u32));
-                salvaged.known[pair as usize] = salvaged.pairs.intern(name, &text)?;
+            let first = block.saturating_mul(BLOCK_TEXTS);
+            for (pair, text) in (first..).zip(texts.into_iter().flatten()) {
+                let Ok(pair) = u32::try_from(pair) else { break };
+                let name = self.names.text(self.names.of_pair(pair));
+                let id = salvaged.pairs.intern(name, &text)?;
+                if let Some(known) = salvaged.known.get_mut(pair as usize) {
+                    *known = id;
+                }
             }
         }
         Ok(salvaged)
@@ -58,13 +73,13 @@ impl Sealed {
     ) {
         let rows = &self.table(kind).rows;
         let mut reader = rows.reader(&self.blocks);
-        let (mut next, mut block) = (Some(0), 0);
+        let (mut next, mut block) = (Some(0), 0u64);
         for (schema_idx, schema) in rows.schemas.iter().enumerate() {
             for first in schema.rows.clone().step_by(BLOCK_ROWS as usize) {
                 let taken = rows.cells.salvage(&self.blocks, block, &mut next, |rest| {
                     reader.take_block(schema_idx, first, rest)
                 });
-                block += 1;
+                block = block.saturating_add(1);
                 for row in first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS)) {
                     let pairs = taken.map(|()| self.row_pairs(&mut reader, row, |_, _| true));
                     each(row, schema, pairs.and_then(Result::ok));
@@ -92,14 +107,15 @@ impl Sealed {
         let (count, mut next) = (self.parts.rows.count as usize, Some(0));
         let mut parts = Vec::with_capacity(count);
         while parts.len() < count {
-            let (bunch, len) = (parts.len() as u64 / BUNCH_PARTS, count - parts.len());
-            let len = len.min(BUNCH_PARTS as usize);
+            let bunch = parts.len() as u64 / BUNCH_PARTS;
+            let bunch_max = usize::try_from(BUNCH_PARTS).unwrap_or(usize::MAX);
+            let len = count.saturating_sub(parts.len()).min(bunch_max);
             let taken = self.part_records.salvage(&self.blocks, bunch, &mut next, |rest| {
                 (0..len).map(|_| PartRecord::take(rest)).collect::<Option<Vec<_>>>()
             });
             match taken {
                 Some(taken) => parts.extend(taken.into_iter().map(Some)),
-                None => parts.resize(parts.len() + len, None),
+                None => parts.resize(parts.len().saturating_add(len), None),
             }
         }
         parts

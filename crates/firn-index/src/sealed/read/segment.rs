@@ -1,5 +1,14 @@
 //! An open segment file.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::sync::Arc;
 
 use firn_codec::postings::Postings;
@@ -88,7 +97,8 @@ impl Sealed {
         let regions = self.regions();
         let named = |(range, error): (std::ops::Range<usize>, Error)| {
             let here = |region: &&(&str, Section)| {
-                region.1.start < range.end && range.start < region.1.start + region.1.len
+                let end = region.1.start.saturating_add(region.1.len);
+                region.1.start < range.end && range.start < end
             };
             let mut names: Vec<&str> = regions.iter().filter(here).map(|region| region.0).collect();
             names.sort_unstable();
@@ -160,6 +170,16 @@ impl Sealed {
         if counts.max().is_some_and(|count| count > most) {
             return Err(absurd());
         }
+        // Pairs with the assertions of the writer.
+        let has_ids = |table: &Table| {
+            let row_count = u64::from(table.rows.count);
+            table.ids.count == row_count && table.by_id.buckets.rows.count == row_count
+        };
+        let has_hashes = |table: &Table| table.hashes.0.rows.count == u64::from(table.rows.count);
+        let is_complete = has_ids(&lone) && has_ids(&parts);
+        if !is_complete || ![&lone, &parts, &sets].into_iter().all(has_hashes) {
+            return Err(absurd());
+        }
         let mut identities: Vec<Vec<u32>> =
             parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
         identities.sort_unstable();
@@ -217,19 +237,21 @@ impl Sealed {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
         for (what, section) in self.regions() {
             match uses.iter_mut().find(|used| used.0 == what) {
-                Some(used) => used.1 += section.len as u64,
+                Some(used) => used.1 = used.1.saturating_add(section.len as u64),
                 None => uses.push((what, section.len as u64)),
             }
         }
         let known: u64 = uses.iter().map(|used| used.1).sum();
-        uses.push(("names, schemas, checksums", self.file_bytes() - known));
+        uses.push(("names, schemas, checksums", self.file_bytes().saturating_sub(known)));
         uses
     }
 
     /// The regions of the file with their use, except those that are read at open.
     fn regions(&self) -> Vec<(&'static str, Section)> {
-        let array =
-            |array: &PackedArray| Section { start: array.start, len: array.bytes() as usize };
+        let array = |array: &PackedArray| Section {
+            start: array.start,
+            len: usize::try_from(array.bytes()).unwrap_or(usize::MAX),
+        };
         let mut regions = Vec::new();
         let mut add = |what, section| regions.push((what, section));
         let mut records = |what, records: &Records| {
@@ -255,6 +277,7 @@ impl Sealed {
     }
 
     /// Memory besides the mapped file.
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
@@ -273,7 +296,7 @@ impl Sealed {
     /// The posting lists of `pair`.
     pub(crate) fn pair_lists(&self, pair: u32) -> Result<PairPostings<'_>> {
         let mut lists = PairPostings::default();
-        self.each_pair_lists(pair..pair + 1, |_, found| {
+        self.each_pair_lists(pair..pair.saturating_add(1), |_, found| {
             lists = found;
             Ok(())
         })?;
@@ -287,7 +310,7 @@ impl Sealed {
         mut each: impl FnMut(u32, PairPostings<'a>) -> Result<()>,
     ) -> Result<()> {
         let mut bunch = PostingBunch::default();
-        let start = u64::from(pairs.start) / BUNCH_LISTS * BUNCH_LISTS;
+        let start = (u64::from(pairs.start) / BUNCH_LISTS).saturating_mul(BUNCH_LISTS);
         for pair in start..u64::from(pairs.end) {
             if pair.is_multiple_of(BUNCH_LISTS) {
                 let len = BUNCH_LISTS.min(self.pair_count().saturating_sub(pair));
@@ -297,8 +320,10 @@ impl Sealed {
             }
             let lists = bunch.take(pair % BUNCH_LISTS);
             let lists = lists.ok_or_else(|| self.lists.bad(&self.blocks))?;
-            if pair >= u64::from(pairs.start) {
-                each(pair as u32, lists)?;
+            if let Ok(pair) = u32::try_from(pair)
+                && pair >= pairs.start
+            {
+                each(pair, lists)?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use firn_model::{Error, Result, encode_varint};
 use hashbrown::HashMap;
 
 use crate::sealed::format::buckets::{WrittenBuckets, write_hashes, write_ids};
-use crate::sealed::format::footer::FileWriter;
+use crate::sealed::format::footer::{FileWriter, SEGMENT_CONTENTS};
 use crate::sealed::format::hash::pair_hash;
 use crate::sealed::format::lists::{BUNCH_LISTS, BUNCH_OF_ROWS, TABLE_KINDS, TableKind};
 use crate::sealed::format::rows::{RowsWriter, encode_schemas};
@@ -149,6 +149,11 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
     write_shapes(&mut writer, &builder, &sorted)?;
     write_lists(&mut writer, &dictionary, &sorted)?;
     writer.push_heads_again()?;
+    // Pairs with `Sealed::open`, which reads exactly these entries.
+    assert!(
+        writer.contents.size() == SEGMENT_CONTENTS,
+        "index file: entries differ from the format"
+    );
     let file_bytes = writer.finish()?;
     Ok(SegmentTotals { file_bytes, series_count: series_count as u64, group_count })
 }
@@ -518,6 +523,12 @@ fn write_table(
             hashes.push((pairs.fold(0, |hash, (pair, _)| sum(hash, *pair)), row));
         }
     }
+    // Pairs with the check of row counts in `Sealed::open`.
+    assert!(hashes.len() == sorted.order.len(), "index file: rows without a hash entry");
+    assert!(
+        kind == TableKind::MemberSets || by_id.rows.len() == sorted.order.len(),
+        "index file: rows without a group id"
+    );
     let base = by_id.base;
     for buckets in [write_hashes(hashes), by_id] {
         writer.push_array(&buckets.starts)?;

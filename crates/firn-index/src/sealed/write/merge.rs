@@ -99,7 +99,8 @@ impl Builder<'_> {
                 self.members.push((slot, known));
             }
             let labels = |part_reader: &mut _, identity: bool| {
-                segment.row_pairs(part_reader, row, |schema, idx| schema.identity[idx] == identity)
+                segment
+                    .row_pairs(part_reader, row, |schema, idx| schema.is_identity(idx) == identity)
             };
             let numbers = self.pairs.numbers(source);
             let identity = renumbered(labels(&mut part_reader, true)?, numbers);
