@@ -1,5 +1,6 @@
-//! Members that come and go in groups that stay, as containers of a node do: they leave the index when their samples
-//! do, and lists over a time range know them apart without reading data.
+//! Members that join and leave groups that stay, as pods of a Kubernetes node do. They leave the
+//! index with their samples, and listings over a time range separate old members from new ones
+//! without reading data.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,7 +45,8 @@ fn resolve(engine: &Engine, pods: impl Iterator<Item = usize>) -> Vec<SeriesRef>
     engine.resolve(&labels).into_iter().map(|found| found.expect("resolves")).collect()
 }
 
-/// A sample of each of `pods` every five minutes of the hour that begins now; then the hour is over and all work done.
+/// Advances the clock by an hour, writes a sample of each of `pods` for every five minutes of it,
+/// flushes, and completes all background work.
 fn live_an_hour(sim: &Sim, engine: &Engine, pods: std::ops::Range<usize>) {
     let start = sim.env().clock.now_ms();
     sim.clock.advance(Duration::from_millis(HOUR_MS as u64));
@@ -63,8 +65,10 @@ fn pods_of(hour: usize) -> std::ops::Range<usize> {
     hour * NEW_EVERY_HOUR..hour * NEW_EVERY_HOUR + LIVING
 }
 
-/// Members whose samples went leave although their group lives on; once half of its slots are dead new members go to a
-/// sibling, whose slots are few.
+/// Every hour a third of the pods is replaced, and retention removes samples that are older than
+/// four hours. Members without samples leave the index although their group stays. Once half of the
+/// group's slots are dead, new members join a sibling group, so slot numbers stay low. After a
+/// power failure the index and the references are unchanged.
 #[test]
 fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     const HOURS: usize = 20;
@@ -82,7 +86,8 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     }
     let ever = pods_of(HOURS - 1).end;
     let stats = engine.stats();
-    // Retention is four hours, partitions have up to two, and the index is looked through every hour.
+    // Retention is four hours, a partition spans up to two hours, and the index is checked for dead
+    // series every hour.
     let bound = LIVING + 8 * NEW_EVERY_HOUR;
     assert!(series_count_max <= bound as u64, "{series_count_max} series, {bound} may be");
     assert_eq!(stats.series_removed, ever as u64 - stats.index.series_count);
@@ -93,7 +98,7 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     let newest = resolve(&engine, ever - 1..ever)[0];
     assert_ne!(newest.group, first, "a sibling opened");
     assert!((newest.slot.0 as usize) < ever / 2, "{newest:?} is one of few");
-    // After a restart the same holds, and the youngest sibling goes on.
+    // After a restart the same holds, and new members join the youngest sibling.
     drop(engine);
     sim.crash();
     sim.restart();
@@ -103,8 +108,8 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     assert_eq!(resolve(&engine, ever..ever + 1)[0].group, newest.group);
 }
 
-/// Lists over a time range read no block and decode no column, wherever the samples lie, and know the members of a group
-/// apart.
+/// Listings over a time range read no block and decode no column, wherever the samples are stored,
+/// and they separate the members of one group.
 #[test]
 fn lists_over_a_time_range_read_no_data() {
     let sim = Sim::new(22);
@@ -127,7 +132,7 @@ fn lists_over_a_time_range_read_no_data() {
         assert_eq!(stats.memory_bytes.get(), 0, "columns were decoded for {range:?}");
         keys
     };
-    // An hour's samples stand in its first 55 minutes.
+    // An hour's samples are in its first 55 minutes.
     let hour = |hour: usize| {
         let start = start + hour as i64 * HOUR_MS;
         TimeRange::new(start, start + 55 * MINUTE_MS)
@@ -143,7 +148,7 @@ fn lists_over_a_time_range_read_no_data() {
             );
         }
     }
-    // In memory too: as rows, then as columns.
+    // Members with samples in memory are listed too.
     let now = sim.env().clock.now_ms();
     for pods in [200..210, 205..230] {
         let refs = resolve(&engine, pods);
@@ -161,7 +166,8 @@ fn lists_over_a_time_range_read_no_data() {
     let engine = open(&sim);
     assert_eq!(listed(&engine, TimeRange::new(now, now + HOUR_MS)), pods(200..230));
     assert_eq!(listed(&engine, TimeRange::ALL), all);
-    // Deletes of all that a member has are known too, before they are applied and after.
+    // A delete of all samples of a member removes it from listings, before and after it is applied
+    // to the tables.
     let delete = vec![Matcher::equal("pod", "p205")];
     engine.delete(&[delete], TimeRange::ALL).expect("a delete");
     let rest: BTreeSet<Labels> = all.into_iter().filter(|one| *one != labels(205)).collect();

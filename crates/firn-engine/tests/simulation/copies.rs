@@ -1,4 +1,4 @@
-//! Copies of a database: complete, and on their own.
+//! Copies of a database: a copy is complete and independent of its original.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn settle(engine: &Engine) {
     while engine.step(Lane::Tree).expect("a step").is_some() {}
 }
 
-/// With data on both tiers, in memory, and hidden by deletes of which tables know nothing yet.
+/// A database with data on both tiers and in memory, and with deletes that no table contains yet.
 fn filled(sim: &Sim) -> Arc<Engine> {
     let engine = flushed(sim);
     let now = sim.env().clock.now_ms();
@@ -47,7 +47,7 @@ fn filled(sim: &Sim) -> Arc<Engine> {
     engine
 }
 
-/// With data on both tiers.
+/// A database with data on both tiers.
 fn flushed(sim: &Sim) -> Arc<Engine> {
     let engine = open(sim);
     (0..50).for_each(|ts| write(&engine, 0..20, ts));
@@ -76,7 +76,7 @@ fn a_copy_has_everything_and_does_not_change_with_the_original() {
     let copy = open(&other);
     assert_eq!(read_all(&copy), before);
     assert!(copy.stats().recovery.damage.is_empty(), "{:?}", copy.stats().recovery);
-    // It is a database like any other.
+    // The copy is a normal database.
     write(&copy, 0..60, other.env().clock.now_ms());
     copy.clean_tombstones().expect("cleaning");
     settle(&copy);
@@ -91,11 +91,13 @@ fn without_the_head_a_copy_ends_at_the_last_flush() {
     let (sim, other) = (Sim::new(3), Sim::new(4));
     let engine = filled(&sim);
     engine.copy_to(&other.env(), true).expect("a copy");
-    // Neither rows nor deletes are there that came later.
+    // Rows and deletes that came after the flush are missing.
     assert_eq!(read_all(&open(&other)), read_all(&flushed(&Sim::new(3))));
 }
 
-/// Whatever fails, nobody takes half a copy for a database with less in it.
+/// The power of the target machine fails at each change while a copy is made, one change per case.
+/// The target contains the part of the files that was durable by then. It is either the complete
+/// database or has no manifest, so no server opens it as a smaller database.
 #[test]
 fn half_a_copy_is_no_database() {
     let sim = Sim::new(5);

@@ -1,4 +1,5 @@
-//! Damaged files: reported by name, never served, and the rest goes on.
+//! Damaged files. Damage is reported with the name of the file, damaged data is never returned, and
+//! reads and writes of all other data continue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, Tim
 use firn_sim::{ObservedSamples, Rng, Sim, for_cases};
 use firn_tree::BlockOutline;
 
-use crate::results::{STEP_MS, WINDOW_MS, bits, compute, groups, open_beside, question};
+use crate::results::{STEP_MS, WINDOW_MS, bits, cache_query, compute, groups, open_beside};
 
 const HOSTS: usize = 20;
 const SCRAPES: i64 = 40;
@@ -29,7 +30,7 @@ fn options() -> EngineOptions {
         },
         log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
         head: HeadOptions {
-            // Nothing from memory: what is read comes from the damaged files.
+            // No samples from memory: reads must use the damaged files.
             hot_bytes_max: 0,
             ..Default::default()
         },
@@ -47,7 +48,7 @@ fn host_labels(host: usize) -> Labels {
         .expect("valid labels")
 }
 
-/// Rows of every host; in memory and in the log afterwards.
+/// Writes a row of every host for each scrape; on return the rows are in memory and in the log.
 fn write(engine: &Engine, scrapes: Range<i64>) {
     let labels: Vec<Labels> = (0..HOSTS).map(host_labels).collect();
     let refs: Vec<_> = engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
@@ -70,7 +71,7 @@ fn read_host(engine: &Engine, host: usize) -> firn_model::Result<usize> {
     Ok(seen.sample_count())
 }
 
-/// Whether all that a host lacks is its newest samples.
+/// Whether a host lacks only its newest samples.
 fn ends_early(engine: &Engine, host: usize) -> bool {
     let matcher = Matcher::equal("instance", format!("host-{host}"));
     let seen =
@@ -83,7 +84,7 @@ fn read_all(engine: &Engine) -> usize {
     (0..HOSTS).map(|host| read_host(engine, host).expect("a read")).sum()
 }
 
-/// A cache of answers of which none is in memory.
+/// A result cache that keeps no answer in memory.
 fn open_cache(engine: &Engine) -> Arc<ResultCache> {
     let store =
         StoreOptions { slab_bytes: 16 << 10, flash_bytes_max: 20 << 14, ..Default::default() };
@@ -91,37 +92,42 @@ fn open_cache(engine: &Engine) -> Arc<ResultCache> {
     open_beside(engine, options).expect("a cache opens")
 }
 
-/// Asks for a host's answer, keeps what is missing, and gives how many steps were there; what is there must be what can be read.
-fn ask_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
+/// Looks up a host's answer, compares the cached part with a computed answer, and stores the
+/// missing part. Returns the number of steps that were cached.
+fn query_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
     let matchers = vec![Matcher::equal("instance", format!("host-{host}"))];
     let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
     let dependencies = [Dependency { matchers, span }];
     let expression = format!("last(host-{host})");
-    let question = |range| question(&expression, &dependencies, range);
+    let cache_query = |range| cache_query(&expression, &dependencies, range);
     let all = (0, ALL_SCRAPES as i64 * STEP_MS);
     let (session, snapshot) = (cache.begin(), engine.snapshot());
-    let found = cache.lookup(&question(all), snapshot.number());
-    // What cannot be read is an error, and no answer to compare with.
+    let found = cache.lookup(&cache_query(all), snapshot.number());
+    // A failed read leaves no answer to compare with.
     let Ok(whole) = compute(&snapshot, &dependencies[0], all.0, all.1) else { return 0 };
     let missing = found.missing.map(|(start, end)| TimeRange::new(start, end));
     let mut want = bits(&whole);
     let is_missing = |ts| missing.is_some_and(|missing| missing.contains(ts));
     want.values_mut().for_each(|points| points.retain(|&ts, _| !is_missing(ts)));
     want.retain(|_, points| !points.is_empty());
-    assert_eq!(bits(&found.answer), want, "host {host}: what is kept is not what can be read");
+    assert_eq!(
+        bits(&found.answer),
+        want,
+        "host {host}: the cached answer differs from the readable data"
+    );
     if let Some(missing) = found.missing {
         let groups = [Some(groups(&snapshot, &dependencies[0].matchers).expect("an index"))];
         let part = compute(&snapshot, &dependencies[0], missing.0, missing.1).expect("a read");
-        cache.fill(&session, &question(missing), snapshot.number(), &groups, &part);
+        cache.fill(&session, &cache_query(missing), snapshot.number(), &groups, &part);
     }
     let step_count = |(start, end): (i64, i64)| ((end - start) / STEP_MS + 1) as u64;
     step_count(all) - found.missing.map_or(0, step_count)
 }
 
-/// A flipped bit in what was synced long ago: named with file and offset, rows before it are there,
-/// no wrong value is served, and the server goes on.
+/// A bit flips in a log that is completely synced, while the server is down. Lost rows are reported
+/// with the path of the log, no wrong value is returned, and new writes are accepted.
 #[test]
-fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
+fn a_flipped_bit_in_the_log_is_reported() {
     for_cases(40, |place| {
         let sim = Sim::new(place);
         let engine = open(&sim).expect("opens");
@@ -129,7 +135,7 @@ fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
         drop(engine);
         let path = "log/0/1.log";
         let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
-        // Not the very end: damage to the last write looks like what a crash leaves.
+        // The end is spared: damage to the last write looks like a crash.
         let at = used * place as usize / 50;
         sim.disk.damage(path, |bytes| bytes[at] ^= 8).expect("a log");
         sim.restart();
@@ -139,15 +145,16 @@ fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
         let all = HOSTS * SCRAPES as usize;
         if left < all {
             let named = recovery.damage.iter().any(|text| text.contains(path));
-            assert!(named, "byte {at}: {left} of {all} samples and no word: {recovery:?}");
+            assert!(named, "byte {at}: {left} of {all} samples, no report: {recovery:?}");
         }
         write(&engine, SCRAPES..SCRAPES + 2);
-        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: it goes on");
+        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: new writes are accepted");
     });
 }
 
-/// A flipped bit somewhere in a log with a delete in it: what was deleted shows again only if the
-/// damage is named, what was written afterwards is never hidden, no wrong value is served.
+/// A bit flips in a synced log that contains a delete between two writes, while the server is down.
+/// Deleted samples may reappear and later samples may be missing only if the damage is reported
+/// with the path of the log. No wrong value is returned, and new writes are accepted.
 #[test]
 fn a_flipped_bit_in_a_logged_delete_is_reported() {
     let (shown, hidden) = (Cell::new(0), Cell::new(0));
@@ -156,7 +163,7 @@ fn a_flipped_bit_in_a_logged_delete_is_reported() {
         let engine = open(&sim).expect("opens");
         write(&engine, 0..4);
         engine.delete(&[vec![]], TimeRange::ALL).expect("a delete");
-        // Not the last write: damage there looks like what a crash leaves.
+        // The last write is spared: damage to it looks like a crash.
         let path = "log/0/1.log";
         let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
         let at = used * place as usize / 200;
@@ -169,21 +176,22 @@ fn a_flipped_bit_in_a_logged_delete_is_reported() {
         let left = read_all(&engine);
         if left != 3 * HOSTS {
             let named = recovery.damage.iter().any(|text| text.contains(path));
-            assert!(named, "byte {at}: {left} samples and no word: {recovery:?}");
+            assert!(named, "byte {at}: {left} samples, no report: {recovery:?}");
         }
         shown.set(shown.get() + u64::from(left > 3 * HOSTS));
         hidden.set(hidden.get() + u64::from(recovery.deletes > 0 && left <= 3 * HOSTS));
         write(&engine, 6..8);
-        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: it goes on");
+        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: new writes are accepted");
     });
     let (shown, hidden) = (shown.get(), hidden.get());
     let is_alone = std::env::var_os("FIRN_SEED").is_some();
     assert!(is_alone || (shown > 0 && hidden > 0), "{shown} deletes were hit, {hidden} were not");
 }
 
-/// The end of a log is cut off: what is left is there, and the server goes on.
+/// The second half of a synced log is cut off while the server is down. The rows of the first half
+/// and of the other log are readable, and new writes are accepted.
 #[test]
-fn a_truncated_log_keeps_what_is_left() {
+fn a_truncated_log_keeps_the_rows_before_its_end() {
     let sim = Sim::new(1);
     let engine = open(&sim).expect("opens");
     write(&engine, 0..SCRAPES);
@@ -199,11 +207,11 @@ fn a_truncated_log_keeps_what_is_left() {
     assert_eq!(read_all(&engine), left + 2 * HOSTS);
 }
 
-/// A flipped bit in a table: queries that need the block fail with file and offset, the others and
-/// all writes go on.
+/// A bit flips in a table while the server is down. Queries that need the damaged block fail with
+/// the path of the table. All other queries return every sample, and writes are accepted.
 #[test]
 fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
-    let hurt = Cell::new(0);
+    let damaged_count = Cell::new(0);
     for_cases(20, |place| {
         let sim = Sim::new(place);
         let engine = open(&sim).expect("opens");
@@ -230,14 +238,18 @@ fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
                 }
             }
         }
-        hurt.set(hurt.get() + usize::from(failed > 0));
+        damaged_count.set(damaged_count.get() + usize::from(failed > 0));
         write(&engine, SCRAPES..SCRAPES + 2);
     });
-    let (hurt, is_alone) = (hurt.get(), std::env::var_os("FIRN_SEED").is_some());
-    assert!(is_alone || hurt > 10, "the damage was met in {hurt} of 20 places");
+    let (damaged_count, is_alone) = (damaged_count.get(), std::env::var_os("FIRN_SEED").is_some());
+    assert!(
+        is_alone || damaged_count > 10,
+        "queries found the damage at {damaged_count} of 20 offsets"
+    );
 }
 
-/// A flipped bit in the manifest: repaired from its other copy, reported, nothing is missing.
+/// A bit flips in the manifest while the server is down. The other copy in the file replaces the
+/// damaged one: the database opens, and no sample is missing.
 #[test]
 fn a_flipped_bit_in_the_manifest_costs_nothing() {
     for_cases(58, |place| {
@@ -256,9 +268,10 @@ fn a_flipped_bit_in_the_manifest_costs_nothing() {
     });
 }
 
-/// What the manifest names is there, and nothing else is left behind (invariant 6).
+/// The slow tier contains the tables and index files that the manifest names, the manifest, and
+/// nothing else (invariant 6).
 #[test]
-fn invariant_6_the_slow_tier_holds_what_the_manifest_names() {
+fn invariant_6_the_slow_tier_holds_the_objects_of_the_manifest_only() {
     let sim = Sim::new(3);
     let engine = open(&sim).expect("opens");
     write(&engine, 0..SCRAPES);
@@ -276,18 +289,19 @@ fn invariant_6_the_slow_tier_holds_what_the_manifest_names() {
     assert_eq!(read_all(&engine), HOSTS * SCRAPES as usize);
 }
 
-/// Data everywhere: log, memory's files, tables of both tiers, index and manifest on both, what is kept of the slow
-/// tier here, and slabs of kept answers. Every file as it lies there, with its path.
-struct Filled {
+/// An image of a database with data in every kind of file: logs, tables and index files on both
+/// tiers, both manifests, the slow-tier cache, and slabs of the result cache. All files are
+/// complete: the database was closed.
+struct DatabaseImage {
     files: Vec<(String, Vec<u8>)>,
     objects: Vec<(String, Arc<[u8]>)>,
     now_ms: i64,
-    /// By path, the blocks of each table: where they lie, and their samples.
+    /// The blocks of each table by its path: byte range and number of samples.
     blocks: BTreeMap<String, Vec<(Range<usize>, usize)>>,
 }
 
-impl Filled {
-    fn new() -> Filled {
+impl DatabaseImage {
+    fn new() -> DatabaseImage {
         let sim = Sim::new(5);
         let engine = open(&sim).expect("opens");
         let cache = open_cache(&engine);
@@ -302,13 +316,13 @@ impl Filled {
         read_all(&engine);
         let blocks = blocks_of_tables(&engine);
         (0..HOSTS).for_each(|host| {
-            ask_cache(&cache, &engine, host);
+            query_cache(&cache, &engine, host);
         });
         engine.close(false).expect("closes");
         cache.close(engine.snapshot().number()).expect("closes");
         let bytes = |path: &String| sim.disk.bytes(path).expect("a file");
         let object = |key: &String| sim.bucket.bytes(key).expect("an object");
-        Filled {
+        DatabaseImage {
             files: sim.disk.files().iter().map(|path| (path.clone(), bytes(path))).collect(),
             objects: sim.bucket.keys().iter().map(|key| (key.clone(), object(key))).collect(),
             now_ms: sim.env().clock.now_ms(),
@@ -316,10 +330,11 @@ impl Filled {
         }
     }
 
-    /// How many samples damage of these stretches of a file may cost at most once all is repaired.
+    /// The maximum number of samples that damage to the ranges `hit` of a file may cost after a
+    /// repair.
     fn loss_max(&self, kind: &str, path: &str, hit: &[Range<usize>]) -> usize {
         match kind {
-            // What tables have is not lost with a log.
+            // Tables keep their samples when a log is damaged.
             "fast log" => HOSTS * LOGGED_SCRAPES,
             "fast tables" | "slow tables" => {
                 let is_hit = |block: &Range<usize>| {
@@ -328,16 +343,17 @@ impl Filled {
                 let blocks = self.blocks[path].iter().filter(|block| is_hit(&block.0));
                 blocks.map(|block| block.1).sum()
             }
-            // A manifest is there twice, an index file on the other tier, and a cache has nothing of its own.
+            // A manifest has two copies, an index file has one on each tier, and a cache contains
+            // no data of its own.
             _ => 0,
         }
     }
 
-    /// A world in which all that is.
+    /// A simulated world with the files and objects of this image.
     fn world(&self, seed: u64) -> Sim {
         let sim = Sim::new(seed);
         let Env { bucket, clock, .. } = sim.env();
-        self.files.iter().for_each(|(path, bytes)| lay_down(&sim.disk, path, bytes));
+        self.files.iter().for_each(|(path, bytes)| write_durably(&sim.disk, path, bytes));
         for (key, bytes) in &self.objects {
             bucket.put(key, Arc::clone(bytes), PutMode::Create).expect("put");
         }
@@ -346,8 +362,8 @@ impl Filled {
     }
 }
 
-/// Makes a file, durable with the folders that it is in.
-pub(crate) fn lay_down(disk: &dyn Disk, path: &str, bytes: &[u8]) {
+/// Creates a file; the file and its folders are durable on return.
+pub(crate) fn write_durably(disk: &dyn Disk, path: &str, bytes: &[u8]) {
     let folder = path.rsplit_once('/').map_or("", |split| split.0);
     let above = folder.match_indices('/').map(|(at, _)| &folder[..at]);
     for folder in above.chain([folder]).filter(|folder| !folder.is_empty()) {
@@ -378,26 +394,26 @@ fn blocks_of_tables(engine: &Engine) -> BTreeMap<String, Vec<(Range<usize>, usiz
     tables.collect()
 }
 
-/// What a file is, by its path.
+/// The tier and the kind of a file, from its path.
 fn kind_of(is_slow: bool, path: &str) -> String {
     let what = path.split(['/', '-']).next().unwrap_or_default();
     let tier = if is_slow { "slow" } else { "fast" };
     format!("{tier} {what}")
 }
 
-/// Of each host in all, and of them in no table yet.
+/// Number of scrapes of each host, and of those that no table contains yet.
 const ALL_SCRAPES: usize = SCRAPES as usize + 20;
 const LOGGED_SCRAPES: usize = 10;
 
-/// Where in a file: its first bytes, which are its header, its last ones before the zeros, where directory or footer end, or
-/// anywhere.
+/// Regions of a file: the first bytes (its header), any byte, and the last bytes before the
+/// trailing zeros (the end of its directory or footer).
 const REGIONS: [&str; 3] = ["first", "anywhere", "last"];
 const REGION_BYTES: u64 = 64;
 const NOTHING: Range<usize> = 0..0;
 
-/// Flips a bit, zeroes, cuts, copies a stretch over another, or swaps two, in each region alike. Which stretches are not what
-/// they were, and the region.
-fn hurt(bytes: &mut Vec<u8>, rng: &mut Rng) -> ([Range<usize>; 2], usize) {
+/// Damages one region, drawn at random: flips a bit, zeroes a range, truncates the file, copies a
+/// range over another, or swaps two ranges. Returns the changed ranges and the region.
+fn damage_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) -> ([Range<usize>; 2], usize) {
     let used = bytes.iter().rposition(|&byte| byte != 0).map_or(1, |last| last + 1);
     let used = used as u64;
     let region = rng.below(3) as usize;
@@ -434,17 +450,19 @@ fn hurt(bytes: &mut Vec<u8>, rng: &mut Rng) -> ([Range<usize>; 2], usize) {
     (hit, region)
 }
 
-/// Whatever is hit, wherever: no wrong value is ever served; what is missing is named by an error or by the check;
-/// after a repair everything passes, everything that could be read before still can, and no more is lost than the blocks of a
-/// table that were hit, or what only the log had: see [`Filled::loss_max`].
-/// `FIRN_DAMAGE_COUNT=n` hits n places in place of 2,000, `FIRN_SEED=n` hits place n alone.
+/// One place of one file or object is damaged while the server is down. All other bytes are intact.
+/// No wrong value is ever returned. Missing samples are named by an error or by the check. After a
+/// repair the check passes, and every sample that was readable stays readable. The loss is at most
+/// the damaged blocks of a table or the unflushed rows of a log; see [`DatabaseImage::loss_max`].
+///
+/// `FIRN_DAMAGE_COUNT=n` damages n places instead of 2,000. `FIRN_SEED=n` damages only place n.
 #[test]
-fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
+fn invariant_5_damage_of_any_file_is_found_and_costs_at_most_the_damaged_part() {
     let count = std::env::var("FIRN_DAMAGE_COUNT").ok().and_then(|n| n.parse().ok());
-    let filled = Filled::new();
+    let image = DatabaseImage::new();
     let mut places: BTreeMap<String, Vec<(bool, String)>> = BTreeMap::new();
-    let files = filled.files.iter().map(|file| (false, &file.0));
-    for (is_slow, path) in files.chain(filled.objects.iter().map(|object| (true, &object.0))) {
+    let files = image.files.iter().map(|file| (false, &file.0));
+    for (is_slow, path) in files.chain(image.objects.iter().map(|object| (true, &object.0))) {
         places.entry(kind_of(is_slow, path)).or_default().push((is_slow, path.clone()));
     }
     let kinds: Vec<&String> = places.keys().collect();
@@ -463,69 +481,70 @@ fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
         ]
     );
     let kept = Cell::new(0);
-    let tally: RefCell<BTreeMap<&str, Told>> = RefCell::default();
+    let tally: RefCell<BTreeMap<&str, DamageTally>> = RefCell::default();
     for_cases(count.unwrap_or(2_000), |place| {
         let kind = kinds[(place % kinds.len() as u64) as usize];
-        let mut told = Told::default();
-        kept.set(kept.get() + damage_one(&filled, place, kind, &places[kind], &mut told));
-        tally.borrow_mut().entry(kind).or_default().add(&told);
+        let mut outcome = DamageTally::default();
+        kept.set(kept.get() + damage_one(&image, place, kind, &places[kind], &mut outcome));
+        tally.borrow_mut().entry(kind).or_default().add(&outcome);
     });
-    println!("{} steps of kept answers were there", kept.get());
+    println!("{} cached steps were found", kept.get());
     assert!(kept.get() > 0);
     println!(
         "{:14} {:>9} {:>9} {:>9} {:>8} {:>8} {:>12}",
         "file", REGIONS[0], REGIONS[1], REGIONS[2], "named", "repaired", "most lost"
     );
-    for (kind, told) in &*tally.borrow() {
-        let Told { damaged: [first, anywhere, last], named, repaired, lost_most } = told;
+    for (kind, outcome) in &*tally.borrow() {
+        let DamageTally { damaged: [first, anywhere, last], named, repaired, lost_max } = outcome;
         println!(
-            "{kind:14} {first:>9} {anywhere:>9} {last:>9} {named:>8} {repaired:>8} {lost_most:>12}"
+            "{kind:14} {first:>9} {anywhere:>9} {last:>9} {named:>8} {repaired:>8} {lost_max:>12}"
         );
         let is_alone = std::env::var_os("FIRN_SEED").is_some();
         assert!(
-            is_alone || told.damaged.iter().all(|&count| count > 0),
-            "{kind}: a region is whole"
+            is_alone || outcome.damaged.iter().all(|&count| count > 0),
+            "{kind}: a region was never damaged"
         );
-        // A cache misses it.
-        let must_tell = *kind != "fast slow" && std::env::var_os("FIRN_SEED").is_none();
-        assert!(!must_tell || *named > 0, "{kind}: damage was never told");
+        // Damage to the slow-tier cache is a cache miss and needs no report.
+        let must_report = *kind != "fast slow" && std::env::var_os("FIRN_SEED").is_none();
+        assert!(!must_report || *named > 0, "{kind}: damage was never reported");
     }
 }
 
-/// Of one kind of file: damage by region, how often what came of it, and the samples that one place cost at most.
+/// Outcomes of damage to one kind of file: damaged places by region, reports, repairs, and the
+/// maximum number of samples that one place cost.
 #[derive(Default)]
-struct Told {
+struct DamageTally {
     damaged: [u64; REGIONS.len()],
     named: u64,
     repaired: u64,
-    lost_most: usize,
+    lost_max: usize,
 }
 
-impl Told {
-    fn add(&mut self, other: &Told) {
+impl DamageTally {
+    fn add(&mut self, other: &DamageTally) {
         self.damaged.iter_mut().zip(other.damaged).for_each(|(sum, one)| *sum += one);
         self.named += other.named;
         self.repaired += other.repaired;
-        self.lost_most = self.lost_most.max(other.lost_most);
+        self.lost_max = self.lost_max.max(other.lost_max);
     }
 }
 
-/// Damages a file of a kind and looks what becomes of it. Gives how many steps of kept answers were there.
+/// Damages one file of a kind and checks the outcome. Returns the number of cached steps.
 fn damage_one(
-    filled: &Filled,
+    image: &DatabaseImage,
     place: u64,
     kind: &str,
     places: &[(bool, String)],
-    told: &mut Told,
+    outcome: &mut DamageTally,
 ) -> u64 {
-    let sim = filled.world(place);
+    let sim = image.world(place);
     let mut rng = Rng::new(place);
     let (is_slow, path) = rng.pick(places).clone();
     let (mut has_changed, mut hit, mut region) = (false, [NOTHING; 2], 1);
     let change = |bytes: &mut Vec<u8>| {
         let before = bytes.clone();
         if !bytes.is_empty() {
-            (hit, region) = hurt(bytes, &mut rng);
+            (hit, region) = damage_bytes(bytes, &mut rng);
         }
         has_changed = *bytes != before;
     };
@@ -533,43 +552,46 @@ fn damage_one(
         true => sim.bucket.damage(&path, change).expect("an object"),
         false => sim.disk.damage(&path, change).expect("a file"),
     }
-    told.damaged[region] += u64::from(has_changed);
-    // What is kept here of the slow tier would stand in for all of it.
+    outcome.damaged[region] += u64::from(has_changed);
+    // In half of the cases the slow-tier cache is empty. Otherwise it serves all blocks of the
+    // object.
     if kind == "slow tables" && (place / 9).is_multiple_of(2) {
         sim.disk.damage("slow-cache/slabs", Vec::clear).expect("a cache");
     }
     sim.restart();
-    // One file alone, whichever: it opens.
+    // The database opens, whichever single file is damaged.
     let engine = open(&sim).unwrap_or_else(|e| panic!("{path}: {e}"));
     let mut kept = 0;
-    // A kept answer says what can be read, or it is gone; a slab is dropped and counted. Only what a log has lost at its end,
-    // like a crash, but after it was synced, may still be told.
+    // A cached answer equals the readable data or is missing; a damaged slab is dropped and
+    // counted. The exception is a log that lost synced entries at its end: that looks like a crash,
+    // so an answer may still contain them.
     if kind != "fast log" {
         let cache = open_cache(&engine);
-        kept = (0..HOSTS).map(|host| ask_cache(&cache, &engine, host)).sum();
-        told.named += u64::from(cache.stats().store.slabs_corrupt > 0);
+        kept = (0..HOSTS).map(|host| query_cache(&cache, &engine, host)).sum();
+        outcome.named += u64::from(cache.stats().store.slabs_corrupt > 0);
     }
     let before: Vec<Option<usize>> = (0..HOSTS).map(|host| read_host(&engine, host).ok()).collect();
     let is_whole = before.iter().all(|&host| host == Some(ALL_SCRAPES));
     let report = engine.check(true, &CancelToken::new(), &mut |_| ()).expect("a check");
     let is_named = !report.findings.is_empty();
-    // A log that ends earlier looks like what a crash leaves: with nothing behind what is lost.
+    // A log that ends early looks like a crash if nothing follows the lost entries.
     let is_shorter_log = kind == "fast log" && (0..HOSTS).all(|host| ends_early(&engine, host));
     assert!(is_whole || is_named || is_shorter_log, "{path}: {before:?}");
-    // All that a check reads.
+    // The kinds of files that a check reads.
     let is_checked = ["fast tables", "slow tables", "fast index", "slow index", "slow manifest"];
     let is_checked = is_checked.contains(&kind);
-    assert!(is_named || !has_changed || !is_checked, "{path}: no word");
-    told.named += u64::from(is_named);
+    assert!(is_named || !has_changed || !is_checked, "{path}: no report");
+    outcome.named += u64::from(is_named);
     let is_repaired = report.findings.iter().all(|finding| finding.is_repaired);
-    // Of a manifest that says nothing of its writer any more nobody knows whose it is.
+    // A manifest that does not name its writer any more is not repaired: its owner is unknown.
     assert!(is_repaired || !is_checked || kind == "slow manifest", "{report:?}");
     if is_checked && is_named && is_repaired {
         let again = engine.check(false, &CancelToken::new(), &mut |_| ()).expect("a check");
-        // What opening has fetched stays told as long as the database is open.
+        // A file that was fetched during the open stays in the report, as repaired, until the
+        // database is closed.
         let is_left = again.findings.iter().any(|finding| !finding.is_repaired);
         assert!(!is_left, "{path}: {again:?}");
-        told.repaired += 1;
+        outcome.repaired += 1;
     }
     let after: Vec<usize> =
         (0..HOSTS).map(|host| read_host(&engine, host).expect("everything can be read")).collect();
@@ -577,8 +599,8 @@ fn damage_one(
         assert!(before.is_none_or(|before| before == *after), "host {host}: {before:?} {after}");
     }
     let lost = HOSTS * ALL_SCRAPES - after.iter().sum::<usize>();
-    told.lost_most = lost;
-    let most = filled.loss_max(kind, &path, &hit);
+    outcome.lost_max = lost;
+    let most = image.loss_max(kind, &path, &hit);
     assert!(lost <= most, "{path}: {lost} samples are lost, {most} at most");
     kept
 }

@@ -1,4 +1,5 @@
-//! Deletes step by step: what they hide, what they do not, and that the space comes back.
+//! Deletes step by step: the samples that they hide, the samples that they keep, and the space that
+//! they free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn open(sim: &Sim) -> Arc<Engine> {
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
 }
 
-/// Half of the series are members of one group, half are alone.
+/// Half of the series are members of one group, the others are lone series.
 fn labels(idx: usize) -> Labels {
     let name = format!("m{idx}");
     let in_group = [("__name__", name.as_str()), ("job", "sim"), ("instance", "host")];
@@ -65,11 +66,12 @@ fn settle(engine: &Engine) {
     while engine.step(Lane::Tree).expect("a step").is_some() {}
 }
 
-/// Written, deleted, some of it written again, deleted again in part; between any two of these nothing,
-/// a flush, a flush with all merges and uploads, a crash, or both happen. Always the same is readable:
-/// what was written after the delete of its time, and nothing else.
+/// Series are written, deleted in part, rewritten in part, and deleted in part again. Between two
+/// steps nothing happens, or a flush, a flush with all merges and uploads, a power failure, or a
+/// flush and a power failure, in every combination. Every step is durable before the next one. The
+/// readable samples are always those that were written after the last delete of their time.
 #[test]
-fn invariant_2_the_newest_write_wins_and_a_delete_hides_only_what_was_before_it() {
+fn invariant_2_the_newest_write_wins_and_a_delete_hides_earlier_samples_only() {
     for path in 0..5_usize.pow(4) {
         let sim = Sim::new(path as u64);
         let mut engine = open(&sim);
@@ -79,7 +81,7 @@ fn invariant_2_the_newest_write_wins_and_a_delete_hides_only_what_was_before_it(
                 flush(engine);
             }
             if how == 2 {
-                // Past what waits for its partition to be complete: all goes to the slow tier.
+                // Longer than a partition waits to be complete, so all tables are uploaded.
                 sim.clock.advance(Duration::from_secs(6 * 3_600));
                 settle(engine);
             }
@@ -112,7 +114,7 @@ fn invariant_2_the_newest_write_wins_and_a_delete_hides_only_what_was_before_it(
     }
 }
 
-/// A reader that was there before goes on seeing what it saw, also while the tables are rewritten.
+/// An open snapshot does not change with a later delete, even while the tables are rewritten.
 #[test]
 fn invariant_3_a_held_snapshot_does_not_see_a_later_delete() {
     let sim = Sim::new(1);
@@ -134,10 +136,10 @@ fn invariant_3_a_held_snapshot_does_not_see_a_later_delete() {
     );
 }
 
-/// On both tiers the bytes of what was deleted go, other tables are left alone, and the database
-/// forgets the delete.
+/// Cleaning removes the bytes of deleted samples on both tiers, leaves other tables unchanged, and
+/// removes the tombstones.
 #[test]
-fn cleaning_gives_space_back_on_both_tiers() {
+fn cleaning_frees_space_on_both_tiers() {
     let sim = Sim::new(2);
     let engine = open(&sim);
     let hour_ms = 3_600_000;
@@ -163,7 +165,7 @@ fn cleaning_gives_space_back_on_both_tiers() {
     assert!(level0 + level1 > 0 && level2 > 0, "{:?}", bytes(&engine));
     let puts = engine.stats().tree.traffic.cleanings;
 
-    // Nearly all of the first hour and of the last one.
+    // Nearly all samples of the first hour and of the last one.
     for range in [(old, old + hour_ms - 1), (now, now + hour_ms - 1)] {
         for idx in 1..SERIES {
             assert_eq!(delete(&engine, idx, range), 1);
@@ -187,9 +189,9 @@ fn cleaning_gives_space_back_on_both_tiers() {
     }
 }
 
-/// Nobody asked for it: an hour later deletes have left the tables by themselves.
+/// Without a request, deletes are applied to the tables an hour later.
 #[test]
-fn deletes_leave_the_tables_by_themselves() {
+fn deletes_are_applied_to_tables_without_a_request() {
     let sim = Sim::new(3);
     let engine = open(&sim);
     write(&engine, 0..100, 1.0);
@@ -203,7 +205,8 @@ fn deletes_leave_the_tables_by_themselves() {
     assert_eq!(read(&engine, 0).len(), 50);
 }
 
-/// With the slow tier down a delete is taken all the same, and hides when it is back.
+/// The slow tier is down during a delete. The delete is accepted, and it hides its samples once the
+/// slow tier is back.
 #[test]
 fn a_delete_does_not_need_the_slow_tier() {
     let sim = Sim::new(4);
@@ -220,7 +223,7 @@ fn a_delete_does_not_need_the_slow_tier() {
     assert_eq!(read(&engine, 3), [(99, 1.0)]);
 }
 
-/// Many deletes and no rows: they leave the log too.
+/// Many deletes without rows are flushed, and the log is truncated.
 #[test]
 fn deletes_alone_are_flushed() {
     let sim = Sim::new(5);
@@ -231,7 +234,7 @@ fn deletes_alone_are_flushed() {
         assert_eq!(delete(&engine, 2, (ts, ts)), 1);
     }
     settle(&engine);
-    assert_eq!(engine.stats().log.bytes, 0, "the log is cut: {:?}", engine.stats().log);
+    assert_eq!(engine.stats().log.bytes, 0, "the log is truncated: {:?}", engine.stats().log);
     drop(engine);
     let engine = open(&sim);
     assert_eq!(engine.stats().recovery.deletes, 0);
@@ -239,12 +242,12 @@ fn deletes_alone_are_flushed() {
     assert_eq!(read(&engine, 2).len(), 900);
 }
 
-/// A series is listed as long as it has a sample, whatever the delete left of its group.
+/// A series is listed while it has a sample, whatever remains of the rest of its group.
 #[test]
-fn a_series_without_samples_is_listed_no_more() {
+fn a_series_without_samples_is_not_listed() {
     let sim = Sim::new(7);
     let engine = open(&sim);
-    // Far enough apart to be told apart by directories.
+    // Far enough apart for table directories to separate them.
     let late = 48 * 3_600_000;
     write(&engine, [1_000, late], 1.0);
     let listed = |engine: &Engine, range: (i64, i64)| {
@@ -266,8 +269,9 @@ fn a_series_without_samples_is_listed_no_more() {
     }
 }
 
-/// Deleted and cleaned, a series leaves the index within the hour: its labels are listed no more, the index
-/// shrinks, whoever kept its reference is told, and it comes back as another.
+/// A series whose samples are deleted and cleaned leaves the index within an hour. It is not listed
+/// any more, the index shrinks, writes with its old reference are refused, and the same labels get
+/// a new reference.
 #[test]
 fn a_series_without_samples_leaves_the_index() {
     let sim = Sim::new(8);
@@ -279,7 +283,7 @@ fn a_series_without_samples_leaves_the_index() {
     write(&engine, [1_000, 2_000], 1.0);
     flush(&engine);
     let before = refs(&engine);
-    // The whole group, and of those that stand alone all but two.
+    // The whole group, and all lone series except two.
     let is_dead = |idx: usize| idx.is_multiple_of(2) || idx < SERIES - 3;
     let dead_count = (0..SERIES).filter(|&idx| is_dead(idx)).count();
     for idx in (0..SERIES).filter(|&idx| is_dead(idx)) {
@@ -290,7 +294,7 @@ fn a_series_without_samples_leaves_the_index() {
     assert_eq!((stats.series_count, engine.generation()), (SERIES as u64, 0));
     sim.clock.advance(Duration::from_secs(3_700));
     write(&engine, [3_000], 2.0);
-    // All were written again: nobody leaves.
+    // All series were written again, so none leaves the index.
     settle(&engine);
     assert_eq!((engine.stats().index.series_count, engine.generation()), (SERIES as u64, 0));
 
@@ -308,7 +312,7 @@ fn a_series_without_samples_leaves_the_index() {
     assert_eq!(engine.generation(), 1);
     let names = engine.snapshot().index().label_values("__name__", None, &CancelToken::new());
     assert_eq!(names.expect("a listing"), ["m11", "m9"]);
-    // An old reference is refused, and the same label set has another one from now on.
+    // The old reference is refused, and the same label set has a new one from now on.
     let mut batch = RowBatch::default();
     batch.push(before[0], 5_000, 1.0);
     batch.push(before[SERIES - 1], 5_000, 1.0);
@@ -328,7 +332,7 @@ fn a_series_without_samples_leaves_the_index() {
 }
 
 #[test]
-fn an_empty_range_and_nothing_to_delete() {
+fn an_empty_range_is_refused_and_a_delete_without_matches_does_nothing() {
     let sim = Sim::new(6);
     let engine = open(&sim);
     let error = engine.delete(&[vec![]], TimeRange::new(5, 4)).expect_err("an empty range");

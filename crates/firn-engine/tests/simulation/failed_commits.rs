@@ -1,4 +1,5 @@
-//! A write or a sync of the log fails, and others go on: no row that is acknowledged then comes back without its series.
+//! A write or a sync of the log fails while other writers continue. A row that is acknowledged
+//! afterwards never returns from recovery without its series.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +22,7 @@ fn open(sim: &Sim, log_sync: SyncPolicy) -> Arc<Engine> {
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
 }
 
-/// Series in groups of their own, so that they are in several shards and streams.
+/// Each series has a group of its own, so the series are in several shards and streams.
 fn labels(name: &str) -> Labels {
     Labels::from_pairs([("__name__", name)]).expect("valid labels")
 }
@@ -49,8 +50,9 @@ fn read(engine: &Engine, name: &str) -> Vec<(i64, f64)> {
     seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
 }
 
-/// New series whose ids are those of series that are not known any more, if there are such: each has its own samples and no others.
-fn no_series_has_those_of_another(engine: &Engine) {
+/// Defines new series, whose ids may be those of series that recovery did not restore. Each must
+/// have its own samples and no others.
+fn new_series_have_only_their_own_samples(engine: &Engine) {
     for idx in 0..2 * SHARD_COUNT {
         let name = format!("new{idx}");
         write(engine, resolve(engine, &name), 9_000, 9.0).expect("a write");
@@ -58,10 +60,12 @@ fn no_series_has_those_of_another(engine: &Engine) {
     }
 }
 
-/// The batch with a series' definition fails. Before the writer of that hears of it, another one writes to the series, in the
-/// next segment.
+/// The log fails to write or to sync the commit that defines a series, so the definition is not
+/// durable. Before the failed writer is notified, a second writer writes to the series in the next
+/// segment. After a power failure the second row is there with its series, and the first row is
+/// not.
 #[test]
-fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
+fn a_write_after_a_failed_commit_logs_its_definitions() {
     type Write = fn(&Engine, SeriesRef, i64, f64) -> Result<()>;
     let ways: [Write; 2] = [write, transact];
     for operation in [Operation::Write, Operation::Sync] {
@@ -70,10 +74,11 @@ fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
                 let sim = Sim::new(1);
                 let engine = open(&sim, SyncPolicy::Always);
                 let series = resolve(&engine, name);
-                let has_gone_on = Arc::new(AtomicBool::new(false));
-                let (weak, goes_on) = (Arc::downgrade(&engine), Arc::clone(&has_gone_on));
-                engine.set_probe(Box::new(move |moment| {
-                    if moment == ProbePoint::CommitFailed && !goes_on.swap(true, Ordering::Relaxed)
+                let has_written = Arc::new(AtomicBool::new(false));
+                let (weak, writes_now) = (Arc::downgrade(&engine), Arc::clone(&has_written));
+                engine.set_probe(Box::new(move |point| {
+                    if point == ProbePoint::CommitFailed
+                        && !writes_now.swap(true, Ordering::Relaxed)
                     {
                         let engine = weak.upgrade().expect("it is open");
                         second(&engine, series, 2_000, 2.0).expect("the next segment takes it");
@@ -82,21 +87,23 @@ fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
                 sim.faults.fail_nth(operation, 1);
                 let failed = first(&engine, series, 1_000, 1.0);
                 failed.expect_err("the log fails");
-                assert!(has_gone_on.load(Ordering::Relaxed), "nobody went on");
+                assert!(has_written.load(Ordering::Relaxed), "the second writer did not write");
                 assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
                 drop(engine);
                 sim.restart();
                 let engine = open(&sim, SyncPolicy::Always);
                 assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
-                no_series_has_those_of_another(&engine);
+                new_series_have_only_their_own_samples(&engine);
             }
         }
     }
 }
 
-/// Several writers with new series each, while every tenth write and sync of the log fails; then the power goes.
+/// Four writers define new series while every tenth write and sync of the log fails; then the power
+/// fails. Rows of failed commits may or may not have reached the disk. Every acknowledged row must
+/// be readable.
 #[test]
-fn writers_beside_failures_of_the_log_lose_nothing_that_was_acknowledged() {
+fn failures_of_the_log_lose_no_acknowledged_row_of_several_writers() {
     const WRITERS: usize = 4;
     let (mut acknowledged, mut refused) = (0, 0);
     for seed in 0..40 {
@@ -110,7 +117,7 @@ fn writers_beside_failures_of_the_log_lose_nothing_that_was_acknowledged() {
             move || {
                 let mut there = Vec::new();
                 for step in 0..30_u8 {
-                    // Mostly a series that nobody had, now and then one of all writers.
+                    // Mostly a new series, now and then one that all writers share.
                     let name = match step % 3 {
                         0 => format!("shared{}", step / 3),
                         _ => format!("of{writer}-{}", step / 2),
@@ -137,15 +144,17 @@ fn writers_beside_failures_of_the_log_lose_nothing_that_was_acknowledged() {
         for (name, ts, value) in there {
             assert!(read(&engine, &name).contains(&(ts, value)), "seed {seed}: {name} at {ts}");
         }
-        no_series_has_those_of_another(&engine);
+        new_series_have_only_their_own_samples(&engine);
     }
     assert!(acknowledged > 1_000 && refused > 100, "{acknowledged} and {refused}");
 }
 
-/// What was acknowledged before a sync that failed may be lost with the power: then that is told, and rows that come later, which
-/// were synced, are there with their series.
+/// With an interval policy, a row is acknowledged and the sync that follows fails, so the row may
+/// not be on the disk. A second row is written to the next segment and synced, then the power
+/// fails. The second row and its series must be readable. If the first row is lost, recovery
+/// reports damage.
 #[test]
-fn a_lazy_sync_that_fails_parts_no_later_row_from_its_series() {
+fn a_failed_lazy_sync_separates_no_later_row_from_its_series() {
     let hour = SyncPolicy::IntervalMs(3_600_000);
     let mut lost = 0;
     for seed in 0..60 {
@@ -164,17 +173,22 @@ fn a_lazy_sync_that_fails_parts_no_later_row_from_its_series() {
             let found = read(&engine, name);
             assert!(found.contains(&(2_000, 2.0)), "seed {seed}: {found:?}");
             if !found.contains(&(1_000, 1.0)) {
-                assert!(!engine.stats().recovery.damage.is_empty(), "seed {seed}: not told");
+                assert!(
+                    !engine.stats().recovery.damage.is_empty(),
+                    "seed {seed}: no damage is reported"
+                );
                 lost += 1;
             }
-            no_series_has_those_of_another(&engine);
+            new_series_have_only_their_own_samples(&engine);
         }
     }
     assert!(lost > 5, "{lost} lost");
 }
 
-/// With a relaxed policy a series that is seen may not be durable. A transaction that changes a sample of it is in another
-/// stream, and the power goes at any of the syncs that follow.
+/// With an interval policy, visible series may not be durable. A transaction updates samples of
+/// such series, and its entry is in another stream; the power fails at one of the syncs that
+/// follow. The transaction is visible as a whole or not at all, with its series, and no damage is
+/// reported.
 #[test]
 fn an_update_is_not_durable_before_the_series_that_it_changes() {
     let hour = SyncPolicy::IntervalMs(3_600_000);
@@ -192,7 +206,7 @@ fn an_update_is_not_durable_before_the_series_that_it_changes() {
         }
         transaction.commit().expect("commits");
         sim.faults.crash_at(sim.faults.change_count() + nth);
-        // The power goes in it, or later.
+        // The power fails in this step or later.
         let _ = engine.step(Lane::Log);
         drop(engine);
         sim.restart();
@@ -202,7 +216,7 @@ fn an_update_is_not_durable_before_the_series_that_it_changes() {
         let is_whole = |value| found.iter().all(|found| *found == [(1_000, value)]);
         assert!(is_whole(2.0) || !found.iter().flatten().any(|one| one.1 == 2.0), "{found:?}");
         lost += usize::from(!is_whole(2.0));
-        no_series_has_those_of_another(&engine);
+        new_series_have_only_their_own_samples(&engine);
     }
     assert!(lost > 5, "{lost} lost");
 }

@@ -1,8 +1,10 @@
-//! Every fault at every operation of every kind of job. `FIRN_SEED=n` looks at the jobs of life n alone.
+//! Every fault at every operation of every kind of job. `FIRN_SEED=n` tests only the jobs of run n.
 //!
-//! A life without faults is lived once to see what its calls of the engine do. Then it is lived again, and in one call the
-//! first operation that can goes wrong in one way, then again with the second one, until the call has no more of them. After
-//! each the life goes on, and the plain map decides.
+//! A run without faults records the jobs that its engine calls do. Then it is repeated: the first
+//! operation of one call fails in one way, in the next repetition the second operation, and so on
+//! until the call has no further operation. The effect on the disk depends on the [`Fault`]. After
+//! the fault the run continues, and the oracle checks all reads: acknowledged changes are there,
+//! and every other change is visible as a whole or not at all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,39 +13,41 @@ use std::time::Duration;
 use firn_engine::Lane;
 use firn_sim::{Faults, Operation, for_cases};
 
-use crate::life;
+use crate::lifecycle;
 use crate::world::{Failure, World};
 
-/// Lives that are looked through for calls.
-const LIVES: u64 = 120;
+/// Runs that are searched for calls.
+const RUNS: u64 = 120;
 const STEPS: u64 = 45;
 const STEPS_AFTER: u64 = 4;
-/// Calls of each kind, of different lives: options differ from life to life.
+/// Calls of each kind of job, from different runs: options differ between runs.
 const CALLS_PER_JOB: usize = 8;
-/// Operations of one call, of each sort; what a long one does further on it does alike.
+/// Operations of one call that each fault is tested at; later operations of a long call repeat the
+/// earlier ones.
 const OPERATIONS_MAX: u64 = 24;
 
-/// What goes wrong once, in call number `call` of a life.
+/// A fault that is injected once, in engine call number `call` of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Aim {
+pub(crate) struct PlannedFault {
     pub(crate) call: u64,
     fault: Fault,
-    /// At which operation of the call that it can hit; 1 is the first.
+    /// The operation that fails, counted among those of the call that the fault can hit; 1 is the
+    /// first.
     nth: u64,
 }
 
-/// What came of it.
+/// The outcome of a planned fault.
 #[derive(Debug)]
-pub(crate) struct Hit {
-    /// Whether the call had so many operations.
+pub(crate) struct FaultOutcome {
+    /// Whether the fault was injected: the call had at least `nth` operations.
     pub(crate) is_hit: bool,
-    /// What the call returned.
+    /// The error that the call returned.
     pub(crate) error: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// While an operation is done: what was not synced is there, is lost or is torn.
+    /// The power fails during an operation: unsynced data is intact, lost or torn.
     PowerLost,
     /// A write, sync, rename, removal, put or delete fails.
     ChangeFails,
@@ -51,13 +55,13 @@ enum Fault {
     AnswerLost,
     BodyCut,
     Down,
-    /// The operation takes hours, and is done then.
+    /// The operation takes hours and then succeeds.
     Delayed,
-    /// A put or a delete is given up, and is done some requests later.
+    /// A put or a delete reports an error and is applied some requests later.
     DoneLater,
 }
 
-/// Longer than anything waits: a retry, an hour of grace, the age at which data is uploaded.
+/// Longer than every wait: a retry, the grace period of an hour, the age at which data is uploaded.
 const DELAY: Duration = Duration::from_secs(5 * 3_600);
 
 const FAULTS: [Fault; 12] = [
@@ -75,7 +79,7 @@ const FAULTS: [Fault; 12] = [
     Fault::DoneLater,
 ];
 
-/// What a fault is called, by what the error says of it; the first that fits.
+/// Names of faults with the text that identifies each in an error; the first match counts.
 const NAMES: [(&str, &str); 11] = [
     ("power lost", "simulated power loss"),
     ("done later", "no answer yet"),
@@ -92,8 +96,9 @@ const NAMES: [(&str, &str); 11] = [
 
 const DELAYED: &str = "delayed";
 
-/// Jobs, and what must hit each. All end in a record of the manifest but the last three: a claim of the slow tier where a
-/// manifest is, a first claim or a new manifest, and the removal of files and objects.
+/// Kinds of jobs and the faults that must hit each of them. All except the last three end with a
+/// record in the manifest. `Claim` claims a slow tier that has a manifest, `Publish` claims an
+/// empty one or writes a new manifest, and `Garbage` removes files and objects.
 const JOBS: [(&str, &[&str]); 15] = [
     ("Flush", &["power lost", "write failed", DELAYED]),
     ("Seal", &["power lost", "write failed", DELAYED]),
@@ -181,7 +186,7 @@ const ON_SLOW_TIER: [&str; 9] = [
     DELAYED,
 ];
 
-impl Aim {
+impl PlannedFault {
     pub(crate) fn begin(&self, faults: &Faults) {
         let next_change = faults.change_count() + self.nth - 1;
         match self.fault {
@@ -201,7 +206,7 @@ impl Aim {
 fn every_fault_hits_every_kind_of_job() {
     let table: RefCell<BTreeMap<(&str, &str), u64>> = RefCell::default();
     let calls = calls_by_job();
-    for_cases(LIVES, |seed| {
+    for_cases(RUNS, |seed| {
         for (job, call) in calls.iter().filter(|done| done.1 == seed).map(|done| (done.0, done.2)) {
             for fault in FAULTS {
                 for name in hits(seed, job, call, fault) {
@@ -210,8 +215,8 @@ fn every_fault_hits_every_kind_of_job() {
             }
         }
     });
-    // Which of the three it is is drawn for every sector and name that was not synced.
-    println!("power lost: what was not synced is lost, torn or there");
+    // One of the three is drawn for every unsynced sector and name.
+    println!("power lost: unsynced data is lost, torn or intact");
     let columns: Vec<&str> = NAMES.iter().map(|name| name.0).chain([DELAYED]).collect();
     println!("{:16}  {}", "", columns.join("  "));
     for (job, _) in JOBS {
@@ -227,22 +232,23 @@ fn every_fault_hits_every_kind_of_job() {
     }
 }
 
-/// Lives a life again and again, with a fault at the first operation of a call, then at the next: what each time came of it.
+/// Repeats a run with a fault at the first operation of a call, then at the next one, and so on.
+/// Returns the names of the faults that hit.
 fn hits(seed: u64, job: &str, call: u64, fault: Fault) -> Vec<&'static str> {
     let mut names = Vec::new();
     for nth in 1..=OPERATIONS_MAX {
         let mut world = World::new(seed, None);
-        world.aim = Some(Aim { call, fault, nth });
-        live(&mut world).unwrap_or_else(|failure| {
-            panic!("life {seed}, {fault:?} at operation {nth} of call {call}, {job}: {failure}")
+        world.planned = Some(PlannedFault { call, fault, nth });
+        run(&mut world).unwrap_or_else(|failure| {
+            panic!("run {seed}, {fault:?} at operation {nth} of call {call}, {job}: {failure}")
         });
-        let hit = world.hit.expect("the life comes to its call again");
-        if !hit.is_hit {
+        let outcome = world.outcome.expect("the run repeats its call");
+        if !outcome.is_hit {
             break;
         }
-        names.extend(match hit.error {
+        names.extend(match outcome.error {
             None if fault == Fault::Delayed => Some(DELAYED),
-            // Asked for again.
+            // The engine repeats the request.
             None if fault == Fault::BodyCut => Some("partial body"),
             None => None,
             Some(error) => name_of(job, &error),
@@ -251,17 +257,17 @@ fn hits(seed: u64, job: &str, call: u64, fault: Fault) -> Vec<&'static str> {
     names
 }
 
-/// Where each kind of job was done: lives and their calls.
+/// The calls that did each kind of job: job, seed of the run, number of the call.
 fn calls_by_job() -> Vec<(&'static str, u64, u64)> {
     let mut calls: Vec<(&'static str, u64, u64)> = Vec::new();
-    for seed in 0..LIVES {
+    for seed in 0..RUNS {
         let mut world = World::new(seed, None);
-        live(&mut world).unwrap_or_else(|failure| panic!("life {seed}, nothing wrong: {failure}"));
+        run(&mut world).unwrap_or_else(|failure| panic!("run {seed} without faults: {failure}"));
         for (job, _) in JOBS {
             let known = calls.iter().filter(|known| known.0 == job).count();
             let done: Vec<u64> =
                 world.done.iter().filter(|done| done.1 == job).map(|done| done.0).collect();
-            // The first one is often the simplest.
+            // Not always the first call, which is often the simplest.
             if known < CALLS_PER_JOB && !done.is_empty() {
                 calls.push((job, seed, done[seed as usize % done.len()]));
             }
@@ -270,8 +276,9 @@ fn calls_by_job() -> Vec<(&'static str, u64, u64)> {
     calls
 }
 
-/// What hit `job`, if the error is of it: jobs of the tree name themselves, and in the same call the slow tier's manifest
-/// may have been looked at before.
+/// The name of the fault that hit `job`, if the error is from that job. Errors of tree jobs contain
+/// the name of the job; the same call may have failed before, when it read the slow tier's
+/// manifest.
 fn name_of(job: &str, error: &str) -> Option<&'static str> {
     let is_of_tree = job.starts_with(char::is_lowercase) && job != "delete";
     if is_of_tree && !error.contains(&format!("{job} of ")) {
@@ -280,26 +287,26 @@ fn name_of(job: &str, error: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|(_, mark)| error.contains(mark)).map(|(name, _)| name)
 }
 
-/// A life in which nothing goes wrong but what is aimed at; soon after that it ends.
-fn live(world: &mut World) -> Result<(), Failure> {
-    let is_aimed = world.aim.is_some();
+/// A run with no fault except the planned one; it ends soon after that.
+fn run(world: &mut World) -> Result<(), Failure> {
+    let is_planned = world.planned.is_some();
     world.open()?;
     let mut left = STEPS;
     while left > 0 {
         left -= 1;
         step(world)?;
-        if is_aimed && world.hit.is_some() {
+        if is_planned && world.outcome.is_some() {
             left = left.min(STEPS_AFTER);
         }
     }
-    life::finish(world).map(|_| ())
+    lifecycle::finish(world).map(|_| ())
 }
 
 fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(20) {
         0..=5 => world.write(),
-        6 => world.write_one_place(true),
-        7 => world.let_series_leave(),
+        6 => world.rewrite_one_hour(true),
+        7 => world.remove_series(),
         8 | 9 => world.delete(),
         10 => world.clean_tombstones(),
         11 | 12 => world.flush(),

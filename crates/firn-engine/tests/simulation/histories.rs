@@ -1,12 +1,13 @@
-//! Serialisability, checked on what happened: transactions of several threads on few samples, and afterwards the
-//! question whether there is an order in which one after the other would have read the same.
+//! Serialisability, checked on histories. Several threads run transactions on few samples.
+//! Afterwards the test searches for a serial order in which every transaction reads the same
+//! values.
 //!
-//! Small histories are tried in every order, which believes nothing that the database says. Large ones are looked through
-//! for cycles of dependencies (as Elle does): who read from whom, who overwrote whom, who was finished
-//! before whom began. The order of writes of one sample is then that of their numbers.
+//! Small histories are checked against every order, without trust in any number from the database.
+//! Large ones are searched for cycles of dependencies, as Elle does: read from, overwritten by, and
+//! finished before. The order of the writes of one sample is then that of their commit numbers.
 //!
-//! Threads run differently each time. `FIRN_HISTORIES=n` plays n small histories in place of 150, and a tenth as many large
-//! ones; `FIRN_SEED=s` plays seed s that often.
+//! Threads interleave differently each time. `FIRN_HISTORIES=n` runs n small histories instead of
+//! 150, and a tenth as many large ones. `FIRN_SEED=s` uses seed s for all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{catch_unwind, resume_unwind};
@@ -21,40 +22,40 @@ use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
 use firn_sim::{Rng, Sim};
 use parking_lot::Mutex;
 
-/// Samples that are read and written: one of each series at each time.
+/// The samples that transactions use: one of each series at each time.
 const SERIES: usize = 3;
 const TIMES: [i64; 2] = [1_000, 3_600_000];
-type Place = (usize, i64);
-/// What was there; `None` is absent.
-type Values = BTreeMap<Place, Option<u64>>;
+type Point = (usize, i64);
+/// PointValues of samples; `None` is absent.
+type PointValues = BTreeMap<Point, Option<u64>>;
 
-/// What transactions change, by one sample or by all that a selector finds.
+/// Kinds of changes: of one sample, or of all samples that a selector matches.
 const CHANGES: [&str; 5] = ["insert", "update", "delete", "update of a range", "delete of a range"];
 
-/// What one transaction did. Every value is written once; `None` is absent.
+/// A committed transaction. Every value is written only once; `None` is absent.
 #[derive(Debug)]
-struct Done {
-    reads: Values,
-    writes: Values,
-    /// Which of [`CHANGES`].
-    did: BTreeSet<&'static str>,
-    /// `None` of one that changed nothing.
+struct CommittedTransaction {
+    reads: PointValues,
+    writes: PointValues,
+    /// The kinds of its changes, from [`CHANGES`].
+    changes_made: BTreeSet<&'static str>,
+    /// `None` if it changed nothing.
     seq: Option<CommitSeq>,
-    /// Of a clock that ticks with each call.
+    /// Time by a logical clock that ticks with each call.
     begun: u64,
     finished: u64,
 }
 
-/// What one transaction has read and written so far.
+/// The values that one transaction has read and written so far.
 #[derive(Default)]
-struct ObservedSamples {
-    reads: Values,
-    writes: Values,
+struct ReadWriteSets {
+    reads: PointValues,
+    writes: PointValues,
 }
 
-/// One series or all, at one time or at all.
+/// One series or all, at one time or at all times.
 #[derive(Clone, Copy)]
-struct Selection {
+struct RegisterSelection {
     series: Option<usize>,
     ts: Option<i64>,
 }
@@ -64,7 +65,7 @@ struct Registers {
     refs: Vec<SeriesRef>,
     clock: AtomicU64,
     next_value: AtomicU64,
-    /// Values of transactions that were refused: nobody may read them.
+    /// PointValues of refused transactions, which no transaction may read.
     refused: Mutex<BTreeSet<u64>>,
 }
 
@@ -87,7 +88,7 @@ impl Registers {
         };
         let engine = Engine::open(sim.env(), options, &RecoveryProgress::default());
         let engine = engine.expect("opens");
-        // Where a mistake opens a window, let another thread through it.
+        // If a mutant opens a window for a race, other threads run in it.
         engine.set_probe(Box::new(|_| (0..20).for_each(|_| std::thread::yield_now())));
         let labels = |idx: usize| {
             let name = format!("r{idx}");
@@ -109,46 +110,54 @@ impl Registers {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// One random transaction; `None` if it was refused.
-    fn run(&self, rng: &mut Rng) -> Option<Done> {
+    /// Runs one random transaction; `None` if it was refused.
+    fn run(&self, rng: &mut Rng) -> Option<CommittedTransaction> {
         let begun = self.tick();
         let mut transaction = self.engine.begin().expect("begins");
-        let mut seen = ObservedSamples::default();
+        let mut seen = ReadWriteSets::default();
         if rng.chance(0.3) {
-            // Also what is not there.
-            self.read_range(&mut transaction, some_selection(rng), &mut seen);
+            // Absent samples are recorded too.
+            self.read_range(&mut transaction, random_selection(rng), &mut seen);
         }
         for _ in 0..rng.below(3) {
-            self.look(&mut transaction, some_place(rng), &mut seen);
+            self.read_point(&mut transaction, random_point(rng), &mut seen);
         }
         if rng.chance(0.5) {
             std::thread::yield_now();
         }
-        let mut did = BTreeSet::new();
+        let mut changes_made = BTreeSet::new();
         for _ in 0..rng.below(3) {
-            // What was deleted looks like what never was: less often, so that reads tell more.
+            // A deleted sample reads like one that was never written, so deletes are rarer: values
+            // show more.
             let kind = CHANGES[[0, 0, 0, 0, 1, 1, 2, 3, 3, 4][rng.below(10) as usize]];
             self.change(kind, rng, &mut transaction, &mut seen);
-            did.insert(kind);
+            changes_made.insert(kind);
         }
-        let ObservedSamples { mut reads, mut writes } = seen;
+        let ReadWriteSets { mut reads, mut writes } = seen;
         match transaction.commit() {
             Ok(report) => {
                 let seq = report.seq;
                 if seq.is_none() {
-                    // Deletes of what was not there: it saw that, and that is all.
-                    for (place, value) in std::mem::take(&mut writes) {
+                    // A delete of absent samples is a read of their absence.
+                    for (point, value) in std::mem::take(&mut writes) {
                         assert_eq!(value, None, "a write without a number");
-                        reads.entry(place).or_insert(None);
+                        reads.entry(point).or_insert(None);
                     }
                 }
-                Some(Done { reads, writes, did, seq, begun, finished: self.tick() })
+                Some(CommittedTransaction {
+                    reads,
+                    writes,
+                    changes_made,
+                    seq,
+                    begun,
+                    finished: self.tick(),
+                })
             }
             Err(e) if *e.kind() == ErrorKind::Conflict => {
                 self.refused.lock().extend(writes.into_values().flatten());
                 None
             }
-            Err(e) => panic!("an error that nobody caused: {e:?}"),
+            Err(e) => panic!("an error without a cause: {e:?}"),
         }
     }
 
@@ -157,53 +166,56 @@ impl Registers {
         kind: &str,
         rng: &mut Rng,
         transaction: &mut Transaction<'_>,
-        seen: &mut ObservedSamples,
+        seen: &mut ReadWriteSets,
     ) {
-        let place = some_place(rng);
-        let (series, ts, value) = (self.refs[place.0], place.1, self.new_value());
+        let point = random_point(rng);
+        let (series, ts, value) = (self.refs[point.0], point.1, self.new_value());
         match kind {
             "insert" => {
                 transaction.insert(series, ts, value).expect("an insert");
-                seen.writes.insert(place, Some(value.to_bits()));
+                seen.writes.insert(point, Some(value.to_bits()));
             }
             "update" => {
-                match (self.look(transaction, place, seen), transaction.update(series, ts, value)) {
+                match (
+                    self.read_point(transaction, point, seen),
+                    transaction.update(series, ts, value),
+                ) {
                     (Some(_), Ok(())) => {
-                        seen.writes.insert(place, Some(value.to_bits()));
+                        seen.writes.insert(point, Some(value.to_bits()));
                     }
                     (None, Err(e)) if *e.kind() == ErrorKind::NotFound => {}
                     (old, updated) => panic!("an update of {old:?}: {updated:?}"),
                 }
             }
             "delete" => {
-                let old = self.look(transaction, place, seen);
+                let old = self.read_point(transaction, point, seen);
                 let was_there = transaction.delete(series, ts).expect("a delete");
                 assert_eq!(was_there, old.is_some(), "a delete of {old:?}");
                 if was_there {
-                    seen.writes.insert(place, None);
+                    seen.writes.insert(point, None);
                 }
             }
             "update of a range" => {
-                let selection = some_selection(rng);
+                let selection = random_selection(rng);
                 let mut left = self.read_range(transaction, selection, seen);
                 let (matchers, range) = selection.matchers();
                 let updated = transaction.update_range(&matchers, range, |labels, sample| {
                     let name = labels.get("__name__").expect("a name");
-                    let place = (name[1..].parse().expect("a number"), sample.ts);
-                    let old = left.insert(place, None).flatten();
+                    let point = (name[1..].parse().expect("a number"), sample.ts);
+                    let old = left.insert(point, None).flatten();
                     assert_eq!(old, Some(sample.value.to_bits()), "a range that changes");
                     let value = self.new_value();
-                    seen.writes.insert(place, Some(value.to_bits()));
+                    seen.writes.insert(point, Some(value.to_bits()));
                     value
                 });
                 updated.expect("an update");
                 assert!(left.values().all(Option::is_none), "{left:?} was left out");
             }
             _ => {
-                let selection = some_selection(rng);
+                let selection = random_selection(rng);
                 let (matchers, range) = selection.matchers();
                 transaction.delete_range(&matchers, range).expect("a delete");
-                seen.writes.extend(selection.places().map(|place| (place, None)));
+                seen.writes.extend(selection.points().map(|point| (point, None)));
             }
         }
     }
@@ -212,34 +224,35 @@ impl Registers {
         self.next_value.fetch_add(1, Ordering::Relaxed) as f64
     }
 
-    fn look(
+    fn read_point(
         &self,
         transaction: &mut Transaction<'_>,
-        place: Place,
-        seen: &mut ObservedSamples,
+        point: Point,
+        seen: &mut ReadWriteSets,
     ) -> Option<u64> {
-        let value = transaction.read_point(self.refs[place.0], place.1).expect("a read");
-        seen.note(place, value.map(f64::to_bits))
+        let value = transaction.read_point(self.refs[point.0], point.1).expect("a read");
+        seen.note(point, value.map(f64::to_bits))
     }
 
     fn read_range(
         &self,
         transaction: &mut Transaction<'_>,
-        selection: Selection,
-        seen: &mut ObservedSamples,
-    ) -> Values {
+        selection: RegisterSelection,
+        seen: &mut ReadWriteSets,
+    ) -> PointValues {
         let (matchers, range) = selection.matchers();
         let found = transaction.read(&matchers, range).expect("a read");
-        let value = |place: Place| {
-            let of_series = found.iter().find(|one| one.series == self.refs[place.0]);
-            let sample = of_series.and_then(|one| one.samples.iter().find(|s| s.ts == place.1));
-            (place, seen.note(place, sample.map(|sample| sample.value.to_bits())))
+        let value = |point: Point| {
+            let of_series = found.iter().find(|one| one.series == self.refs[point.0]);
+            let sample = of_series.and_then(|one| one.samples.iter().find(|s| s.ts == point.1));
+            (point, seen.note(point, sample.map(|sample| sample.value.to_bits())))
         };
-        selection.places().map(value).collect()
+        selection.points().map(value).collect()
     }
 
-    /// `thread_count` threads, each as many transactions; a last one that reads everything.
-    fn play(&self, seed: u64, thread_count: u64, count: usize) -> Vec<Done> {
+    /// Runs `thread_count` threads with `count` transactions each, then one transaction that reads
+    /// all samples.
+    fn play(&self, seed: u64, thread_count: u64, count: usize) -> Vec<CommittedTransaction> {
         let done = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for thread in 0..thread_count {
@@ -261,29 +274,29 @@ impl Registers {
             }
         });
         let mut done = done.into_inner();
-        let (begun, mut seen) = (self.tick(), ObservedSamples::default());
+        let (begun, mut seen) = (self.tick(), ReadWriteSets::default());
         let mut last = self.engine.begin().expect("begins");
-        self.read_range(&mut last, Selection { series: None, ts: None }, &mut seen);
-        let ObservedSamples { reads, writes } = seen;
-        let (did, finished) = (BTreeSet::new(), self.tick());
-        done.push(Done { reads, writes, did, seq: None, begun, finished });
+        self.read_range(&mut last, RegisterSelection { series: None, ts: None }, &mut seen);
+        let ReadWriteSets { reads, writes } = seen;
+        let (changes_made, finished) = (BTreeSet::new(), self.tick());
+        done.push(CommittedTransaction { reads, writes, changes_made, seq: None, begun, finished });
         done
     }
 }
 
-impl ObservedSamples {
-    /// A transaction reads what it wrote, and else the same each time.
-    fn note(&mut self, place: Place, value: Option<u64>) -> Option<u64> {
-        let known = match self.writes.get(&place) {
+impl ReadWriteSets {
+    /// Records a read. A transaction reads its own writes, and otherwise the same value each time.
+    fn note(&mut self, point: Point, value: Option<u64>) -> Option<u64> {
+        let known = match self.writes.get(&point) {
             Some(own) => *own,
-            None => *self.reads.entry(place).or_insert(value),
+            None => *self.reads.entry(point).or_insert(value),
         };
-        assert_eq!(value, known, "{place:?} in one transaction");
+        assert_eq!(value, known, "{point:?} in one transaction");
         value
     }
 }
 
-impl Selection {
+impl RegisterSelection {
     fn matchers(self) -> (Vec<Matcher>, TimeRange) {
         let matcher = match self.series {
             Some(series) => Matcher::equal("__name__", format!("r{series}")),
@@ -293,30 +306,30 @@ impl Selection {
         (vec![matcher], self.ts.map_or(TimeRange::ALL, range))
     }
 
-    fn places(self) -> impl Iterator<Item = Place> {
-        let is_in = move |place: &Place| {
-            self.series.is_none_or(|series| series == place.0)
-                && self.ts.is_none_or(|ts| ts == place.1)
+    fn points(self) -> impl Iterator<Item = Point> {
+        let is_in = move |point: &Point| {
+            self.series.is_none_or(|series| series == point.0)
+                && self.ts.is_none_or(|ts| ts == point.1)
         };
         (0..SERIES).flat_map(|series| TIMES.map(|ts| (series, ts))).filter(is_in)
     }
 }
 
-fn some_selection(rng: &mut Rng) -> Selection {
-    Selection {
+fn random_selection(rng: &mut Rng) -> RegisterSelection {
+    RegisterSelection {
         series: rng.chance(0.7).then(|| rng.below(SERIES as u64) as usize),
         ts: rng.chance(0.5).then(|| *rng.pick(&TIMES)),
     }
 }
 
-fn some_place(rng: &mut Rng) -> Place {
+fn random_point(rng: &mut Rng) -> Point {
     (rng.below(SERIES as u64) as usize, *rng.pick(&TIMES))
 }
 
-/// Whether some order explains everything: each reads what those before it left, and nobody comes before one that was
-/// finished when it began.
-fn has_serial_order(done: &[Done]) -> bool {
-    fn go(done: &[Done], left: u32, state: &mut Values) -> bool {
+/// Whether some serial order explains all reads: each transaction reads the values that the
+/// transactions before it left, and none precedes one that had finished when it began.
+fn has_serial_order(done: &[CommittedTransaction]) -> bool {
+    fn go(done: &[CommittedTransaction], left: u32, state: &mut PointValues) -> bool {
         if left == 0 {
             return true;
         }
@@ -325,14 +338,14 @@ fn has_serial_order(done: &[Done]) -> bool {
             let one = &done[idx];
             let is_first =
                 (0..done.len()).all(|other| !is_left(other) || done[other].finished >= one.begun);
-            let reads = |(place, value): (&Place, &Option<u64>)| {
-                state.get(place).copied().unwrap_or(None) == *value
+            let reads = |(point, value): (&Point, &Option<u64>)| {
+                state.get(point).copied().unwrap_or(None) == *value
             };
             if !is_first || !one.reads.iter().all(reads) {
                 return false;
             }
             let before = state.clone();
-            state.extend(one.writes.iter().map(|(place, value)| (*place, *value)));
+            state.extend(one.writes.iter().map(|(point, value)| (*point, *value)));
             let found = go(done, left & !(1 << idx), state);
             *state = before;
             found
@@ -342,14 +355,14 @@ fn has_serial_order(done: &[Done]) -> bool {
     go(done, (1 << done.len()) - 1, &mut BTreeMap::new())
 }
 
-/// A cycle of dependencies, or something read that nobody wrote, in words.
-fn find_anomaly(done: &[Done], refused: &BTreeSet<u64>) -> Option<String> {
+/// Describes a cycle of dependencies, or a read of a value that no committed transaction wrote.
+fn find_anomaly(done: &[CommittedTransaction], refused: &BTreeSet<u64>) -> Option<String> {
     let mut writers: BTreeMap<u64, usize> = BTreeMap::new();
-    let mut versions: BTreeMap<Place, Vec<(CommitSeq, usize)>> = BTreeMap::new();
+    let mut versions: BTreeMap<Point, Vec<(CommitSeq, usize)>> = BTreeMap::new();
     for (idx, one) in done.iter().enumerate() {
-        for (place, value) in &one.writes {
+        for (point, value) in &one.writes {
             let seq = one.seq.expect("one that wrote has a number");
-            versions.entry(*place).or_default().push((seq, idx));
+            versions.entry(*point).or_default().push((seq, idx));
             writers.extend(value.map(|value| (value, idx)));
         }
     }
@@ -361,15 +374,15 @@ fn find_anomaly(done: &[Done], refused: &BTreeSet<u64>) -> Option<String> {
         }
     }
     for (idx, one) in done.iter().enumerate() {
-        for (place, value) in &one.reads {
-            let list = versions.get(place).map_or(&[][..], Vec::as_slice);
+        for (point, value) in &one.reads {
+            let list = versions.get(point).map_or(&[][..], Vec::as_slice);
             let next = match value {
                 Some(value) if refused.contains(value) => {
-                    return Some(format!("{place:?}: a refused transaction's {value} was read"));
+                    return Some(format!("{point:?}: a refused transaction's {value} was read"));
                 }
                 Some(value) => {
                     let Some(&writer) = writers.get(value) else {
-                        return Some(format!("{place:?}: nobody wrote {value}"));
+                        return Some(format!("{point:?}: no transaction wrote {value}"));
                     };
                     if writer != idx {
                         edges[writer].insert(idx);
@@ -377,8 +390,9 @@ fn find_anomaly(done: &[Done], refused: &BTreeSet<u64>) -> Option<String> {
                     let at = list.iter().position(|version| version.1 == writer);
                     at.map_or(0, |at| at + 1)
                 }
-                // Before the first write, or after some delete: then the cycle is not looked for here.
-                None if list.iter().any(|version| done[version.1].writes[place].is_none()) => {
+                // The read was before the first write or after some delete. That is ambiguous, so
+                // no edge is added.
+                None if list.iter().any(|version| done[version.1].writes[point].is_none()) => {
                     continue;
                 }
                 None => 0,
@@ -400,7 +414,8 @@ fn find_anomaly(done: &[Done], refused: &BTreeSet<u64>) -> Option<String> {
 }
 
 fn find_cycle(edges: &[BTreeSet<usize>]) -> Option<Vec<usize>> {
-    // Takes away whoever nothing left depends on; what remains is on or behind a cycle.
+    // Removes nodes without incoming edges until none is left. The remaining nodes are on a cycle
+    // or reachable from one.
     let mut incoming = vec![0; edges.len()];
     edges.iter().flatten().for_each(|&to| incoming[to] += 1);
     let mut free: Vec<usize> = (0..edges.len()).filter(|&idx| incoming[idx] == 0).collect();
@@ -414,7 +429,8 @@ fn find_cycle(edges: &[BTreeSet<usize>]) -> Option<Vec<usize>> {
             }
         }
     }
-    // Each that is left has a predecessor that is left: going back must come round.
+    // Each remaining node has a remaining predecessor, so a backward walk returns to a visited
+    // node.
     let mut path = vec![taken.iter().position(|taken| !taken)?];
     loop {
         let last = path[path.len() - 1];
@@ -428,17 +444,17 @@ fn find_cycle(edges: &[BTreeSet<usize>]) -> Option<Vec<usize>> {
     }
 }
 
-/// What happened, and what is wrong with it.
-type Verdict = (Vec<Done>, Option<String>);
+/// A history, and its anomaly if it has one.
+type CheckedHistory = (Vec<CommittedTransaction>, Option<String>);
 
-fn small_history(seed: u64, mutant: Option<Mutant>) -> Verdict {
+fn small_history(seed: u64, mutant: Option<Mutant>) -> CheckedHistory {
     let sim = Sim::new(seed);
     let done = Registers::open(&sim, seed, mutant).play(seed, 3, 3);
     let why = (!has_serial_order(&done)).then(|| format!("no serial order of {done:#?}"));
     (done, why)
 }
 
-fn large_history(seed: u64, mutant: Option<Mutant>) -> Verdict {
+fn large_history(seed: u64, mutant: Option<Mutant>) -> CheckedHistory {
     let sim = Sim::new(seed);
     let registers = Registers::open(&sim, seed, mutant);
     let done = registers.play(seed, 4, 60);
@@ -446,10 +462,11 @@ fn large_history(seed: u64, mutant: Option<Mutant>) -> Verdict {
     (done, why)
 }
 
-/// Plays `count` histories, and says how to play one again that is wrong. Returns how often each change was committed.
+/// Runs `count` histories and prints the command that repeats a failed one. Returns the number of
+/// commits by kind of change.
 fn play_all(
     count: u64,
-    history: fn(u64, Option<Mutant>) -> Verdict,
+    history: fn(u64, Option<Mutant>) -> CheckedHistory,
 ) -> BTreeMap<&'static str, u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let mut changes = BTreeMap::new();
@@ -458,13 +475,13 @@ fn play_all(
         let played = catch_unwind(|| history(seed, None));
         if !played.as_ref().is_ok_and(|(_, why)| why.is_none()) {
             eprintln!(
-                "seed {seed} failed; again: FIRN_SEED={seed} FIRN_HISTORIES=10000 \
+                "seed {seed} failed; to repeat: FIRN_SEED={seed} FIRN_HISTORIES=10000 \
                  cargo test --package firn-engine --test simulation histories"
             );
         }
         let (done, why) = played.unwrap_or_else(|panic| resume_unwind(panic));
         assert!(why.is_none(), "seed {seed}: {}", why.unwrap_or_default());
-        for kind in done.iter().flat_map(|one| &one.did) {
+        for kind in done.iter().flat_map(|one| &one.changes_made) {
             *changes.entry(*kind).or_default() += 1;
         }
     }
@@ -472,7 +489,7 @@ fn play_all(
 }
 
 #[test]
-fn transactions_are_as_if_one_came_after_the_other() {
+fn transactions_are_serialisable() {
     let count = std::env::var("FIRN_HISTORIES").ok().and_then(|count| count.parse().ok());
     let count: u64 = count.unwrap_or(150);
     let small = play_all(count, small_history);
@@ -484,28 +501,30 @@ fn transactions_are_as_if_one_came_after_the_other() {
 }
 
 #[test]
-fn both_checks_find_planted_mistakes() {
-    let mistakes = [Mutant::TransactionNotValidated, Mutant::TransactionLockDropped];
-    for mistake in mistakes {
-        let small = (0..3_000).find(|&seed| small_history(seed, Some(mistake)).1.is_some());
-        let large = (0..300).find(|&seed| large_history(seed, Some(mistake)).1.is_some());
-        assert!(small.is_some() && large.is_some(), "{mistake:?}: {small:?}, {large:?}");
-        println!("{mistake:?}: small history {small:?}, large history {large:?}");
+fn both_checks_catch_mutants() {
+    let mutants = [Mutant::TransactionNotValidated, Mutant::TransactionLockDropped];
+    for mutant in mutants {
+        let small = (0..3_000).find(|&seed| small_history(seed, Some(mutant)).1.is_some());
+        let large = (0..300).find(|&seed| large_history(seed, Some(mutant)).1.is_some());
+        assert!(small.is_some() && large.is_some(), "{mutant:?}: {small:?}, {large:?}");
+        println!("{mutant:?}: small history {small:?}, large history {large:?}");
     }
 }
 
 #[test]
-fn the_checks_know_what_is_serialisable() {
-    let one = |reads: &[(Place, Option<u64>)], writes: &[(Place, Option<u64>)], number: u64| Done {
-        reads: reads.iter().copied().collect(),
-        writes: writes.iter().copied().collect(),
-        did: BTreeSet::new(),
-        seq: (!writes.is_empty()).then_some(CommitSeq(number)),
-        begun: 0,
-        finished: 100,
+fn the_checks_accept_only_serialisable_histories() {
+    let one = |reads: &[(Point, Option<u64>)], writes: &[(Point, Option<u64>)], number: u64| {
+        CommittedTransaction {
+            reads: reads.iter().copied().collect(),
+            writes: writes.iter().copied().collect(),
+            changes_made: BTreeSet::new(),
+            seq: (!writes.is_empty()).then_some(CommitSeq(number)),
+            begun: 0,
+            finished: 100,
+        }
     };
     let (a, b) = ((0, 1), (1, 1));
-    let cases: [(&str, Vec<Done>, bool); 5] = [
+    let cases: [(&str, Vec<CommittedTransaction>, bool); 5] = [
         (
             "one after the other",
             vec![one(&[(a, None)], &[(b, Some(1))], 1), one(&[(b, Some(1))], &[(a, Some(2))], 2)],
@@ -544,8 +563,8 @@ fn the_checks_know_what_is_serialisable() {
         assert_eq!(has_serial_order(&done), want, "{name}");
         assert_eq!(find_anomaly(&done, &BTreeSet::new()).is_none(), want, "{name}");
     }
-    let stale = Done { begun: 200, finished: 300, ..one(&[(a, None)], &[], 0) };
+    let stale = CommittedTransaction { begun: 200, finished: 300, ..one(&[(a, None)], &[], 0) };
     let done = [one(&[], &[(a, Some(1))], 1), stale];
-    assert!(!has_serial_order(&done), "what was finished before must be seen");
+    assert!(!has_serial_order(&done), "the writes of a finished transaction must be visible");
     assert!(find_anomaly(&done, &BTreeSet::new()).is_some());
 }

@@ -1,5 +1,6 @@
-//! Index files that are damaged or missing when the database opens: they come back from the slow tier, or the
-//! database says which and does not open, or, if that is asked for, goes on without their series and nothing else.
+//! Index files that are damaged or missing when the database opens. A copy on the slow tier
+//! replaces them. Without a copy the database names the file and refuses to open; on request it
+//! opens without the series of that file, and loses nothing else.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn open_with(sim: &Sim, forget_lost_index: bool, repair_index: bool) -> Result<A
     Engine::open(sim.env(), options, &RecoveryProgress::default())
 }
 
-/// Members of one group, and every third alone.
+/// Members of one group; every third is a lone series.
 fn labels(idx: usize) -> Labels {
     let name = format!("m{idx}");
     let grouped = [("__name__", name.as_str()), ("job", "a"), ("instance", "1")];
@@ -36,7 +37,7 @@ fn labels(idx: usize) -> Labels {
     Labels::from_pairs(pairs.iter().copied()).expect("valid labels")
 }
 
-/// A sample of each at `ts`; their references.
+/// Writes a sample of each series at `ts`. Returns their references.
 fn write(engine: &Engine, series: std::ops::Range<usize>, ts: i64) -> Vec<SeriesRef> {
     let labels: Vec<Labels> = series.map(labels).collect();
     let refs = engine.resolve(&labels).into_iter().map(|found| found.expect("resolves"));
@@ -47,7 +48,7 @@ fn write(engine: &Engine, series: std::ops::Range<usize>, ts: i64) -> Vec<Series
     refs
 }
 
-/// How many samples of each series there are.
+/// The number of samples of each series.
 fn counts(engine: &Engine) -> BTreeMap<Labels, usize> {
     let seen = ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read");
     seen.series.into_iter().map(|(labels, samples)| (labels, samples.len())).collect()
@@ -60,7 +61,7 @@ fn index_files(sim: &Sim) -> Vec<String> {
     files
 }
 
-/// Two index files, a group with members in both, and rows of both in the log.
+/// A database with two index files, a group with members in both, and rows of both in the log.
 fn filled(sim: &Sim) -> Arc<Engine> {
     let engine = open(sim, false).expect("opens");
     write(&engine, 0..12, 1_000);
@@ -71,8 +72,11 @@ fn filled(sim: &Sim) -> Arc<Engine> {
     engine
 }
 
+/// All index files are missing, or the last byte of each is damaged, when the database opens; the
+/// slow tier has a copy of each. The files are restored, no sample is lost, no damage is reported,
+/// and new writes are accepted.
 #[test]
-fn a_lost_index_file_comes_back_from_the_slow_tier() {
+fn a_lost_index_file_is_restored_from_the_slow_tier() {
     for damage in [0, 1] {
         let sim = Sim::new(31);
         let engine = filled(&sim);
@@ -97,7 +101,7 @@ fn a_lost_index_file_comes_back_from_the_slow_tier() {
                     .expect("damaged"),
             }
         }
-        let engine = open(&sim, false).expect("opens with what the slow tier has");
+        let engine = open(&sim, false).expect("opens with the copies on the slow tier");
         assert_eq!(index_files(&sim), files);
         assert_eq!(counts(&engine), want);
         assert!(engine.stats().recovery.damage.is_empty(), "nothing is lost");
@@ -108,10 +112,12 @@ fn a_lost_index_file_comes_back_from_the_slow_tier() {
     }
 }
 
-/// The file of the first members is lost, then that of the last: the database names it and stays closed; asked to, it
-/// goes on with the others, and nothing that is written from then on meets what was lost.
+/// The index file of the first or of the last members is missing when the database opens, and no
+/// copy exists; all other files are intact. The database names the file and refuses to open. With
+/// `forget_lost_index` it opens, all other series have all samples, and no new series receives a
+/// reference of a lost one.
 #[test]
-fn a_lost_index_file_is_named_and_forgotten_only_when_asked() {
+fn a_lost_index_file_is_named_and_forgotten_only_on_request() {
     for (lost, is_lost) in [(0, 0..12), (1, 12..24)] {
         let sim = Sim::new(32);
         let engine = filled(&sim);
@@ -136,14 +142,12 @@ fn a_lost_index_file_is_named_and_forgotten_only_when_asked() {
             .map(|idx| (labels(idx), if idx < 12 { 3 } else { 2 }))
             .collect();
         assert_eq!(counts(&engine), want, "all others have all their samples");
-        // From here on as ever: what is written is new, and a restart needs no option.
+        // From here on the database is normal: lost series are new series, and a restart needs no
+        // option.
         let again = write(&engine, 0..30, 4_000);
         for (idx, (now, old)) in again.iter().zip(&before).enumerate() {
             assert_eq!(now == old, is_left(&idx), "m{idx}: {old:?}, then {now:?}");
-            assert!(
-                is_left(&idx) || !before.contains(now),
-                "m{idx} has a reference of before: {now:?}"
-            );
+            assert!(is_left(&idx) || !before.contains(now), "m{idx} has an old reference: {now:?}");
         }
         assert!(
             again[24..].iter().all(|series| before.iter().all(|old| old.group != series.group))
@@ -163,9 +167,11 @@ fn a_lost_index_file_is_named_and_forgotten_only_when_asked() {
     }
 }
 
-/// What is damaged is put aside, not thrown away, whether its end is damaged or a block that the log's replay asks.
+/// One byte of an index file is damaged, at its end or in a block that replay of the log may need,
+/// or the file is cut in half; no copy exists. The database opens, or it names the file and
+/// refuses. With `forget_lost_index` it keeps the damaged file under another name.
 #[test]
-fn a_damaged_index_file_is_put_aside() {
+fn a_damaged_index_file_is_kept_under_another_name() {
     let sim = Sim::new(33);
     drop(filled(&sim));
     let file = index_files(&sim)[0].clone();
@@ -190,26 +196,26 @@ fn a_damaged_index_file_is_put_aside() {
     sim.disk.damage(&file, damaged).expect("damaged");
     let engine = open(&sim, true).expect("opens without it");
     assert_eq!(counts(&engine).len(), 12);
-    let aside = file.replace(".seg", ".lost");
-    assert_eq!(sim.disk.bytes(&aside).expect("what is left"), whole[..whole.len() / 2]);
+    let kept_name = file.replace(".seg", ".lost");
+    assert_eq!(sim.disk.bytes(&kept_name).expect("the damaged file"), whole[..whole.len() / 2]);
 }
 
-/// What became of six thousand series whose texts fill some blocks of one index file.
+/// The state of six thousand series whose texts fill several blocks of one index file.
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
-    /// They are in the file, their definitions and samples in the log.
+enum IndexStage {
+    /// The index file contains the series; the log contains their definitions and samples.
     Sealed,
-    /// A sample of each is in a table, and of some in the log.
+    /// A table contains a sample of each, and the log contains another sample of some.
     Flushed,
-    /// And the slow tier has the file.
+    /// As `Flushed`, and the slow tier contains the index file.
     Published,
 }
 
-fn filled_large(sim: &Sim, stage: Stage) -> BTreeMap<Labels, usize> {
+fn filled_large(sim: &Sim, stage: IndexStage) -> BTreeMap<Labels, usize> {
     counts(&fill_large(sim, stage).0)
 }
 
-fn fill_large(sim: &Sim, stage: Stage) -> (Arc<Engine>, Vec<Labels>) {
+fn fill_large(sim: &Sim, stage: IndexStage) -> (Arc<Engine>, Vec<Labels>) {
     let engine = open(sim, false).expect("opens");
     let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let labels: Vec<Labels> = (0..6_000)
@@ -230,11 +236,13 @@ fn fill_large(sim: &Sim, stage: Stage) -> (Arc<Engine>, Vec<Labels>) {
         write(&found, 1_000);
         refs.extend(found);
     }
-    while stage == Stage::Sealed && engine.step(Lane::Head).expect("a step") != Some(Step::Seal) {}
-    if stage != Stage::Sealed {
+    while stage == IndexStage::Sealed
+        && engine.step(Lane::Head).expect("a step") != Some(Step::Seal)
+    {}
+    if stage != IndexStage::Sealed {
         engine.flush().expect("a flush");
     }
-    if stage == Stage::Published {
+    if stage == IndexStage::Published {
         sim.clock.advance(Duration::from_secs(6 * 3_600));
         while engine.step(Lane::Tree).expect("a step").is_some() {}
     }
@@ -242,12 +250,13 @@ fn fill_large(sim: &Sim, stage: Stage) -> (Arc<Engine>, Vec<Labels>) {
     (engine, labels)
 }
 
-/// The folder of a machine that was replaced, with a block damaged that opening needs: asked to repair, it refuses, and the
-/// file is as it was. What the other server has put under its name is not taken for a copy.
+/// In the folder of a machine that was replaced, a block of the index file is damaged, and opening
+/// needs that block. A repair is refused and leaves the file unchanged. The object of the same name
+/// that the other server has uploaded is not used as a copy.
 #[test]
-fn a_replaced_machines_index_file_is_not_written_anew() {
+fn a_replaced_machines_index_file_is_not_rewritten() {
     let sim = Sim::new(35);
-    drop(filled_large(&sim, Stage::Sealed));
+    drop(filled_large(&sim, IndexStage::Sealed));
     let engine = open(&sim, false).expect("opens");
     while engine.step(Lane::Tree).expect("a step").is_some() {}
     drop(engine);
@@ -272,14 +281,15 @@ fn a_replaced_machines_index_file_is_not_written_anew() {
     assert!(refused > 0, "opening needs no block");
 }
 
-/// A file of series that the log still defines is repaired while writes go on, and what is lost is written again: they are new
-/// series, and the log of a killed server defines each label set once.
+/// One block of an index file is damaged, and the log still contains the definitions of its series.
+/// The file is repaired while the database runs, and the series that it lost are written again, as
+/// new series. After a power failure each label set is defined once, and all samples are there.
 #[test]
-fn what_a_running_repair_loses_is_defined_once() {
+fn series_lost_by_a_running_repair_are_defined_once() {
     let mut lost_in_all = 0;
     for block in 0.. {
         let sim = Sim::new(36);
-        let (engine, labels) = fill_large(&sim, Stage::Sealed);
+        let (engine, labels) = fill_large(&sim, IndexStage::Sealed);
         drop(engine);
         sim.restart();
         let file = index_files(&sim)[0].clone();
@@ -288,7 +298,7 @@ fn what_a_running_repair_loses_is_defined_once() {
             break;
         }
         sim.disk.damage(&file, |bytes| bytes[at] ^= 4).expect("damaged");
-        // Some blocks are not needed by the log's replay.
+        // Replay of the log does not need every block.
         let Ok(engine) = open(&sim, false) else { continue };
         let report = engine.check(true, &CancelToken::new(), &mut |_| ()).expect("a check");
         assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
@@ -315,32 +325,36 @@ fn what_a_running_repair_loses_is_defined_once() {
     assert!(lost_in_all > 0, "nothing was lost");
 }
 
-/// Each block of a large index file in turn: a repair takes it from the slow tier or, if it is not there, loses the series that
-/// lie in it and says how many; all others have all their samples, from then on and after a crash.
+/// One block of a large index file is damaged, each block in turn. A repair restores the block from
+/// the slow tier. Without a copy there it loses the series in the block and reports their number.
+/// All other series have all samples, also after a power failure.
 #[test]
 fn a_broken_block_of_an_index_file_costs_its_series_and_nothing_else() {
     const BLOCK: usize = 64 << 10;
-    for stage in [Stage::Sealed, Stage::Flushed, Stage::Published] {
+    for stage in [IndexStage::Sealed, IndexStage::Flushed, IndexStage::Published] {
         let sim = Sim::new(34);
         let before = filled_large(&sim, stage);
         let file = index_files(&sim)[0].clone();
         let whole = sim.disk.bytes(&file).expect("a file");
         assert!(whole.len() > 3 * BLOCK, "{}", whole.len());
         let (mut repaired_at_open, mut lost_in_all) = (0, 0);
-        // The footer is behind them.
+        // The footer follows the blocks.
         for at in (999..whole.len() - 3_000).step_by(BLOCK) {
             let sim = Sim::new(34);
             assert_eq!(filled_large(&sim, stage), before);
             sim.restart();
             sim.disk.damage(&file, |bytes| bytes[at] ^= 4).expect("damaged");
             let engine = match open(&sim, false) {
-                // The next start would take from the log what a repair loses.
-                Ok(_) if stage == Stage::Sealed => continue,
+                // The next start would restore from the log the series that a repair loses.
+                Ok(_) if stage == IndexStage::Sealed => continue,
                 Ok(engine) => engine,
                 Err(e) => {
-                    assert!(stage == Stage::Sealed && e.to_string().contains("--repair"), "{e}");
+                    assert!(
+                        stage == IndexStage::Sealed && e.to_string().contains("--repair"),
+                        "{e}"
+                    );
                     repaired_at_open += 1;
-                    open_with(&sim, false, true).expect("opens with what is left")
+                    open_with(&sim, false, true).expect("opens with the remaining series")
                 }
             };
             let check = |repairs| engine.check(repairs, &CancelToken::new(), &mut |_| ());
@@ -351,11 +365,11 @@ fn a_broken_block_of_an_index_file_costs_its_series_and_nothing_else() {
                 _ => None,
             });
             let lost = lost.unwrap_or(0);
-            assert!(stage != Stage::Published || lost == 0, "{report:?}");
+            assert!(stage != IndexStage::Published || lost == 0, "{report:?}");
             lost_in_all += lost;
             let left = counts(&engine);
-            // What the log has defined it gives back.
-            let lost = if stage == Stage::Sealed { 0 } else { lost };
+            // Replay of the log restores the series that the log defines.
+            let lost = if stage == IndexStage::Sealed { 0 } else { lost };
             assert_eq!(left.len() + lost, before.len(), "byte {at}: {report:?}");
             assert!(left.iter().all(|(labels, count)| before[labels] == *count));
             if repaired_at_open == 0 {
@@ -370,11 +384,13 @@ fn a_broken_block_of_an_index_file_costs_its_series_and_nothing_else() {
             assert!(report.findings.is_empty(), "{report:?}");
         }
         match stage {
-            Stage::Sealed => assert!(repaired_at_open > 0, "the log's replay asked no block"),
-            Stage::Flushed => {
+            IndexStage::Sealed => {
+                assert!(repaired_at_open > 0, "replay of the log needed no block")
+            }
+            IndexStage::Flushed => {
                 assert!((1..=4 * before.len()).contains(&lost_in_all), "{lost_in_all}");
             }
-            Stage::Published => assert_eq!(lost_in_all, 0),
+            IndexStage::Published => assert_eq!(lost_in_all, 0),
         }
     }
 }

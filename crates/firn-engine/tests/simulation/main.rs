@@ -1,6 +1,8 @@
-//! The engine, single-threaded, over a simulated world drawn from a seed, against a plain map.
+//! Single-threaded simulation of the engine. A seed determines a simulated world and a run, and all
+//! reads are compared with a plain map, the oracle.
 //!
-//! `FIRN_SEED_COUNT=n` runs n seeds in place of 5,000; `FIRN_SEED=s` runs one and prints its trace.
+//! `FIRN_SEED_COUNT=n` runs n seeds instead of 5,000. `FIRN_SEED=s` runs only seed s and prints its
+//! trace.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -11,7 +13,7 @@ mod deletes;
 mod failed_commits;
 mod faults;
 mod histories;
-mod life;
+mod lifecycle;
 mod lost_index;
 mod mutants;
 mod outage;
@@ -25,43 +27,50 @@ mod world;
 use std::cell::RefCell;
 
 use firn_sim::{for_cases, for_seeds};
-use world::{Tally, World};
+use world::{EventCounts, World};
 
 const SEEDS: u64 = 5_000;
 
-/// Acknowledged means durable, newest write wins, one consistent view, nothing half there, bit
-/// exact: after every crash and at every read the engine says what the plain map says.
+/// The result of a step of a scenario; the error describes the wrong behaviour.
+type Outcome<T> = Result<T, String>;
+
+/// Power failures, kills and failing operations hit the engine at random. After every crash and at
+/// every read the engine agrees with the plain map: acknowledged changes are durable, the newest
+/// write wins, a view is consistent, no change is visible in part, and values are equal bit for
+/// bit.
 #[test]
 fn invariants_1_2_3_7_engine_and_plain_map_agree_at_every_crash() {
-    let tally = RefCell::new(Tally::default());
+    let tally = RefCell::new(EventCounts::default());
     let is_alone = std::env::var_os("FIRN_SEED").is_some();
     for_seeds(SEEDS, |seed| {
         let mut world = World::new(seed, None);
-        // Those that are run twice must do the same each time.
+        // Runs that are repeated must be deterministic, so they recover with one thread.
         world.recovery_threads = if seed % 16 == 0 { 1 } else { 1 + (seed % 3) as usize };
         if is_alone {
             world.trace_to_stdout();
         }
-        let digest = life::run(&mut world).unwrap_or_else(|failure| panic!("{failure}"));
+        let digest = lifecycle::run(&mut world).unwrap_or_else(|failure| panic!("{failure}"));
         tally.borrow_mut().add(&world.tally);
         digest
     });
     println!("{:?}", tally.borrow());
-    // A simulation in which something never happens proves nothing about it.
+    // A simulation in which an event never happens does not test it.
     if !is_alone {
         tally.borrow().assert_everything_happened();
     }
 }
 
+/// The power fails at each change of a short run, one change per case. Of the unsynced data a part
+/// is on the disk, lost or torn. The engine recovers and agrees with the plain map.
 #[test]
-fn every_write_of_a_life_is_crashed_at() {
+fn every_change_of_a_short_run_survives_a_crash() {
     for_cases(40, |seed| {
-        let writes = life::count_changes(seed);
-        for crash_at in 0..writes {
+        let change_count = lifecycle::count_changes(seed);
+        for crash_at in 0..change_count {
             let mut world = World::new(seed, None);
             world.recovery_threads = 1 + (seed % 3) as usize;
-            life::run_short(&mut world, Some(crash_at)).unwrap_or_else(|failure| {
-                panic!("seed {seed}, crash at change {crash_at} of {writes}: {failure}")
+            lifecycle::run_short(&mut world, Some(crash_at)).unwrap_or_else(|failure| {
+                panic!("seed {seed}, crash at change {crash_at} of {change_count}: {failure}")
             });
         }
     });

@@ -1,78 +1,81 @@
-//! Mistakes made on purpose: each must be found within the seeds that a test run has.
+//! Mutants are deliberate bugs. The simulation must catch each of them within the seeds of a test
+//! run.
 
 use firn_engine::Mutant;
 
 use crate::world::{Failure, World};
-use crate::{life, outage, pressure, results, tiers, transactions};
+use crate::{lifecycle, outage, pressure, results, tiers, transactions};
 
 const SEEDS_MAX: u64 = 2_000;
 
 #[test]
 fn every_mutant_is_caught() {
     let mut missed = Vec::new();
-    // `FIRN_MUTANT=name` looks for one.
-    let wanted = std::env::var("FIRN_MUTANT").ok();
-    let is_wanted = |name: String| wanted.as_ref().is_none_or(|wanted| *wanted == name);
-    for mistake in Mutant::ALL.into_iter().filter(|one| is_wanted(format!("{one:?}"))) {
-        match (0..SEEDS_MAX).find_map(|seed| found(seed, mistake)) {
-            Some((seed, how)) => println!("{mistake:?}: found by seed {seed}: {how}"),
-            None => missed.push(mistake),
+    // `FIRN_MUTANT=name` runs only that mutant.
+    let selected = std::env::var("FIRN_MUTANT").ok();
+    let is_selected = |name: String| selected.as_ref().is_none_or(|selected| *selected == name);
+    for mutant in Mutant::ALL.into_iter().filter(|one| is_selected(format!("{one:?}"))) {
+        match (0..SEEDS_MAX).find_map(|seed| catch_mutant(seed, mutant)) {
+            Some((seed, how)) => println!("{mutant:?}: caught by seed {seed}: {how}"),
+            None => missed.push(mutant),
         }
     }
-    for mistake in &missed {
-        eprintln!("again: FIRN_MUTANT={mistake:?} cargo test --package firn-engine mutants::");
+    for mutant in &missed {
+        eprintln!("to repeat: FIRN_MUTANT={mutant:?} cargo test --package firn-engine mutants::");
     }
-    assert!(missed.is_empty(), "{SEEDS_MAX} seeds do not find {missed:?}");
+    assert!(missed.is_empty(), "{SEEDS_MAX} seeds do not catch {missed:?}");
 }
 
-fn found(seed: u64, mistake: Mutant) -> Option<(u64, String)> {
+fn catch_mutant(seed: u64, mutant: Mutant) -> Option<(u64, String)> {
     if matches!(
-        mistake,
+        mutant,
         Mutant::FenceSkipped | Mutant::LeftCopyNotFenced | Mutant::ObjectsRemovedEarly
     ) {
-        return tiers::found(seed, mistake).map(|how| (seed, how));
+        return tiers::catch_mutant(seed, mutant).map(|how| (seed, how));
     }
-    if mistake == Mutant::FastTierUnbounded {
-        return outage::found(seed, mistake).map(|how| (seed, how));
+    if mutant == Mutant::FastTierUnbounded {
+        return outage::catch_mutant(seed, mutant).map(|how| (seed, how));
     }
     if matches!(
-        mistake,
+        mutant,
         Mutant::ChangesNotReplayed | Mutant::CutNotRecorded | Mutant::FailedCommitNotAnnounced
     ) {
-        return results::found(seed, mistake).map(|how| (seed, how));
+        return results::catch_mutant(seed, mutant).map(|how| (seed, how));
     }
-    if mistake == Mutant::UnflushedDeletesNamed {
-        return transactions::found(seed, mistake).map(|how| (seed, how));
+    if mutant == Mutant::UnflushedDeletesNamed {
+        return transactions::catch_mutant(seed, mutant).map(|how| (seed, how));
     }
-    let mut world = World::new(seed, Some(mistake));
-    if mistake == Mutant::UnflushedDeletesApplied && !world.may_lose_acknowledged() {
+    let mut world = World::new(seed, Some(mutant));
+    if mutant == Mutant::UnflushedDeletesApplied && !world.may_lose_acknowledged() {
         return None;
     }
-    let is_of_memory = matches!(mistake, Mutant::MemoryNotReserved | Mutant::PressureDropsRows);
+    let is_of_memory = matches!(mutant, Mutant::MemoryNotReserved | Mutant::PressureDropsRows);
     let how = how_it_fails(|| match is_of_memory {
-        true => pressure::run(&mut World::short_of_memory(seed, Some(mistake))),
-        false => life::run(&mut world),
+        true => pressure::run(&mut World::short_of_memory(seed, Some(mutant))),
+        false => lifecycle::run(&mut world),
     });
     how.map(|how| (seed, how))
 }
 
-/// A mistake may also break an assertion inside a room: that is found as well.
-fn how_it_fails(life: impl FnOnce() -> Result<u64, Failure>) -> Option<String> {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)) {
+/// Describes the failure of a run. A mutant may also violate an assertion inside a crate, which
+/// counts as caught.
+fn how_it_fails(lifecycle: impl FnOnce() -> Result<u64, Failure>) -> Option<String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(lifecycle)) {
         Ok(Ok(_)) => None,
         Ok(Err(failure)) => Some(failure.to_string()),
         Err(_) => Some("an assertion inside the engine".into()),
     }
 }
 
-/// Memory that keeps nothing at a fence loses what was acknowledged, and that is found.
+/// The memory ignores fences, so a power failure loses acknowledged data. The simulation must catch
+/// that.
 #[test]
-fn memory_whose_fences_do_nothing_is_found() {
+fn memory_whose_fences_do_nothing_is_caught() {
     let found = (0..SEEDS_MAX).find_map(|seed| {
         let mut world = World::new(seed, None);
         world.sim.memory.as_ref()?.ignore_fences();
-        Some((seed, how_it_fails(|| life::run(&mut world))?))
+        Some((seed, how_it_fails(|| lifecycle::run(&mut world))?))
     });
-    let (seed, how) = found.expect("no seed finds it");
-    println!("found by seed {seed}: {how}");
+    let (seed, how) = found.expect("no seed catches it");
+    println!("caught by seed {seed}: {how}");
 }

@@ -1,6 +1,7 @@
-//! The slow tier is down for days while the fast one fills. Writing goes on as long as there is room: under a limit
-//! of the fast tier they are refused in time, without one the disk runs full, and both say why. What was
-//! acknowledged is there all the while, over crashes too, and all catches up by itself.
+//! The slow tier is down for days while the fast tier fills. Writes are accepted while there is
+//! room. With a limit on the fast tier they are refused before the disk is full, without a limit
+//! they fail on the full disk, and the error names the cause. Acknowledged data is readable
+//! throughout, also after a crash, and the backlog is uploaded without intervention.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,14 @@ use firn_engine::{
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
 use firn_sim::{ObservedSamples, Oracle, Rng, Sim, for_cases};
 
+use crate::Outcome;
+
 const SERIES: u64 = 6;
 const DAYS: u64 = 3;
 const FAST_BYTES_MAX: u64 = 12 << 10;
-// What one flush may add after a write was admitted.
+// Bytes that one flush may add after a write was admitted.
 const FLUSH_BYTES: u64 = 4 << 10;
 const DISK_BYTES: u64 = 320 << 10;
-
-type Outcome<T> = Result<T, String>;
 
 struct Outage {
     sim: Sim,
@@ -31,16 +32,19 @@ struct Outage {
     refused: Option<Error>,
 }
 
+/// The slow tier is down for three days, and the power fails once in that time. Acknowledged rows
+/// are in the log or in local tables. All of them are readable throughout, and the slow tier has
+/// all of them in the end.
 #[test]
-fn an_outage_of_days_loses_nothing_and_is_made_up_for() {
+fn an_outage_of_days_loses_nothing_and_its_backlog_is_uploaded() {
     for_cases(24, |seed| {
         run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     });
 }
 
-/// What is wrong with a mistake in the code; `None` if it is not seen.
-pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
-    run(seed, Some(mistake)).err()
+/// Runs the scenario with a mutant. Returns how it was caught, or `None` if it was not.
+pub(crate) fn catch_mutant(seed: u64, mutant: Mutant) -> Option<String> {
+    run(seed, Some(mutant)).err()
 }
 
 fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<()> {
@@ -78,7 +82,7 @@ fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<()> {
         outage.ten_minutes()?;
     }
     if let Some(error) = outage.refused.take() {
-        return Err(format!("refused although all is well: {error}"));
+        return Err(format!("refused without an outage: {error}"));
     }
     outage.set_down(true);
     if !has_limit {
@@ -99,10 +103,10 @@ fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<()> {
         }
     }
     outage.check()?;
-    let told = outage.refused.take().ok_or("nothing was refused in days")?.to_string();
-    let wanted = if has_limit { "wait for the slow tier" } else { "no space left" };
-    if !told.contains(wanted) || outage.written == before {
-        return Err(format!("{} writes went on, then: {told}", outage.written - before));
+    let message = outage.refused.take().ok_or("nothing was refused in days")?.to_string();
+    let cause = if has_limit { "wait for the slow tier" } else { "no space left" };
+    if !message.contains(cause) || outage.written == before {
+        return Err(format!("{} writes were accepted, then: {message}", outage.written - before));
     }
     outage.set_down(false);
     outage.sim.disk.set_capacity_bytes(u64::MAX);
@@ -124,14 +128,15 @@ impl Outage {
         let opened =
             Engine::open(self.sim.env(), self.options.clone(), &RecoveryProgress::default());
         self.engine = Some(opened.map_err(|e| format!("open: {e:?}"))?);
-        // Whoever checks everything needs the slow tier; the engine does not notice.
+        // Only the comparison needs the slow tier; the engine does not notice that it is up.
         self.sim.bucket.set_down(false);
         let seen = self.read()?;
         self.sim.bucket.set_down(self.is_down);
         self.oracle.settle(&seen)
     }
 
-    /// A sample of each series, and the work that is due.
+    /// Advances the clock by ten minutes, writes a sample of each series, and does the work that is
+    /// due.
     fn ten_minutes(&mut self) -> Outcome<()> {
         self.sim.clock.advance(Duration::from_secs(600));
         self.write()?;
@@ -141,7 +146,7 @@ impl Outage {
                     Ok(Some(_)) => {}
                     Ok(None) => break,
                     Err(e) => {
-                        excused(&e)?;
+                        check_is_retriable(&e)?;
                         break;
                     }
                 }
@@ -162,12 +167,12 @@ impl Outage {
             match series {
                 Ok(series) => batch.push(series, sample.ts, sample.value),
                 Err(e) => {
-                    excused(&e)?;
+                    check_is_retriable(&e)?;
                     return Ok(false);
                 }
             }
         }
-        // A full disk may stop a batch between two shards.
+        // A full disk may stop a batch between two shards, so each sample is a piece of its own.
         let begin = |cell| self.oracle.begin(vec![cell]);
         let pieces: Vec<_> = cells.into_iter().map(begin).collect();
         match self.engine().write(&mut batch) {
@@ -177,7 +182,7 @@ impl Outage {
                 Ok(true)
             }
             Err(e) => {
-                excused(&e)?;
+                check_is_retriable(&e)?;
                 self.refused = Some(e);
                 Ok(false)
             }
@@ -194,7 +199,7 @@ impl Outage {
         }
     }
 
-    /// What never left this machine is there without the slow tier.
+    /// Checks that data that was never uploaded is readable without the slow tier.
     fn check(&mut self) -> Outcome<()> {
         let Ok(seen) = ObservedSamples::read(&self.engine().snapshot(), &[], self.local()) else {
             return Err("local data is not read while the slow tier is down".into());
@@ -202,7 +207,7 @@ impl Outage {
         self.oracle.check(&seen)
     }
 
-    /// The time of which nothing is on the slow tier.
+    /// The time range of which the slow tier has no data.
     fn local(&self) -> TimeRange {
         let newest = self.engine().stats().tree.newest_slow_ts.unwrap_or(i64::MIN);
         TimeRange::new(newest.saturating_add(1), i64::MAX)
@@ -213,15 +218,15 @@ impl Outage {
         seen.map_err(|e| format!("a read: {e:?}"))
     }
 
-    /// The slow tier is back: writes are taken again, and everything gets there.
+    /// After the outage writes are accepted again, and all data is uploaded.
     fn catch_up(&mut self) -> Outcome<()> {
-        let mut is_taken = false;
+        let mut is_accepted = false;
         for _ in 0..30 {
             self.ten_minutes()?;
             self.refused = None;
-            is_taken = self.write()?;
+            is_accepted = self.write()?;
         }
-        if !is_taken {
+        if !is_accepted {
             return Err(format!("writes are refused after the outage: {:?}", self.refused));
         }
         let last_ts = self.sim.env().clock.now_ms();
@@ -246,10 +251,10 @@ fn labels(idx: u64) -> Labels {
     Labels::from_pairs([("__name__", name.as_str()), ("instance", &host)]).expect("valid labels")
 }
 
-/// Whoever is refused may come again.
-fn excused(error: &Error) -> Outcome<()> {
+/// Accepts an error that permits a retry.
+fn check_is_retriable(error: &Error) -> Outcome<()> {
     match error.kind() {
         ErrorKind::Unavailable | ErrorKind::Busy { .. } => Ok(()),
-        _ => Err(format!("an error that nobody caused: {error:?}")),
+        _ => Err(format!("an error without an injected cause: {error:?}")),
     }
 }

@@ -1,20 +1,21 @@
-//! A life with a tenth of the memory that it wants: writes are refused, nothing acknowledged is lost, and writes are
-//! taken again once there is memory.
+//! A run with a tenth of the memory that it needs. Writes are refused, no acknowledged change is
+//! lost, and writes are accepted again once there is memory.
 
 use std::cell::RefCell;
 
 use firn_engine::Lane;
 use firn_sim::for_seeds;
 
-use crate::world::{Failure, Tally, World};
+use crate::world::{EventCounts, Failure, World};
 
 const SEEDS: u64 = 600;
 const STEPS: u64 = 150;
 
-/// Memory is bounded by configuration, whatever is asked for, and acknowledged means durable all the same.
+/// Memory is scarce, and the power fails at random. Memory stays within its configured limit under
+/// any load, and acknowledged changes are durable.
 #[test]
 fn invariant_8_short_of_memory_writes_are_refused_and_nothing_is_lost() {
-    let tally = RefCell::new(Tally::default());
+    let tally = RefCell::new(EventCounts::default());
     let is_alone = std::env::var_os("FIRN_SEED").is_some();
     for_seeds(SEEDS, |seed| {
         let mut world = World::short_of_memory(seed, None);
@@ -41,7 +42,7 @@ fn invariant_8_short_of_memory_writes_are_refused_and_nothing_is_lost() {
     }
 }
 
-/// A life under pressure; the digest of all that was read.
+/// A run under memory pressure. Returns the digest of all reads.
 pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
     world.open()?;
     for _ in 0..STEPS {
@@ -50,7 +51,7 @@ pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
     }
     world.end_faults()?;
     world.verify_held()?;
-    world.take_writes_again()?;
+    world.resume_writes()?;
     world.verify()?;
     world.crash()?;
     world.verify()?;
@@ -68,11 +69,11 @@ fn step(world: &mut World) -> Result<(), Failure> {
         86..=87 => world.hold_snapshot(),
         88..=89 => world.verify_held(),
         90..=95 => {
-            world.hold_beside();
+            world.hold_unreserved();
             Ok(())
         }
         96 => world.restart_cleanly(),
         97 => world.crash(),
-        _ => world.write_with_kept(),
+        _ => world.write_with_old_reference(),
     }
 }

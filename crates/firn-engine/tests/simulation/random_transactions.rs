@@ -1,5 +1,5 @@
-//! Random transactions in the simulated world: what they read, what of it others touch, and that they are there
-//! whole or not at all.
+//! Random transactions in the simulated world: their reads, their conflicts, and that each is
+//! visible as a whole or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use firn_engine::{Engine, Mutant, ProbePoint, Transaction};
 use firn_model::{ErrorKind, Labels, Matcher, Sample, SeriesRef, TimeRange, Timestamp};
 
-use crate::world::{Amid, Failure, Pieces, World, read_all};
+use crate::world::{CommitRace, Failure, Pieces, World, read_all};
 
 type Samples = BTreeMap<(Labels, Timestamp), u64>;
 
-/// What a transaction shall have done when it commits.
+/// The changes that a transaction makes when it commits.
 #[derive(Default)]
 struct Changes {
     deletes: Vec<(Vec<Matcher>, TimeRange)>,
@@ -20,10 +20,10 @@ struct Changes {
 }
 
 impl World {
-    /// A transaction of several changes; sometimes another one commits meanwhile.
+    /// Runs a transaction of several changes; sometimes another one commits in between.
     pub(crate) fn transact(&mut self) -> Result<(), Failure> {
         let engine = self.engine();
-        let labels = self.some_labels();
+        let labels = self.random_labels();
         let mut changes = Changes::default();
         for (labels, resolved) in labels.iter().zip(engine.resolve(&labels)) {
             let series = resolved.map_err(|e| Failure(format!("resolve: {e:?}")))?;
@@ -33,7 +33,7 @@ impl World {
             Ok(transaction) => transaction,
             Err(e) => return self.after_error(&e),
         };
-        // Everything is read, so whatever another one touches is a conflict.
+        // The transaction reads all samples, so any change by another one is a conflict.
         let mut there = match self.read_in(&engine, &mut transaction) {
             Ok(there) => there,
             Err(e) => return self.after_error(&e),
@@ -55,7 +55,7 @@ impl World {
             }
             Err(e) => return self.after_error(&e),
         }
-        // Another one whose write failed is a conflict too.
+        // Another transaction whose write failed is a conflict too.
         let mut may_conflict = false;
         if self.rng.chance(0.3) {
             match self.commit_another(&engine, &labels)? {
@@ -68,12 +68,12 @@ impl World {
                         Ok(report) if report.seq.is_none() => Ok(()),
                         Err(e) => self.after_error(&e),
                         Ok(_) => {
-                            Err(Failure("what a transaction read was changed meanwhile".into()))
+                            Err(Failure("a transaction committed after its reads changed".into()))
                         }
                     };
                 }
                 Some(false) => may_conflict = true,
-                // The power went.
+                // The power failed.
                 None => return Ok(()),
             }
         }
@@ -94,39 +94,39 @@ impl World {
         let is_new = |(labels, sample): &&(Labels, Sample)| {
             before.get(&(labels.clone(), sample.ts)) != Some(&sample.value.to_bits())
         };
-        *self.amid.lock() = Amid {
+        *self.race.lock() = CommitRace {
             shown: cells.iter().filter(is_new).cloned().collect(),
             contended: changes.refs.values().next().map(|&series| (series, 1_000)),
-            is_touched: false,
+            has_interfered: false,
         };
         let begun = self.oracle.begin_transaction(&changes.deletes, cells);
         let committed = transaction.commit();
-        let committed = self.heard(committed);
-        let amid = std::mem::take(&mut *self.amid.lock());
+        let committed = self.received(committed);
+        let race = std::mem::take(&mut *self.race.lock());
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
         }
         match committed {
             Ok(report) => {
-                if amid.is_touched {
+                if race.has_interfered {
                     return Err(Failure("another one committed after the validation".into()));
                 }
-                self.say(|| format!("transaction: {report:?}"));
+                self.trace(|| format!("transaction: {report:?}"));
                 self.oracle.acknowledge(begun);
                 self.tally.count(match report.seq {
                     Some(_) => "transaction acknowledged",
                     None => "transaction of nothing",
                 });
-                let told = self.changes.1.lock().contains(&report.seq.unwrap_or_default());
-                if report.deleted_series > 0 && !told {
-                    return Err(Failure(format!("{report:?} is visible but was not told")));
+                let is_announced = self.changes.1.lock().contains(&report.seq.unwrap_or_default());
+                if report.deleted_series > 0 && !is_announced {
+                    return Err(Failure(format!("{report:?} is visible but was not announced")));
                 }
                 let mut pieces = Pieces::new();
                 for ((labels, ts), bits) in changes.writes {
                     let group = changes.refs.get(&labels).map_or(0, |series| series.group.0);
                     pieces.entry((group, ts)).or_default().insert(labels, bits);
                 }
-                self.check_told(&pieces)?;
+                self.check_announced(&pieces)?;
                 self.verify()
             }
             Err(e) if may_conflict && *e.kind() == ErrorKind::Conflict => {
@@ -134,14 +134,15 @@ impl World {
                 Ok(())
             }
             Err(e) => {
-                self.say(|| format!("transaction failed: {e}"));
+                self.trace(|| format!("transaction failed: {e}"));
                 self.tally.count("transaction failed");
                 self.after_error(&e)
             }
         }
     }
 
-    /// Everything that the transaction sees; of one without changes that is what everybody sees.
+    /// Reads everything that the transaction sees. Now and then compares all committed samples with
+    /// the oracle as well.
     fn read_in(
         &mut self,
         engine: &Arc<Engine>,
@@ -153,7 +154,6 @@ impl World {
                 samples.insert((found.labels.clone(), sample.ts), sample.value.to_bits());
             }
         }
-        // The index may have it that nobody has written yet.
         if self.rng.chance(0.2) {
             let seen = read_all(&engine.snapshot())?;
             self.oracle.check(&seen).map_err(firn_model::Error::internal)?;
@@ -170,18 +170,18 @@ impl World {
         let labels: Vec<Labels> = changes.refs.keys().cloned().collect();
         let labels = self.rng.pick(&labels).clone();
         let series = changes.refs[&labels];
-        // Of those that it may refer to.
+        // The samples of this series that the transaction sees.
         let own: Vec<Timestamp> =
             there.keys().filter(|place| place.0 == labels).map(|place| place.1).collect();
         match self.rng.below(10) {
             0..=3 => {
-                let (ts, bits) = (self.some_timestamp(), self.some_value());
+                let (ts, bits) = (self.random_timestamp(), self.random_value());
                 transaction.insert(series, ts, f64::from_bits(bits))?;
                 there.insert((labels.clone(), ts), bits);
                 changes.writes.insert((labels, ts), bits);
             }
             4 | 5 if !own.is_empty() => {
-                let (ts, bits) = (*self.rng.pick(&own), self.some_value());
+                let (ts, bits) = (*self.rng.pick(&own), self.random_value());
                 transaction.update(series, ts, f64::from_bits(bits))?;
                 there.insert((labels.clone(), ts), bits);
                 changes.writes.insert((labels, ts), bits);
@@ -189,13 +189,13 @@ impl World {
             6 | 7 if !own.is_empty() => {
                 let ts = *self.rng.pick(&own);
                 if !transaction.delete(series, ts)? {
-                    return Err(firn_model::Error::internal("what was read is not there"));
+                    return Err(firn_model::Error::internal("a sample that was read is not there"));
                 }
                 let all = labels.iter().map(|(name, value)| Matcher::equal(name, value));
                 changes.forget(all.collect(), TimeRange::at(ts), there);
             }
             8 => {
-                let (matchers, range) = (self.some_matchers(), self.some_range());
+                let (matchers, range) = (self.random_matchers(), self.random_range());
                 transaction.delete_range(&matchers, range)?;
                 changes.forget(matchers, range, there);
             }
@@ -209,7 +209,8 @@ impl World {
         Ok(())
     }
 
-    /// Another transaction writes one sample. Whether it did; `None` when the power went.
+    /// Another transaction writes one sample. Returns whether it committed; `None` if the power
+    /// failed.
     fn commit_another(
         &mut self,
         engine: &Arc<Engine>,
@@ -218,7 +219,7 @@ impl World {
         let labels = self.rng.pick(labels).clone();
         let series = engine.resolve(std::slice::from_ref(&labels)).remove(0);
         let series = series.map_err(|e| Failure(format!("resolve: {e:?}")))?;
-        let (ts, value) = (self.some_timestamp(), f64::from_bits(self.some_value()));
+        let (ts, value) = (self.random_timestamp(), f64::from_bits(self.random_value()));
         let mut other = match engine.begin() {
             Ok(other) => other,
             Err(e) => return Err(Failure(format!("begin: {e:?}"))),
@@ -226,7 +227,7 @@ impl World {
         other.insert(series, ts, value).map_err(|e| Failure(format!("insert: {e:?}")))?;
         let begun = self.oracle.begin(vec![(labels, Sample { ts, value })]);
         let committed = other.commit();
-        match self.heard(committed) {
+        match self.received(committed) {
             Ok(_) => {
                 self.tally.count("another transaction in between");
                 self.oracle.acknowledge(begun);
@@ -240,16 +241,16 @@ impl World {
         }
     }
 
-    /// Looks, or commits, in the middle of every commit, as another thread would.
-    pub(crate) fn be_amid_commits(&self, engine: &Arc<Engine>) {
+    /// Reads or commits in the middle of every commit, as another thread would.
+    pub(crate) fn race_with_commits(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
-        let (amid, torn, mutant) = (Arc::clone(&self.amid), Arc::clone(&self.torn), self.mutant);
-        engine.set_probe(Box::new(move |moment| {
-            let Some(engine) = weak.upgrade().filter(|_| moment == ProbePoint::Mutant) else {
+        let (race, torn, mutant) = (Arc::clone(&self.race), Arc::clone(&self.torn), self.mutant);
+        engine.set_probe(Box::new(move |point| {
+            let Some(engine) = weak.upgrade().filter(|_| point == ProbePoint::Mutant) else {
                 return;
             };
-            // Its own commit comes by here again.
-            let mut here = std::mem::take(&mut *amid.lock());
+            // The commit below reaches this probe too.
+            let mut here = std::mem::take(&mut *race.lock());
             if mutant == Some(Mutant::TransactionShownByShard) {
                 let seen = read_all(&engine.snapshot()).map(|seen| seen.series).unwrap_or_default();
                 let is_shown = |(labels, sample): &&(Labels, Sample)| {
@@ -269,9 +270,9 @@ impl World {
                     other.insert(series, ts, 1.0)?;
                     other.commit()
                 });
-                here.is_touched = other.is_ok();
+                here.has_interfered = other.is_ok();
             }
-            *amid.lock() = here;
+            *race.lock() = here;
         }));
     }
 }

@@ -1,5 +1,6 @@
-//! A result cache beside the engine, over crashes, kills and failing devices: an answer that was kept before says what the
-//! first snapshot after it says, or it is gone; and much of it is there.
+//! A result cache beside the engine, through crashes, kills and failing devices. An answer that was
+//! cached before a crash equals that of the first snapshot after it, or it is missing; a large part
+//! of the answers survives.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,45 +21,49 @@ use firn_model::{
 };
 use firn_sim::{ObservedSamples, Operation, Rng, Sim, for_cases};
 
+use crate::Outcome;
+
 const STEPS: u64 = 150;
 pub(crate) const STEP_MS: i64 = 15_000;
 pub(crate) const WINDOW_MS: i64 = 60_000;
 
-type Outcome<T> = Result<T, String>;
-/// An answer as a map, bit for bit.
-pub(crate) type Bits = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
+/// An answer as a map of value bits.
+pub(crate) type AnswerBits = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
 
-struct Life {
+struct CacheSimulation {
     sim: Sim,
     rng: Rng,
     options: EngineOptions,
     engine: Option<Arc<Engine>>,
     cache: Option<Arc<ResultCache>>,
-    tally: Tally,
+    tally: CacheTally,
 }
 
-/// What came from the cache.
+/// Hits of the result cache.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct CacheTally {
     steps: u64,
     steps_hit: u64,
-    /// Of answers right after an end that was not clean.
+    /// Steps of answers right after a kill or a power failure, and the hits among them.
     steps_after_crash: u64,
-    found_after_crash: u64,
+    hits_after_crash: u64,
     crashes: u64,
     failed_writes: u64,
 }
 
+/// Kills, power failures and failing devices hit the engine and its cache at random. All synced
+/// data is on the disk, and some slabs of the cache. Every answer equals the readable data of its
+/// snapshot, and many answers are cached even right after a crash.
 #[test]
-fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
-    let all = RefCell::new(Tally::default());
+fn answers_that_outlive_a_crash_equal_the_first_snapshot() {
+    let all = RefCell::new(CacheTally::default());
     for_cases(150, |seed| {
         let tally = run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
         let mut all = all.borrow_mut();
         all.steps += tally.steps;
         all.steps_hit += tally.steps_hit;
         all.steps_after_crash += tally.steps_after_crash;
-        all.found_after_crash += tally.found_after_crash;
+        all.hits_after_crash += tally.hits_after_crash;
         all.crashes += tally.crashes;
         all.failed_writes += tally.failed_writes;
     });
@@ -69,15 +74,15 @@ fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
     }
     assert!(all.crashes > 100 && all.failed_writes > 50, "{all:?}");
     assert!(all.steps_hit * 3 > all.steps, "{all:?}");
-    assert!(all.found_after_crash * 6 > all.steps_after_crash, "{all:?}");
+    assert!(all.hits_after_crash * 6 > all.steps_after_crash, "{all:?}");
 }
 
-/// What is wrong with a mistake in the code; `None` if it is not seen.
-pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
-    run(seed, Some(mistake)).err()
+/// Runs the scenario with a mutant. Returns how it was caught, or `None` if it was not.
+pub(crate) fn catch_mutant(seed: u64, mutant: Mutant) -> Option<String> {
+    run(seed, Some(mutant)).err()
 }
 
-fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<Tally> {
+fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<CacheTally> {
     let mut life = live(seed, mutant)?;
     for _ in 0..STEPS {
         life.step()?;
@@ -85,7 +90,7 @@ fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<Tally> {
     Ok(life.tally)
 }
 
-fn live(seed: u64, mutant: Option<Mutant>) -> Outcome<Life> {
+fn live(seed: u64, mutant: Option<Mutant>) -> Outcome<CacheSimulation> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(1 + (seed % 3) as usize),
@@ -103,15 +108,23 @@ fn live(seed: u64, mutant: Option<Mutant>) -> Outcome<Life> {
         ..EngineOptions::default()
     };
     let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0xca54));
-    let mut life = Life { sim, rng, options, engine: None, cache: None, tally: Tally::default() };
+    let mut life = CacheSimulation {
+        sim,
+        rng,
+        options,
+        engine: None,
+        cache: None,
+        tally: CacheTally::default(),
+    };
     life.open()?;
     Ok(life)
 }
 
-/// A write that failed, answers without it, and a close: while the log's device still fails, or after it has come to again. What
-/// the log has of that write may be there afterwards or not; what was kept says what is there.
+/// A sync of the log fails during a write, and answers without that row are cached. Then the
+/// database is closed while the device still fails, or after it has recovered. The log may or may
+/// not contain the row. Cached answers must equal the readable data after the database opens again.
 #[test]
-fn what_outlives_a_close_with_a_failing_log_is_what_the_first_snapshot_says() {
+fn answers_that_outlive_a_close_with_a_failing_log_equal_the_first_snapshot() {
     let mut found = [0, 0];
     for seed in 0..60 {
         let is_failing = seed % 2 == 0;
@@ -143,18 +156,18 @@ fn close_after_a_failed_write(seed: u64, is_failing: bool) -> Outcome<u64> {
         life.sim.faults.set_rate(Operation::Sync, 1.0);
     }
     life.close()?;
-    life.tally = Tally::default();
+    life.tally = CacheTally::default();
     for _ in 0..8 {
         life.query()?;
     }
     Ok(life.tally.steps_hit)
 }
 
-fn is_nobodys_fault(error: &Error) -> bool {
+fn is_injected(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy { .. })
 }
 
-impl Life {
+impl CacheSimulation {
     fn engine(&self) -> Arc<Engine> {
         Arc::clone(self.engine.as_ref().expect("opened"))
     }
@@ -167,7 +180,7 @@ impl Life {
         for _ in 0..50 {
             match self.try_open() {
                 Ok(()) => return Ok(()),
-                Err(e) if is_nobodys_fault(&e) => {
+                Err(e) if is_injected(&e) => {
                     self.sim.faults.clear();
                     if self.sim.faults.is_off() {
                         self.sim.restart();
@@ -179,7 +192,7 @@ impl Life {
         Err("the database does not open in 50 tries".into())
     }
 
-    /// As the library does.
+    /// Opens engine and cache as the library does.
     fn try_open(&mut self) -> firn_model::Result<()> {
         let progress = RecoveryProgress::default();
         let engine = Engine::open(self.sim.env(), self.options.clone(), &progress)?;
@@ -192,7 +205,7 @@ impl Life {
                 compaction_trigger: 4,
                 ..StoreOptions::default()
             },
-            // At times all is read from slabs.
+            // Half of the time all answers are read from slabs.
             hot_bytes_max: *self.rng.pick(&[0, 1 << 20]),
             ..ResultOptions::default()
         };
@@ -245,13 +258,13 @@ impl Life {
         match done {
             Ok(_) => Ok(()),
             Err(_) if self.sim.faults.is_off() => self.lose_power(),
-            Err(e) if is_nobodys_fault(&e) => Ok(()),
-            Err(e) => Err(format!("an error that nobody caused: {e:?}")),
+            Err(e) if is_injected(&e) => Ok(()),
+            Err(e) => Err(format!("an error without an injected cause: {e:?}")),
         }
     }
 
-    /// Mostly now, in part late; on a grid, so that values are overwritten.
-    fn some_ts(&mut self) -> Timestamp {
+    /// Mostly now, sometimes late; on a grid, so that values are overwritten.
+    fn random_ts(&mut self) -> Timestamp {
         let now = self.sim.env().clock.now_ms();
         let back = match self.rng.below(10) {
             0 => self.rng.below(240),
@@ -260,7 +273,7 @@ impl Life {
         (now - back as i64 * STEP_MS).div_euclid(STEP_MS) * STEP_MS
     }
 
-    fn some_series(&mut self) -> Option<Vec<SeriesRef>> {
+    fn random_series(&mut self) -> Option<Vec<SeriesRef>> {
         let host = format!("h{}", self.rng.below(3));
         let all = ["m0", "m1", "m2"].map(|name| {
             let pairs = [("__name__", name), ("job", "sim"), ("instance", &host)];
@@ -277,10 +290,10 @@ impl Life {
     }
 
     fn try_write(&mut self) -> firn_model::Result<()> {
-        let Some(series) = self.some_series() else { return Ok(()) };
+        let Some(series) = self.random_series() else { return Ok(()) };
         let mut batch = RowBatch::default();
         for _ in 0..1 + self.rng.below(3) {
-            let ts = self.some_ts();
+            let ts = self.random_ts();
             for &series in &series {
                 batch.push(series, ts, f64::from_bits(self.rng.next_u64() >> 2));
             }
@@ -289,7 +302,7 @@ impl Life {
     }
 
     fn delete(&mut self) -> Outcome<()> {
-        let end = self.some_ts();
+        let end = self.random_ts();
         let range = TimeRange::new(end - self.rng.below(20) as i64 * STEP_MS, end);
         let name = format!("m{}", self.rng.below(3));
         let deleted = self.engine().delete(&[vec![Matcher::equal("__name__", &name)]], range);
@@ -297,8 +310,8 @@ impl Life {
     }
 
     fn transact(&mut self) -> Outcome<()> {
-        let Some(series) = self.some_series() else { return Ok(()) };
-        let (ts, value) = (self.some_ts(), self.rng.next_u64() >> 2);
+        let Some(series) = self.random_series() else { return Ok(()) };
+        let (ts, value) = (self.random_ts(), self.rng.next_u64() >> 2);
         let engine = self.engine();
         let committed = engine.begin().and_then(|mut transaction| {
             series
@@ -309,7 +322,8 @@ impl Life {
         self.after(committed)
     }
 
-    /// A write that may be in the log though it has failed, answers without it, and an end at once.
+    /// A sync fails during a write, so the log may or may not contain its row. Answers without the
+    /// row are cached, and the run is interrupted at once.
     fn fail_a_write(&mut self) -> Outcome<()> {
         self.sim.faults.clear();
         self.sim.faults.fail_nth(Operation::Sync, 1);
@@ -323,14 +337,14 @@ impl Life {
         if self.rng.chance(0.5) { self.kill() } else { self.lose_power() }
     }
 
-    /// The process is gone; what it has written is there.
+    /// Kills the process. All written bytes stay on the disk.
     fn kill(&mut self) -> Outcome<()> {
         self.sim.faults.clear();
         (self.engine, self.cache) = (None, None);
         self.reopened()
     }
 
-    /// The power goes: so does what was not synced.
+    /// Cuts the power. Unsynced bytes are lost.
     fn lose_power(&mut self) -> Outcome<()> {
         self.sim.crash();
         (self.engine, self.cache) = (None, None);
@@ -358,18 +372,18 @@ impl Life {
             self.query()?;
         }
         self.tally.steps_after_crash += self.tally.steps - before.0;
-        self.tally.found_after_crash += self.tally.steps_hit - before.1;
+        self.tally.hits_after_crash += self.tally.steps_hit - before.1;
         Ok(())
     }
 
-    /// A refresh of one of a few panels.
+    /// Refreshes one of a few panels.
     fn query(&mut self) -> Outcome<()> {
-        let asked = self.try_query();
-        let wrong = asked.as_ref().ok().and_then(Option::clone);
-        wrong.map_or_else(|| self.after(asked), Err)
+        let result = self.try_query();
+        let wrong = result.as_ref().ok().and_then(Option::clone);
+        wrong.map_or_else(|| self.after(result), Err)
     }
 
-    /// What is wrong with the answer, if anything is.
+    /// Runs a query. Returns a description of the answer if it is wrong.
     fn try_query(&mut self) -> firn_model::Result<Option<String>> {
         let name = format!("m{}", self.rng.below(3));
         let matchers = vec![Matcher::equal("__name__", &name)];
@@ -380,37 +394,37 @@ impl Life {
         let end = (now - behind * STEP_MS).div_euclid(STEP_MS) * STEP_MS;
         let start = end - *self.rng.pick(&[10, 40, 120]) * STEP_MS;
         let expression = format!("last({name})");
-        let question = |range| question(&expression, &dependencies, range);
+        let cache_query = |range| cache_query(&expression, &dependencies, range);
         let (engine, cache) = (self.engine(), self.cache());
         let session = cache.begin();
         let snapshot = engine.snapshot();
-        let found = cache.lookup(&question((start, end)), snapshot.number());
+        let found = cache.lookup(&cache_query((start, end)), snapshot.number());
         if self.rng.chance(0.1) {
             self.try_write()?;
         }
         let compute = |(start, end)| compute(&snapshot, &dependencies[0], start, end);
         let whole = bits(&compute((start, end))?);
-        let mut both = bits(&found.answer);
+        let mut answer = bits(&found.answer);
         let missing = found.missing.map(|range| Ok((range, compute(range)?))).transpose()?;
         let steps = |(start, end): (i64, i64)| ((end - start) / STEP_MS + 1) as u64;
         self.tally.steps += steps((start, end));
         self.tally.steps_hit += steps((start, end)) - found.missing.map_or(0, steps);
         for (labels, values) in missing.iter().flat_map(|one| bits(&one.1)) {
-            both.entry(labels).or_default().extend(values);
+            answer.entry(labels).or_default().extend(values);
         }
-        if both != whole {
+        if answer != whole {
             let missing = found.missing;
             return Ok(Some(format!("{expression} from {start} to {end}, missing {missing:?}")));
         }
         if let Some((range, computed)) = missing {
             let groups = [Some(groups(&snapshot, &dependencies[0].matchers)?)];
-            cache.fill(&session, &question(range), snapshot.number(), &groups, &computed);
+            cache.fill(&session, &cache_query(range), snapshot.number(), &groups, &computed);
         }
         Ok(None)
     }
 }
 
-/// Opens a cache and lets it listen, as the library does.
+/// Opens a cache and subscribes it to the changes of the engine, as the library does.
 pub(crate) fn open_beside(
     engine: &Engine,
     options: ResultOptions,
@@ -426,8 +440,8 @@ pub(crate) fn open_beside(
     Ok(cache)
 }
 
-/// For the steps of a range, its ends among them.
-pub(crate) fn question<'a>(
+/// The query for the steps of a range, answer ends included.
+pub(crate) fn cache_query<'a>(
     expression: &'a str,
     dependencies: &'a [Dependency],
     (start, end): (Timestamp, Timestamp),
@@ -444,7 +458,8 @@ pub(crate) fn groups(
     Ok(found.groups.iter().map(|found| found.group).collect())
 }
 
-/// For each series and step a number that no other samples in the step's window give.
+/// Computes for each series and step a number that identifies the samples in the window of the
+/// step.
 pub(crate) fn compute(
     snapshot: &Snapshot,
     dependency: &Dependency,
@@ -469,7 +484,7 @@ pub(crate) fn compute(
     Ok(Answer { series: series.filter(|one| !one.floats.is_empty()).collect() })
 }
 
-pub(crate) fn bits(answer: &Answer) -> Bits {
+pub(crate) fn bits(answer: &Answer) -> AnswerBits {
     let series = answer.series.iter().map(|one| {
         let floats = one.floats.iter().map(|sample| (sample.ts, sample.value.to_bits()));
         (one.labels.clone(), floats.collect())

@@ -1,5 +1,6 @@
-//! Several machines and one slow tier: writers that are lost, or only believed to be, those that take over,
-//! and replicas. The bucket fails, answers late (does what it says it did not), goes down.
+//! Several machines and one slow tier: writers that are lost, writers that are only believed to be
+//! lost, their successors, and replicas. The bucket fails, applies requests that it reported as
+//! failed, and is down.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,31 +15,30 @@ use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
 use firn_sim::{ObservedSamples, Operation, Oracle, Rng, Sim, SimBucket, SimDisk, for_seeds};
 
-use crate::damage::lay_down;
+use crate::Outcome;
+use crate::damage::write_durably;
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 50;
 const HOUR_MS: i64 = 3_600_000;
-
-type Outcome<T> = Result<T, String>;
 
 struct Machine {
     disk: SimDisk,
     engine: Option<Arc<Engine>>,
 }
 
-struct Place {
+struct Cluster {
     sim: Sim,
     rng: Rng,
     mutant: Option<Mutant>,
     writer: Machine,
-    /// Writers that were believed to be lost when another took over.
+    /// Writers that still run although another writer has replaced them.
     zombies: Vec<Machine>,
     replica: Option<Machine>,
     replica_followed_ms: Timestamp,
     oracle: Oracle,
-    /// Everything that was ever given to a writer, acknowledged or not.
-    given: BTreeSet<(Labels, Timestamp, u64)>,
+    /// All samples that were passed to a rightful writer, acknowledged or not.
+    passed: BTreeSet<(Labels, Timestamp, u64)>,
     tally: BTreeMap<&'static str, u64>,
 }
 
@@ -60,7 +60,8 @@ fn options(mutant: Option<Mutant>, read_only: bool) -> EngineOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,
             patches_max: 1,
-            // A replica needs what its manifest names again and again.
+            // A replica without caches reads everything that its manifest names from the slow tier
+            // each time.
             cache_bytes_max: if read_only { 0 } else { 256 << 20 },
             slow_cache_bytes_max: if read_only { 0 } else { 1 << 20 },
             ..Default::default()
@@ -80,10 +81,10 @@ fn options(mutant: Option<Mutant>, read_only: bool) -> EngineOptions {
     }
 }
 
-impl Place {
-    fn new(seed: u64, mutant: Option<Mutant>) -> Place {
+impl Cluster {
+    fn new(seed: u64, mutant: Option<Mutant>) -> Cluster {
         let sim = Sim::new(seed);
-        Place {
+        Cluster {
             writer: Machine { disk: sim.disk.clone(), engine: None },
             rng: Rng::new(seed ^ 0x71e5),
             sim,
@@ -92,7 +93,7 @@ impl Place {
             replica: None,
             replica_followed_ms: 0,
             oracle: Oracle::new(),
-            given: BTreeSet::new(),
+            passed: BTreeSet::new(),
             tally: BTreeMap::new(),
         }
     }
@@ -135,7 +136,7 @@ impl Place {
         Arc::clone(self.writer.engine.as_ref().expect("opened"))
     }
 
-    /// What a failed call may be: the fault that was asked for.
+    /// Accepts the errors that injected faults cause. After a power failure the machines restart.
     fn after_error(&mut self, what: &str, e: &firn_model::Error) -> Outcome<()> {
         match e.kind() {
             ErrorKind::Closed if self.sim.faults.is_off() => {
@@ -152,12 +153,12 @@ impl Place {
                 self.count("failed");
                 Ok(())
             }
-            _ => Err(format!("{what}: an error that nobody caused: {e:?}")),
+            _ => Err(format!("{what}: an error without an injected cause: {e:?}")),
         }
     }
 
-    /// After an error the power may have gone.
-    fn mend(&mut self) -> Outcome<()> {
+    /// Opens the writer again if the power failed.
+    fn reopen_writer(&mut self) -> Outcome<()> {
         if self.writer.engine.is_none() { self.open_writer() } else { Ok(()) }
     }
 
@@ -176,7 +177,7 @@ impl Place {
             let series = series.map_err(|e| format!("resolve: {e:?}"))?;
             let value = self.rng.below(1_000) as f64;
             batch.push(series, ts, value);
-            self.given.insert((labels.clone(), ts, value.to_bits()));
+            self.passed.insert((labels.clone(), ts, value.to_bits()));
             let cells: &mut Vec<_> = pieces.entry(series.group).or_default();
             cells.push((labels.clone(), Sample { ts, value }));
         }
@@ -237,7 +238,7 @@ impl Place {
         }
     }
 
-    /// A writer that was believed to be lost goes on as if it was not.
+    /// Replaced writers continue to write, to flush and to upload.
     fn step_zombies(&mut self) -> Outcome<()> {
         let zombie_labels =
             Labels::from_pairs([("__name__", "z"), ("zombie", "1")]).expect("labels");
@@ -262,16 +263,16 @@ impl Place {
             if self.sim.faults.is_off() {
                 let off = firn_model::Error::closed("off");
                 self.after_error("zombie", &off)?;
-                return self.mend();
+                return self.reopen_writer();
             }
             self.zombies.push(zombie);
         }
         Ok(())
     }
 
-    /// A replica reads; before that it looks for news, or not.
+    /// A replica reads. Before that it may follow the manifest, and does so at least every hour.
     fn step_replica(&mut self) -> Outcome<()> {
-        let looks = self.rng.chance(0.5);
+        let follows = self.rng.chance(0.5);
         if self.replica.is_none() {
             let disk = SimDisk::new(self.sim.faults.clone());
             match self.open(&disk, true) {
@@ -279,21 +280,21 @@ impl Place {
                     self.replica = Some(Machine { disk, engine: Some(engine) });
                     self.replica_followed_ms = self.now();
                 }
-                // Nothing was ever put there.
+                // The slow tier is still empty.
                 Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(e) => {
                     self.after_error("replica", &e)?;
-                    return self.mend();
+                    return self.reopen_writer();
                 }
             }
-        } else if looks || self.now() - self.replica_followed_ms >= HOUR_MS {
+        } else if follows || self.now() - self.replica_followed_ms >= HOUR_MS {
             self.sim.clock.advance(Duration::from_secs(11));
             let engine = self.replica.as_ref().and_then(|one| one.engine.clone()).expect("opened");
             match engine.step(Lane::Tree) {
                 Ok(_) => self.replica_followed_ms = self.now(),
                 Err(e) => {
                     self.after_error("follow", &e)?;
-                    return self.mend();
+                    return self.reopen_writer();
                 }
             }
         }
@@ -305,22 +306,22 @@ impl Place {
         match ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL) {
             Ok(seen) => {
                 self.count("replica read");
-                self.check_given(&seen)
+                self.check_passed(&seen)
             }
             Err(e) => {
                 self.after_error("replica's read", &e)?;
-                self.mend()
+                self.reopen_writer()
             }
         }
     }
 
-    /// What is read was once given to a rightful writer.
-    fn check_given(&self, seen: &ObservedSamples) -> Outcome<()> {
+    /// Checks that all samples were passed to a rightful writer once.
+    fn check_passed(&self, seen: &ObservedSamples) -> Outcome<()> {
         for (labels, samples) in &seen.series {
             for sample in samples {
-                let given = (labels.clone(), sample.ts, sample.value.to_bits());
-                if !self.given.contains(&given) {
-                    return Err(format!("{labels} {sample:?} was never given to this database"));
+                let passed = (labels.clone(), sample.ts, sample.value.to_bits());
+                if !self.passed.contains(&passed) {
+                    return Err(format!("{labels} {sample:?} was never passed to this database"));
                 }
             }
         }
@@ -332,56 +333,60 @@ impl Place {
         self.sim.bucket.set_down(false);
     }
 
-    /// All that is acknowledged gets to the slow tier.
+    /// Uploads all acknowledged changes.
     fn settle(&mut self) -> Outcome<()> {
         self.end_faults();
-        self.mend()?;
-        // A first failure may still wait for its turn inside the log, and a failed commit be undone.
+        self.reopen_writer()?;
+        // An injected failure may still be pending in the log, or a failed commit waits to be
+        // rolled back.
         for tries in 0.. {
             match self.engine().flush() {
                 Ok(()) => break,
                 Err(e) if tries > 5 => return Err(format!("no flush: {e:?}")),
                 Err(e) => self.after_error("flush", &e)?,
             }
-            self.mend()?;
+            self.reopen_writer()?;
             self.write()?;
-            self.mend()?;
+            self.reopen_writer()?;
         }
         self.sim.clock.advance(Duration::from_secs(5 * 3_600));
         for _ in 0..400 {
             self.sim.clock.advance(Duration::from_secs(61));
             let is_over = !self.step()?;
-            self.mend()?;
+            self.reopen_writer()?;
             if is_over && self.engine().stats().head.row_count == 0 {
                 return Ok(());
             }
-            // The power went before, and the log has given something back.
+            // The power failed before, and replay of the log restored rows.
             if is_over {
                 self.flush()?;
-                self.mend()?;
+                self.reopen_writer()?;
                 self.sim.clock.advance(Duration::from_secs(5 * 3_600));
             }
         }
         Err("the work does not end".into())
     }
 
-    /// A new machine sees everything that the lost one had uploaded, which was all.
-    fn check_elsewhere(&mut self) -> Outcome<()> {
+    /// Checks that a new machine sees all acknowledged changes through the slow tier.
+    fn check_on_another_machine(&mut self) -> Outcome<()> {
         let disk = SimDisk::new(self.sim.faults.clone());
         let replica = self.open(&disk, true).map_err(|e| format!("a new replica: {e:?}"))?;
         let seen = ObservedSamples::read(&replica.snapshot(), &[], TimeRange::ALL);
         let seen = seen.map_err(|e| format!("a new replica reads: {e:?}"))?;
-        self.count("all is elsewhere");
+        self.count("complete on another machine");
         self.oracle.settle(&seen).map_err(|e| format!("a new replica: {e}"))
     }
 
     fn copy_of_disk(&self) -> SimDisk {
         let (disk, from) = (SimDisk::new(self.sim.faults.clone()), &self.writer.disk);
-        from.files().iter().for_each(|path| lay_down(&disk, path, &from.bytes(path).expect("one")));
+        from.files()
+            .iter()
+            .for_each(|path| write_durably(&disk, path, &from.bytes(path).expect("one")));
         disk
     }
 
-    /// The folder is copied, the copy goes on. What was left behind is started again when that has claimed.
+    /// Copies the writer's folder and continues with the copy. Returns the machine with the
+    /// original, which may start once the copy has claimed the slow tier.
     fn move_folder(&mut self) -> Outcome<Machine> {
         self.settle()?;
         self.writer.engine = None;
@@ -402,7 +407,7 @@ impl Place {
         }
         self.settle()?;
         self.verify()?;
-        self.check_elsewhere()?;
+        self.check_on_another_machine()?;
         let disk = SimDisk::new(self.sim.faults.clone());
         let mut lost = std::mem::replace(&mut self.writer, Machine { disk, engine: None });
         if self.rng.chance(0.6) {
@@ -410,7 +415,7 @@ impl Place {
         } else {
             lost.engine = None;
         }
-        // Interrupted anywhere, it is done again.
+        // A restore that the power interrupts at any change is repeated.
         let number = self.sim.faults.change_count() + self.rng.below(14);
         if self.rng.chance(0.5) && self.zombies.is_empty() {
             self.sim.faults.crash_at(number);
@@ -442,7 +447,7 @@ impl Place {
         Err("no restore in 20 tries".into())
     }
 
-    fn break_something(&mut self) {
+    fn inject_fault(&mut self) {
         match self.rng.below(9) {
             8 => self.sim.faults.delay_nth(1 + self.rng.below(30), Duration::from_secs(3 * 3_600)),
             7 => self.sim.faults.do_nth_later(1 + self.rng.below(6)),
@@ -472,7 +477,7 @@ impl Place {
                 47..=66 => {
                     for _ in 0..4 {
                         self.step()?;
-                        self.mend()?;
+                        self.reopen_writer()?;
                     }
                 }
                 67..=74 => {
@@ -481,25 +486,26 @@ impl Place {
                 }
                 75..=82 => self.step_replica()?,
                 83..=89 => self.step_zombies()?,
-                90..=92 => self.break_something(),
+                90..=92 => self.inject_fault(),
                 93 | 94 => self.end_faults(),
                 95 | 96 => self.verify()?,
                 _ => self.lose_machine()?,
             }
-            self.mend()?;
+            self.reopen_writer()?;
         }
         self.settle()?;
         self.verify()?;
-        self.check_elsewhere()?;
-        self.check_nothing_is_left()
+        self.check_on_another_machine()?;
+        self.check_no_object_is_left()
     }
 
-    /// What killed uploads and lost writers left is gone after the grace time.
-    fn check_nothing_is_left(&mut self) -> Outcome<()> {
+    /// Checks that objects of killed uploads and of lost writers are removed after the grace
+    /// period.
+    fn check_no_object_is_left(&mut self) -> Outcome<()> {
         self.zombies.clear();
         self.writer.engine = None;
         self.open_writer()?;
-        // As time passes partitions grow together, which leaves objects for another hour.
+        // As time passes partitions are merged, which leaves objects for another hour.
         let mut left = Ok(());
         for _ in 0..8 {
             self.settle()?;
@@ -527,8 +533,8 @@ impl Place {
     }
 }
 
-/// What the scenes below have in common.
-impl Place {
+/// Helpers of the scenarios below.
+impl Cluster {
     fn write_and_settle(&mut self) {
         (0..9).for_each(|_| self.write().expect("a write"));
         self.settle().expect("settles");
@@ -544,24 +550,28 @@ fn check(engine: &Engine, repairs: bool) -> firn_model::Result<CheckReport> {
     engine.check(repairs, &CancelToken::new(), &mut |_| ())
 }
 
-fn told(report: &CheckReport, words: &str) -> bool {
+fn is_reported(report: &CheckReport, words: &str) -> bool {
     report.findings.iter().any(|one| !one.is_repaired && one.error.to_string().contains(words))
 }
 
-pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
-    Place::new(seed, Some(mistake)).live().err()
+pub(crate) fn catch_mutant(seed: u64, mutant: Mutant) -> Option<String> {
+    Cluster::new(seed, Some(mutant)).live().err()
 }
 
+/// Machines lose power, are lost or are replaced while they still run, and the bucket fails. When a
+/// machine is lost, all acknowledged changes are on the slow tier. A successor and every replica
+/// see all of them and no others, only one writer changes the slow tier, and no object is left
+/// over.
 #[test]
 fn history_outlives_its_machine_and_has_one_writer() {
     let tally: RefCell<BTreeMap<&'static str, u64>> = RefCell::default();
     for_seeds(SEEDS, |seed| {
-        let mut place = Place::new(seed, None);
-        place.live().unwrap_or_else(|failure| panic!("{failure}"));
-        for (what, count) in place.tally {
+        let mut cluster = Cluster::new(seed, None);
+        cluster.live().unwrap_or_else(|failure| panic!("{failure}"));
+        for (what, count) in cluster.tally {
             *tally.borrow_mut().entry(what).or_default() += count;
         }
-        place.sim.faults.change_count()
+        cluster.sim.faults.change_count()
     });
     println!("{:?}", tally.borrow());
     if std::env::var_os("FIRN_SEED").is_none() {
@@ -572,7 +582,7 @@ fn history_outlives_its_machine_and_has_one_writer() {
             "a zombie's write",
             "a zombie's write refused",
             "replica read",
-            "all is elsewhere",
+            "complete on another machine",
             "restored",
             "crash in a restore",
             "left behind",
@@ -582,228 +592,234 @@ fn history_outlives_its_machine_and_has_one_writer() {
     }
 }
 
-/// A day of uploads without trouble: two listings, after the claim.
+/// A day of uploads without faults lists the bucket only twice, after the claim.
 #[test]
-fn nothing_is_listed_but_at_the_start() {
-    let mut place = Place::new(7, None);
-    place.open_writer().expect("opens");
+fn the_bucket_is_listed_only_at_the_start() {
+    let mut cluster = Cluster::new(7, None);
+    cluster.open_writer().expect("opens");
     for _ in 0..48 {
-        place.write().expect("a write");
-        place.flush().expect("a flush");
-        place.sim.clock.advance(Duration::from_secs(1_800));
-        while place.step().expect("a step") {}
+        cluster.write().expect("a write");
+        cluster.flush().expect("a flush");
+        cluster.sim.clock.advance(Duration::from_secs(1_800));
+        while cluster.step().expect("a step") {}
     }
-    let stats = place.engine().stats();
+    let stats = cluster.engine().stats();
     let lists: u64 =
         stats.slow_tier.requests[Request::List as usize].iter().map(|kind| kind.requests).sum();
     assert_eq!(lists, 2);
     assert!(stats.tree.levels[2].table_count > 5, "{:?}", stats.tree);
-    assert!(stats.slow_tier.newest_ts > Some(place.now() - 5 * HOUR_MS), "{:?}", stats.slow_tier);
+    assert!(stats.slow_tier.newest_ts > Some(cluster.now() - 5 * HOUR_MS), "{:?}", stats.slow_tier);
 }
 
-/// The folder of a machine that was replaced is checked and repaired: the slow tier is another's, whole or damaged, and stays
-/// as it is. Who it belongs to repairs it.
+/// The folder of a replaced machine is checked and repaired. The slow tier belongs to another
+/// server; its objects are intact, then its manifest is damaged. Neither run changes an object, and
+/// the repair of the owner succeeds without a loss.
 #[test]
 fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
-    let mut place = Place::new(9, None);
-    place.open_writer().expect("opens");
-    place.write_and_settle();
-    let disk = SimDisk::new(place.sim.faults.clone());
-    let mut old = std::mem::replace(&mut place.writer, Machine { disk, engine: None });
+    let mut cluster = Cluster::new(9, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    let disk = SimDisk::new(cluster.sim.faults.clone());
+    let mut old = std::mem::replace(&mut cluster.writer, Machine { disk, engine: None });
     old.engine = None;
-    Engine::restore(&place.env(&place.writer.disk)).expect("restores");
-    place.open_writer().expect("opens");
-    place.write_and_settle();
-    let before = place.objects();
+    Engine::restore(&cluster.env(&cluster.writer.disk)).expect("restores");
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    let before = cluster.objects();
 
-    let engine = place.open(&old.disk, false).expect("opens");
+    let engine = cluster.open(&old.disk, false).expect("opens");
     let error = check(&engine, true).expect_err("another server's");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
     let report = check(&engine, false).expect("a check");
     assert!(report.orphans.is_empty(), "{report:?}");
-    assert!(told(&report, "written from another folder"), "{report:?}");
-    assert!(place.objects() == before, "it changed something");
+    assert!(is_reported(&report, "written from another folder"), "{report:?}");
+    assert!(cluster.objects() == before, "it changed something");
 
-    // Now nobody can read it, but it still says who wrote it.
+    // Both copies of the manifest are unreadable now, but it still names its writer.
     let ruin = |bytes: &mut Vec<u8>| {
         let half = bytes.len() / 2;
         [half - 1, 2 * half - 1].iter().for_each(|&at| bytes[at] ^= 1);
     };
-    place.sim.bucket.damage("manifest", ruin).expect("a manifest");
-    let before = place.objects();
+    cluster.sim.bucket.damage("manifest", ruin).expect("a manifest");
+    let before = cluster.objects();
     let report = check(&engine, true).expect("a check");
-    assert!(told(&report, "remove the object"), "{report:?}");
-    assert!(place.objects() == before, "it changed something");
+    assert!(is_reported(&report, "remove the object"), "{report:?}");
+    assert!(cluster.objects() == before, "it changed something");
     drop(engine);
-    let report = check(&place.engine(), true).expect("a check");
+    let report = check(&cluster.engine(), true).expect("a check");
     assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
-    assert!(check(&place.engine(), false).expect("a check").findings.is_empty());
-    place.settle().expect("settles");
-    place.verify().expect("everything is there");
-    place.check_elsewhere().expect("for others too");
+    assert!(check(&cluster.engine(), false).expect("a check").findings.is_empty());
+    cluster.settle().expect("settles");
+    cluster.verify().expect("everything is there");
+    cluster.check_on_another_machine().expect("another machine reads everything");
 }
 
-/// A folder was moved by copying it, and days later the one that was left behind is started by mistake, and repaired: it has
-/// the mark of the one that goes on, and changes nothing there.
+/// A folder was moved by copying it. Days later the abandoned original is started by mutant and
+/// repaired. It has the same owner mark as the copy. The original is fenced and changes nothing on
+/// the slow tier, and the copy continues with all data.
 #[test]
 fn a_folder_that_was_left_behind_changes_nothing_on_the_slow_tier() {
-    let mut place = Place::new(10, None);
-    place.open_writer().expect("opens");
-    place.write_and_settle();
-    let left = place.move_folder().expect("moved");
-    place.write_and_settle();
-    let before = place.objects();
+    let mut cluster = Cluster::new(10, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    let left = cluster.move_folder().expect("moved");
+    cluster.write_and_settle();
+    let before = cluster.objects();
 
-    let engine = place.open(&left.disk, false).expect("opens");
+    let engine = cluster.open(&left.disk, false).expect("opens");
     for _ in 0..30 {
         let _ = engine.step(Lane::Tree);
-        place.sim.clock.advance(Duration::from_secs(600));
+        cluster.sim.clock.advance(Duration::from_secs(600));
     }
     assert!(engine.stats().slow_tier.is_fenced);
     let error = check(&engine, true).expect_err("another server's");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
-    assert!(told(&check(&engine, false).expect("a check"), "written from another folder"));
-    assert!(place.objects() == before, "it changed something");
-    place.settle().expect("the one that goes on is not fenced");
-    place.verify().expect("everything is there");
-    place.check_elsewhere().expect("for others too");
+    assert!(is_reported(&check(&engine, false).expect("a check"), "written from another folder"));
+    assert!(cluster.objects() == before, "it changed something");
+    cluster.settle().expect("the copy is not fenced");
+    cluster.verify().expect("everything is there");
+    cluster.check_on_another_machine().expect("another machine reads everything");
 
-    // That one may start again as often as it likes.
+    // The copy may restart any number of times.
     for _ in 0..3 {
-        place.writer.engine = None;
-        place.open_writer().expect("opens");
-        place.write_and_settle();
+        cluster.writer.engine = None;
+        cluster.open_writer().expect("opens");
+        cluster.write_and_settle();
     }
-    place.verify().expect("everything is there");
+    cluster.verify().expect("everything is there");
 }
 
-/// A machine is lost, and its folder is put back as it was some days before, while the same process ran: what was uploaded since is
-/// not taken for garbage.
+/// A machine is lost, and its folder is restored from a backup that is days old and from the same
+/// process. The new process is fenced, and it does not remove objects that were uploaded after the
+/// backup.
 #[test]
 fn a_folder_that_was_put_back_changes_nothing_on_the_slow_tier() {
-    let mut place = Place::new(12, None);
-    place.open_writer().expect("opens");
-    place.write_and_settle();
-    let disk = place.copy_of_disk();
-    place.write_and_settle();
-    let before = place.objects();
-    place.writer.engine = None;
+    let mut cluster = Cluster::new(12, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    let disk = cluster.copy_of_disk();
+    cluster.write_and_settle();
+    let before = cluster.objects();
+    cluster.writer.engine = None;
 
-    let engine = place.open(&disk, false).expect("opens");
+    let engine = cluster.open(&disk, false).expect("opens");
     for _ in 0..30 {
         let _ = engine.step(Lane::Tree);
-        place.sim.clock.advance(Duration::from_secs(600));
+        cluster.sim.clock.advance(Duration::from_secs(600));
     }
     assert!(engine.stats().slow_tier.is_fenced);
-    assert!(told(&check(&engine, false).expect("a check"), "restored from an older backup"));
-    assert!(place.objects() == before, "it changed something");
+    assert!(is_reported(&check(&engine, false).expect("a check"), "restored from an older backup"));
+    assert!(cluster.objects() == before, "it changed something");
 }
 
-/// Somebody forgets to say where history lies: what is there is not taken for lost, by a repair neither, and the place is not
-/// claimed. Where tables are and only the manifest is missing, the server's own is put anew.
+/// A server starts with the wrong location of the slow tier, which is empty. Neither the server nor
+/// a repair treats the history as lost, and the location is not claimed. If the location is right
+/// and only the manifest is missing, the server writes its own copy again.
 #[test]
-fn a_place_without_the_history_is_refused() {
-    let mut place = Place::new(11, None);
-    place.open_writer().expect("opens");
-    place.write_and_settle();
-    place.writer.engine = None;
-    let wrong = SimBucket::new(place.sim.faults.clone());
-    let env = Env { bucket: Arc::new(wrong.clone()), ..place.env(&place.writer.disk) };
+fn a_location_without_the_history_is_refused() {
+    let mut cluster = Cluster::new(11, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    cluster.writer.engine = None;
+    let wrong = SimBucket::new(cluster.sim.faults.clone());
+    let env = Env { bucket: Arc::new(wrong.clone()), ..cluster.env(&cluster.writer.disk) };
     let engine = Engine::open(env, options(None, false), &RecoveryProgress::default());
     let engine = engine.expect("opens");
     let error = check(&engine, true).expect_err("not there");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
     let report = check(&engine, false).expect("a check");
-    assert!(report.findings.len() == 1 && told(&report, "--slow-tier"), "{report:?}");
+    assert!(report.findings.len() == 1 && is_reported(&report, "--slow-tier"), "{report:?}");
     for _ in 0..30 {
         let _ = engine.step(Lane::Tree);
-        place.sim.clock.advance(Duration::from_secs(600));
+        cluster.sim.clock.advance(Duration::from_secs(600));
     }
     assert_eq!(wrong.keys(), Vec::<String>::new());
     drop(engine);
 
-    place.open_writer().expect("opens");
-    place.verify().expect("everything is there");
-    assert!(check(&place.engine(), false).expect("a check").findings.is_empty());
-    place.writer.engine = None;
-    let bucket = place.sim.env().bucket;
+    cluster.open_writer().expect("opens");
+    cluster.verify().expect("everything is there");
+    assert!(check(&cluster.engine(), false).expect("a check").findings.is_empty());
+    cluster.writer.engine = None;
+    let bucket = cluster.sim.env().bucket;
     bucket.delete(&["manifest".to_owned()]).expect("removed");
-    place.open_writer().expect("opens");
-    assert!(check(&place.engine(), true).expect("a check").findings.is_empty());
-    place.write_and_settle();
-    place.verify().expect("everything is there");
-    place.check_elsewhere().expect("for others too");
+    cluster.open_writer().expect("opens");
+    assert!(check(&cluster.engine(), true).expect("a check").findings.is_empty());
+    cluster.write_and_settle();
+    cluster.verify().expect("everything is there");
+    cluster.check_on_another_machine().expect("another machine reads everything");
 }
 
-/// Everything on the slow tier is gone, and somebody says so: the history goes, what is on this machine stays, and all that
-/// comes is uploaded. Unless it is said nothing happens, however often the server starts.
+/// All objects on the slow tier are lost. Without `forget_lost_history` a server changes nothing,
+/// at every start. With it the lost history is removed from the manifest, all data on this machine
+/// stays, and new data is uploaded.
 #[test]
-fn history_that_is_lost_is_given_up_only_when_asked() {
-    let mut place = Place::new(13, None);
-    place.open_writer().expect("opens");
-    place.write_and_settle();
+fn lost_history_is_removed_only_on_request() {
+    let mut cluster = Cluster::new(13, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
     let late = |engine: &Engine, ts: Timestamp| {
         let series = engine.resolve(&[labels(77)]).remove(0).expect("resolves");
         let mut batch = RowBatch::default();
         batch.push(series, ts, 77.0);
         engine.write(&mut batch).expect("a write");
     };
-    let now = place.now();
-    late(&place.engine(), now);
-    place.engine().flush().expect("a flush");
-    late(&place.engine(), now + 1);
-    place.writer.engine = None;
-    let bucket = place.sim.env().bucket;
-    bucket.delete(&place.sim.bucket.keys()).expect("removed");
+    let now = cluster.now();
+    late(&cluster.engine(), now);
+    cluster.engine().flush().expect("a flush");
+    late(&cluster.engine(), now + 1);
+    cluster.writer.engine = None;
+    let bucket = cluster.sim.env().bucket;
+    bucket.delete(&cluster.sim.bucket.keys()).expect("removed");
 
-    let engine = place.open(&place.writer.disk, false).expect("opens");
+    let engine = cluster.open(&cluster.writer.disk, false).expect("opens");
     let error = check(&engine, true).expect_err("not there");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
     assert!(error.to_string().contains("--forget-lost-history"), "{error}");
     for _ in 0..30 {
         let _ = engine.step(Lane::Tree);
-        place.sim.clock.advance(Duration::from_secs(600));
+        cluster.sim.clock.advance(Duration::from_secs(600));
     }
-    assert!(place.objects().is_empty());
+    assert!(cluster.objects().is_empty());
     drop(engine);
 
     let options = EngineOptions { forget_lost_history: true, ..options(None, false) };
-    let env = place.env(&place.writer.disk);
+    let env = cluster.env(&cluster.writer.disk);
     let engine = Engine::open(env, options, &RecoveryProgress::default()).expect("opens");
     let report = check(&engine, true).expect("a check");
     let lost = report.findings.iter().filter(|finding| finding.loss.is_some()).count();
     assert!(lost > 0 && report.findings.iter().all(|one| one.is_repaired), "{report:?}");
     drop(engine);
 
-    // From here on as ever.
-    place.writer.engine = Some(place.open(&place.writer.disk, false).expect("opens"));
-    let report = check(&place.engine(), false).expect("a check");
+    // From here on the database is normal.
+    cluster.writer.engine = Some(cluster.open(&cluster.writer.disk, false).expect("opens"));
+    let report = check(&cluster.engine(), false).expect("a check");
     assert!(report.findings.is_empty(), "{report:?}");
     let kept = |seen: &ObservedSamples| seen.series.get(&labels(77)).map_or(0, Vec::len);
-    let seen = place.read_writer().expect("reads").expect("reads");
+    let seen = cluster.read_writer().expect("reads").expect("reads");
     assert_eq!((seen.series.len(), kept(&seen)), (1, 2));
-    late(&place.engine(), place.now());
-    place.settle().expect("settles");
-    let replica = place.open(&SimDisk::new(place.sim.faults.clone()), true).expect("a replica");
+    late(&cluster.engine(), cluster.now());
+    cluster.settle().expect("settles");
+    let replica = cluster.open(&SimDisk::new(cluster.sim.faults.clone()), true).expect("a replica");
     let seen = ObservedSamples::read(&replica.snapshot(), &[], TimeRange::ALL).expect("reads");
     assert_eq!(kept(&seen), 3);
 }
 
-/// Both copies of the slow tier's manifest are needed only when one is damaged.
+/// One of the two copies of the slow tier's manifest is damaged or cut off. A replica opens with
+/// the other copy. With both damaged the open fails as `Corrupt`.
 #[test]
 fn a_damaged_manifest_on_the_slow_tier_costs_nothing() {
-    let mut place = Place::new(8, None);
-    place.open_writer().expect("opens");
+    let mut cluster = Cluster::new(8, None);
+    cluster.open_writer().expect("opens");
     for _ in 0..9 {
-        place.write().expect("a write");
+        cluster.write().expect("a write");
     }
-    place.settle().expect("settles");
-    let whole = place.sim.bucket.bytes("manifest").expect("a manifest");
+    cluster.settle().expect("settles");
+    let whole = cluster.sim.bucket.bytes("manifest").expect("a manifest");
     let put = |bytes: Vec<u8>| {
-        let bucket = place.sim.env().bucket;
+        let bucket = cluster.sim.env().bucket;
         bucket.put("manifest", bytes.into(), PutMode::Overwrite).expect("a put");
     };
-    let opens = || place.open(&SimDisk::new(place.sim.faults.clone()), true);
+    let opens = || cluster.open(&SimDisk::new(cluster.sim.faults.clone()), true);
     let half = whole.len() / 2;
     for at in (0..whole.len()).step_by(11) {
         let mut bytes = whole.to_vec();
@@ -820,6 +836,6 @@ fn a_damaged_manifest_on_the_slow_tier_costs_nothing() {
         opens().expect("one copy is whole");
     }
     put(vec![0; whole.len()]);
-    let error = opens().expect_err("both copies are gone");
+    let error = opens().expect_err("both copies are damaged");
     assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
 }

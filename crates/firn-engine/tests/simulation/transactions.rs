@@ -1,4 +1,4 @@
-//! Transactions step by step: what they see, what is a conflict and what is not, and what wins.
+//! Transactions step by step: their reads, their conflicts, and the order in which changes win.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ fn try_open(env: Env, options: EngineOptions) -> Result<Arc<Engine>> {
     Engine::open(env, options, &RecoveryProgress::default())
 }
 
-/// Series in groups of their own, so that they are in several shards and streams.
+/// Each series has a group of its own, so the series are in several shards and streams.
 fn labels(idx: usize) -> Labels {
     let name = format!("m{idx}");
     let pairs = [("__name__", name.as_str()), ("of", "transactions")];
@@ -133,7 +133,8 @@ fn a_transaction_sees_its_own_changes_and_others_see_all_or_none_of_them() {
     assert_eq!((recovery.transactions, recovery.deletes), (1, 2));
 }
 
-/// They stay in the log until the rows of their shards have come to them, as many as there may be.
+/// During recovery, transactions stay in the log until replay of the rows of their shards reaches
+/// them, so memory contains only few at a time.
 #[test]
 fn recovery_has_the_rows_of_few_transactions_in_memory_at_a_time() {
     const COUNT: i64 = 12;
@@ -161,7 +162,8 @@ fn recovery_has_the_rows_of_few_transactions_in_memory_at_a_time() {
     assert!(held_bytes > 0 && held_bytes * 4 < logged_bytes, "{held_bytes} of {logged_bytes}");
 }
 
-/// The log has twice as many bytes as memory may have: rows become columns while they are read, as when they were written.
+/// The log has twice as many bytes as the head may use. Rows become columns during replay, as they
+/// did when they were written.
 #[test]
 fn recovery_of_plain_inserts_takes_no_more_memory_than_writing_them() {
     let options = || EngineOptions { head_bytes_max: 2 << 20, ..EngineOptions::default() };
@@ -186,14 +188,16 @@ fn recovery_of_plain_inserts_takes_no_more_memory_than_writing_them() {
     let engine = open_with(&sim, options());
     let recovered_bytes = engine.budget().usage().peak_bytes;
     println!(
-        "{logged_bytes} bytes of log: {written_bytes} of memory to write, {recovered_bytes} to recover"
+        "{logged_bytes} bytes of log, {written_bytes} of memory to write, \
+         {recovered_bytes} to recover"
     );
     assert!(recovered_bytes < limit_bytes, "{recovered_bytes} of {logged_bytes}");
     assert_eq!(read(&engine, 0).len(), count);
 }
 
-/// A sync of the second stream takes as long as it likes. A transaction with samples of series there waits for nothing but its
-/// own entry, which is in the first.
+/// A sync of the second stream hangs. A transaction with samples of series there waits only for its
+/// own entry, which is in the first stream. After a power failure both the transaction and the
+/// write that waited are there.
 #[test]
 fn a_transaction_waits_for_no_other_stream() {
     let sim = Sim::new(4);
@@ -226,7 +230,7 @@ fn a_transaction_waits_for_no_other_stream() {
             refs.iter().try_for_each(|&series| transaction.update(series, 1_000, 3.0))
         });
         (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), [(1_000, 3.0)], "m{idx}"));
-        assert!(!writer.is_finished(), "what is not durable was acknowledged");
+        assert!(!writer.is_finished(), "a write was acknowledged before it was durable");
         holds.store(false, Ordering::SeqCst);
         writer.join().expect("a write");
     });
@@ -236,9 +240,10 @@ fn a_transaction_waits_for_no_other_stream() {
     }
 }
 
-/// By the clock no time passes, so that no write finds a sync due. The lane of the log syncs, whatever the others do.
+/// The simulated clock does not move, so no write finds a sync due. The lane of the log syncs
+/// anyway. After a power failure all rows are there.
 #[test]
-fn an_interval_is_kept_where_no_write_comes_by() {
+fn an_interval_is_kept_without_writes() {
     let sim = Sim::new(6);
     let log_sync = SyncPolicy::IntervalMs(1);
     let mut engine = open_with(
@@ -267,8 +272,9 @@ fn an_interval_is_kept_where_no_write_comes_by() {
     assert_eq!(read(&engine, 0), [(1_000, 1.0), (2_000, 1.0)]);
 }
 
-/// After a sync that failed, what was acknowledged before it waits for a flush, and that for room. What is written meanwhile is
-/// synced as soon as ever.
+/// A sync of both streams fails, so rows that were acknowledged before it are durable only after a
+/// flush, which needs room on the disk. Later rows are synced within the interval nevertheless, and
+/// the close reports the loss.
 #[test]
 fn an_interval_is_kept_behind_a_sync_that_failed() {
     let sim = Sim::new(11);
@@ -285,12 +291,12 @@ fn an_interval_is_kept_behind_a_sync_that_failed() {
     engine.step(Lane::Log).expect_err("both streams fail");
     assert!(engine.stats().log.has_lost_commits);
     write(&engine, 0, 1_000, 1.0);
-    engine.step(Lane::Log).expect("what comes later is synced");
+    engine.step(Lane::Log).expect("later rows are synced");
     std::thread::scope(|scope| {
         let lane = scope.spawn(|| engine.run_lane(Lane::Log));
         (1..9).for_each(|step| write_and_wait_for_a_sync(&engine, 1_000 + step));
         assert!(engine.stats().log.has_lost_commits);
-        engine.close(false).expect_err("what was lost is lost");
+        engine.close(false).expect_err("the loss is reported");
         lane.join().expect("a lane ends");
     });
 }
@@ -300,15 +306,16 @@ fn write_and_wait_for_a_sync(engine: &Engine, ts: i64) {
     write(engine, 0, ts, 1.0);
     let start = std::time::Instant::now();
     while engine.stats().log.syncs == syncs {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody syncs");
+        assert!(start.elapsed() < Duration::from_secs(60), "no sync follows");
         std::thread::yield_now();
     }
 }
 
-/// Each write and each sync of a start with another number of streams fails in turn. A row that is acknowledged then is there after
-/// a kill, whichever number the next start finds.
+/// Each write and each sync fails in turn while the database opens with another number of streams.
+/// If it opens, the rows that it acknowledges are in the log. They must be there after a kill and
+/// the next start.
 #[test]
-fn what_is_acknowledged_after_a_change_of_streams_that_failed_is_there() {
+fn rows_acknowledged_after_a_failed_change_of_streams_are_durable() {
     let mut kept = 0;
     for nth in 0.. {
         let sim = Sim::new(8);
@@ -347,10 +354,11 @@ fn what_is_acknowledged_after_a_change_of_streams_that_failed_is_there() {
             break;
         }
     }
-    assert!(kept > 5, "{kept} starts went on");
+    assert!(kept > 5, "{kept} starts continued");
 }
 
-/// One shard has all rows, and they do not get smaller. What one thread makes of them others wait for.
+/// One shard contains all rows, and columns do not make them smaller. Threads that read the log
+/// wait for the thread that inserts the rows.
 #[test]
 fn recovery_of_one_hot_shard_keeps_to_its_memory() {
     let options = EngineOptions {
@@ -380,7 +388,8 @@ fn recovery_of_one_hot_shard_keeps_to_its_memory() {
     assert_eq!(read(&engine, 0).len(), (ts / 1_000) as usize);
 }
 
-/// The last sync fails: it is told, and all is closed.
+/// The last sync fails, so the row may not be on the disk. The close reports the error, and the
+/// database is closed.
 #[test]
 fn a_close_that_cannot_sync_closes() {
     let sim = Sim::new(10);
@@ -402,7 +411,7 @@ fn a_close_that_cannot_sync_closes() {
     });
 }
 
-/// A lane that looks whether it may sleep, for an hour, while the database is closed.
+/// A lane prepares to sleep for an hour while the database is closed. It must end.
 #[test]
 fn a_lane_ends_however_late_it_sleeps() {
     for seed in 0..200 {
@@ -421,9 +430,9 @@ fn a_lane_ends_however_late_it_sleeps() {
     }
 }
 
-/// Who only looks does not know how many streams a log has, and changes nothing.
+/// An open without a number of streams keeps those of the log, and flushes nothing.
 #[test]
-fn a_log_keeps_its_streams_where_nobody_says_how_many() {
+fn a_log_keeps_its_streams_by_default() {
     let sim = Sim::new(7);
     let mut engine = open_with(&sim, EngineOptions::default());
     (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
@@ -448,16 +457,17 @@ fn dropped_or_without_changes_a_transaction_does_nothing() {
     assert_eq!(reader.read_point(refs[0], 1_000).expect("a read"), Some(1.0));
     assert_eq!(reader.read_point(refs[0], 1_001).expect("a read"), None);
     assert_eq!(engine.stats().last_seq, last);
-    // What it has read is changed: it is as if it had come first.
+    // A sample that the reader has read is changed. The reader commits as if it had come first.
     transact(&engine, |other, refs| other.update(refs[0], 1_000, 3.0));
     assert_eq!(read_in(&mut reader, 0), [(1_000, 1.0)]);
     assert_eq!(reader.commit().expect("nothing to validate").seq, None);
     assert_eq!((engine.stats().transactions, engine.stats().conflicts), (1, 0));
 }
 
-/// What one transaction read, and what another one does before it commits: whether that is a conflict.
+/// In each case one transaction reads, and another one commits a change before the first commits:
+/// whether that is a conflict.
 #[test]
-fn what_was_read_and_touched_since_is_a_conflict_and_nothing_else() {
+fn only_a_change_of_read_samples_is_a_conflict() {
     type Step = fn(&mut Transaction<'_>, &[SeriesRef]) -> Result<()>;
     let hour = 3_600_000;
     let cases: [(&str, Step, Step, bool); 14] = [
@@ -563,7 +573,7 @@ fn what_was_read_and_touched_since_is_a_conflict_and_nothing_else() {
     }
 }
 
-/// A series that nobody knew when the range was read is seen by validation.
+/// Validation sees a series that was defined after the range was read.
 #[test]
 fn a_new_series_in_a_range_that_was_read_is_a_conflict() {
     for (name, want) in [("m1", true), ("other", false)] {
@@ -584,8 +594,10 @@ fn a_new_series_in_a_range_that_was_read_is_a_conflict() {
     }
 }
 
-/// On one point: inserted, deleted, inserted again, updated twice; plain and in transactions; between any two of these
-/// nothing, a flush, all the way to the slow tier, a crash, or a flush and a crash.
+/// One sample is inserted, deleted, inserted again and updated twice, by plain writes and by
+/// transactions. Between two steps nothing happens, or a flush, a flush with all merges and
+/// uploads, a power failure, or a flush and a power failure, in every combination. Every step is
+/// durable before the next one, and the newest change wins.
 #[test]
 fn invariant_2_the_newest_of_plain_writes_and_transactions_wins() {
     for path in 0..5_usize.pow(4) {
@@ -611,7 +623,8 @@ fn invariant_2_the_newest_of_plain_writes_and_transactions_wins() {
                 assert_eq!(read(engine, idx), want, "m{idx} after {step}, path {path}");
             }
         };
-        // Of m0 all is done in transactions; of m1 inserts are plain; m2 stays; m3 comes late.
+        // m0 is changed by transactions only; inserts of m1 are plain; m2 is not changed; m3 is
+        // written late.
         (1..3).for_each(|idx| write(&engine, idx, 1_000, 1.0));
         transact(&engine, |t, refs| t.insert(refs[0], 1_000, 1.0));
         between(&mut engine, 0);
@@ -649,9 +662,11 @@ fn invariant_2_the_newest_of_plain_writes_and_transactions_wins() {
     }
 }
 
-/// A write of the device fails: nothing of the transaction is seen, nobody waits for it for ever, the next one goes on.
+/// A write of the log fails during a commit, so the log contains at most a part of the transaction.
+/// No change of it is visible, no reader waits for it, and the next transaction commits. The same
+/// holds after a power failure.
 #[test]
-fn a_transaction_that_did_not_become_durable_leaves_nothing() {
+fn a_transaction_that_did_not_become_durable_is_not_visible() {
     let sim = Sim::new(5);
     let mut engine = open(&sim);
     (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
@@ -672,7 +687,9 @@ fn a_transaction_that_did_not_become_durable_leaves_nothing() {
     assert_eq!(read(&engine, 1), [(1_000, 3.0)]);
 }
 
-/// Series that are new are there with the transaction, whatever stream their definitions are in.
+/// A transaction writes to new series whose definitions are in several streams, then the power
+/// fails. The transaction is there with its series, or not at all; with `SyncPolicy::Always` it is
+/// there.
 #[test]
 fn new_series_of_a_transaction_are_known_after_a_crash() {
     for sync in [SyncPolicy::Always, SyncPolicy::Never] {
@@ -693,7 +710,7 @@ fn new_series_of_a_transaction_are_known_after_a_crash() {
 }
 
 #[test]
-fn limits_are_told() {
+fn limits_are_errors() {
     let sim = Sim::new(7);
     let engine = open(&sim);
     let now = sim.env().clock.now_ms();
@@ -705,7 +722,7 @@ fn limits_are_told() {
     let deleted = (0..300).map(|ts| transaction.delete(refs[0], ts)).find_map(Result::err);
     assert_eq!(*deleted.expect("too many").kind(), ErrorKind::TooLarge);
     drop(transaction);
-    // More than a segment holds.
+    // More samples than a segment of the log can contain.
     let mut large = engine.begin().expect("begins");
     for idx in 0..40_000 {
         large.insert(refs[idx % SERIES], idx as i64, (idx as f64).sqrt()).expect("an insert");
@@ -720,27 +737,28 @@ fn limits_are_told() {
     assert_eq!(read(&engine, 0).len(), 300);
 }
 
-/// Numbers of what was told, by kind, and what could be seen when it was.
+/// Commit numbers of the announced changes.
 #[derive(Default)]
-struct Told(Mutex<Vec<CommitSeq>>);
+struct AnnouncedNumbers(Mutex<Vec<CommitSeq>>);
 
-impl ChangeSink for Told {
+impl ChangeSink for AnnouncedNumbers {
     fn changed(&self, change: &Change) {
         self.0.lock().push(change.number);
     }
 }
 
-/// The cache knows of every part of a transaction before a snapshot's number covers it.
+/// The change sink is notified of every part of a transaction before the number of a snapshot
+/// covers it.
 #[test]
-fn every_change_of_a_transaction_is_told_before_it_is_visible() {
+fn every_change_of_a_transaction_is_announced_before_it_is_visible() {
     let sim = Sim::new(8);
     let engine = open(&sim);
-    let told = Arc::new(Told::default());
-    let sink: Arc<dyn ChangeSink> = Arc::<Told>::clone(&told);
+    let announced = Arc::new(AnnouncedNumbers::default());
+    let sink: Arc<dyn ChangeSink> = Arc::<AnnouncedNumbers>::clone(&announced);
     engine.set_change_sink(sink).expect("the first");
     (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
     let before = engine.snapshot().number();
-    told.0.lock().clear();
+    announced.0.lock().clear();
     transact(&engine, |t, refs| {
         t.delete(refs[0], 1_000)?;
         t.delete_range(&matcher(1), TimeRange::ALL)?;
@@ -748,7 +766,7 @@ fn every_change_of_a_transaction_is_told_before_it_is_visible() {
     });
     let after = engine.snapshot().number();
     assert_eq!(after, CommitSeq(before.0 + 2), "one number for each delete, rows have the last");
-    let mut numbers = told.0.lock().clone();
+    let mut numbers = announced.0.lock().clone();
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers, [CommitSeq(before.0 + 1), after]);
@@ -756,24 +774,33 @@ fn every_change_of_a_transaction_is_told_before_it_is_visible() {
     assert_eq!(read(&engine, 2), [(sample.ts, sample.value)]);
 }
 
-/// What happens to a transaction that only the log has, before the power goes.
+/// An event that follows a transaction that only the log contains.
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    /// A write of the manifest fails, and the next edit begins another one.
+enum Interruption {
+    /// A write of the manifest fails, and the next edit starts a new manifest.
     ManifestFails,
-    /// The process is killed, and the power goes while the next one opens.
+    /// The process is killed, and the power fails while the next one opens.
     Killed,
-    /// The database is copied without what is only in memory and log: that is what is read.
+    /// The database is copied without memory and log, and the copy is read.
     Copied,
-    /// The slow tier is told: a replica is what is read.
-    Told,
+    /// The slow tier's manifest is written, and a replica is read.
+    Published,
 }
 
-const WAYS: [Way; 4] = [Way::ManifestFails, Way::Killed, Way::Copied, Way::Told];
+const INTERRUPTIONS: [Interruption; 4] = [
+    Interruption::ManifestFails,
+    Interruption::Killed,
+    Interruption::Copied,
+    Interruption::Published,
+];
 
-/// A transaction takes a sample from one series and gives it to another one. Returns how a half of that is there, or whether
-/// the whole is.
-fn move_a_sample(seed: u64, way: Way, mutant: Option<Mutant>) -> std::result::Result<bool, String> {
+/// A transaction moves a sample from one series to another. Returns whether the move is visible;
+/// the error describes a visible half.
+fn move_a_sample(
+    seed: u64,
+    interruption: Interruption,
+    mutant: Option<Mutant>,
+) -> std::result::Result<bool, String> {
     let sim = Sim::new(seed);
     let log_sync = SyncPolicy::IntervalMs(24 * 3_600_000);
     let options = || EngineOptions {
@@ -792,65 +819,72 @@ fn move_a_sample(seed: u64, way: Way, mutant: Option<Mutant>) -> std::result::Re
         sim.clock.advance(Duration::from_secs(6 * 3_600));
         for _ in 0..20 {
             sim.clock.advance(Duration::from_secs(61));
-            // What fails is tried again.
+            // A failed job is tried again.
             let _ = engine.step(Lane::Tree);
         }
     };
-    let after = match way {
-        Way::ManifestFails => {
+    let after = match interruption {
+        Interruption::ManifestFails => {
             sim.faults.fail_nth(Operation::Write, 1 + seed % 10);
             work();
             sim.restart();
             open_with(&sim, options())
         }
-        Way::Killed => {
+        Interruption::Killed => {
             drop(engine);
-            // As many as a start makes.
+            // About as many changes as a start makes.
             sim.faults.crash_at(sim.faults.change_count() + seed % 44);
             assert!(try_open(sim.env(), options()).is_err(), "the power goes");
             sim.restart();
             open_with(&sim, options())
         }
-        Way::Copied => {
+        Interruption::Copied => {
             let other = Sim::new(!seed);
             engine.copy_to(&other.env(), true).expect("a copy");
             open(&other)
         }
-        Way::Told => {
+        Interruption::Published => {
             work();
             let disk = Arc::new(SimDisk::new(sim.faults.clone()));
             let options = EngineOptions { read_only: true, ..options() };
-            try_open(Env { disk, ..sim.env() }, options).expect("the slow tier was told")
+            try_open(Env { disk, ..sim.env() }, options).expect("the slow tier has a manifest")
         }
     };
     match (read(&after, 0).as_slice(), read(&after, 1).as_slice()) {
         ([], [(1_000, 1.0)]) => Ok(true),
         ([(1_000, 1.0)], []) => Ok(false),
-        half => Err(format!("{way:?}: {half:?}")),
+        half => Err(format!("{interruption:?}: {half:?}")),
     }
 }
 
-pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
-    let way = WAYS[seed as usize % WAYS.len()];
-    move_a_sample(seed, way, Some(mistake)).err()
+pub(crate) fn catch_mutant(seed: u64, mutant: Mutant) -> Option<String> {
+    let interruption = INTERRUPTIONS[seed as usize % INTERRUPTIONS.len()];
+    move_a_sample(seed, interruption, Some(mutant)).err()
 }
 
-/// A delete is named where the rows of its transaction are: not before both are durable.
+/// A transaction with a delete and a row is only in the log when an [`Interruption`] follows.
+/// Afterwards the transaction is visible as a whole or not at all: the manifest, a copy and the
+/// slow tier name its delete only together with its row. The mutant must show halves.
 #[test]
-fn nothing_names_the_deletes_of_a_transaction_before_it_has_its_rows() {
-    for way in WAYS {
+fn the_deletes_of_a_transaction_become_durable_with_its_rows() {
+    for interruption in INTERRUPTIONS {
         let (mut whole, mut nothing, mut halves) = (0, 0, 0);
         for seed in 0..100 {
-            let is_there = move_a_sample(seed, way, None);
+            let is_there = move_a_sample(seed, interruption, None);
             match is_there.unwrap_or_else(|half| panic!("seed {seed}: {half}")) {
                 true => whole += 1,
                 false => nothing += 1,
             }
-            let mistake = Some(Mutant::UnflushedDeletesNamed);
-            halves += usize::from(move_a_sample(seed, way, mistake).is_err());
+            let mutant = Some(Mutant::UnflushedDeletesNamed);
+            halves += usize::from(move_a_sample(seed, interruption, mutant).is_err());
         }
-        println!("{way:?}: {whole} whole, {nothing} not there; {halves} halves by mistake");
-        assert!(nothing > 0 && halves > 0, "{way:?} shows nothing");
-        assert!(whole > 0 || matches!(way, Way::Copied | Way::Told), "{way:?} keeps nothing");
+        println!(
+            "{interruption:?}: {whole} whole, {nothing} not there; {halves} halves with the mutant"
+        );
+        assert!(nothing > 0 && halves > 0, "{interruption:?} shows nothing");
+        assert!(
+            whole > 0 || matches!(interruption, Interruption::Copied | Interruption::Published),
+            "{interruption:?} keeps nothing"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated world, the engine in it, and the plain map that it must agree with.
+//! The simulated world, the engine in it, and the oracle that the engine must agree with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,9 +17,9 @@ use firn_model::{
 use firn_sim::{ObservedSamples, Oracle, Rng, Sim};
 use parking_lot::Mutex;
 
-use crate::faults::{Aim, Hit};
+use crate::faults::{FaultOutcome, PlannedFault};
 
-/// What the engine did that the plain map does not allow.
+/// A behaviour of the engine that the oracle does not allow.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
 
@@ -29,111 +29,112 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How often what happened, over all seeds.
+/// Number of occurrences of each event, over all seeds.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(BTreeMap<String, u64>);
+pub(crate) struct EventCounts(BTreeMap<String, u64>);
 
-// What a short life may hold over its limit for a moment; see `check_memory`.
+// Bytes by which a short run may briefly exceed its limit; see `check_memory`.
 const EXCHANGED_BYTES: u64 = 40 << 10;
-// Some of them are of series that have left.
+// Includes references of series that have left the index.
 const KEPT_REFS_MAX: usize = 60;
 
-/// What one write call puts into one group at one time: all there or all not.
+/// The samples that one write call puts into a group at one time: all are visible or none.
 pub(crate) type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
 
 pub(crate) struct World {
     pub(crate) sim: Sim,
     pub(crate) rng: Rng,
-    pub(crate) tally: Tally,
+    pub(crate) tally: EventCounts,
     seed: u64,
-    /// Where all is written, for a while.
-    place: Option<Timestamp>,
+    /// Start of the hour that all writes are limited to, if any.
+    hour_start: Option<Timestamp>,
     pub(crate) mutant: Option<Mutant>,
-    /// What held snapshots may keep in memory.
+    /// Bytes that open snapshots may keep in memory.
     pinned_bytes_max: u64,
-    /// The limit, where it is a tenth of what is wanted.
-    scarce_bytes: Option<u64>,
+    /// The memory limit of a run under pressure.
+    pressure_limit_bytes: Option<u64>,
     log_sync: SyncPolicy,
-    /// Threads that recover: what becomes columns then is up to the scheduler, and with it what a life does next.
+    /// Threads of recovery. With more than one, the scheduler decides which rows become columns,
+    /// and thus how the run continues.
     pub(crate) recovery_threads: usize,
-    /// A sync failed behind which writes were acknowledged: what that lost may be told as damage until tables have it.
+    /// A sync failed after writes were acknowledged. Recovery may report their loss as damage until
+    /// tables contain them.
     may_be_damaged: bool,
-    /// What the process is said to hold.
+    /// The memory that the process reports.
     resident_bytes: Arc<AtomicU64>,
     engine: Option<Arc<Engine>>,
     pub(crate) oracle: Oracle,
     held: Vec<(Snapshot, ObservedSamples)>,
-    pub(crate) changes: Arc<ToldChanges>,
+    pub(crate) changes: Arc<AnnouncedChanges>,
     digest: u64,
     work_done: u64,
-    /// Of the last claim of the slow tier.
+    /// The epoch of the last claim of the slow tier.
     epoch: u64,
-    /// How often the engine was called to work, and what that did, by the call's number.
+    /// Number of engine calls, and the job that each did by the number of the call.
     call_count: u64,
     pub(crate) done: Vec<(u64, &'static str)>,
-    /// What goes wrong in one of these calls, and what came of it.
-    pub(crate) aim: Option<Aim>,
-    pub(crate) hit: Option<Hit>,
-    trace: bool,
-    /// A read in the middle of a flush saw something wrong.
+    /// The fault planned for one of these calls, and its outcome.
+    pub(crate) planned: Option<PlannedFault>,
+    pub(crate) outcome: Option<FaultOutcome>,
+    prints_trace: bool,
+    /// An inconsistent view that a read in the middle of a flush or a commit returned.
     pub(crate) torn: Arc<Mutex<Option<String>>>,
-    /// References that were given out once, as a sender keeps them, and what was written with them while
-    /// series left the index.
-    kept: Arc<Mutex<Kept>>,
-    /// Flushes in the middle of a job of the tree.
-    flushed_in_between: Arc<AtomicU64>,
-    pub(crate) amid: Arc<Mutex<Amid>>,
+    /// References that a sender keeps, and the rows written with them while background work ran.
+    kept: Arc<Mutex<RetainedRefs>>,
+    /// Flushes in the middle of a tree job.
+    interleaved_flushes: Arc<AtomicU64>,
+    pub(crate) race: Arc<Mutex<CommitRace>>,
 }
 
-/// A sender that does not know what left the index.
+/// A sender that is not notified when series leave the index.
 #[derive(Default)]
-struct Kept {
+struct RetainedRefs {
     refs: Vec<(Labels, SeriesRef)>,
-    /// Decides which one is written next.
+    /// Selects the reference of the next write.
     turn: usize,
-    written: Vec<Late>,
+    written: Vec<InterleavedWrite>,
 }
 
-/// What somebody on another thread would do or see in the middle of a commit; only in a mutant.
+/// Reads and writes of another thread in the middle of a commit; used only with a mutant.
 #[derive(Default)]
-pub(crate) struct Amid {
-    /// Samples that one transaction writes, and that nobody else writes so.
+pub(crate) struct CommitRace {
+    /// New values that only this transaction writes.
     pub(crate) shown: Vec<(Labels, Sample)>,
-    /// Where another transaction writes.
+    /// The sample that another transaction writes.
     pub(crate) contended: Option<(SeriesRef, Timestamp)>,
-    pub(crate) is_touched: bool,
+    pub(crate) has_interfered: bool,
 }
 
-/// One sample that was written in the middle of background work.
-struct Late {
+/// A sample that was written in the middle of background work.
+struct InterleavedWrite {
     labels: Labels,
     sample: Sample,
     is_acknowledged: bool,
 }
 
-/// Remembers what the engine told before it made it visible.
+/// The changes that the engine announced before they became visible.
 #[derive(Default)]
-pub(crate) struct ToldChanges(
+pub(crate) struct AnnouncedChanges(
     Mutex<BTreeSet<(u64, Timestamp)>>,
     pub(crate) Mutex<BTreeSet<CommitSeq>>,
 );
 
-impl ChangeSink for ToldChanges {
+impl ChangeSink for AnnouncedChanges {
     fn changed(&self, change: &Change) {
         if change.kind == ChangeKind::Delete {
             self.1.lock().insert(change.number);
             return;
         }
-        let mut told = self.0.lock();
+        let mut announced = self.0.lock();
         for group in &change.groups {
-            told.insert((group.0, change.range.start));
-            told.insert((group.0, change.range.end));
+            announced.insert((group.0, change.range.start));
+            announced.insert((group.0, change.range.end));
         }
     }
 }
 
-impl Tally {
-    pub(crate) fn add(&mut self, other: &Tally) {
+impl EventCounts {
+    pub(crate) fn add(&mut self, other: &EventCounts) {
         for (what, count) in &other.0 {
             *self.0.entry(what.clone()).or_default() += count;
         }
@@ -143,8 +144,8 @@ impl Tally {
         *self.0.entry(what.to_owned()).or_default() += 1;
     }
 
-    pub(crate) fn assert_happened(&self, wanted: &[&'static str]) {
-        for what in wanted {
+    pub(crate) fn assert_happened(&self, events: &[&'static str]) {
+        for what in events {
             assert!(self.0.get(*what).is_some_and(|&count| count > 0), "{what} never happened");
         }
     }
@@ -157,7 +158,7 @@ impl Tally {
             "crash in the middle",
             "kill",
             "synced in the background",
-            "lost what a failed sync had acknowledged",
+            "lost changes after a failed sync",
             "clean restart",
             "Convert",
             "Flush",
@@ -166,7 +167,7 @@ impl Tally {
             "Garbage",
             "held snapshot read",
             "held snapshot lost its memory",
-            "memory given back",
+            "memory reclaimed",
             "Recycle",
             "maintenance failed",
             "disk full",
@@ -188,7 +189,7 @@ impl Tally {
             "Publish",
             "written in between",
             "flushed while a job ran",
-            "refused because it had left",
+            "stale reference refused",
             "series listed",
             "power lost at a fence",
             "slow cache hit",
@@ -202,7 +203,7 @@ impl Tally {
 
 impl World {
     pub(crate) fn new(seed: u64, mutant: Option<Mutant>) -> World {
-        // Of some the log is on byte-addressable memory.
+        // In a fifth of the runs the log is in byte-addressable memory.
         let sim = if seed % 5 == 3 { Sim::with_memory(seed) } else { Sim::new(seed) };
         let log_sync = match seed % 7 {
             4 => SyncPolicy::IntervalMs(60_000),
@@ -212,13 +213,13 @@ impl World {
         let mut world = World {
             sim,
             rng: Rng::new(seed ^ 0x5eed),
-            tally: Tally::default(),
+            tally: EventCounts::default(),
             seed,
-            place: None,
+            hour_start: None,
             mutant,
-            // So little now and then that old readers are told.
+            // In a quarter of the runs the limit is low enough to invalidate old snapshots.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
-            scarce_bytes: None,
+            pressure_limit_bytes: None,
             log_sync,
             recovery_threads: 1,
             may_be_damaged: false,
@@ -232,13 +233,13 @@ impl World {
             epoch: 0,
             call_count: 0,
             done: Vec::new(),
-            aim: None,
-            hit: None,
-            trace: false,
+            planned: None,
+            outcome: None,
+            prints_trace: false,
             torn: Arc::default(),
             kept: Arc::default(),
-            flushed_in_between: Arc::default(),
-            amid: Arc::default(),
+            interleaved_flushes: Arc::default(),
+            race: Arc::default(),
         };
         if world.may_lose_acknowledged() {
             world.oracle.trust_power(true);
@@ -246,41 +247,41 @@ impl World {
         world
     }
 
-    /// As [`World::new`] with memory for a few batches, and nothing else that bounds the head.
+    /// As [`World::new`], with memory for a few batches and no other limit on the head.
     pub(crate) fn short_of_memory(seed: u64, mutant: Option<Mutant>) -> World {
         let mut world = World::new(seed, mutant);
-        world.scarce_bytes = Some((112 + 16 * world.rng.below(6)) << 10);
+        world.pressure_limit_bytes = Some((112 + 16 * world.rng.below(6)) << 10);
         world
     }
 
-    /// Whether a power loss may take what was acknowledged.
+    /// Whether a power failure may lose acknowledged changes.
     pub(crate) fn may_lose_acknowledged(&self) -> bool {
         self.log_sync != SyncPolicy::Always && self.sim.memory.is_none()
     }
 
     pub(crate) fn trace_to_stdout(&mut self) {
-        self.trace = true;
+        self.prints_trace = true;
     }
 
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Pieces of background work that were done.
+    /// Number of completed pieces of background work.
     pub(crate) fn work_done(&self) -> u64 {
         self.work_done
     }
 
-    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
-        if self.trace {
-            println!("{:>6} {}", self.sim.faults.change_count(), what());
+    pub(crate) fn trace(&self, event: impl FnOnce() -> String) {
+        if self.prints_trace {
+            println!("{:>6} {}", self.sim.faults.change_count(), event());
         }
     }
 
-    /// A life keeps its options over its restarts.
+    /// The options of a run. Restarts change only the number of streams.
     fn options(&mut self) -> EngineOptions {
         let ample = self.ample_options();
-        match self.scarce_bytes {
+        match self.pressure_limit_bytes {
             None => ample,
             Some(memory_bytes_max) => EngineOptions {
                 memory_bytes_max,
@@ -303,7 +304,7 @@ impl World {
             shard_count: 4,
             log_bytes_max: 64 << 10,
             recovery_threads: self.recovery_threads,
-            // Another number at each start.
+            // A new number at each start.
             stream_count: Some(1 + self.rng.below(3) as usize),
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
             head_bytes_max: 64 << 10,
@@ -316,7 +317,7 @@ impl World {
                     sparse_arena_times: 4,
                     ..ConvertOptions::default()
                 },
-                // Some parts, each of which has a block at least.
+                // A few parts, each with at least one block.
                 hot_bytes_max: 24 << 10,
                 cooling_bytes_max: self.pinned_bytes_max,
                 ..HeadOptions::default()
@@ -329,11 +330,11 @@ impl World {
                 slow_partition_ms: slow_ms,
                 old_partition_ms: old_ms,
                 upload_age_ms_max,
-                // Where memory is short, that alone refuses writes.
-                fast_bytes_max: (self.seed % 3 == 1 && self.scarce_bytes.is_none())
+                // Under memory pressure, only memory causes refused writes.
+                fast_bytes_max: (self.seed % 3 == 1 && self.pressure_limit_bytes.is_none())
                     .then_some(2 << 10),
                 patches_max: 1 + (self.seed % 4) as usize / 2,
-                // Some slabs, and half of the lives keep next to nothing in memory.
+                // A few slabs. Half of the runs keep almost nothing in memory.
                 slow_cache_bytes_max: 64 << 10,
                 cache_bytes_max: if self.seed.is_multiple_of(2) { 2 << 10 } else { 256 << 20 },
                 ..Default::default()
@@ -347,14 +348,14 @@ impl World {
         (self.seed % 5 == 2).then_some(20 * 3_600_000)
     }
 
-    /// What retention takes from now on.
+    /// Raises the time below which retention may remove samples.
     fn raise_floor(&mut self) {
         if let Some(retention_ms) = self.retention_ms() {
             self.oracle.set_floor(self.sim.env().clock.now_ms() - retention_ms);
         }
     }
 
-    /// Opens the engine, through as many crashes as come in between.
+    /// Opens the engine, again after each crash in between.
     pub(crate) fn open(&mut self) -> Result<(), Failure> {
         self.raise_floor();
         for _ in 0..50 {
@@ -364,11 +365,11 @@ impl World {
                 Ok(engine) => return self.opened(engine),
                 Err(e) if is_power_loss(&e) => {
                     self.tally.count("crash in the middle");
-                    self.say(|| "power goes while opening".into());
+                    self.trace(|| "the power fails while opening".into());
                     self.restore_power();
                 }
                 Err(e) if *e.kind() == ErrorKind::Unavailable => {
-                    self.say(|| format!("opening failed: {e}"));
+                    self.trace(|| format!("opening failed: {e}"));
                     self.sim.faults.clear();
                 }
                 Err(e) => return Err(Failure(format!("open: {e:?}"))),
@@ -378,30 +379,30 @@ impl World {
     }
 
     fn opened(&mut self, engine: Arc<Engine>) -> Result<(), Failure> {
-        self.say(|| "opened".into());
-        // What was never durable may be given to others.
+        self.trace(|| "opened".into());
+        // A reference that was never durable may be assigned to another series.
         self.kept.lock().refs.clear();
-        let sink: Arc<dyn ChangeSink> = Arc::<ToldChanges>::clone(&self.changes);
+        let sink: Arc<dyn ChangeSink> = Arc::<AnnouncedChanges>::clone(&self.changes);
         engine.set_change_sink(sink).map_err(|e| Failure(e.to_string()))?;
         let damage = &engine.stats().recovery.damage;
         if !damage.is_empty() {
             if !self.may_be_damaged {
                 return Err(Failure(format!(
-                    "recovery reports damage that nobody did: {damage:?}"
+                    "recovery reports damage without a cause: {damage:?}"
                 )));
             }
-            self.tally.count("lost what a failed sync had acknowledged");
+            self.tally.count("lost changes after a failed sync");
         }
         match self.mutant {
             Some(Mutant::SourceDroppedBeforeView) => self.watch_flushes(&engine),
             Some(Mutant::TransactionShownByShard | Mutant::TransactionLockDropped) => {
-                self.be_amid_commits(&engine);
+                self.race_with_commits(&engine);
             }
-            _ => self.write_in_between(&engine),
+            _ => self.interleave_writes(&engine),
         }
         self.engine = Some(engine);
         self.compare(Oracle::settle)?;
-        // What was found is made durable before the log takes more.
+        // Recovered data is made durable before the log accepts more.
         if self.engine().stats().log.segments > 0 {
             self.oracle.harden();
         }
@@ -413,8 +414,8 @@ impl World {
         let weak = Arc::downgrade(engine);
         let torn = Arc::clone(&self.torn);
         let before: Mutex<usize> = Mutex::new(0);
-        engine.set_probe(Box::new(move |moment| {
-            let Some(engine) = weak.upgrade().filter(|_| moment == ProbePoint::Mutant) else {
+        engine.set_probe(Box::new(move |point| {
+            let Some(engine) = weak.upgrade().filter(|_| point == ProbePoint::Mutant) else {
                 return;
             };
             let points = read_all(&engine.snapshot()).map_or(0, |seen| seen.sample_count());
@@ -427,18 +428,20 @@ impl World {
         }));
     }
 
-    /// Writes with an old reference whenever series are about to leave or a commit has failed, as a sender on another thread
-    /// would; and late rows, which are flushed at once, while a job of the tree has written its tables and not named them yet.
-    fn write_in_between(&self, engine: &Arc<Engine>) {
+    /// Writes with old references in the middle of background work, as a sender on another thread
+    /// would: when series are about to leave the index, when a commit has failed, and when a tree
+    /// job has written tables that no version names yet. In the last case the rows are late and are
+    /// flushed at once.
+    fn interleave_writes(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
-        let (kept, in_between) = (Arc::clone(&self.kept), Arc::clone(&self.flushed_in_between));
+        let (kept, flushes) = (Arc::clone(&self.kept), Arc::clone(&self.interleaved_flushes));
         let (clock, faults) = (Arc::clone(&self.sim.env().clock), self.sim.faults.clone());
-        engine.set_probe(Box::new(move |moment| {
-            // What is written here may fail, too, and come by again.
+        engine.set_probe(Box::new(move |point| {
+            // A write below may fail too and reach this probe again.
             let (Some(engine), Some(mut kept)) = (weak.upgrade(), kept.try_lock()) else { return };
             kept.turn += 1;
-            // Mostly nobody writes just then.
-            let every = if moment == ProbePoint::JobRun { 12 } else { 3 };
+            // Most probe points pass without a write.
+            let every = if point == ProbePoint::JobRun { 12 } else { 3 };
             if !kept.turn.is_multiple_of(every) {
                 return;
             }
@@ -446,7 +449,7 @@ impl World {
                 let (labels, series) =
                     kept.refs[(kept.turn / 3 + 7 * idx) % kept.refs.len()].clone();
                 let value = (kept.turn + idx) as f64;
-                let late_ms = match moment {
+                let late_ms = match point {
                     ProbePoint::JobRun => (kept.turn % 7) as i64 * 1_200_000,
                     _ => 0,
                 };
@@ -454,23 +457,24 @@ impl World {
                 let mut batch = RowBatch::default();
                 batch.push(series, sample.ts, sample.value);
                 match engine.write(&mut batch) {
-                    // Left before: whoever keeps references is told.
+                    // The series had left the index, and the report counts the refused row.
                     Ok(report) if report.unknown > 0 => {}
                     written => {
                         let is_acknowledged = written.is_ok() && !faults.is_off();
-                        kept.written.push(Late { labels, sample, is_acknowledged });
+                        kept.written.push(InterleavedWrite { labels, sample, is_acknowledged });
                     }
                 }
             }
             drop(kept);
-            if moment == ProbePoint::JobRun && engine.flush().is_ok() {
-                in_between.fetch_add(1, Ordering::Relaxed);
+            if point == ProbePoint::JobRun && engine.flush().is_ok() {
+                flushes.fetch_add(1, Ordering::Relaxed);
             }
         }));
     }
 
-    /// One sample with an old reference: it is there under its labels afterwards, or it was refused.
-    pub(crate) fn write_with_kept(&mut self) -> Result<(), Failure> {
+    /// Writes a sample with an old reference. The sample is readable under its labels afterwards,
+    /// or it was refused.
+    pub(crate) fn write_with_old_reference(&mut self) -> Result<(), Failure> {
         let kept = {
             let kept = self.kept.lock();
             match kept.refs.len() {
@@ -478,18 +482,18 @@ impl World {
                 count => kept.refs[self.rng.below(count as u64) as usize].clone(),
             }
         };
-        let (ts, value) = (self.some_timestamp(), self.some_value());
+        let (ts, value) = (self.random_timestamp(), self.random_value());
         let mut batch = RowBatch::default();
         batch.push(kept.1, ts, f64::from_bits(value));
         let written = self.engine().write(&mut batch);
         if let Ok(report) = &written
             && report.unknown > 0
         {
-            self.tally.count("refused because it had left");
+            self.tally.count("stale reference refused");
             return Ok(());
         }
         let begun = self.begin(ts, &BTreeMap::from([(kept.0, value)]));
-        match self.heard(written) {
+        match self.received(written) {
             Ok(_) => {
                 self.oracle.acknowledge(begun);
                 Ok(())
@@ -498,13 +502,14 @@ impl World {
         }
     }
 
-    /// What was written in between is written, or may be.
-    fn learn_late(&mut self) {
-        for _ in 0..self.flushed_in_between.swap(0, Ordering::Relaxed) {
+    /// Passes the writes of the probe to the oracle: acknowledged ones are there, the others may
+    /// be.
+    fn record_interleaved_writes(&mut self) {
+        for _ in 0..self.interleaved_flushes.swap(0, Ordering::Relaxed) {
             self.tally.count("flushed while a job ran");
         }
         let late = std::mem::take(&mut self.kept.lock().written);
-        for Late { labels, sample, is_acknowledged } in late {
+        for InterleavedWrite { labels, sample, is_acknowledged } in late {
             let begun = self.oracle.begin(vec![(labels, sample)]);
             if is_acknowledged {
                 self.tally.count("written in between");
@@ -513,14 +518,14 @@ impl World {
         }
     }
 
-    /// Everything of one selector is deleted and leaves the tables, time passes, and its series leave the
-    /// index, unless something fails on the way.
-    pub(crate) fn let_series_leave(&mut self) -> Result<(), Failure> {
+    /// Deletes all samples of a selector, cleans the tables and advances the clock, so that the
+    /// series leave the index unless a step fails.
+    pub(crate) fn remove_series(&mut self) -> Result<(), Failure> {
         let engine = self.engine();
-        let matchers = self.some_matchers();
+        let matchers = self.random_matchers();
         let begun = self.oracle.begin_delete(&matchers, TimeRange::ALL);
         let deleted = engine.delete(std::slice::from_ref(&matchers), TimeRange::ALL);
-        match self.heard(deleted) {
+        match self.received(deleted) {
             Ok(_) => self.oracle.acknowledge(begun),
             Err(e) => return self.after_error(&e),
         }
@@ -533,7 +538,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets the engine do something, with the fault that is aimed at this call.
+    /// Calls the engine, with the fault that is planned for this call.
     fn call<T>(
         &mut self,
         what: impl FnOnce(&Engine) -> firn_model::Result<T>,
@@ -541,17 +546,19 @@ impl World {
         let engine = self.engine();
         let number = self.call_count;
         self.call_count += 1;
-        let Some(aim) = self.aim.take_if(|aim| aim.call == number) else { return what(&engine) };
+        let Some(planned) = self.planned.take_if(|planned| planned.call == number) else {
+            return what(&engine);
+        };
         let faults = &self.sim.faults;
         let before = faults.fault_count();
-        aim.begin(faults);
+        planned.begin(faults);
         let result = what(&engine);
         let error = result.as_ref().err().map(ToString::to_string);
-        self.hit = Some(Hit { is_hit: faults.fault_count() > before, error });
+        self.outcome = Some(FaultOutcome { is_hit: faults.fault_count() > before, error });
         if !faults.is_off() {
             faults.forget_plans();
         }
-        // It may have taken hours.
+        // The call may have taken hours.
         self.raise_floor();
         result
     }
@@ -563,14 +570,14 @@ impl World {
     /// Writes a batch of random rows.
     pub(crate) fn write(&mut self) -> Result<(), Failure> {
         let engine = self.engine();
-        let labels = self.some_labels();
+        let labels = self.random_labels();
         let mut refs = Vec::new();
         for (labels, resolved) in labels.iter().zip(engine.resolve(&labels)) {
             match resolved {
                 Ok(series) => refs.push(series),
                 Err(e) if self.is_short(&e) => {
                     self.tally.count("series refused for memory");
-                    // A sender's series are known without asking the index.
+                    // A sender uses known references without a lookup in the index.
                     let kept = self.kept.lock();
                     match kept.refs.iter().find(|(known, _)| known == labels) {
                         Some((_, series)) => refs.push(*series),
@@ -590,10 +597,10 @@ impl World {
         let mut pieces = Pieces::new();
         let rows = 1 + self.rng.below(4);
         for _ in 0..rows {
-            let ts = self.some_timestamp();
+            let ts = self.random_timestamp();
             for (labels, &series) in labels.iter().zip(&refs) {
                 if self.rng.chance(0.8) {
-                    let value = self.some_value();
+                    let value = self.random_value();
                     batch.push(series, ts, f64::from_bits(value));
                     let piece = pieces.entry((series.group.0, ts)).or_default();
                     piece.insert(labels.clone(), value);
@@ -605,32 +612,32 @@ impl World {
         let value_count = batch.len() as u64;
         let begun: Vec<_> = pieces.iter().map(|((_, ts), piece)| self.begin(*ts, piece)).collect();
         let written = engine.write(&mut batch);
-        match self.heard(written) {
+        match self.received(written) {
             Ok(report) => {
                 self.tally.count("write acknowledged");
-                self.say(|| format!("write of {count} points acknowledged"));
+                self.trace(|| format!("write of {count} points acknowledged"));
                 if report.written != value_count {
                     return Err(Failure(format!("{report:?} for {value_count} values")));
                 }
                 begun.into_iter().for_each(|piece| self.oracle.acknowledge(piece));
-                self.check_told(&pieces)
+                self.check_announced(&pieces)
             }
             Err(e) => {
                 self.tally.count("write failed");
                 if self.is_short(&e) {
                     self.tally.count("write refused for memory");
                 }
-                self.say(|| format!("write of {count} points failed: {e}"));
+                self.trace(|| format!("write of {count} points failed: {e}"));
                 self.after_error(&e)
             }
         }
     }
 
-    /// The same hour is written again and again and uploaded each time, until its partition has patches and
-    /// is old. Unless it `is_calm` the power may go in any of the jobs.
-    pub(crate) fn write_one_place(&mut self, is_calm: bool) -> Result<(), Failure> {
+    /// Writes and uploads the same hour repeatedly, until its partition is old and has patches.
+    /// Unless `is_calm`, the power or a change may fail in any of the jobs.
+    pub(crate) fn rewrite_one_hour(&mut self, is_calm: bool) -> Result<(), Failure> {
         let now = self.sim.env().clock.now_ms();
-        self.place = Some((now - 3_600_000).div_euclid(3_600_000) * 3_600_000);
+        self.hour_start = Some((now - 3_600_000).div_euclid(3_600_000) * 3_600_000);
         for _ in 0..4 {
             self.write()?;
             self.flush()?;
@@ -647,27 +654,27 @@ impl World {
                 self.step(Lane::Tree)?;
             }
         }
-        self.place = None;
+        self.hour_start = None;
         Ok(())
     }
 
-    /// Deletes what a random selector matches in a random range.
+    /// Deletes the samples that a random selector matches in a random range.
     pub(crate) fn delete(&mut self) -> Result<(), Failure> {
-        let matchers = self.some_matchers();
-        let range = self.some_range();
+        let matchers = self.random_matchers();
+        let range = self.random_range();
         let there = self.oracle.certain_count(&matchers, range);
         let begun = self.oracle.begin_delete(&matchers, range);
         let deleted = self.call(|engine| engine.delete(std::slice::from_ref(&matchers), range));
-        match self.heard(deleted) {
+        match self.received(deleted) {
             Ok(report) => {
                 self.done.extend(report.seq.map(|_| (self.call_count - 1, "delete")));
-                self.say(|| format!("delete of {matchers:?} in {range:?}: {report:?}"));
+                self.trace(|| format!("delete of {matchers:?} in {range:?}: {report:?}"));
                 if report.seq.is_none() && there > 0 {
                     return Err(Failure(format!("{there} points were there to delete")));
                 }
                 self.oracle.acknowledge(begun);
                 if report.seq.is_some_and(|seq| !self.changes.1.lock().contains(&seq)) {
-                    return Err(Failure(format!("{report:?} is visible but was not told")));
+                    return Err(Failure(format!("{report:?} is visible but was not announced")));
                 }
                 self.tally.count(match report.seq {
                     Some(_) => "delete acknowledged",
@@ -676,14 +683,14 @@ impl World {
                 self.verify()
             }
             Err(e) => {
-                self.say(|| format!("delete of {matchers:?} in {range:?} failed: {e}"));
+                self.trace(|| format!("delete of {matchers:?} in {range:?} failed: {e}"));
                 self.tally.count("delete failed");
                 self.after_error(&e)
             }
         }
     }
 
-    /// Rewrites what deletes hide, on both tiers.
+    /// Rewrites the tables that contain deleted samples, on both tiers.
     pub(crate) fn clean_tombstones(&mut self) -> Result<(), Failure> {
         let before = self.engine().stats().tree.traffic.cleanings;
         let result = self.call(Engine::clean_tombstones);
@@ -703,28 +710,32 @@ impl World {
         self.oracle.begin(piece.iter().map(cell).collect())
     }
 
-    /// Every acknowledged change was told before: to the ends of its shard's range.
-    pub(crate) fn check_told(&self, pieces: &Pieces) -> Result<(), Failure> {
-        let told = self.changes.0.lock();
+    /// Checks that every acknowledged change was announced first: with the ends of a range that
+    /// covers it.
+    pub(crate) fn check_announced(&self, pieces: &Pieces) -> Result<(), Failure> {
+        let announced = self.changes.0.lock();
         for &(group, ts) in pieces.keys() {
-            let around = told.range((group, i64::MIN)..=(group, ts)).next_back().is_some()
-                && told.range((group, ts)..=(group, i64::MAX)).next().is_some();
+            let around = announced.range((group, i64::MIN)..=(group, ts)).next_back().is_some()
+                && announced.range((group, ts)..=(group, i64::MAX)).next().is_some();
             if !around {
-                return Err(Failure(format!("group {group} at {ts} is visible but was not told")));
+                return Err(Failure(format!(
+                    "group {group} at {ts} is visible but was not announced"
+                )));
             }
         }
         Ok(())
     }
 
-    /// One piece of background work.
+    /// Runs one piece of background work.
     pub(crate) fn step(&mut self, lane: Lane) -> Result<(), Failure> {
         let result = self.call(|engine| engine.step(lane));
-        let name = result.map(|step| step.map(|step| self.claim_or(step)));
+        let name = result.map(|step| step.map(|step| self.step_name(step)));
         self.work(name)
     }
 
-    /// A claim that found a manifest reads it, which no other call does that publishes.
-    fn claim_or(&mut self, step: Step) -> &'static str {
+    /// The name of a step. A claim that finds a manifest reads it, unlike all other steps that
+    /// publish, so it has a name of its own.
+    fn step_name(&mut self, step: Step) -> &'static str {
         if step != Step::Publish {
             return name_of(step);
         }
@@ -738,23 +749,23 @@ impl World {
         self.work(result.map(|()| Some("Flush")))
     }
 
-    /// What the interval of `log_sync` promises, where it is one.
+    /// Syncs the log as the interval of `log_sync` requires, if it is one.
     pub(crate) fn sync_lazily(&mut self) -> Result<(), Failure> {
         if !matches!(self.log_sync, SyncPolicy::IntervalMs(_)) || !self.rng.chance(0.2) {
             return Ok(());
         }
         let result = self.call(|engine| engine.step(Lane::Log));
-        match self.heard(result) {
+        match self.received(result) {
             Ok(_) => {
                 self.tally.count("synced in the background");
-                self.say(|| "synced".into());
+                self.trace(|| "synced".into());
                 if !self.engine().stats().log.has_lost_commits {
                     self.oracle.harden();
                 }
                 Ok(())
             }
             Err(e) => {
-                self.say(|| format!("a sync failed: {e}"));
+                self.trace(|| format!("a sync failed: {e}"));
                 self.after_error(&e)
             }
         }
@@ -762,17 +773,17 @@ impl World {
 
     fn work(&mut self, result: firn_model::Result<Option<&'static str>>) -> Result<(), Failure> {
         if matches!(result, Ok(Some("Flush"))) && !self.sim.faults.is_off() {
-            // Tables have all that was there before.
+            // Tables contain everything from before the flush.
             self.oracle.harden();
             self.may_be_damaged = false;
         }
-        self.learn_late();
+        self.record_interleaved_writes();
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
         }
-        match self.heard(result) {
+        match self.received(result) {
             Ok(Some(what)) => {
-                self.say(|| what.into());
+                self.trace(|| what.into());
                 self.tally.count(what);
                 self.done.push((self.call_count.saturating_sub(1), what));
                 self.work_done += 1;
@@ -780,42 +791,42 @@ impl World {
             }
             Ok(None) => Ok(()),
             Err(e) => {
-                self.say(|| format!("maintenance failed: {e}"));
+                self.trace(|| format!("maintenance failed: {e}"));
                 self.tally.count("maintenance failed");
                 self.after_error(&e)
             }
         }
     }
 
-    /// What anybody hears of an answer. A fence of memory returns nothing, so the engine goes on for a moment
-    /// when the power goes there; a real one does not.
-    pub(crate) fn heard<T>(&mut self, answer: firn_model::Result<T>) -> firn_model::Result<T> {
+    /// The result that a client receives. A fence of memory returns no error, so the simulated
+    /// engine continues briefly after a power failure at a fence; a real one does not.
+    pub(crate) fn received<T>(&mut self, answer: firn_model::Result<T>) -> firn_model::Result<T> {
         if answer.is_ok() && self.sim.memory.is_some() && self.sim.faults.is_off() {
             self.tally.count("power lost at a fence");
-            return Err(Error::closed("simulated power loss: nobody hears the answer"));
+            return Err(Error::closed("simulated power loss: the client receives no response"));
         }
         answer
     }
 
     pub(crate) fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
-        self.learn_late();
+        self.record_interleaved_writes();
         if is_power_loss(e) && self.sim.faults.is_off() {
             self.tally.count("crash in the middle");
             return self.reopen();
         }
         match e.kind() {
             ErrorKind::Unavailable | ErrorKind::Busy { .. } => Ok(()),
-            _ => Err(Failure(format!("an error that nobody caused: {e:?}"))),
+            _ => Err(Failure(format!("an error without an injected cause: {e:?}"))),
         }
     }
 
     fn is_short(&self, e: &Error) -> bool {
-        self.scarce_bytes.is_some() && matches!(e.kind(), ErrorKind::Busy { .. })
+        self.pressure_limit_bytes.is_some() && matches!(e.kind(), ErrorKind::Busy { .. })
     }
 
-    /// The process holds some memory that nobody reserved, as an allocator does.
-    pub(crate) fn hold_beside(&mut self) {
-        let Some(limit) = self.scarce_bytes else { return };
+    /// Simulates memory that the process uses without a reservation, as an allocator does.
+    pub(crate) fn hold_unreserved(&mut self) {
+        let Some(limit) = self.pressure_limit_bytes else { return };
         let budget = self.engine().budget().clone();
         let usage = budget.usage();
         let beside = usage.by_pool[Pool::Process as usize];
@@ -825,12 +836,13 @@ impl World {
         budget.set_meter(move || Some(resident_bytes.load(Ordering::Relaxed)));
         budget.measure();
         self.tally.count("process holds more");
-        self.say(|| format!("{more} bytes beside"));
+        self.trace(|| format!("{more} bytes beside"));
     }
 
-    /// What is counted stays under the limit, but for what is being exchanged, and nothing is held that is not counted.
+    /// Checks that reserved memory stays under the limit, except for memory that is being
+    /// exchanged, and that the head reserves all memory that it uses.
     pub(crate) fn check_memory(&self) -> Result<(), Failure> {
-        let Some(limit) = self.scarce_bytes else { return Ok(()) };
+        let Some(limit) = self.pressure_limit_bytes else { return Ok(()) };
         let stats = self.engine().stats();
         let counted: u64 =
             [Pool::Head, Pool::Hot].map(|p| stats.memory.by_pool[p as usize]).iter().sum();
@@ -839,7 +851,8 @@ impl World {
         if held > counted {
             return Err(Failure(format!("the head holds {held} bytes and counts {counted}")));
         }
-        // Arenas that a seal opens in all four shards, on top of a budget that others had filled.
+        // A seal may open arenas in all four shards on top of a budget that other pools have
+        // filled.
         let beside = stats.memory.by_pool[Pool::Process as usize];
         let most =
             limit.max(limit / 100 * Pool::Head.threshold_percent() + beside) + EXCHANGED_BYTES;
@@ -849,12 +862,12 @@ impl World {
         Ok(())
     }
 
-    /// Once nobody else wants memory: what is refused can be had again after a flush.
-    pub(crate) fn take_writes_again(&mut self) -> Result<(), Failure> {
+    /// Releases all other memory and checks that writes are accepted again.
+    pub(crate) fn resume_writes(&mut self) -> Result<(), Failure> {
         self.held.clear();
         for _ in 0..20 {
             self.resident_bytes.store(0, Ordering::Relaxed);
-            // What the process holds beside falls slowly.
+            // The measured memory of the process falls slowly.
             (0..100).for_each(|_| self.engine().budget().measure());
             let before = self.tally.0.get("write acknowledged").copied();
             self.write()?;
@@ -865,11 +878,11 @@ impl World {
                 self.step(Lane::Head)?;
             }
         }
-        Err(Failure(format!("writes are refused for ever: {:?}", self.engine().stats().memory)))
+        Err(Failure(format!("writes stay refused: {:?}", self.engine().stats().memory)))
     }
 
     pub(crate) fn advance(&mut self, duration: Duration) {
-        self.say(|| format!("{duration:?} pass"));
+        self.trace(|| format!("{duration:?} pass"));
         self.sim.clock.advance(duration);
         self.raise_floor();
     }
@@ -878,31 +891,31 @@ impl World {
         if is_down {
             self.tally.count("slow tier down");
         }
-        self.say(|| format!("slow tier down: {is_down}"));
+        self.trace(|| format!("slow tier down: {is_down}"));
         self.sim.bucket.set_down(is_down);
     }
 
-    /// Of changes to the slow tier half are done without that the answer comes back.
-    pub(crate) fn set_answers_lost(&mut self, are_lost: bool) {
-        self.say(|| format!("answers of the slow tier get lost: {are_lost}"));
+    /// Half of the changes to the slow tier are applied but report an error.
+    pub(crate) fn set_responses_lost(&mut self, are_lost: bool) {
+        self.trace(|| format!("responses of the slow tier are lost: {are_lost}"));
         self.sim.faults.set_lost_acknowledgement_rate(if are_lost { 0.5 } else { 0.0 });
     }
 
     /// The disk is full for a few writes, then has room again.
     pub(crate) fn fill_disk(&mut self) -> Result<(), Failure> {
         self.tally.count("disk full");
-        self.say(|| "the disk is full".into());
+        self.trace(|| "the disk is full".into());
         self.set_capacity_bytes(0);
         for _ in 0..3 {
             self.write()?;
         }
         self.flush()?;
         self.set_capacity_bytes(u64::MAX);
-        self.say(|| "the disk has room".into());
+        self.trace(|| "the disk has room".into());
         self.verify()
     }
 
-    /// Of the disk, and of the memory that has the log.
+    /// Sets the capacity of the disk and of the memory that contains the log.
     fn set_capacity_bytes(&self, capacity_bytes: u64) {
         self.sim.disk.set_capacity_bytes(capacity_bytes);
         self.sim.memory.iter().for_each(|memory| memory.set_capacity_bytes(capacity_bytes));
@@ -912,33 +925,34 @@ impl World {
         self.sim.faults.clear();
         self.sim.bucket.set_down(false);
         self.set_capacity_bytes(u64::MAX);
-        // A first failure may still wait for its turn inside the engine: one write takes it.
+        // An injected failure may still be pending inside the engine: one write consumes it.
         self.write()
     }
 
-    /// The power goes now.
+    /// Cuts the power.
     pub(crate) fn crash(&mut self) -> Result<(), Failure> {
         self.tally.count("crash");
-        self.say(|| "crash".into());
+        self.trace(|| "crash".into());
         self.sim.crash();
         self.reopen()
     }
 
-    /// The process is killed now: what it has written is there, whatever the policy.
+    /// Kills the process. All written bytes stay, whatever the sync policy.
     pub(crate) fn kill(&mut self) -> Result<(), Failure> {
         if self.sim.faults.is_off() {
             return self.crash();
         }
         self.tally.count("kill");
-        self.say(|| "kill".into());
+        self.trace(|| "kill".into());
         self.end();
-        // What is read before the log is started need not be durable, whatever the policy, and nobody has acknowledged it.
+        // Data that is read before the log starts need not be durable under any policy, and no call
+        // has acknowledged it.
         self.oracle.trust_power(true);
         self.open()
     }
 
-    /// A log that is started has made durable what it found.
-    fn note_log_started(&mut self) {
+    /// A log that has started has made its recovered data durable.
+    fn harden_started_log(&mut self) {
         let is_started = |engine: &Arc<Engine>| engine.stats().log.segments > 0;
         if !self.may_lose_acknowledged() && self.engine.as_ref().is_some_and(is_started) {
             self.oracle.harden();
@@ -948,7 +962,7 @@ impl World {
 
     pub(crate) fn restart_cleanly(&mut self) -> Result<(), Failure> {
         self.tally.count("clean restart");
-        self.say(|| "clean restart".into());
+        self.trace(|| "clean restart".into());
         let closed = self.engine().close(true);
         self.end();
         match closed {
@@ -965,10 +979,10 @@ impl World {
         self.open()
     }
 
-    /// Nobody runs any more.
+    /// Drops the engine and all its readers.
     fn end(&mut self) {
         self.held.clear();
-        self.note_log_started();
+        self.harden_started_log();
         if let Some(engine) = self.engine.take() {
             self.may_be_damaged |= engine.stats().log.has_lost_commits;
         }
@@ -979,7 +993,8 @@ impl World {
         self.oracle.lose_power();
     }
 
-    /// Bytes of what is kept of the slow tier rot, are zeroed or cut off, when nothing of it is in memory.
+    /// Damages the slow-tier cache (flips a bit, zeroes bytes or truncates it) while none of it is
+    /// in memory. All reads must stay correct.
     pub(crate) fn damage_slow_cache(&mut self) -> Result<(), Failure> {
         const FILE: &str = "slow-cache/slabs";
         self.verify()?;
@@ -996,7 +1011,7 @@ impl World {
                 }
             });
             damaged.map_err(|e| Failure(e.to_string()))?;
-            self.say(|| "the slow cache is damaged".into());
+            self.trace(|| "the slow cache is damaged".into());
         }
         self.verify()?;
         let stats = self.engine().stats().tree.slow_cache;
@@ -1009,15 +1024,16 @@ impl World {
         Ok(())
     }
 
-    /// Everything that can be read, against the plain map. What was read once must stay.
+    /// Compares all readable samples with the oracle. A sample that was read once must stay.
     pub(crate) fn verify(&mut self) -> Result<(), Failure> {
         self.compare(Oracle::check)
     }
 
-    /// A list of series: all that have samples in the range, and none whose samples are all deleted.
+    /// Checks a list of series: it contains all that have samples in the range, and none whose
+    /// samples are all deleted.
     pub(crate) fn verify_list(&mut self) -> Result<(), Failure> {
         let snapshot = self.engine().snapshot();
-        let (matchers, range) = (self.some_matchers(), self.some_range());
+        let (matchers, range) = (self.random_matchers(), self.random_range());
         let read = || -> firn_model::Result<_> {
             let matchers = matchers.clone();
             let selection = Selection { matchers, range, grouping: Grouping::Series };
@@ -1047,21 +1063,21 @@ impl World {
         &mut self,
         against: fn(&mut Oracle, &ObservedSamples) -> Result<(), String>,
     ) -> Result<(), Failure> {
-        self.note_log_started();
+        self.harden_started_log();
         let seen = read_all(&self.engine().snapshot());
-        match self.heard(seen) {
+        match self.received(seen) {
             Ok(seen) => {
                 self.digest = self.digest.rotate_left(7) ^ seen.digest();
                 against(&mut self.oracle, &seen).map_err(Failure)
             }
             Err(e) => {
-                self.say(|| format!("read failed: {e}"));
+                self.trace(|| format!("read failed: {e}"));
                 self.after_error(&e)
             }
         }
     }
 
-    /// A query that stays open while everything below it moves.
+    /// Opens a snapshot that stays open while the data below it changes.
     pub(crate) fn hold_snapshot(&mut self) -> Result<(), Failure> {
         let snapshot = self.engine().snapshot();
         match read_all(&snapshot) {
@@ -1094,17 +1110,17 @@ impl World {
         Ok(())
     }
 
-    /// Somebody else needs memory.
+    /// Requests memory from the engine, as another consumer would.
     pub(crate) fn recycle(&mut self) -> Result<(), Failure> {
         let bytes = self.engine().recycle(self.rng.below(4 << 10));
-        let what = (bytes > 0).then_some("memory given back");
+        let what = (bytes > 0).then_some("memory reclaimed");
         self.work(Ok(what))?;
         self.verify_held()?;
         self.verify()
     }
 
-    /// A scrape target's series, a device's, or one alone.
-    pub(crate) fn some_labels(&mut self) -> Vec<Labels> {
+    /// The series of one scrape target, or lone series.
+    pub(crate) fn random_labels(&mut self) -> Vec<Labels> {
         let target = self.rng.below(4);
         let count = 1 + self.rng.below(6);
         (0..count)
@@ -1123,10 +1139,10 @@ impl World {
     }
 
     /// Mostly now, sometimes late, sometimes very late; on a grid so that points meet.
-    pub(crate) fn some_timestamp(&mut self) -> Timestamp {
+    pub(crate) fn random_timestamp(&mut self) -> Timestamp {
         let grid = 15_000;
-        if let Some(place) = self.place {
-            return place + self.rng.below(200) as i64 * grid;
+        if let Some(start) = self.hour_start {
+            return start + self.rng.below(200) as i64 * grid;
         }
         let now = self.sim.env().clock.now_ms();
         let back = match self.rng.below(10) {
@@ -1137,7 +1153,7 @@ impl World {
         (now - back).div_euclid(grid) * grid
     }
 
-    pub(crate) fn some_matchers(&mut self) -> Vec<Matcher> {
+    pub(crate) fn random_matchers(&mut self) -> Vec<Matcher> {
         let mut matchers = Vec::new();
         if self.rng.chance(0.6) {
             let name = format!("m{}", self.rng.below(8));
@@ -1151,9 +1167,9 @@ impl World {
         matchers
     }
 
-    /// Mostly some minutes, sometimes much or all, seldom one instant.
-    pub(crate) fn some_range(&mut self) -> TimeRange {
-        let end = self.some_timestamp();
+    /// Mostly some minutes, sometimes a long range or all time, rarely one instant.
+    pub(crate) fn random_range(&mut self) -> TimeRange {
+        let end = self.random_timestamp();
         match self.rng.below(10) {
             0 => TimeRange::ALL,
             1 => TimeRange::new(i64::MIN, end),
@@ -1163,7 +1179,7 @@ impl World {
         }
     }
 
-    pub(crate) fn some_value(&mut self) -> u64 {
+    pub(crate) fn random_value(&mut self) -> u64 {
         match self.rng.below(10) {
             0..=5 => (self.rng.below(1_000) as f64 / 10.0).to_bits(),
             6 => STALE_NAN_BITS,
@@ -1195,7 +1211,7 @@ fn is_power_loss(e: &Error) -> bool {
     *e.kind() == ErrorKind::Closed
 }
 
-/// Every sample of every series in one view.
+/// Reads every sample of every series from one snapshot.
 pub(crate) fn read_all(snapshot: &Snapshot) -> firn_model::Result<ObservedSamples> {
     ObservedSamples::read(snapshot, &[], TimeRange::ALL)
 }

@@ -1,4 +1,4 @@
-//! The life of one database: what a seed makes happen to it.
+//! The random run of one database, derived from a seed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::world::{Failure, World};
 const STEPS: u64 = 60;
 const STEPS_SHORT: u64 = 14;
 
-/// A whole life with crashes, faults and restarts; the digest of all that was read.
+/// A complete run with crashes, faults and restarts. Returns the digest of all reads.
 pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
     world.open()?;
     for _ in 0..STEPS {
@@ -19,7 +19,7 @@ pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
     finish(world)
 }
 
-/// A life without chance faults that is crashed at one change.
+/// A short run without random faults. The power fails at change `crash_at`, if any.
 pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64, Failure> {
     if let Some(number) = crash_at {
         world.sim.faults.crash_at(number);
@@ -38,7 +38,7 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
     finish(world)
 }
 
-/// How many changes to disk and bucket the short life makes.
+/// The number of changes to disk and bucket in a short run.
 pub(crate) fn count_changes(seed: u64) -> u64 {
     let mut world = World::new(seed, None);
     run_short(&mut world, None).expect("a life without faults");
@@ -50,9 +50,9 @@ fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
         0..=27 => world.write(),
         28..=33 => world.transact(),
-        34 | 35 => world.write_one_place(false),
-        36 => world.write_with_kept(),
-        37 | 38 => world.let_series_leave(),
+        34 | 35 => world.rewrite_one_hour(false),
+        36 => world.write_with_old_reference(),
+        37 | 38 => world.remove_series(),
         39..=43 => world.delete(),
         44 => world.clean_tombstones(),
         45..=54 => world.step(Lane::Head),
@@ -78,7 +78,7 @@ fn step(world: &mut World) -> Result<(), Failure> {
         }
         89 => {
             let are_lost = world.rng.chance(0.5);
-            world.set_answers_lost(are_lost);
+            world.set_responses_lost(are_lost);
             Ok(())
         }
         90..=93 => {
@@ -96,7 +96,7 @@ fn step(world: &mut World) -> Result<(), Failure> {
             Ok(())
         }
         94..=95 => {
-            // The power goes somewhere in the next operations, in the middle of whatever it is.
+            // The power fails in one of the next operations, of whichever kind.
             let number = world.sim.faults.change_count() + world.rng.below(30);
             world.sim.faults.crash_at(number);
             Ok(())
@@ -107,7 +107,7 @@ fn step(world: &mut World) -> Result<(), Failure> {
     }
 }
 
-/// Work on tables while one thing goes wrong again and again.
+/// Runs tree jobs while operations of one kind fail repeatedly.
 fn work_under_fault(world: &mut World) -> Result<(), Failure> {
     let faults = world.sim.faults.clone();
     let operation = *world.rng.pick(&[
@@ -125,7 +125,7 @@ fn work_under_fault(world: &mut World) -> Result<(), Failure> {
         _ => faults.set_rate(operation, 0.3),
     }
     for _ in 0..6 {
-        // A slow tier that failed is left alone for a minute; then more has become due.
+        // After a failure the slow tier is not used for a minute; by then more work is due.
         let minutes = 2 + world.rng.below(90);
         world.advance(Duration::from_secs(60 * minutes));
         world.step(Lane::Tree)?;
@@ -139,7 +139,8 @@ fn work_under_fault(world: &mut World) -> Result<(), Failure> {
     Ok(())
 }
 
-/// All work done, all faults over: everything is there, then once more after a crash.
+/// Ends all faults and completes all work. All acknowledged data is readable, before and after
+/// another crash.
 pub(crate) fn finish(world: &mut World) -> Result<u64, Failure> {
     world.end_faults()?;
     settle(world)?;
