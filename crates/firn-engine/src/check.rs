@@ -1,4 +1,5 @@
-//! Scrubbing: every byte of the database against its checksum, what nobody names, and repair.
+//! Scrubbing: verifies every byte of the database against its checksum, finds unreferenced files,
+//! and repairs.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
 use firn_tree::{LostSamples, TableId};
 
 use crate::Engine;
-use crate::manifest::{Edit, Room};
+use crate::edit::{Edit, Room};
 use crate::parts::{self, LogCut};
 use crate::rooms::Rooms;
 use crate::slow::{claim, description, segments};
@@ -15,66 +16,68 @@ use crate::slow::{claim, description, segments};
 // All bytes of the file, its texts, and the numbers of its series.
 const REPAIR_MEMORY_PER_BYTE: u64 = 8;
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckProgress {
     /// Tables and index files that were read.
     pub files_done: u64,
-    /// Of so many.
+    /// Number of all files.
     pub files_total: u64,
-    /// Bytes of them.
+    /// Bytes of the files that were read.
     pub bytes_done: u64,
-    /// Of so many.
+    /// Bytes of all files.
     pub bytes_total: u64,
 }
 
-/// A damaged place, and what became of it.
+/// A damaged location, and its repair.
 #[derive(Debug)]
 pub struct Finding {
-    /// File, offset and what is wrong there.
+    /// File, offset and kind of damage.
     pub error: Error,
-    /// What cannot be read because of it; `None` if nothing is lost.
+    /// Data that is unreadable because of it; `None` if nothing is lost.
     pub loss: Option<Loss>,
-    /// The file was written anew without what is lost, so that nothing stumbles over it any more.
+    /// Whether the file was rewritten without the lost data, so that no reader meets the damage
+    /// again.
     pub is_repaired: bool,
 }
 
-/// What is lost with a damaged place.
+/// Data lost with a damaged location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Bounds of the samples.
     Samples(LostSamples),
-    /// Series: their samples are there, and nobody can ask for them any more.
+    /// Series: their samples exist, but cannot be queried any more.
     Series(LostSeries),
-    /// What needs this block of an index file fails; a repair will tell how much that is.
+    /// Lookups that need this block of an index file fail. A repair determines the lost series.
     Unknown,
 }
 
-/// What [`Engine::check`] found.
+/// Result of [`Engine::check`].
 #[derive(Debug, Default)]
 pub struct CheckReport {
-    /// What was read.
+    /// Files and bytes that were read.
     pub progress: CheckProgress,
-    /// Damaged places, those that were met when the database was opened among them.
+    /// Damaged locations, including those found when the database was opened.
     pub findings: Vec<Finding>,
-    /// Files and objects that no manifest names. A server removes them by itself: files at its start, objects an
-    /// hour after it.
+    /// Files and objects that no manifest names. A server removes files at its start and objects an
+    /// hour later.
     pub orphans: Vec<String>,
 }
 
 impl Engine {
-    /// Reads every byte of both tiers against its checksum and decodes it: tables, index segments, the slow
-    /// tier's manifest; the log and the local manifest were read when the database was opened. `each` is told
-    /// after every file. With `repairs`, damaged tables and index files are written anew without what is lost: an index file
-    /// loses nothing where the slow tier's copy has the block. What is older and was overwritten by lost samples shows again.
+    /// Verifies every byte of both tiers against its checksum and decodes it: tables, index
+    /// segments, the slow tier's manifest. The log and the local manifest were verified when the
+    /// database was opened. Calls `each` after every file. With `repairs`, damaged tables and index
+    /// files are rewritten without the lost data; an index file loses nothing if the slow tier's
+    /// copy has the block. Older samples that lost ones had overwritten become visible again.
     ///
-    /// Lists the slow tier. Holds back maintenance meanwhile; writes and queries go on.
+    /// Lists the slow tier. Maintenance waits meanwhile; writes and queries continue.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`; `Conflict` with `repairs` if the
-    /// slow tier is another server's, or is not where this one's history lies (see
-    /// [`crate::EngineOptions::forget_lost_history`]): then nothing was done, here neither. Without
-    /// `repairs` that is a finding, and nothing else is told of the slow tier.
+    /// `Unavailable` if a tier fails: the damage is then unknown; `Canceled`; `Conflict` with
+    /// `repairs` if the slow tier is another server's, or not the location of this database's
+    /// history (see [`crate::EngineOptions::forget_lost_history`]): then nothing was done on either
+    /// tier. Without `repairs` this is a finding, and the slow tier is not checked further.
     pub fn check(
         &self,
         repairs: bool,
@@ -85,14 +88,14 @@ impl Engine {
         let _one_at_a_time = self.lanes.tree.lock();
         let version = self.rooms.tree.version();
         let not_ours = match self.check_ours() {
-            // A replica has nothing of its own to compare with.
+            // A replica has no history of its own to compare with.
             Err(error) if !repairs && *error.kind() == ErrorKind::Conflict => {
                 (!self.rooms.options.read_only).then_some(error)
             }
             checked => checked.map(|()| None)?,
         };
         if repairs {
-            // Before, because a crash may come between.
+            // Before the repair, because a crash may interrupt it.
             self.outdate_answers()?;
         }
         let segments = self.rooms.index.segment_files();
@@ -111,7 +114,11 @@ impl Engine {
         report.progress.bytes_done = report.progress.bytes_total;
         each(&report.progress);
         for (path, lost) in &self.recovery.report.index_repairs {
-            let error = Error::corrupt(path.as_str(), 0, "it was damaged where opening needs it");
+            let error = Error::corrupt(
+                path.as_str(),
+                0,
+                "it was damaged when the database opened, and was rewritten",
+            );
             let loss = lost.map(Loss::Series);
             report.findings.push(Finding { error, loss, is_repaired: true });
         }
@@ -140,20 +147,20 @@ impl Engine {
             report.findings.push(Finding { error, loss, is_repaired });
         }
         if repairs {
-            // And after, because answers were kept meanwhile.
+            // And after it, because answers were cached meanwhile.
             self.outdate_answers()?;
         }
         Ok(report)
     }
 
-    /// Answers of before a repair are not what evaluating says after it, and nobody can say which: all that were kept
-    /// up to now count as older than what can be told again.
+    /// Invalidates all cached answers. A repair changes results in unknown ways, so all answers
+    /// cached so far count as older than the changes that can be announced again.
     fn outdate_answers(&self) -> Result<()> {
         if self.rooms.options.read_only {
             return Ok(());
         }
         let _one_at_a_time = self.flusher.hold();
-        // A number that no answer knows yet.
+        // A number that no cached answer has yet.
         drop(self.ledger.sequence.draw());
         let announced = self.ledger.all_announced(&self.rooms);
         let cut = LogCut { announced, ..self.ledger.cut() };
@@ -166,7 +173,7 @@ impl Engine {
         })
     }
 
-    /// The index's files, each of which is written anew if it is damaged and that is wanted.
+    /// Checks the index's files and, with `repairs`, rewrites the damaged ones.
     fn check_index(&self, repairs: bool, report: &mut CheckReport) -> Result<()> {
         let mut damage: BTreeMap<String, Vec<Error>> = BTreeMap::new();
         for error in self.rooms.index.check() {
@@ -175,11 +182,11 @@ impl Engine {
         }
         let repairs = repairs && !self.rooms.options.read_only;
         if repairs && !damage.is_empty() {
-            // The log must not define lost series again, beside those that get their labels from now on. A flush that itself needs
-            // what is damaged can come only afterwards.
+            // The log must not define lost series again, beside those that get their labels from
+            // now on. A flush that itself needs the damaged block is left out.
             match self.flush() {
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
-                    tracing::warn!("check: no flush before the repair: {error}");
+                    tracing::warn!("check: the flush before the repair failed: {error}");
                 }
                 flushed => flushed?,
             }
@@ -190,7 +197,7 @@ impl Engine {
                 false => None,
             };
             for (idx, error) in errors.into_iter().enumerate() {
-                // All blocks of a file have lost what they have lost together.
+                // The loss is that of all damaged blocks of a file together.
                 let loss = match repaired {
                     Some(lost) => lost.filter(|_| idx == 0).map(Loss::Series),
                     None => Some(Loss::Unknown),
@@ -202,7 +209,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes a damaged index file anew: what is lost by that; `None` if there is no such file.
+    /// Rewrites a damaged index file. Returns the lost series; `None` if there is no such file.
     fn repair_index(&self, path: &str) -> Result<Option<Option<LostSeries>>> {
         let files = self.rooms.index.segment_files();
         let file_bytes = files.iter().find(|file| file.0 == path).map_or(0, |file| file.1);
@@ -215,17 +222,17 @@ impl Engine {
         let described = claim::read_own(&self.ledger.folder, bucket, &self.rooms.tree);
         let copy = segments::object_reader(bucket, described.as_ref(), path);
         let Some(repaired) = self.rooms.index.repair(path, &copy)? else { return Ok(None) };
-        // Nobody writes until the references of lost series are of another generation.
+        // Writes wait until the references of lost series have a new generation.
         let _leaving = self.upkeep.leaving.write();
         self.upkeep.apply(&self.rooms, &self.ledger, repaired.part)?;
         Ok(Some(repaired.lost))
     }
 
-    /// The slow tier's manifest, and what nobody names there and here.
+    /// Checks the slow tier's manifest, and finds unreferenced files and objects.
     fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
         let mut orphans = self.rooms.tree.orphans(&self.rooms.env)?;
         match description::read(&*self.rooms.env.bucket) {
-            // Since the check began.
+            // Changed since the check began.
             Ok(Some(described))
                 if repairs
                     && !claim::is_ours(&self.ledger.folder, &described, &self.rooms.tree) =>
@@ -235,7 +242,7 @@ impl Engine {
             Ok(Some(described)) => {
                 orphans.extend(segments::orphans(&described, &*self.rooms.env.bucket)?);
                 for (error, path) in segments::differing_segments(&self.rooms.env, &described)? {
-                    // What is damaged here says nothing of what is there.
+                    // A local file with damage proves nothing about its object.
                     if report.findings.iter().any(|finding| is_in(finding, &path)) {
                         continue;
                     }
@@ -248,11 +255,11 @@ impl Engine {
                 if let Some(offset) = described.damaged_at {
                     let is_repaired = repairs && !self.rooms.options.read_only;
                     if is_repaired {
-                        // Claimed anew from the copy that is whole, it is put twice again.
+                        // The next claim reads the valid copy and puts both again.
                         self.slow.drop_claim();
                         while self.tend_slow_tier()? {}
                     }
-                    let what = "one of its two copies is damaged; the other has everything";
+                    let what = "one of its two copies is damaged; the other is complete";
                     let error = Error::corrupt(description::KEY, offset, what);
                     report.findings.push(Finding { error, loss: None, is_repaired });
                 }
@@ -263,8 +270,8 @@ impl Engine {
                     repairs && !self.rooms.options.read_only && self.replace_slow_manifest()?;
                 let error = match repairs && !is_repaired {
                     true => error.context(
-                        "nothing that is left of it shows that this folder's server put it, so it stays: if no other \
-                         server writes there, remove the object and repair again",
+                        "its remains do not show that this folder's server put it, so it is kept: \
+                         if no other server writes there, remove the object and repair again",
                     ),
                     false => error,
                 };
@@ -290,7 +297,7 @@ impl Engine {
         self.slow.replace_damaged(&self.rooms, &self.ledger, &self.pressure)
     }
 
-    /// Writes a damaged table anew.
+    /// Rewrites a damaged table.
     fn repair(&self, table: TableId, cancel: &CancelToken) -> Result<bool> {
         self.slow.check_writable(&self.rooms)?;
         let version = self.rooms.tree.version();

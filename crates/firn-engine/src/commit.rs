@@ -1,18 +1,19 @@
-//! The way of a transaction into the database: validate, log, stage, then visible everywhere at once.
+//! The commit of a transaction: validate, log, stage, then visible in all shards at once.
 //!
-//! A transaction is one entry of the log, in the first stream, with all that it deletes and its rows of all
-//! shards: a crash leaves all of it or nothing, however many shards and streams it touches
-//! (docs/decisions/0011). Its place among the plain rows of a shard is its [`CommitSeq`], which is drawn while all
-//! the shards that it writes to are held: a row with a smaller number stands before it in the shard's stream. Its rows
-//! are whole, so nothing else of the log is needed to read them, and lie in arenas of their own, so
-//! that plain rows that come after it wait for nothing.
+//! A transaction is one log entry, in the first stream, with its deletes and its rows of all
+//! shards. A crash leaves all of it or nothing, however many shards and streams it touches
+//! (decision 11). Its order among the plain rows of a shard is its [`CommitSeq`], which is drawn
+//! while all the shards that it writes to are locked: a row with a smaller number precedes it in
+//! the shard's stream. Its rows are whole, so that they are decoded without other entries, and are
+//! in arenas of their own, so that later plain rows wait for nothing.
 //!
-//! **Order.** One transaction at a time validates, draws its number and gets its place in the log: there is nothing that
-//! two could wait for crosswise. Waiting for the device is outside of that, so that one sync serves all who
-//! wait. They become visible in the order of their numbers, each under the lock that keeps snapshots out.
+//! **Order.** One transaction at a time validates, draws its number and is appended to the log, so
+//! two transactions cannot deadlock. The wait for the device is outside of that, so that one sync
+//! serves all waiting transactions. They become visible in the order of their numbers, each under
+//! the lock that excludes snapshots.
 //!
-//! Source: DecLog 4.1.2 (compute, lock, validate, modify) and 4.2 (relaxed ordering); what is ours is the one
-//! entry in place of one per logging thread, and with it no thread snapshot (4.3.2).
+//! Source: DecLog, sections 4.1.2 (compute, lock, validate, modify) and 4.2 (relaxed ordering).
+//! DecLog has one entry per logging thread, and therefore needs thread snapshots (section 4.3.2).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -34,29 +35,32 @@ use crate::stats::Counter;
 use crate::tombstones::touched_shards;
 use crate::versions::{OpenSet, Reads, Versions};
 
-/// All transactions are logged as of this shard, hence in one stream. Recovery reads that stream first.
+/// All transactions are logged as of this shard, hence in one stream, which recovery reads first.
 const TRANSACTION_SHARD: ShardId = ShardId(0);
-/// Open transactions: each keeps a snapshot.
+/// Maximum number of open transactions: each keeps a snapshot.
 const OPEN_COUNT_MAX: usize = 10_000;
 
-/// What is known about transactions.
+/// Open, waiting and decided transactions.
+///
+/// Lock order: `lane`, then the manifest's lock, then `order`, then shards by id; or `waiting`,
+/// then `Rooms::view`. `open` is held alone.
 #[derive(Debug)]
 pub(crate) struct Transactions {
-    /// Read by each commit until it is decided; written by who wants none on its way.
+    /// Read by each commit until it is decided; written to exclude commits in flight.
     lane: RwLock<()>,
-    /// Held while one validates and gets its place.
+    /// Held while a transaction is validated and appended.
     order: Mutex<Versions>,
     open: Mutex<OpenSet>,
-    /// Logged and not decided, oldest first.
-    waiting: Mutex<VecDeque<Waiting>>,
-    /// Every one up to this is visible or will never be. Written under `Rooms::view`.
+    /// Logged but not decided, oldest first.
+    waiting: Mutex<VecDeque<WaitingTransaction>>,
+    /// Every transaction up to this one is visible or will never be. Written under `Rooms::view`.
     decided: AtomicU64,
     conflict_count: Counter,
 }
 
-/// A transaction that waits for the device.
+/// A logged transaction that waits for the device.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingTransaction {
     seq: CommitSeq,
     stream: StreamId,
     position: LogPosition,
@@ -65,25 +69,25 @@ struct Waiting {
     deletes_memory: Reservation,
 }
 
-/// What a transaction does, and what it was decided by.
-pub(crate) struct Work<'a> {
-    /// Against what happened since `begun`.
+/// The changes of a transaction, and the reads to validate.
+pub(crate) struct CommitRequest<'a> {
+    /// Validated against transactions since `begun`.
     pub(crate) reads: &'a Reads,
     pub(crate) begun: CommitSeq,
     pub(crate) rows: RowBatch,
-    /// They hide nothing of `rows`.
+    /// They hide none of `rows`.
     pub(crate) deletes: Vec<Arc<Tombstone>>,
 }
 
-/// A transaction that is open until this is dropped.
+/// Keeps a transaction open until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Open<'a> {
+pub(crate) struct OpenTransaction<'a> {
     transactions: &'a Transactions,
     begun: CommitSeq,
 }
 
 impl Transactions {
-    /// All up to `last` are decided.
+    /// All transactions up to `last` are decided.
     pub(crate) fn new(last: CommitSeq, budget: &Budget) -> Transactions {
         Transactions {
             lane: RwLock::new(()),
@@ -95,8 +99,8 @@ impl Transactions {
         }
     }
 
-    /// Waits for those on their way and keeps others from being made until it is dropped. The tombstones
-    /// are complete then: every later one is younger than every row that is sealed by now.
+    /// Waits for commits in flight and holds back others until the guard is dropped. The tombstones
+    /// are then complete: every later one is younger than every row sealed so far.
     pub(crate) fn pause(&self) -> impl Drop + '_ {
         self.lane.write()
     }
@@ -106,27 +110,30 @@ impl Transactions {
         self.conflict_count.get()
     }
 
-    /// The last one that a snapshot that is taken now sees; those before it too, none after it. Under the engine's
-    /// `view` it stays so.
+    /// The last transaction that a new snapshot contains, with all earlier ones and no later one.
+    /// It does not change while `Rooms::view` is held.
     pub(crate) fn decided(&self) -> CommitSeq {
         CommitSeq(self.decided.load(Ordering::Acquire))
     }
 
-    /// From now on it is remembered what is touched.
+    /// Starts recording the changes of other transactions.
     ///
     /// # Errors
-    /// `Busy` with too many.
-    pub(crate) fn open(&self) -> Result<Open<'_>> {
+    /// `Busy` with too many open ones.
+    pub(crate) fn open(&self) -> Result<OpenTransaction<'_>> {
         let mut open = self.open.lock();
         if open.count() >= OPEN_COUNT_MAX {
             return Err(Error::busy(
                 1_000,
-                format!("{OPEN_COUNT_MAX} transactions are open; commit or drop some, then retry"),
+                format!(
+                    "begin failed: {OPEN_COUNT_MAX} transactions are open; commit or drop some, \
+                     then retry"
+                ),
             ));
         }
         let begun = self.decided();
         open.enter(begun);
-        Ok(Open { transactions: self, begun })
+        Ok(OpenTransaction { transactions: self, begun })
     }
 
     fn oldest_begun(&self) -> CommitSeq {
@@ -136,30 +143,32 @@ impl Transactions {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenTransaction<'_> {
     fn drop(&mut self) {
         self.transactions.open.lock().leave(self.begun);
     }
 }
 
 impl Engine {
-    /// Does all of `work` or nothing. When this returns it is durable (by `log.sync`) and visible everywhere.
+    /// Commits all of `work` or nothing. On return it is durable (by `log.sync`) and visible in all
+    /// shards.
     ///
     /// # Errors
-    /// `Conflict` if another transaction touched what was read, `NotFound` for a series that does not exist, `TooLarge`
-    /// for more than a log segment has room for, `Busy`, `Unavailable`, `Corrupt`, `Closed`. Then nothing is changed,
-    /// but after a failure of the device and a crash it may be.
-    pub(crate) fn commit(&self, mut work: Work<'_>) -> Result<CommitSeq> {
+    /// `Conflict` if another transaction touched its reads, `NotFound` for an unknown series,
+    /// `TooLarge` for more changes than fit into a log segment, `Busy`, `Unavailable`, `Corrupt`,
+    /// `Closed`. Then nothing is changed, except that after a failure of the device and a crash it
+    /// may be.
+    pub(crate) fn commit(&self, mut work: CommitRequest<'_>) -> Result<CommitSeq> {
         self.rooms.wakeup.check_open()?;
         self.slow.check_writable(&self.rooms)?;
-        // Until the rows are visible no series leaves the index.
+        // No series is removed from the index until the rows are visible.
         let leaving = self.upkeep.leaving.read();
         self.check_known(&work.rows)?;
         leaving.note(&work.rows)?;
         self.flusher.ensure_log_started(&self.rooms.log)?;
         self.pressure.admit_write(&self.rooms)?;
         work.rows.sort(self.rooms.bits);
-        // Memory first: after the log has the entry nothing may fail.
+        // Memory first: nothing may fail once the entry is logged.
         let mut rows = Vec::new();
         for of_shard in work.rows.by_shard() {
             let memory = self.pressure.reserve(
@@ -178,7 +187,8 @@ impl Engine {
         let _not_while_paused = self.transactions.lane.read();
         self.check_tombstone_count(work.deletes.len())?;
         self.settle_definitions(&rows).inspect_err(|_| probe!(self, CommitFailed))?;
-        let (seq, stream, position) = self.take_place(&work, rows, deletes_memory)?;
+        let (seq, stream, position) =
+            self.log_and_stage_transaction(&work, rows, deletes_memory)?;
         if mutant!(self, TransactionPublishedBeforeDurable) {
             self.decide(seq, true);
         }
@@ -194,13 +204,15 @@ impl Engine {
         let series = |cell: &firn_model::Cell| SeriesRef { group: cell.group, slot: cell.slot };
         match self.rooms.index.find_unknown(rows.cells().iter().map(series))? {
             Some(unknown) => Err(Error::not_found(format!(
-                "transaction: {unknown:?} does not exist any more; resolve its labels again"
+                "commit failed: the series reference {unknown:?} is stale, its series left the \
+                 index; resolve the labels again"
             ))),
             None => Ok(()),
         }
     }
 
-    /// A row must not be durable before the series that it is of. Where all are that have rows here, nothing is waited for.
+    /// Makes the definitions of the shards durable: no row may be durable before its series.
+    /// Usually they are, and there is no wait.
     fn settle_definitions(&self, rows: &[(ShardId, Vec<u8>, Reservation)]) -> Result<()> {
         let mut ends: BTreeMap<StreamId, LogPosition> = BTreeMap::new();
         for &(shard, ..) in rows {
@@ -219,17 +231,17 @@ impl Engine {
         loop {
             match self.rooms.log.append(stream, self.rooms.log.tip(stream).segment, &[entry])? {
                 Append::At(position) => return Ok(position),
-                // It depends on nothing in a segment.
+                // The entry does not depend on its segment.
                 Append::Rotated => {}
             }
         }
     }
 
-    /// Validates, draws the numbers and puts everything into the log's buffer and the head, while all shards that
-    /// are written to are held.
-    fn take_place(
+    /// Validates the transaction, draws its numbers and puts it into the log's buffer and the head,
+    /// while all shards that it writes to are locked.
+    fn log_and_stage_transaction(
         &self,
-        work: &Work<'_>,
+        work: &CommitRequest<'_>,
         rows: Vec<(ShardId, Vec<u8>, Reservation)>,
         deletes_memory: Reservation,
     ) -> Result<(CommitSeq, StreamId, LogPosition)> {
@@ -245,10 +257,10 @@ impl Engine {
         let deleted: BTreeSet<ShardId> =
             work.deletes.iter().flat_map(|one| touched_shards(self.rooms.bits, one)).collect();
         let written: BTreeSet<ShardId> = rows.iter().map(|row| row.0).collect();
-        // In the order of their ids, so that two who hold several cannot wait for each other.
+        // In the order of their ids, so that two holders of several locks cannot deadlock.
         let mut writers: BTreeMap<ShardId, ShardWriter<'_>> =
             deleted.union(&written).map(|&shard| (shard, self.rooms.head.shard(shard))).collect();
-        // Each delete has its number; rows are not hidden by one that is not larger than theirs.
+        // Each delete has its own number; a delete hides only rows with smaller numbers.
         let numbers: Vec<InFlight<'_>> =
             (0..work.deletes.len().max(1)).map(|_| self.ledger.sequence.draw()).collect();
         let seq = numbers[numbers.len() - 1].seq;
@@ -281,7 +293,7 @@ impl Engine {
         versions.prune(self.transactions.oldest_begun());
         versions.touch(seq, &work.rows, &work.deletes);
         let shards = written.into_iter().collect();
-        let waiting = Waiting { seq, stream, position, shards, deletes, deletes_memory };
+        let waiting = WaitingTransaction { seq, stream, position, shards, deletes, deletes_memory };
         self.transactions.waiting.lock().push_back(waiting);
         numbers.into_iter().for_each(|one| {
             one.detach();
@@ -289,7 +301,7 @@ impl Engine {
         Ok((seq, stream, position))
     }
 
-    fn validate(&self, work: &Work<'_>, versions: &Versions) -> Result<()> {
+    fn validate(&self, work: &CommitRequest<'_>, versions: &Versions) -> Result<()> {
         if mutant!(self, TransactionNotValidated) {
             return Ok(());
         }
@@ -299,7 +311,10 @@ impl Engine {
                 self.transactions.conflict_count.add(1);
                 Err(Error::new(
                     ErrorKind::Conflict,
-                    format!("transaction: another one changed {what} since this one began: retry"),
+                    format!(
+                        "commit failed: another transaction changed {what} since this one began; \
+                         retry"
+                    ),
                 ))
             }
         }
@@ -310,7 +325,7 @@ impl Engine {
         stream: StreamId,
         seq: CommitSeq,
         payload: &[u8],
-        work: &Work<'_>,
+        work: &CommitRequest<'_>,
     ) -> Result<LogPosition> {
         let (kind, shard) = (EntryKind::Transaction, TRANSACTION_SHARD);
         let size = || {
@@ -321,11 +336,11 @@ impl Engine {
             .map_err(|e| e.context(size()))
     }
 
-    /// Tells the cache before anything can be seen.
+    /// Announces the changes to the cache before they are visible.
     fn announce_transaction(
         &self,
         seq: CommitSeq,
-        work: &Work<'_>,
+        work: &CommitRequest<'_>,
         deletes: &[(CommitSeq, Arc<Tombstone>)],
     ) {
         if self.changes.is_set() {
@@ -334,8 +349,8 @@ impl Engine {
         }
     }
 
-    /// Those up to `through` are visible from now on if the log has them, and will never be if not. Called when the
-    /// outcome of `through` is known, which stands behind the others in the log.
+    /// Makes transactions up to `through` visible if they are durable, and drops them if not.
+    /// Called when the outcome of `through` is known, which follows the others in the log.
     fn decide(&self, through: CommitSeq, is_early: bool) {
         let mut waiting = self.transactions.waiting.lock();
         while waiting.front().is_some_and(|one| one.seq <= through) {
@@ -355,8 +370,8 @@ impl Engine {
             for (seq, deleted) in &one.deletes {
                 tombstones = tombstones.with(*seq, Arc::clone(deleted));
             }
-            // What leaves memory because of this goes after the lock.
-            let _before = {
+            // The previous tombstones are dropped without the lock.
+            let _previous = {
                 let _view = self.rooms.view.write();
                 for shard in one.shards {
                     self.rooms.head.decide_transaction(shard, one.seq, is_shown);

@@ -1,38 +1,40 @@
 //! A consistent copy of the whole database that opens like the original.
 //!
-//! It is what the manifest names at one moment: index segments, tables of both tiers, the deletes, and
-//! a manifest of its own. No log: a flush before takes the rows that are only there.
+//! It contains everything that the manifest names at one moment: index segments, tables of both
+//! tiers, deletes, and a manifest of its own. It has no log: a flush moves its rows to tables
+//! first.
 
 use std::sync::Arc;
 
 use firn_env::{Env, copy_file, copy_object};
 use firn_model::{Error, ErrorKind, Pool, Result};
 
+use crate::edit::{Edit, Room};
 use crate::folder::new_mark;
-use crate::manifest::{Edit, Manifest, Room};
+use crate::manifest::Manifest;
 use crate::{Engine, parts};
 
-/// What [`Engine::copy_to`] copied.
+/// Summary of [`Engine::copy_to`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyReport {
     /// Tables and index segments.
     pub files: u64,
     /// Objects of the slow tier.
     pub objects: u64,
-    /// Bytes of both; a second name for the same bytes counts too.
+    /// Bytes of both; hard links count too.
     pub bytes: u64,
 }
 
 impl Engine {
-    /// Copies the database to the empty place `target`, with all that was acknowledged before this
-    /// was called, or, with `skip_head`, without what is only in memory and log. Files and objects
-    /// get a second name where that is possible, else their bytes are copied, one at a time. Writes
-    /// and queries go on; maintenance waits while index segments are copied. The copy has a manifest
-    /// only when it is complete: before that it is no database.
+    /// Copies the database to the empty location `target`, with everything acknowledged before the
+    /// call or, with `skip_head`, without the rows that are only in memory and log. Files and
+    /// objects are hard-linked where possible, else copied, one at a time. Writes and queries
+    /// continue; maintenance waits while index segments are copied. The manifest is written last:
+    /// an incomplete copy is no database.
     ///
     /// # Errors
-    /// `Conflict` if there is a database at `target`, those of [`Engine::flush`], `Unavailable` when a
-    /// tier on either side fails.
+    /// `Conflict` if there is a database at `target`, those of [`Engine::flush`], `Unavailable` if
+    /// a tier on either side fails.
     pub fn copy_to(&self, target: &Env, skip_head: bool) -> Result<CopyReport> {
         self.rooms.wakeup.check_open()?;
         let _lock = target.disk.lock()?;
@@ -45,7 +47,7 @@ impl Engine {
         }
         let mut report = CopyReport::default();
         let (state, version) = {
-            // The next merge may replace index segments; tables stay as long as the version is held.
+            // The next merge may replace index segments; tables stay while the version is held.
             let _no_merge = self.lanes.tree.lock();
             let _no_flush = self.flusher.hold();
             let frozen = {

@@ -1,14 +1,17 @@
-//! Definitions of new series on their way into the log.
+//! Writing definitions of new series to the log.
 //!
-//! A row must not come back after a crash without the series that it is of: ids are given again, and it would show
-//! under another one. Within a stream definitions stand before their rows. Two things could still part them.
+//! After a crash no row may come back without its series: ids are used again, and the row would
+//! appear under another series. Within a stream, definitions precede their rows. Two events could
+//! still separate them.
 //!
-//! *A failed write or sync* takes a part out of the middle of a stream: the writers whose batch it was hear of it when they
-//! wake, others go on in the next segment before that. So whoever appends looks first whether the stream has failed since the
-//! shard's definitions were given to it, and gives it all again that no index file has.
+//! *A failed write or sync* removes a part from the middle of a stream. Its writers learn of it
+//! when they wake; other writers continue in the next segment before that. So every append first
+//! checks whether the stream has failed since the shard's definitions were logged, and logs all
+//! definitions again that no index file contains.
 //!
-//! *Another stream*, or a relaxed policy: the rows of a transaction stand in the first stream, definitions in that of their
-//! shard. It is known where a shard's last definition ends, and that is made durable before the transaction is logged.
+//! *Another stream*, or a relaxed policy: the rows of a transaction are in the first stream,
+//! definitions in the stream of their shard. The end of a shard's last definition is known, and is
+//! made durable before the transaction is logged.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,15 +20,15 @@ use firn_model::{LogPosition, Result, ShardId};
 
 use crate::Engine;
 
-/// What the log was given of each shard's definitions. Touched under the shard's lock.
+/// Per shard, the state of its logged definitions. Accessed under the shard's lock.
 #[derive(Debug)]
 pub(crate) struct Definitions(Vec<LoggedDefinitions>);
 
 #[derive(Debug, Default)]
 struct LoggedDefinitions {
-    /// How often the stream had failed when the shard last looked.
+    /// Failures of the stream when the shard last checked.
     failures: AtomicU64,
-    /// Where the last one ends; 0 if none was given since that failure.
+    /// End of the last definition; 0 if there was none since that failure.
     end: AtomicU64,
 }
 
@@ -38,19 +41,19 @@ impl Definitions {
         &self.0[usize::from(shard.0)]
     }
 
-    /// The log was given some of `shard`, up to `end`.
+    /// Definitions of `shard` are logged up to `end`.
     pub(crate) fn note_logged(&self, shard: ShardId, end: LogPosition) {
         self.of(shard).end.store(end.0, Relaxed);
     }
 }
 
 impl Engine {
-    /// Puts into `out`, behind those that it has, the definitions of `shard` that an append to `tip` must bring along. The
-    /// caller holds the shard's lock until the log has them; if it does not take them they are to be requeued.
+    /// Appends to `out` the definitions of `shard` that an append to `tip` must contain. The caller
+    /// holds the shard's lock until they are logged, and requeues them if that fails.
     pub(crate) fn take_definitions(&self, shard: ShardId, tip: Tip, out: &mut Vec<u8>) {
         let given = self.definitions.of(shard);
         let is_late = mutant!(self, DefinitionsRequeuedLate);
-        // Stored only where it differs: others' shards are in the same cache line.
+        // Stored only on a change, because other shards share the cache line.
         if given.failures.load(Relaxed) != tip.failures && !is_late {
             given.failures.store(tip.failures, Relaxed);
             self.rooms.index.requeue(shard);
@@ -63,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Sees to it that the log has all definitions of `shard`. Returns where the last one ends.
+    /// Logs all definitions of `shard`. Returns the end of the last one.
     ///
     /// # Errors
     /// Those of [`firn_log::Log::append`].

@@ -1,14 +1,15 @@
-//! Deletes: what they hide, and getting rid of them.
+//! Deletes: hiding samples, applying deletes to tables, dropping tombstones.
 //!
-//! A delete is a transaction with one tombstone (`commit`): it has one [`CommitSeq`] and hides what has a smaller
-//! one. Recovery knows of every delete before it meets rows that are younger. Readers get it in all shards at
-//! once: the list of tombstones is swapped as a whole.
+//! A delete is a transaction with one tombstone (`commit`). It has one [`CommitSeq`] and hides
+//! samples with smaller ones. Recovery finds every delete before it replays younger rows. Readers
+//! see it in all shards at once, because the list of tombstones is replaced as a whole.
 //!
-//! While its number is drawn every shard that it touches is held and its run ended, so that whatever
-//! is made of rows later is older or younger than the delete as a whole, or has had it applied.
+//! While the number is drawn, every shard that the delete touches is locked and its run of rows
+//! ended. So every later chunk and table is older or younger than the delete as a whole, or has it
+//! applied.
 //!
-//! A tombstone lives in the log until a flush puts it into the manifest, and there until nothing is
-//! left that it could hide something in.
+//! A tombstone is in the log until a flush moves it to the manifest. It stays there until no sample
+//! is left that it could hide.
 
 use std::time::Duration;
 
@@ -17,22 +18,22 @@ use firn_index::Matches;
 use firn_model::{CommitSeq, Error, ErrorKind, Matcher, Pool, Result, TimeRange};
 use firn_tree::Deletes;
 
-use crate::manifest::{Edit, Room};
+use crate::edit::{Edit, Room};
 use crate::{Engine, Lane, Snapshot, parts};
 
-// Each costs every reader a look and breaks the runs of the shards that it touches.
+// Each tombstone costs every reader a check, and ends the runs of the shards that it touches.
 const TOMBSTONE_COUNT_MAX: usize = 10_000;
-// So many broken runs, and a flush unites them.
+// After this many ended runs a flush merges them.
 pub(crate) const UNFLUSHED_COUNT_MAX: usize = 64;
 const CLEAN_REPORT_STEPS: u64 = 16;
 const CLEAN_WAITS_MAX: u32 = 8;
-// Only another transaction of the same milliseconds makes a second try necessary.
+// Only another transaction in the same milliseconds makes a retry necessary.
 const TRIES_MAX: u32 = 16;
 
-/// What [`Engine::delete`] did.
+/// Summary of [`Engine::delete`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeleteReport {
-    /// Series that had samples in the range, as exact as [`Snapshot::has_data`].
+    /// Series with samples in the range, as exact as [`Snapshot::has_data`].
     pub series: u64,
     /// The commit; `None` if there was nothing to delete.
     pub seq: Option<CommitSeq>,
@@ -40,20 +41,19 @@ pub struct DeleteReport {
 
 impl Engine {
     /// Hides all samples in `range` of the series that one of `selectors` matches and that were
-    /// committed before. When this returns the delete is durable (by `log.sync`) and visible; after a
-    /// crash it is there as a whole or not at all. Writes that are on their way may come before or
-    /// after it.
+    /// committed before. On return the delete is durable (by `log.sync`) and visible. After a crash
+    /// it exists as a whole or not at all. Concurrent writes come before or after it.
     ///
     /// # Errors
-    /// `Invalid` for an empty range, `TooLarge` for more series than a log segment has room for, `Busy`
-    /// without memory or with too many deletes that were not applied yet, `Unavailable` when the log
-    /// device is full or fails, `Closed`. Then nothing is hidden, but after a failure of the device
-    /// and a crash it may be.
+    /// `Invalid` for an empty range, `TooLarge` for more series than fit into a log segment, `Busy`
+    /// without memory or with too many unapplied deletes, `Unavailable` if the log device is full
+    /// or fails, `Closed`. Then nothing is hidden, except that after a failure of the device and a
+    /// crash it may be.
     pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
         self.rooms.wakeup.check_open()?;
         self.slow.check_writable(&self.rooms)?;
         if range.is_empty() {
-            return Err(Error::invalid("a delete's end lies before its start"));
+            return Err(Error::invalid("delete refused: its end is before its start; swap them"));
         }
         for _ in 1..TRIES_MAX {
             match self.try_delete(selectors, range) {
@@ -73,17 +73,17 @@ impl Engine {
         Ok(DeleteReport { series: report.deleted_series, seq: report.seq })
     }
 
-    /// What matches and has data. A series that is written for the first time meanwhile counts as
-    /// written afterwards.
+    /// The matching members in groups with data. A series that is written for the first time
+    /// meanwhile counts as written afterwards.
     pub(crate) fn hidden_members(
         &self,
         snapshot: &Snapshot,
         matches: &Matches,
         range: TimeRange,
     ) -> Vec<HiddenMembers> {
-        // What a failed commit left in the log shows in no snapshot and may come back after a crash.
+        // Rows of a failed commit are in no snapshot, and may come back after a crash.
         let is_settled = self.rooms.log.stats().failures == 0;
-        // With the slow tier down nobody knows: then all that matches is taken.
+        // With the slow tier down, all matching members are hidden.
         let directories = snapshot.load_directories(&matches.groups, range, &self.rooms.budget);
         let is_known = is_settled && !matches.groups.is_empty() && directories.is_ok();
         let found = matches.groups.iter();
@@ -105,19 +105,19 @@ impl Engine {
         Err(Error::busy(
             60_000,
             format!(
-                "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, then \
-                 try again"
+                "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, \
+                 then try again"
             ),
         ))
     }
 
-    /// Rewrites every table, on both tiers, that has something that deletes up to now hide, and
-    /// forgets these deletes, so that they cost no space and no time any more. Objects of the slow tier
-    /// go after their grace time. May take long; what is done stays done if it fails.
+    /// Rewrites every table on both tiers with samples that current deletes hide, and drops these
+    /// deletes, so that they cost no more space and time. Objects of the slow tier are deleted
+    /// after their grace time. May take long. Completed steps remain if it fails.
     ///
     /// # Errors
-    /// Those of [`Engine::flush`] and of the tiers; `Closed`. A table that is damaged keeps its
-    /// deletes, and what they hide stays hidden.
+    /// Those of [`Engine::flush`] and of the tiers; `Closed`. A damaged table keeps its deletes,
+    /// and their samples stay hidden.
     pub fn clean_tombstones(&self) -> Result<()> {
         self.rooms.wakeup.check_open()?;
         self.slow.check_writable(&self.rooms)?;
@@ -141,7 +141,7 @@ impl Engine {
                     tracing::info!("clean: {left} deletes to apply, {steps} steps done");
                 }
             } else if waits < CLEAN_WAITS_MAX {
-                // A write that is older than a delete may just now be on its way to be visible.
+                // A write that is older than a delete may be about to become visible.
                 waits += 1;
                 self.rooms.env.clock.sleep(Duration::from_millis(1 << waits));
                 self.flush()?;
@@ -152,17 +152,17 @@ impl Engine {
         }
     }
 
-    /// Forgets deletes that can hide nothing any more: no visible row and no table is older, or tables
-    /// have had them applied. Returns how many.
+    /// Drops deletes that hide nothing any more: no visible row and no table is older, or tables
+    /// have them applied. Returns their number.
     ///
-    /// Rows in the log that are older and could come back are in the head, or in tables that a flush
-    /// began before the delete: then the delete stands behind that flush's floor and comes back too.
+    /// Older rows in the log are also in the head, or in tables of a flush that began before the
+    /// delete. In the latter case the delete is above that flush's floor and is replayed with them.
     pub(crate) fn forget_applied(&self, deletes: &Deletes) -> Result<usize> {
         let is_due = |seq: CommitSeq| seq <= deletes.clean_through;
         if !deletes.tombstones.iter().next().is_some_and(|one| is_due(one.0)) {
             return Ok(0);
         }
-        // In the order in which rows move: on their way, head, tables.
+        // Checked in the order in which rows move: in flight, head, tables.
         self.rooms.head.recycle_before(deletes.clean_through);
         let decided = self.ledger.sequence.visible();
         let oldest = self.rooms.head.oldest_commit().unwrap_or(CommitSeq(u64::MAX));

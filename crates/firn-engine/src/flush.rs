@@ -1,8 +1,9 @@
 //! The flush: everything in the head moves to level 0, and the log is truncated.
 //!
 //! Order of the steps, each after the previous one is complete: files durable, manifest durable,
-//! view swapped, log truncated, blocks hot. A crash between any two loses nothing. Before the manifest
-//! the files are unreferenced; after it the log contains only rows that tables contain too.
+//! view swapped, log truncated, blocks hot. A crash between any two loses nothing. Before the
+//! manifest the files are unreferenced; after it the log contains only rows that tables contain
+//! too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,7 +16,7 @@ use firn_model::{Error, GroupId, LogPosition, Pool, Result, SeriesRef, TimeRange
 use parking_lot::Mutex;
 
 use crate::Engine;
-use crate::manifest::{Edit, Room};
+use crate::edit::{Edit, Room};
 use crate::parts::{self, LogCut};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
@@ -143,9 +144,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves the series that no index file contains to a file, between flushes. Each lone series held
-    /// in memory takes four times the bytes that it takes in a file, a group member 50 times. The log
-    /// keeps their definitions until the next flush; both are the same.
+    /// Moves the series that no index file contains to a file, between flushes. Each lone series
+    /// held in memory takes four times the bytes that it takes in a file, a group member 50 times.
+    /// The log keeps their definitions until the next flush; both are the same.
     pub(crate) fn seal_new_series(&self) -> Result<()> {
         let _one_at_a_time = self.flusher.lane.lock();
         if let Some(part) = write_new_series(&self.rooms)? {

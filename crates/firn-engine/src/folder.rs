@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 
 use crate::parts;
 
-/// A process adds its number to the claims of its folder, which begin with the one on the slow tier. At
-/// most this many processes in a row can announce a claim and die before they write the slow tier's
-/// manifest.
+/// A process adds its number to the claims of its folder, which begin with the one on the slow
+/// tier. At most this many processes in a row can announce a claim and die before they write the
+/// slow tier's manifest.
 const CLAIMS_MAX: usize = 32;
 
 /// The writer of the slow tier's manifest.

@@ -3,8 +3,9 @@
 use firn_model::{CommitSeq, Result, ShardId};
 use parking_lot::Mutex;
 
+use crate::edit::{Edit, Room};
 use crate::folder::Folder;
-use crate::manifest::{Edit, Manifest, Room};
+use crate::manifest::Manifest;
 use crate::parts::{self, Identity, LogCut};
 use crate::rooms::Rooms;
 use crate::sequence::Sequence;

@@ -7,27 +7,27 @@
 //! [`Engine::run_lane`] on its own threads), never reaches the outside except through
 //! [`firn_env::Env`].
 //!
-//! **Write path**: [`Engine::write`] takes references, encodes each shard's rows once, appends these
-//! bytes to the shard's log stream and to the head's arena, waits for the group commit, and makes
-//! the rows visible. **Transaction**: [`Engine::begin`] returns a frozen view to read and a list of
-//! changes; [`Transaction::commit`] validates the reads and writes one log entry, visible in all
-//! shards at once. **Delete**: a transaction with a tombstone, which readers and merges apply to older
-//! samples. **Read path**: [`Engine::snapshot`] freezes index, head, tree and tombstones together;
-//! a [`Snapshot`] is a [`firn_model::Select`].
+//! **Write path**: [`Engine::write`] takes references, encodes each shard's rows once, appends
+//! these bytes to the shard's log stream and to the head's arena, waits for the group commit, and
+//! makes the rows visible. **Transaction**: [`Engine::begin`] returns a frozen view to read and a
+//! list of changes; [`Transaction::commit`] validates the reads and writes one log entry, visible
+//! in all shards at once. **Delete**: a transaction with a tombstone, which readers and merges
+//! apply to older samples. **Read path**: [`Engine::snapshot`] freezes index, head, tree and
+//! tombstones together; a [`Snapshot`] is a [`firn_model::Select`].
 //!
 //! **Invariants**: acknowledged rows are durable (1), the newest write wins (2), a snapshot never
 //! changes (3), and the slow tier contains every object that its manifest names (6).
 //! `tests/simulation` checks them by crashing the engine at every write.
 //!
 //! **Walls**: state has one owner each, with private fields: `Ledger` (manifest, commit numbers,
-//! tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their methods take
-//! [`rooms::Rooms`] and each other as arguments. Only `Engine` sees all of them.
+//! tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their methods
+//! take [`rooms::Rooms`] and each other as arguments. Only `Engine` sees all of them.
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `write`, `definitions`, `resolve`, `transact`,
 //! `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read path:
-//! `snapshot`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`, `slow`, `check`, `copy`;
-//! opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`, `parts`, `folder`; then
-//! `sequence`, `wakeup`, `options`, `stats`, `mutants`.
+//! `snapshot`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`, `slow`, `check`,
+//! `copy`; opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`, `parts`,
+//! `folder`; then `sequence`, `wakeup`, `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -43,12 +43,14 @@ mod commit;
 mod copy;
 mod definitions;
 mod delete;
+mod edit;
 mod flush;
 mod folder;
 mod ledger;
 mod listing;
 mod logged;
 mod manifest;
+mod manifest_format;
 mod mend;
 mod open;
 mod options;
@@ -76,7 +78,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use firn_env::Env;
-use firn_model::{Budget, ChangeSink, Reclaim, Result};
+use firn_model::{Budget, ChangeSink, Reclaim, Result, Timestamp};
 
 pub use check::{CheckProgress, CheckReport, Finding, Loss};
 pub use copy::CopyReport;
@@ -104,11 +106,11 @@ pub use write::WriteReport;
 
 /// An open database.
 ///
-/// Lock order: `Lanes::tree`, the slow tier's claim, `IndexUpkeep::leaving`, the flusher's lane, the lane
-/// of transactions, the ledger's manifest, the order of transactions, shards of the head by id. The
-/// other way to the shards is the list of waiting transactions, `Rooms::view`, one shard. Locks of
-/// tombstones, log cut and claims are held alone, and so is `IndexUpkeep::memory`, except for the locks
-/// that reclaiming memory takes.
+/// Lock order: `Lanes::tree`, the slow tier's claim, `IndexUpkeep::leaving`, the flusher's lane,
+/// the lane of transactions, the ledger's manifest, the order of transactions, shards of the head
+/// by id. The other way to the shards is the list of waiting transactions, `Rooms::view`, one
+/// shard. Locks of tombstones, log cut and claims are held alone, and so is `IndexUpkeep::memory`,
+/// except for the locks that reclaiming memory takes.
 pub struct Engine {
     rooms: rooms::Rooms,
     ledger: ledger::Ledger,
@@ -141,8 +143,14 @@ impl Engine {
         &self.rooms.env
     }
 
-    /// Sets the receiver of every change, which is called before the change is visible. Call it once,
-    /// before the first write.
+    /// The largest timestamp that a write accepts now: the clock plus
+    /// [`EngineOptions::future_ms_max`].
+    pub fn latest_ts(&self) -> Timestamp {
+        self.rooms.latest_ts()
+    }
+
+    /// Sets the receiver of every change, which is called before the change is visible. Call it
+    /// once, before the first write.
     ///
     /// # Errors
     /// `Invalid` the second time.
@@ -161,8 +169,8 @@ impl Engine {
         self.pressure.add_last_resort(giver);
     }
 
-    /// Refuses further work. With `flush`, tables then contain everything and the next start replays
-    /// no log.
+    /// Refuses further work. With `flush`, tables then contain everything and the next start
+    /// replays no log.
     ///
     /// # Errors
     /// Those of [`Engine::flush`]; the engine is closed anyway and loses nothing.

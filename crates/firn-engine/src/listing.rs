@@ -1,5 +1,4 @@
-//! What is there: which series have samples in a time range, which tables, how much is in memory. Answered without
-//! reading data.
+//! Metadata lookups: series with samples in a time range, tables, memory. No columns are read.
 
 use std::iter::{Peekable, successors};
 use std::mem;
@@ -15,21 +14,22 @@ use firn_tree::TableRecord;
 use crate::Snapshot;
 use crate::snapshot::of_groups;
 
-// Series that are scraped have a sample in this time before any moment, so that one look finds nearly
-// all of them; the others are looked for further back.
+// Scraped series have a sample in this time before any moment, so that one pass finds nearly all of
+// them. The others are searched further back.
 const FIRST_LOOK_MS: i64 = 5 * 60_000;
-// How much longer than the one before each look is.
+// Growth of the range from one pass to the next.
 const LOOK_GROWTH: i64 = 8;
-// Members that are looked at together: some MB of columns.
+// Members per pass: some megabytes of columns.
 const MEMBERS_PER_LOOK: usize = 16_384;
-// Groups mostly have the same label names: so many show nearly all of them.
+// Groups mostly have the same label names: this many show nearly all of them.
 const NAMING_GROUPS_MAX: usize = 1_024;
 
 impl Snapshot {
-    /// The series that match and have samples in the selection's range, as the heads of chunks in memory and the
-    /// directories of tables tell: no column is read. So a series whose samples lie close to the range may be listed too:
-    /// in memory in a chunk that reaches into it, in a table from the 1/32 of its partition that has the first to the one
-    /// that has the last. What is deleted is never listed: where only a part of a stretch is, the columns are read.
+    /// The matching series with samples in the selection's range, according to the chunk headers in
+    /// memory and the directories of tables: no column is read. A series with samples only close to
+    /// the range may be included: in memory if a chunk overlaps the range, in a table from the 1/32
+    /// of its partition with the first sample to the one with the last. Deleted samples never
+    /// count: where a delete hides only a part, the columns are read.
     ///
     /// # Errors
     /// As [`firn_model::Selected::read`].
@@ -38,8 +38,9 @@ impl Snapshot {
         Ok(Matches { keys, groups: self.present_of(groups, selection.range, context)?, held })
     }
 
-    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`], and their memory. Costs a look at one
-    /// series of each key, and at the others of those keys only whose one has no sample.
+    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`], and their
+    /// memory. Costs a lookup of one series of each key, and of further series only for keys
+    /// without a sample so far.
     ///
     /// # Errors
     /// As [`Snapshot::present`].
@@ -61,8 +62,9 @@ impl Snapshot {
         Ok((keys.map(|(key, _)| key).collect(), held))
     }
 
-    /// The label names of the series that match `matchers` and have a sample in `range`, sorted. Costs a
-    /// look at one series each of some groups, and at further ones only for names that none of these has.
+    /// The label names of the series that match `matchers` and have a sample in `range`, sorted.
+    /// Costs a lookup of one series in each of some groups, and of further series only for names
+    /// that none of these has.
     ///
     /// # Errors
     /// As [`Snapshot::present`].
@@ -108,8 +110,8 @@ impl Snapshot {
         Ok(false)
     }
 
-    /// What is left of `groups` when members without a sample in `range` are taken out. Columns are read only where a
-    /// delete that is not applied yet hides some of what a member has there, but not all.
+    /// Removes members without a sample in `range` from `groups`. Columns are read only where a
+    /// delete that is not applied yet hides some but not all of a member's samples.
     fn present_of(
         &self,
         groups: Vec<GroupMatch>,
@@ -134,7 +136,7 @@ impl Snapshot {
                 let hidden = deletes.of(group).filter(|_| !self.lists_deleted());
                 let hidden: Vec<HiddenSamples<'_>> = hidden.collect();
                 let is_touched = hidden.iter().any(|one| one.range.overlaps(memory_range));
-                // Parts in memory do not tell what is hidden in them.
+                // Parts in memory do not show which of their samples are hidden.
                 let mut is_told = !is_touched || !head.has_data(group, range);
                 if !is_touched {
                     head.take_present(group, range, &mut left)?;
@@ -165,8 +167,8 @@ impl Snapshot {
         Ok(present)
     }
 
-    /// Those of `wanted` that have no sample in `range`. Looks at the end first, then further and
-    /// further back, each time only for those that were not found yet.
+    /// Those of `wanted` without a sample in `range`. Searches the end first, then further back,
+    /// each time only for members that are still missing.
     fn absent(
         &self,
         mut wanted: Vec<GroupMatch>,
@@ -194,7 +196,7 @@ impl Snapshot {
         Ok(wanted)
     }
 
-    /// From the first to the last timestamp that there is.
+    /// From the first to the last timestamp.
     pub fn time_range(&self) -> TimeRange {
         self.tables().fold(self.memory_range(), |range, table| range.union(table.time_range))
     }
@@ -204,7 +206,7 @@ impl Snapshot {
         self.head().time_range()
     }
 
-    /// How many pieces of memory hold rows.
+    /// Number of pieces of memory with rows.
     pub fn memory_part_count(&self) -> usize {
         self.head().part_count()
     }
@@ -215,13 +217,13 @@ impl Snapshot {
     }
 }
 
-/// The keys of `present` are here.
+/// Marks the keys of `present`.
 fn mark(present: &[GroupMatch], is_here: &mut [bool]) {
     let members = present.iter().flat_map(|found| &found.members);
     members.for_each(|member| is_here[member.key as usize] = true);
 }
 
-/// The last member of each key: the youngest series, so the one that is most probably alive.
+/// The last member of each key: the youngest series, which is most probably alive.
 fn one_of_each_key(groups: &[GroupMatch], key_count: usize) -> Vec<GroupMatch> {
     let mut is_taken = vec![false; key_count];
     let mut taken: Vec<GroupMatch> = Vec::new();
@@ -237,7 +239,7 @@ fn one_of_each_key(groups: &[GroupMatch], key_count: usize) -> Vec<GroupMatch> {
     taken
 }
 
-/// The next groups, of [`MEMBERS_PER_LOOK`] members together, or one if it alone has more.
+/// The next groups, with [`MEMBERS_PER_LOOK`] members in total, or one larger group.
 fn next_look(groups: &mut Peekable<impl Iterator<Item = GroupMatch>>) -> Vec<GroupMatch> {
     let mut look: Vec<GroupMatch> = groups.next().into_iter().collect();
     let mut member_count = look.iter().map(|found| found.members.len()).sum::<usize>();
@@ -250,7 +252,7 @@ fn next_look(groups: &mut Peekable<impl Iterator<Item = GroupMatch>>) -> Vec<Gro
     look
 }
 
-/// Cuts `range` into pieces, the last first, each longer than the one behind it.
+/// Cuts `range` into pieces, the last one first, each longer than the previous one.
 fn looks(range: TimeRange) -> impl Iterator<Item = TimeRange> {
     let piece = move |end: i64, len_ms: i64| {
         (end >= range.start).then(|| {

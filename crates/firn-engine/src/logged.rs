@@ -57,8 +57,8 @@ impl LoggedTransaction {
         let version = take_u8(&mut input, "transaction version")?;
         if version != VERSION {
             return Err(Error::invalid(format!(
-                "a logged transaction has version {version}, this program reads {VERSION}; open the \
-                 database with the program that wrote it"
+                "a logged transaction has version {version}, this program reads {VERSION}; open \
+                 the database with the program that wrote it"
             )));
         }
         let corrupt = |what: &str| Error::corrupt("transaction", 0, what);

@@ -7,8 +7,8 @@
 //! [`EngineOptions::forget_lost_index`] is set).
 //!
 //! Forgotten series are new series when they are written again. They never mix with their remains:
-//! group ids are not reused, and existing groups take no new members, because the next slot may have
-//! been assigned in the lost file.
+//! group ids are not reused, and existing groups take no new members, because the next slot may
+//! have been assigned in the lost file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ impl<'a> IndexMender<'a> {
         self.parts.push(part);
         let aside = put_aside(&*self.env.disk, path)?;
         self.damage.push(format!(
-            "{path} is damaged or missing: its {series_count} series are forgotten, as requested by \
-             --forget-lost-index; its remains are in {aside}"
+            "{path} is damaged or missing: its {series_count} series are forgotten, as requested \
+             by --forget-lost-index; its remains are in {aside}"
         ));
         Ok(())
     }
@@ -170,9 +170,10 @@ fn advised(error: &Error) -> Error {
         file.as_str(),
         *offset,
         format!(
-            "{}; the slow tier has no copy. `firn check --repair` rewrites the file with its readable \
-             series. Or restore it from a backup of this folder. Or start with --forget-lost-index: its \
-             series are forgotten, their samples cannot be queried any more, and all others remain",
+            "{}; the slow tier has no copy. `firn check --repair` rewrites the file with its \
+             readable series. Or restore it from a backup of this folder. Or start with \
+             --forget-lost-index: its series are forgotten, their samples cannot be queried any \
+             more, and all others remain",
             error.what()
         ),
     )

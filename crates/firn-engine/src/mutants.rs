@@ -1,7 +1,7 @@
 //! Mutants and probe points: the parts of the engine that exist for its simulation only.
 //!
 //! A *mutant* is a deliberate bug that breaks one consistency rule. The simulation must catch each.
-//! A *probe point* is a line at which a test runs what another thread could do at that moment.
+//! A *probe point* is a line at which a test runs the steps that another thread could run there.
 //! Both are compiled only with the feature `test-util`; without it [`mutant!`] is `false` and
 //! [`probe!`] is nothing.
 

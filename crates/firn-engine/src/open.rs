@@ -18,10 +18,11 @@ use crate::Engine;
 use crate::changes::ChangeFeed;
 use crate::commit::Transactions;
 use crate::definitions::Definitions;
+use crate::edit::{Edit, Room};
 use crate::flush::Flusher;
 use crate::folder::{Folder, new_mark};
 use crate::ledger::Ledger;
-use crate::manifest::{Edit, Manifest, ManifestContents, Room};
+use crate::manifest::{Manifest, ManifestContents};
 use crate::mend::IndexMender;
 use crate::options::EngineOptions;
 use crate::parts::{EngineParts, Identity, LogCut};
@@ -54,7 +55,7 @@ struct RecordedState {
     parts: EngineParts,
 }
 
-/// The rooms that the log is replayed into, and what it contained.
+/// The rooms after the replay of the log, and the other results of the replay.
 struct ReplayedRooms {
     index: Index,
     head: Head,
@@ -66,9 +67,9 @@ impl Engine {
     /// Opens the database of `env`, or creates one in an empty folder.
     ///
     /// # Errors
-    /// `Busy` if another process has it open; `Corrupt` for a manifest with both copies damaged, and
-    /// for an index file that is damaged or missing, that the slow tier does not have, and that
-    /// `forget_lost_index` does not give up; `Invalid` for a format of a newer version;
+    /// `Busy` if another process has it open; `Corrupt` for a manifest with both copies damaged,
+    /// and for an index file that is damaged or missing, that the slow tier lacks, unless
+    /// `forget_lost_index` is set; `Invalid` for a format of a newer version;
     /// `Unavailable`.
     pub fn open(
         env: Env,
@@ -87,8 +88,8 @@ impl Engine {
         }
         if let Err(why) = record_stream_count(&engine, stream_count) {
             // The record may be whole in one copy; then the next start would ignore everything that
-            // is logged from now on. A new manifest file, which follows a failed record, says that
-            // nothing has changed.
+            // is logged from now on. A new manifest file, which follows a failed record, records
+            // that nothing has changed.
             engine.ledger.commit(&engine.rooms, Edit::default(), || Ok(())).map_err(|e| {
                 e.context("opening: the recorded number of log streams is unknown; start again")
             })?;
@@ -102,8 +103,8 @@ impl Engine {
     }
 }
 
-/// Flushes everything, so that the log may be abandoned. If it fails, the database keeps its streams
-/// and the next start tries again.
+/// Flushes everything, so that the log may be abandoned. If it fails, the database keeps its
+/// streams and the next start tries again.
 fn prepare_stream_change(engine: &Engine) -> Result<()> {
     if mutant!(engine, StreamsChangedUnflushed) { Ok(()) } else { engine.flush() }
 }

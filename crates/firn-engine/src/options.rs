@@ -1,48 +1,50 @@
-//! What can be chosen when a database is opened: plain data, units in names.
+//! The options of a database: plain data, units in names.
 
 use firn_head::HeadOptions;
 use firn_index::IndexOptions;
 use firn_log::LogOptions;
 use firn_tree::TreeOptions;
 
-/// How an [`crate::Engine`] behaves.
+/// Options of an [`crate::Engine`].
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// One hard limit for everything that is kept in memory.
+    /// Hard limit of all memory of the database.
     pub memory_bytes_max: u64,
     /// Shards of a new database, a power of two. Fixed when it is created.
     pub shard_count: usize,
-    /// Log streams; where the log is in files one is cheapest, on byte-addressable memory several do not wait for each
-    /// other. Another number than before takes effect when the database opens, after a flush. `None`: as many as it has, one if it is new.
+    /// Log streams. With a log in files one is cheapest; on byte-addressable memory, several avoid
+    /// waits. Another number takes effect when the database opens, after a flush. `None` keeps the
+    /// number, 1 in a new database.
     pub stream_count: Option<usize>,
-    /// Threads that read the log when the database opens; those that have no stream to read make columns of the rows.
+    /// Threads that replay the log when the database opens. Threads without a stream convert rows
+    /// to columns.
     pub recovery_threads: usize,
-    /// Log bytes that force a flush, so that a restart stays quick.
+    /// Log bytes that force a flush, to keep restarts short.
     pub log_bytes_max: u64,
-    /// Bytes of memory that series in no index file may hold before they are put into one without waiting for a flush; at
-    /// least half as much as all index files have, so that few are made of many series.
+    /// Bytes of memory of new series that force an index file without a flush. The minimum is half
+    /// of the bytes of all index files, so that millions of series make few files.
     pub new_series_bytes_max: u64,
-    /// Bytes of unflushed head beyond which it is flushed.
+    /// Bytes of unflushed head that force a flush.
     pub head_bytes_max: u64,
     /// Age beyond which unflushed rows are flushed.
     pub flush_age_ms_max: i64,
-    /// How far after the clock a timestamp may lie.
+    /// Maximum distance of a timestamp after the clock.
     pub future_ms_max: i64,
-    /// Age of its newest row beyond which a flushed block is given back although nobody needs its memory.
+    /// Age of its newest row beyond which a flushed block is recycled even if memory suffices.
     pub hot_age_ms_max: i64,
-    /// Shows the history that another server writes to the slow tier, and takes nothing. Opened in a folder
-    /// of its own.
+    /// Opens a read-only replica of the history that another server writes to the slow tier, in a
+    /// separate folder.
     pub read_only: bool,
-    /// Whether the database opens without index files that are damaged or missing and that the slow tier does not
-    /// have. Their series are forgotten for good.
+    /// Opens the database without index files that are damaged or missing and that the slow tier
+    /// does not have. Their series are forgotten for good.
     pub forget_lost_index: bool,
-    /// An index file that is damaged where opening needs it is written anew without what is lost.
+    /// Rewrites a damaged index file that opening needs, without its lost series.
     pub repair_index: bool,
-    /// A slow tier without a manifest and without a single table of the history is taken all the same, and a repair gives
-    /// that history up. Otherwise it counts as the wrong place.
+    /// Accepts a slow tier without a manifest and without any table of the history; a repair drops
+    /// that history. Otherwise such a location is refused as the wrong one.
     pub forget_lost_history: bool,
-    /// What a thread that works for the database does before it waits for more work: the program may have its allocator give
-    /// back what the thread has freed.
+    /// Called by a maintenance thread before it waits: the program may return freed memory to the
+    /// system.
     pub on_idle: fn(),
     /// The log's segments, and when a write is acknowledged.
     pub log: LogOptions,
@@ -65,7 +67,7 @@ impl Default for EngineOptions {
             stream_count: None,
             recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),
             log_bytes_max: 1 << 30,
-            // Some 70,000 lone series.
+            // About 70,000 lone series.
             new_series_bytes_max: 4 << 20,
             head_bytes_max: 512 << 20,
             flush_age_ms_max: 20 * 60_000,

@@ -174,13 +174,13 @@ impl SlowPart {
     }
 }
 
-/// Whether `part` says which folder and process wrote a manifest, or belongs to the slow tier only:
+/// Whether `part` names the folder and process that wrote a manifest, or is on the slow tier only:
 /// a state moves to another folder without these.
 pub(crate) fn is_of_writer(part: &[u8]) -> bool {
     matches!(part.first(), Some(&(TAG_MARK | TAG_SLOW | TAG_CLAIMS)))
 }
 
-/// Whether `part` says which folder and process wrote a manifest.
+/// Whether `part` names the folder and process that wrote a manifest.
 pub(crate) fn is_claim(part: &[u8]) -> bool {
     matches!(part.first(), Some(&(TAG_MARK | TAG_CLAIMS)))
 }
@@ -272,8 +272,8 @@ fn decode_claims(rest: &[u8]) -> Result<Vec<u64>> {
     Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
-fn damaged(what: &str) -> Error {
-    Error::corrupt(FILE, 0, format!("{what} cannot be decoded; restore a backup"))
+fn damaged(part: &str) -> Error {
+    Error::corrupt(FILE, 0, format!("{part}: the part cannot be decoded; restore a backup"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Memory and backlog pressure: reclaim memory, flush early, refuse new series, refuse writes.
 //!
 //! Refusals come in the order of the pools' limits ([`Pool::threshold_percent`]). Before it refuses
-//! anything, the budget asks the engine to reclaim memory. Maintenance does the same once the first
+//! anything, the budget makes the engine reclaim memory. Maintenance does the same once the first
 //! limit is exceeded, so that writers rarely have to wait for it.
 
 use std::fmt;
@@ -44,7 +44,7 @@ impl Pressure {
         self.last_resorts.write().push(cache);
     }
 
-    /// Reserves memory for a write or a job, after reclaiming what is missing.
+    /// Reserves memory for a write or a job, after reclaiming the missing bytes.
     ///
     /// # Errors
     /// `Busy` if too little can be reclaimed; a flush is requested if it helps.
@@ -80,8 +80,8 @@ impl Pressure {
         }
     }
 
-    /// Records what a flush leaves in memory: data of index files, states of encoders. A further
-    /// flush releases only the memory beyond this.
+    /// Records the size that a flush leaves in memory: data of index files, states of encoders. A
+    /// further flush releases only the memory beyond this.
     pub(crate) fn note_kept_by_flush(&self, rooms: &Rooms) {
         self.kept_by_flush.store(flushable_bytes(rooms), Relaxed);
     }
@@ -107,8 +107,8 @@ impl Pressure {
         ))
     }
 
-    /// Refuses a write early if maintenance does not keep up with the log, or the slow tier with the
-    /// fast one.
+    /// Refuses a write early if maintenance does not keep up with the log, or the slow tier with
+    /// the fast one.
     ///
     /// # Errors
     /// `Busy` if the log has twice the size that forces a flush, or the fast tier is 25% over its
@@ -133,8 +133,8 @@ impl Pressure {
             return Err(Error::busy(
                 1_000,
                 format!(
-                    "write refused: {log_bytes} bytes of log wait for a flush, the limit is {limit} \
-                     (twice --log-bytes-max); retry later"
+                    "write refused: {log_bytes} bytes of log wait for a flush, the limit is \
+                     {limit} (twice --log-bytes-max); retry later"
                 ),
             ));
         }
@@ -147,8 +147,8 @@ impl Pressure {
         freed + reclaim_from(&self.last_resorts, bytes.saturating_sub(freed))
     }
 
-    /// Reclaims `bytes` from table blocks, then caches of answers, then hot blocks. Requests a flush
-    /// if they are not enough. Returns the bytes released.
+    /// Reclaims `bytes` from table blocks, then caches of answers, then hot blocks. Requests a
+    /// flush if they are not enough. Returns the bytes released.
     fn reclaim_first(&self, rooms: &Rooms, bytes: u64) -> u64 {
         let mut freed = rooms.tree.shrink_cache(bytes);
         freed += reclaim_from(&self.caches, bytes.saturating_sub(freed));

@@ -1,4 +1,4 @@
-//! What a recovery reports: its progress while it runs, and its findings.
+//! The progress of a recovery while it runs, and its findings.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -26,10 +26,11 @@ use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replayed::ChangeTimes;
 use crate::tombstones::touched_shards;
 
-/// Replayed rows that are not columns yet may take this fraction of the head size that forces a flush.
+/// Replayed rows that are not columns yet may take this fraction of the head size that forces a
+/// flush.
 const ROWS_FRACTION: u64 = 4;
-/// Bytes of one stream between two checks of memory: at most this many, which may take five times as
-/// much in memory, and at least this many, because a check visits every shard.
+/// Bytes of one stream between two checks of memory: at most this many, which may take five times
+/// as much in memory, and at least this many, because a check visits every shard.
 const STEP_BYTES_MAX: u64 = 1 << 20;
 const STEP_BYTES_MIN: u64 = 16 << 10;
 /// Maximum number of threads that replay a long log with fewer streams.
@@ -87,9 +88,9 @@ struct FoundTransactions {
     changes: ChangeTimes,
 }
 
-/// Transactions that touch a shard, each with its rows there, if any. The rows stay in the log until
-/// the replay of the shard reaches them. An entry takes about 50 bytes, less than the transaction's
-/// arena took when it was written.
+/// Transactions that touch a shard, each with its rows there, if any. The rows stay in the log
+/// until the replay of the shard reaches them. An entry takes about 50 bytes, less than the
+/// transaction's arena took when it was written.
 type ShardTransactions = BTreeMap<CommitSeq, Option<PayloadRange>>;
 
 /// Read position in a stream.
@@ -161,8 +162,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Replays all streams on up to `thread_count` threads, including the caller's. Threads without a
-    /// stream convert rows to columns meanwhile, which is most of the work of a long log (DecLog,
+    /// Replays all streams on up to `thread_count` threads, including the caller's. Threads without
+    /// a stream convert rows to columns meanwhile, which is most of the work of a long log (DecLog,
     /// section 4.6: inserts are recovered while the log is parsed).
     ///
     /// # Errors
@@ -183,8 +184,7 @@ impl<'a> Replay<'a> {
         let searched_bytes = self.log.replay_bytes(&floors);
         self.progress.bytes_total.store(bytes_total + searched_bytes, Ordering::Relaxed);
         let transactions = self.find_transactions(tombstones)?;
-        let streams: Vec<StreamId> =
-            (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
+        let streams: Vec<StreamId> = (0..).map(StreamId).take(self.floors.len()).collect();
         // Rows of a short log always fit into memory.
         let is_long = bytes_total > self.rows_bytes_max;
         let useful = if is_long { streams.len().max(THREADS_MAX) } else { streams.len() };
@@ -229,7 +229,8 @@ impl<'a> Replay<'a> {
         Ok(recovered)
     }
 
-    /// Finds all transactions, which are logged as of shard 0, and adds the deletes of the manifest.
+    /// Finds all transactions, which are logged as of shard 0, and adds the deletes of the
+    /// manifest.
     fn find_transactions(
         &self,
         tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
@@ -308,7 +309,7 @@ impl<'a> Replay<'a> {
     }
 
     fn shards_of(&self, stream: StreamId) -> Vec<ShardId> {
-        let shards = (0..self.bits.shard_count() as u16).map(ShardId);
+        let shards = (0..).map(ShardId).take(self.bits.shard_count());
         shards.filter(|&shard| self.log.stream_of(shard) == stream).collect()
     }
 
@@ -343,8 +344,8 @@ impl<'a> Replay<'a> {
         (self.rows_bytes_max / 16).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
     }
 
-    /// Converts some rows to columns if they take more than `bytes_max`. Other threads do so for other
-    /// shards.
+    /// Converts some rows to columns if they take more than `bytes_max`. Other threads do so for
+    /// other shards.
     fn convert(&self, bytes_max: u64) -> Result<ConvertOutcome> {
         if self.head.stats().arena_bytes <= bytes_max {
             return Ok(ConvertOutcome::NotNeeded);
@@ -371,8 +372,8 @@ impl StreamReplay<'_> {
         self.note(&entry)?;
         let Replay { index, head, .. } = *self.all;
         if entry.after_hole {
-            // Rows are deltas of previous rows: each group of this stream continues only at its next
-            // whole row.
+            // Rows are deltas of previous rows: each group of this stream continues only at its
+            // next whole row.
             self.all.shards_of(self.stream).into_iter().for_each(|shard| head.replay_gap(shard));
             self.is_behind_hole = true;
         }
@@ -423,8 +424,8 @@ impl StreamReplay<'_> {
         }
     }
 
-    /// Applies the transactions before `seq` to a shard. As at their commit, each ends the runs of rows:
-    /// the rows that follow in the log are whole.
+    /// Applies the transactions before `seq` to a shard. As at their commit, each ends the runs of
+    /// rows: the rows that follow in the log are whole.
     fn apply_transactions(&mut self, shard: ShardId, seq: CommitSeq) -> Result<()> {
         while let Some(next) = self.pending.get_mut(&shard).and_then(BTreeMap::first_entry)
             && *next.key() < seq
@@ -459,8 +460,8 @@ impl StreamReplay<'_> {
         self.all.relieve()
     }
 
-    /// Remembers the groups of rows, the definitions of which may be in a hole. Returns the times of the
-    /// rows.
+    /// Remembers the groups of rows, the definitions of which may be in a hole. Returns the times
+    /// of the rows.
     fn remember_groups(&mut self, shard: ShardId, payload: &[u8]) -> Result<TimeRange> {
         let mut groups = Vec::new();
         let range = firn_head::payload_groups(self.all.bits, shard, payload, &mut groups)?;

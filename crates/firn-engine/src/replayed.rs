@@ -1,7 +1,8 @@
-//! What a restart tells a cache that has outlived the last end: which changes the log still has.
+//! The changes that the log still contains, for a cache that survived the last process.
 //!
-//! Of each only its time and its number are kept, and changes of near times as one: a cache that takes every change
-//! for one of all series loses some answers and no truth, and recovery need not look whose rows it reads.
+//! Only time and number of each change are kept, and changes at close times become one. A cache
+//! that applies each change to all series drops some valid answers but serves no stale ones, and
+//! recovery need not determine the series of the rows that it reads.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +12,30 @@ use firn_model::{CommitSeq, TimeRange, Timestamp};
 use crate::Engine;
 use crate::recovery::RecoveryReport;
 
-/// Changes inside of one such stretch of time are one, at first.
+/// Initial length of a cell: changes in one cell are merged.
 const CELL_MS: i64 = 60_000;
-/// With more cells each becomes twice as long.
+/// With more cells, their length is doubled.
 const CELLS_MAX: usize = 16_384;
-/// A change over more cells is kept by itself.
+/// A change over more cells is kept separately.
 const CELLS_PER_CHANGE_MAX: i64 = 64;
-/// With more of those the last two become one.
+/// With more of those, the last two are merged.
 const WIDE_MAX: usize = 256;
 
-/// What was changed before the database was opened, as far as somebody who knows the state after an earlier change
-/// needs to hear of it.
+/// The changes before the database was opened, for a component that knows the state after an
+/// earlier change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Every change with a larger number is in [`Replayed::changes`].
     pub after: CommitSeq,
-    /// The last number that was given before: what is of a later one is of a past that this database has lost.
+    /// The last number assigned before. State of a later number belongs to history that this
+    /// database lost.
     pub through: CommitSeq,
-    /// Times, and the largest number of a change that touched one of them. Wider than what was changed, never narrower.
+    /// Times, each with the largest number of a change that touched it. Never narrower than the
+    /// changes.
     pub changes: Vec<(TimeRange, CommitSeq)>,
-    /// Whether something that could be seen may be gone: the log or an index file is damaged.
+    /// Whether visible samples may be lost: the log or an index file is damaged.
     pub is_damaged: bool,
-    /// Whether something that can be seen from now on may be gone after the next crash: the log is not synced before.
+    /// Whether samples that become visible may be lost in a crash: the log is not synced before.
     pub may_lose: bool,
 }
 
@@ -40,7 +43,7 @@ pub struct Replayed {
 #[derive(Clone, Debug)]
 pub(crate) struct ChangeTimes {
     cell_ms: i64,
-    /// By time divided by the length of a cell.
+    /// Keyed by time divided by the length of a cell.
     cells: BTreeMap<i64, CommitSeq>,
     wide: Vec<(TimeRange, CommitSeq)>,
 }
@@ -99,8 +102,8 @@ impl ChangeTimes {
 }
 
 impl Engine {
-    /// What happened before this database was opened, for a cache that was told of changes then. Ask before the
-    /// first write.
+    /// The changes before this database was opened, for a cache that was notified of them then.
+    /// Call it before the first write.
     pub fn replayed(&self) -> Replayed {
         Replayed {
             after: self.recovery.after,

@@ -5,9 +5,9 @@ use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef};
 use crate::Engine;
 
 impl Engine {
-    /// Returns the references of label sets and defines the new ones (the slow path). A definition is
-    /// durable with the first row of its series. Without memory for new series, known ones are still
-    /// resolved.
+    /// Returns the references of label sets and defines the new ones (the slow path). A definition
+    /// is durable with the first row of its series. Without memory for new series, known ones are
+    /// still resolved.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
         if let Err(e) = self.slow.check_writable(&self.rooms) {
@@ -50,12 +50,12 @@ impl Engine {
         self.rooms.index.find_unknown(refs.iter().copied())
     }
 
-    /// Returns the references of the members of an explicit group, and their groups: usually one. New
-    /// series are defined. `members` are their labels without those of the group.
+    /// Returns the references of the members of an explicit group, and their groups: usually one.
+    /// New series are defined. `members` are their labels without those of the group.
     ///
     /// # Errors
-    /// `Busy` without memory, `SeriesLimit` over a limit, `Invalid` if a member repeats a label of the
-    /// group.
+    /// `Busy` without memory, `SeriesLimit` over a limit, `Invalid` if a member repeats a label of
+    /// the group.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -73,15 +73,16 @@ impl Engine {
         })?
     }
 
-    /// On return, every series that this call found without holding the lock on the index's memory has
-    /// been announced to the cache.
+    /// On return, every series that this call found without holding the lock on the index's memory
+    /// has been announced to the cache.
     fn await_definers(&self) {
         if self.changes.is_set() {
             drop(self.upkeep.memory.lock());
         }
     }
 
-    /// Reserves memory for the definitions of all `labels`, then keeps what the index really uses.
+    /// Reserves memory for the definitions of all `labels`, then keeps the bytes that the index
+    /// really uses.
     fn with_index_memory<'l, T>(
         &self,
         labels: impl Iterator<Item = &'l Labels>,

@@ -8,7 +8,7 @@ use firn_env::Env;
 use firn_head::Head;
 use firn_index::Index;
 use firn_log::{Log, StreamId};
-use firn_model::{Budget, LogPosition, ShardBits};
+use firn_model::{Budget, LogPosition, ShardBits, Timestamp};
 use firn_tree::Tree;
 use parking_lot::RwLock;
 
@@ -34,6 +34,11 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
+    /// The largest timestamp that a write accepts now.
+    pub(crate) fn latest_ts(&self) -> Timestamp {
+        self.env.clock.now_ms().saturating_add(self.options.future_ms_max)
+    }
+
     /// All streams of the log.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + use<> {
         (0..self.log.stream_count()).map(|stream| StreamId(stream as u16))

@@ -11,7 +11,7 @@ use firn_tree::{Job, JobKind, TierScope};
 use parking_lot::Mutex;
 
 use crate::Engine;
-use crate::manifest::{Edit, Room};
+use crate::edit::{Edit, Room};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
 use crate::upkeep::UpkeepWork;
@@ -230,8 +230,8 @@ impl Engine {
         self.rooms.wakeup.request_flush();
     }
 
-    /// Steps a lane until the engine is closed. The caller runs it on a thread of its own. Errors are
-    /// logged and counted, and the lane retries after a growing pause.
+    /// Steps a lane until the engine is closed. The caller runs it on a thread of its own. Errors
+    /// are logged and counted, and the lane retries after a growing pause.
     pub fn run_lane(&self, lane: Lane) {
         let mut retry_ms = RETRY_MS;
         let idle_ms = match (lane, self.rooms.options.log.sync) {
@@ -271,7 +271,7 @@ impl Engine {
     }
 }
 
-/// Whether new series take so much memory that they are written to a file between flushes.
+/// Whether new series take more memory than they may between flushes.
 fn is_seal_due(rooms: &Rooms) -> bool {
     let index = rooms.index.stats();
     index.unsealed_bytes > rooms.options.new_series_bytes_max.max(index.segment_bytes / 2)

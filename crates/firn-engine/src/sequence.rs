@@ -1,32 +1,32 @@
-//! CommitSeq: numbers for commits, and the one below which everything is visible.
+//! CommitSeq: numbers of commits, and the number up to which everything is visible.
 
 use std::collections::BTreeSet;
 
 use firn_model::CommitSeq;
 use parking_lot::Mutex;
 
-/// Draws numbers and knows which are still on their way.
-pub(crate) struct Sequence(Mutex<State>);
+/// Draws numbers and tracks those in flight.
+pub(crate) struct Sequence(Mutex<SequenceState>);
 
-struct State {
+struct SequenceState {
     next: u64,
     in_flight: BTreeSet<u64>,
 }
 
-/// A number on its way; dropping it says that its rows are visible or will never be.
+/// A number in flight. When it is dropped, its rows are visible or will never be.
 pub(crate) struct InFlight<'a> {
     sequence: &'a Sequence,
     pub(crate) seq: CommitSeq,
 }
 
 impl Sequence {
-    /// Goes on after `last`.
+    /// Continues after `last`.
     pub(crate) fn after(last: CommitSeq) -> Sequence {
-        Sequence(Mutex::new(State { next: last.0 + 1, in_flight: BTreeSet::new() }))
+        Sequence(Mutex::new(SequenceState { next: last.0 + 1, in_flight: BTreeSet::new() }))
     }
 
     /// The next number. Drawn under the shard's lock, so that per shard the order of numbers is the
-    /// order of positions in the log.
+    /// order of log positions.
     pub(crate) fn draw(&self) -> InFlight<'_> {
         let mut state = self.0.lock();
         let seq = state.next;
@@ -35,18 +35,18 @@ impl Sequence {
         InFlight { sequence: self, seq: CommitSeq(seq) }
     }
 
-    /// The rows of a number that was detached are visible or will never be.
+    /// The rows of a detached number are visible or will never be.
     pub(crate) fn arrived(&self, seq: CommitSeq) {
         self.0.lock().in_flight.remove(&seq.0);
     }
 
-    /// The largest number with nothing on its way at or below it.
+    /// The largest number at or below which nothing is in flight.
     pub(crate) fn visible(&self) -> CommitSeq {
         let state = self.0.lock();
         CommitSeq(state.in_flight.first().copied().unwrap_or(state.next) - 1)
     }
 
-    /// A replica shows what another has committed up to `last`.
+    /// In a replica: another server has committed up to `last`.
     pub(crate) fn advance(&self, last: CommitSeq) {
         let mut state = self.0.lock();
         state.next = state.next.max(last.0 + 1);
@@ -59,7 +59,7 @@ impl Sequence {
 }
 
 impl InFlight<'_> {
-    /// Somebody else will say when it has arrived ([`Sequence::arrived`]).
+    /// The caller reports the arrival with [`Sequence::arrived`].
     pub(crate) fn detach(self) -> CommitSeq {
         let seq = self.seq;
         std::mem::forget(self);

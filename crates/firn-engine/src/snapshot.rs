@@ -1,4 +1,4 @@
-//! A frozen view of everything: what a query holds.
+//! A frozen view of everything, held by a query.
 
 use std::mem;
 use std::ops::Range;
@@ -23,10 +23,10 @@ use crate::stats::ReadCounters;
 
 /// Index, head and tree at one moment. Cheap to clone; never changes (invariant 3).
 #[derive(Clone, Debug)]
-pub struct Snapshot(Arc<Frozen>);
+pub struct Snapshot(Arc<FrozenState>);
 
 #[derive(Clone, Debug)]
-struct Frozen {
+struct FrozenState {
     /// Every change up to here is visible in this snapshot.
     number: CommitSeq,
     /// Transactions up to here are visible in this snapshot, later ones are not.
@@ -42,13 +42,12 @@ struct Frozen {
 }
 
 impl Engine {
-    /// Freezes the present. O(shards), no I/O.
+    /// Freezes the current state. O(shards), no I/O.
     pub fn snapshot(&self) -> Snapshot {
-        // The number first: what is visible by then is in the views that follow.
+        // The number first: everything visible by then is in the views below.
         let number = self.ledger.sequence.visible();
-        // A flush moves rows from the head to the tree under the other side of this lock, so that
-        // the two views never both miss them.
-        // A transaction comes into sight there as a whole.
+        // A flush moves rows from the head to the tree under the write side of this lock, so the
+        // two views never both miss them. A transaction becomes visible as a whole under it.
         let (head, version, tombstones, transactions) = {
             let _view = self.rooms.view.read();
             let tombstones = self.ledger.tombstones.all();
@@ -63,11 +62,11 @@ impl Engine {
             true => Arc::new(hiding_all(&tombstones)),
             false => tombstones,
         };
-        // The index last: it knows every series that the head has rows of.
+        // The index last: it contains every series with rows in the head.
         let index = self.rooms.index.view();
         let merged_by_level = mutant!(self, MergedByLevel);
         let lists_deleted = mutant!(self, DeletedListed);
-        Snapshot(Arc::new(Frozen {
+        Snapshot(Arc::new(FrozenState {
             number,
             transactions,
             bits: self.rooms.bits,
@@ -93,12 +92,12 @@ impl Snapshot {
         self.0.transactions
     }
 
-    /// The same samples under the series that `index` knows.
+    /// The same samples, with the series of `index`.
     pub(crate) fn with_index(&self, index: IndexView) -> Snapshot {
-        Snapshot(Arc::new(Frozen { index, ..(*self.0).clone() }))
+        Snapshot(Arc::new(FrozenState { index, ..(*self.0).clone() }))
     }
 
-    /// The index as it was.
+    /// The frozen index.
     pub fn index(&self) -> &IndexView {
         &self.0.index
     }
@@ -108,8 +107,8 @@ impl Snapshot {
         self.0.head.has_data(group, range) || self.0.version.has_data(group, range)
     }
 
-    /// The samples of all members of some groups, one batch for each, in order: for those who look at groups
-    /// and not at series. Keys of the columns are 0.
+    /// Reads the samples of all members of some groups, one batch per group, in order: for callers
+    /// that process groups instead of series. Keys of the columns are 0.
     ///
     /// # Errors
     /// As [`Select::select`].
@@ -130,10 +129,10 @@ impl Snapshot {
         self.selected(of_groups(groups, context), range, context).read(0..group_count)
     }
 
-    /// What a table is made of, block by block; only what is of `group`, if one is named.
+    /// Describes a table block by block; only the contents of `group`, if one is named.
     ///
     /// # Errors
-    /// `NotFound` if there is no such table, `Unavailable` when its tier fails, those of `each`.
+    /// `NotFound` for an unknown table, `Unavailable` if its tier fails, those of `each`.
     pub fn inspect_table(
         &self,
         table: TableId,
@@ -143,8 +142,8 @@ impl Snapshot {
         self.0.version.inspect(table, group, each)
     }
 
-    /// Brings the directories into memory that [`Snapshot::has_data`] of these groups, which rise, looks at, in one round
-    /// trip, and keeps them there.
+    /// Loads the directories that [`Snapshot::has_data`] of these groups, in ascending order,
+    /// needs, in one round trip, and keeps them in memory.
     pub(crate) fn load_directories(
         &self,
         groups: &[GroupMatch],
@@ -163,14 +162,14 @@ impl Snapshot {
         Ok(self.matches_held(selection, context)?.0)
     }
 
-    /// As [`Snapshot::matches`], with the directories that tell.
+    /// As [`Snapshot::matches`], with the directories that decide.
     pub(crate) fn matches_held(
         &self,
         selection: &Selection,
         context: &QueryContext,
     ) -> Result<(Matches, Directories)> {
         let mut matches = self.find(selection, context)?;
-        // All in one round trip, in place of one each below.
+        // One round trip for all, instead of one each below.
         let directories =
             self.load_directories(&matches.groups, selection.range, &context.budget)?;
         let mut head = self.0.head.reader(selection.range);
@@ -182,7 +181,7 @@ impl Snapshot {
         Ok((matches, directories))
     }
 
-    /// The series that match, whether they have samples or not.
+    /// The matching series, with or without samples.
     pub(crate) fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let stats = &context.stats;
         stats.timed(&stats.select_ns, || {
@@ -230,7 +229,8 @@ impl Snapshot {
 
 impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
-        // Groups without samples in the range say so when they are read, which costs no more than asking them before.
+        // Groups without samples are detected when they are read, which costs no more than a check
+        // here.
         let found = self.find(selection, context)?;
         let selected = self.selected(found, selection.range, context);
         Ok(Box::new(SelectedGroups { holds_directories: true, ..selected }))
@@ -242,13 +242,13 @@ pub(crate) struct SelectedGroups {
     pub(crate) found: Matches,
     range: TimeRange,
     context: QueryContext,
-    /// Whether directories are this one's to hold: the caller has them otherwise.
+    /// Whether to hold directories here: false if the caller does.
     holds_directories: bool,
-    /// Those of all groups, from the first piece on that is not all in memory, whatever the cache has room for. Locked while
-    /// they are read: who waits finds them.
+    /// Directories of all groups, from the first piece that is not entirely in memory, regardless
+    /// of the cache's size. Locked while they are read, so that waiters find them.
     directories: Mutex<Option<Directories>>,
     read_ahead: Arc<ReadAhead>,
-    /// The same groups are asked for up to here next, in ranges as long as this one.
+    /// The caller will read the same groups up to here, in ranges of the same length.
     until: Option<Timestamp>,
 }
 
@@ -267,7 +267,7 @@ impl Selected for SelectedGroups {
 
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
         let mut batches = Vec::with_capacity(groups.len());
-        // Counts until the batches are handed on; there the caller counts them.
+        // Counts until the batches are returned; then the caller counts them.
         let mut held = self.context.budget.empty(Pool::Query);
         self.lend(groups, &mut |batch, bytes| {
             held.grow(bytes)?;
@@ -292,7 +292,8 @@ impl SelectedGroups {
         SelectedGroups { read_ahead: Arc::clone(read_ahead), until: Some(until), ..self }
     }
 
-    /// Hands the batch of each group, and its bytes, to `each`, which may take it. What is decoded is set aside.
+    /// Passes the batch of each group, and its bytes, to `each`, which may take it. Decoded data is
+    /// reserved.
     fn lend(
         &self,
         groups: Range<usize>,
@@ -303,14 +304,14 @@ impl SelectedGroups {
         let later = &self.found.groups[groups.end..];
         let groups = &self.found.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
-        // What it finds in memory stays while it lives, so that nothing is missing on both sides.
+        // Blocks found in memory stay while this lives, so that no sample is missed on both sides.
         let mut head = frozen.head.reader(self.range);
         let mut tables = self.read_tables(groups, later, &mut head)?.into_iter();
         let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
         hold(&mut held, table_bytes)?;
         let mut hidden = frozen.tombstones.walk(self.range);
         let mut slots = Vec::new();
-        let mut one = One::default();
+        let mut one = SingleMember::default();
         let (mut group_count, mut memory_bytes) = (0, 0);
         for found in groups {
             let mut sources = tables.next().unwrap_or_default();
@@ -345,8 +346,8 @@ impl SelectedGroups {
         Ok(())
     }
 
-    /// What tables have of each group; nothing at all if the head has everything. The slow tier may be asked for some of
-    /// `later` along with it.
+    /// Reads each group's columns from tables; returns nothing if the head has everything. Requests
+    /// to the slow tier may include some of `later`.
     fn read_tables(
         &self,
         groups: &[GroupMatch],
@@ -354,7 +355,7 @@ impl SelectedGroups {
         head: &mut HeadReader<'_>,
     ) -> Result<Vec<Vec<GroupColumns>>> {
         let frozen = &*self.snapshot.0;
-        // What the head still has, the tables need not be read for.
+        // Tables are not read for rows that the head still contains.
         let mut before = |group| head.complete_since(frozen.bits.shard(group), self.range);
         let youngest = groups.iter().map(|found| before(found.group)).max();
         if !youngest.is_some_and(|before| frozen.version.may_hold(self.range, before)) {
@@ -366,7 +367,7 @@ impl SelectedGroups {
             let mut directories = self.directories.lock();
             if directories.is_none() {
                 let (found, budget) = (&self.found.groups, &self.context.budget);
-                // In one round trip, in place of one for each piece.
+                // One round trip, instead of one for each piece.
                 *directories = Some(self.snapshot.load_directories(found, self.range, budget)?);
             }
         }
@@ -394,7 +395,7 @@ impl SelectedGroups {
                 slots: found.members.iter().map(|member| member.slot).collect(),
                 before: Some(before(found.group)),
             };
-            // Nothing is asked for in no time.
+            // An empty range requests nothing.
             let later = if range.is_empty() { &[] } else { later };
             UpcomingScan { range, groups: later.iter().map(ask).collect() }
         };
@@ -403,37 +404,37 @@ impl SelectedGroups {
     }
 }
 
-/// So many ranges of the same length behind `range`, up to `until`; empty if there are none.
+/// The `count` ranges of the same length behind `range`, up to `until`; empty if there are none.
 fn following(range: TimeRange, count: usize, until: Timestamp) -> TimeRange {
     let start = range.end.saturating_add(1);
     let len_ms = start.saturating_sub(range.start).saturating_mul(count as i64);
     TimeRange::new(start, range.end.saturating_add(len_ms).min(until))
 }
 
-/// Groups that the caller knows, without keys.
+/// Groups known to the caller, without keys.
 pub(crate) fn of_groups(groups: Vec<GroupMatch>, context: &QueryContext) -> Matches {
     Matches { keys: Vec::new(), groups, held: context.budget.empty(Pool::Query) }
 }
 
-/// One member that the head alone has, read into the memory of the one before.
+/// One member that only the head contains, read into reused buffers.
 #[derive(Default)]
-struct One {
+struct SingleMember {
     column: MemberColumn,
-    /// The last one that had samples.
+    /// The last one with samples.
     batch: ColumnBatch,
     none: ColumnBatch,
 }
 
-impl One {
-    /// The batch of a member; `None` if its pieces do not come in order of time. Who takes it from here costs the next one
-    /// an allocation.
+impl SingleMember {
+    /// The batch of a member; `None` if its pieces are not in order of time. A caller that takes
+    /// the batch costs the next member an allocation.
     fn read(
         &mut self,
         head: &mut HeadReader<'_>,
         (group, member): (GroupId, Member),
         range: TimeRange,
     ) -> Result<Option<&mut ColumnBatch>> {
-        // The values go back to where they are read into.
+        // The buffer of the values is used again.
         if let Some(ColumnValues::F64(values)) = self.batch.columns.pop().map(|last| last.values) {
             self.column.values = values;
         }
@@ -460,7 +461,7 @@ impl One {
     }
 }
 
-/// What a column and its times take.
+/// Bytes of a column and its times.
 fn one_bytes(column: &Column) -> u64 {
     let sample_bytes = size_of::<Timestamp>() + size_of::<f64>();
     (size_of::<Column>() + column.values.len() * sample_bytes) as u64
@@ -470,14 +471,14 @@ fn bytes_of(sources: &[GroupColumns]) -> u64 {
     sources.iter().map(|source| source.heap_bytes() as u64).sum()
 }
 
-/// Makes `held` at least `bytes`. It is not made smaller: the next group needs as much.
+/// Grows `held` to at least `bytes`. It does not shrink: the next group needs as much.
 fn hold(held: &mut Reservation, bytes: u64) -> Result<()> {
     held.grow(bytes.saturating_sub(held.bytes()))
 }
 
-impl Frozen {
-    /// Newest write wins by commit order, wherever it lies: a patch of level 2 is newer than the
-    /// level-1 table of the same partition.
+impl FrozenState {
+    /// The newest write wins by commit order, whatever its level: a patch of level 2 is newer than
+    /// the level-1 table of the same partition.
     fn merge(&self, mut sources: Vec<GroupColumns>, range: TimeRange) -> GroupColumns {
         sources.sort_by_key(|columns| columns.seq.max);
         if self.merged_by_level {
@@ -501,6 +502,6 @@ fn set_keys(batch: &mut ColumnBatch, found: &GroupMatch) {
         let slot: Slot = column.slot;
         column.key = members
             .find(|member| member.slot == slot)
-            .map_or_else(|| unreachable!("slot {slot:?} was not asked for"), |member| member.key);
+            .map_or_else(|| unreachable!("slot {slot:?} was not requested"), |member| member.key);
     }
 }

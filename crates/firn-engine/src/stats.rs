@@ -1,4 +1,4 @@
-//! Numbers about the engine: plain data, read at a moment.
+//! Statistics of the engine: plain data of one moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use firn_model::{BudgetUsage, CommitSeq, Timestamp};
 
 use crate::{Engine, RecoveryReport, RequestCounts};
 
-/// A number that only rises; counted per batch, never per sample.
+/// A monotonic counter; incremented per batch, never per sample.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -29,50 +29,51 @@ pub(crate) struct Counters {
     pub(crate) reads: Arc<ReadCounters>,
 }
 
-/// Pieces of queries (some groups in one range), by where their samples were.
+/// Pieces of queries (some groups in one range), by the location of their samples.
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounters {
     pub(crate) from_memory: Counter,
     pub(crate) from_tables: Counter,
 }
 
-/// The slow tier as this process knows it.
+/// The slow tier as known to this process.
 #[derive(Clone, Copy, Debug)]
 pub struct SlowTierStats {
-    /// Rises whenever a server claims the slow tier; 0 before this one has.
+    /// Incremented by every claim of the slow tier; 0 before this process's claim.
     pub epoch: u64,
-    /// Another server has taken it over: nothing is written any more.
+    /// Whether another server has taken the slow tier over: this one refuses writes.
     pub is_fenced: bool,
-    /// The newest timestamp that its own manifest names: what losing this machine cannot lose.
+    /// The newest timestamp that its manifest names: older data survives the loss of this machine.
     pub newest_ts: Option<Timestamp>,
-    /// What it was asked since the start.
+    /// Requests since the start.
     pub requests: RequestCounts,
 }
 
-/// What the rooms count.
+/// Statistics of the engine and its rooms.
 #[derive(Clone, Debug)]
 pub struct Stats {
     /// Values written since the start.
     pub samples_written: u64,
     /// Deletes since the start.
     pub deletes: u64,
-    /// Transactions that were committed since the start, deletes among them; those that changed nothing are not counted.
+    /// Transactions committed since the start, including deletes, without those that changed
+    /// nothing.
     pub transactions: u64,
-    /// Transactions that were refused since the start because another one touched what they had read.
+    /// Transactions refused since the start because another transaction touched their reads.
     pub conflicts: u64,
     /// Deletes that may still hide something.
     pub tombstones: u64,
-    /// Memory that they take.
+    /// Memory of those deletes.
     pub tombstone_bytes: u64,
     /// Flushes since the start.
     pub flushes: u64,
-    /// Pieces of queries (some groups in one range) that memory answered alone, since the start.
+    /// Pieces of queries (some groups in one range) answered from memory alone, since the start.
     pub reads_from_memory: u64,
-    /// Pieces of queries that tables were read for.
+    /// Pieces of queries that read tables.
     pub reads_from_tables: u64,
-    /// Series that left the index since the start, because no sample of them was left.
+    /// Series removed from the index since the start, because they have no samples.
     pub series_removed: u64,
-    /// Failed pieces of background work since the start.
+    /// Failed steps of background work since the start.
     pub maintenance_errors: u64,
     /// The newest commit.
     pub last_seq: CommitSeq,
@@ -88,12 +89,12 @@ pub struct Stats {
     pub tree: firn_tree::TreeStats,
     /// The slow tier.
     pub slow_tier: SlowTierStats,
-    /// What recovery met when this process started.
+    /// Findings of the recovery of this process.
     pub recovery: RecoveryReport,
 }
 
 impl Engine {
-    /// The numbers at this moment.
+    /// The current statistics.
     pub fn stats(&self) -> Stats {
         let tombstones = self.ledger.tombstones.all();
         Stats {

@@ -1,14 +1,14 @@
-//! Transactions: a frozen view that is read, a list of changes, and a commit that does all of them or none.
+//! Transactions: a frozen view to read, a list of changes, and a commit of all of them or none.
 //!
-//! Nothing is locked while a transaction is open. What it reads is remembered; [`Transaction::commit`] is refused with
-//! `Conflict` if another transaction touched any of that meanwhile, so those that commit are as if they
-//! had run one after the other (optimistic: read, then lock, validate, write). One that changes nothing
-//! has nothing to validate: its view is the state between two of them.
+//! An open transaction holds no lock. Its reads are recorded. [`Transaction::commit`] fails with
+//! `Conflict` if another transaction has touched any of them since, so committed transactions are
+//! serialisable (optimistic: read, then lock, validate, write). A transaction without changes is
+//! not validated: its view is the state between two others.
 //!
-//! An update is a newer sample and a delete a tombstone, wherever the old sample lies: both go through the head and flow
-//! down as ordinary input. Plain writes are no transactions: see docs/consistency.md.
+//! An update is a newer sample and a delete is a tombstone, wherever the old sample is stored. Both
+//! enter the head as ordinary input. Plain writes are no transactions: see `docs/consistency.md`.
 //!
-//! Source: DecLog 4.1; `commit` and `versions` say what differs.
+//! Source: DecLog, section 4.1; `commit` and `versions` describe the differences.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,56 +21,58 @@ use firn_model::{
     TimeRange, Timestamp,
 };
 
-use crate::commit::{Open, Work};
+use crate::commit::{CommitRequest, OpenTransaction};
 use crate::delete::UNFLUSHED_COUNT_MAX;
 use crate::snapshot::of_groups;
 use crate::versions::{Point, Reads};
 use crate::{Engine, Snapshot};
 
-/// Each is a tombstone that every reader looks at until tables were written anew.
+/// Each is a tombstone that every reader checks until tables are rewritten.
 const DELETE_COUNT_MAX: usize = 256;
 const RANGE_COUNT_MAX: usize = 1_024;
-// A change, and a point that was read, with what tree and hash set keep beside it.
+// A change or a point read, with the overhead of its tree or hash set.
 const CHANGE_BYTES: u64 = 64;
 
-/// An open transaction. Dropping it changes nothing. It holds a snapshot, and with it memory: commit or drop it soon.
+/// An open transaction. Dropping it changes nothing. It holds a snapshot, and with it memory:
+/// commit or drop it soon.
 #[derive(Debug)]
 pub struct Transaction<'a> {
     engine: &'a Engine,
     snapshot: Snapshot,
     reads: Reads,
-    /// What will be written; none of it is hidden by `deletes`.
+    /// Samples to write; `deletes` hide none of them.
     writes: BTreeMap<Point, f64>,
     deletes: Vec<Tombstone>,
-    /// Counts what is remembered, and what was read, which the caller may still have.
+    /// For the recorded reads and changes, and for results that the caller may still hold.
     memory: Reservation,
-    open: Open<'a>,
+    open: OpenTransaction<'a>,
 }
 
-/// One series of what [`Transaction::read`] found.
+/// One series that [`Transaction::read`] returns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeriesSamples {
     /// Its labels.
     pub labels: Labels,
     /// Its reference, for changes.
     pub series: SeriesRef,
-    /// At least one, times rising.
+    /// At least one, in ascending order of time.
     pub samples: Vec<Sample>,
 }
 
-/// What [`Transaction::commit`] did.
+/// Summary of [`Transaction::commit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommitReport {
     /// The commit; `None` if there was nothing to change.
     pub seq: Option<CommitSeq>,
     /// Samples inserted and updated.
     pub written_samples: u64,
-    /// Series that had samples deleted, as exact as [`Snapshot::has_data`]; one that two deletes touch counts twice.
+    /// Series with deleted samples, as exact as [`Snapshot::has_data`]; a series that two deletes
+    /// touch counts twice.
     pub deleted_series: u64,
 }
 
 impl Engine {
-    /// Opens a transaction over the present state.
+    /// Opens a transaction over the current state.
     ///
     /// # Errors
     /// `Busy` with too many open ones, `Closed`.
@@ -90,11 +92,12 @@ impl Engine {
 }
 
 impl Transaction<'_> {
-    /// The samples of all series that match, with the changes made here so far, series in no
-    /// particular order. The commit depends on them, and on no other ones being there.
+    /// Reads the samples of all matching series, including this transaction's changes, in no
+    /// particular order of series. The commit depends on them, and on the absence of others.
     ///
     /// # Errors
-    /// `Busy` without memory, `TooLarge` after too many, `Unavailable` or `Corrupt` from below.
+    /// `Busy` without memory, `TooLarge` after too many selections, `Unavailable` or `Corrupt` from
+    /// the rooms.
     pub fn read(&mut self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<SeriesSamples>> {
         self.depend_on(matchers, range)?;
         let (view, found) = self.find(matchers, range)?;
@@ -126,8 +129,8 @@ impl Transaction<'_> {
         Ok(out)
     }
 
-    /// The sample of a series at exactly `ts`, with the changes made here so far. The commit depends on it, or on its
-    /// absence.
+    /// Reads the sample of a series at exactly `ts`, including this transaction's changes. The
+    /// commit depends on it, or on its absence.
     ///
     /// # Errors
     /// As [`Transaction::read`].
@@ -156,15 +159,17 @@ impl Transaction<'_> {
         Ok(value)
     }
 
-    /// Writes a sample, whether there is one or not.
+    /// Writes a sample, whether or not one exists.
     ///
     /// # Errors
-    /// `Invalid` too far after the clock, `Busy` without memory. That the series does not exist shows at the commit.
+    /// `Invalid` for a timestamp too far in the future, `Busy` without memory. The commit reports
+    /// an unknown series.
     pub fn insert(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
-        let future_ms_max = self.engine.rooms.options.future_ms_max;
-        if ts > self.engine.rooms.env.clock.now_ms().saturating_add(future_ms_max) {
+        let latest = self.engine.rooms.latest_ts();
+        if ts > latest {
             return Err(Error::invalid(format!(
-                "the timestamp {ts} lies more than {future_ms_max} ms after the clock"
+                "insert refused: timestamp {ts} is too far in the future, the latest accepted is \
+                 {latest}; correct the clock of the sender"
             )));
         }
         self.put(series, ts, value)
@@ -177,22 +182,22 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Gives a sample that is there another value.
+    /// Replaces the value of an existing sample.
     ///
     /// # Errors
-    /// `NotFound` if there is none; the transaction may go on without. Those of [`Transaction::read`].
+    /// `NotFound` if there is none; the transaction can continue. Those of [`Transaction::read`].
     pub fn update(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
         if self.read_point(series, ts)?.is_none() {
             let labels =
                 self.engine.rooms.index.view().labels(series)?.unwrap_or_else(Labels::empty);
             return Err(Error::not_found(format!(
-                "{labels} has no sample at {ts} to update; insert it"
+                "{labels} has no sample at {ts}; insert it instead of updating it"
             )));
         }
         self.put(series, ts, value)
     }
 
-    /// Gives every sample that matches the value that `change` makes of it. Returns how many.
+    /// Replaces the value of every matching sample by the result of `change`. Returns their number.
     ///
     /// # Errors
     /// As [`Transaction::read`].
@@ -212,7 +217,7 @@ impl Transaction<'_> {
         Ok(count)
     }
 
-    /// Deletes the sample of a series at `ts`. Returns whether there was one.
+    /// Deletes the sample of a series at `ts`. Returns whether it existed.
     ///
     /// # Errors
     /// `TooLarge` after too many deletes of different times; those of [`Transaction::read`].
@@ -229,15 +234,16 @@ impl Transaction<'_> {
         Ok(own || is_stored)
     }
 
-    /// Deletes all samples in `range` of the series that match. Returns how many series had samples there,
-    /// as exact as [`Snapshot::has_data`]; those that only this transaction gave some do not count.
+    /// Deletes all samples in `range` of the matching series. Returns the number of series with
+    /// samples there, as exact as [`Snapshot::has_data`], without those that only this transaction
+    /// wrote.
     ///
     /// # Errors
     /// As [`Transaction::delete`].
     pub fn delete_range(&mut self, matchers: &[Matcher], range: TimeRange) -> Result<u64> {
         self.depend_on(matchers, range)?;
         let view = self.snapshot.with_index(self.engine.rooms.index.view());
-        // Not by way of `find`: the slow tier may be down.
+        // `find` is not used: the slow tier may be down.
         let nothing = Grouping::By(Vec::new());
         let found = view.index().matches(matchers, &nothing, &self.context())?;
         self.writes.retain(|&(series, ts), _| !(range.contains(ts) && selects(&found, series)));
@@ -261,21 +267,22 @@ impl Transaction<'_> {
             None if self.deletes.len() < DELETE_COUNT_MAX => self.deletes.push(deleted),
             None => {
                 return Err(Error::too_large(format!(
-                    "over {DELETE_COUNT_MAX} ranges of time to delete in one transaction: delete \
-                     longer ranges, or use several transactions"
+                    "transaction too large: it deletes more than {DELETE_COUNT_MAX} time ranges; \
+                     delete longer ranges, or use several transactions"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Does all changes at once, or none. When this returns they are durable (by `log.sync`) and visible
-    /// everywhere. Without changes nothing is validated and nothing can fail.
+    /// Applies all changes at once, or none. On return they are durable (by `log.sync`) and visible
+    /// in all shards. Without changes nothing is validated and nothing can fail.
     ///
     /// # Errors
-    /// `Conflict`: another transaction changed what this one read; begin anew. `NotFound` for a series that does not
-    /// exist, `TooLarge` for more than a log segment has room for, `Busy`, `Unavailable` when the log device is full or
-    /// fails, `Closed`. Then nothing is changed, but after a failure of the device and a crash it may be.
+    /// `Conflict` if another transaction changed data that this one read: begin again. `NotFound`
+    /// for an unknown series, `TooLarge` for more changes than fit into a log segment, `Busy`,
+    /// `Unavailable` if the log device is full or fails, `Closed`. Then nothing is changed, except
+    /// that after a failure of the device and a crash it may be.
     pub fn commit(self) -> Result<CommitReport> {
         let Transaction { engine, snapshot, reads, writes, deletes, memory, open } = self;
         if writes.is_empty() && deletes.is_empty() {
@@ -287,9 +294,9 @@ impl Transaction<'_> {
         let deleted_series = deletes.iter().map(Tombstone::series_count).sum();
         let deletes: Vec<Arc<Tombstone>> = deletes.into_iter().map(Arc::new).collect();
         let (begun, delete_count) = (snapshot.transactions(), deletes.len() as u64);
-        // What it keeps from being dropped is not needed any more.
+        // Releases the memory that the snapshot pins.
         drop(snapshot);
-        let work = Work { reads: &reads, begun, rows, deletes };
+        let work = CommitRequest { reads: &reads, begun, rows, deletes };
         let seq = engine.commit(work)?;
         drop((open, memory));
         engine.counters.transactions.add(1);
@@ -308,15 +315,16 @@ impl Transaction<'_> {
         }
         if self.reads.ranges.len() >= RANGE_COUNT_MAX {
             return Err(Error::too_large(format!(
-                "over {RANGE_COUNT_MAX} selections in one transaction: select more at once"
+                "transaction too large: it has more than {RANGE_COUNT_MAX} selections; select more \
+                 series at once"
             )));
         }
         self.reads.ranges.push((matchers.to_vec(), range));
         Ok(())
     }
 
-    /// What matches now: series that were defined since the beginning have no sample in the snapshot, but this
-    /// transaction may have given them some.
+    /// The series that match now. Series defined since the transaction began have no sample in its
+    /// snapshot, but the transaction may have written some.
     fn find(&self, matchers: &[Matcher], range: TimeRange) -> Result<(Snapshot, Matches)> {
         let view = self.snapshot.with_index(self.engine.rooms.index.view());
         let selection =
@@ -345,7 +353,7 @@ fn samples_of(batch: &ColumnBatch, slot: Slot) -> Result<Vec<Sample>> {
     };
     let Column { time_idx, presence, values, .. } = column;
     let ColumnValues::F64(values) = values else {
-        return Err(Error::internal("a transaction reads columns of doubles only"));
+        return Err(Error::internal("a transaction can read columns of doubles only"));
     };
     let times = &batch.times[*time_idx as usize];
     let sample = |(&ts, &value): (&Timestamp, &f64)| Sample { ts, value };
@@ -355,7 +363,7 @@ fn samples_of(batch: &ColumnBatch, slot: Slot) -> Result<Vec<Sample>> {
     })
 }
 
-/// Puts samples over others; both by rising times.
+/// Replaces and adds samples; both lists are in ascending order of time.
 fn overlay(samples: &mut Vec<Sample>, over: impl Iterator<Item = Sample>) {
     let mut over = over.peekable();
     if over.peek().is_none() {

@@ -1,11 +1,11 @@
 //! Upkeep of the index: many files become few, and series without samples are removed.
 //!
-//! A series may be removed when no table and no memory contains a sample of it, because retention or
-//! an applied delete dropped them all. Directories of tables list the members of every group. A
+//! A series may be removed when no table and no memory contains a sample of it, because retention
+//! or an applied delete dropped them all. Directories of tables list the members of every group. A
 //! writer may still hold a reference, so a removal has three steps. First the index is rewritten
 //! without the series. Then they are announced as *leaving*: a write to one of them records a
-//! disturbance. At last, with no write in flight, the manifest names the new file and references get
-//! a new generation, if there was no disturbance and a second search finds no sample. So no
+//! disturbance. At last, with no write in flight, the manifest names the new file and references
+//! get a new generation, if there was no disturbance and a second search finds no sample. So no
 //! acknowledged row loses its labels.
 
 use std::cell::RefCell;
@@ -22,8 +22,8 @@ use firn_model::{
 use firn_tree::Version;
 use parking_lot::{Mutex, RwLock};
 
+use crate::edit::{Edit, Room};
 use crate::ledger::Ledger;
-use crate::manifest::{Edit, Room};
 use crate::pressure::Pressure;
 use crate::rooms::Rooms;
 use crate::stats::Counter;
@@ -35,25 +35,25 @@ const RETRY_MS: i64 = 10 * 60_000;
 
 /// Series that leave the index if the removal in progress succeeds.
 #[derive(Debug, Default)]
-pub(crate) struct Leaving {
+pub(crate) struct LeavingSeries {
     series: HashSet<SeriesRef>,
     /// Whether one of them was written.
     is_disturbed: AtomicBool,
-    /// The index part whose commit failed: after a crash the series may be gone. They are not
+    /// The index part whose commit failed: after a crash the series may be removed. They are not
     /// written until a new manifest settles it.
     uncertain: Option<Vec<u8>>,
 }
 
 /// The index's memory, the series that are leaving it, and when upkeep is due.
 ///
-/// Lock order: `leaving` before the flush lane and the manifest's lock; `memory` is held alone, except
-/// for the locks that reclaiming memory takes.
+/// Lock order: `leaving` before the flush lane and the manifest's lock; `memory` is held alone,
+/// except for the locks that reclaiming memory takes.
 #[derive(Debug)]
 pub(crate) struct IndexUpkeep {
     /// Reservation of the index's memory. Held while series are defined.
     pub(crate) memory: Mutex<Reservation>,
     /// Read by every write until its rows are visible.
-    pub(crate) leaving: RwLock<Leaving>,
+    pub(crate) leaving: RwLock<LeavingSeries>,
     /// Whether data was dropped since the last removal.
     is_data_gone: AtomicBool,
     removal_at_ms: AtomicI64,
@@ -70,7 +70,7 @@ pub(crate) enum UpkeepWork {
     SeriesRemoved,
 }
 
-impl Leaving {
+impl LeavingSeries {
     /// Records a batch that is about to be written.
     ///
     /// # Errors
@@ -84,8 +84,8 @@ impl Leaving {
         if batch.cells().iter().any(is_leaving) {
             if self.uncertain.is_some() {
                 return Err(Error::unavailable(
-                    "write refused: removing series from the index failed, and it is unknown whether \
-                     they are gone; retry",
+                    "write refused: removing series from the index failed with an unknown \
+                     outcome; retry",
                 ));
             }
             self.is_disturbed.store(true, Relaxed);
@@ -111,8 +111,8 @@ struct Presence<'a> {
 }
 
 impl Presence<'_> {
-    /// The members in `slots` without a sample. A member counts as present if it cannot be decided, or
-    /// if a delete that is not applied yet hides its samples.
+    /// The members in `slots` without a sample. A member counts as present if it cannot be decided,
+    /// or if a delete that is not applied yet hides its samples.
     fn absent(&self, group: GroupId, slots: &[u32]) -> Vec<Slot> {
         let all = TimeRange::ALL;
         let mut absent: Vec<Slot> = slots.iter().map(|&slot| Slot(slot)).collect();
@@ -237,7 +237,7 @@ impl IndexUpkeep {
         let series = removal.dropped.iter().flat_map(|(group, slots)| {
             slots.iter().map(|&slot| SeriesRef { group: *group, slot: Slot(slot) })
         });
-        let leaving = Leaving { series: series.collect(), ..Leaving::default() };
+        let leaving = LeavingSeries { series: series.collect(), ..LeavingSeries::default() };
         let count = leaving.series.len() as u64;
         probe!(rooms, SeriesLeave);
         if mutant!(rooms, SeriesRemovedUnchecked) {
@@ -257,10 +257,10 @@ impl IndexUpkeep {
         }
         // Writes wait until references have a new generation.
         if let Err(e) = self.apply(rooms, ledger, removal.part.clone()) {
-            *leaving = Leaving {
+            *leaving = LeavingSeries {
                 series: leaving_series,
                 uncertain: Some(removal.part),
-                ..Leaving::default()
+                ..LeavingSeries::default()
             };
             return Err(e);
         }

@@ -1,13 +1,15 @@
-//! What transactions touched since the oldest open one began: the side table that validation asks.
+//! Changes of transactions since the oldest open one began: the side table for validation.
 //!
-//! A point's entry is its *uts*, the number of the transaction that touched it last; a point without an entry was not
-//! touched since. Ranges are asked by group and partition of time, so that a sample, or a whole series, that came into
-//! a range after it was read is seen. Plain inserts leave nothing here.
+//! The entry of a point is its *uts*, the number of the last transaction that touched it. A point
+//! without an entry was not touched since. Ranges are looked up by group and time partition, so
+//! that a sample or a series that entered a range after it was read is found. Plain inserts are not
+//! recorded.
 //!
-//! Source: DecLog 4.1 (extended timestamp, rules 3 and 4, validation in three steps). There the uts counts the updates
-//! of one point in 10 bits, starts again at every checkpoint and blocks updates meanwhile. Ours is the commit's
-//! number: it never starts again, so a checkpoint resets nothing and no epoch is needed to tell old from new; "was this
-//! touched since I began" is one comparison; and an entry can go as soon as no open transaction is older.
+//! Source: DecLog, section 4.1 (extended timestamp, rules 3 and 4, validation in three steps).
+//! There the uts counts the updates of a point in 10 bits, restarts at every checkpoint and blocks
+//! updates meanwhile. Here it is the commit's number, which never restarts: a checkpoint resets
+//! nothing, no epoch is needed, the check is one comparison, and an entry is dropped once no open
+//! transaction is older.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,37 +21,37 @@ use firn_model::{
     SeriesRef, TimeRange, Timestamp,
 };
 
-/// Ranges are told apart this finely.
+/// Resolution of range lookups.
 const PARTITION_MS: i64 = 15 * 60_000;
-// Of the tables' entries and what a hash map keeps free.
+// Bytes of an entry in a table, with the free slots of a hash map.
 const ENTRY_BYTES: u64 = 72;
 const PRUNE_COUNT_MIN: usize = 1_024;
 
-/// One sample's place.
+/// A series and a time.
 pub(crate) type Point = (SeriesRef, Timestamp);
 
-/// What a transaction looked at.
+/// The reads of a transaction.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     pub(crate) points: HashSet<Point>,
     pub(crate) ranges: Vec<(Vec<Matcher>, TimeRange)>,
 }
 
-/// What was touched, and when last.
+/// The changes of transactions, and the last change of each point.
 #[derive(Debug)]
 pub(crate) struct Versions {
     points: HashMap<Point, CommitSeq>,
     pieces: HashMap<(GroupId, i64), CommitSeq>,
     deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
-    /// The newest that touched anything.
+    /// The newest transaction that touched anything.
     newest: CommitSeq,
-    /// Who began before this cannot be told what was touched since.
+    /// Changes since before this number are incomplete: older transactions conflict.
     floor: CommitSeq,
     memory: Reservation,
     prune_at: usize,
 }
 
-/// When the open transactions began.
+/// The numbers at which open transactions began, with their counts.
 #[derive(Debug, Default)]
 pub(crate) struct OpenSet(BTreeMap<CommitSeq, usize>);
 
@@ -66,10 +68,11 @@ impl Versions {
         }
     }
 
-    /// What another transaction touched of `reads` since `begun`, in words; `None` if nothing.
+    /// Describes a change by another transaction to one of `reads` since `begun`; `None` if there
+    /// is none.
     ///
     /// # Errors
-    /// `Corrupt` when a damaged index segment may have a series that matches.
+    /// `Corrupt` if a damaged index segment may contain a matching series.
     pub(crate) fn find_conflict(
         &self,
         reads: &Reads,
@@ -117,9 +120,10 @@ impl Versions {
         if touched.peek().is_none() {
             return Ok(false);
         }
-        // Asked again: a group may have come that was not there when it was read.
+        // Matched again, because a group may have been defined since the read.
         let nothing = Grouping::By(Vec::new());
-        // Locks are held that giving memory back may want, so none is asked for: groups are all that is laid out.
+        // The caller holds locks that reclaiming memory may need, so nothing is reserved. Only
+        // groups are built.
         let groups = index.matches(matchers, &nothing, &QueryContext::unbounded())?.groups;
         Ok(touched.any(|group| groups.binary_search_by_key(&group, |found| found.group).is_ok()))
     }
@@ -128,12 +132,12 @@ impl Versions {
         self.deletes.iter().filter(move |one| one.0 > begun).map(|one| &*one.1)
     }
 
-    /// Transaction `seq`, the newest so far, touches these.
+    /// Records the changes of transaction `seq`, the newest so far.
     pub(crate) fn touch(&mut self, seq: CommitSeq, rows: &RowBatch, deletes: &[Arc<Tombstone>]) {
         self.newest = seq;
         let deleted_bytes: u64 = deletes.iter().map(|one| one.heap_bytes()).sum();
         if self.memory.grow(2 * rows.len() as u64 * ENTRY_BYTES + deleted_bytes).is_err() {
-            // Whoever is open now has to begin anew.
+            // All open transactions will conflict and retry.
             self.forget_all();
             return;
         }
@@ -145,7 +149,8 @@ impl Versions {
         self.deletes.extend(deletes.iter().map(|deleted| (seq, Arc::clone(deleted))));
     }
 
-    /// Forgets what no transaction that began at `oldest` or later asks for, when that is worth a walk.
+    /// Drops entries that no transaction that began at `oldest` or later needs, if a walk is
+    /// worthwhile.
     pub(crate) fn prune(&mut self, oldest: CommitSeq) {
         if self.count() < self.prune_at {
             return;

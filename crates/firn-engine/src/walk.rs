@@ -1,10 +1,12 @@
-//! A walk over series: all samples of all that matches, series by series, without ever holding much of it.
+//! A walk over series: all samples of all matching series, in order of labels, in bounded memory.
 //!
-//! Storage is by group and time, the answer by labels: series that are neighbours in the answer lie in different
-//! groups, and all samples of one may be too many to hold. So the walk sorts the label sets first and then takes *batches*
-//! of neighbouring series, as many as fit into its buffers, and reads each in *windows* of time: short at first,
-//! longer while little is found; of the slow tier the next windows are read along with one. A batch that turns out too large is cut, and what was cut off comes with the next; a
-//! series that is too large alone is handed out in runs.
+//! Storage is ordered by group and time, the result by labels: neighbouring series in the result
+//! are in different groups, and all samples of one may not fit into memory. So the walk sorts the
+//! label sets first and then processes *batches* of neighbouring series, as many as fit into its
+//! buffers. It reads each batch in *windows* of time: short at first, longer while they contain
+//! little. Requests to the slow tier include the next windows. A batch that turns out too large is
+//! cut, and its remainder comes with the next. A series that alone is too large is returned in
+//! runs.
 
 use std::sync::Arc;
 
@@ -19,16 +21,16 @@ use firn_tree::{Directories, ReadAhead};
 use crate::Snapshot;
 use crate::snapshot::of_groups;
 
-/// What to walk over, and how.
+/// The selection of a walk, and its limits.
 #[derive(Clone, Debug)]
 pub struct WalkOptions {
-    /// All must hold.
+    /// All must match.
     pub matchers: Vec<Matcher>,
-    /// Both ends inside.
+    /// Both ends inclusive.
     pub range: TimeRange,
-    /// Labels that every series gets, unless it has the name; the order is by the labels that result.
+    /// Labels added to every series that lacks the name. The order is that of the resulting labels.
     pub extra: Labels,
-    /// About how many samples may be in memory at one time, 16 bytes each; at least 1.
+    /// Approximate maximum number of samples in memory, 16 bytes each; at least 1.
     pub samples_max: usize,
 }
 
@@ -40,57 +42,57 @@ pub struct SeriesWalk {
     range: TimeRange,
     samples_max: usize,
     /// Sorted by labels.
-    series: Vec<Walked>,
-    /// Where the batch begins in `series`, and what was read of it.
+    series: Vec<WalkedSeries>,
+    /// Start of the batch in `series`, and its samples.
     first: usize,
-    batch: Vec<Samples>,
-    /// How many of the batch were handed out.
+    batch: Vec<SeriesBuffer>,
+    /// Number of series of the batch that were returned.
     given_count: usize,
-    /// What is left of a batch of one series that is too large to be read at once.
-    rest: Option<Rest>,
+    /// Rest of a batch of one series that is too large to be read at once.
+    rest: Option<WalkPosition>,
     /// Series to try in the next batch.
     batch_len: usize,
-    /// Of all windows.
+    /// Shared by all windows.
     read_ahead: Arc<ReadAhead>,
-    /// Of all tables that are read, brought here at once.
+    /// Directories of all tables that are read, loaded at once.
     _directories: Directories,
     /// For label sets and buffers.
     held: Reservation,
     list_bytes: u64,
 }
 
-/// Some samples of one series, times rising.
+/// Some samples of one series, in ascending order of time.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// The series' place among those of the walk; the same for several runs that follow each other.
+    /// Position of the series in the walk; the same for consecutive runs of one series.
     pub series_idx: usize,
     /// Its labels.
     pub labels: &'a Labels,
     /// At least one.
     pub times: &'a [Timestamp],
-    /// As many.
+    /// As many as `times`.
     pub values: &'a [f64],
 }
 
 #[derive(Debug)]
-struct Walked {
+struct WalkedSeries {
     labels: Labels,
     series: SeriesRef,
 }
 
 #[derive(Debug, Default)]
-struct Samples {
+struct SeriesBuffer {
     times: Vec<Timestamp>,
     values: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct WalkPosition {
     from: Timestamp,
     window_ms: i64,
 }
 
-// The first window of a batch: 60 samples a series at the usual 15 s, and few even at one a second.
+// The first window of a batch: 60 samples a series at 15 s, and few even at 1 s.
 const WINDOW_MS_MIN: i64 = 15 * 60_000;
 const WINDOW_GROWTH: i64 = 4;
 // Series of the first batch and of the largest: their blocks are read together, 16 KiB each.
@@ -99,8 +101,9 @@ const BATCH_LEN_MAX: usize = 256;
 const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
 
 impl Snapshot {
-    /// A walk over all series that match, in order of their labels, and over the samples of each in order of time.
-    /// Holds the label sets and some [`WalkOptions::samples_max`] samples; they are reserved in the context's budget.
+    /// A walk over all matching series in order of their labels, and over the samples of each in
+    /// order of time. Holds the label sets and about [`WalkOptions::samples_max`] samples, reserved
+    /// in the context's budget.
     ///
     /// # Errors
     /// As [`firn_model::Select::select`].
@@ -116,10 +119,11 @@ impl Snapshot {
                 let Some(labels) = found.keys.get(member.key as usize) else { continue };
                 let labels = with_extra(labels, &options.extra);
                 let series_ref = SeriesRef { group: group.group, slot: member.slot };
-                series.push(Walked { labels, series: series_ref });
+                series.push(WalkedSeries { labels, series: series_ref });
             }
         }
-        let bytes = |walked: &Walked| walked.labels.as_encoded().len() + size_of::<Walked>();
+        let bytes =
+            |walked: &WalkedSeries| walked.labels.as_encoded().len() + size_of::<WalkedSeries>();
         let list_bytes = series.iter().map(bytes).sum::<usize>() as u64;
         let held = context.budget.reserve(Pool::Query, list_bytes)?;
         series.sort_unstable_by(|a, b| a.labels.cmp(&b.labels));
@@ -143,10 +147,10 @@ impl Snapshot {
 }
 
 impl SeriesWalk {
-    /// The next samples; `None` at the end. Series without samples in the range are left out.
+    /// The next samples; `None` at the end. Series without samples in the range are skipped.
     ///
     /// # Errors
-    /// As [`firn_model::Selected::read`]. The walk is of no use afterwards.
+    /// As [`firn_model::Selected::read`]. The walk cannot continue afterwards.
     pub fn next_run(&mut self) -> Result<Option<Run<'_>>> {
         loop {
             let rest = self.batch.get(self.given_count..).unwrap_or_default();
@@ -164,23 +168,25 @@ impl SeriesWalk {
         Ok(Some(Run { series_idx, labels, times: &samples.times, values: &samples.values }))
     }
 
-    /// Replaces the batch, all of which was handed out, by the next or by more of its only series; whether there
-    /// was one.
+    /// Replaces the batch, which was returned completely, by the next or by more of its only
+    /// series. Returns whether there was one.
     fn read_batch(&mut self) -> Result<bool> {
         let rest = self.rest.take();
         if rest.is_none() {
             self.first += self.batch.len();
             let len = self.batch_len.min(self.series.len() - self.first);
-            self.batch.resize_with(len, Samples::default);
+            self.batch.resize_with(len, SeriesBuffer::default);
         }
-        self.batch.iter_mut().for_each(Samples::clear);
+        self.batch.iter_mut().for_each(SeriesBuffer::clear);
         self.given_count = 0;
         if self.batch.is_empty() {
             return Ok(false);
         }
         let start = match rest {
             Some(rest) => Some(rest),
-            None => self.first_data(self.range).map(|from| Rest { from, window_ms: WINDOW_MS_MIN }),
+            None => self
+                .first_data(self.range)
+                .map(|from| WalkPosition { from, window_ms: WINDOW_MS_MIN }),
         };
         self.read_windows(start)?;
         if self.batch.len() == self.batch_len && self.sample_count() < self.samples_max / 2 {
@@ -191,9 +197,10 @@ impl SeriesWalk {
         Ok(true)
     }
 
-    /// Reads windows from `next` on to the end of the range, or until a batch of one is large enough.
-    fn read_windows(&mut self, mut next: Option<Rest>) -> Result<()> {
-        while let Some(Rest { from, mut window_ms }) = next {
+    /// Reads windows from `next` to the end of the range, or until a batch of one series is large
+    /// enough.
+    fn read_windows(&mut self, mut next: Option<WalkPosition>) -> Result<()> {
+        while let Some(WalkPosition { from, mut window_ms }) = next {
             let to = from.saturating_add(window_ms - 1).min(self.range.end);
             let count = self.read_window(TimeRange::new(from, to))?;
             if count > self.samples_max / 2 {
@@ -201,7 +208,7 @@ impl SeriesWalk {
             } else if count < self.samples_max / 8 {
                 window_ms = window_ms.saturating_mul(WINDOW_GROWTH);
             }
-            next = (to < self.range.end).then(|| Rest { from: to + 1, window_ms });
+            next = (to < self.range.end).then(|| WalkPosition { from: to + 1, window_ms });
             if self.batch.len() == 1 && self.sample_count() >= self.samples_max / 2 {
                 self.rest = next;
                 return Ok(());
@@ -213,15 +220,15 @@ impl SeriesWalk {
         Ok(())
     }
 
-    /// Behind an empty window: to where the batch has samples again, with care.
-    fn skip_gap(&self, rest: Rest) -> Option<Rest> {
+    /// Moves from an empty window to the next samples of the batch.
+    fn skip_gap(&self, rest: WalkPosition) -> Option<WalkPosition> {
         let from = self.first_data(TimeRange::new(rest.from, self.range.end))?;
-        // Where nothing is skipped it is only not known that nothing is there: on with longer windows.
+        // If nothing was skipped, the next window may be empty too: continue with longer windows.
         let window_ms = if from > rest.from { WINDOW_MS_MIN } else { rest.window_ms };
-        Some(Rest { from, window_ms })
+        Some(WalkPosition { from, window_ms })
     }
 
-    /// The first moment in `range` at which a series of the batch may have samples.
+    /// The first time in `range` at which a series of the batch may have samples.
     fn first_data(&self, range: TimeRange) -> Option<Timestamp> {
         let (head, version) = (self.snapshot.head(), self.snapshot.version());
         let batch = self.series.iter().skip(self.first).take(self.batch.len());
@@ -233,7 +240,8 @@ impl SeriesWalk {
         first.min()
     }
 
-    /// Appends what the batch has in `window` and cuts the batch if that is too much; how many samples were read.
+    /// Appends the samples of the batch in `window`, and cuts the batch if there are too many.
+    /// Returns the number of samples read.
     fn read_window(&mut self, window: TimeRange) -> Result<usize> {
         self.context.cancel.check()?;
         let groups = self.batch_groups();
@@ -255,7 +263,7 @@ impl SeriesWalk {
         Ok(count)
     }
 
-    /// The batch as storage is asked for it; keys are places in the batch.
+    /// The batch as groups for a read; keys are positions in the batch.
     fn batch_groups(&self) -> Vec<GroupMatch> {
         let batch = self.series.iter().skip(self.first).take(self.batch.len());
         let mut refs: Vec<(SeriesRef, u32)> =
@@ -276,15 +284,15 @@ impl SeriesWalk {
     }
 }
 
-impl Samples {
+impl SeriesBuffer {
     fn clear(&mut self) {
         self.times.clear();
         self.values.clear();
     }
 }
 
-/// Appends columns to the samples that their keys name; how many samples.
-fn take_columns(columns: ColumnBatch, batch: &mut [Samples]) -> Result<usize> {
+/// Appends columns to the samples that their keys name. Returns the number of samples.
+fn take_columns(columns: ColumnBatch, batch: &mut [SeriesBuffer]) -> Result<usize> {
     let mut count = 0;
     for column in &columns.columns {
         let times = &columns.times[column.time_idx as usize];

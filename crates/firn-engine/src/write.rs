@@ -1,4 +1,4 @@
-//! The way of a write: resolve, log, head, on one page.
+//! The write path on one page: refuse, log and stage, make durable, publish.
 
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, SegmentNo, StreamId};
@@ -10,13 +10,13 @@ use firn_model::{
 use crate::Engine;
 use crate::sequence::InFlight;
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteReport {
-    /// Values that are durable and visible; of several for one series and time each counts, though only the
-    /// last can be seen.
+    /// Values that are durable and visible. Several values of one series and time count separately,
+    /// though only the last is visible.
     pub written: u64,
-    /// Values refused because they lie too far after the clock, and the first of them.
+    /// Values refused because their timestamp is later than [`Engine::latest_ts`].
     pub too_far_ahead: u64,
     /// The largest refused timestamp.
     pub too_far_ahead_max: Option<Timestamp>,
@@ -24,7 +24,7 @@ pub struct WriteReport {
     pub unknown: u64,
 }
 
-/// Rows of one shard on their way: in the log's buffer, not yet durable.
+/// Rows of one shard in the log's buffer, not yet durable.
 struct Staged<'a> {
     shard: ShardId,
     stream: StreamId,
@@ -34,18 +34,19 @@ struct Staged<'a> {
 }
 
 impl Engine {
-    /// Writes a batch. When this returns, all that the report calls written is durable (by
-    /// `log.sync`) and visible. Cells that are refused do not hinder the others.
+    /// Writes a batch. On return, all values that the report counts as written are durable (by
+    /// `log.sync`) and visible. Refused cells do not affect the others.
     ///
     /// # Errors
-    /// `Busy` without memory or with too long a log, `Unavailable` when the log device is full or
-    /// fails, `Corrupt` when a damaged index segment may have a series, `Closed`. Then nothing is acknowledged, though parts may turn out to be durable.
+    /// `Busy` without memory or with too long a log, `Unavailable` if the log device is full or
+    /// fails, `Corrupt` if a damaged index segment may contain a series, `Closed`. Then nothing is
+    /// acknowledged, though parts may survive.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.write_as_of(batch, None)
     }
 
-    /// As [`Engine::write`], for references that this engine gave out since [`Engine::generation`] said
-    /// `generation`: as long as that holds nobody looks whether they exist.
+    /// As [`Engine::write`], for references resolved at [`Engine::generation`] `generation`. While
+    /// the generation is the same, their existence is not checked.
     ///
     /// # Errors
     /// As [`Engine::write`].
@@ -56,7 +57,7 @@ impl Engine {
     fn write_as_of(&self, batch: &mut RowBatch, generation: Option<u32>) -> Result<WriteReport> {
         self.rooms.wakeup.check_open()?;
         self.slow.check_writable(&self.rooms)?;
-        // Until the rows are visible no series leaves the index.
+        // No series is removed from the index until the rows are visible.
         let leaving = self.upkeep.leaving.read();
         let is_known = generation == Some(self.rooms.index.generation());
         let mut report = self.refuse(batch, is_known)?;
@@ -64,12 +65,12 @@ impl Engine {
             return Ok(report);
         }
         leaving.note(batch)?;
-        // Before the sort drops what the batch itself overwrites: who sent it wants it counted.
+        // Counted before the sort drops values that the batch itself overwrites.
         let value_count = batch.len() as u64;
         batch.sort(self.rooms.bits);
         self.flusher.ensure_log_started(&self.rooms.log)?;
         self.pressure.admit_write(&self.rooms)?;
-        // Memory first: after the log has the rows nothing may fail.
+        // Memory first: nothing may fail once the rows are logged.
         let mut memory = match mutant!(self, MemoryNotReserved) {
             true => self.rooms.budget.empty(Pool::Head),
             false => {
@@ -80,8 +81,8 @@ impl Engine {
         let logged = batch
             .by_shard()
             .try_for_each(|rows| self.log_and_stage(rows, &mut memory, &mut staged));
-        // Also when a later shard failed: what is staged may have rows of others behind it.
-        self.make_durable(&staged).inspect_err(|_| self.give_up(&staged))?;
+        // Also if a later shard failed: rows of other writers may follow the staged ones.
+        self.make_durable(&staged).inspect_err(|_| self.roll_back(&staged))?;
         self.publish(&staged);
         logged?;
         report.written = value_count;
@@ -89,10 +90,10 @@ impl Engine {
         Ok(report)
     }
 
-    /// Takes out what may not be written and says so.
+    /// Removes cells that may not be written, and counts them.
     fn refuse(&self, batch: &mut RowBatch, is_known: bool) -> Result<WriteReport> {
         let mut report = WriteReport::default();
-        let latest = self.rooms.env.clock.now_ms().saturating_add(self.rooms.options.future_ms_max);
+        let latest = self.rooms.latest_ts();
         let series = |cell: &Cell| SeriesRef { group: cell.group, slot: cell.slot };
         if batch.cells().iter().all(|cell| cell.ts <= latest)
             && (is_known
@@ -118,8 +119,8 @@ impl Engine {
         failed.map_or(Ok(report), Err)
     }
 
-    /// One shard's rows: encoded once, into the log's buffer and the head's arena, under the
-    /// shard's lock so that both have the same order.
+    /// Encodes one shard's rows once and puts the bytes into the log's buffer and the head's arena,
+    /// under the shard's lock so that both have the same order.
     fn log_and_stage<'a>(
         &'a self,
         rows: ShardRows<'_>,
@@ -154,7 +155,7 @@ impl Engine {
             let payload = shard.encode(in_flight.seq, rows, tip.segment.0);
             let entry =
                 |kind, payload| EntryRef { kind, shard: rows.shard, seq: in_flight.seq, payload };
-            // New series first: replay must know them before their rows.
+            // New series first: replay needs them before their rows.
             let entries =
                 [entry(EntryKind::Definition, &definitions), entry(EntryKind::Rows, payload)];
             let entries = if definitions.is_empty() { &entries[1..] } else { &entries[..] };
@@ -165,14 +166,14 @@ impl Engine {
                     }
                     return Ok((tip.segment, position));
                 }
-                // The next segment begins: it must hold whole rows first, so encode again.
+                // A new segment begins with whole rows, so the rows are encoded again.
                 Append::Rotated => {}
             }
         }
     }
 
-    /// Announces to the cache that a change may or may not survive a crash. Called before its number
-    /// counts as arrived.
+    /// Announces to the cache that a change may or may not survive a crash. Called before its
+    /// number counts as arrived.
     pub(crate) fn announce_doubt(&self) {
         if !mutant!(self, FailedCommitNotAnnounced) {
             self.changes.announce_doubt();
@@ -206,9 +207,9 @@ impl Engine {
         }
     }
 
-    /// A commit failed: what of it is durable becomes visible, the rest is dropped, and the next
-    /// rows do not lean on it.
-    fn give_up(&self, staged: &[Staged<'_>]) {
+    /// After a failed commit: publishes its durable rows, drops the others, and makes the next rows
+    /// independent of them.
+    fn roll_back(&self, staged: &[Staged<'_>]) {
         self.announce_doubt();
         probe!(self, CommitFailed);
         for one in staged {

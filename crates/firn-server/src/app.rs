@@ -109,7 +109,6 @@ impl App {
         let config = &self.config;
         let limits = IngestLimits {
             labels: config.label_limits(),
-            future_ms_max: config.future_max.ms(),
             request_bytes_max: config.request_bytes_max.to_usize(),
             cached_series_max: CACHED_SERIES_MAX,
         };

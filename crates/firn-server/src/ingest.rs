@@ -48,8 +48,6 @@ pub struct Ingest {
 pub struct IngestLimits {
     /// Of one label set.
     pub labels: LabelLimits,
-    /// Tolerated milliseconds of a timestamp after the clock.
-    pub future_ms_max: i64,
     /// Bytes of one request, unpacked.
     pub request_bytes_max: usize,
     /// Series that the sender cache may know.
@@ -343,7 +341,7 @@ impl Ingest {
     }
 
     fn latest(&self) -> Timestamp {
-        self.db.now_ms().saturating_add(self.limits.future_ms_max)
+        self.db.latest_ts()
     }
 
     /// Buffers for a request of `unpacked_bytes` that decodes to at most `decoded_bytes_max`, both

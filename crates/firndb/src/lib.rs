@@ -412,6 +412,11 @@ impl Db {
         &self.helpers
     }
 
+    /// The largest timestamp that a write accepts now.
+    pub fn latest_ts(&self) -> Timestamp {
+        self.engine.latest_ts()
+    }
+
     /// The current time of the database's clock, in milliseconds.
     pub fn now_ms(&self) -> Timestamp {
         self.engine.env().clock.now_ms()

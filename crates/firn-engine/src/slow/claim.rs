@@ -6,9 +6,10 @@ use firn_env::{Bucket, PutMode};
 use firn_model::{CommitSeq, Error, ErrorKind, Result};
 use firn_tree::{Tree, Version};
 
+use crate::edit::{Edit, Room};
 use crate::folder::{Folder, Writer};
 use crate::ledger::Ledger;
-use crate::manifest::{self, Edit, Room};
+use crate::manifest_format;
 use crate::parts::{self, SlowPart};
 use crate::rooms::Rooms;
 use crate::slow::description::{self, Description, KEY};
@@ -40,7 +41,7 @@ pub(crate) fn check_ours(
 ) -> Result<()> {
     match description::read(bucket) {
         Ok(Some(found)) if !is_ours(folder, &found, tree) => Err(not_ours_error(found.epoch)),
-        Ok(None) => gives_up_history(bucket, &tree.version(), forgets_history).map(drop),
+        Ok(None) => drops_history(bucket, &tree.version(), forgets_history).map(drop),
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
         found => found.map(|_| ()),
     }
@@ -51,9 +52,9 @@ pub(crate) fn read_own(folder: &Folder, bucket: &dyn Bucket, tree: &Tree) -> Opt
     description::read(bucket).ok().flatten().filter(|found| is_ours(folder, found, tree))
 }
 
-/// Refuses a location that has no manifest and none of the tables that `version` names there: it
-/// is not where they were uploaded. With `forgets_history` they are given up instead: returns `true`.
-fn gives_up_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) -> Result<bool> {
+/// Refuses a location that has no manifest and none of the tables that `version` names there: it is
+/// not where they were uploaded. With `forgets_history` they are dropped instead: returns `true`.
+fn drops_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) -> Result<bool> {
     let slow = version.tables().filter(|table| table.level.is_slow());
     let named: BTreeSet<String> = slow.map(|table| table.path()).collect();
     if named.is_empty() || bucket.list(TABLE_FOLDER)?.iter().any(|found| named.contains(&found.key))
@@ -98,9 +99,9 @@ pub(crate) fn not_ours_error(epoch: u64) -> Error {
         ErrorKind::Conflict,
         format!(
             "the slow tier was written from another folder (epoch {epoch}), or this folder was \
-             restored from an older backup; nothing there was changed. Check it from that server's \
-             folder. To continue with this folder, without the history on the slow tier, use another \
-             --slow-tier and run `firn check --repair --forget-lost-history`"
+             restored from an older backup; nothing there was changed. Check it from that \
+             server's folder. To continue with this folder, without the history on the slow tier, \
+             use another --slow-tier and run `firn check --repair --forget-lost-history`"
         ),
     )
 }
@@ -128,7 +129,7 @@ pub(super) fn claim_as(
         .without(Room::Engine, parts::is_claim)
         .with(Room::Engine, parts::encode_mark(writer.mark))
         .with(Room::Engine, parts::encode_claims(&[writer.number]));
-    let info = bucket.put(KEY, manifest::encode_object(epoch, &state).into(), mode)?;
+    let info = bucket.put(KEY, manifest_format::encode_object(epoch, &state)?.into(), mode)?;
     Ok(Claim::new(epoch, info.version, segments))
 }
 
@@ -146,7 +147,7 @@ impl SlowTier {
             Some(_) => {}
             None => {
                 let forgets_history = rooms.options.forget_lost_history;
-                if gives_up_history(bucket, &rooms.tree.version(), forgets_history)? {
+                if drops_history(bucket, &rooms.tree.version(), forgets_history)? {
                     // From now on nothing at the previous location is this folder's.
                     folder.set_claims(Vec::new());
                 }

@@ -4,8 +4,9 @@ use firn_env::{Bucket, Env, RangeRequest};
 use firn_index::Index;
 use firn_model::{Error, ErrorKind, Result, Timestamp};
 
+use crate::edit::{Edit, Room};
 use crate::folder::Writer;
-use crate::manifest::{self, Edit, ManifestObject, Room};
+use crate::manifest_format::{self, ManifestObject};
 use crate::parts::{EngineParts, SlowPart};
 
 /// Key of the manifest.
@@ -31,7 +32,8 @@ pub(crate) struct Description {
 
 impl Description {
     fn decode(bytes: &[u8], version: String) -> Result<Description> {
-        let ManifestObject { epoch, state, damaged_at } = manifest::decode_object(KEY, bytes)?;
+        let ManifestObject { epoch, state, damaged_at } =
+            manifest_format::decode_object(KEY, bytes)?;
         let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
         let parts = EngineParts::decode(state.parts(Room::Engine)).map_err(bad)?;
         let number = match parts.claims.as_deref() {

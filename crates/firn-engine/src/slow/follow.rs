@@ -9,8 +9,8 @@ use firn_codec::Tombstones;
 use firn_env::Env;
 use firn_model::{Error, ErrorKind, Result};
 
+use crate::edit::Room;
 use crate::ledger::Ledger;
-use crate::manifest::Room;
 use crate::rooms::Rooms;
 use crate::slow::description::{self, Description};
 use crate::slow::segments::download_missing;
@@ -29,8 +29,8 @@ pub(crate) fn begin(env: &Env, is_empty: bool) -> Result<Description> {
     if !is_empty {
         return Err(Error::new(
             ErrorKind::Conflict,
-            "this folder has a database that is written to; set --data to a separate folder for the \
-             replica",
+            "this folder has a database that is written to; set --data to a separate folder for \
+             the replica",
         ));
     }
     let described = description::read_existing(env)?;

@@ -3,10 +3,10 @@
 //!
 //! The object `manifest` is a whole state. It is put on the condition that the previous version is
 //! still there. It names its writer: the *mark* of a data folder, the *number* of a process, and an
-//! *epoch* that every claim increments. A folder remembers the numbers of its own processes, so that
-//! an abandoned copy notices that the original went on. A writer that finds another folder's
-//! manifest, or a younger one, is *fenced*: it changes nothing on the slow tier and refuses writes,
-//! which would never be uploaded.
+//! *epoch* that every claim increments. A folder remembers the numbers of its own processes, so
+//! that an abandoned copy notices newer writes of the original. A writer that finds another
+//! folder's manifest, or a younger one, is *fenced*: it changes nothing on the slow tier and
+//! refuses writes, which would never be uploaded.
 //!
 //! Objects are put before the manifest that names them. An object is deleted only after manifests
 //! without it have been in place for the grace time: a later writer and an occasional replica need

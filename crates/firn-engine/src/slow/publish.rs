@@ -9,8 +9,9 @@ use firn_index::Index;
 use firn_model::{Error, ErrorKind, Pool, Result, Timestamp};
 use firn_tree::{SlowTables, Version};
 
+use crate::edit::{Edit, Room};
 use crate::ledger::Ledger;
-use crate::manifest::{self, Edit, Room};
+use crate::manifest_format;
 use crate::parts::{self, SlowPart};
 use crate::pressure::Pressure;
 use crate::rooms::Rooms;
@@ -83,7 +84,7 @@ impl SlowTier {
         let state = state
             .with(Room::Engine, parts::encode_claims(&[ledger.folder.writer().number]))
             .with(Room::Engine, slow.encode());
-        put_manifest(rooms, claim, manifest::encode_object(claim.epoch, &state))?;
+        put_manifest(rooms, claim, manifest_format::encode_object(claim.epoch, &state)?)?;
         claim.published = Some(published);
         self.set_current(claim.epoch, tables.newest_ts);
         // A replica could read the previous manifest until the put was done.
@@ -155,7 +156,7 @@ impl SlowTier {
         // Above every epoch in the key of an object, so that no segment is overwritten.
         let objects = bucket.list(INDEX_FOLDER)?.into_iter();
         let in_keys = objects.filter_map(|object| epoch_in_key(&object.key));
-        let in_remains = manifest::epochs_in(&remains).into_iter().chain([self.epoch()]);
+        let in_remains = manifest_format::epochs_in(&remains).into_iter().chain([self.epoch()]);
         let epoch = in_keys.chain(in_remains).max().unwrap_or(0) + 1;
         *self.claim.lock() = Some(Claim::new(epoch, info.version, BTreeMap::new()));
         self.set_epoch(epoch);
@@ -213,7 +214,8 @@ fn put_manifest(rooms: &Rooms, claim: &mut Claim, bytes: Vec<u8>) -> Result<()> 
         }
         Err(e) => {
             claim.published = None;
-            // Another writer's put, or one of this process without an answer: the next step reads it.
+            // Another writer's put, or one of this process without an answer: the next step reads
+            // it.
             Err(match *e.kind() {
                 ErrorKind::Conflict => {
                     Error::unavailable("the slow tier's manifest has changed; it is read again")

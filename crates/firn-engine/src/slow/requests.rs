@@ -1,4 +1,4 @@
-//! What the slow tier is asked: requests and bytes, by what is asked and of what.
+//! Counting the requests to the slow tier, by kind of request and of object.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest};
 use firn_model::Result;
 
-/// What a store is asked.
+/// A kind of request to an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// A range of an object.
@@ -19,11 +19,11 @@ pub enum Request {
     Put,
     /// Names of objects.
     List,
-    /// An object's end.
+    /// Removal of an object.
     Delete,
 }
 
-/// What it is asked of.
+/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectKind {
     /// Tables.
@@ -37,10 +37,10 @@ pub enum ObjectKind {
 /// Requests and bytes since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCount {
-    /// How often. A range that lies beside others of one call counts for itself, though one request may
-    /// bring both.
+    /// Number of requests. Neighbouring ranges of one call count separately, though one request may
+    /// fetch them.
     pub requests: u64,
-    /// Bytes of what came or went.
+    /// Bytes sent or received.
     pub bytes: u64,
 }
 
@@ -86,7 +86,7 @@ impl ObjectKind {
     }
 }
 
-/// A bucket that counts what it is asked; failed requests too, they cost as much.
+/// A bucket that counts its requests, including failed ones, which cost as much.
 #[derive(Debug)]
 pub(crate) struct CountedBucket {
     below: Arc<dyn Bucket>,

@@ -6,8 +6,9 @@ use firn_env::Env;
 use firn_model::{Result, Timestamp};
 
 use crate::Engine;
+use crate::edit::{Edit, Room};
 use crate::folder::{Writer, new_mark};
-use crate::manifest::{Edit, Manifest, Room};
+use crate::manifest::Manifest;
 use crate::parts;
 use crate::slow::claim::claim_as;
 use crate::slow::description;
@@ -25,18 +26,18 @@ pub struct RestoreReport {
 }
 
 impl Engine {
-    /// Creates a database in the empty folder of `env` from the manifest on its slow tier, and takes
-    /// the slow tier over: the previous writer is fenced. Open the database afterwards. A restore
-    /// that was interrupted can be repeated. Returns `None`, and does nothing, if the folder already
-    /// has a database.
+    /// Creates a database in the empty folder of `env` from the manifest on its slow tier, and
+    /// takes the slow tier over: the previous writer is fenced. Open the database afterwards. A
+    /// restore that was interrupted can be repeated. Returns `None`, and does nothing, if the
+    /// folder already has a database.
     ///
     /// Data that was not uploaded yet is missing: see `upload_age_ms_max` in
     /// [`crate::EngineOptions::tree`].
     ///
     /// # Errors
-    /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version, `Corrupt`,
-    /// `Busy` if another process has the folder open, `Conflict` if another process restores at the
-    /// same time, `Unavailable`.
+    /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version,
+    /// `Corrupt`, `Busy` if another process has the folder open, `Conflict` if another process
+    /// restores at the same time, `Unavailable`.
     pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
         let _lock = env.disk.lock()?;
         let (mut local, contents) = Manifest::open(Arc::clone(&env.disk))?;

@@ -1,4 +1,4 @@
-//! What this process knows about the slow tier.
+//! This process's state of the slow tier.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -214,9 +214,9 @@ pub(super) fn fenced_error(epoch: u64) -> Error {
     Error::new(
         ErrorKind::Conflict,
         format!(
-            "this server is fenced and refuses writes: another server wrote the slow tier's manifest \
-             (epoch {epoch}), or this folder was restored from an older backup. Stop one of the two \
-             servers, or start with --restore in an empty folder"
+            "this server is fenced and refuses writes: another server wrote the slow tier's \
+             manifest (epoch {epoch}), or this folder was restored from an older backup. Stop one \
+             of the two servers, or start with --restore in an empty folder"
         ),
     )
 }

@@ -100,8 +100,8 @@ fn wanted(world: &World, options: &WalkOptions) -> Vec<(Labels, Vec<(Timestamp, 
     cut.filter(|(_, samples)| !samples.is_empty()).collect()
 }
 
-/// Whatever the buffers' size, a walk gives what is there, once and in order: from memory, from tables of
-/// all levels, and from both at once, late or not, and not what was deleted.
+/// With buffers of any size, a walk returns every sample that exists, once and in order: from
+/// memory, from tables of all levels and from both at once, late or not, without deleted ones.
 #[test]
 fn walks_and_a_plain_map_agree() {
     for_seeds(20, |seed| {
@@ -148,7 +148,8 @@ fn what_is_in_memory_is_bounded_whatever_there_is() {
         let series = engine.resolve(&[labels(0, instance), labels(1, instance)]);
         let mut batch = RowBatch::default();
         for series in series.iter().map(|series| *series.as_ref().unwrap()) {
-            // Of the second metric there is much more, so that batches made for the first are too large for it.
+            // Of the second metric there is much more, so that batches made for the first are too
+            // large for it.
             let count = if series.slot.0 == 0 { 10 } else { 5_000 };
             (0..count).for_each(|n| batch.push(series, START_MS + n * 15_000, n as f64));
         }
@@ -173,7 +174,8 @@ fn what_is_in_memory_is_bounded_whatever_there_is() {
     assert_eq!(budget.usage().used_bytes, 0);
 }
 
-/// Days of history that is only on the slow tier, window by window: the next windows come along with one.
+/// Days of history that is only on the slow tier, window by window: the next windows come along
+/// with one.
 #[test]
 fn a_walk_over_the_slow_tier_asks_it_some_times_and_not_once_a_window() {
     let sim = Sim::new(1);
@@ -184,7 +186,7 @@ fn a_walk_over_the_slow_tier_asks_it_some_times_and_not_once_a_window() {
     for hour in 0..72 {
         sim.clock.advance(std::time::Duration::from_secs(3_600));
         let mut batch = RowBatch::default();
-        // So many that a partition of two hours has long chunks: it does not grow any more.
+        // Enough for long chunks in a partition of two hours: it does not grow any more.
         for (round, &series) in (0..72).flat_map(|round| series.iter().map(move |s| (round, s))) {
             batch.push(series, start + (hour * 72 + round) * 50_000, round as f64);
         }

@@ -227,10 +227,9 @@ fn lenient_servers_hide_limits_that_waiting_does_not_lift() {
 fn samples_of_a_failed_write_are_counted() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let env = firndb::local_env(folder.path()).expect("a world");
-    let db = Arc::new(Db::open(env, Options::default()).expect("a database"));
+    let db = Arc::new(Db::open(env, Options { future_ms_max: 0, ..Options::default() }).expect("a database"));
     let limits = IngestLimits {
         labels: LabelLimits::default(),
-        future_ms_max: 0,
         request_bytes_max: 1 << 20,
         cached_series_max: 1_000,
     };

@@ -6,8 +6,9 @@ use std::time::Duration;
 use firn_model::{CancelToken, Labels, RowBatch};
 use firn_sim::{Operation, Sim};
 
+use crate::edit::{Edit, Room};
 use crate::folder::Folder;
-use crate::manifest::{Edit, Manifest, Room};
+use crate::manifest::Manifest;
 use crate::parts::{self, EngineParts};
 use crate::slow::claim::claim_as;
 use crate::slow::description::{KEY, read};
@@ -18,7 +19,8 @@ fn open(sim: &Sim) -> Arc<Engine> {
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
 }
 
-/// All work that is due after a sample, its upload too; an error of the slow tier is left for later.
+/// All work that is due after a sample, its upload too; an error of the slow tier is left for
+/// later.
 fn upload(sim: &Sim, engine: &Engine) {
     let labels = Labels::from_pairs([("__name__", "m")]).expect("labels");
     let series = engine.resolve(&[labels]).remove(0).expect("resolves");
@@ -30,7 +32,7 @@ fn upload(sim: &Sim, engine: &Engine) {
     while engine.step(Lane::Tree).is_ok_and(|step| step.is_some()) {}
 }
 
-/// What servers left that remembered no processes yet.
+/// Makes the folder as versions left it that recorded no claims.
 fn forget_claims(sim: &Sim) {
     let (mut manifest, found) = Manifest::open(sim.env().disk).expect("a manifest");
     let mut state = Edit::default();
@@ -49,10 +51,11 @@ fn claims(sim: &Sim) -> Option<Vec<u64>> {
     EngineParts::decode(found.parts(Room::Engine).into_iter()).expect("parts").claims
 }
 
-/// A program of before has written the folder last: what it put on the slow tier is known by the mark, even if the first claim
-/// does not get there, and can be mended. From then on the folder remembers.
+/// An older version wrote the folder last. Its manifest on the slow tier is recognised by the mark,
+/// even if the first claim does not get there, and can be repaired. From then on the folder records
+/// its claims.
 #[test]
-fn a_folder_that_remembers_no_processes_goes_by_the_mark() {
+fn a_folder_without_claims_is_recognised_by_its_mark() {
     let sim = Sim::new(2);
     upload(&sim, &open(&sim));
     forget_claims(&sim);
@@ -90,8 +93,8 @@ fn a_folder_that_remembers_no_processes_goes_by_the_mark() {
     }
 }
 
-/// Two servers with copies of one folder claim what one of them found: were their objects the same, a put whose answer
-/// was lost would be taken for one's own by both.
+/// Two servers with copies of one folder claim the same manifest. With equal objects, each would
+/// take a put without an answer for its own.
 #[test]
 fn no_two_claims_are_the_same() {
     let put = |sim: &Sim| {

@@ -1,0 +1,115 @@
+//! The manifest over a simulated disk: edits, full files, damage of one or both copies.
+
+use firn_sim::{Faults, SimDisk};
+
+use super::*;
+use crate::manifest_format::{decode_object, encode_object};
+
+fn edit(number: u8) -> Edit {
+    Edit::default().with(Room::Tree, vec![number; 5]).with(Room::Index, vec![])
+}
+
+fn state() -> Edit {
+    Edit::default().with(Room::Engine, vec![7])
+}
+
+fn opened(disk: &Arc<dyn Disk>) -> (Manifest, ManifestContents) {
+    Manifest::open(Arc::clone(disk)).unwrap()
+}
+
+fn flip(disk: &Arc<dyn Disk>, path: &str, at: u64) {
+    let file = disk.open(path, OpenMode::Write).unwrap();
+    let mut byte = [0];
+    file.read_at(at, &mut byte).unwrap();
+    file.write_at(at, &[byte[0] ^ 4]).unwrap();
+}
+
+#[test]
+fn edits_come_back_in_order_and_a_new_file_begins_with_the_state() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+    let (mut manifest, found) = opened(&disk);
+    assert!(found.edits.is_empty());
+    manifest.commit(&edit(1), state).unwrap();
+    manifest.commit(&edit(2), || unreachable!("there is room")).unwrap();
+    let (mut manifest, found) = opened(&disk);
+    assert_eq!(found.edits, [state(), edit(1), edit(2)]);
+    assert_eq!(found.edits[1].parts(Room::Tree).collect::<Vec<_>>(), [&[1u8; 5][..]]);
+    manifest.commit(&edit(3), || edit(9)).unwrap();
+    assert_eq!(opened(&disk).1.edits, [edit(9), edit(3)]);
+    assert_eq!(disk.list(FOLDER).unwrap(), ["00000002.a", "00000002.b"]);
+}
+
+#[test]
+fn a_full_file_is_followed_by_the_next() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+    let (mut manifest, _) = opened(&disk);
+    for _ in 0..10 {
+        let large = Edit::default().with(Room::Tree, vec![1; 60_000]);
+        manifest.commit(&large, state).unwrap();
+    }
+    assert!(manifest.file_no > 2);
+    assert_eq!(opened(&disk).1.edits[0], state());
+}
+
+#[test]
+fn a_state_larger_than_a_file_is_not_written_with_each_edit() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+    let (mut manifest, _) = opened(&disk);
+    let large = || Edit::default().with(Room::Tree, vec![1; 2 * FILE_BYTES as usize]);
+    for number in 0..100 {
+        manifest.commit(&edit(number), large).unwrap();
+    }
+    assert_eq!(manifest.file_no, 1);
+    assert_eq!(opened(&disk).1.edits.len(), 101);
+}
+
+#[test]
+fn every_flipped_bit_in_one_copy_is_repaired_from_the_other() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+    let (mut manifest, _) = opened(&disk);
+    (1..4).for_each(|number| manifest.commit(&edit(number), state).unwrap());
+    let end = manifest.current.as_ref().unwrap().end;
+    for at in 0..end {
+        let copy = format!("{FOLDER}/00000001.{}", COPIES[(at % 2) as usize]);
+        flip(&disk, &copy, at);
+        let found = opened(&disk).1;
+        assert_eq!(found.edits, [state(), edit(1), edit(2), edit(3)], "byte {at}");
+        flip(&disk, &copy, at);
+    }
+}
+
+#[test]
+fn an_object_says_which_copy_is_damaged_and_where() {
+    let whole = encode_object(7, &state()).unwrap();
+    let half = whole.len() / 2;
+    let f = |bytes: &[u8]| {
+        let object = decode_object("manifest", bytes).unwrap();
+        assert_eq!((object.epoch, object.state), (7, state()));
+        object.damaged_at.map(|at| at as usize)
+    };
+    assert_eq!(f(&whole), None);
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        assert_eq!(f(&bytes), Some(at));
+    }
+    assert_eq!(f(&whole[..half]), Some(half));
+    assert_eq!(f(&whole[..half + 30]), Some(half + 30));
+    assert_eq!(f(&[&whole[..], b"more"].concat()), Some(whole.len()));
+    for bytes in [&whole[..half - 1], &[], &vec![0; whole.len()]] {
+        assert!(decode_object("manifest", bytes).is_err());
+    }
+}
+
+#[test]
+fn both_copies_damaged_in_the_middle_is_corrupt_and_named() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+    let (mut manifest, _) = opened(&disk);
+    (1..4).for_each(|number| manifest.commit(&edit(number), state).unwrap());
+    for copy in COPIES {
+        flip(&disk, &format!("{FOLDER}/00000001.{copy}"), HEADER_BYTES as u64 + 60);
+    }
+    let error = Manifest::open(Arc::clone(&disk)).map(|_| ()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+    assert!(error.to_string().contains("00000001.a at byte"), "{error}");
+}
