@@ -131,7 +131,7 @@ impl SharedCache {
     ///
     /// # Errors
     /// `Unavailable` when the change cannot be recorded: nothing is kept, and after a crash older
-    /// points of the range may be back.
+    /// points of the range may be back. `TooLarge` for a key of about 1 MiB: nothing changes.
     ///
     /// # Panics
     /// If the points are not ordered or not inside the range.
@@ -151,7 +151,7 @@ impl SharedCache {
     ///
     /// # Errors
     /// `Unavailable` when the change cannot be recorded: the range is deleted, but may be back
-    /// after a crash.
+    /// after a crash. `TooLarge` for a key of about 1 MiB: nothing changes.
     pub fn delete(&self, key: &[u8], field: u64, range: TimeRange) -> Result<bool> {
         let mut journal = self.journal.lock();
         let was_there = self.store.has_key(key, field);
@@ -200,7 +200,7 @@ impl SharedCache {
         range: TimeRange,
     ) -> Result<CommitSeq> {
         let number = CommitSeq(journal.last.0 + 1);
-        let change = Change { number, key: key.to_vec(), field, range };
+        let change = Change { number, key: key.to_vec(), field, range }.encode()?;
         let is_lost = mutant!(self.store.options(), ChangeNotNoted);
         let noted = if is_lost { Ok(()) } else { journal.append(&change) };
         journal.last = number;

@@ -25,7 +25,7 @@ const FORMAT: FileFormat = FileFormat { kind: *b"CCHG", version: 1, oldest: 1 };
 const HEAD_BYTES: usize = 8 + 8 + 1 + 4;
 /// The frame before a change: its length and checksum.
 const FRAME_BYTES: usize = 8;
-/// Longer than any key; a change with a larger length is torn.
+/// Longer changes are refused; a change with a larger length in the file is torn.
 const CHANGE_BYTES_MAX: usize = 1 << 20;
 /// A longer file is not read.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -48,6 +48,31 @@ pub(super) struct Change {
     pub(super) key: Vec<u8>,
     pub(super) field: u64,
     pub(super) range: TimeRange,
+}
+
+impl Change {
+    /// The bytes of the change in the file.
+    ///
+    /// # Errors
+    /// `TooLarge` over 1 MiB.
+    pub(super) fn encode(&self) -> Result<Vec<u8>> {
+        let mut payload = Vec::new();
+        encode_varint(self.number.0, &mut payload);
+        encode_varint(self.field, &mut payload);
+        encode_zigzag(self.range.start, &mut payload);
+        encode_varint(self.range.end.wrapping_sub(self.range.start) as u64, &mut payload);
+        encode_varint(self.key.len() as u64, &mut payload);
+        payload.extend_from_slice(&self.key);
+        if payload.len() > CHANGE_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "cannot record a change of the cache: expected at most {CHANGE_BYTES_MAX} bytes, \
+                 got {} with a key of {} bytes; use a shorter key",
+                payload.len(),
+                self.key.len()
+            )));
+        }
+        Ok(payload)
+    }
 }
 
 /// The file, open for appending.
@@ -110,29 +135,22 @@ impl Journal {
         Ok(Journal { file, len: bytes.len() as u64, last: head.floor, is_torn: false })
     }
 
-    /// Appends a change; on return the operating system has it.
+    /// Appends a change, as [`Change::encode`] returned it; on return the operating system has it.
     ///
     /// # Errors
     /// `Unavailable`; every later call fails too, until the file is [replaced](Journal::create).
-    pub(super) fn append(&mut self, change: &Change) -> Result<()> {
+    pub(super) fn append(&mut self, payload: &[u8]) -> Result<()> {
         if self.is_torn {
             return Err(Error::unavailable(
                 "cannot append to the cache's file of changes: an earlier write failed",
             ));
         }
-        let mut payload = Vec::new();
-        encode_varint(change.number.0, &mut payload);
-        encode_varint(change.field, &mut payload);
-        encode_zigzag(change.range.start, &mut payload);
-        encode_varint(change.range.end.wrapping_sub(change.range.start) as u64, &mut payload);
-        encode_varint(change.key.len() as u64, &mut payload);
-        payload.extend_from_slice(&change.key);
         // The reader takes a longer change for a torn one.
-        assert!(payload.len() <= CHANGE_BYTES_MAX, "a key is far shorter than a change may be");
+        assert!(payload.len() <= CHANGE_BYTES_MAX, "Change::encode refuses longer changes");
         let len = u32::try_from(payload.len()).expect("1 MiB fits");
         let mut bytes = len.to_le_bytes().to_vec();
-        bytes.extend_from_slice(&crc32(&payload).to_le_bytes());
-        bytes.extend_from_slice(&payload);
+        bytes.extend_from_slice(&crc32(payload).to_le_bytes());
+        bytes.extend_from_slice(payload);
         self.is_torn = true;
         self.file.write_at(self.len, &bytes)?;
         self.len = self.len.saturating_add(bytes.len() as u64);

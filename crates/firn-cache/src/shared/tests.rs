@@ -266,3 +266,27 @@ fn another_run_of_the_machine_begins_empty_unless_the_cache_was_closed() {
         assert_eq!(again.store.has_key(b"k", 0), is_kept, "{before} {is_closed} {after}");
     }
 }
+
+#[test]
+fn a_key_that_is_too_long_is_refused_and_nothing_changes() {
+    let sim = Sim::new(1);
+    let options = StoreOptions { flash_bytes_max: 4 << 20, ..StoreOptions::default() };
+    let open = || SharedCache::open(sim.env().disk, "keys", &Budget::new(32 << 20), options, 1);
+    let cache = open().unwrap();
+    let (range, point) = (TimeRange::new(0, 9), [Point { ts: 5, head: None, payload: b"v" }]);
+    assert_eq!(cache.set(b"k", 0, range, &point).unwrap(), range);
+    let long = vec![b'x'; 1 << 20];
+    let set = cache.set(&long, 0, range, &point).unwrap_err();
+    let delete = cache.delete(&long, 0, range).unwrap_err();
+    for error in [set, delete] {
+        assert_eq!(*error.kind(), firn_model::ErrorKind::TooLarge);
+        assert!(error.to_string().contains("use a shorter key"), "{error}");
+    }
+    assert!(!cache.store.has_key(&long, 0));
+    // The changes around it have consecutive numbers in the file.
+    assert_eq!(cache.set(b"after", 0, range, &point).unwrap(), range);
+    cache.store.flush();
+    drop(cache);
+    let again = open().unwrap();
+    assert!(again.store.has_key(b"k", 0) && again.store.has_key(b"after", 0));
+}
