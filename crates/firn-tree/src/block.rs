@@ -11,6 +11,15 @@
 //! that was moved, or that belongs to another table, does not match. A block starts with its
 //! length, so a table can be walked without its suffix.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -43,17 +52,17 @@ impl BlockBuilder {
 
     /// Bytes of the payload so far.
     pub(crate) fn bytes(&self) -> usize {
-        self.directory.len() + self.chunks.len()
+        self.directory.len().saturating_add(self.chunks.len())
     }
 
     /// Adds a chunk; groups must not fall.
     pub(crate) fn push(&mut self, group: GroupId, chunk: &[u8]) {
-        debug_assert!(self.is_empty() || group.0 >= self.last_group, "groups must not fall");
-        encode_varint(group.0 - self.last_group, &mut self.directory);
+        let step = group.0.checked_sub(self.last_group).expect("groups of a block never fall");
+        encode_varint(step, &mut self.directory);
         encode_varint(chunk.len() as u64, &mut self.directory);
         self.chunks.extend_from_slice(chunk);
         self.last_group = group.0;
-        self.chunk_count += 1;
+        self.chunk_count = self.chunk_count.saturating_add(1);
     }
 
     /// Appends the block, which will be at `offset` of the table with `salt`, and starts an empty
@@ -65,20 +74,28 @@ impl BlockBuilder {
         packer: Option<&mut Compressor<'static>>,
         out: &mut Vec<u8>,
     ) {
-        let start = out.len();
+        let header_at = out.len();
         out.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
+        let body_at = out.len();
         out.push(FORM_PLAIN);
+        let payload_at = out.len();
         encode_varint(self.chunk_count.into(), out);
         out.append(&mut self.directory);
         out.append(&mut self.chunks);
+        let payload = out.get(payload_at..).unwrap_or_default();
+        let directory = Block::open("", offset, payload).and_then(|block| block.chunks_at());
+        assert!(directory.is_ok(), "the directory of a block differs from its chunks");
         if let Some(packer) = packer {
-            pack(packer, start + BLOCK_HEADER_BYTES, out);
+            pack(packer, body_at, payload_at, out);
         }
-        let body_bytes = u32::try_from(out.len() - start - BLOCK_HEADER_BYTES)
-            .expect("a block is bounded by block_bytes and one chunk");
-        let checksum = checksum(salt, offset, body_bytes, &out[start + BLOCK_HEADER_BYTES..]);
-        out[start..start + 4].copy_from_slice(&body_bytes.to_le_bytes());
-        out[start + 4..start + 8].copy_from_slice(&checksum.to_le_bytes());
+        let body = out.get(body_at..).unwrap_or_default();
+        let body_bytes =
+            u32::try_from(body.len()).expect("a block is bounded by block_bytes and one chunk");
+        let checksum = checksum(salt, offset, body_bytes, body);
+        // The checksum follows the length.
+        let header = (u64::from(checksum) << 32) | u64::from(body_bytes);
+        let stored = out.get_mut(header_at..body_at).expect("the header's bytes were appended");
+        stored.copy_from_slice(&header.to_le_bytes());
         *self = BlockBuilder {
             directory: std::mem::take(&mut self.directory),
             chunks: std::mem::take(&mut self.chunks),
@@ -87,13 +104,17 @@ impl BlockBuilder {
     }
 }
 
-/// Packs the plain body at the end of `out`, from `body_at` on, if that saves enough.
-fn pack(packer: &mut Compressor<'static>, body_at: usize, out: &mut Vec<u8>) {
-    let payload = &out[body_at + 1..];
+/// Packs the plain body at `body_at`, whose payload at `payload_at` is the rest of `out`, if that
+/// saves enough. A reader refuses to unpack more than [`BLOCK_BYTES_MAX`].
+fn pack(packer: &mut Compressor<'static>, body_at: usize, payload_at: usize, out: &mut Vec<u8>) {
+    let payload = out.get(payload_at..).unwrap_or_default();
     let payload_bytes = payload.len();
+    if payload_bytes > BLOCK_BYTES_MAX {
+        return;
+    }
     // Packing fails only for lack of memory; a plain block is as valid.
     let Ok(packed) = packer.compress(payload) else { return };
-    if packed.len() + payload_bytes / PACKED_SAVES_AT_LEAST >= payload_bytes {
+    if packed.len().saturating_add(payload_bytes / PACKED_SAVES_AT_LEAST) >= payload_bytes {
         return;
     }
     out.truncate(body_at);
@@ -169,7 +190,7 @@ impl<'a> Block<'a> {
     /// Bytes of the block that starts with `header`; `None` if the header is too short.
     pub(crate) fn bytes_of(header: &[u8]) -> Option<u64> {
         let body_bytes = u32::from_le_bytes(*header.first_chunk::<4>()?);
-        Some(BLOCK_HEADER_BYTES as u64 + u64::from(body_bytes))
+        Some((BLOCK_HEADER_BYTES as u64).saturating_add(body_bytes.into()))
     }
 
     /// Calls `f` with each chunk's group and bytes, in order, until it returns [`Walk::Stop`].
@@ -190,24 +211,38 @@ impl<'a> Block<'a> {
         mut f: impl FnMut(GroupId, Range<usize>) -> Result<Walk>,
     ) -> Result<()> {
         // The directory is walked twice: first to find where the chunks begin.
-        let mut chunks = self.rest;
-        for _ in 0..self.chunk_count {
-            take_varint(&mut chunks, "group")?;
-            take_varint(&mut chunks, "chunk bytes")?;
-        }
+        let mut start = self.chunks_at()?;
         let mut directory = self.rest;
         let mut group = 0u64;
-        let mut start = self.payload.len() - chunks.len();
         for _ in 0..self.chunk_count {
             group = group.wrapping_add(take_varint(&mut directory, "group")?);
-            let left = self.payload.len() - start;
-            let end = start + take_count(&mut directory, left, "chunk bytes")?;
+            let left = self.payload.len().saturating_sub(start);
+            let end = start.saturating_add(take_count(&mut directory, left, "chunk bytes")?);
             if f(GroupId(group), start..end)? == Walk::Stop {
                 break;
             }
             start = end;
         }
         Ok(())
+    }
+
+    /// The offset of the first chunk in the payload. The writer asserts that this succeeds.
+    ///
+    /// # Errors
+    /// `Corrupt` (without file and offset) if groups fall or the chunks do not fill the payload.
+    fn chunks_at(&self) -> Result<usize> {
+        let bad = |what: &str| Error::corrupt("", 0, what);
+        let mut chunks = self.rest;
+        let (mut group, mut chunk_bytes) = (0u64, 0u64);
+        for _ in 0..self.chunk_count {
+            let next = group.checked_add(take_varint(&mut chunks, "group")?);
+            group = next.ok_or_else(|| bad("groups of a block fall"))?;
+            chunk_bytes = chunk_bytes.saturating_add(take_varint(&mut chunks, "chunk bytes")?);
+        }
+        if chunk_bytes != chunks.len() as u64 {
+            return Err(bad("the chunks of a block have another length than its directory has"));
+        }
+        Ok(self.payload.len().saturating_sub(chunks.len()))
     }
 }
 
@@ -256,6 +291,21 @@ mod tests {
                 })
                 .unwrap();
             assert_eq!(seen, [(3, b"three".to_vec()), (3, LONG.to_vec())]);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_differs_from_its_chunks_is_refused() {
+        let f = |payload: &[u8]| -> Result<()> {
+            Block::open("t", 0, payload)?.for_chunks(|_, _| Ok(Walk::On))
+        };
+        f(&[2, 5, 1, 0, 1, b'a', b'b']).unwrap();
+        let falling = [&[2, 5, 1][..], &[0xff; 9], &[1, 1, b'a', b'b']].concat();
+        for payload in [&falling[..], &[1, 5, 2, b'a'], &[1, 5, 1, b'a', b'b'], &[1, 5]] {
+            assert!(matches!(
+                f(payload).unwrap_err().kind(),
+                firn_model::ErrorKind::Corrupt { .. }
+            ));
         }
     }
 

@@ -12,6 +12,15 @@
 //!
 //! The manifest's checksum covers the bytes; here they are only checked for consistency.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -79,7 +88,8 @@ impl Edit {
     /// The tree's part of a manifest record.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![EDIT];
-        let next_id = self.added.iter().map(|record| record.id.0 + 1).max().unwrap_or(0);
+        let next_id =
+            self.added.iter().map(|record| record.id.0.saturating_add(1)).max().unwrap_or(0);
         encode_zigzag(self.made_ms, &mut out);
         encode_varint(next_id, &mut out);
         encode_varint(self.removed.len() as u64, &mut out);

@@ -1,5 +1,14 @@
 //! The header of a table.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32};
 
 /// The kind and versions in a table's header.

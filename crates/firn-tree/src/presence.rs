@@ -9,6 +9,15 @@
 //! stored once. A member is in one part of a set, from the cell of its first sample to that of its
 //! last.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_codec::GroupColumns;
 use firn_codec::postings::{Postings, encode_postings};
 use firn_codec::varint::take_varint;
@@ -55,12 +64,16 @@ impl Grid {
     pub(crate) fn of(partition: Partition) -> Grid {
         let (idx, _) = partition.to_parts();
         let len_ms = i128::from(partition.len().as_ms());
-        Grid { start: i128::from(idx) * len_ms, len_ms }
+        Grid { start: i128::from(idx).saturating_mul(len_ms), len_ms }
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot path; operands of 64 bits cannot overflow 128, and `len_ms` is positive"
+    )]
     fn cell(self, ts: Timestamp) -> u8 {
         let cell = (i128::from(ts) - self.start) * i128::from(CELLS) / self.len_ms;
-        cell.clamp(0, i128::from(CELLS - 1)) as u8
+        u8::try_from(cell.clamp(0, i128::from(CELLS - 1))).unwrap_or(CELLS - 1)
     }
 
     fn span(self, first: Timestamp, last: Timestamp) -> Span {
@@ -68,16 +81,22 @@ impl Grid {
     }
 
     /// The timestamps of some cells.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "hot path; operands of 64 bits cannot overflow 128, and `len_ms` is positive"
+    )]
     pub(crate) fn range(self, span: Span) -> TimeRange {
         let start_of = |cell: u8| {
             let cells = i128::from(cell) * self.len_ms;
             self.start + (cells + i128::from(CELLS - 1)) / i128::from(CELLS)
         };
-        let clamp = |ts: i128| ts.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        let clamp =
+            |ts: i128| i64::try_from(ts).unwrap_or(if ts < 0 { i64::MIN } else { i64::MAX });
         TimeRange::new(clamp(start_of(span.first)), clamp(start_of(span.last + 1) - 1))
     }
 
     /// Appends the members of `columns` and the span of each.
+    #[expect(clippy::indexing_slicing, reason = "hot loop; columns are in memory, and consistent")]
     pub(crate) fn add_members(self, columns: &GroupColumns, out: &mut Vec<(Slot, Span)>) {
         let whole = columns.batch.times.iter().map(|times| match &times[..] {
             [first, .., last] => self.span(*first, *last),
@@ -105,14 +124,15 @@ impl Span {
     }
 
     fn to_number(self) -> u64 {
-        u64::from(self.first) * u64::from(CELLS) + u64::from(CELLS - 1 - self.last)
+        let behind = (CELLS - 1).saturating_sub(self.last);
+        u64::from(self.first).saturating_mul(u64::from(CELLS)).saturating_add(behind.into())
     }
 
     fn from_number(number: u64) -> Option<Span> {
-        let cells = u64::from(CELLS);
+        const CELL_COUNT: u64 = CELLS as u64;
         let span = Span {
-            first: u8::try_from(number / cells).ok()?,
-            last: CELLS - 1 - (number % cells) as u8,
+            first: u8::try_from(number / CELL_COUNT).ok()?,
+            last: (CELLS - 1).checked_sub(u8::try_from(number % CELL_COUNT).ok()?)?,
         };
         (span.first <= span.last).then_some(span)
     }
@@ -133,7 +153,8 @@ pub(crate) fn encode_set(members: &mut Vec<(Slot, Span)>, out: &mut Vec<u8>) {
     members.sort_by_key(|member| member.1);
     let mut slots: Vec<u64> = Vec::new();
     for part in members.chunk_by(|a, b| a.1 == b.1) {
-        encode_varint(part[0].1.to_number(), out);
+        let Some((_, span)) = part.first() else { continue };
+        encode_varint(span.to_number(), out);
         slots.clear();
         slots.extend(part.iter().map(|member| u64::from(member.0.0)));
         encode_postings(&slots, out);
@@ -160,7 +181,8 @@ impl PresenceSets {
 
     pub(crate) fn get(&self, number: u32) -> Option<PresenceSet<'_>> {
         let entry = self.entries.get(number as usize)?;
-        let start = (number as usize).checked_sub(1).map_or(0, |idx| self.entries[idx].end);
+        let previous = (number as usize).checked_sub(1).and_then(|idx| self.entries.get(idx));
+        let start = previous.map_or(0, |previous| previous.end);
         self.bytes.get(start as usize..entry.end as usize).map(PresenceSet)
     }
 
@@ -170,11 +192,12 @@ impl PresenceSets {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        (0..self.entries.len() as u32).filter_map(|number| self.get(number)).map(|set| set.0)
+        (0u32..).map_while(|number| self.get(number)).map(|set| set.0)
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.bytes.capacity() + self.entries.capacity() * size_of::<SetEntry>()
+        let entries_bytes = self.entries.capacity().saturating_mul(size_of::<SetEntry>());
+        self.bytes.capacity().saturating_add(entries_bytes)
     }
 
     pub(crate) fn shrink_to_fit(&mut self) {

@@ -1,5 +1,14 @@
 //! The manifest's record of a table: enough to plan without opening the table.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::fmt;
 
 use firn_codec::SeqRange;
@@ -110,7 +119,12 @@ impl TableRecord {
         self.bytes.saturating_sub(self.suffix_bytes.into())
     }
 
+    /// Appends the record.
+    ///
+    /// # Panics
+    /// If it contradicts itself: the manifest could not be read again.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        assert_eq!(self.check(), Ok(()), "{self:?}");
         let (partition_idx, partition_doublings) = self.partition.to_parts();
         encode_varint(self.id.0, out);
         out.push(self.level as u8);
@@ -133,6 +147,20 @@ impl TableRecord {
         encode_varint(self.value_count, out);
         encode_zigzag(self.written_ms, out);
         encode_varint(self.deletes_through.0, out);
+    }
+
+    /// Whether its fields contradict each other: the writer asserts it, the reader reports it.
+    fn check(&self) -> Result<(), &'static str> {
+        if u64::from(self.suffix_bytes) > self.bytes {
+            return Err("suffix is longer than the table");
+        }
+        if !self.partition.range().covers(self.time_range) {
+            return Err("timestamps outside the partition");
+        }
+        if self.group_min > self.group_max {
+            return Err("first group is above the last one");
+        }
+        Ok(())
     }
 
     /// Takes a record from the front of `input`; those of the first form end before
@@ -183,12 +211,7 @@ impl TableRecord {
                 RecordForm::WithDeletes => CommitSeq(take_varint(input, "applied deletes")?),
             },
         };
-        if u64::from(record.suffix_bytes) > record.bytes {
-            return Err(bad("suffix is longer than the table"));
-        }
-        if !partition.range().covers(record.time_range) {
-            return Err(bad("timestamps outside the partition"));
-        }
+        record.check().map_err(bad)?;
         let unknown = record.column_types & !column_type_bit(ColumnType::F64);
         if unknown != 0 {
             return Err(Error::invalid(format!(
@@ -203,7 +226,7 @@ impl TableRecord {
 
 /// A column type in [`TableRecord::column_types`].
 pub(crate) fn column_type_bit(column_type: ColumnType) -> u32 {
-    1 << (column_type as u8)
+    1u32.wrapping_shl(column_type as u32)
 }
 
 pub(crate) const TABLE_FOLDER: &str = "tables";
@@ -268,6 +291,16 @@ mod tests {
                 assert!(TableRecord::take(&mut &out[..len], RecordForm::WithDeletes).is_err());
             }
         }
+    }
+
+    #[test]
+    fn a_record_that_contradicts_itself_is_refused() {
+        let record = sample_record(3, Level::One, Partition::of(0, PartitionLen::MIN));
+        record.check().unwrap();
+        let outside = TimeRange::at(record.time_range.end + 1);
+        TableRecord { suffix_bytes: 1001, ..record.clone() }.check().unwrap_err();
+        TableRecord { time_range: outside, ..record.clone() }.check().unwrap_err();
+        TableRecord { group_max: GroupId(0), ..record }.check().unwrap_err();
     }
 
     #[test]

@@ -15,6 +15,15 @@
 //! TSCache 3.4 (slabs on flash), with whole immutable blocks instead of points, so that no piece is
 //! ever invalidated.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 mod piece_key;
 mod slab;
 #[cfg(test)]
@@ -140,12 +149,14 @@ impl SlowCache {
         is_known: &dyn Fn(TableId) -> bool,
     ) -> SlowCache {
         let slab_bytes = (bytes_max / SLABS_PER_CACHE).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
-        let slab_bytes = slab_bytes / SLAB_BYTES_MIN * SLAB_BYTES_MIN;
-        let slot_count = u32::try_from(bytes_max / slab_bytes).unwrap_or(OPEN_SLOT - 1);
+        let slab_bytes = (slab_bytes / SLAB_BYTES_MIN).saturating_mul(SLAB_BYTES_MIN);
+        let slab_bytes = u32::try_from(slab_bytes).expect("a slab is at most 2 MiB");
+        let slot_count = bytes_max.checked_div(slab_bytes.into()).unwrap_or(0);
+        let slot_count = u32::try_from(slot_count).unwrap_or(OPEN_SLOT - 1);
         let cache = SlowCache {
             disk: Arc::clone(disk),
-            bytes_max: u64::from(slot_count) * slab_bytes,
-            slab_bytes: slab_bytes as u32,
+            bytes_max: u64::from(slot_count).saturating_mul(slab_bytes.into()),
+            slab_bytes,
             slot_count,
             #[cfg(feature = "test-util")]
             mutant: None,
@@ -166,7 +177,7 @@ impl SlowCache {
         };
         if let Err(e) = cache.recover(is_known) {
             let mut state = cache.state.lock();
-            state.stats.device_failures += 1;
+            add(&mut state.stats.device_failures, 1);
             state.turn_off(&e);
         }
         cache
@@ -209,7 +220,7 @@ impl SlowCache {
         state.slots.resize_with(used as usize, Slot::default);
         state.free = free;
         for (generation, slot, entries) in found {
-            state.next_generation = generation + 1;
+            state.next_generation = generation.saturating_add(1);
             state.install(slot, generation, &entries);
         }
         Ok(())
@@ -221,7 +232,7 @@ impl SlowCache {
         file.read_at(at, &mut bytes)?;
         let preamble = Preamble::decode(FILE, at, &bytes, slot, self.slab_bytes)?;
         let mut bytes = vec![0; preamble.entries_bytes()];
-        file.read_at(at + u64::from(preamble.entries_at), &mut bytes)?;
+        file.read_at(at.saturating_add(preamble.entries_at.into()), &mut bytes)?;
         Ok((preamble.generation, preamble.entries(FILE, at, &bytes)?))
     }
 
@@ -241,7 +252,9 @@ impl SlowCache {
                             .open
                             .as_ref()
                             .and_then(|open| open.piece(place.offset, place.bytes));
-                        found[idx] = piece.map(Arc::from);
+                        if let Some(found) = found.get_mut(idx) {
+                            *found = piece.map(Arc::from);
+                        }
                     }
                     Some(&place) => reads.push((place, idx)),
                     None => {}
@@ -279,14 +292,16 @@ impl SlowCache {
         let Some((first, _)) = run.first() else { return Ok(Vec::new()) };
         let len = run.iter().map(|(place, _)| place.bytes as usize).sum();
         let mut bytes = vec![0; len];
-        file.read_at(self.offset(first.slot) + u64::from(first.offset), &mut bytes)?;
+        let at = self.offset(first.slot).saturating_add(first.offset.into());
+        file.read_at(at, &mut bytes)?;
         let mut rest = &bytes[..];
         let mut damaged = Vec::new();
         for &(place, idx) in run {
             let (piece, behind) = rest.split_at(place.bytes as usize);
             rest = behind;
-            match keys[idx].crc(piece) == place.crc || mutant!(self, FlippedBlockServed) {
-                true => found[idx] = Some(Arc::from(piece)),
+            let (Some(key), Some(found)) = (keys.get(idx), found.get_mut(idx)) else { continue };
+            match key.crc(piece) == place.crc || mutant!(self, FlippedBlockServed) {
+                true => *found = Some(Arc::from(piece)),
                 false => damaged.push((place, idx)),
             }
         }
@@ -302,19 +317,20 @@ impl SlowCache {
     ) {
         let mut state = self.state.lock();
         for &(place, idx) in damaged {
+            let Some(key) = keys.get(idx) else { continue };
             // Unless its slab was overwritten in the meantime.
-            if state.places.get(&keys[idx]) == Some(&place) {
-                state.remove(&keys[idx]);
-                state.stats.damaged += 1;
+            if state.places.get(key) == Some(&place) {
+                state.remove(key);
+                add(&mut state.stats.damaged, 1);
             }
         }
         for piece in found {
             match piece {
                 Some(bytes) => {
-                    state.stats.hits += 1;
-                    state.stats.hit_bytes += bytes.len() as u64;
+                    add(&mut state.stats.hits, 1);
+                    add(&mut state.stats.hit_bytes, bytes.len() as u64);
                 }
-                None => state.stats.misses += 1,
+                None => add(&mut state.stats.misses, 1),
             }
         }
         if let Some(e) = failed {
@@ -336,8 +352,8 @@ impl SlowCache {
             reads.iter().filter(is_old).map(|&(_, idx)| idx).collect()
         };
         for idx in old {
-            if let Some(bytes) = &found[idx] {
-                self.put(keys[idx], bytes);
+            if let (Some(key), Some(Some(bytes))) = (keys.get(idx), found.get(idx)) {
+                self.put(*key, bytes);
             }
         }
     }
@@ -379,11 +395,11 @@ impl SlowCache {
             }
             let slot = state.take_slot(if may_grow { self.slot_count } else { 0 });
             let generation = state.next_generation;
-            state.next_generation += 1;
+            add(&mut state.next_generation, 1);
             slot.map(|slot| (slot, generation, state.file.clone()))
         };
         let Some((slot, generation, file)) = taken else {
-            self.state.lock().stats.given_way += 1;
+            add(&mut self.state.lock().stats.given_way, 1);
             return;
         };
         let (bytes, entries) = slab.encode(slot, generation);
@@ -392,18 +408,22 @@ impl SlowCache {
             Ok(file)
         });
         let mut state = self.state.lock();
+        if state.stats.is_off {
+            // Failed reads turned the cache off during the write: its slots are cleared.
+            return;
+        }
         match written {
             Ok(file) => {
                 state.file = Some(file);
                 state.failures = 0;
-                state.stats.written_bytes += bytes.len() as u64;
+                add(&mut state.stats.written_bytes, bytes.len() as u64);
                 state.install(slot, generation, &entries);
             }
             Err(e) => {
                 state.free.push(slot);
                 let is_full = free_bytes < u64::from(self.slab_bytes);
                 if is_full {
-                    state.stats.given_way += 1;
+                    add(&mut state.stats.given_way, 1);
                 } else {
                     state.failed(&e);
                 }
@@ -439,7 +459,7 @@ impl SlowCache {
         {
             let mut state = self.state.lock();
             state.clear();
-            state.stats.given_way += 1;
+            add(&mut state.stats.given_way, 1);
         }
         if let Err(e) = self.disk.remove(FILE) {
             self.state.lock().failed(&e);
@@ -450,14 +470,14 @@ impl SlowCache {
         let state = self.state.lock();
         SlowCacheStats {
             pieces: state.places.len() as u64,
-            bytes: state.slots.len() as u64 * u64::from(self.slab_bytes),
+            bytes: (state.slots.len() as u64).saturating_mul(self.slab_bytes.into()),
             bytes_max: self.bytes_max,
             ..state.stats
         }
     }
 
     fn offset(&self, slot: u32) -> u64 {
-        u64::from(slot) * u64::from(self.slab_bytes)
+        u64::from(slot).saturating_mul(self.slab_bytes.into())
     }
 }
 
@@ -495,16 +515,17 @@ impl SlowCacheState {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
-        if (self.slots.len() as u32) < slot_count {
+        let next = self.slots.len();
+        if next < slot_count as usize {
             self.slots.push(Slot::default());
-            return Some(self.slots.len() as u32 - 1);
+            return u32::try_from(next).ok();
         }
         let slot = self.written.pop_front()?;
-        let keys = std::mem::take(&mut self.slots[slot as usize].keys);
+        let keys = std::mem::take(&mut self.slots.get_mut(slot as usize)?.keys);
         for key in &keys {
             if self.places.get(key).is_some_and(|place| place.slot == slot) {
                 self.remove(key);
-                self.stats.evictions += 1;
+                add(&mut self.stats.evictions, 1);
             }
         }
         Some(slot)
@@ -523,8 +544,10 @@ impl SlowCacheState {
             self.places.insert(key, PieceLocation { slot, offset, bytes, crc });
             keys.push(key);
         }
-        let live = keys.len() as u32;
-        self.slots[slot as usize] = Slot { generation, keys, live };
+        let live = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+        if let Some(written) = self.slots.get_mut(slot as usize) {
+            *written = Slot { generation, keys, live };
+        }
         self.written.push_back(slot);
         self.free_empty();
     }
@@ -541,9 +564,10 @@ impl SlowCacheState {
     fn free_empty(&mut self) {
         let (slots, free) = (&mut self.slots, &mut self.free);
         self.written.retain(|&slot| {
-            let is_empty = slots[slot as usize].live == 0;
+            let Some(written) = slots.get_mut(slot as usize) else { return false };
+            let is_empty = written.live == 0;
             if is_empty {
-                slots[slot as usize] = Slot::default();
+                *written = Slot::default();
                 free.push(slot);
             }
             !is_empty
@@ -552,7 +576,7 @@ impl SlowCacheState {
 
     /// Whether a slot is in the quarter that is overwritten next.
     fn is_old(&self, slot: u32, slot_count: u32) -> bool {
-        let is_full = self.slots.len() as u32 == slot_count && self.free.is_empty();
+        let is_full = self.slots.len() == slot_count as usize && self.free.is_empty();
         let generation = |slot: u32| self.slots.get(slot as usize).map(|slot| slot.generation);
         let youngest_old = (self.written.len() / 4).checked_sub(1);
         let youngest_old = youngest_old.and_then(|idx| self.written.get(idx)).copied();
@@ -560,8 +584,8 @@ impl SlowCacheState {
     }
 
     fn failed(&mut self, error: &Error) {
-        self.stats.device_failures += 1;
-        self.failures += 1;
+        add(&mut self.stats.device_failures, 1);
+        self.failures = self.failures.saturating_add(1);
         if self.failures >= FAILURES_MAX {
             self.turn_off(error);
         }
@@ -587,4 +611,8 @@ impl SlowCacheState {
         self.file = None;
         self.memory.shrink(self.memory.bytes());
     }
+}
+
+fn add(counter: &mut u64, count: u64) {
+    *counter = counter.saturating_add(count);
 }

@@ -13,6 +13,15 @@
 //! ```
 //! The checksum covers the salt, the suffix's offset and all bytes before the checksum.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::HashMap;
 
 use firn_codec::GroupColumns;
@@ -107,7 +116,7 @@ impl SuffixBuilder {
             self.groups.push(group.0);
         }
         self.suffix.grid.add_members(columns, &mut self.members);
-        self.chunk_count += 1;
+        self.chunk_count = self.chunk_count.saturating_add(1);
         self.time_range = self.time_range.union(columns.time_range());
     }
 
@@ -118,21 +127,22 @@ impl SuffixBuilder {
         let numbers = &self.set_numbers;
         let lowest = numbers.iter().min().copied().unwrap_or(0);
         let highest = numbers.iter().max().copied().unwrap_or(0);
-        let width = bit_width(highest - lowest);
+        let width = bit_width(highest.saturating_sub(lowest));
         let lists = &mut self.suffix.lists;
-        let groups_at = lists.len() as u32;
+        let groups_at = count_u32(lists.len());
         if first != last {
             encode_postings(&self.groups, lists);
         }
-        let numbers_at = lists.len() as u32;
+        let numbers_at = count_u32(lists.len());
         if width > 0 {
-            pack(numbers.iter().map(|number| number - lowest), width, lists);
+            pack(numbers.iter().map(|number| number.saturating_sub(lowest)), width, lists);
         }
-        let group_count = self.groups.len() as u32;
-        let sets = BlockSets { lowest: lowest as u32, width, groups_at, numbers_at, group_count };
+        let group_count = count_u32(self.groups.len());
+        let lowest = u32::try_from(lowest).expect("sets are numbered in 32 bits");
+        let sets = BlockSets { lowest, width, groups_at, numbers_at, group_count };
         let (slot_min, slot_max) = self.suffix.slots_of(&sets).unwrap_or((Slot(0), Slot(u32::MAX)));
         let offset = self.suffix.blocks_end();
-        self.suffix.chunk_count += u64::from(self.chunk_count);
+        self.suffix.chunk_count = self.suffix.chunk_count.saturating_add(self.chunk_count.into());
         self.suffix.blocks.push(BlockEntry {
             offset,
             bytes,
@@ -156,7 +166,7 @@ impl SuffixBuilder {
         }
         let mut set = Vec::new();
         encode_set(&mut self.members, &mut set);
-        let next = self.suffix.sets.len() as u32;
+        let next = count_u32(self.suffix.sets.len());
         let number = match self.numbers.get(&set) {
             Some(&number) => number,
             None => {
@@ -191,9 +201,8 @@ impl Suffix {
 
     /// Offset of the next block, or of the suffix.
     pub(crate) fn blocks_end(&self) -> u64 {
-        self.blocks
-            .last()
-            .map_or(TABLE_HEADER_BYTES as u64, |block| block.offset + u64::from(block.bytes))
+        let end_of = |block: &BlockEntry| block.offset.saturating_add(block.bytes.into());
+        self.blocks.last().map_or(TABLE_HEADER_BYTES as u64, end_of)
     }
 
     pub(crate) fn chunk_count(&self) -> u64 {
@@ -202,9 +211,8 @@ impl Suffix {
 
     /// Bytes in memory.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.blocks.capacity() * size_of::<BlockEntry>()
-            + self.sets.heap_bytes()
-            + self.lists.capacity()
+        let blocks_bytes = self.blocks.capacity().saturating_mul(size_of::<BlockEntry>());
+        blocks_bytes.saturating_add(self.sets.heap_bytes()).saturating_add(self.lists.capacity())
     }
 
     /// Calls `each` with every group, rising, each once.
@@ -228,7 +236,7 @@ impl Suffix {
     pub(crate) fn blocks_of(&self, group: GroupId) -> std::ops::Range<usize> {
         let start = self.blocks.partition_point(|block| block.group_last < group);
         let end = self.blocks.partition_point(|block| block.group_first <= group).max(start);
-        if end - start == 1 && !self.holds(start, group) {
+        if end.saturating_sub(start) == 1 && !self.holds(start, group) {
             return start..start;
         }
         start..end
@@ -279,12 +287,14 @@ impl Suffix {
         if !is_there {
             return None;
         }
-        self.sets.get(self.number_of(&sets, rank as usize))
+        self.sets.get(self.number_of(&sets, usize::try_from(rank).ok()?))
     }
 
     fn number_of(&self, sets: &BlockSets, rank: usize) -> u32 {
         let numbers = self.lists.get(sets.numbers_at as usize..).unwrap_or_default();
-        sets.lowest.saturating_add(get_bits(numbers, rank * sets.width as usize, sets.width) as u32)
+        let bit_idx = rank.saturating_mul(sets.width as usize);
+        let number = get_bits(numbers, bit_idx, sets.width);
+        sets.lowest.saturating_add(u32::try_from(number).unwrap_or(u32::MAX))
     }
 
     /// The groups of a block that has several.
@@ -320,6 +330,9 @@ impl Suffix {
     }
 
     /// Appends the suffix, which will be at [`Suffix::blocks_end`].
+    ///
+    /// # Panics
+    /// If the blocks are not sorted by group.
     pub(crate) fn encode(&self, salt: u32, out: &mut Vec<u8>) {
         let start = out.len();
         encode_varint(self.sets.len() as u64, out);
@@ -327,11 +340,12 @@ impl Suffix {
             encode_varint(set.len() as u64, out);
             out.extend_from_slice(set);
         }
+        let step = |from: u64, to: u64| to.checked_sub(from).expect("blocks are sorted by group");
         let (mut group_before, mut ts_before) = (0, 0);
         for block in &self.blocks {
             encode_varint(block.bytes.into(), out);
-            encode_varint(block.group_first.0 - group_before, out);
-            encode_varint(block.group_last.0 - block.group_first.0, out);
+            encode_varint(step(group_before, block.group_first.0), out);
+            encode_varint(step(block.group_first.0, block.group_last.0), out);
             encode_varint(block.chunk_count.into(), out);
             let range = block.time_range;
             encode_zigzag(range.start.wrapping_sub(ts_before), out);
@@ -339,24 +353,33 @@ impl Suffix {
             let sets = &block.sets;
             encode_varint(sets.lowest.into(), out);
             if block.group_first != block.group_last {
-                let numbers_at = sets.numbers_at as usize;
-                out.extend_from_slice(&self.lists[sets.groups_at as usize..numbers_at]);
-                out.push(sets.width as u8);
                 let number_bytes = packed_bytes(sets.group_count as usize, sets.width);
-                out.extend_from_slice(&self.lists[numbers_at..numbers_at + number_bytes]);
+                let (from, numbers_at) = (sets.groups_at as usize, sets.numbers_at as usize);
+                let groups = self.lists.get(from..numbers_at).expect("the list of groups");
+                let numbers = self.lists.get(numbers_at..).and_then(|at| at.get(..number_bytes));
+                out.extend_from_slice(groups);
+                out.push(u8::try_from(sets.width).expect("a width is at most 32 bits"));
+                out.extend_from_slice(numbers.expect("the numbers of the groups' sets"));
             }
             (group_before, ts_before) = (block.group_last.0, range.start);
         }
-        let suffix_bytes = (out.len() - start + FOOTER_BYTES) as u32;
-        out.extend_from_slice(&FORMAT.kind);
+        let suffix_bytes = out.len().saturating_sub(start).saturating_add(FOOTER_BYTES);
+        out.extend_from_slice(&self.footer(salt, suffix_bytes));
+        let checked = out.get(start..).unwrap_or_default();
+        let checksum = checksum(salt, self.blocks_end(), checked);
+        out.extend_from_slice(&checksum.to_le_bytes());
+    }
+
+    /// The footer before its checksum.
+    fn footer(&self, salt: u32, suffix_bytes: usize) -> Vec<u8> {
+        let mut out = FORMAT.kind.to_vec();
         out.extend_from_slice(&FORMAT.version.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&salt.to_le_bytes());
-        out.extend_from_slice(&suffix_bytes.to_le_bytes());
-        out.extend_from_slice(&(self.blocks.len() as u32).to_le_bytes());
+        out.extend_from_slice(&count_u32(suffix_bytes).to_le_bytes());
+        out.extend_from_slice(&count_u32(self.blocks.len()).to_le_bytes());
         out.extend_from_slice(&self.chunk_count.to_le_bytes());
-        let checksum = checksum(salt, self.blocks_end(), &out[start..]);
-        out.extend_from_slice(&checksum.to_le_bytes());
+        out
     }
 
     /// Opens the suffix of the table of `record`.
@@ -366,16 +389,16 @@ impl Suffix {
     pub(crate) fn decode(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> {
         let (file, offset) = (record.path(), record.suffix_offset());
         let bad = |what: String| Error::corrupt(file.as_str(), offset, what);
-        let (checked, crc) = bytes
-            .split_last_chunk::<4>()
-            .filter(|_| bytes.len() >= FOOTER_BYTES)
-            .ok_or_else(|| bad("suffix is cut short".into()))?;
+        let cut = || bad("suffix is cut short".into());
+        let (checked, crc) = bytes.split_last_chunk::<4>().ok_or_else(cut)?;
+        let (mut entries, footer) =
+            checked.split_last_chunk::<{ FOOTER_BYTES - 4 }>().ok_or_else(cut)?;
         let (found, expected) = (u32::from_le_bytes(*crc), checksum(record.salt, offset, checked));
         if found != expected {
             return Err(bad(format!("suffix checksum {found:#010x}, expected {expected:#010x}")));
         }
-        let (mut entries, footer) = bytes.split_at(bytes.len() - FOOTER_BYTES);
-        let version = footer.get(4..6).map_or(0, |at| u16::from_le_bytes([at[0], at[1]]));
+        let [_, _, _, _, low, high, ..] = *footer;
+        let version = u16::from_le_bytes([low, high]);
         if version < FORMAT.oldest || version > FORMAT.version {
             return Err(Error::invalid(format!(
                 "{file}: table version {version}, this program reads {} to {}; start the newer \
@@ -391,6 +414,9 @@ impl Suffix {
         }
         suffix.lists.shrink_to_fit();
         suffix.sets.shrink_to_fit();
+        if suffix.footer(record.salt, bytes.len()) != footer {
+            return Err(bad("footer of the suffix differs from its entries".into()));
+        }
         suffix.check(record).map_err(|what| bad(what.into()))?;
         Ok(suffix)
     }
@@ -408,16 +434,18 @@ impl Suffix {
         let overflow = || Error::corrupt("suffix", 0, "block entry is out of range");
         let (group_before, ts_before) =
             self.blocks.last().map_or((0, 0), |last| (last.group_last.0, last.time_range.start));
-        let bytes = take_count(input, u32::MAX as usize, "block bytes")? as u32;
+        let bytes = take_u32(input, "block bytes")?;
         let first = take_varint(input, "first group")?;
         let first = group_before.checked_add(first).ok_or_else(overflow)?;
         let last = take_varint(input, "last group")?;
         let last = first.checked_add(last).ok_or_else(overflow)?;
-        let chunk_count = take_count(input, u32::MAX as usize, "chunk count")? as u32;
+        let chunk_count = take_u32(input, "chunk count")?;
         let start: Timestamp = ts_before.wrapping_add(take_zigzag(input, "first timestamp")?);
-        let end = start.wrapping_add(take_varint(input, "last timestamp")? as i64);
-        let lowest = take_count(input, u32::MAX as usize, "lowest set")? as u32;
-        let groups_at = self.lists.len() as u32;
+        let end = start.checked_add_unsigned(take_varint(input, "last timestamp")?);
+        let end = end.ok_or_else(overflow)?;
+        let lowest = take_u32(input, "lowest set")?;
+        let end_of = |lists: &[u8]| u32::try_from(lists.len()).map_err(|_| overflow());
+        let groups_at = end_of(&self.lists)?;
         let (mut numbers_at, mut width, mut group_count) = (groups_at, 0, 1);
         if first != last {
             let before = *input;
@@ -429,9 +457,10 @@ impl Suffix {
             if ends != Some((first, last)) || groups.len() > u64::from(chunk_count) {
                 return Err(overflow());
             }
-            self.lists.extend_from_slice(&before[..before.len() - input.len()]);
-            numbers_at = self.lists.len() as u32;
-            group_count = groups.len() as u32;
+            let list_bytes = before.len().saturating_sub(input.len());
+            self.lists.extend_from_slice(before.get(..list_bytes).unwrap_or_default());
+            numbers_at = end_of(&self.lists)?;
+            group_count = u32::try_from(groups.len()).map_err(|_| overflow())?;
             width = u32::from(take_u8(input, "width of set numbers")?);
             if width > u32::BITS {
                 return Err(overflow());
@@ -457,7 +486,8 @@ impl Suffix {
         Ok(())
     }
 
-    /// Checks the number of blocks and chunks against the manifest's record.
+    /// Checks the blocks against the manifest's record. The writer asserts it before the suffix is
+    /// written; a reader reports `Corrupt`.
     pub(crate) fn check(&self, record: &TableRecord) -> Result<(), &'static str> {
         if self.blocks.len() as u64 != u64::from(record.block_count) {
             return Err("number of blocks in the suffix differs from the manifest");
@@ -468,6 +498,19 @@ impl Suffix {
         if self.chunk_count != record.chunk_count {
             return Err("number of chunks in the suffix differs from the manifest");
         }
+        let mut group_before = record.group_min;
+        for block in &self.blocks {
+            if block.group_first < group_before || block.group_last < block.group_first {
+                return Err("blocks are not sorted by group");
+            }
+            if block.time_range.is_empty() || !record.time_range.covers(block.time_range) {
+                return Err("timestamps of a block are outside the table's");
+            }
+            group_before = block.group_last;
+        }
+        if group_before > record.group_max {
+            return Err("groups of a block are outside the table's");
+        }
         Ok(())
     }
 }
@@ -476,6 +519,16 @@ impl Suffix {
 pub(crate) fn block_range(entry: &BlockEntry) -> std::ops::Range<usize> {
     let start = usize::try_from(entry.offset).unwrap_or(usize::MAX);
     start..start.saturating_add(entry.bytes as usize)
+}
+
+/// A count of the writer, or of a suffix that was opened: a suffix has at most 4 GiB.
+fn count_u32(count: usize) -> u32 {
+    u32::try_from(count).expect("a suffix is under 4 GiB")
+}
+
+fn take_u32(input: &mut &[u8], field: &'static str) -> Result<u32> {
+    u32::try_from(take_varint(input, field)?)
+        .map_err(|_| Error::corrupt("suffix", 0, format!("{field} is over 32 bits")))
 }
 
 fn checksum(salt: u32, offset: u64, bytes: &[u8]) -> u32 {
@@ -592,10 +645,17 @@ mod tests {
     fn a_suffix_that_is_not_all_of_the_table_is_refused() {
         let (suffix, record) = sample();
         let record = TableRecord { suffix_bytes: 0, ..record };
+        let whole = record.clone();
         suffix.check(&record).unwrap();
         suffix.check(&TableRecord { chunk_count: 1, ..record.clone() }).unwrap_err();
         suffix.check(&TableRecord { block_count: 1, ..record.clone() }).unwrap_err();
-        suffix.check(&TableRecord { bytes: 1, ..record }).unwrap_err();
+        suffix.check(&TableRecord { bytes: 1, ..record.clone() }).unwrap_err();
+        suffix.check(&TableRecord { group_min: GroupId(2), ..record.clone() }).unwrap_err();
+        suffix.check(&TableRecord { group_max: GroupId(99), ..record.clone() }).unwrap_err();
+        suffix.check(&TableRecord { time_range: TimeRange::at(5), ..record }).unwrap_err();
+        let mut falling = suffix;
+        falling.blocks.swap(0, 1);
+        falling.check(&whole).unwrap_err();
     }
 
     /// Tables of 30 minutes as hosts, devices and short-lived containers make them: the cost of

@@ -107,7 +107,7 @@ impl TableWriter {
 
     /// Adds all of `columns`, which are inside the partition; groups must rise.
     pub(crate) fn push(&mut self, group: GroupId, columns: &GroupColumns, scratch: &mut Vec<u8>) {
-        debug_assert!(self.group_max.is_none_or(|last| last < group), "groups must rise");
+        assert!(self.group_max.is_none_or(|last| last < group), "groups must rise");
         if columns.is_empty() {
             return;
         }
@@ -255,37 +255,36 @@ impl TableWriter {
 
     /// Completes the file and makes its bytes durable; the caller syncs the folder.
     pub(crate) fn finish_file(mut self, disk: &dyn Disk) -> Result<Written> {
-        let suffix_bytes = self.seal_suffix();
+        let record = self.seal();
         self.write_tail(disk)?;
         if let Some(file) = self.file.take() {
             file.sync()?;
         }
-        Ok(self.written(suffix_bytes))
+        Ok(self.written(record))
     }
 
     /// Completes the bytes of a table that is uploaded.
     pub(crate) fn finish_bytes(mut self) -> Written {
         assert!(self.flushed_bytes == 0, "a table is a file or an object, not both");
-        let suffix_bytes = self.seal_suffix();
-        self.written(suffix_bytes)
+        let record = self.seal();
+        self.written(record)
     }
 
-    fn seal_suffix(&mut self) -> u32 {
+    /// Completes the bytes in memory and returns the record, after the checks that a reader
+    /// repeats.
+    fn seal(&mut self) -> TableRecord {
         self.seal_block();
         let start = self.tail.len();
-        self.suffix.suffix().encode(self.salt, &mut self.tail);
-        u32::try_from(self.tail.len() - start).expect("a suffix is far under 4 GiB")
-    }
-
-    fn written(self, suffix_bytes: u32) -> Written {
-        let suffix = self.suffix.finish();
+        let suffix = self.suffix.suffix();
+        suffix.encode(self.salt, &mut self.tail);
+        let suffix_bytes = u32::try_from(self.tail.len() - start);
         let record = TableRecord {
             id: self.id,
             level: self.shape.level,
             patch: self.shape.patch,
             partition: self.shape.partition,
             bytes: self.flushed_bytes + self.tail.len() as u64,
-            suffix_bytes,
+            suffix_bytes: suffix_bytes.expect("a suffix is far under 4 GiB"),
             salt: self.salt,
             group_min: self.group_min,
             group_max: self.group_max.unwrap_or(self.group_min),
@@ -299,7 +298,12 @@ impl TableWriter {
             written_ms: self.shape.written_ms,
             deletes_through: self.shape.deletes_through,
         };
-        Written { record, suffix, bytes: self.tail }
+        assert_eq!(suffix.check(&record), Ok(()), "a wrong suffix must not become durable");
+        record
+    }
+
+    fn written(self, record: TableRecord) -> Written {
+        Written { record, suffix: self.suffix.finish(), bytes: self.tail }
     }
 }
 

@@ -1,5 +1,14 @@
 //! The key of a piece in the slow cache.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_codec::frame::crc32_parts;
 
 use crate::record::{TableId, TableRecord};
