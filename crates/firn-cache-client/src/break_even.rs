@@ -72,7 +72,7 @@ impl BreakEven {
     /// 0, so that small parts are still measured.
     pub fn next_bytes_min(&mut self) -> u64 {
         let number = self.lookup_count;
-        self.lookup_count += 1;
+        self.lookup_count = self.lookup_count.saturating_add(1);
         if number.is_multiple_of(MEASURED_EVERY) { 0 } else { self.bytes_min() }
     }
 
@@ -81,7 +81,9 @@ impl BreakEven {
     pub fn bytes_min(&self) -> u64 {
         let ((_, slope), (look_ns, _)) = (self.database.start_and_slope(), self.lookup());
         let is_known = self.database.count >= COUNT_MIN && slope > 0.0;
-        if is_known { ((look_ns / slope) as u64).min(BYTES_MAX) } else { 0 }
+        #[expect(clippy::cast_possible_truncation, reason = "a cast from `f64` saturates")]
+        let bytes = (look_ns / slope) as u64;
+        if is_known { bytes.min(BYTES_MAX) } else { 0 }
     }
 }
 

@@ -45,6 +45,14 @@
 //! Reading order: `key`, `break_even`, `error`, then this page. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 mod break_even;
 mod error;
@@ -66,6 +74,8 @@ const GETS_MAX: usize = 16;
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// A response with a longer value is an error.
 const VALUE_BYTES_MAX: usize = 1 << 30;
+/// The end of a line and of a value.
+const LINE_END: &[u8] = b"\r\n";
 
 /// First and last time of a range, inclusive.
 pub type Range = (i64, i64);
@@ -176,13 +186,18 @@ impl Client {
                 match got {
                     Ok(got) => {
                         let got: Vec<Result<GetReply>> = got;
-                        some.iter().zip(got).for_each(|((idx, _), one)| answers[*idx] = Some(one));
+                        for ((idx, _), one) in some.iter().zip(got) {
+                            if let Some(answer) = answers.get_mut(*idx) {
+                                *answer = Some(one);
+                            }
+                        }
                     }
                     Err(error) => {
-                        let again = |idx: &usize| answers[*idx].is_none();
-                        let left: Vec<usize> = some.iter().map(|one| one.0).filter(again).collect();
-                        for idx in left {
-                            answers[idx] = Some(Err(Error::Unavailable(error.to_string(), None)));
+                        for (idx, _) in some {
+                            if let Some(answer) = answers.get_mut(*idx) {
+                                let error = Error::Unavailable(error.to_string(), None);
+                                *answer = Some(Err(error));
+                            }
                         }
                     }
                 }
@@ -252,7 +267,7 @@ impl Client {
         T: Outcome,
     {
         loop {
-            let kept = self.connections[server].take();
+            let kept = self.connections.get_mut(server).and_then(Option::take);
             let is_fresh = kept.is_none();
             let mut connection = match kept {
                 Some(connection) => connection,
@@ -267,7 +282,9 @@ impl Client {
             };
             match outcome {
                 Ok(outcome) if !outcome.is_broken() => {
-                    self.connections[server] = Some(connection);
+                    if let Some(slot) = self.connections.get_mut(server) {
+                        *slot = Some(connection);
+                    }
                     return Ok(outcome);
                 }
                 outcome if is_fresh => return outcome,
@@ -277,7 +294,9 @@ impl Client {
     }
 
     fn connect(&self, server: usize) -> Result<BufReader<TcpStream>> {
-        let (name, timeout) = (&self.names[server], self.options.timeout);
+        let name = self.names.get(server);
+        let name = name.ok_or_else(|| Error::Invalid(format!("no cache server {server}")))?;
+        let timeout = self.options.timeout;
         let failed =
             |e: io::Error| Error::Unavailable(format!("cannot reach the cache at {name}"), Some(e));
         let address = name.to_socket_addrs().map_err(failed)?.next();
@@ -325,11 +344,15 @@ impl GetRequest<'_> {
 }
 
 /// Points in [`Format::Binary`]; times must rise.
+///
+/// # Panics
+/// For a value of 4 GiB or more.
 pub fn encode_points<'a>(points: impl IntoIterator<Item = (i64, &'a [u8])>) -> Vec<u8> {
     let mut out = Vec::new();
     for (time, value) in points {
         out.extend_from_slice(&time.to_le_bytes());
-        out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        let bytes = u32::try_from(value.len()).expect("the value of a point is under 4 GiB");
+        out.extend_from_slice(&bytes.to_le_bytes());
         out.extend_from_slice(value);
     }
     out
@@ -406,15 +429,16 @@ fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result
         _ => return Err(refusal(&line)),
     };
     let bytes = bytes.parse::<usize>().ok().filter(|&bytes| bytes <= VALUE_BYTES_MAX);
-    let mut value = vec![0; bytes.ok_or_else(|| unexpected(&line))? + 2];
+    let bytes = bytes.ok_or_else(|| unexpected(&line))?;
+    let mut value = vec![0; bytes.saturating_add(LINE_END.len())];
     let read = connection.read_exact(&mut value);
     read.map_err(|e| {
         Error::Unavailable("the response of the cache was cut short".into(), Some(e))
     })?;
-    if !value.ends_with(b"\r\n") {
+    if !value.ends_with(LINE_END) {
         return Err(unexpected("a value that is longer than its response line states"));
     }
-    value.truncate(value.len() - 2);
+    value.truncate(bytes);
     Ok(GetReply { missing, absent, value })
 }
 

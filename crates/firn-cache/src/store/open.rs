@@ -1,5 +1,14 @@
 //! Opening: loads the slabs of the file that can be trusted.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::HashMap;
 
 use firn_model::ErrorKind;
@@ -161,7 +170,7 @@ impl Store {
                 Err(e) if *e.kind() == ErrorKind::Unavailable => return Ok(false),
                 // A slot that was never written, or torn by a crash, or damaged.
                 Err(_) => {
-                    corrupt += 1;
+                    corrupt = u64::saturating_add(corrupt, 1);
                     free_slots.push(slot);
                 }
             }
@@ -176,9 +185,10 @@ impl Store {
         state.fresh_slot = slot_count.min(limit);
         state.free_slots = free_slots;
         state.free_slots.retain(|&slot| slot < limit);
-        state.stats.slabs_corrupt += corrupt;
+        state.stats.slabs_corrupt = state.stats.slabs_corrupt.saturating_add(corrupt);
         // Also above the generation of a lost slab: its blocks may still be in its slot.
-        state.next_generation = last_generation.max(checkpoint.last_generation) + 1_000_000;
+        state.next_generation =
+            last_generation.max(checkpoint.last_generation).saturating_add(1_000_000);
         state.add_found(found, &checkpoint, recovered);
         state.settle_memory();
         Ok(true)
@@ -198,8 +208,8 @@ impl Store {
 
 /// How many slabs fit into the file.
 fn slot_count(options: &StoreOptions) -> u32 {
-    let slot_count = options.flash_bytes_max / u64::from(options.slab_bytes).max(1);
-    u32::try_from(slot_count).unwrap_or(u32::MAX)
+    let slot_count = options.flash_bytes_max.checked_div(options.slab_bytes.into());
+    u32::try_from(slot_count.unwrap_or(options.flash_bytes_max)).unwrap_or(u32::MAX)
 }
 
 impl LoadedSlab {
@@ -225,7 +235,8 @@ impl StoreState {
         let mut claims = Vec::new();
         let mut generations: HashMap<u64, u32> = HashMap::new();
         for slab in &found {
-            *generations.entry(slab.header.preamble.generation).or_default() += 1;
+            let count = generations.entry(slab.header.preamble.generation).or_default();
+            *count = count.saturating_add(1);
         }
         for slab in found {
             let heard = slab.heard(checkpoint);
@@ -259,10 +270,10 @@ impl StoreState {
             let extents = header.keys.iter().flat_map(|key| &key.extents);
             let ms: f32 = extents.map(|extent| width_ms(extent.range)).sum();
             let bytes_per_ms = preamble.data_bytes as f32 / ms.max(1.0);
-            for (position, key) in header.keys.into_iter().enumerate() {
+            for (position, key) in (0u32..).zip(header.keys) {
                 let SlabKey { text, note, extents } = key;
                 let extents = match noted {
-                    Some(noted) => noted.get(&(position as u32)).cloned().unwrap_or_default(),
+                    Some(noted) => noted.get(&position).cloned().unwrap_or_default(),
                     None => extents,
                 };
                 claims.extend(extents.into_iter().map(|extent| {
@@ -293,13 +304,16 @@ impl StoreState {
     fn count_found(&mut self) {
         let memory = &mut self.memory;
         for (text, entry) in self.fields.values().flat_map(|field| &field.keys) {
-            memory.key_count += 1;
-            memory.text_bytes += (text.len() + entry.note.len()) as u64;
+            memory.key_count = memory.key_count.saturating_add(1);
+            let text_bytes = text.len().saturating_add(entry.note.len());
+            memory.text_bytes = memory.text_bytes.saturating_add(text_bytes as u64);
             for (range, segment) in entry.segments() {
                 let Some(node) = self.nodes.get_mut(&segment.slab) else { continue };
-                memory.segment_count += 1;
-                memory.node_key_count += u64::from(!node.keys.contains_key(text));
-                *node.keys.entry(Arc::clone(text)).or_default() += 1;
+                let is_new = !node.keys.contains_key(text);
+                memory.segment_count = memory.segment_count.saturating_add(1);
+                memory.node_key_count = memory.node_key_count.saturating_add(is_new.into());
+                let count = node.keys.entry(Arc::clone(text)).or_default();
+                *count = count.saturating_add(1);
                 node.range = node.range.union(range);
             }
         }
