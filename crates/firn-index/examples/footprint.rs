@@ -203,7 +203,7 @@ fn queries(index: &Index) {
             Grouping::By(vec!["region".to_owned()]),
         ),
     ];
-    for (what, matchers, grouping) in cases {
+    for (name, matchers, grouping) in cases {
         // The best of five, to exclude interference.
         let mut best_ms = f64::MAX;
         let mut counts = (0, 0);
@@ -214,7 +214,7 @@ fn queries(index: &Index) {
             best_ms = best_ms.min(start.elapsed().as_secs_f64() * 1e3);
             counts = (found.series_count(), found.keys.len());
         }
-        println!("  {what:26} {best_ms:8.3} ms, {} series, {} keys", counts.0, counts.1);
+        println!("  {name:26} {best_ms:8.3} ms, {} series, {} keys", counts.0, counts.1);
     }
 }
 

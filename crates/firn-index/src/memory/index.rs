@@ -502,6 +502,6 @@ fn hash_series(parts: &Parts, sets: &MemberSets, position: SeriesPosition) -> u6
         .wrapping_add(hash_ids(sets.pairs(set)))
 }
 
-fn contradiction(id: GroupId, what: &str) -> Error {
-    Error::invalid(format!("a definition of {id} contradicts the index: {what}"))
+fn contradiction(id: GroupId, difference: &str) -> Error {
+    Error::invalid(format!("a definition of {id} contradicts the index: {difference}"))
 }
