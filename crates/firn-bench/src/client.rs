@@ -1,4 +1,4 @@
-//! A kept-alive HTTP/1.1 connection; just enough for a benchmark, and cheap enough not to be measured.
+//! A kept-alive HTTP/1.1 connection; minimal, and cheap enough not to be measured.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -51,7 +51,7 @@ pub struct DevOps {
 /// The series that travel in one request.
 #[derive(Debug)]
 struct RequestSeries {
-    series: Vec<Series>,
+    series: Vec<SeriesWalk>,
     interval_ms: i64,
     /// In how many of the last slices they have samples.
     slice_count: i64,
@@ -59,7 +59,7 @@ struct RequestSeries {
 }
 
 #[derive(Debug)]
-struct Series {
+struct SeriesWalk {
     labels: Vec<u8>,
     value: f64,
     random: u64,
@@ -79,7 +79,7 @@ impl DevOps {
     /// No sample made yet.
     pub fn new() -> DevOps {
         let mut requests = Vec::new();
-        let mut add = |series: Vec<Vec<Series>>, per_request: usize, shape, slice_count| {
+        let mut add = |series: Vec<Vec<SeriesWalk>>, per_request: usize, shape, slice_count| {
             let interval_ms = match shape {
                 Shape::Gauge => GAUGE_INTERVAL_MS,
                 Shape::Counter => COUNTER_INTERVAL_MS,
@@ -132,7 +132,7 @@ impl RequestSeries {
         let count = SLICE_MS / self.interval_ms;
         let mut body = Vec::with_capacity(self.series.len() * (300 + 20 * count as usize));
         for series in &mut self.series {
-            let Series { labels, value, random, pace } = series;
+            let SeriesWalk { labels, value, random, pace } = series;
             let samples = (0..count).map(|idx| {
                 *value = self.shape.next(*value, random, *pace);
                 (start_ms + idx * self.interval_ms, *value)
@@ -160,23 +160,23 @@ impl Shape {
     }
 }
 
-fn gauges(host: usize) -> Vec<Series> {
+fn gauges(host: usize) -> Vec<SeriesWalk> {
     let tags = tags(host);
     GAUGES
         .iter()
         .enumerate()
         .map(|(idx, gauge)| {
             let name = format!("cpu_usage_{gauge}");
-            Series::new(&name, &tags, 50.0, host * GAUGES.len() + idx)
+            SeriesWalk::new(&name, &tags, 50.0, host * GAUGES.len() + idx)
         })
         .collect()
 }
 
-fn host_counter(host: usize) -> Vec<Series> {
-    vec![Series::new("host_requests_total", &tags(host), 0.0, 1_000_000 + host)]
+fn host_counter(host: usize) -> Vec<SeriesWalk> {
+    vec![SeriesWalk::new("host_requests_total", &tags(host), 0.0, 1_000_000 + host)]
 }
 
-fn target_counters(target: usize) -> Vec<Series> {
+fn target_counters(target: usize) -> Vec<SeriesWalk> {
     (0..SERIES_PER_TARGET)
         .map(|idx| {
             let tags = [
@@ -188,7 +188,7 @@ fn target_counters(target: usize) -> Vec<Series> {
                 ("region", REGIONS[target % REGIONS.len()].to_owned()),
                 ("team", ["SF", "NYC", "LON", "CHI"][target % 4].to_owned()),
             ];
-            Series::new("http_requests_total", &tags, 0.0, 2_000_000 + target * 100 + idx)
+            SeriesWalk::new("http_requests_total", &tags, 0.0, 2_000_000 + target * 100 + idx)
         })
         .collect()
 }
@@ -211,12 +211,12 @@ fn tags(host: usize) -> [(&'static str, String); 10] {
     ]
 }
 
-impl Series {
-    fn new(name: &str, tags: &[(&'static str, String)], value: f64, number: usize) -> Series {
+impl SeriesWalk {
+    fn new(name: &str, tags: &[(&'static str, String)], value: f64, number: usize) -> SeriesWalk {
         let mut labels = Vec::new();
         push_label("__name__", name, &mut labels);
         tags.iter().for_each(|(name, value)| push_label(name, value, &mut labels));
         let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(number as u64 + 1);
-        Series { labels, value, random, pace: 10 + random % 4_000 }
+        SeriesWalk { labels, value, random, pace: 10 + random % 4_000 }
     }
 }

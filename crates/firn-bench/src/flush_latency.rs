@@ -281,7 +281,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Asks for one series after the other, in no order.
+/// Queries one series after the other, in random order.
 struct Queries<'a> {
     db: &'a Db,
     dice: u64,

@@ -143,7 +143,7 @@ impl HotAnswers {
     }
 
     /// Releases at least `bytes`, or everything.
-    pub(crate) fn give_back(&mut self, bytes: u64) {
+    pub(crate) fn release(&mut self, bytes: u64) {
         let target = self.bytes.saturating_sub(bytes);
         while self.bytes > target && self.remove_oldest() {}
     }
@@ -451,7 +451,7 @@ mod tests {
         }
         assert!(!hot.has_key(&key(0)) && hot.has_key(&key(199)), "the one used last stays");
         let bytes = hot.heap_bytes();
-        hot.give_back(10_000);
+        hot.release(10_000);
         assert!(hot.heap_bytes() <= bytes - 10_000 && hot.has_key(&key(199)));
         let large = TimeRange::new(0, 1_200);
         hot.extend(&key(300), large, CommitSeq(1), &computed(large, 1.0));

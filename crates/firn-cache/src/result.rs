@@ -549,7 +549,7 @@ impl Reclaim for ResultCache {
             // reclaimers.
             let mut state = self.state.lock();
             let before = state.memory.bytes();
-            state.hot.give_back(bytes);
+            state.hot.release(bytes);
             state.settle();
             before.saturating_sub(state.memory.bytes())
         };

@@ -30,7 +30,7 @@ pub use declare::{SettingValue, Settings};
 pub(crate) use flags::from_flags;
 pub use flags::{DatabaseFlags, Flags};
 pub use load::{Effective, Loaded};
-pub use reader::Reader;
+pub use reader::SettingsReader;
 pub use serve::ServeConfig;
 pub use setting::{Condition, Setting};
 pub use source::Source;

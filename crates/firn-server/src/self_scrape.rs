@@ -14,7 +14,7 @@ use crate::target::{SELF_JOB, Scrape, Target};
 use crate::telemetry::{Kind, MetricsText};
 use crate::wire::exposition::ExtraLabels;
 
-/// Scrapes at once and then as often as the settings say, until `stop` says true.
+/// Scrapes at once and then at the configured interval, until `stop` is true.
 pub(crate) async fn run(app: Arc<App>, mut stop: Stopping) {
     let Some(target) = &app.target else { return };
     let labels = [("job", SELF_JOB.to_owned()), ("instance", target.address.to_string())];

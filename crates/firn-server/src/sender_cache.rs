@@ -172,8 +172,8 @@ impl Inner {
 }
 
 impl EntryTable {
-    /// Where the search for `hash` begins. Taken from bits that the entry holds, so that a growing
-    /// table can place its entries again.
+    /// The first position of the search for `hash`. Computed from bits that the entry stores, so that
+    /// a growing table can place its entries again.
     #[inline]
     fn home(&self, hash: u128) -> usize {
         ((u128::from(hash as u64) * self.entries.len() as u128) >> 64) as usize

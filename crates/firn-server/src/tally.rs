@@ -24,7 +24,7 @@ pub enum Protocol {
 /// Why samples were not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Their series' labels break a rule: a name given twice, no metric name, not UTF-8.
+    /// Their series' labels break a rule: a repeated name, no metric name, not UTF-8.
     InvalidLabels,
     /// Their series has too many labels, or too long ones.
     LabelLimit,

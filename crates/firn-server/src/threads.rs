@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 /// The thread and the state that were used last are used next: their memory is warm, and its amount
 /// follows the number of concurrent jobs, not the number of threads.
 pub(crate) struct Workers<S> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<PoolState<S>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct WorkerOptions {
 // because other threads have freed memory of it meanwhile, such as a sent response.
 const IDLE_TIMES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
-struct Shared<S> {
+struct PoolState<S> {
     options: WorkerOptions,
     idle_states: Mutex<Vec<S>>,
     queue: Mutex<Queue<S>>,
@@ -65,7 +65,7 @@ impl<S: Send + 'static> Workers<S> {
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), idle: Vec::new(), closed: false });
         let idle_states = Mutex::new(Vec::new());
         let wakers = (0..options.thread_count).map(|_| Condvar::new()).collect();
-        let shared = Arc::new(Shared { options, idle_states, queue, wakers });
+        let shared = Arc::new(PoolState { options, idle_states, queue, wakers });
         let make_state = Arc::new(make_state);
         let mut threads = Vec::new();
         for idx in 0..options.thread_count {
@@ -135,7 +135,7 @@ impl<S: Send + 'static> Workers<S> {
     }
 }
 
-fn work<S>(shared: &Shared<S>, idx: usize, make_state: &impl Fn() -> S) {
+fn work<S>(shared: &PoolState<S>, idx: usize, make_state: &impl Fn() -> S) {
     while let Some(job) = next_job(shared, idx) {
         let idle = shared.idle_states.lock().pop();
         let mut state = idle.unwrap_or_else(make_state);
@@ -148,7 +148,7 @@ fn work<S>(shared: &Shared<S>, idx: usize, make_state: &impl Fn() -> S) {
     }
 }
 
-fn next_job<S>(shared: &Shared<S>, idx: usize) -> Option<Job<S>> {
+fn next_job<S>(shared: &PoolState<S>, idx: usize) -> Option<Job<S>> {
     let mut queue = shared.queue.lock();
     let mut idle_times = IDLE_TIMES.into_iter();
     loop {

@@ -450,7 +450,7 @@ impl SlowCache {
     }
 
     /// Removes the file when the disk is nearly full: its pieces are also on the slow tier.
-    pub(crate) fn give_way(&self) {
+    pub(crate) fn shrink_if_disk_is_full(&self) {
         let is_low = || self.disk.free_bytes().is_ok_and(|bytes| bytes < FREE_BYTES_LOW);
         if self.state.lock().file.is_none() || !is_low() {
             return;

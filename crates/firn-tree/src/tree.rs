@@ -461,7 +461,7 @@ impl Tree {
 
     /// Removes the slow cache's file if the disk is nearly full. Cheap otherwise.
     pub fn relieve_slow_cache(&self) {
-        self.store.slow_cache.give_way();
+        self.store.slow_cache.shrink_if_disk_is_full();
     }
 
     /// Writes the pending part of the slow cache for the next start. Optional.

@@ -20,7 +20,7 @@ pub(crate) struct Check {
     #[arg(long)]
     repair: bool,
 
-    /// Give up the history if the slow tier has neither a manifest nor any table of it; the
+    /// Drop the history if the slow tier has neither a manifest nor any table of it; the
     /// database then continues with the data in its folder
     #[arg(long, requires = "repair")]
     forget_lost_history: bool,

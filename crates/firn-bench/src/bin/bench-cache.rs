@@ -632,7 +632,7 @@ fn database(program: Program, values: &Values, aims: &mut Vec<Aim>) -> io::Resul
     for clients in [1, 8, 64] {
         let server = CacheServer::start(flash_bytes)?;
         let all = QUERIES / 5;
-        let arm = |cache, seed, count| ask_all(program, &database, cache, clients, seed, count);
+        let arm = |cache, seed, count| run_queries(program, &database, cache, clients, seed, count);
         arm(Some(&server), 5, 2 * all)?;
         let cpu_s = database.cpu_s() + server.cpu_s();
         let cached = arm(Some(&server), 6, all)?;
@@ -700,7 +700,7 @@ fn time_s(point: i64) -> i64 {
     DB_END_S - (DB_POINTS as i64 - 1 - point) * DB_INTERVAL_S
 }
 
-struct Asked {
+struct QueryOutcome {
     latency_ms: f64,
     seconds: f64,
     bytes: usize,
@@ -709,21 +709,21 @@ struct Asked {
     part_percent: f64,
 }
 
-impl Asked {
+impl QueryOutcome {
     fn bandwidth(&self) -> f64 {
         self.bytes as f64 / 1e6 / self.seconds
     }
 }
 
 /// Runs `count` queries from `clients` clients, through the cache if there is one.
-fn ask_all(
+fn run_queries(
     program: Program,
     database: &Server,
     cache: Option<&CacheServer>,
     clients: usize,
     seed: u64,
     count: usize,
-) -> io::Result<Asked> {
+) -> io::Result<QueryOutcome> {
     let points = (DB_POINTS, DB_INTERVAL_S);
     let mut workload = Workload::new(seed, DB_KEYS, points, Mix::Full, 0);
     let queries: Vec<Query> = (0..count).map(|_| workload.draw()).collect();
@@ -740,7 +740,7 @@ fn ask_all(
                     while let Some(query) = queries.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let asked = Instant::now();
                         let cache = client.as_mut().map(|client| (client, &even));
-                        let (answer, found) = ask_one(program, &mut database, cache, query);
+                        let (answer, found) = run_query(program, &mut database, cache, query);
                         took += asked.elapsed();
                         let all = found == answer;
                         hits.fetch_add(usize::from(all), Ordering::Relaxed);
@@ -753,7 +753,7 @@ fn ask_all(
             .collect();
         workers.into_iter().map(|worker| worker.join().expect("a client panicked")).collect()
     });
-    Ok(Asked {
+    Ok(QueryOutcome {
         latency_ms: took.iter().sum::<Duration>().as_secs_f64() * 1e3 / count as f64,
         seconds: begun.elapsed().as_secs_f64(),
         bytes: bytes.into_inner(),
@@ -765,7 +765,7 @@ fn ask_all(
 /// The sequence of the paper's figure 1: look up the cache, query the database for the missing
 /// part, store it in the cache. Partial hits are used from a size that is measured at run time.
 /// Returns the bytes of the answer and how many of them were cached.
-fn ask_one(
+fn run_query(
     program: Program,
     database: &mut Connection,
     cache: Option<(&mut Client, &Mutex<BreakEven>)>,

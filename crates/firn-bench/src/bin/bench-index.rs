@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use firn_bench::index::counting::{Counting, live_bytes};
 use firn_bench::index::dictionaries::{DoubleArray, Transducer, sorted};
-use firn_bench::index::label_sets::{Kind, LabelSets};
+use firn_bench::index::label_sets::{LabelSetKind, LabelSets};
 use firn_bench::index::nested_maps::NestedMaps;
 use firn_bench::index::selectors::selector;
 use firn_bench::index::{process_cpu_ns, scatter, thread_cpu_ns};
@@ -42,7 +42,7 @@ const SCANNED_PER_RESULT: f64 = 50.0;
 /// One data set in one form.
 struct Case {
     sets: LabelSets,
-    kind: Kind,
+    kind: LabelSetKind,
     size: &'static str,
     grouped: bool,
 }
@@ -97,7 +97,7 @@ fn main() -> io::Result<()> {
     let wanted = wanted()?;
     let mut aims = Vec::new();
     for (size, series_count) in SIZES {
-        for kind in Kind::ALL {
+        for kind in LabelSetKind::ALL {
             let name = format!("{} {size}", kind.name());
             let is_wanted = |form: &str| {
                 let name = format!("{name} {form}");
@@ -287,9 +287,9 @@ fn queries(case: &Case) -> Vec<(&'static str, Vec<Matcher>)> {
         |name: &str, pattern: &str| Matcher::new(name, MatchOp::Regex, pattern).expect("a pattern");
     // A series with all the labels that are looked up.
     let (unique, prefix, infix, wide): (&str, &str, &str, &[&str]) = match case.kind {
-        Kind::DevOps => ("hostname", "host_7.*", "h.*_[67]7.?", &["region", "os", "team"]),
-        Kind::Kubernetes => ("pod", "service-7.*", ".*x2.*", &["namespace", "node"]),
-        Kind::Recordings => ("instance", "node-7.*", ".*[67]7.example.*", &["job"]),
+        LabelSetKind::DevOps => ("hostname", "host_7.*", "h.*_[67]7.?", &["region", "os", "team"]),
+        LabelSetKind::Kubernetes => ("pod", "service-7.*", ".*x2.*", &["namespace", "node"]),
+        LabelSetKind::Recordings => ("instance", "node-7.*", ".*[67]7.example.*", &["job"]),
     };
     let series = case.sets.draw(7);
     let name = || Matcher::equal("__name__", series.metric_name());
@@ -419,7 +419,7 @@ fn baseline(sets: &LabelSets) -> Baseline {
     Baseline { bytes, new_ns, known_ns, queries }
 }
 
-fn dictionaries(maps: &NestedMaps, kind: Kind) {
+fn dictionaries(maps: &NestedMaps, kind: LabelSetKind) {
     let series = maps.series_count() as f64;
     let keys = sorted(maps.pair_texts());
     let transducer = Transducer::new(&keys);
@@ -451,9 +451,9 @@ fn dictionaries(maps: &NestedMaps, kind: Kind) {
         lookup_ns(&|key| known.contains(key).then_some(0))
     );
     let (name, prefix, infix) = match kind {
-        Kind::DevOps => ("hostname", "host_7", "h.*_[67]7.?"),
-        Kind::Kubernetes => ("pod", "service-7", ".*x2.*"),
-        Kind::Recordings => ("instance", "node-7", ".*[67]7.example.*"),
+        LabelSetKind::DevOps => ("hostname", "host_7", "h.*_[67]7.?"),
+        LabelSetKind::Kubernetes => ("pod", "service-7", ".*x2.*"),
+        LabelSetKind::Recordings => ("instance", "node-7", ".*[67]7.example.*"),
     };
     let (prefix_us, prefixed) = best_us(|| transducer.count_prefix(name, prefix));
     let (infix_us, infixed) = best_us(|| transducer.count_regex(name, infix));
@@ -589,7 +589,7 @@ fn creation(aims: &mut Vec<Aim>) -> io::Result<()> {
 /// Resolves new series and writes a sample of each, then another of each; the difference is theirs.
 fn library_us(series_count: usize) -> io::Result<f64> {
     let folder = tempfile::tempdir()?;
-    let sets = LabelSets::new(Kind::DevOps, series_count)?;
+    let sets = LabelSets::new(LabelSetKind::DevOps, series_count)?;
     let options = Options {
         index: IndexOptions { group_by: sets.group_by(), ..Default::default() },
         log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },

@@ -56,16 +56,16 @@ struct Cost {
 
 /// The command line's filter; empty selects everything.
 #[derive(Default)]
-struct Wanted {
+struct Filter {
     /// Words of patterns' names; none: all.
     patterns: Vec<String>,
     /// Words of programs' names; none: all.
     programs: Vec<String>,
 }
 
-impl Wanted {
-    fn of(mut arguments: impl Iterator<Item = String>) -> io::Result<Wanted> {
-        let mut wanted = Wanted::default();
+impl Filter {
+    fn of(mut arguments: impl Iterator<Item = String>) -> io::Result<Filter> {
+        let mut wanted = Filter::default();
         while let Some(argument) = arguments.next() {
             let words = match argument.as_str() {
                 "--only" => &mut wanted.patterns,
@@ -95,7 +95,7 @@ fn is_named(words: &[String], name: &str) -> bool {
 
 fn main() -> io::Result<()> {
     let started = Instant::now();
-    let wanted = Wanted::of(std::env::args().skip(1))?;
+    let wanted = Filter::of(std::env::args().skip(1))?;
     let mut contenders = Vec::new();
     for program in Program::ALL.into_iter().filter(|program| wanted.program(*program)) {
         if program.path().is_none() {
@@ -271,7 +271,7 @@ fn measure(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> Vec<Cost
                 connection.get(&target);
                 latencies_ms[idx].push(sent.elapsed().as_secs_f64() * 1e3);
                 number += 1;
-                // Asked now and then: it costs as much as a short query.
+                // Checked only now and then: it costs as much as a short query.
                 if (number - first).is_multiple_of(16) || sent.elapsed().as_millis() > 20 {
                     cpu_s = contender.server.cpu_s() - cpu_before_s;
                 }

@@ -18,7 +18,7 @@ use firn_bench::fleet::{Fleet, Kind, SERIES_PER_HOST};
 use firn_bench::index::{process_cpu_ns, thread_cpu_ns};
 use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::{Program, bytes_below};
-use firn_bench::tree::lsm::Shape;
+use firn_bench::tree::lsm::TreeShape;
 use firn_bench::tree::sets::{PUBLIC, SCRAPES, Set};
 use firn_bench::tree::{cold, quantiles};
 use firn_env::{Env, FolderBucket, LocalDisk};
@@ -365,7 +365,7 @@ fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
     );
     for multiplier in [4.0, 8.0, 10.0] {
         let base_bytes = data / 1_600.0;
-        let shape = Shape {
+        let shape = TreeShape {
             base_bytes,
             multiplier,
             fast_bytes: 16.0 * base_bytes,
@@ -573,7 +573,7 @@ fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
         let filled = turns.map(|idx| Ok((idx, LateRun::fill(f64::from(PERCENTS[idx]) / 100.0)?)));
         let mut filled: Vec<(usize, LateRun)> = filled.collect::<io::Result<_>>()?;
         filled.sort_by_key(|run| run.0);
-        rounds.push(LateRun::ask_in_turns(filled.into_iter().map(|run| run.1).collect())?);
+        rounds.push(LateRun::query_in_turns(filled.into_iter().map(|run| run.1).collect())?);
     }
     for (idx, percent) in PERCENTS.iter().enumerate() {
         let middle =
@@ -631,7 +631,7 @@ impl LateRun {
     }
 
     /// Queries fifty hosts of each database in turns, many times, then drops the databases.
-    fn ask_in_turns(mut runs: Vec<LateRun>) -> io::Result<Vec<LateRun>> {
+    fn query_in_turns(mut runs: Vec<LateRun>) -> io::Result<Vec<LateRun>> {
         const TURNS: usize = 41;
         const HOSTS: u32 = 50;
         let mut query_us: Vec<Vec<f64>> = vec![Vec::new(); runs.len()];

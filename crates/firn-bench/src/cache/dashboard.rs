@@ -70,7 +70,7 @@ pub fn measure() -> firndb::Result<Figures> {
         for (window_ms, step_ms) in WINDOWS {
             let end = now.div_euclid(step_ms) * step_ms;
             for text in EXPRESSIONS {
-                let (with, without) = ask_both(&db, text, end - window_ms, end, step_ms)?;
+                let (with, without) = query_both(&db, text, end - window_ms, end, step_ms)?;
                 match refresh {
                     0 => first += with,
                     _ => (cached_ns, computed_ns) = (cached_ns + with, computed_ns + without),
@@ -136,7 +136,7 @@ pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     for refresh in 0..=REFRESHES {
         for (panels, cpu) in [&shared, &alone].into_iter().zip(&mut cpu) {
             for text in panels {
-                let (with, _) = ask_both(&db, text, now - HOUR_MS, now, SCRAPE_MS)?;
+                let (with, _) = query_both(&db, text, now - HOUR_MS, now, SCRAPE_MS)?;
                 *cpu += if refresh > 0 { with } else { 0 };
             }
         }
@@ -237,7 +237,7 @@ fn write(db: &Db, series: &[SeriesRef], start: Timestamp, end: Timestamp) -> fir
 }
 
 /// Nanoseconds of this thread's CPU for the answer with the cache and for computing it.
-fn ask_both(
+fn query_both(
     db: &Db,
     text: &str,
     start: Timestamp,

@@ -1,7 +1,7 @@
 //! Eviction policies that the cache is compared with: the paper's, its baselines, and S3-FIFO.
 //!
-//! All of them evict whole slabs and merge every crowd of slabs, as in the paper: without merging, the
-//! order by time means little.
+//! All of them evict whole slabs and merge every crowd of slabs, as in the paper: without merging,
+//! the order by time means little.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

@@ -20,7 +20,7 @@ use crate::devops::REGIONS;
 
 /// Which label sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LabelSetKind {
     /// Hosts of TSBS.
     DevOps,
     /// Pods with churn.
@@ -32,7 +32,7 @@ pub enum Kind {
 /// Groups of label sets, made on demand.
 #[derive(Debug)]
 pub struct LabelSets {
-    kind: Kind,
+    kind: LabelSetKind,
     group_count: usize,
     /// Members of each kind of group: their own labels.
     templates: Vec<Template>,
@@ -71,16 +71,17 @@ const PODS_PER_NODE: usize = 30;
 // versions, teams.
 const HOST_CHOICES: [usize; 9] = [9, 2, 3, 3, 100, 20, 3, 2, 4];
 
-impl Kind {
+impl LabelSetKind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::DevOps, Kind::Kubernetes, Kind::Recordings];
+    pub const ALL: [LabelSetKind; 3] =
+        [LabelSetKind::DevOps, LabelSetKind::Kubernetes, LabelSetKind::Recordings];
 
     /// One word.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::DevOps => "devops",
-            Kind::Kubernetes => "kubernetes",
-            Kind::Recordings => "recordings",
+            LabelSetKind::DevOps => "devops",
+            LabelSetKind::Kubernetes => "kubernetes",
+            LabelSetKind::Recordings => "recordings",
         }
     }
 }
@@ -90,11 +91,11 @@ impl LabelSets {
     ///
     /// # Errors
     /// `NotFound` without recordings, or their first mistake.
-    pub fn new(kind: Kind, series_count: usize) -> io::Result<LabelSets> {
+    pub fn new(kind: LabelSetKind, series_count: usize) -> io::Result<LabelSets> {
         let templates = match kind {
-            Kind::DevOps => vec![devops_members()],
-            Kind::Kubernetes => vec![pod_members()],
-            Kind::Recordings => {
+            LabelSetKind::DevOps => vec![devops_members()],
+            LabelSetKind::Kubernetes => vec![pod_members()],
+            LabelSetKind::Recordings => {
                 let folder = Path::new("../shared/data");
                 RECORDED.iter().map(|job| recorded(folder, job)).collect::<io::Result<_>>()?
             }
@@ -109,15 +110,15 @@ impl LabelSets {
     }
 
     /// Which they are.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LabelSetKind {
         self.kind
     }
 
     /// The labels that make a group.
     pub fn group_by(&self) -> Vec<String> {
         let names: &[&str] = match self.kind {
-            Kind::DevOps => &["hostname"],
-            Kind::Kubernetes | Kind::Recordings => &["instance", "job"],
+            LabelSetKind::DevOps => &["hostname"],
+            LabelSetKind::Kubernetes | LabelSetKind::Recordings => &["instance", "job"],
         };
         names.iter().map(|&name| name.to_owned()).collect()
     }
@@ -140,9 +141,11 @@ impl LabelSets {
             let per_member = -missing * missing.log2() - (1.0 - missing) * (1.0 - missing).log2();
             bits += per_member * self.template(group).members.len() as f64;
             bits += match self.kind {
-                Kind::DevOps => HOST_CHOICES.iter().map(|&count| (count as f64).log2()).sum(),
-                Kind::Kubernetes => pod_bits(group, self.group_count),
-                Kind::Recordings => 0.0,
+                LabelSetKind::DevOps => {
+                    HOST_CHOICES.iter().map(|&count| (count as f64).log2()).sum()
+                }
+                LabelSetKind::Kubernetes => pod_bits(group, self.group_count),
+                LabelSetKind::Recordings => 0.0,
             };
         }
         bits
@@ -185,9 +188,9 @@ impl LabelSets {
     /// The labels that all series of a group share.
     fn shared(&self, group: usize) -> Pairs {
         match self.kind {
-            Kind::DevOps => host(group),
-            Kind::Kubernetes => pod(group, self.group_count),
-            Kind::Recordings => {
+            LabelSetKind::DevOps => host(group),
+            LabelSetKind::Kubernetes => pod(group, self.group_count),
+            LabelSetKind::Recordings => {
                 let instance = group / self.templates.len();
                 owned([
                     ("job", self.template(group).job.clone()),
@@ -368,7 +371,7 @@ mod tests {
 
     #[test]
     fn series_are_unique_and_as_many_as_asked_for() {
-        for kind in [Kind::DevOps, Kind::Kubernetes] {
+        for kind in [LabelSetKind::DevOps, LabelSetKind::Kubernetes] {
             let sets = LabelSets::new(kind, 20_000).unwrap();
             let mut all = Vec::new();
             (0..sets.group_count()).for_each(|group| sets.push_group(group, &mut all));

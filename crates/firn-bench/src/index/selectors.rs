@@ -16,9 +16,9 @@ pub struct Selector {
     pub by: String,
 }
 
-struct Draw(u64);
+struct SelectorDraw(u64);
 
-impl Draw {
+impl SelectorDraw {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = scatter(self.0);
         (self.0 % bound as u64) as usize
@@ -30,7 +30,7 @@ impl Draw {
 /// Each names its metric and up to three other labels, of which 70% are equalities, 15% prefixes of
 /// half the value, 10% one of two values and 5% inequalities.
 pub fn selector(sets: &LabelSets, number: u64) -> Selector {
-    let mut draw = Draw(number);
+    let mut draw = SelectorDraw(number);
     let (series, other) = (sets.draw(draw.0), sets.draw(scatter(number ^ 0x99)));
     let mut rest: Vec<(&str, &str)> = series.iter().filter(|pair| pair.0 != METRIC_NAME).collect();
     let by = rest[draw.below(rest.len())].0.to_owned();
@@ -42,7 +42,7 @@ pub fn selector(sets: &LabelSets, number: u64) -> Selector {
     Selector { matchers, by }
 }
 
-fn matcher(name: &str, value: &str, other: &Labels, draw: &mut Draw) -> Matcher {
+fn matcher(name: &str, value: &str, other: &Labels, draw: &mut SelectorDraw) -> Matcher {
     let made = match draw.below(20) {
         0..14 => Ok(Matcher::equal(name, value)),
         14..17 => {
@@ -67,11 +67,11 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::label_sets::Kind;
+    use crate::index::label_sets::LabelSetKind;
 
     #[test]
     fn a_selector_asks_for_something() {
-        let sets = LabelSets::new(Kind::Kubernetes, 5_000).unwrap();
+        let sets = LabelSets::new(LabelSetKind::Kubernetes, 5_000).unwrap();
         let mut all = Vec::new();
         (0..sets.group_count()).for_each(|group| sets.push_group(group, &mut all));
         let mut found = 0;

@@ -28,7 +28,7 @@ pub fn decode_point(point: &[u8]) -> Option<(u64, i64, f64)> {
 
 /// One of the paper's workloads.
 #[derive(Clone, Copy, Debug)]
-pub struct Workload {
+pub struct YcsbWorkload {
     /// A to D.
     pub name: &'static str,
     /// Of ten thousand transactions.
@@ -40,16 +40,16 @@ pub struct Workload {
 }
 
 /// DecLog, Table 1.
-pub const WORKLOADS: [Workload; 4] = [
-    Workload { name: "A", inserts: 10_000, updates: 0, theta: 0.9 },
-    Workload { name: "B", inserts: 9_000, updates: 10, theta: 0.9 },
-    Workload { name: "C", inserts: 9_000, updates: 100, theta: 0.9 },
-    Workload { name: "D", inserts: 9_000, updates: 100, theta: 1.1 },
+pub const WORKLOADS: [YcsbWorkload; 4] = [
+    YcsbWorkload { name: "A", inserts: 10_000, updates: 0, theta: 0.9 },
+    YcsbWorkload { name: "B", inserts: 9_000, updates: 10, theta: 0.9 },
+    YcsbWorkload { name: "C", inserts: 9_000, updates: 100, theta: 0.9 },
+    YcsbWorkload { name: "D", inserts: 9_000, updates: 100, theta: 1.1 },
 ];
 
 /// The kind of a transaction; all its operations are of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OperationKind {
     /// New points, one for each of the keys.
     Insert,
     /// New values of the keys' newest points.
@@ -61,7 +61,7 @@ pub enum Kind {
 /// Draws transactions.
 #[derive(Debug)]
 pub struct Driver {
-    workload: Workload,
+    workload: YcsbWorkload,
     /// Sums of the chances of ranks, for the uneven draw.
     sums: Vec<f64>,
     key_count: u64,
@@ -73,7 +73,12 @@ pub struct Driver {
 impl Driver {
     /// Transactions over `key_count` keys of sender `sender` of `sender_count`. Each sender inserts
     /// into series of its own, as scrapers do.
-    pub fn new(workload: Workload, key_count: usize, sender: usize, sender_count: usize) -> Driver {
+    pub fn new(
+        workload: YcsbWorkload,
+        key_count: usize,
+        sender: usize,
+        sender_count: usize,
+    ) -> Driver {
         let share = (key_count / sender_count) as u64;
         let own = sender as u64 * share..(sender as u64 + 1) * share;
         let mut sum = 0.0;
@@ -87,15 +92,15 @@ impl Driver {
     }
 
     /// The next transaction's kind and keys. Inserts cycle through the sender's keys.
-    pub fn next(&mut self, keys: &mut [usize; OPERATIONS]) -> Kind {
+    pub fn next(&mut self, keys: &mut [usize; OPERATIONS]) -> OperationKind {
         let dice = self.draw() % 10_000;
         let kind = match dice {
-            dice if dice < self.workload.inserts => Kind::Insert,
-            dice if dice < self.workload.inserts + self.workload.updates => Kind::Update,
-            _ => Kind::Read,
+            dice if dice < self.workload.inserts => OperationKind::Insert,
+            dice if dice < self.workload.inserts + self.workload.updates => OperationKind::Update,
+            _ => OperationKind::Read,
         };
         for key in keys {
-            *key = if kind == Kind::Insert { self.even() } else { self.uneven() };
+            *key = if kind == OperationKind::Insert { self.even() } else { self.uneven() };
         }
         kind
     }
@@ -137,12 +142,16 @@ mod tests {
             for _ in 0..20_000 {
                 let kind = driver.next(&mut keys);
                 counts[kind as usize] += 1;
-                let first = if kind == Kind::Insert { 500 } else { 0 };
+                let first = if kind == OperationKind::Insert { 500 } else { 0 };
                 assert!(keys.iter().all(|key| (first..1_000).contains(key)));
             }
-            let inserts = counts[Kind::Insert as usize] / 2;
+            let inserts = counts[OperationKind::Insert as usize] / 2;
             assert!(inserts.abs_diff(workload.inserts) < 200, "{workload:?}: {counts:?}");
-            assert_eq!(counts[Kind::Update as usize] > 0, workload.updates > 0, "{workload:?}");
+            assert_eq!(
+                counts[OperationKind::Update as usize] > 0,
+                workload.updates > 0,
+                "{workload:?}"
+            );
         }
     }
 }

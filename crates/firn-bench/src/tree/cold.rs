@@ -29,7 +29,7 @@ const DELAY_MS: u64 = 30;
 const HOSTS: [usize; 5] = [3, 17, 42, 61, 99];
 
 /// A query template for the host's name.
-struct Query {
+struct ColdQuery {
     name: &'static str,
     /// With `HOST` for the host.
     text: &'static str,
@@ -40,22 +40,22 @@ struct Query {
     columns: u64,
 }
 
-const QUERIES: [Query; 6] = [
-    Query {
+const QUERIES: [ColdQuery; 6] = [
+    ColdQuery {
         name: "1-1-1",
         text: "max_over_time(cpu_usage_of_kind_07_total{instance=\"HOST\"}[1m])",
         hours: 1,
         step_ms: MINUTE_MS,
         columns: 1,
     },
-    Query {
+    ColdQuery {
         name: "1-1-24",
         text: "max_over_time(cpu_usage_of_kind_07_total{instance=\"HOST\"}[1m])",
         hours: 24,
         step_ms: MINUTE_MS,
         columns: 1,
     },
-    Query {
+    ColdQuery {
         name: "5-1-24",
         // Their maximum would lose the metric name.
         text: "last_over_time({__name__=~\"cpu_usage_of_kind_0[3-7]_total\",instance=\"HOST\"}[1m])",
@@ -63,21 +63,21 @@ const QUERIES: [Query; 6] = [
         step_ms: MINUTE_MS,
         columns: 5,
     },
-    Query {
+    ColdQuery {
         name: "lastpoint",
         text: "last_over_time(cpu_usage_of_kind_07_total[10m])",
         hours: 0,
         step_ms: 0,
         columns: 0,
     },
-    Query {
+    ColdQuery {
         name: "all hosts, 24 h",
         text: "avg by (job) (avg_over_time(cpu_usage_of_kind_07_total[1h]))",
         hours: 24,
         step_ms: HOUR_MS,
         columns: 0,
     },
-    Query {
+    ColdQuery {
         name: "all series, 24 h",
         text: "sum(last_over_time({job=~\".+\"}[1h]))",
         hours: 24,
@@ -108,7 +108,7 @@ pub fn run(aims: &mut Vec<Aim>) -> io::Result<()> {
     let mut lists = 0;
     for query in &QUERIES {
         let (mut cold, mut warm, mut restarted) =
-            (Runs::default(), Runs::default(), Runs::default());
+            (ColdRuns::default(), ColdRuns::default(), ColdRuns::default());
         let (mut directory_bytes, mut table_count) = (0, 0);
         for host in HOSTS {
             let text = query.text.replace("HOST", &format!("host-{host}:9100"));
@@ -155,7 +155,7 @@ pub fn run(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-impl Query {
+impl ColdQuery {
     fn time(&self, end: Timestamp) -> QueryTime {
         match self.step_ms {
             0 => QueryTime::Instant(end),
@@ -166,12 +166,12 @@ impl Query {
 
 /// The maximum requests of some runs, and their times.
 #[derive(Default)]
-struct Runs {
+struct ColdRuns {
     asked: BucketTraffic,
     ms: Vec<f64>,
 }
 
-impl Runs {
+impl ColdRuns {
     fn line(&self) -> String {
         let BucketTraffic { round_trips, gets, get_bytes, .. } = self.asked;
         format!("{round_trips:>3} {gets:>5} {get_bytes:>8} {:>7.1}", median(self.ms.clone()))
@@ -193,7 +193,7 @@ impl Far {
     }
 
     /// The answer as text.
-    fn ask(&self, text: &str, time: QueryTime, runs: &mut Runs) -> io::Result<String> {
+    fn ask(&self, text: &str, time: QueryTime, runs: &mut ColdRuns) -> io::Result<String> {
         self.bucket.take();
         let start = Instant::now();
         let answer = self.db.query_now(text, time).map_err(io::Error::other)?;
@@ -209,7 +209,7 @@ impl Far {
 
     /// Bytes of the directories of the tables that a query may read, and the number of these
     /// tables.
-    fn directories(&self, query: &Query, end: Timestamp) -> (u64, u64) {
+    fn directories(&self, query: &ColdQuery, end: Timestamp) -> (u64, u64) {
         let snapshot = self.db.snapshot();
         let start = end - query.hours.max(1) * HOUR_MS;
         let tables = snapshot.tables().filter(|table| {

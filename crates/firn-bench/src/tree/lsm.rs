@@ -4,7 +4,7 @@
 
 /// Sizes of a tree, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct TreeShape {
     /// Capacity of the first level.
     pub base_bytes: f64,
     /// How much more each next one holds.
@@ -22,7 +22,7 @@ struct Table {
     bytes: f64,
 }
 
-impl Shape {
+impl TreeShape {
     /// Equation 7: how many levels hold `bytes`.
     pub fn levels(&self, bytes: f64) -> f64 {
         let m = self.multiplier;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_papers_example_saves_64_gb() {
-        let shape = Shape {
+        let shape = TreeShape {
             base_bytes: 64.0 * MIB,
             multiplier: 10.0,
             fast_bytes: 1024.0 * MIB,
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_tree_that_is_simulated_puts_everything_at_least_once() {
         let shape =
-            Shape { base_bytes: 100.0, multiplier: 4.0, fast_bytes: 150.0, table_bytes: 20.0 };
+            TreeShape { base_bytes: 100.0, multiplier: 4.0, fast_bytes: 150.0, table_bytes: 20.0 };
         let data = 50.0 * 60.0;
         let puts = shape.simulated_puts(50, 60, 1.0);
         assert!(puts > 1.5 * data && puts < 20.0 * data, "{puts} of {data}");

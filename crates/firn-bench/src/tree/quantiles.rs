@@ -55,7 +55,7 @@ mod tests {
     fn a_constant_takes_a_bit_each_and_noise_more_than_it_has() {
         assert_eq!(encoded_bytes(&[]), 0);
         assert!(encoded_bytes(&[7.5; 400]) < 17 + 400 / 4);
-        // All bits differ: whatever a value is compared with, the lengths come on top.
+        // All bits differ from any other value, so the lengths come on top.
         let bits = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let noise: Vec<f64> = (1..400).map(|n| f64::from_bits(bits(n))).collect();
         assert!(encoded_bytes(&noise) > 8 * noise.len());

@@ -12,37 +12,37 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::protocol::{Command, Format, LINE_BYTES_MAX, Place, Refused, parse_line};
-use super::{Shared, points};
+use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
+use super::{ServerState, points};
 use crate::service::{Stopping, stopped};
 
 /// A request that has begun, or an answer that has, ends within this.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Gets of one client that run side by side.
 const GETS_MAX: usize = 16;
-/// What is read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
-/// Memory that a value takes on its way, in multiples of its length: its text and its points, or its blocks and
-/// its text.
+/// Memory of a value in flight, in multiples of its length: its text and its points, or its blocks
+/// and its text.
 pub(super) const VALUE_WEIGHT: u64 = 5;
-/// What is in memory, and no more than this, is given by the thread that has read the request: to wake another one, twice,
-/// takes longer than the answer.
+/// Values in memory up to this size are returned by the thread that read the request: waking
+/// another one, twice, takes longer than the response.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
 /// Longest head of an HTTP request.
 const HTTP_LINES_MAX: usize = 100;
 const METRICS_PATH: &[u8] = b"/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<ServerState>,
     stream: TcpStream,
-    /// What was read and not looked at begins at `start`.
+    /// Received bytes; the unprocessed ones start at `start`.
     buffer: Vec<u8>,
     start: usize,
     is_trusted: bool,
 }
 
-/// The connection ends: the client went away, was silent for too long, said goodbye, or where its next request begins
-/// is not known.
+/// The connection ends: the client disconnected, was idle for too long or quit, or the start of its
+/// next request is unknown.
 struct End;
 
 impl From<io::Error> for End {
@@ -52,12 +52,13 @@ impl From<io::Error> for End {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(stream: TcpStream, shared: &'a Arc<Shared>) -> Connection<'a> {
+    pub(super) fn new(stream: TcpStream, shared: &'a Arc<ServerState>) -> Connection<'a> {
         let is_trusted = shared.token.is_none();
         Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
     }
 
-    /// Answers until the client goes, or the server stops and what was begun is answered.
+    /// Serves requests until the client disconnects, or until the server stops and running requests
+    /// are complete.
     pub(super) async fn run(mut self, mut stop: Stopping) {
         loop {
             if self.start == self.buffer.len() {
@@ -71,7 +72,7 @@ impl<'a> Connection<'a> {
                 }
             }
             if self.answer_next().await.is_err() {
-                // What was said last must arrive: a connection that is closed with bytes unread is reset.
+                // The last response must arrive: a connection closed with unread bytes is reset.
                 let _ = self.stream.shutdown().await;
                 let mut rest = [0; READ_BYTES];
                 let drained =
@@ -86,8 +87,8 @@ impl<'a> Connection<'a> {
         let line = match self.line().await? {
             Some(line) => line,
             None => {
-                let what = format!("a line has more than {LINE_BYTES_MAX} bytes");
-                return self.refuse(Refused { what, skip_bytes: None }).await;
+                let problem = format!("a line has more than {LINE_BYTES_MAX} bytes");
+                return self.refuse(Refused { problem, skip_bytes: None }).await;
             }
         };
         let command = match parse_line(&line, self.shared.config.value_bytes_max.to_usize()) {
@@ -96,8 +97,8 @@ impl<'a> Connection<'a> {
         };
         let is_open = matches!(command, Command::Auth(_) | Command::Quit | Command::Http(_));
         if !self.is_trusted && !is_open {
-            let what = "who are you? say first: auth TOKEN".to_owned();
-            return self.refuse(Refused { what, skip_bytes: None }).await;
+            let problem = "not authenticated; send first: auth TOKEN".to_owned();
+            return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
         match command {
             Command::Auth(token) => self.authenticate(&token).await,
@@ -113,10 +114,10 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Says what was wrong, and passes over the value of a set that is not wanted.
+    /// Reports an error, and skips the value of a refused set.
     async fn refuse(&mut self, refused: Refused) -> Result<(), End> {
         self.shared.numbers.client_errors.add(1);
-        self.write(format!("CLIENT_ERROR {}\r\n", refused.what).as_bytes()).await?;
+        self.write(format!("CLIENT_ERROR {}\r\n", refused.problem).as_bytes()).await?;
         match refused.skip_bytes {
             Some(0) => Ok(()),
             Some(bytes) => self.skip(bytes).await,
@@ -126,8 +127,8 @@ impl<'a> Connection<'a> {
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
         if !self.is_token(token) {
-            let what = "this is not the token".to_owned();
-            return self.refuse(Refused { what, skip_bytes: None }).await;
+            let problem = "this is not the token".to_owned();
+            return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
         self.is_trusted = true;
         self.write(b"OK\r\n").await
@@ -135,21 +136,21 @@ impl<'a> Connection<'a> {
 
     /// Whether it is the token, or none is wanted.
     fn is_token(&self, token: &[u8]) -> bool {
-        // Digests are compared: how long that takes says nothing about the token.
+        // Digests are compared, so that the time reveals nothing about the token.
         let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
         let wanted = self.shared.token.as_ref();
         wanted.is_none_or(|wanted| digest(wanted.as_bytes()).as_ref() == digest(token).as_ref())
     }
 
-    async fn set(&mut self, place: Place, format: Format, bytes: usize) -> Result<(), End> {
+    async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
         self.shared.numbers.sets.add(1);
         let _room = self.room(bytes as u64 * VALUE_WEIGHT).await?;
         let value = self.value(bytes).await?;
         let end = self.line().await?;
         if end.is_none_or(|end| !end.is_empty()) {
-            let what =
+            let problem =
                 format!("behind the {bytes} bytes of the value no line ends; was it longer?");
-            return self.refuse(Refused { what, skip_bytes: None }).await;
+            return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
         let cache = Arc::clone(&self.shared.cache);
         let answer = blocking(move || {
@@ -171,10 +172,10 @@ impl<'a> Connection<'a> {
     }
 
     /// Answers a get and those that came with it, side by side.
-    async fn get(&mut self, first: (Place, Format, Option<u64>)) -> Result<(), End> {
+    async fn get(&mut self, first: (RangeKey, Format, Option<u64>)) -> Result<(), End> {
         let mut weight = self.weight(&first);
         let mut batch = vec![first];
-        // Half of all at most: what one client asks for at once does not shut out the others.
+        // At most half of the memory, so that one client's requests do not block the others.
         let weight_max = u64::from(self.shared.room_kib) << 9;
         while batch.len() < GETS_MAX {
             let Some(line) = self.line_here() else { break };
@@ -220,18 +221,18 @@ impl<'a> Connection<'a> {
                     running.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec())
                 }
             };
-            self.tell_bytes(&bytes).await?;
+            self.response_bytes(&bytes).await?;
         }
         Ok(())
     }
 
-    fn weight(&self, (place, format, _): &(Place, Format, Option<u64>)) -> u64 {
+    fn weight(&self, (place, format, _): &(RangeKey, Format, Option<u64>)) -> u64 {
         let ask = ask(place, *format, 0, u64::MAX);
         let most = self.shared.read_bytes_max;
         (self.shared.cache.estimate_bytes(&ask).min(most) + READ_BYTES as u64) * VALUE_WEIGHT
     }
 
-    async fn delete(&mut self, place: Place) -> Result<(), End> {
+    async fn delete(&mut self, place: RangeKey) -> Result<(), End> {
         self.shared.numbers.deletes.add(1);
         let cache = Arc::clone(&self.shared.cache);
         let answer = blocking(move || {
@@ -263,7 +264,7 @@ impl<'a> Connection<'a> {
         }
         let (status, body) = match path {
             _ if !is_trusted => {
-                ("401 Unauthorized", "wanted is Authorization: Bearer TOKEN\n".into())
+                ("401 Unauthorized", "expected Authorization: Bearer TOKEN\n".into())
             }
             METRICS_PATH => ("200 OK", self.shared.metrics()),
             _ => (
@@ -281,16 +282,16 @@ impl<'a> Connection<'a> {
     }
 
     async fn tell(&mut self, answer: &str) -> Result<(), End> {
-        self.tell_bytes(answer.as_bytes()).await
+        self.response_bytes(answer.as_bytes()).await
     }
 
-    async fn tell_bytes(&mut self, answer: &[u8]) -> Result<(), End> {
+    async fn response_bytes(&mut self, answer: &[u8]) -> Result<(), End> {
         self.shared.numbers.client_errors.add(u64::from(answer.starts_with(b"CLIENT_ERROR")));
         self.shared.numbers.server_errors.add(u64::from(answer.starts_with(b"SERVER_ERROR")));
         self.write(answer).await
     }
 
-    /// Room for values of so many bytes together; waits until others have less.
+    /// Reserves memory for values of `bytes` in all; waits until others release some.
     async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, End> {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.shared.room_kib);
         Arc::clone(&self.shared.room).acquire_many_owned(kib).await.map_err(|_| End)
@@ -380,12 +381,12 @@ impl<'a> Connection<'a> {
 
 const PANICKED: &str = "SERVER_ERROR this request panicked, which is a bug\r\n";
 
-/// Runs what may wait for the disk on a thread for that.
+/// Runs work that may wait for the disk on a blocking thread.
 async fn blocking(work: impl FnOnce() -> String + Send + 'static) -> String {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| PANICKED.to_owned())
 }
 
-fn ask(place: &Place, format: Format, partial_bytes_min: u64, bytes_max: u64) -> Lookup<'_> {
+fn ask(place: &RangeKey, format: Format, partial_bytes_min: u64, bytes_max: u64) -> Lookup<'_> {
     let field = format.store_field(place.field);
     let (key, range, number) = (&*place.key, place.range, CommitSeq(0));
     Lookup { key, field, range, number, partial_bytes_min, bytes_max }
@@ -398,12 +399,12 @@ enum Answer {
     Later(JoinHandle<Vec<u8>>),
 }
 
-/// What was got, as it is told: a value of at most `bytes_max`.
+/// The response to a lookup: a value of at most `bytes_max`.
 fn told(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
     let TimeRange { start, end } = asked;
     let too_large = || {
-        let what = format!("what is there from {start} to {end} has more than {bytes_max} bytes");
-        format!("CLIENT_ERROR {what} (--value-bytes-max); get shorter ranges\r\n").into_bytes()
+        let why = format!("the points from {start} to {end} exceed {bytes_max} bytes");
+        format!("CLIENT_ERROR {why} (--value-bytes-max); get shorter ranges\r\n").into_bytes()
     };
     let line = match got.declined {
         Some(DeclineReason::TooLarge) => return too_large(),
@@ -420,12 +421,12 @@ fn told(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -
                 absent => format!(" {} {}", absent.start, absent.end),
             };
             let line = format!("{line} {}{absent}\r\n", answer.len());
-            // Moved in place: a second copy of a large value would be pages that nobody has touched before.
+            // Moved in place: a second copy of a large value would touch new pages.
             answer.splice(..0, line.into_bytes());
             answer.extend_from_slice(b"\r\n");
             answer
         }
-        // A checksum that holds over bytes that are no points: the cache has nothing that can be given.
+        // A valid checksum over bytes that are not points: nothing can be returned.
         Err(error) => {
             debug_assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
             b"NOT_FOUND\r\n".to_vec()

@@ -1,9 +1,11 @@
-//! `firn cache`: a cache of points by key and time range for any program, in the manner of memcached, over TCP.
+//! `firn cache`: a cache of points by key and time range for any program, similar to memcached,
+//! over TCP.
 //!
-//! **The way of a request**: `protocol` reads its line; a value is read behind it; `points` makes points of it; the
-//! cache (`firn_cache::SharedCache`) is asked on a thread that may block, and the answer is written in the order of
-//! requests. Gets that a client sent one behind the other run side by side. The protocol byte by byte, with its limits:
-//! docs/cache-protocol.md. Source: TSCache 3.2 (commands, completeness), 3.3 (partial hits).
+//! **Request path**: `protocol` parses the line, the value is read after it, `points` decodes its
+//! points, and a blocking thread looks them up in the cache (`firn_cache::SharedCache`). Responses
+//! are in the order of requests; pipelined gets run in parallel. The protocol byte by byte, with
+//! its limits: docs/cache-protocol.md. Source: TSCache (PVLDB 2021), sections 3.2 (commands,
+//! completeness) and 3.3 (partial hits).
 //!
 //! Reading order: `protocol`, `points`, `connection`.
 
@@ -25,7 +27,7 @@ use crate::config::CacheConfig;
 use crate::service::{BoundService, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
 
-/// Where the points lie below the cache's folder.
+/// The folder of the points below the cache's folder.
 const FOLDER: &str = "keys";
 /// Sealed slabs that may wait for the disk.
 const WAITING_BYTES_MAX: u32 = 8 << 20;
@@ -38,29 +40,30 @@ const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
 #[derive(Debug)]
 pub struct CacheServer {
     service: Service,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     config: CacheConfig,
     /// The token that clients must send first, if there is one.
     token: Option<String>,
     /// Smaller parts are not returned, unless a get names another size.
     partial_bytes_min: u64,
     cache: Arc<SharedCache>,
-    /// What a get may read: the longest value, and a slab more, so that a point is got whatever lies beside it.
+    /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
+    /// regardless of its neighbours.
     read_bytes_max: u64,
     /// KiB that values on their way may take.
     room: Arc<Semaphore>,
     room_kib: u32,
-    numbers: Numbers,
+    numbers: CommandCounters,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
 }
 
 #[derive(Debug, Default)]
-struct Numbers {
+struct CommandCounters {
     connections: Gauge,
     gets: Counter,
     sets: Counter,
@@ -103,7 +106,7 @@ impl CacheServer {
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
         let connections_max = config.connections_max.to_usize();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             config,
             token,
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
@@ -111,7 +114,7 @@ impl CacheServer {
             read_bytes_max,
             room: Arc::new(Semaphore::new(room_kib as usize)),
             room_kib,
-            numbers: Numbers::default(),
+            numbers: CommandCounters::default(),
             _writer: writer,
             _lock: lock,
         });
@@ -146,13 +149,13 @@ impl CacheServer {
 }
 
 /// Serves one client until it disconnects or the server stops.
-async fn serve(stream: TcpStream, shared: Arc<Shared>, stopping: Stopping) {
+async fn serve(stream: TcpStream, shared: Arc<ServerState>, stopping: Stopping) {
     shared.numbers.connections.rise();
     Connection::new(stream, &shared).run(stopping).await;
     shared.numbers.connections.fall();
 }
 
-impl Shared {
+impl ServerState {
     /// Its numbers in Prometheus' text format.
     fn metrics(&self) -> String {
         let mut out = MetricsText::default();
@@ -178,14 +181,15 @@ impl Shared {
     }
 }
 
-/// A number that this run of the machine has and no other: what was written and not synced is there as long as it
-/// lasts. 0 where the system has none.
+/// A number unique to this boot of the machine: unsynced writes survive until the next boot. 0 if
+/// the system has none.
 fn machine_run() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     if id.trim().is_empty() { 0 } else { xxhash_rust::xxh3::xxh3_64(id.trim().as_bytes()) }
 }
 
-/// Slabs of a cache of so many bytes: a hundred at least, so that some may go and others stay, but with room for large points.
+/// Slab size for a cache of `flash_bytes`: at least a hundred slabs, so that eviction is gradual,
+/// but large enough for large points.
 fn slab_bytes(flash_bytes: u64) -> u32 {
     let part = (flash_bytes / 128).clamp(64 << 10, 1 << 20) as u32;
     1 << part.ilog2()

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_points_is_named_with_its_place() {
+    fn malformed_points_are_reported_with_their_position() {
         let range = TimeRange::new(0, 9);
         for (format, value, what) in [
             (Format::Json, &b"{}"[..], "no JSON list of [time,value]"),

@@ -18,7 +18,7 @@ pub(super) enum Format {
 
 /// Points of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RangeKey {
     pub(super) key: Vec<u8>,
     pub(super) field: u64,
     pub(super) range: TimeRange,
@@ -28,11 +28,11 @@ pub(super) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Auth(Vec<u8>),
-    /// So many bytes of points follow, and the end of a line.
-    Set(Place, Format, usize),
+    /// Bytes of points that follow, and the end of a line.
+    Set(RangeKey, Format, usize),
     /// With the bytes that a part must have to be wanted.
-    Get(Place, Format, Option<u64>),
-    Delete(Place),
+    Get(RangeKey, Format, Option<u64>),
+    Delete(RangeKey),
     Version,
     Quit,
     /// `GET <path>`: an HTTP client.
@@ -42,7 +42,7 @@ pub(super) enum Command {
 /// Why a line is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    pub(super) what: String,
+    pub(super) problem: String,
     /// Unwanted bytes of a value that follow; `None` if their number is unknown: the connection
     /// ends.
     pub(super) skip_bytes: Option<usize>,
@@ -76,11 +76,11 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
             };
             let and_skip = |refused| Refused { skip_bytes: Some(bytes), ..refused };
             if bytes > value_bytes_max {
-                let what = format!(
+                let problem = format!(
                     "the value has {bytes} bytes, {value_bytes_max} are allowed (--value-bytes-max); set shorter \
                      ranges"
                 );
-                return Err(and_skip(refused(what)));
+                return Err(and_skip(refused(problem)));
             }
             let format = parse_format(format).map_err(and_skip)?;
             let place = place(key, field, start, end).map_err(and_skip)?;
@@ -92,14 +92,14 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
         [b"quit"] => Ok(Command::Quit),
         [b"GET", path, _] => Ok(Command::Http(path.to_vec())),
         [b"set", ..] => Err(Refused {
-            what: "wanted is: set KEY FIELD START END json|binary BYTES".into(),
+            problem: "expected: set KEY FIELD START END json|binary BYTES".into(),
             skip_bytes: None,
         }),
         [b"get", ..] => {
-            Err(refused("wanted is: get KEY FIELD START END json|binary [LEAST_BYTES]".into()))
+            Err(refused("expected: get KEY FIELD START END json|binary [LEAST_BYTES]".into()))
         }
-        [b"delete", ..] => Err(refused("wanted is: delete KEY FIELD START END".into())),
-        [b"auth", ..] => Err(refused("wanted is: auth TOKEN".into())),
+        [b"delete", ..] => Err(refused("expected: delete KEY FIELD START END".into())),
+        [b"auth", ..] => Err(refused("expected: auth TOKEN".into())),
         [word, ..] => Err(refused(format!(
             "{} is no command; there are get, set, delete, auth, version, quit",
             shown(word)
@@ -108,15 +108,15 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
     }
 }
 
-fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<Place, Refused> {
+fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<RangeKey, Refused> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
         let bytes = key.len();
-        return Err(refused(format!("the key has {bytes} bytes, wanted are 1 to {KEY_BYTES_MAX}")));
+        return Err(refused(format!("the key has {bytes} bytes, expected 1 to {KEY_BYTES_MAX}")));
     }
     if let Some(at) = key.iter().position(|byte| !byte.is_ascii_graphic()) {
         let byte = key[at];
         return Err(refused(format!(
-            "byte {at} of the key is {byte:#04x}, wanted are 0x21 to 0x7e; others are written as %XX"
+            "byte {at} of the key is {byte:#04x}, expected 0x21 to 0x7e; others are written as %XX"
         )));
     }
     let field = number(field, "field", FIELDS_MAX - 1)?;
@@ -126,34 +126,34 @@ fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<Place, Re
             "the range {start} to {end} ends before it starts; both ends belong to it"
         )));
     }
-    Ok(Place { key: key.to_vec(), field, range: TimeRange::new(start, end) })
+    Ok(RangeKey { key: key.to_vec(), field, range: TimeRange::new(start, end) })
 }
 
 fn parse_format(word: &[u8]) -> Result<Format, Refused> {
     match word {
         b"json" => Ok(Format::Json),
         b"binary" => Ok(Format::Binary),
-        _ => Err(refused(format!("the format is {}, wanted is json or binary", shown(word)))),
+        _ => Err(refused(format!("the format is {}, expected json or binary", shown(word)))),
     }
 }
 
-fn number(word: &[u8], what: &str, most: u64) -> Result<u64, Refused> {
+fn number(word: &[u8], name: &str, most: u64) -> Result<u64, Refused> {
     let digits = std::str::from_utf8(word).ok().filter(|text| !text.starts_with('+'));
     let number = digits.and_then(|text| text.parse().ok()).filter(|&number| number <= most);
     number.ok_or_else(|| {
-        refused(format!("{what} is {}, wanted is a number from 0 to {most}", shown(word)))
+        refused(format!("{name} is {}, expected a number from 0 to {most}", shown(word)))
     })
 }
 
-fn time(word: &[u8], what: &str) -> Result<Timestamp, Refused> {
+fn time(word: &[u8], name: &str) -> Result<Timestamp, Refused> {
     let digits = std::str::from_utf8(word).ok().filter(|text| !text.starts_with('+'));
-    digits.and_then(|text| text.parse().ok()).ok_or_else(|| {
-        refused(format!("the {what} is {}, wanted is a whole number of 64 bits", shown(word)))
-    })
+    digits
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| refused(format!("the {name} is {}, expected a 64-bit integer", shown(word))))
 }
 
-fn refused(what: String) -> Refused {
-    Refused { what, skip_bytes: Some(0) }
+fn refused(problem: String) -> Refused {
+    Refused { problem, skip_bytes: Some(0) }
 }
 
 /// The start of a client's input, fit for one line.
@@ -175,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_the_document_says() {
-        let place = |field, start, end| Place {
+    fn lines_match_the_document() {
+        let place = |field, start, end| RangeKey {
             key: b"k%20".to_vec(),
             field,
             range: TimeRange::new(start, end),
@@ -199,28 +199,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_the_connection_goes_on_where_it_can() {
-        for (line, what, skip_bytes) in [
+    fn errors_are_named_and_the_connection_continues_if_possible() {
+        for (line, problem, skip_bytes) in [
             ("", "\"\" is no command", Some(0)),
             ("flush_all", "\"flush_all\" is no command", Some(0)),
             ("get k 0 9 5 json", "range 9 to 5 ends before it starts", Some(0)),
-            ("get k 16 0 5 json", "field is \"16\", wanted is a number from 0 to 15", Some(0)),
+            ("get k 16 0 5 json", "field is \"16\", expected a number from 0 to 15", Some(0)),
             ("get k 0 x 5 json", "start is \"x\"", Some(0)),
             ("get k 0 0 9223372036854775808 json", "end is \"92233", Some(0)),
             ("get k 0 0 5 xml", "format is \"xml\"", Some(0)),
-            ("get k 0 0 5", "wanted is: get KEY", Some(0)),
+            ("get k 0 0 5", "expected: get KEY", Some(0)),
             ("get  0 0 5 json", "key has 0 bytes", Some(0)),
             ("get k\u{1} 0 0 5 json", "byte 1 of the key is 0x01", Some(0)),
             ("set k 0 0 5 json 1001", "1001 bytes, 1000 are allowed", Some(1_001)),
             ("set k 0 5 0 json 20", "ends before it starts", Some(20)),
             ("set k 0 0 5 json -1", "bytes of the value is \"-1\"", None),
-            ("set k 0 0 5 20", "wanted is: set KEY", None),
-            ("delete k 0 5", "wanted is: delete KEY", Some(0)),
+            ("set k 0 0 5 20", "expected: set KEY", None),
+            ("delete k 0 5", "expected: delete KEY", Some(0)),
         ] {
             let refused = parsed(line).unwrap_err();
-            assert!(refused.what.contains(what), "{line}: {}", refused.what);
+            assert!(refused.problem.contains(problem), "{line}: {}", refused.problem);
             assert_eq!(refused.skip_bytes, skip_bytes, "{line}");
-            assert!(!refused.what.contains(['\r', '\n']), "{line}");
+            assert!(!refused.problem.contains(['\r', '\n']), "{line}");
         }
     }
 
@@ -242,7 +242,7 @@ mod tests {
                 }
                 Ok(_) => {}
                 Err(refused) => {
-                    prop_assert!(refused.what.bytes().all(|byte| (0x20..0x7f).contains(&byte)));
+                    prop_assert!(refused.problem.bytes().all(|byte| (0x20..0x7f).contains(&byte)));
                 }
             }
         }

@@ -68,7 +68,7 @@ impl Client {
 }
 
 #[test]
-fn what_is_set_is_got_by_range_until_it_is_deleted() {
+fn set_points_are_returned_by_range_until_they_are_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
@@ -76,12 +76,13 @@ fn what_is_set_is_got_by_range_until_it_is_deleted() {
     assert_eq!(client.set("k", 0, 9, "[[1,\"a\"], [5, {\"x\": 2}]]"), "STORED 0 9");
     assert_eq!(client.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,\"a\"],[5,{\"x\": 2}]]");
     assert_eq!(client.ask("get k 0 2 4 json\r\n"), "VALUE 2 4 []");
-    // A part; one that is too small; what was set in the other format, or under another field.
+    // A partial hit; one that is too small; points that were set in the other format, or under
+    // another field.
     assert_eq!(client.ask("get k 0 4 19 json\r\n"), "INCOMPLETE 10 19 [[5,{\"x\": 2}]]");
     assert_eq!(client.ask("get k 0 4 19 json 1000\r\n"), "INCOMPLETE 4 19 10 19 []");
     assert_eq!(client.ask("get k 0 0 9 binary\r\n"), "NOT_FOUND");
     assert_eq!(client.ask("get k 1 0 9 json\r\n"), "NOT_FOUND");
-    // What overlaps is replaced.
+    // Overlapping points are replaced.
     assert_eq!(client.set("k", 5, 12, "[[12,null]]"), "STORED 5 12");
     assert_eq!(client.ask("get k 0 0 12 json\r\n"), "VALUE 0 12 [[1,\"a\"],[12,null]]");
     assert_eq!(client.ask("delete k 0 3 6\r\n"), "DELETED");
@@ -94,12 +95,12 @@ fn what_is_set_is_got_by_range_until_it_is_deleted() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_the_next_request_is_answered() {
+fn errors_are_reported_and_the_next_request_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
     let long = "x".repeat(100_001);
-    for (request, what) in [
+    for (request, problem) in [
         ("get k 0 9 0 json\r\n".to_owned(), "range 9 to 0 ends before it starts"),
         ("nonsense\r\n".to_owned(), "\"nonsense\" is no command"),
         (format!("set k 0 0 9 json 100001\r\n{long}\r\n"), "100000 are allowed"),
@@ -109,19 +110,19 @@ fn what_is_wrong_is_said_and_the_next_request_is_answered() {
         ("set k 0 0 9 binary 5\r\nabcde\r\n".to_owned(), "point 0 at byte 0"),
     ] {
         let answer = client.ask(&request);
-        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(what), "{answer}");
-        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND", "{what}");
+        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(problem), "{answer}");
+        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND", "{problem}");
     }
     // Where the next request begins is not known: the connection ends, with a word.
-    for (request, what) in [
+    for (request, problem) in [
         (format!("get {long}\r\n"), "a line has more than 8192 bytes"),
-        ("set k 0 0 9 json\r\n[]\r\n".to_owned(), "wanted is: set KEY"),
+        ("set k 0 0 9 json\r\n[]\r\n".to_owned(), "expected: set KEY"),
         ("set k 0 0 9 json 2\r\n[[1,2]]\r\n".to_owned(), "no line ends; was it longer?"),
     ] {
         let mut client = Client::new(&server);
         let answer = client.ask(&request);
-        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(what), "{answer}");
-        assert!(client.is_closed(), "{what}");
+        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(problem), "{answer}");
+        assert!(client.is_closed(), "{problem}");
     }
     assert_eq!(client.set("k", 0, 9, "[]"), "STORED 0 9");
     server.stop().unwrap();
@@ -131,12 +132,12 @@ fn what_is_wrong_is_said_and_the_next_request_is_answered() {
 fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
     let folder = tempfile::tempdir().unwrap();
     let text = "x".repeat(60_000);
-    // Shorter in slabs than as they are told, which is what counts.
+    // Shorter in slabs than in the protocol, and the length in slabs counts.
     let short = |from| (from..from + 5_000).map(|ts| format!("[{ts},1]")).collect::<Vec<_>>();
     let (first, last) = (1_700_000_000_000_i64, 1_700_000_009_999_i64);
     let middle = first + 5_000;
     for is_new in [true, false] {
-        // The second time all is in the file, where a point is read with those that lie beside it.
+        // The second time all points are in the file, where a point is read with its neighbours.
         let server = CacheServer::start(config(folder.path()), || ()).unwrap();
         let mut client = Client::new(&server);
         if is_new {
@@ -154,7 +155,7 @@ fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
         }
         for (key, start, end) in [("k", 0, 2), ("k", 0, 1), ("k", 1, 2), ("short", first, last)] {
             let answer = client.ask(&format!("get {key} 0 {start} {end} json\r\n"));
-            assert!(answer.contains("more than 100000 bytes"), "{key}: {answer}");
+            assert!(answer.contains("exceed 100000 bytes"), "{key}: {answer}");
         }
         for ts in 0..3 {
             let got = format!("VALUE {ts} {ts} [[{ts},\"{text}\"]]");
@@ -177,11 +178,11 @@ fn a_token_is_wanted_first() {
     let token_file = token_file.display().to_string().parse().unwrap();
     let config = CacheConfig { token_file, ..config(&folder.path().join("cache")) };
     let server = CacheServer::start(config, || ()).unwrap();
-    for (request, what) in
-        [("get k 0 0 9 json\r\n", "say first: auth TOKEN"), ("auth wrong\r\n", "not the token")]
+    for (request, problem) in
+        [("get k 0 0 9 json\r\n", "send first: auth TOKEN"), ("auth wrong\r\n", "not the token")]
     {
         let mut client = Client::new(&server);
-        assert!(client.ask(request).contains(what));
+        assert!(client.ask(request).contains(problem));
         assert!(client.is_closed());
     }
     let mut client = Client::new(&server);
@@ -235,7 +236,7 @@ fn requests_in_a_row_are_answered_in_their_order() {
 }
 
 #[test]
-fn a_stop_keeps_what_is_there_and_a_new_start_has_it() {
+fn points_survive_a_stop_and_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
@@ -252,12 +253,12 @@ fn a_stop_keeps_what_is_there_and_a_new_start_has_it() {
     server.stop().unwrap();
 }
 
-/// What a client may do in the property test: kind, key, range, width.
+/// A client's step in the property test: kind, key, range, width.
 type Step = (u8, u8, i64, i64);
 
-/// Several clients at once see what a plain map has; between two of them nothing is said twice.
+/// Several concurrent clients see the contents of a plain map, and no response is repeated.
 #[test]
-fn clients_see_what_a_map_would_have() {
+fn clients_see_the_contents_of_a_map() {
     let folder = tempfile::tempdir().unwrap();
     let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let steps = prop::collection::vec((0..10_u8, 0..3_u8, 0..60_i64, 0..20_i64), 1..80);

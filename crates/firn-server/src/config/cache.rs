@@ -3,7 +3,7 @@
 use firn_model::{Error, Result};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
-use super::reader::Reader;
+use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
     Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Unset,
@@ -75,7 +75,7 @@ settings! {
 
 impl CacheConfig {
     /// Every bound concerns one setting.
-    fn check_together(&self, _reader: &Reader<'_>) -> Result<()> {
+    fn check_together(&self, _reader: &SettingsReader<'_>) -> Result<()> {
         Ok(())
     }
 

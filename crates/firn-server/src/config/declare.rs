@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use firn_model::Result;
 
-use super::reader::Reader;
+use super::reader::SettingsReader;
 use super::setting::Setting;
 use super::values::Value;
 
@@ -22,7 +22,7 @@ pub trait Settings: Sized + Debug {
     ///
     /// # Errors
     /// `Invalid`, naming the setting, the expected form and the text.
-    fn read(reader: &Reader<'_>) -> Result<Self>;
+    fn read(reader: &SettingsReader<'_>) -> Result<Self>;
 
     /// Every value, in the order of the table.
     fn values(&self) -> Vec<SettingValue>;
@@ -31,7 +31,7 @@ pub trait Settings: Sized + Debug {
     ///
     /// # Errors
     /// `Invalid`, as [`Settings::read`].
-    fn check(&self, reader: &Reader<'_>) -> Result<()>;
+    fn check(&self, reader: &SettingsReader<'_>) -> Result<()>;
 }
 
 /// The value of a setting, whatever its type is.
@@ -93,7 +93,7 @@ macro_rules! settings {
                 )$(.$rule($($arg)*))*,
             )+)+];
 
-            fn read(reader: &Reader<'_>) -> Result<$Config> {
+            fn read(reader: &SettingsReader<'_>) -> Result<$Config> {
                 $($(
                     let $field: $type =
                         settings!(@read reader, settings!(@name $field), $($auto)?);
@@ -105,7 +105,7 @@ macro_rules! settings {
                 vec![$($( SettingValue::from(&self.$field), )+)+]
             }
 
-            fn check(&self, reader: &Reader<'_>) -> Result<()> {
+            fn check(&self, reader: &SettingsReader<'_>) -> Result<()> {
                 self.check_together(reader)
             }
         }

@@ -3,7 +3,7 @@
 use firn_model::{Error, Result};
 
 use super::declare::Settings;
-use super::reader::{Reader, Sources};
+use super::reader::{SettingsReader, Sources};
 use super::setting::Setting;
 use super::source::Source;
 
@@ -70,9 +70,9 @@ pub(super) fn load<C: Settings>(sources: &Sources<'_>) -> Result<Loaded<C>> {
 ///
 /// # Errors
 /// `Invalid` for a key of the file that is no setting of the command.
-pub(super) fn reader<'a, C: Settings>(sources: &'a Sources<'a>) -> Result<Reader<'a>> {
+pub(super) fn reader<'a, C: Settings>(sources: &'a Sources<'a>) -> Result<SettingsReader<'a>> {
     if let Some(file) = sources.file {
         file.check_keys(C::TABLE, C::COMMAND)?;
     }
-    Ok(Reader::new(C::TABLE, C::PREFIX, sources))
+    Ok(SettingsReader::new(C::TABLE, C::PREFIX, sources))
 }

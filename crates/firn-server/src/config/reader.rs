@@ -22,26 +22,26 @@ pub(super) struct Sources<'a> {
 }
 
 /// Reads the settings of one command.
-pub struct Reader<'a> {
+pub struct SettingsReader<'a> {
     table: &'static [Setting],
     prefix: &'static str,
     sources: &'a Sources<'a>,
 }
 
-impl fmt::Debug for Reader<'_> {
+impl fmt::Debug for SettingsReader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reader").field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("SettingsReader").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SettingsReader<'a> {
     /// For the settings of `table`, whose variables begin with `prefix`.
     pub(super) fn new(
         table: &'static [Setting],
         prefix: &'static str,
         sources: &'a Sources<'a>,
-    ) -> Reader<'a> {
-        Reader { table, prefix, sources }
+    ) -> SettingsReader<'a> {
+        SettingsReader { table, prefix, sources }
     }
 
     /// The value of the setting `name`.

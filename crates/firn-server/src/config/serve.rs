@@ -4,7 +4,7 @@ use firn_model::{LabelLimits, Result};
 use firndb::{LogDevice, SeriesLimits};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
-use super::reader::Reader;
+use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
     Address, ByteSize, Count, Device, Folder, Forever, LabelNames, LabelPairs, LogSync, Never, Or,
@@ -236,7 +236,7 @@ fn stream_count(device: &LogDevice) -> u64 {
 }
 
 impl ServeConfig {
-    fn check_together(&self, reader: &Reader<'_>) -> Result<()> {
+    fn check_together(&self, reader: &SettingsReader<'_>) -> Result<()> {
         let shards = self.shards.get() as u64;
         if self.log_streams.0 > shards {
             let expected = format!("1 to the number of --shards, {shards}");

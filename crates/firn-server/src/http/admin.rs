@@ -148,7 +148,7 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// `20261121T125703Z-0000019aa6d0a1f3`: readable, and never given twice.
+/// `20261121T125703Z-0000019aa6d0a1f3`: readable, and never reused.
 fn snapshot_name(now_ms: Timestamp) -> String {
     let whole_seconds = rfc3339(now_ms.div_euclid(1_000) * 1_000).replace(['-', ':'], "");
     format!("{whole_seconds}-{now_ms:016x}")

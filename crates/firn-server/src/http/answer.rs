@@ -198,7 +198,7 @@ pub(crate) fn client_gone() -> StatusCode {
 
 /// A database error for writers: a status, one sentence, and the time to retry.
 pub(crate) fn write_error(error: &Error) -> Response<Body> {
-    told_when(error, text(write_status(error), format!("{error}\n")))
+    with_retry_after(error, text(write_status(error), format!("{error}\n")))
 }
 
 /// The same in the API's JSON form. A missing object is 404 here, and a transaction that lost a
@@ -213,7 +213,7 @@ pub(crate) fn write_error_json(error: &Error) -> Response<Body> {
         status => (status, "bad_data"),
     };
     let body = json::failure(name, &error.to_string());
-    told_when(error, Payload::new(body, Packing::Plain, None).answer(status, JSON))
+    with_retry_after(error, Payload::new(body, Packing::Plain, None).answer(status, JSON))
 }
 
 /// The status of a database error for writers.
@@ -236,7 +236,7 @@ pub(crate) fn write_status(error: &Error) -> StatusCode {
 const UNAVAILABLE_RETRY_SECONDS: u64 = 1;
 
 /// The answer with the time at which it makes sense to come back, if that may help.
-pub(crate) fn told_when(error: &Error, mut response: Response<Body>) -> Response<Body> {
+pub(crate) fn with_retry_after(error: &Error, mut response: Response<Body>) -> Response<Body> {
     let seconds = match error.kind() {
         ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } => {
             retry_after_ms.div_ceil(1_000).max(1)

@@ -21,7 +21,7 @@ pub(crate) struct HeldBytes {
 
 // A sender that needs longer for one request has failed or is malicious.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-// So much is reserved at once for a body whose length is not announced.
+// Reserved at once for a body of unknown length.
 const STEP_BYTES: usize = 64 << 10;
 
 /// Reads all of `body`, whose memory is `pool`'s.

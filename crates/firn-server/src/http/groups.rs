@@ -15,7 +15,7 @@ use firndb::GroupSummary;
 
 use crate::app::App;
 use crate::http::answer::{
-    ApiError, JSON, Packing, Payload, text, told_when, write_error_json, write_status,
+    ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
 use crate::http::body::HeldBytes;
 use crate::http::computed::computed;
@@ -125,7 +125,7 @@ fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<
     let response =
         Payload::new(body, Packing::Plain, Some(outcome.held)).answer(status, content_type);
     match retry {
-        Some(error) => told_when(&error, response),
+        Some(error) => with_retry_after(&error, response),
         None => response,
     }
 }
@@ -185,7 +185,7 @@ fn check(params: &Params) -> Result<GroupListRequest, ApiError> {
     let with_lone = match params.get("lone") {
         None | Some("false") => false,
         Some("true") => true,
-        Some(_) => return Err(ApiError::parameter("lone", "wanted is true or false")),
+        Some(_) => return Err(ApiError::parameter("lone", "expected true or false")),
     };
     Ok(GroupListRequest { selectors: params.selectors()?, with_lone, limit: params.limit()? })
 }

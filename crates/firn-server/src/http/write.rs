@@ -113,7 +113,7 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
                 }
                 _ => {
                     return Err(Error::invalid(format!(
-                        "parameter extra_label is {value:?}, wanted is name=value"
+                        "parameter extra_label is {value:?}, expected name=value"
                     )));
                 }
             },

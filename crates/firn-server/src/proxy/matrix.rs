@@ -45,11 +45,11 @@ pub(super) struct Matrix {
 struct MatrixSeries {
     metric: Range<usize>,
     /// Times rising.
-    points: Vec<Value>,
+    points: Vec<PointValue>,
 }
 
 #[derive(Clone, Debug)]
-struct Value {
+struct PointValue {
     ts: Timestamp,
     is_histogram: bool,
     place: Range<usize>,
@@ -187,7 +187,7 @@ impl Matrix {
             }
             (head.into(), self.series.iter().map(Some).collect())
         });
-        let mut cursors: Vec<&[Value]> = members
+        let mut cursors: Vec<&[PointValue]> = members
             .into_iter()
             .map(|member| member.map_or(&[][..], |series| &series.points[..]))
             .collect();
@@ -285,7 +285,7 @@ impl Matrix {
         let start = self.text.len();
         self.text.extend_from_slice(value);
         let place_of_text = start..self.text.len();
-        self.series[place].points.push(Value { ts, is_histogram, place: place_of_text });
+        self.series[place].points.push(PointValue { ts, is_histogram, place: place_of_text });
     }
 }
 

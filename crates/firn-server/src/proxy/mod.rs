@@ -1,10 +1,12 @@
-//! `firn cache --proxy`: a cache of range queries in front of a database that people already have.
+//! `firn cache --proxy`: a cache of range queries in front of an existing database.
 //!
-//! **The way of a range query**: equal questions at one time become one (`flights`); what of the answer is kept is read
-//! from slabs on flash, the origin is asked for the one range of steps that is missing, and what it will not change any
-//! more is kept. Everything else passes through as it is. What is answered is the JSON that the origin would send.
+//! **Path of a range query**: identical concurrent requests become one (`flights`); the cached part
+//! of the answer is read from slabs on flash; the one missing range of steps is fetched from the
+//! origin, and its settled part is stored. All other requests are forwarded unchanged. The response
+//! is the JSON that the origin would send.
 //!
-//! Source: TSCache 3.1 (time ranges as keys) and 3.5 (partial hits), as a proxy.
+//! Source: TSCache (PVLDB 2021), sections 3.1 (time ranges as keys) and 3.5 (partial hits), as a
+//! proxy.
 //!
 //! Reading order: `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB; `origin`.
 
@@ -47,45 +49,45 @@ use crate::http::serve::serve;
 use crate::service::{BoundService, Service};
 use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 
-/// Where answers lie below the cache's folder.
+/// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
 /// The proxy's own numbers. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
 /// A form that is longer is no query: it is passed on.
 const FORM_BYTES_MAX: usize = 2 << 20;
-/// What an answer takes in memory on its way, in multiples of its length: as it came, as values, as it goes.
+/// Memory of an answer in flight, in multiples of its length: as received, as values, as sent.
 const ANSWER_WEIGHT: u64 = 6;
-/// What all answers on their way may take, in multiples of the longest one that is looked at.
+/// Memory of all answers in flight, in multiples of the longest one that is parsed.
 const ANSWERS_WEIGHT: u64 = 8;
-/// Points take in slabs what they take in an answer divided by this, about.
+/// Points take about this fraction of their bytes in an answer.
 const STORED_SHARE: u64 = 2;
-/// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
+/// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
 const CACHE_HEADER: &str = "x-firn-cache";
 
 /// A running proxy.
 #[derive(Debug)]
 pub struct Proxy {
     service: Service,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyState {
     config: CacheConfig,
     origin: Origin,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
-    /// What all answers on their way take. One that there is no room for is passed on, unread.
+    /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
     answers: Budget,
     /// Of the origin, in bytes of its answers.
     break_even: Mutex<BreakEven>,
-    numbers: Numbers,
+    numbers: ProxyCounters,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
 }
 
 #[derive(Debug, Default)]
-struct Numbers {
+struct ProxyCounters {
     passed: Counter,
     hits: Counter,
     partial_hits: Counter,
@@ -94,12 +96,12 @@ struct Numbers {
     origin_failures: Counter,
 }
 
-/// What a question came to.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 enum Answered {
     /// An answer in the origin's words, how much of it was known, and the room that it takes.
     Json(Bytes, &'static str, Arc<Reservation>),
-    /// What the origin sent.
+    /// The origin's response.
     AsIs(Fetched, Arc<Reservation>),
     /// The answer is too long to look at, or there is no room for it now: each client gets its own.
     Pass,
@@ -136,19 +138,22 @@ impl Proxy {
         let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?;
         let connections_max = config.connections_max.to_usize();
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             config,
             origin,
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
             break_even: Mutex::default(),
-            numbers: Numbers::default(),
+            numbers: ProxyCounters::default(),
             _writer: writer,
             _lock: lock,
         });
         let router = Router::new()
-            .route(METRICS_PATH, get(async |State(shared): State<Arc<Shared>>| metrics(&shared)))
+            .route(
+                METRICS_PATH,
+                get(async |State(shared): State<Arc<ProxyState>>| metrics(&shared)),
+            )
             .fallback(answer)
             .with_state(Arc::clone(&shared));
         let service = serve(bound, router, connections_max);
@@ -181,7 +186,7 @@ impl Proxy {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Response<Body> {
+async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let is_asked = is_asked_at(parts.uri.path()) && !parts.headers.contains_key(CONTENT_ENCODING);
     let is_form = parts.method == Method::POST && has_form(&parts.headers);
@@ -192,7 +197,8 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
     let form = match form(body).await {
         Form::Whole(form) => form,
         Form::TooLong(body) => return shared.pass(parts, body).await,
-        // A chunked one says nowhere how long it is: the origin would take what came for all of it.
+        // A chunked body has no declared length: the origin would take the received part for all of
+        // it.
         Form::Cut(why) => {
             return text(StatusCode::BAD_REQUEST, format!("the form breaks off: {why}\n"));
         }
@@ -236,7 +242,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
     }
 }
 
-impl Shared {
+impl ProxyState {
     async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
         self.numbers.passed.add(1);
         self.origin.pass(parts, body).await
@@ -295,7 +301,8 @@ impl Shared {
             }
         }
         self.numbers.passed.add(1);
-        // What the origin says of a part, an error or a warning, it must say of the whole, in its own words.
+        // The origin's error or warning about a part must be repeated for the whole, in its own
+        // words.
         if found == "miss" {
             return Answered::AsIs(fetched, Arc::new(held));
         }
@@ -344,12 +351,12 @@ impl HttpBody for Begun {
     }
 }
 
-/// The body of a request that says to be a form.
+/// The body of a request with the content type of a form.
 enum Form {
     Whole(Bytes),
     /// As it came.
     TooLong(Body),
-    /// It broke off, and why. A body tells that once: whoever reads on meets an end as that of a whole one.
+    /// It was cut off, with the reason. A body reports that once; later reads see a regular end.
     Cut(axum::Error),
 }
 
@@ -373,7 +380,7 @@ fn has_form(headers: &HeaderMap) -> bool {
     media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-fn metrics(shared: &Shared) -> Response<Body> {
+fn metrics(shared: &ProxyState) -> Response<Body> {
     let mut out = MetricsText::default();
     write_process(&mut out);
     let numbers = &shared.numbers;

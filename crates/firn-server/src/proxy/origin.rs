@@ -27,7 +27,7 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     HeaderName::from_static("keep-alive"),
 ];
 
-/// Where requests go.
+/// The origin: the database behind the proxy.
 #[derive(Debug)]
 pub(super) struct Origin {
     url: Url,
@@ -45,7 +45,7 @@ pub(super) struct Fetched {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum FetchError {
-    /// It is longer than what is allowed, or than what there is room for now.
+    /// It exceeds the limit, or the available memory.
     TooLong,
     /// The origin cannot be reached, or broke off.
     Failed(String),
@@ -87,8 +87,9 @@ impl Origin {
         }
     }
 
-    /// Asks with other parameters: in the URL, or for a POST as a form. Reads at most `bytes_max` of the answer, and no more
-    /// than there is room for: each byte takes `weight` from what `held` is drawn on.
+    /// Sends the request with other parameters: in the URL, or as a form for a POST. Reads at most
+    /// `bytes_max` of the response, and at most the available memory: each byte takes `weight` from
+    /// the budget of `held`.
     pub(super) async fn fetch(
         &self,
         parts: &Parts,
@@ -160,7 +161,7 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
 /// In the form that Prometheus' clients understand.
 fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
     let mut shown = url.clone();
-    // A password in the URL is nobody's business; both fail only for URLs without a host.
+    // Remove a password; both calls fail only for URLs without a host.
     let _ = shown.set_password(None).and_then(|()| shown.set_username(""));
     tracing::warn!("{shown} does not answer: {why}");
     let error = format!("the proxy's origin {shown} does not answer: {why}");
@@ -172,7 +173,7 @@ fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
     response
 }
 
-/// What went wrong and why: the outermost error alone says only that sending failed.
+/// The error with its causes: the outermost one states only that sending failed.
 fn chain(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);

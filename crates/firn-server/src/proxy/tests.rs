@@ -6,7 +6,8 @@ use std::net::{Shutdown, TcpStream};
 use super::*;
 use crate::config::from_flags;
 
-/// Sends a form in chunks, `body` as it stands, and stays for the answer or goes; what came.
+/// Sends a form in chunks with `body` verbatim, and waits for the response if `stays`. Returns the
+/// response.
 fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
     let mut stream = TcpStream::connect(proxy.listen()).unwrap();
     let head = "POST /query?db=d HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
@@ -16,7 +17,7 @@ fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
         stream.shutdown(Shutdown::Write).unwrap();
     }
     let mut answer = Vec::new();
-    // Who goes may get nothing.
+    // A client that disconnects may receive nothing.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -26,7 +27,7 @@ fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
 fn a_form_that_breaks_off_never_reaches_the_origin() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
-    // What the first request to come has in chunks.
+    // The first request that arrives, with its chunks.
     let first = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let (mut request, mut byte) = (Vec::new(), [0]);

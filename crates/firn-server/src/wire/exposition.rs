@@ -104,7 +104,7 @@ pub fn labels(
                 out.push(METRIC_NAME, &name);
                 has_name = !name.is_empty();
             } else if quoted {
-                return Err(cursor.error("the metric's name is given twice").into());
+                return Err(cursor.error("the metric's name is repeated").into());
             } else {
                 return Err(cursor.error(format!("label {name:?} has no `=`")).into());
             }
@@ -193,7 +193,7 @@ impl<'a> Cursor<'a> {
         let name = self.take_while(|b| starts && (b.is_ascii_alphanumeric() || b == b'_'));
         match std::str::from_utf8(name) {
             Ok(name) if starts => Ok((Cow::Borrowed(name), false)),
-            _ => Err(self.error(format!("expected a label name, found {}", self.found()))),
+            _ => Err(self.error(format!("expected a label name, got {}", self.found()))),
         }
     }
 
@@ -234,7 +234,7 @@ impl<'a> Cursor<'a> {
             self.at = name_end;
             return match name {
                 Some(_) => Ok(()),
-                None => Err(self.error(format!("expected a metric name, found {}", self.found()))),
+                None => Err(self.error(format!("expected a metric name, got {}", self.found()))),
             };
         }
         loop {
@@ -277,7 +277,7 @@ impl<'a> Cursor<'a> {
         match self.peek() {
             None | Some(b'\n') => Ok(Sample { ts, value }),
             Some(_) => {
-                Err(self.error(format!("expected the end of the line, found {}", self.found())))
+                Err(self.error(format!("expected the end of the line, got {}", self.found())))
             }
         }
     }
@@ -307,8 +307,9 @@ fn comment(cursor: &mut Cursor<'_>, out: &mut Decoded) -> Result<()> {
             None => {
                 let keyword = String::from_utf8_lossy(keyword);
                 let found = cursor.found();
-                return Err(cursor
-                    .error(format!("expected a metric name after # {keyword}, found {found}")));
+                return Err(
+                    cursor.error(format!("expected a metric name after # {keyword}, got {found}"))
+                );
             }
         },
     };

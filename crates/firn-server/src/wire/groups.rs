@@ -492,7 +492,7 @@ mod tests {
             r#"{"series":[{"__name__":1}]}"#,
             ".series[0].__name__: expected a string, found a number",
         );
-        f(r#"{"series":[{"__name__":"m","a":"1","a":"2"}]}"#, "label \"a\" is given twice");
+        f(r#"{"series":[{"__name__":"m","a":"1","a":"2"}]}"#, "label \"a\" is repeated");
         f(
             &format!(r#"{{"labels":{{"a":"1"}},"members":[{m},{{"a":"2"}}]}}"#),
             "members[1]: {a=\"2\"} repeats",
@@ -503,10 +503,16 @@ mod tests {
         );
         let four = r#"{"labels":{"a":"1","b":"2"},"members":[{"__name__":"m","c":"3"}]}"#;
         f(four, "members[0]: m{c=\"3\"} has 4 labels with those of its group, the limit is 3");
-        f(r#"{"series":[{"__name__":"m","a":"1","b":"2","c":"3"}]}"#, "4 labels, the limit is 3");
+        f(
+            r#"{"series":[{"__name__":"m","a":"1","b":"2","c":"3"}]}"#,
+            "4 labels exceed the limit of 3",
+        );
         let long = "x".repeat(21);
-        f(&format!(r#"{{"series":[{{"__name__":"{long}"}}]}}"#), "has 21 bytes, the limit is 20");
-        f(&format!(r#"{{"series":[{{"{long}":"1"}}]}}"#), "has 21 bytes, the limit is 20");
+        f(
+            &format!(r#"{{"series":[{{"__name__":"{long}"}}]}}"#),
+            "has 21 bytes, over the limit of 20",
+        );
+        f(&format!(r#"{{"series":[{{"{long}":"1"}}]}}"#), "has 21 bytes, over the limit of 20");
         let rows = |rows: &str| format!(r#"{{"series":[{m}],"rows":[{rows}]}}"#);
         f(&rows(r#"{"timestamp":1,"values":[1,2]}"#), "rows[0] has 2 values for 1 columns");
         f(&rows(r#"{"timestamp":1,"values":[]}"#), "rows[0] has 0 values for 1 columns");
@@ -527,7 +533,7 @@ mod tests {
             assert!(error.contains(wanted), "{wanted:?}: {error}");
         };
         f("{}", "groups is missing");
-        f(r#"{"groups":[],"groups":[]}"#, "groups is given twice");
+        f(r#"{"groups":[],"groups":[]}"#, "groups is repeated");
         f(r#"{"generation":1,"groups":[]}"#, "generation: expected a string");
         f(r#"{"known_elsewhere":"keep","groups":[]}"#, "known_elsewhere: \"keep\" is neither");
     }

@@ -12,7 +12,7 @@ pub fn declared_bytes(compressed: &[u8], limit_bytes: usize) -> Result<usize> {
         .map_err(|e| Error::invalid("snappy: the body has no block header").because(e))?;
     if declared > limit_bytes {
         return Err(Error::too_large(format!(
-            "snappy: the body says that it unpacks to {declared} bytes, the limit is {limit_bytes} \
+            "snappy: the body declares {declared} uncompressed bytes, the limit is {limit_bytes} \
              (--request-bytes-max)"
         )));
     }
@@ -45,12 +45,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_block_is_refused_before_it_is_unpacked() {
+    fn malformed_blocks_are_refused_before_decompression() {
         let mut buf = Vec::new();
         let packed = snap::raw::Encoder::new().compress_vec(&[7; 1_000]).unwrap();
         assert_eq!(decompress(&packed, 1_000, &mut buf).unwrap(), [7; 1_000]);
         let refused = decompress(&packed, 999, &mut buf).unwrap_err().to_string();
-        assert!(refused.contains("unpacks to 1000 bytes, the limit is 999"), "{refused}");
+        assert!(
+            refused.contains("declares 1000 uncompressed bytes, the limit is 999"),
+            "{refused}"
+        );
         // 4 GiB announced in five bytes.
         assert!(decompress(&[0xff, 0xff, 0xff, 0xff, 0x0f], 1 << 20, &mut buf).is_err());
         assert_eq!(buf.len(), 1_000, "nothing was allocated for it");

@@ -22,7 +22,7 @@ pub(crate) enum Operation {
     Read { what: Selection, digest: Option<String> },
     /// Writes a sample, whether there is one or not.
     Insert { point: Point, value: f64 },
-    /// Gives a sample that must be there another value.
+    /// Assigns another value to an existing sample.
     Update { point: Point, change: Linear },
     /// The same for all that are selected.
     UpdateRange { what: Selection, change: Linear },

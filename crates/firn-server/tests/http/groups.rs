@@ -399,7 +399,7 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     f(
         json!({ "series": [{ "__name__": "m", "a": long }] }),
         413,
-        &["groups[0].series[0]", "101 bytes", "limit is 100"],
+        &["groups[0].series[0]", "101 bytes", "limit of 100"],
     );
     let many: serde_json::Map<String, Value> =
         (0..64).map(|idx| (format!("l{idx}"), json!("1"))).collect();

@@ -311,7 +311,7 @@ fn write_much(at: SocketAddr) {
     }
 }
 
-/// Asks for all of it and takes nothing but the first bytes.
+/// Requests all of it and reads only the first bytes.
 fn stalled(at: SocketAddr) -> TcpStream {
     let all = query(0, i64::MAX, &[matcher(0, "__name__", "much")]);
     let body = pack(&request(&[all], &[STREAM]));

@@ -109,8 +109,8 @@ fn broken_series_are_named_and_the_others_written() {
     f(series(&[]), &["has no __name__"]);
     f(series(&[("__name__", "")]), &["has no __name__"]);
     f(series(&[("__name__", "m"), ("", "1")]), &["empty name"]);
-    f(series(&[("__name__", "m"), ("a", "1"), ("a", "2")]), &["label \"a\" is given twice"]);
-    f(series(&[("__name__", "m"), ("a", &"x".repeat(101))]), &["label \"a\"", "limit is 100"]);
+    f(series(&[("__name__", "m"), ("a", "1"), ("a", "2")]), &["label \"a\" is repeated"]);
+    f(series(&[("__name__", "m"), ("a", &"x".repeat(101))]), &["label \"a\"", "limit of 100"]);
     f(series(&[("__name__", "m"), (&"x".repeat(21), "1")]), &["limit is 20"]);
     f(series(&[("__name__", "m")]).label("a", b"\xff\xfe"), &["label value", "not UTF-8"]);
     f(series(&[("__name__", "m")]).label(b"\xff", "1"), &["label name", "not UTF-8"]);
@@ -167,9 +167,13 @@ fn bodies_over_a_limit_are_refused_before_they_are_unpacked() {
     );
     // 4 GiB - 1 announced by five bytes.
     let announced = send_block(server.at(), &[0xff, 0xff, 0xff, 0xff, 0x0f, 0]);
-    check_refused(&announced, 413, &["4294967295 bytes", "limit is 100000", "--request-bytes-max"]);
+    check_refused(
+        &announced,
+        413,
+        &["4294967295 uncompressed bytes", "limit is 100000", "--request-bytes-max"],
+    );
     let bomb = Message::default().bytes(99, vec![0; 200_000]);
-    check_refused(&bomb.send(server.at()), 413, &["unpacks to 200"]);
+    check_refused(&bomb.send(server.at()), 413, &["declares 200"]);
     // Without a length announced the limit holds as well.
     let chunk = format!("{:x}\r\n{}\r\n", 20_000, "x".repeat(20_000));
     let mut stream = TcpStream::connect(server.at()).expect("a connection");

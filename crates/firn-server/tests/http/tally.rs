@@ -133,7 +133,7 @@ fn every_sample_of_a_remote_write_has_one_fate() {
     let at = server.at();
     // The second time most series are known, and the refused ones are refused again.
     for times in 1..=2 {
-        check_limited(&mixed().send(at), "new series are refused, known ones continue");
+        check_limited(&mixed().send(at), "new series refused");
         let rejected = [
             ("invalid_labels", 3 * times),
             ("label_limit", 3 * times),
@@ -227,7 +227,9 @@ fn lenient_servers_hide_limits_that_waiting_does_not_lift() {
 fn samples_of_a_failed_write_are_counted() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let env = firndb::local_env(folder.path()).expect("a world");
-    let db = Arc::new(Db::open(env, Options { future_ms_max: 0, ..Options::default() }).expect("a database"));
+    let db = Arc::new(
+        Db::open(env, Options { future_ms_max: 0, ..Options::default() }).expect("a database"),
+    );
     let limits = IngestLimits {
         labels: LabelLimits::default(),
         request_bytes_max: 1 << 20,

@@ -70,7 +70,7 @@ fn operations_see_each_other_and_happen_together() {
     assert_eq!(given[8]["series"], second);
     assert_ne!(given[4]["digest"], given[8]["digest"]);
 
-    // Everybody sees it, and one that only reads has no number.
+    // Every query sees it, and a transaction that only reads has no number.
     let answer = post(&server, &json!({ "operations": [read] }));
     assert_eq!(answer.json()["data"]["sequence"], Value::Null);
     assert_eq!(answer.json()["data"]["results"][0], given[8]);
@@ -181,7 +181,7 @@ fn bad_requests_say_what_is_wrong_and_where() {
             json!({ "op": "insert", "series": a, "timestamp": i64::MAX, "value": 1 }),
             400,
             "bad_data",
-            "operation 1: the timestamp",
+            "operation 1: insert refused: timestamp",
         ),
         (
             json!({ "op": "update", "series": a, "timestamp": 1 }),

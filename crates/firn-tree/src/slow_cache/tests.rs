@@ -204,12 +204,12 @@ fn it_gives_way_before_the_disk_is_full() {
     sim.disk.set_capacity_bytes(FREE_BYTES_MIN);
     let bytes = cache.stats().bytes;
     put_all(&cache, 2, 40);
-    cache.give_way();
+    cache.shrink_if_disk_is_full();
     assert_eq!(cache.stats().bytes, bytes);
     assert_eq!(get(&cache, key(2, 39)), Some(piece(2, 39, 500)));
     // Hardly any space: the file is removed.
     sim.disk.set_capacity_bytes(FREE_BYTES_LOW);
-    cache.give_way();
+    cache.shrink_if_disk_is_full();
     assert!(sim.disk.files().is_empty());
     assert_eq!(get(&cache, key(2, 39)), None);
     put_all(&cache, 2, 40);

@@ -1,6 +1,6 @@
 //! Random lives against a plain map: flushes of new, late and overwriting rows, jobs, garbage,
-//! readers that stay, restarts, power cuts at any operation, tiers that fail. Says with the seed
-//! the failure.
+//! readers that stay, restarts, power cuts at any operation, tiers that fail. A failure
+//! prints its seed.
 
 use std::cell::RefCell;
 

@@ -16,7 +16,7 @@ use crate::process::{Process, firn, free_address, installed, wait_until_ready};
 
 /// Requests that are refused before it is enough; each costs a segment of 32 MiB.
 const REFUSED: usize = 6;
-/// So many requests without that mean that nothing fails.
+/// This many requests without an error mean that nothing fails.
 const REQUESTS_MAX: usize = 20_000;
 const CLIENTS: u64 = 4;
 

@@ -57,7 +57,7 @@ fn commands_of_the_groups_page_work() {
     assert_eq!(samples("flow[5m]"), json(r#"[[1700000000,"1.5"],[1700000030,"1.75"]]"#));
     assert_eq!(samples("pressure[5m]"), json(r#"[[1700000000,"20"],[1700000015,"NaN"]]"#));
 
-    // The lines that inspect, but for the one that wants the folder for itself.
+    // The commands that inspect, except for the one that needs the folder for itself.
     for line in inspecting[0].lines().filter(|line| !line.contains("--data")) {
         let report = output_text(&shell(line, folder.path(), address));
         assert!(report.contains("pump-7"), "{line}: {report}");

@@ -47,7 +47,7 @@ fn a_replay_reports_its_progress_and_its_end() {
     let mut last = 0;
     let middle = loop {
         std::thread::park_timeout(Duration::from_millis(20));
-        // Nobody listens at first.
+        // No server listens at first.
         let Some(progress) = walreplay(address) else { continue };
         let (current, max) = (number(&progress, "current"), number(&progress, "max"));
         assert!(current >= last && current <= max, "{progress} after {last}");

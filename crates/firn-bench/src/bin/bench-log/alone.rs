@@ -18,7 +18,7 @@ use crate::work::start_log;
 use crate::{Outcome, SHARD_COUNT, STREAM_COUNT, aim};
 
 /// How one transaction's ten points are logged.
-enum Sink {
+enum AloneSink {
     Central(Central),
     Log(Log),
 }
@@ -59,9 +59,9 @@ fn run(sink: usize, threads: usize) -> Outcome<(f64, f64)> {
         0 | 1 => {
             let file = device.open("central.log", OpenMode::Create)?;
             file.preallocate(SEGMENT_BYTES)?;
-            Sink::Central(Central::new(file, SEGMENT_BYTES, sink == 1))
+            AloneSink::Central(Central::new(file, SEGMENT_BYTES, sink == 1))
         }
-        _ => Sink::Log(start_log(
+        _ => AloneSink::Log(start_log(
             device,
             LogSetup {
                 stream_count: if sink == 2 { 1 } else { STREAM_COUNT },
@@ -76,9 +76,9 @@ fn run(sink: usize, threads: usize) -> Outcome<(f64, f64)> {
         let (points, mut count) = ([[0x5a; POINT_BYTES]; OPERATIONS], 0u64);
         while start.elapsed() < RUN {
             match &sink {
-                Sink::Central(central) => central.commit(points.iter().map(|one| &one[..]))?,
+                AloneSink::Central(central) => central.commit(points.iter().map(|one| &one[..]))?,
                 // As a scrape: its series are a group, and a group is in one shard.
-                Sink::Log(log) => {
+                AloneSink::Log(log) => {
                     let dice = scatter(count << 8 | thread as u64);
                     let shard = ShardId((dice % SHARD_COUNT as u64) as u16);
                     let seq = CommitSeq(seq.fetch_add(1, Ordering::Relaxed));
@@ -87,7 +87,7 @@ fn run(sink: usize, threads: usize) -> Outcome<(f64, f64)> {
             }
             count += 1;
             if count.is_multiple_of(256)
-                && let Sink::Log(log) = &sink
+                && let AloneSink::Log(log) = &sink
             {
                 // As after a flush: the next segment is an older one.
                 let streams = (0..log.stream_count()).map(|stream| StreamId(stream as u16));

@@ -184,7 +184,7 @@ fn start_server(program: &Path, folder: &Path, address: SocketAddr) -> io::Resul
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Asks every 5 ms whether it answers 200.
+/// Polls every 5 ms until it responds 200.
 fn wait_until_ready(address: SocketAddr) {
     let is_ready = || -> io::Result<bool> {
         let mut stream = std::net::TcpStream::connect(address)?;

@@ -9,7 +9,7 @@ use firn_bench::index::{process_cpu_ns, scatter};
 use firn_bench::log::central::Central;
 use firn_bench::log::device::MemoryDevice;
 use firn_bench::log::ycsb::{
-    Driver, Kind, OPERATIONS, POINT_BYTES, WORKLOADS, Workload, encode_point,
+    Driver, OPERATIONS, OperationKind, POINT_BYTES, WORKLOADS, YcsbWorkload, encode_point,
 };
 use firn_bench::report::Aim;
 use firn_codec::Slots;
@@ -140,7 +140,7 @@ pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
         at(2) / at(1)
     };
     let grows = |arm: usize| grows_of("A", arm);
-    for Workload { name, .. } in WORKLOADS {
+    for YcsbWorkload { name, .. } in WORKLOADS {
         let grows = |arm: usize| grows_of(name, arm);
         println!(
             "{name} on memory, 2 threads over 1: no log {:.2}, strict order {:.2}, group commit {:.2}, ours {:.2}",
@@ -194,7 +194,13 @@ fn in_turn(
     Ok(all)
 }
 
-fn print_figures(device: &str, workload: Workload, threads: usize, arm: &str, figures: &Figures) {
+fn print_figures(
+    device: &str,
+    workload: YcsbWorkload,
+    threads: usize,
+    arm: &str,
+    figures: &Figures,
+) {
     let at = |share: f64| {
         let idx = (figures.commits.len() as f64 * share) as usize;
         figures.commits.get(idx).map_or(f64::NAN, |&ns| f64::from(ns) / 1e3)
@@ -212,7 +218,12 @@ fn print_figures(device: &str, workload: Workload, threads: usize, arm: &str, fi
     );
 }
 
-fn run(workload: Workload, arm: Arm, threads: usize, device: &Arc<dyn Disk>) -> Outcome<Figures> {
+fn run(
+    workload: YcsbWorkload,
+    arm: Arm,
+    threads: usize,
+    device: &Arc<dyn Disk>,
+) -> Outcome<Figures> {
     let store = Store::new(arm, device)?;
     let (start, cpu) = (Instant::now(), process_cpu_ns());
     let outcomes: Vec<Outcome<(u64, u64, Vec<u32>)>> = std::thread::scope(|scope| {
@@ -318,7 +329,7 @@ impl Store {
     /// Transactions until the time is up: how many, points written, latencies of commits.
     fn send(
         &self,
-        workload: Workload,
+        workload: YcsbWorkload,
         thread: usize,
         threads: usize,
         start: Instant,
@@ -329,13 +340,13 @@ impl Store {
         while start.elapsed() < RUN {
             let kind = driver.next(&mut keys);
             count += 1;
-            if kind == Kind::Read {
+            if kind == OperationKind::Read {
                 self.read(&keys)?;
                 continue;
             }
             for key in keys {
                 let newest = &self.newest[key];
-                let ts = if kind == Kind::Insert {
+                let ts = if kind == OperationKind::Insert {
                     newest.store(count as i64, Ordering::Relaxed);
                     count as i64
                 } else {
@@ -347,7 +358,7 @@ impl Store {
             points += batch.len() as u64;
             let before = Instant::now();
             match kind {
-                Kind::Update => self.update(&batch)?,
+                OperationKind::Update => self.update(&batch)?,
                 _ => self.write(&batch)?,
             }
             latencies.push(before.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);

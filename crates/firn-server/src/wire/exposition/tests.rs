@@ -54,9 +54,9 @@ fn lines_are_read_as_prometheus_reads_them() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_line() {
+fn mistakes_are_reported_with_their_line() {
     check_error("a 1\n\nb", "line 3: expected a value");
-    check_error("a 1\n2b 1", "line 2: expected a metric name, found \"2b 1\"");
+    check_error("a 1\n2b 1", "line 2: expected a metric name, got \"2b 1\"");
     check_error("a{x=\"1\" 1", "line 1: the labels are not closed");
     check_error("a{x=\"1} 1", "a quoted text is not closed");
     check_error("a{x='1'} 1", "expected a label value in quotes");
@@ -70,11 +70,11 @@ fn mistakes_are_told_with_their_line() {
     check_error("a 1_000", "\"1_000\" is not a value");
     check_error("a 0x1p3", "is not a value");
     check_error("a 1 2.5", "\"2.5\" is not a timestamp");
-    check_error("a 1 2 3", "expected the end of the line, found \"3\"");
+    check_error("a 1 2 3", "expected the end of the line, got \"3\"");
     check_error("a 1 2 # {x=\"1\"} 1", "expected the end of the line");
     check_error("a 1\r\n", "is not a value");
     check_error("# TYPE a unknown\n", "line 1: invalid metric type \"unknown\"");
-    check_error("# HELP \n", "expected a metric name after # HELP, found the end of the line");
+    check_error("# HELP \n", "expected a metric name after # HELP, got the end of the line");
     check_error("a{x=\"1\",x=\"2\"} 1", "is repeated");
     let error = import(b"b 1\na{x=\"\xff\"} 1", &ExtraLabels::default()).unwrap_err();
     assert!(error.to_string().starts_with("line 2: a label value is not UTF-8"), "{error}");

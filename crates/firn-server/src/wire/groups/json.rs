@@ -186,7 +186,7 @@ pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
 }
 
 pub(in crate::wire) fn once(reader: &JsonReader<'_>, is_first: bool, key: &str) -> Read<()> {
-    if is_first { Ok(()) } else { Err(reader.fault(format!("{key} is given twice"))) }
+    if is_first { Ok(()) } else { Err(reader.fault(format!("{key} is repeated"))) }
 }
 
 pub(in crate::wire) fn unknown(reader: &JsonReader<'_>) -> crate::wire::json_reader::JsonFault {

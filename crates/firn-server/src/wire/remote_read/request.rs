@@ -98,7 +98,7 @@ fn negotiate(accepted: &[u64]) -> Result<ResponseType> {
     known.ok_or_else(|| {
         let named = accepted.get(..accepted.len().min(16)).unwrap_or_default();
         Error::invalid(format!(
-            "none of the response types {named:?} is supported; ask for SAMPLES (0) or \
+            "none of the response types {named:?} is supported; request SAMPLES (0) or \
              STREAMED_XOR_CHUNKS (1)"
         ))
     })
