@@ -111,7 +111,7 @@ fn broken_series_are_named_and_the_others_written() {
     f(series(&[("__name__", "m"), ("", "1")]), &["empty name"]);
     f(series(&[("__name__", "m"), ("a", "1"), ("a", "2")]), &["label \"a\" is repeated"]);
     f(series(&[("__name__", "m"), ("a", &"x".repeat(101))]), &["label \"a\"", "limit of 100"]);
-    f(series(&[("__name__", "m"), (&"x".repeat(21), "1")]), &["limit is 20"]);
+    f(series(&[("__name__", "m"), (&"x".repeat(21), "1")]), &["limit of 20"]);
     f(series(&[("__name__", "m")]).label("a", b"\xff\xfe"), &["label value", "not UTF-8"]);
     f(series(&[("__name__", "m")]).label(b"\xff", "1"), &["label name", "not UTF-8"]);
     let many: Vec<(String, String)> = (0..65).map(|n| (format!("l{n}"), n.to_string())).collect();
