@@ -29,13 +29,13 @@ pub use declare::{SettingValue, Settings};
 #[cfg(test)]
 pub(crate) use flags::from_flags;
 pub use flags::{DatabaseFlags, Flags};
-pub use load::{Effective, Loaded};
+pub use load::{EffectiveSetting, LoadedConfig};
 pub use reader::SettingsReader;
 pub use serve::ServeConfig;
 pub use setting::{Condition, Setting};
 pub use source::Source;
 pub use values::{
-    Address, ByteSize, Count, Device, Expected, FilePath, Folder, Forever, LabelNames, LabelPairs,
-    LogSync, Measured, Never, Or, OriginPattern, OriginUrl, ShardCount, SlowTier, Span, Switch,
-    Unlimited, Unset, Value, Word, Zero,
+    Address, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, LabelNames,
+    LabelPairs, LogSync, Measured, Never, Or, OriginPattern, OriginUrl, SettingType, ShardCount,
+    SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
 };

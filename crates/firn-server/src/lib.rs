@@ -53,7 +53,7 @@ mod threads;
 pub mod wire;
 
 pub use cache_server::CacheServer;
-pub use config::{CacheConfig, DatabaseFlags, Flags, Loaded, ServeConfig};
+pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
 pub use firn_model::{Error, ErrorKind, GroupId, Result};
 pub use firndb::{CheckProgress, CheckReport, Loss};
 pub use ingest::Ingest;

@@ -7,7 +7,7 @@ use firn_model::Result;
 
 use super::reader::SettingsReader;
 use super::setting::Setting;
-use super::values::Value;
+use super::values::SettingType;
 
 /// The settings of a command, made from its rows by [`settings!`].
 pub trait Settings: Sized + Debug {
@@ -41,11 +41,11 @@ pub struct SettingValue {
     pub text: String,
     /// The same without passwords.
     pub shown: String,
-    /// See [`Value::is_on`].
+    /// See [`SettingType::is_on`].
     pub is_on: bool,
 }
 
-impl<T: Value> From<&T> for SettingValue {
+impl<T: SettingType> From<&T> for SettingValue {
     fn from(value: &T) -> SettingValue {
         SettingValue { text: value.to_string(), shown: value.shown(), is_on: value.is_on() }
     }

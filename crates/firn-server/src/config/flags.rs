@@ -9,7 +9,7 @@ use firn_model::Result;
 
 use super::declare::Settings;
 use super::file::ConfigFile;
-use super::load::{Loaded, load, reader};
+use super::load::{LoadedConfig, load, reader};
 use super::reader::Sources;
 use super::serve::ServeConfig;
 use super::setting::Setting;
@@ -38,7 +38,7 @@ impl<C: Settings> Flags<C> {
     ///
     /// # Errors
     /// `Invalid`, naming the source, the setting, the expected form and the text.
-    pub fn load(&self) -> Result<Loaded<C>> {
+    pub fn load(&self) -> Result<LoadedConfig<C>> {
         let file = self.config_file()?;
         self.with_sources(file.as_ref(), load)
     }
@@ -79,7 +79,7 @@ impl<C: Settings> Flags<C> {
     ///
     /// # Errors
     /// As [`Flags::load`].
-    pub fn load_file(path: &Path) -> Result<Loaded<C>> {
+    pub fn load_file(path: &Path) -> Result<LoadedConfig<C>> {
         let file = ConfigFile::read(path)?;
         let flags = BTreeMap::new();
         load(&Sources { flags: &flags, environment: &|_| None, file: Some(&file) })

@@ -9,7 +9,7 @@ use super::source::Source;
 
 /// The effective value of a setting and its source.
 #[derive(Clone, Debug)]
-pub struct Effective {
+pub struct EffectiveSetting {
     /// The row of the table.
     pub setting: &'static Setting,
     /// Without passwords; otherwise it reads back to the same value.
@@ -22,18 +22,18 @@ pub struct Effective {
 
 /// Checked settings of a command, with their sources.
 #[derive(Clone, Debug)]
-pub struct Loaded<C> {
+pub struct LoadedConfig<C> {
     /// The settings.
     pub config: C,
     /// Each of them, in the order of the table.
-    pub effective: Vec<Effective>,
+    pub effective: Vec<EffectiveSetting>,
 }
 
 /// Reads and checks the settings of a command.
 ///
 /// # Errors
 /// `Invalid`, naming the source, the setting, the expected form and the text.
-pub(super) fn load<C: Settings>(sources: &Sources<'_>) -> Result<Loaded<C>> {
+pub(super) fn load<C: Settings>(sources: &Sources<'_>) -> Result<LoadedConfig<C>> {
     let reader = reader::<C>(sources)?;
     let config = C::read(&reader)?;
     let values = config.values();
@@ -60,10 +60,10 @@ pub(super) fn load<C: Settings>(sources: &Sources<'_>) -> Result<Loaded<C>> {
             )));
         }
         let value = value.shown.clone();
-        effective.push(Effective { setting, value, source, without_effect });
+        effective.push(EffectiveSetting { setting, value, source, without_effect });
     }
     config.check(&reader)?;
-    Ok(Loaded { config, effective })
+    Ok(LoadedConfig { config, effective })
 }
 
 /// Reads single settings of a command.

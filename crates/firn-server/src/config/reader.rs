@@ -10,7 +10,7 @@ use firn_model::{Error, Result};
 use super::file::ConfigFile;
 use super::setting::Setting;
 use super::source::Source;
-use super::values::{Expected, Value};
+use super::values::{ExpectedForm, SettingType};
 
 /// The places that are searched for the text of a setting.
 pub(super) struct Sources<'a> {
@@ -48,14 +48,14 @@ impl<'a> SettingsReader<'a> {
     ///
     /// # Errors
     /// `Invalid`, naming the source, the setting, the expected form and the text.
-    pub(super) fn value<T: Value>(&self, name: &str) -> Result<T> {
+    pub(super) fn value<T: SettingType>(&self, name: &str) -> Result<T> {
         let setting = self.setting(name)?;
         let (text, source) = self.find(setting)?;
         setting.parse(&text).map_err(|expected| refusal(setting, &source, &expected, &text))
     }
 
     /// The same; `None` if it is `auto`.
-    pub(super) fn value_unless_auto<T: Value>(&self, name: &str) -> Result<Option<T>> {
+    pub(super) fn value_unless_auto<T: SettingType>(&self, name: &str) -> Result<Option<T>> {
         let (text, _) = self.find(self.setting(name)?)?;
         if text == "auto" { Ok(None) } else { self.value(name).map(Some) }
     }
@@ -64,7 +64,7 @@ impl<'a> SettingsReader<'a> {
     pub(super) fn refuse(&self, name: &str, expected: impl Into<String>) -> Error {
         let refused = self.setting(name).and_then(|setting| {
             let (text, source) = self.find(setting)?;
-            Ok(refusal(setting, &source, &Expected(expected.into()), &text))
+            Ok(refusal(setting, &source, &ExpectedForm(expected.into()), &text))
         });
         refused.unwrap_or_else(|error| error)
     }
@@ -91,7 +91,7 @@ impl<'a> SettingsReader<'a> {
     }
 }
 
-fn refusal(setting: &Setting, source: &Source, expected: &Expected, text: &str) -> Error {
+fn refusal(setting: &Setting, source: &Source, expected: &ExpectedForm, text: &str) -> Error {
     let got = match setting.is_secret && text.contains('@') {
         true => String::new(),
         false => format!(", got {text:?}"),

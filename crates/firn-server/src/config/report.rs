@@ -3,17 +3,17 @@
 use std::fmt::Write as _;
 
 use super::declare::Settings;
-use super::load::Loaded;
+use super::load::LoadedConfig;
 use super::serve::ServeConfig;
 use super::source::Source;
-use super::values::Value;
+use super::values::SettingType;
 use crate::wire::json;
 
 /// Parts of PromQL that Prometheus has behind a flag and that are always on here.
 const PROMQL_FEATURES: &str = "promql-experimental-functions,promql-duration-expr,\
                                promql-extended-range-selectors,promql-binop-fill-modifiers";
 
-impl<C: Settings> Loaded<C> {
+impl<C: Settings> LoadedConfig<C> {
     /// The effective settings as a configuration file, with the source of each as a comment.
     /// Settings without effect are comments. Passwords are left out.
     pub fn print(&self) -> String {

@@ -1,6 +1,6 @@
 //! A row of the table of settings.
 
-use super::values::{Expected, Value};
+use super::values::{ExpectedForm, SettingType};
 
 /// One setting: a row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ pub struct Setting {
     /// A running server takes a new value over.
     pub is_reloadable: bool,
     /// Reads a text and writes it again, bounds included.
-    pub canonical: fn(&Setting, &str) -> std::result::Result<String, Expected>,
+    pub canonical: fn(&Setting, &str) -> Result<String, ExpectedForm>,
 }
 
 /// A setting that another one depends on.
@@ -51,7 +51,7 @@ pub(super) const UNBOUNDED: u64 = u64::MAX >> 2;
 
 impl Setting {
     /// A setting without bounds and conditions. A default of `None` is computed.
-    pub(super) const fn new<T: Value>(
+    pub(super) const fn new<T: SettingType>(
         name: &'static str,
         section: &'static str,
         help: &'static str,
@@ -115,10 +115,10 @@ impl Setting {
     }
 
     /// Reads `text` and checks the bounds.
-    pub(super) fn parse<T: Value>(&self, text: &str) -> std::result::Result<T, Expected> {
-        let or_auto = |Expected(what)| match self.has_auto {
-            true => Expected(format!("{what} or \"auto\"")),
-            false => Expected(what),
+    pub(super) fn parse<T: SettingType>(&self, text: &str) -> Result<T, ExpectedForm> {
+        let or_auto = |ExpectedForm(what)| match self.has_auto {
+            true => ExpectedForm(format!("{what} or \"auto\"")),
+            false => ExpectedForm(what),
         };
         let value: T = text.parse().map_err(or_auto)?;
         match (self.bounds, value.amount()) {
@@ -128,7 +128,7 @@ impl Setting {
                     _ => format!("{} to {}", T::bound(least), T::bound(most)),
                 };
                 let or_word = T::WORD.map_or_else(String::new, |word| format!(" or {word:?}"));
-                Err(or_auto(Expected(bounds + &or_word)))
+                Err(or_auto(ExpectedForm(bounds + &or_word)))
             }
             _ => Ok(value),
         }

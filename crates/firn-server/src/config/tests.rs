@@ -14,7 +14,7 @@ fn loaded<C: Settings>(
     flags: &[&str],
     variables: &[(&str, &str)],
     file: Option<&str>,
-) -> firn_model::Result<Loaded<C>> {
+) -> firn_model::Result<LoadedConfig<C>> {
     let command = Flags::<C>::augment_args(Command::new("firn"));
     let matches = command.try_get_matches_from(["firn"].iter().chain(flags)).unwrap();
     let flags = Flags::<C>::from_arg_matches(&matches).unwrap();
@@ -88,7 +88,7 @@ fn check_print<C: Settings>(flags: &[&str]) {
     let first = loaded::<C>(flags, &[], None).unwrap();
     let printed = first.print();
     let second = loaded::<C>(&[], &[], Some(&printed)).unwrap_or_else(|e| panic!("{e}\n{printed}"));
-    let effective = |loaded: &Loaded<C>| -> Vec<(String, String)> {
+    let effective = |loaded: &LoadedConfig<C>| -> Vec<(String, String)> {
         let entries = loaded.effective.iter().filter(|entry| entry.without_effect.is_none());
         entries.map(|entry| (entry.setting.name.to_owned(), entry.value.clone())).collect()
     };

@@ -17,20 +17,20 @@ use crate::wire::number::{parse_unit_duration_ms, unit_duration};
 
 /// Why a text is no value: a noun phrase that completes "expected ...".
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected(pub String);
+pub struct ExpectedForm(pub String);
 
-impl Display for Expected {
+impl Display for ExpectedForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-fn expected<T>(what: impl Into<String>) -> Result<T, Expected> {
-    Err(Expected(what.into()))
+fn expected<T>(what: impl Into<String>) -> Result<T, ExpectedForm> {
+    Err(ExpectedForm(what.into()))
 }
 
 /// A type that a setting can have.
-pub trait Value: Debug + Display + FromStr<Err = Expected> {
+pub trait SettingType: Debug + Display + FromStr<Err = ExpectedForm> {
     /// Placeholder of the value in the help.
     const VALUE_NAME: &'static str;
     /// Kind of value, as the reference page names it.
@@ -76,9 +76,9 @@ impl ByteSize {
 }
 
 impl FromStr for ByteSize {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<ByteSize, Expected> {
+    fn from_str(text: &str) -> Result<ByteSize, ExpectedForm> {
         let bytes = parse_bytes(text).map(ByteSize);
         bytes.map_or_else(|| expected("a size such as 64KiB or 4GiB"), Ok)
     }
@@ -121,7 +121,7 @@ impl Display for ByteSize {
     }
 }
 
-impl Value for ByteSize {
+impl SettingType for ByteSize {
     const VALUE_NAME: &'static str = "SIZE";
     const KIND: &'static str = "size";
 
@@ -157,9 +157,9 @@ impl Span {
 }
 
 impl FromStr for Span {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Span, Expected> {
+    fn from_str(text: &str) -> Result<Span, ExpectedForm> {
         match parse_unit_duration_ms(text) {
             Some(ms) if ms > 0 => Ok(Span { ms }),
             _ => expected("a duration such as 15s, 1h30m or 15d"),
@@ -173,7 +173,7 @@ impl Display for Span {
     }
 }
 
-impl Value for Span {
+impl SettingType for Span {
     const VALUE_NAME: &'static str = "DURATION";
     const KIND: &'static str = "duration";
 }
@@ -190,9 +190,9 @@ impl Count {
 }
 
 impl FromStr for Count {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Count, Expected> {
+    fn from_str(text: &str) -> Result<Count, ExpectedForm> {
         text.parse().map_or_else(|_| expected("a whole number"), |count| Ok(Count(count)))
     }
 }
@@ -203,7 +203,7 @@ impl Display for Count {
     }
 }
 
-impl Value for Count {
+impl SettingType for Count {
     const VALUE_NAME: &'static str = "COUNT";
     const KIND: &'static str = "number";
 
@@ -227,9 +227,9 @@ impl ShardCount {
 const SHARDS_MAX: usize = 1 << 15;
 
 impl FromStr for ShardCount {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<ShardCount, Expected> {
+    fn from_str(text: &str) -> Result<ShardCount, ExpectedForm> {
         match text.parse::<usize>() {
             Ok(shards) if shards.is_power_of_two() && shards <= SHARDS_MAX => {
                 Ok(ShardCount(shards))
@@ -245,7 +245,7 @@ impl Display for ShardCount {
     }
 }
 
-impl Value for ShardCount {
+impl SettingType for ShardCount {
     const VALUE_NAME: &'static str = "COUNT";
     const KIND: &'static str = "power of two";
 }
@@ -262,9 +262,9 @@ impl Switch {
 }
 
 impl FromStr for Switch {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Switch, Expected> {
+    fn from_str(text: &str) -> Result<Switch, ExpectedForm> {
         text.parse().map_or_else(|_| expected("true or false"), |is_on| Ok(Switch(is_on)))
     }
 }
@@ -275,7 +275,7 @@ impl Display for Switch {
     }
 }
 
-impl Value for Switch {
+impl SettingType for Switch {
     const VALUE_NAME: &'static str = "true|false";
     const KIND: &'static str = "true or false";
     const IS_SWITCH: bool = true;
@@ -290,9 +290,9 @@ impl Value for Switch {
 pub struct Address(pub SocketAddr);
 
 impl FromStr for Address {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Address, Expected> {
+    fn from_str(text: &str) -> Result<Address, ExpectedForm> {
         let parsed = text.parse().map(Address);
         parsed.or_else(|_| expected("an IP address and a port such as 127.0.0.1:9420"))
     }
@@ -304,7 +304,7 @@ impl Display for Address {
     }
 }
 
-impl Value for Address {
+impl SettingType for Address {
     const VALUE_NAME: &'static str = "ADDRESS";
     const KIND: &'static str = "IP address and port";
 }
@@ -314,9 +314,9 @@ impl Value for Address {
 pub struct Folder(pub PathBuf);
 
 impl FromStr for Folder {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Folder, Expected> {
+    fn from_str(text: &str) -> Result<Folder, ExpectedForm> {
         if text.is_empty() { expected("a folder") } else { Ok(Folder(text.into())) }
     }
 }
@@ -335,7 +335,7 @@ impl Deref for Folder {
     }
 }
 
-impl Value for Folder {
+impl SettingType for Folder {
     const VALUE_NAME: &'static str = "FOLDER";
     const KIND: &'static str = "folder";
 }
@@ -345,9 +345,9 @@ impl Value for Folder {
 pub struct FilePath(pub PathBuf);
 
 impl FromStr for FilePath {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<FilePath, Expected> {
+    fn from_str(text: &str) -> Result<FilePath, ExpectedForm> {
         if text.is_empty() { expected("a file") } else { Ok(FilePath(text.into())) }
     }
 }
@@ -358,7 +358,7 @@ impl Display for FilePath {
     }
 }
 
-impl Value for FilePath {
+impl SettingType for FilePath {
     const VALUE_NAME: &'static str = "FILE";
     const KIND: &'static str = "file";
 }
@@ -380,9 +380,9 @@ impl SlowTier {
 }
 
 impl FromStr for SlowTier {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<SlowTier, Expected> {
+    fn from_str(text: &str) -> Result<SlowTier, ExpectedForm> {
         if text.is_empty() {
             return expected("a folder, or s3://, gs:// or az:// with bucket and prefix");
         }
@@ -396,7 +396,7 @@ impl Display for SlowTier {
     }
 }
 
-impl Value for SlowTier {
+impl SettingType for SlowTier {
     const VALUE_NAME: &'static str = "LOCATION";
     const KIND: &'static str = "folder or URL";
 
@@ -421,9 +421,9 @@ impl OriginUrl {
 }
 
 impl FromStr for OriginUrl {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<OriginUrl, Expected> {
+    fn from_str(text: &str) -> Result<OriginUrl, ExpectedForm> {
         let url = Url::parse(text).ok().filter(|url| {
             matches!(url.scheme(), "http" | "https")
                 && url.has_host()
@@ -450,7 +450,7 @@ impl Debug for OriginUrl {
     }
 }
 
-impl Value for OriginUrl {
+impl SettingType for OriginUrl {
     const VALUE_NAME: &'static str = "URL";
     const KIND: &'static str = "URL";
     const IS_SECRET: bool = true;
@@ -471,9 +471,9 @@ impl Value for OriginUrl {
 pub struct LabelNames(pub Vec<String>);
 
 impl FromStr for LabelNames {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<LabelNames, Expected> {
+    fn from_str(text: &str) -> Result<LabelNames, ExpectedForm> {
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
         match names.iter().any(String::is_empty) {
             true => expected("label names between commas"),
@@ -488,7 +488,7 @@ impl Display for LabelNames {
     }
 }
 
-impl Value for LabelNames {
+impl SettingType for LabelNames {
     const VALUE_NAME: &'static str = "LABELS";
     const KIND: &'static str = "list of label names";
 }
@@ -498,9 +498,9 @@ impl Value for LabelNames {
 pub struct LabelPairs(pub Labels);
 
 impl FromStr for LabelPairs {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<LabelPairs, Expected> {
+    fn from_str(text: &str) -> Result<LabelPairs, ExpectedForm> {
         let pairs = text.split(',').filter(|_| !text.is_empty()).map(|pair| {
             pair.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty())
         });
@@ -524,7 +524,7 @@ impl Display for LabelPairs {
     }
 }
 
-impl Value for LabelPairs {
+impl SettingType for LabelPairs {
     const VALUE_NAME: &'static str = "LABELS";
     const KIND: &'static str = "name=value pairs";
 
@@ -538,9 +538,9 @@ impl Value for LabelPairs {
 pub struct OriginPattern(pub Matcher);
 
 impl FromStr for OriginPattern {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<OriginPattern, Expected> {
+    fn from_str(text: &str) -> Result<OriginPattern, ExpectedForm> {
         match Matcher::new("Origin", MatchOp::Regex, text) {
             Ok(matcher) => Ok(OriginPattern(matcher)),
             Err(error) => expected(format!("a regular expression ({error})")),
@@ -554,7 +554,7 @@ impl Display for OriginPattern {
     }
 }
 
-impl Value for OriginPattern {
+impl SettingType for OriginPattern {
     const VALUE_NAME: &'static str = "REGEX";
     const KIND: &'static str = "regular expression";
 }
@@ -571,9 +571,9 @@ pub enum LogSync {
 }
 
 impl FromStr for LogSync {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<LogSync, Expected> {
+    fn from_str(text: &str) -> Result<LogSync, ExpectedForm> {
         let wanted = "always, never or a duration such as 100ms";
         match text {
             "always" => Ok(LogSync::Always),
@@ -602,7 +602,7 @@ impl Display for LogSync {
     }
 }
 
-impl Value for LogSync {
+impl SettingType for LogSync {
     const VALUE_NAME: &'static str = "WHEN";
     const KIND: &'static str = "always, never or a duration";
 }
@@ -612,9 +612,9 @@ impl Value for LogSync {
 pub struct Device(pub LogDevice);
 
 impl FromStr for Device {
-    type Err = Expected;
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Device, Expected> {
+    fn from_str(text: &str) -> Result<Device, ExpectedForm> {
         match text.parse() {
             Ok(device) => Ok(Device(device)),
             Err(_) => expected("file, or memory: and the absolute path of a folder"),
@@ -628,7 +628,7 @@ impl Display for Device {
     }
 }
 
-impl Value for Device {
+impl SettingType for Device {
     const VALUE_NAME: &'static str = "DEVICE";
     const KIND: &'static str = "file or memory:FOLDER";
 }
@@ -653,24 +653,24 @@ impl<W: Word, T: Clone> Or<W, T> {
     }
 }
 
-impl<W: Word, T: Value> FromStr for Or<W, T> {
-    type Err = Expected;
+impl<W: Word, T: SettingType> FromStr for Or<W, T> {
+    type Err = ExpectedForm;
 
-    fn from_str(text: &str) -> Result<Or<W, T>, Expected> {
+    fn from_str(text: &str) -> Result<Or<W, T>, ExpectedForm> {
         let value = match text {
             text if text == W::TEXT => None,
             text => match text.parse::<T>() {
                 // `0MiB` is 0 as well.
                 Ok(value) if W::TEXT == "0" && value.amount() == Some(0) => None,
                 Ok(value) => Some(value),
-                Err(Expected(what)) => return expected(format!("{what} or {:?}", W::TEXT)),
+                Err(ExpectedForm(what)) => return expected(format!("{what} or {:?}", W::TEXT)),
             },
         };
         Ok(Or { value, word: PhantomData })
     }
 }
 
-impl<W: Word, T: Value> Display for Or<W, T> {
+impl<W: Word, T: SettingType> Display for Or<W, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
             Some(value) => Display::fmt(value, f),
@@ -679,7 +679,7 @@ impl<W: Word, T: Value> Display for Or<W, T> {
     }
 }
 
-impl<W: Word, T: Value> Value for Or<W, T> {
+impl<W: Word, T: SettingType> SettingType for Or<W, T> {
     const VALUE_NAME: &'static str = T::VALUE_NAME;
     const KIND: &'static str = T::KIND;
     const IS_SECRET: bool = T::IS_SECRET;

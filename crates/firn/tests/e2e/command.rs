@@ -115,7 +115,9 @@ fn a_configuration_file_is_checked_printed_and_used() {
     command.args(["serve", "--config", &file, "--retention=20d"]);
     let _server = Process::start("firn", folder.path(), &mut command);
     wait_until_ready(address, "/-/ready");
-    let flags = api(address, "/api/v1/status/flags", &[]).expect("flags");
+    let body = get(address, "/api/v1/status/flags").expect("flags").body;
+    let flags: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let flags = &flags["data"];
     assert_eq!(
         (flags["retention"].as_str(), flags["lookback"].as_str()),
         (Some("20d"), Some("5m"))

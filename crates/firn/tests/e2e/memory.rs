@@ -114,7 +114,9 @@ fn flushed_rows_answer_from_memory() {
     for name in ["hot_bytes", "block_bytes", "hot_reads_total"] {
         assert!(value(&format!("firn_head_{name}")) > 0.0, "{name}");
     }
-    for kind in ["free_bytes", "cooling_bytes", "recycled_bytes_total", "released_bytes_total"] {
+    for kind in
+        ["free_block_bytes", "cooling_bytes", "recycled_bytes_total", "released_bytes_total"]
+    {
         assert!(value(&format!("firn_head_{kind}")) >= 0.0, "{kind}");
     }
     assert_eq!(
@@ -196,7 +198,7 @@ fn conserved(address: SocketAddr, senders: u64) {
 fn memory_metrics(address: SocketAddr) -> String {
     let metrics = get(address, "/metrics").expect("metrics").body;
     let wanted =
-        ["firn_memory_reserved", "firn_memory_refused", "firn_flushes", "firn_memory_peak"];
+        ["firn_memory_reserved", "firn_memory_rejected", "firn_flushes", "firn_memory_peak"];
     let lines = metrics.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
     lines.collect::<Vec<_>>().join("\n")
 }
