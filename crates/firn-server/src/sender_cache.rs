@@ -172,8 +172,8 @@ impl Inner {
 }
 
 impl EntryTable {
-    /// The first position of the search for `hash`. Computed from bits that the entry stores, so that
-    /// a growing table can place its entries again.
+    /// The first position of the search for `hash`. Computed from bits that the entry stores, so
+    /// that a growing table can place its entries again.
     #[inline]
     fn home(&self, hash: u128) -> usize {
         ((u128::from(hash as u64) * self.entries.len() as u128) >> 64) as usize
@@ -337,7 +337,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_map(keys in proptest::collection::vec((any::<u8>(), any::<u128>()), 0..400)) {
+        fn agrees_with_a_map(
+            keys in proptest::collection::vec((any::<u8>(), any::<u128>()), 0..400),
+        ) {
             // Few home positions, so that probing is exercised; only bits that an entry keeps.
             let cache = SenderCache::new(1_000_000, &Budget::unlimited());
             let mut map = HashMap::new();

@@ -15,7 +15,9 @@ pub(crate) fn check_rust(path: &str, text: &str, source: &Source<'_>, breaches: 
     for (idx, line) in text.lines().enumerate() {
         let comment = line.trim_start();
         let table = ["/// |", "//! |", "// |"].iter().any(|start| comment.starts_with(start));
-        if !table {
+        // A query, a JSON answer or the header of a table loses its shape when it is broken.
+        let literal = !comment.starts_with("//") && line.contains('"');
+        if !table && !literal {
             check_columns(path, idx + 1, line, CODE_COLUMNS_MAX, breaches);
         }
     }

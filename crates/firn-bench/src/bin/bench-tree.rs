@@ -253,7 +253,7 @@ fn sizes(set: &Set, options: Options) -> io::Result<(Sizes, World)> {
 fn blocks() -> io::Result<()> {
     const QUERIES: usize = 50;
     println!(
-        "\npayload of a slow-tier block: bytes per sample of all tables, and what a cold query of one series gets"
+        "\npayload of a slow-tier block: bytes per sample of all tables, and the bytes that a cold query of one series reads"
     );
     println!(
         "{:18} {:>8} {:>13} {:>12} {:>10} {:>10}",

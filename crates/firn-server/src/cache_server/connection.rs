@@ -251,7 +251,7 @@ impl<'a> Connection<'a> {
         self.tell(&answer).await
     }
 
-    /// Somebody with a browser, or Prometheus: the numbers, and nothing else.
+    /// Serves the metrics to a browser or Prometheus, and nothing else.
     async fn http(&mut self, path: &[u8]) -> Result<(), End> {
         let mut is_trusted = self.is_trusted;
         for _ in 0..HTTP_LINES_MAX {

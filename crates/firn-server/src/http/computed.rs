@@ -11,12 +11,15 @@ use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 
+/// A response's payload, or the API's error.
+type PayloadResult = Result<Payload, ApiError>;
+
 /// Responds with the JSON that `compute` makes of the parameters that `check` has parsed.
 pub(crate) async fn computed<T: Send + 'static>(
     app: Shared,
     request: Request<Body>,
     check: fn(&Params) -> Result<T, ApiError>,
-    compute: impl FnOnce(&Db, T, &QueryContext, Packing) -> Result<Payload, ApiError> + Send + 'static,
+    compute: impl FnOnce(&Db, T, &QueryContext, Packing) -> PayloadResult + Send + 'static,
 ) -> Response<Body> {
     let ready = match ready(&app) {
         Ok(ready) => ready,

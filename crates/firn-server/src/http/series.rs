@@ -86,10 +86,13 @@ fn bad_name(name: &str) -> Response<Body> {
     ApiError::bad_data(format!("invalid label name: {name:?}")).into_response()
 }
 
+/// The items of a list, or the API's error.
+type ListResult<T> = Result<Vec<T>, ApiError>;
+
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
-    list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> Result<Vec<T>, ApiError> + Send + 'static,
+    list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
     bytes: fn(&T) -> usize,
 ) -> Response<Body> {

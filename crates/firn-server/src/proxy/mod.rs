@@ -110,12 +110,12 @@ enum Answered {
 }
 
 impl Proxy {
-    /// Opens the cache and listens, in front of the database at `origin`. A thread without work calls
-    /// `on_idle`: the program may have its allocator release memory there.
+    /// Opens the cache and listens, in front of the database at `origin`. A thread without work
+    /// calls `on_idle`: the program may have its allocator release memory there.
     ///
     /// # Errors
-    /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has the
-    /// folder.
+    /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has
+    /// the folder.
     pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
         let owner = xxhash_rust::xxh3::xxh3_64(origin.to_string().as_bytes());
         let origin = Origin::new(origin)?;

@@ -407,7 +407,8 @@ pub(super) mod tests {
             if let Ok(request) = decode_bytes(&bytes) {
                 for group in &request.groups {
                     let count = group.columns.count() as u32;
-                    prop_assert!(request.rows_of(group).all(|(_, row)| row.iter().all(|c| c.column < count)));
+                    let mut rows = request.rows_of(group);
+                    prop_assert!(rows.all(|(_, row)| row.iter().all(|c| c.column < count)));
                 }
             }
         }
