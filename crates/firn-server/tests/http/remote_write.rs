@@ -116,7 +116,7 @@ fn broken_series_are_named_and_the_others_written() {
     f(series(&[("__name__", "m")]).label(b"\xff", "1"), &["label name", "not UTF-8"]);
     let many: Vec<(String, String)> = (0..65).map(|n| (format!("l{n}"), n.to_string())).collect();
     let many = many.iter().fold(series(&[("__name__", "m")]), |m, (n, v)| m.label(n, v));
-    f(many, &["66 labels", "limit is 64"]);
+    f(many, &["66 labels", "limit of 64"]);
     let metrics = get(server.at(), "/metrics").text();
     let series = |reason: &str| {
         let labels = format!("{{protocol=\"remote_write\",reason=\"{reason}\"}}");
