@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn another_value_another_series_and_nothing_are_told() {
+    fn differences_in_values_series_and_absence_are_reported() {
         let ours = matrix(&[("a", 100.0), ("b", 2.0)]);
         let f = |agreement, theirs: &[(&str, f64)], other| {
             check(agreement, &ours, &matrix(theirs), other).err().unwrap_or_default()

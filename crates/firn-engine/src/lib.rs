@@ -21,7 +21,7 @@
 //!
 //! **Walls**: state has one owner each, with private fields: `Ledger` (manifest, commit numbers,
 //! tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their methods
-//! take [`rooms::Rooms`] and each other as arguments. Only `Engine` sees all of them.
+//! take `rooms::Rooms` and each other as arguments. Only `Engine` sees all of them.
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `write`, `definitions`, `resolve`, `transact`,
 //! `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read path:

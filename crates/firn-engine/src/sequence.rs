@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visible_stops_below_what_is_on_its_way() {
+    fn visible_stops_below_rows_in_flight() {
         let sequence = Sequence::after(CommitSeq(9));
         assert_eq!(sequence.visible(), CommitSeq(9));
         let first = sequence.draw();

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_found_and_another_generation_is_not() {
+    fn known_series_are_found_only_in_their_generation() {
         let cache = SenderCache::new(1_000_000, &Budget::unlimited());
         let hasher = SpanHasher::random();
         let hashes: Vec<u128> = (0..100_000u32).map(|n| hasher.hash(&n.to_le_bytes())).collect();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gives_back_and_goes_on() {
+    fn it_releases_memory_and_continues() {
         let (budget, hasher) = (Budget::new(10 << 20), SpanHasher::random());
         let all = || (0..50_000u32).map(|n| (hasher.hash(&n.to_le_bytes()), series(n.into(), 0)));
         let cache = SenderCache::new(1_000_000, &budget);

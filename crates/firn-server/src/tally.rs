@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_fate_is_told() {
+    fn undecided_samples_are_detected() {
         let mut tally = Tally { received: 9, stored: 4, ..Tally::default() };
         tally.reject_series(Reason::LabelLimit, 3);
         assert!(!tally.is_exact());

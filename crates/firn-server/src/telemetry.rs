@@ -263,7 +263,7 @@ mod tests {
     use crate::wire::exposition;
 
     #[test]
-    fn what_it_writes_can_be_imported() {
+    fn its_output_can_be_imported() {
         let telemetry = Telemetry::default();
         telemetry.answered("/api/v1/query", 200, Duration::from_millis(3));
         telemetry.answered("a\"b\\c\nd", 500, Duration::from_secs(100));

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_change_comes_when_nobody_waits_for_it_if_its_condition_holds_by_then() {
+    fn a_late_change_is_applied_without_waiters_if_its_condition_holds() {
         let sim = Sim::new(1);
         let late =
             |change: &dyn Fn() -> Result<()>, before: Option<&[u8]>, after: Option<&[u8]>| {

@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suffix_tells_which_members_are_there_and_when() {
+    fn a_suffix_lists_members_and_their_times() {
         let (suffix, record) = sample();
         let all = record.partition.range();
         let f = |group, range| -> Vec<((i64, i64), Vec<u64>)> {

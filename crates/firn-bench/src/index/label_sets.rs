@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_are_unique_and_as_many_as_asked_for() {
+    fn series_are_unique_and_match_the_requested_count() {
         for kind in [LabelSetKind::DevOps, LabelSetKind::Kubernetes] {
             let sets = LabelSets::new(kind, 20_000).unwrap();
             let mut all = Vec::new();

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_finds_what_matches() {
+    fn it_finds_matching_series() {
         let mut maps = NestedMaps::default();
         let mut ids = Vec::new();
         let mut add = |pairs: &[(&str, &str)]| {

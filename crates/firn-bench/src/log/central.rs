@@ -192,7 +192,7 @@ mod tests {
     use crate::log::device::MemoryDevice;
 
     #[test]
-    fn what_was_committed_is_replayed_and_a_lap_ends_where_the_one_before_it_begins() {
+    fn committed_entries_are_replayed_up_to_the_end_of_the_lap() {
         for (groups, payload_bytes, count) in [(true, 50, 20u64), (true, 50, 200), (false, 9, 100)]
         {
             let file = MemoryDevice::default().open("central.log", OpenMode::Create).unwrap();

@@ -79,7 +79,7 @@ fn every_flipped_bit_in_one_copy_is_repaired_from_the_other() {
 }
 
 #[test]
-fn an_object_says_which_copy_is_damaged_and_where() {
+fn damage_of_an_object_is_reported_by_copy_and_offset() {
     let whole = encode_object(7, &state()).unwrap();
     let half = whole.len() / 2;
     let f = |bytes: &[u8]| {

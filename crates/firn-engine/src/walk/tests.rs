@@ -142,7 +142,7 @@ fn walks_and_a_plain_map_agree() {
 }
 
 #[test]
-fn what_is_in_memory_is_bounded_whatever_there_is() {
+fn memory_is_bounded_for_any_input() {
     let engine = engine();
     for instance in 0..40 {
         let series = engine.resolve(&[labels(0, instance), labels(1, instance)]);
@@ -236,7 +236,7 @@ fn extra_labels_are_added_where_they_are_missing_and_count_in_the_order() {
 }
 
 #[test]
-fn a_walk_stops_when_it_is_told_to() {
+fn a_walk_stops_on_request() {
     let engine = engine();
     let mut rng = Rng::new(3);
     (0..10).for_each(|_| write(&engine, &mut rng, &mut World::new()));

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_keep_what_cancels() {
+    fn sums_keep_cancelling_terms() {
         let members: Vec<Vec<f64>> =
             [1.0, 1e100, 1.0, -1e100].iter().map(|v| vec![*v; 3]).collect();
         assert_eq!(run(AggregateOp::Sum, &members), [2.0; 3]);

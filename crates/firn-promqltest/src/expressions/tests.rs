@@ -12,7 +12,7 @@ fn expressions(seed: u64, dialect: Dialect, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn expressions_are_well_typed_and_print_as_what_they_are() {
+fn expressions_are_well_typed_and_round_trip_as_text() {
     for (seed, dialect) in [(1, Dialect::V2), (2, Dialect::V3)] {
         for text in expressions(seed, dialect, 400) {
             let expr = parse(&text).unwrap_or_else(|e| panic!("{text}\n{e}"));

@@ -47,7 +47,7 @@ mod tests {
     use firn_promql::parse;
 
     #[test]
-    fn only_what_has_no_meaning_is_left_out() {
+    fn only_meaningless_labels_are_dropped() {
         let same = |a: &str, b: &str| tree(&parse(a).unwrap()) == tree(&parse(b).unwrap());
         assert!(same("sum(x{b='1',a=~\"2\"})", "sum( x{a=~\"2\", b=\"1\"} )"));
         assert!(same("rate(x[60s])", "rate(x[1m])"));

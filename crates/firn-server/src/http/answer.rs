@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_wrong_has_prometheus_types_and_codes() {
+    fn errors_have_prometheus_types_and_codes() {
         let f = |kind: ErrorKind, name: &str, status: u16| {
             let error = ApiError::from(Error::new(kind, "x"));
             assert_eq!((error.name(), error.status().as_u16()), (name, status));

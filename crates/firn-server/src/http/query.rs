@@ -47,7 +47,7 @@ pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -
         let limit = params.limit()?;
         let ts = params.time("time")?.unwrap_or_else(|| ready.db.now_ms());
         let timeout = timeout(app, params)?;
-        let stats = stats_asked(params);
+        let stats = stats_level(params);
         let options = options(app, params, &stats)?;
         let expr = params.expr()?;
         Ok(QueryRequest {
@@ -94,7 +94,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
             ));
         }
         let timeout = timeout(app, params)?;
-        let stats = stats_asked(params);
+        let stats = stats_level(params);
         let options = options(app, params, &stats)?;
         let expr = params.expr()?;
         if !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
@@ -203,6 +203,6 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
     })
 }
 
-fn stats_asked(params: &Params) -> StatsLevel {
+fn stats_level(params: &Params) -> StatsLevel {
     StatsLevel::named(params.get("stats").unwrap_or_default())
 }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn equal_questions_at_one_time_are_asked_once() {
+    async fn identical_concurrent_requests_are_fetched_once() {
         let flights = Flights::<u32, u32>::default();
         let (asked, go) = (AtomicU32::new(0), Notify::new());
         let ask = || async {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_who_asks_goes_away_the_next_one_asks() {
+    async fn if_the_fetching_client_disconnects_the_next_one_fetches() {
         let flights = Flights::<u32, u32>::default();
         let never = flights.join(1, std::future::pending());
         let waiting = flights.join(1, async { 8 });

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_say_more_or_lie_elsewhere_are_not_understood() {
+    fn answers_with_extra_fields_or_other_times_are_not_parsed() {
         for (what, instead) in [
             ("\"success\"", "\"error\""),
             ("\"matrix\"", "\"vector\""),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_an_error() {
+    fn damaged_input_is_an_error() {
         let mut matrix = Matrix::default();
         for (head, payload) in
             [(&b"\0\x02{}"[..], &b"\x09"[..]), (b"\0\x05{}", b""), (b"\0\x02{]", b"\0")]

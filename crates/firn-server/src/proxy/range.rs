@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_settled_is_kept() {
+    fn only_settled_steps_are_stored() {
         for (query, settled) in [
             ("a", NOW - SETTLE_MS),
             ("rate(a[5m])", NOW - SETTLE_MS),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_understand_is_passed_on() {
+    fn unsupported_queries_are_forwarded() {
         for query in
             ["a @ 9900", "a @ end()", "limitk(1, a)", "range_first(a)", "sum(", "{b=\"1\"}"]
         {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_meaning_of_a_question_and_who_asks_it() {
+    fn a_key_covers_the_meaning_of_a_request_and_its_client() {
         let key = |query, more: &[_], headers: &[_]| asked(query, more, headers).unwrap().key;
         let plain = key("sum by (x) (a)", &[], &[]);
         assert_eq!(plain, key("sum(a) by(x)", &[], &[("user-agent", "g"), ("x-panel-id", "1")]));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_asked_for_with_its_own_times() {
+    fn a_part_is_requested_with_its_own_times() {
         let asked = asked("a", &[("timeout", "5s")], &[]).unwrap();
         let pairs = asked.pairs_of(TimeRange::new(1_015_000, 1_030_500));
         let get = |name| &pairs.iter().find(|pair| pair.0 == name).unwrap().1;

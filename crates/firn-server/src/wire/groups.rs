@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn both_forms_decode_to_the_same_request() {
         let json = r#"{
             "generation": "g1", "known_elsewhere": "use",
             "groups": [

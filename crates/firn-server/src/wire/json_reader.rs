@@ -454,7 +454,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_no_json_is_refused_and_never_panics(
+        fn malformed_json_is_refused_and_never_panics(
             picks in proptest::collection::vec((0usize..20, any::<u8>()), 0..40)
         ) {
             const PIECES: [&str; 19] = [

@@ -41,7 +41,7 @@ fn the_admin_api_is_off_unless_enabled_and_never_takes_get() {
 }
 
 #[test]
-fn what_is_deleted_is_gone_at_once_and_what_comes_later_is_there() {
+fn deleted_samples_vanish_at_once_and_later_ones_are_visible() {
     let server = Running::start(ENABLED);
     fill(&server);
     let count = "count_over_time(a[100s])";
@@ -81,7 +81,7 @@ fn what_is_deleted_is_gone_at_once_and_what_comes_later_is_there() {
 }
 
 #[test]
-fn bad_deletes_are_told_and_delete_nothing() {
+fn bad_deletes_are_reported_and_delete_nothing() {
     let server = Running::start(ENABLED);
     fill(&server);
     let f = |params: &[(&str, &str)], want: &str| {

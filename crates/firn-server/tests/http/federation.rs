@@ -19,7 +19,7 @@ fn filled(args: &[&str]) -> (Running, u128) {
 }
 
 #[test]
-fn the_newest_samples_are_given_out() {
+fn the_newest_samples_are_returned() {
     let (server, now_ms) = filled(&["--external-labels=region=eu,job=none"]);
     let at = server.at();
     let target = url("/federate", &[("match[]", "{__name__=~'.+'}"), ("match[]", "a")]);

@@ -102,7 +102,7 @@ fn a_group_is_defined_once_and_written_by_references() {
 }
 
 #[test]
-fn rows_by_labels_define_what_is_new() {
+fn rows_by_labels_define_new_series() {
     let server = Running::start(&[]);
     let row = |members: Value, values: Value, ts: i64| {
         json!({ "groups": [{
@@ -200,7 +200,7 @@ fn groups_are_listed_and_shown() {
 }
 
 #[test]
-fn protobuf_does_what_json_does() {
+fn protobuf_equals_json() {
     let server = Running::start(&[]);
     let names = |names: &[&str]| {
         let device = Message::default().label("device", "pump-7");
@@ -256,7 +256,7 @@ fn protobuf_does_what_json_does() {
 }
 
 #[test]
-fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
+fn errors_of_the_database_leave_nothing_half_done() {
     let server = Running::start(&[]);
     let (group, slots, generation) = define_pump(&server, &["flow", "pressure"]);
     let other = json!({ "labels": { "device": "pump-8" }, "members": [{ "__name__": "flow" }] });
@@ -325,7 +325,7 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
 }
 
 #[test]
-fn rows_too_far_in_the_future_are_told_one_by_one_and_the_others_written() {
+fn rows_too_far_in_the_future_are_listed_and_the_others_written() {
     let server = Running::start(&[]);
     let body = json!({ "groups": [
         { "labels": { "device": "pump-7" }, "members": [{ "__name__": "flow" }],

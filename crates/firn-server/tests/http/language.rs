@@ -135,7 +135,7 @@ fn trees_have_prometheus_shapes() {
 }
 
 #[test]
-fn exemplars_are_none_yet_and_mistakes_are_told() {
+fn exemplars_are_empty_and_mistakes_are_reported() {
     let server = Running::start(&[]);
     let at = server.at();
     let range = [("query", "sum(rate(up[5m]))"), ("start", "1"), ("end", "2")];

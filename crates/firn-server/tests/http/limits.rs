@@ -156,7 +156,7 @@ fn texts_without_measure_are_refused_where_they_stand() {
 
 /// A client that sends requests and does not read blocks no other.
 #[test]
-fn slow_readers_hold_nobody_up() {
+fn slow_readers_block_no_other() {
     let server = with_one_place();
     let at = server.at();
     let params = [("query", "m"), ("start", "1700000000"), ("end", "1700000200"), ("step", "0.1")];

@@ -129,7 +129,7 @@ fn a_range_names_the_series_that_have_a_sample_inside() {
 }
 
 #[test]
-fn a_limit_cuts_and_says_so_only_when_it_cut() {
+fn a_limit_warns_only_if_it_truncated() {
     let server = filled();
     let f = |path: &str, params: &[(&str, &str)], limit: &str, want: &[&str]| {
         let mut params = params.to_vec();
@@ -157,7 +157,7 @@ fn a_limit_cuts_and_says_so_only_when_it_cut() {
 }
 
 #[test]
-fn what_is_wrong_is_said_as_prometheus_says_it() {
+fn errors_have_prometheus_wording() {
     let server = filled();
     let f = |path: &str, params: &[(&str, &str)], want: &str| {
         let (status, kind, text) = api_error(server.at(), path, params);
@@ -184,7 +184,7 @@ fn what_is_wrong_is_said_as_prometheus_says_it() {
 }
 
 #[test]
-fn any_utf8_name_can_be_asked_for() {
+fn any_utf8_name_can_be_queried() {
     let server = Running::start(&[]);
     import(
         server.at(),

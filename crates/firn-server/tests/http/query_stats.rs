@@ -18,7 +18,7 @@ fn ask(server: &Running, path: &str, params: &[(&str, &str)]) -> Value {
 }
 
 #[test]
-fn stats_are_given_to_who_asks() {
+fn stats_are_returned_on_request() {
     let server = filled();
     let params = |stats| [("query", "rate(m[1m])"), ("time", "1700000100"), ("stats", stats)];
     assert!(ask(&server, "query", &params(""))["data"]["stats"].is_null());
@@ -85,7 +85,7 @@ fn range_queries_count_each_step() {
 }
 
 #[test]
-fn what_the_result_cache_has_of_an_answer_is_told_to_who_asks() {
+fn stats_report_the_cached_part_of_an_answer() {
     let server = filled();
     let base =
         [("query", "sum(m)"), ("start", "1700000000"), ("end", "1700000090"), ("step", "10")];

@@ -169,7 +169,7 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 #[test]
-fn both_forms_say_the_same_and_hold_exactly_what_is_asked_for() {
+fn both_formats_return_the_same_requested_samples() {
     let server = Running::start(&["--remote-read-frame-bytes=1KiB"]);
     let at = server.at();
     // Later samples first, and one of them is written twice: the last counts.
@@ -272,7 +272,7 @@ fn bad_requests_are_refused_in_plain_text() {
 }
 
 #[test]
-fn external_labels_are_added_and_not_asked_of_storage() {
+fn external_labels_are_added_and_not_matched_in_storage() {
     let server = Running::start(&["--external-labels=region=eu,a=0"]);
     let at = server.at();
     import(at, "m{b=\"1\"} 1 1000\nm{region=\"us\"} 2 1000\n");
@@ -326,7 +326,7 @@ fn stalled(at: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn a_slow_client_costs_no_memory_and_one_that_goes_is_forgotten() {
+fn a_slow_client_costs_no_memory_and_a_disconnected_one_is_dropped() {
     let server = Running::start(&["--remote-read-concurrency-max=1"]);
     let at = server.at();
     write_much(at);

@@ -27,7 +27,7 @@ fn check_refused(answer: &Answer, status: u16, wanted: &[&str]) {
 }
 
 #[test]
-fn what_is_written_is_visible_when_it_is_acknowledged() {
+fn acknowledged_writes_are_visible() {
     let server = Running::start(&[]);
     // Unsorted labels are sorted, empty values are no labels.
     let request = Message::default()
@@ -192,7 +192,7 @@ fn tiny_messages_that_unpack_to_much_are_refused() {
 }
 
 #[test]
-fn without_memory_senders_are_told_to_come_back() {
+fn without_memory_senders_get_retry_after() {
     let server = Running::start(&["--memory=64MiB", "--request-bytes-max=1GiB"]);
     // A block that declares 60 MiB: decoded, it would exceed the whole budget.
     let zeros = Message::default().bytes(99, vec![0; 60 << 20]);

@@ -10,7 +10,7 @@ use crate::client::{api, api_error, get, import, send};
 use crate::{Running, start_in};
 
 #[test]
-fn the_build_says_which_prometheus_it_is_like() {
+fn the_build_names_its_prometheus_version() {
     let server = Running::start(&[]);
     let build = api(server.at(), "status/buildinfo", &[]);
     let fields: Vec<&String> = build.as_object().expect("an object").keys().collect();
@@ -28,7 +28,7 @@ fn the_build_says_which_prometheus_it_is_like() {
 }
 
 #[test]
-fn the_run_says_since_when_where_and_with_what() {
+fn the_run_reports_its_start_folder_and_threads() {
     let server = Running::start(&["--retention=15d"]);
     let info = api(server.at(), "status/runtimeinfo", &[]);
     // Times that the API itself reads.
@@ -82,7 +82,7 @@ fn flags_are_texts_by_our_names_and_by_prometheus_names() {
 }
 
 #[test]
-fn the_configuration_is_yaml_of_what_is_in_effect() {
+fn the_configuration_is_yaml_of_effective_settings() {
     let server = Running::start(&["--external-labels=region=eu", "--query-timeout=7s"]);
     let data = api(server.at(), "status/config", &[]);
     let yaml = data["yaml"].as_str().expect("a text");
@@ -95,7 +95,7 @@ fn the_configuration_is_yaml_of_what_is_in_effect() {
 }
 
 #[test]
-fn cardinality_tables_count_what_is_there() {
+fn cardinality_tables_count_existing_series() {
     let server = Running::start(&[]);
     let at = server.at();
     let empty = api(at, "status/tsdb", &[]);
@@ -196,7 +196,7 @@ fn blocks_are_the_tables() {
 }
 
 #[test]
-fn replay_is_told_with_its_end() {
+fn replay_reports_its_progress_and_end() {
     let server = Running::start(&[]);
     let data = api(server.at(), "status/walreplay", &[]);
     assert_eq!(data["min"], 0);
@@ -205,7 +205,7 @@ fn replay_is_told_with_its_end() {
 }
 
 #[test]
-fn features_are_a_table_of_what_is_on() {
+fn features_list_enabled_features() {
     let server = Running::start(&["--enable-admin-api"]);
     let features = api(server.at(), "features", &[]);
     let features: BTreeMap<String, BTreeMap<String, bool>> =
@@ -231,7 +231,7 @@ fn features_are_a_table_of_what_is_on() {
 }
 
 #[test]
-fn health_is_asked_with_get_and_head() {
+fn health_responds_to_get_and_head() {
     let server = Running::start(&[]);
     for path in ["/-/healthy", "/-/ready"] {
         let got = get(server.at(), path);
@@ -274,7 +274,7 @@ fn reload_and_quit_need_a_setting_and_no_get() {
 }
 
 #[test]
-fn who_may_quit_stops_the_server_in_order() {
+fn quit_stops_the_server_in_order() {
     let mut server = Running::start(&["--enable-lifecycle"]);
     let at = server.at();
     import(at, "kept 1 1700000000000\n");

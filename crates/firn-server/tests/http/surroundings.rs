@@ -26,7 +26,7 @@ fn pages_and_health_answer() {
 }
 
 #[test]
-fn unknown_paths_and_methods_are_told_in_plain_text() {
+fn unknown_paths_and_methods_get_plain_text_errors() {
     let server = Running::start(&[]);
     let at = server.at();
     let missing = get(at, "/api/v1/nothing");
@@ -123,7 +123,7 @@ fn answers_are_packed_as_the_client_likes_best() {
 }
 
 #[test]
-fn what_is_no_http_hurts_nobody() {
+fn input_that_is_not_http_is_harmless() {
     let server = Running::start(&["--connections-max=2"]);
     for junk in [&b"\x16\x03\x01\x02\x00"[..], b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b""] {
         let mut stream = std::net::TcpStream::connect(server.at()).expect("a connection");

@@ -89,7 +89,7 @@ fn targets_are_filtered_by_state_and_pool() {
 }
 
 #[test]
-fn a_targets_metadata_is_what_it_told() {
+fn a_targets_metadata_is_that_of_its_scrape() {
     let (server, _) = scraped();
     let address = server.at().to_string();
     let f = |params: &[(&str, &str)]| {
@@ -121,7 +121,7 @@ fn a_targets_metadata_is_what_it_told() {
 }
 
 #[test]
-fn metadata_is_what_anybody_told() {
+fn metadata_is_the_latest_of_any_sender() {
     let (server, _) = scraped();
     // Field 3 of a write request: type, family, help, unit.
     let told = |kind: u64, name: &str, help: &str, unit: &str| {

@@ -112,7 +112,7 @@ fn a_digest_makes_a_read_a_condition() {
 }
 
 #[test]
-fn bad_requests_say_what_is_wrong_and_where() {
+fn errors_of_bad_requests_name_the_mistake_and_its_position() {
     let server = Running::start(&[]);
     let of = |operation: Value| json!({ "operations": [insert("a", T, json!(1)), operation] });
     let a = series("a");

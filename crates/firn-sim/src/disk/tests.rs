@@ -164,7 +164,7 @@ fn after_a_failed_sync_a_later_one_proves_nothing() {
 }
 
 #[test]
-fn the_power_goes_at_the_planned_change_and_old_files_stay_dead() {
+fn the_power_fails_at_the_planned_change_and_old_files_stay_dead() {
     let sim = Sim::new(1);
     let file = durable_file(&sim, "a", b"old");
     assert_eq!(sim.faults.change_count(), 4);
@@ -205,7 +205,7 @@ fn a_full_disk_refuses_growth_and_changes_nothing() {
 }
 
 #[test]
-fn a_failed_write_may_be_torn_and_failures_hit_what_was_named() {
+fn a_failed_write_may_be_torn_and_failures_hit_the_named_operations() {
     let sim = Sim::new(7);
     let file = durable_file(&sim, "a", &[0; 8 * 512]);
     sim.faults.fail_nth(Operation::Write, 2);
@@ -335,7 +335,7 @@ fn name_steps() -> impl Strategy<Value = Vec<NameStep>> {
 proptest! {
     /// After every crash each byte has its synced value or one that was written since.
     #[test]
-    fn what_was_synced_survives_every_crash(seed: u64, steps in steps()) {
+    fn synced_data_survives_every_crash(seed: u64, steps in steps()) {
         let sim = Sim::new(seed);
         let names = ["a", "b", "c"];
         let open = |mode| names.map(|name| sim.disk.open(name, mode).unwrap());

@@ -196,7 +196,7 @@ fn reads_that_fail_are_misses_and_turn_it_off_in_the_end() {
 }
 
 #[test]
-fn it_gives_way_before_the_disk_is_full() {
+fn it_shrinks_before_the_disk_is_full() {
     let sim = Sim::new(1);
     let cache = open(&sim, 16);
     put_all(&cache, 1, 20);

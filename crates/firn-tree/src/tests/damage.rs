@@ -212,7 +212,7 @@ fn a_directory_that_is_made_anew_from_the_blocks_is_the_same() {
 }
 
 #[test]
-fn a_missing_table_is_named_and_opening_goes_on() {
+fn a_missing_table_is_named_and_opening_continues() {
     let (mut world, record) = world_with_table(false);
     let env = world.sim.env();
     env.disk.remove(&record.path()).unwrap();
@@ -224,7 +224,7 @@ fn a_missing_table_is_named_and_opening_goes_on() {
 }
 
 #[test]
-fn a_damaged_table_is_left_out_of_merges_and_the_rest_goes_on() {
+fn a_damaged_table_is_excluded_from_merges_and_others_continue() {
     let (mut world, record) = world_with_table(false);
     change(&world, &record, |bytes| bytes[100] ^= 1);
     assert_eq!(world.tree.stats().waiting_since_ms, Some(record.written_ms));

@@ -288,7 +288,7 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
 }
 
 #[test]
-fn a_full_group_goes_on_in_a_sibling_with_the_same_labels() {
+fn a_full_group_continues_in_a_sibling_with_the_same_labels() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), PieceEvent::Stays);
     let names: Vec<String> = (0..4_100).map(|idx| format!("channel_{idx}")).collect();

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buckets_that_the_range_cuts_are_asked_for_each_time() {
+    fn buckets_cut_by_the_range_are_fetched_each_time() {
         let folder = tempfile::tempdir().unwrap();
         let disk = Arc::new(LocalDisk::open(folder.path().to_owned()).unwrap());
         let options = StoreOptions { flash_bytes_max: 8 << 20, ..StoreOptions::default() };
@@ -357,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn what_may_change_is_asked_for_again() {
+    fn unsettled_steps_are_fetched_again() {
         let asked = asked(&statement(NOW - 90_000, NOW), &[("epoch", "s")], &[]).unwrap();
         assert_eq!(asked.settled, NOW - 61_000);
         assert_eq!(asked.whole, TimeRange::new(NOW - 90_000, NOW - 1_000));
     }
 
     #[test]
-    fn who_asks_and_where_is_part_of_the_key() {
+    fn the_client_and_the_path_are_part_of_the_key() {
         let q = statement(0, 9_000);
         let key = |q: &str, more: &[(&str, &str)], headers: &[(&str, &str)]| {
             let more: Vec<(&str, &str)> = more.iter().copied().chain([("epoch", "ms")]).collect();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_understand_is_passed_on() {
+    fn unsupported_queries_are_forwarded() {
         let q = statement(0, 9_000);
         assert!(asked(&q, &[("epoch", "ms")], &[]).is_some());
         for (more, headers) in [

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_grafana_asks_is_taken_apart() {
+    fn grafana_statements_are_parsed() {
         let text = "SELECT mean(\"load\"), count(n) AS \"how many\" FROM \"rp\".\"cpu\" WHERE (\"host\" =~ /^(a|b c)$/ OR dc = 'time > 1') \
                     AND time >= 1700000000000ms and time <= 1700003600000ms GROUP BY time(1m), \"host\", dc fill(null);";
         let statement = Statement::parse(text).unwrap();

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_answer_is_not_kept() {
+    fn unusual_answers_are_not_stored() {
         let series = |name: &str, values: &str| {
             format!(
                 "{{\"name\":\"{name}\",\"columns\":[\"time\",\"a\",\"n\"],\"values\":[{values}]}}"

@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read(
+    fn written_values_are_read(
         name in "[a-z_:][a-z0-9_:]{0,8}",
         value in "\\PC{0,12}",
         ts in any::<i64>(),

@@ -265,7 +265,7 @@ pub(super) mod tests {
         values.iter().flat_map(|bits| bits.to_le_bytes()).collect()
     }
 
-    /// The request of `both_forms_say_the_same`, repeated numbers packed and not.
+    /// The request of `both_forms_decode_to_the_same_request`, repeated numbers packed and not.
     pub(crate) fn three_groups() -> Vec<u8> {
         let first = message(|out| {
             push_bytes(1, &pair("device", "pump-7"), out);
@@ -346,7 +346,7 @@ pub(super) mod tests {
 
     /// Compares the messages and field numbers of the schema with the code above.
     #[test]
-    fn the_schema_says_what_the_code_does() {
+    fn the_schema_matches_the_code() {
         let schema = include_str!("../../../proto/groups.proto");
         let mut fields = Vec::new();
         let mut inside = "";

@@ -83,7 +83,7 @@ fn bad_requests_are_named() {
 }
 
 #[test]
-fn external_labels_are_not_asked_of_storage() {
+fn external_labels_are_not_matched_in_storage() {
     let external = Labels::from_pairs([("region", "eu")]).unwrap();
     let matchers = [
         matcher(0, b"region", b"eu"),

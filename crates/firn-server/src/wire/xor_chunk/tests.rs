@@ -96,7 +96,7 @@ fn windows_of_values() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn written_values_are_read(
         start: i64,
         steps in prop::collection::vec(
             prop_oneof![
