@@ -22,7 +22,7 @@ use firn_model::{TimeRange, Timestamp};
 /// A slab, as the policy knows it: its generation, so later slabs have larger ids.
 pub type SlabId = u64;
 
-/// Decides which slab is evicted. Benchmarks compare other policies with [`UsedRanges`].
+/// Decides which slab is evicted. Benchmarks compare other policies with `UsedRanges`.
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// Adds a slab. Its newest data is of `ts`.
     fn insert(&mut self, slab: SlabId, ts: Timestamp);

@@ -9,7 +9,7 @@ use super::reader::SettingsReader;
 use super::setting::Setting;
 use super::values::SettingType;
 
-/// The settings of a command, made from its rows by [`settings!`].
+/// The settings of a command, made from its rows by the macro `settings!`.
 pub trait Settings: Sized + Debug {
     /// The command: `serve`.
     const COMMAND: &'static str;
