@@ -15,7 +15,7 @@ mod wire {
     pub(crate) mod number;
 }
 
-use protocol::{Command, FIELDS_MAX, KEY_BYTES_MAX, LINE_BYTES_MAX, Place};
+use protocol::{Command, FIELDS_MAX, KEY_BYTES_MAX, LINE_BYTES_MAX, RangeKey};
 
 const VALUE_BYTES_MAX: usize = 64;
 
@@ -43,7 +43,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             }
             Ok(_) => 0,
             Err(refused) => {
-                assert!(!refused.what.contains('\n'), "{}", refused.what);
+                assert!(!refused.problem.contains('\n'), "{}", refused.problem);
                 let Some(skip_bytes) = refused.skip_bytes else { return };
                 skip_bytes
             }
@@ -53,7 +53,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
 });
 
-fn check(place: &Place) {
+fn check(place: &RangeKey) {
     assert!((1..=KEY_BYTES_MAX).contains(&place.key.len()));
     assert!(place.key.iter().all(u8::is_ascii_graphic));
     assert!(place.field < FIELDS_MAX && place.range.start <= place.range.end);
