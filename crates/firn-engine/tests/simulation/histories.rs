@@ -15,18 +15,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
-    Transaction,
+    Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress, Transaction,
 };
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
 use firn_sim::{Rng, Sim};
 use parking_lot::Mutex;
 
+use crate::world::small_arenas;
+
 /// The samples that transactions use: one of each series at each time.
 const SERIES: usize = 3;
 const TIMES: [i64; 2] = [1_000, 3_600_000];
 type Point = (usize, i64);
-/// PointValues of samples; `None` is absent.
+/// Values of samples; `None` is absent.
 type PointValues = BTreeMap<Point, Option<u64>>;
 
 /// Kinds of changes: of one sample, or of all samples that a selector matches.
@@ -65,7 +66,7 @@ struct Registers {
     refs: Vec<SeriesRef>,
     clock: AtomicU64,
     next_value: AtomicU64,
-    /// PointValues of refused transactions, which no transaction may read.
+    /// Values of refused transactions, which no transaction may read.
     refused: Mutex<BTreeSet<u64>>,
 }
 
@@ -75,14 +76,7 @@ impl Registers {
             shard_count: 4,
             stream_count: Some(1 + seed as usize % 3),
             mutant,
-            head: HeadOptions {
-                convert: ConvertOptions {
-                    arena_bytes_max: 256,
-                    sparse_arena_times: 4,
-                    ..ConvertOptions::default()
-                },
-                ..Default::default()
-            },
+            head: HeadOptions { convert: small_arenas(256), ..Default::default() },
             log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
             ..EngineOptions::default()
         };

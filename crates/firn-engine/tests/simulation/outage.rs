@@ -6,13 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
-};
+use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress};
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
 use firn_sim::{ObservedSamples, Oracle, Rng, Sim, for_cases};
 
 use crate::Outcome;
+use crate::world::small_arenas;
 
 const SERIES: u64 = 6;
 const DAYS: u64 = 3;
@@ -62,15 +61,7 @@ fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<()> {
         },
         mutant,
         log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
-        head: HeadOptions {
-            convert: ConvertOptions {
-                arena_bytes_max: 256,
-                sparse_arena_times: 4,
-                ..ConvertOptions::default()
-            },
-            hot_bytes_max: 0,
-            ..Default::default()
-        },
+        head: HeadOptions { convert: small_arenas(256), hot_bytes_max: 0, ..Default::default() },
         ..EngineOptions::default()
     };
     let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0x0a7a6e));

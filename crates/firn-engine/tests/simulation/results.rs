@@ -12,8 +12,8 @@ use firn_cache::{
     StoreOptions,
 };
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
-    Replayed, Snapshot,
+    Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress, Replayed,
+    Snapshot,
 };
 use firn_model::{
     ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
@@ -22,6 +22,7 @@ use firn_model::{
 use firn_sim::{ObservedSamples, Operation, Rng, Sim, for_cases};
 
 use crate::Outcome;
+use crate::world::small_arenas;
 
 const STEPS: u64 = 150;
 pub(crate) const STEP_MS: i64 = 15_000;
@@ -97,14 +98,7 @@ fn live(seed: u64, mutant: Option<Mutant>) -> Outcome<CacheSimulation> {
         recovery_threads: 1 + (seed % 3) as usize,
         mutant,
         log: LogOptions { segment_bytes: 16 << 10, ..Default::default() },
-        head: HeadOptions {
-            convert: ConvertOptions {
-                arena_bytes_max: 512,
-                sparse_arena_times: 4,
-                ..ConvertOptions::default()
-            },
-            ..Default::default()
-        },
+        head: HeadOptions { convert: small_arenas(512), ..Default::default() },
         ..EngineOptions::default()
     };
     let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0xca54));

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    CheckReport, ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant,
-    RecoveryProgress, Request,
+    CheckReport, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
+    Request,
 };
 use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
@@ -17,6 +17,7 @@ use firn_sim::{ObservedSamples, Operation, Oracle, Rng, Sim, SimBucket, SimDisk,
 
 use crate::Outcome;
 use crate::damage::write_durably;
+use crate::world::small_arenas;
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 50;
@@ -68,15 +69,7 @@ fn options(mutant: Option<Mutant>, read_only: bool) -> EngineOptions {
         },
         mutant,
         log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
-        head: HeadOptions {
-            convert: ConvertOptions {
-                arena_bytes_max: 256,
-                sparse_arena_times: 4,
-                ..ConvertOptions::default()
-            },
-            hot_bytes_max: 0,
-            ..Default::default()
-        },
+        head: HeadOptions { convert: small_arenas(256), hot_bytes_max: 0, ..Default::default() },
         ..EngineOptions::default()
     }
 }

@@ -312,11 +312,7 @@ impl World {
             hot_age_ms_max: 2 * 3_600_000,
             log: LogOptions { segment_bytes: 8 << 10, sync: self.log_sync },
             head: HeadOptions {
-                convert: ConvertOptions {
-                    arena_bytes_max: 256,
-                    sparse_arena_times: 4,
-                    ..ConvertOptions::default()
-                },
+                convert: small_arenas(256),
                 // A few parts, each with at least one block.
                 hot_bytes_max: 24 << 10,
                 cooling_bytes_max: self.pinned_bytes_max,
@@ -1209,6 +1205,11 @@ fn name_of(step: Step) -> &'static str {
 
 fn is_power_loss(e: &Error) -> bool {
     *e.kind() == ErrorKind::Closed
+}
+
+/// Conversions at `arena_bytes_max` bytes per arena, so that short runs of a test convert.
+pub(crate) fn small_arenas(arena_bytes_max: usize) -> ConvertOptions {
+    ConvertOptions { arena_bytes_max, sparse_arena_times: 4, ..ConvertOptions::default() }
 }
 
 /// Reads every sample of every series from one snapshot.
