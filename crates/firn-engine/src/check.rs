@@ -117,7 +117,7 @@ impl Engine {
             let error = Error::corrupt(
                 path.as_str(),
                 0,
-                "it was damaged when the database opened, and was rewritten",
+                "it was damaged or missing when the database opened, and was replaced",
             );
             let loss = lost.map(Loss::Series);
             report.findings.push(Finding { error, loss, is_repaired: true });

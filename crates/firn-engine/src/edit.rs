@@ -33,8 +33,8 @@ impl Edit {
     }
 
     /// Removes the parts of `room` that `is_removed` selects.
-    pub(crate) fn without(mut self, room: Room, is_gone: impl Fn(&[u8]) -> bool) -> Edit {
-        self.parts.retain(|part| part.0 != room as u8 || !is_gone(&part.1));
+    pub(crate) fn without(mut self, room: Room, is_removed: impl Fn(&[u8]) -> bool) -> Edit {
+        self.parts.retain(|part| part.0 != room as u8 || !is_removed(&part.1));
         self
     }
 

@@ -1,9 +1,9 @@
 //! The flush: everything in the head moves to level 0, and the log is truncated.
 //!
 //! Order of the steps, each after the previous one is complete: files durable, manifest durable,
-//! view swapped, log truncated, blocks hot. A crash between any two loses nothing. Before the
-//! manifest the files are unreferenced; after it the log contains only rows that tables contain
-//! too.
+//! view swapped and blocks hot, log truncated. A crash between any two loses nothing. Before the
+//! manifest the files are unreferenced; after it the log below the new floors contains only rows
+//! that tables contain too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -144,9 +144,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves the series that no index file contains to a file, between flushes. Each lone series
-    /// held in memory takes four times the bytes that it takes in a file, a group member 50 times.
-    /// The log keeps their definitions until the next flush; both are the same.
+    /// Moves the series that no index file contains to a file, between flushes. A lone series takes
+    /// a quarter of the memory once a file contains it, a group member a fiftieth. The log keeps
+    /// their definitions until the next flush; both are the same.
     pub(crate) fn seal_new_series(&self) -> Result<()> {
         let _one_at_a_time = self.flusher.lane.lock();
         if let Some(part) = write_new_series(&self.rooms)? {
@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// Freezes the contents of the head, durable and visible, and writes the definitions of its
-    /// series to an index segment that nothing refers to yet. `None` if the head is empty.
+    /// series to an index segment that nothing refers to yet. `None` if there is nothing to flush.
     fn freeze(&self) -> Result<Option<FrozenHead>> {
         let Engine { rooms, ledger, .. } = self;
         // No transaction may commit until the contents are fixed: it would be in the log below a

@@ -87,7 +87,7 @@ impl Ledger {
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, parts::encode_mark(mark))
             .with(Room::Engine, parts::encode_sequence(self.sequence.last()))
-            .with(Room::Log, self.cut.lock().encode())
+            .with(Room::Log, self.cut().encode())
             .with(Room::Index, rooms.index.snapshot_part())
             .with(Room::Tree, rooms.tree.snapshot_part());
         let tombstones = self.tombstones.of_state(rooms);

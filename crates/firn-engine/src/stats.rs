@@ -43,7 +43,8 @@ pub struct SlowTierStats {
     pub epoch: u64,
     /// Whether another server has taken the slow tier over: this one refuses writes.
     pub is_fenced: bool,
-    /// The newest timestamp that its manifest names: older data survives the loss of this machine.
+    /// The newest timestamp that its manifest names: newer samples do not survive the loss of this
+    /// machine.
     pub newest_ts: Option<Timestamp>,
     /// Requests since the start.
     pub requests: RequestCounts,

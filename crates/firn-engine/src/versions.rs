@@ -45,7 +45,7 @@ pub(crate) struct Versions {
     deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
     /// The newest transaction that touched anything.
     newest: CommitSeq,
-    /// Changes since before this number are incomplete: older transactions conflict.
+    /// Changes up to this number were dropped: a transaction that began before it conflicts.
     floor: CommitSeq,
     memory: Reservation,
     prune_at: usize,

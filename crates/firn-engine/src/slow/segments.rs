@@ -84,8 +84,7 @@ pub(crate) fn differing_segments(
                 Ok(there) if *there == *here => offset += len,
                 Err(e) if *e.kind() == ErrorKind::Unavailable => return Err(e),
                 _ => {
-                    let what =
-                        "the object differs from the local index file; run firn check --repair";
+                    let what = "the object differs from the local index file";
                     differing.push((Error::corrupt(&*segment.key, offset, what), segment.path));
                     break;
                 }

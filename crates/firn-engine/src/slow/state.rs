@@ -209,7 +209,7 @@ impl Claim {
     }
 }
 
-/// Fences this process: `epoch` is that of the manifest found.
+/// The error of a fenced process, which found the manifest of `epoch`.
 pub(super) fn fenced_error(epoch: u64) -> Error {
     Error::new(
         ErrorKind::Conflict,

@@ -647,7 +647,7 @@ fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
     cluster.check_on_another_machine().expect("another machine reads everything");
 }
 
-/// A folder was moved by copying it. Days later the abandoned original is started by mutant and
+/// A folder was moved by copying it. Days later the abandoned original is started by mistake and
 /// repaired. It has the same owner mark as the copy. The original is fenced and changes nothing on
 /// the slow tier, and the copy continues with all data.
 #[test]
