@@ -11,8 +11,8 @@ use firn_model::{
 };
 use firn_promql::test_util::detects_reset;
 
-/// Samples by series. Series with the labels `job` and `instance` are read as members of one group,
-/// all others alone, so that tests cover both shapes of batches.
+/// Samples by series. Series with equal `job` and `instance` labels are read as members of one
+/// group, all others alone, so that tests cover both shapes of batches.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySelect {
     series: BTreeMap<Labels, BTreeMap<Timestamp, MixedEntry>>,

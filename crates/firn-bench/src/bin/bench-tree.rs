@@ -291,7 +291,8 @@ fn blocks() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes all of it. The caller must check the report for lost samples.
+/// Writes the whole batch, retries while the database is busy, and clears the batch. Panics if the
+/// report shows a lost sample.
 fn write(db: &Db, batch: &mut RowBatch) {
     let given = batch.len() as u64;
     let report = loop {

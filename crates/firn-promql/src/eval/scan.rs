@@ -166,7 +166,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// ReadPlan `groups` and computes a column per member; returns the number of values read.
+    /// Reads `groups` and computes a column per member; returns the number of values read.
     fn compute(
         &self,
         groups: Range<usize>,
@@ -210,7 +210,7 @@ impl<'a> Scan<'a> {
         Ok(values)
     }
 
-    /// ReadPlan `groups` and passes on the samples of each member; returns the number of values.
+    /// Reads `groups` and passes on the samples of each member; returns the number of values.
     fn read(
         &self,
         groups: Range<usize>,

@@ -18,7 +18,7 @@ pub(crate) fn compare(a: &str, b: &str) -> Ordering {
         }
         (left, right) = (left_rest, right_rest);
     }
-    // The equal prefix is followed by a different length, or numbers differ in leading zeros.
+    // Equal so far except for leading zeros: the text that ends first comes first.
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 

@@ -146,7 +146,7 @@ fn rank_of(value: f64, histogram: &Histogram, buckets: &[BoundedBucket]) -> Opti
             return Some(rank);
         }
         if bucket.upper > value {
-            // All observations of an infinite bucket are assumed to be at its finite bound.
+            // All observations of an infinite bucket are assumed to be at its infinite end.
             return Some(if bucket.lower == f64::NEG_INFINITY {
                 bucket.count
             } else if bucket.upper == f64::INFINITY {

@@ -12,7 +12,7 @@ pub(super) struct MixedWindow<'a> {
     pub(super) entries: &'a [MixedEntry],
 }
 
-/// The content of samples in a window.
+/// The kinds of samples in a window.
 pub(super) enum WindowContent<'a> {
     Floats,
     Histograms(Vec<&'a Histogram>),

@@ -28,7 +28,7 @@ pub(super) struct WindowText {
     pub(super) is_plain: bool,
 }
 
-/// Evaluation times are whole seconds that are no multiples of 10; see [`Generator::times`].
+/// Multiples of 10 s, as [`Generator::times`] requires.
 const WINDOWS: [&str; 9] = ["1m", "2m", "100s", "3m20s", "5m", "10m", "30m", "1h", "20m"];
 const OFFSETS: [&str; 6] = ["10s", "1m", "5m", "450s", "7m30s", "20m"];
 /// A multiple of 10 s plus 7 s, so that no evaluation of a subquery is on its window's boundary.

@@ -26,7 +26,7 @@ pub(super) struct ScalarText {
 
 /// The level of a text that never needs parentheses.
 pub(super) const ATOM: u8 = 10;
-/// The precedence of `*`: lower than that of `^`.
+/// The level of a signed text: the precedence of `*`, which is lower than that of `^`.
 pub(super) const UNARY: u8 = 5;
 
 impl VectorText {

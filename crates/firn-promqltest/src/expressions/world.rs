@@ -78,7 +78,7 @@ struct ScrapeTarget<'a> {
     times: Vec<Timestamp>,
 }
 
-/// 2026-01-01 00:00:00: inside every retention and clock check of the tests.
+/// 2026-01-01 00:00:00: a time that every retention and clock check of a test accepts.
 const START: Timestamp = 1_767_225_600_000;
 const LENGTH_MS: i64 = 2 * 3_600_000;
 
