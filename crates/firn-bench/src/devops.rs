@@ -76,7 +76,7 @@ enum Shape {
 }
 
 impl DevOps {
-    /// No sample made yet.
+    /// All series, before their first sample.
     pub fn new() -> DevOps {
         let mut requests = Vec::new();
         let mut add = |series: Vec<Vec<SeriesWalk>>, per_request: usize, shape, slice_count| {

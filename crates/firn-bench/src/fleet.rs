@@ -18,7 +18,7 @@ const CONNECTIONS_MAX: usize = 64;
 pub enum Kind {
     /// A hundred series of a host share `job` and `instance`; every 15 s.
     Grouped,
-    /// The same without those two labels: each stands alone.
+    /// The same without those two labels: each is a lone series.
     Lone,
     /// Alone, and a sample every three minutes on average at a whole second, small counts.
     Events,

@@ -27,7 +27,7 @@ const ROUNDS: usize = 120;
 const FILLS: usize = 4;
 /// New rows before each flush that is measured: five minutes.
 const ROUNDS_BETWEEN: usize = 20;
-/// Enough for some hundred thousand queries, and where only shares count.
+/// Seconds for some hundred thousand queries, and for arms that measure only shares.
 const TIMED_S: [u64; 2] = [20, 4];
 const SHARE_QUERIES: usize = 500;
 const WINDOWS: [&str; 4] = ["5m", "15m", "1h", "2h"];

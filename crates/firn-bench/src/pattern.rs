@@ -133,7 +133,7 @@ impl Draw {
         from[self.below(from.len())]
     }
 
-    /// A time 2 to 12 min before the end of the data, 1 to 14 s behind a sample.
+    /// A time 2 to 12 min before the end of the data, 1 to 14 s after a sample.
     fn end_ms(&mut self) -> i64 {
         let samples_back = 8 + self.below(40) as i64;
         self.data_end_ms - samples_back * 15_000 + 1_000 + self.below(13_000) as i64

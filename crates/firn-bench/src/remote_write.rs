@@ -36,7 +36,7 @@ pub(crate) fn push_series(
     body.extend_from_slice(&series);
 }
 
-/// The request as it is sent.
+/// The compressed request.
 pub(crate) fn packed(body: &[u8]) -> Vec<u8> {
     snap::raw::Encoder::new().compress_vec(body).expect("fits in memory")
 }

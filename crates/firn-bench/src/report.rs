@@ -47,7 +47,7 @@ pub fn finish(bench: &str, aims: &[Aim]) -> io::Result<()> {
     )
 }
 
-/// The middle of some figures.
+/// The median.
 ///
 /// # Panics
 /// If there is none.

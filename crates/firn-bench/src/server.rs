@@ -182,7 +182,7 @@ impl Server {
     /// If the process has ended.
     pub fn cpu_s(&self) -> f64 {
         let stat = fs::read_to_string(self.proc("stat")).expect("the server runs");
-        // The name in parentheses may hold blanks; the fields are counted behind it.
+        // The name in parentheses may contain blanks; the fields are counted after it.
         let fields: Vec<&str> =
             stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks: u64 = [11, 12].iter().map(|&idx| fields[idx].parse::<u64>().unwrap_or(0)).sum();
@@ -280,7 +280,7 @@ impl Memory {
     }
 }
 
-/// Bytes of all files below a folder; none if it is not there.
+/// Bytes of all files below a folder; 0 if it does not exist.
 pub fn bytes_below(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(path) else { return 0 };
     let of = |entry: fs::DirEntry| match entry.metadata() {

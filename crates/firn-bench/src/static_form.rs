@@ -24,7 +24,7 @@ const READS: usize = 20_000;
 const TUPLES: [usize; 3] = [8, 16, 32];
 const RUNS: [usize; 3] = [8, 32, ENTRIES];
 
-/// Some way to keep a group in memory.
+/// A form of a group in memory.
 trait Form {
     fn bytes(&self) -> usize;
 

@@ -137,7 +137,7 @@ const BREAK_EVEN_BYTES: u64 = 512 << 10;
 
 /// The result of `QUERIES` queries to a cache of `percent` of the data.
 struct Run {
-    /// Queries that were answered from the cache alone.
+    /// Queries that were answered from the cache alone, percent.
     hit_percent: f64,
     /// Cached points as a share of all requested points.
     found_percent: f64,
@@ -155,7 +155,7 @@ impl Run {
         Run::with_policy(values, percent, options, None, workload)
     }
 
-    /// With another policy than that of the product.
+    /// Like [`Run::new`] with a policy for comparison; `None` is the policy of the product.
     fn with_policy(
         values: &Values,
         percent: usize,
@@ -221,7 +221,7 @@ impl Run {
     }
 }
 
-/// Percent of all queries behind the warm ones for which `is_hit`.
+/// Percent of the queries after the warm-up for which `is_hit` holds.
 fn percent_of(workload: Workload, mut is_hit: impl FnMut(Query) -> bool) -> f64 {
     let hits =
         queries(workload).enumerate().filter(|&(number, query)| is_hit(query) && number >= WARM);
@@ -533,13 +533,13 @@ impl Drop for CacheServer {
     }
 }
 
-/// The paper's 5.4.2: eight fields of a key, one behind the other and side by side.
+/// The paper's 5.4.2: eight fields of a key, one after the other and in parallel.
 fn parallel() -> io::Result<()> {
     const FIELDS: u8 = 8;
     const ROUNDS: i64 = 400;
     let server = CacheServer::start(256 << 20)?;
     let mut client = server.client();
-    // More than waits in memory, so that reads come from the file.
+    // More than the cache buffers in memory, so that reads come from the file.
     let value = vec![b'7'; 1_000];
     for part in 0..24 {
         let range = (part * 1_000, part * 1_000 + 999);
@@ -579,7 +579,7 @@ fn parallel() -> io::Result<()> {
     }
     let together_ms = begun.elapsed().as_secs_f64() * 1e3 / ROUNDS as f64;
     println!(
-        "\neight fields of 200 kB each: {alone_ms:.2} ms one behind the other, {together_ms:.2} ms side by side ({:+.0} %)",
+        "\neight fields of 200 kB each: {alone_ms:.2} ms one after the other, {together_ms:.2} ms in parallel ({:+.0} %)",
         100.0 * (together_ms / alone_ms - 1.0)
     );
     Ok(())

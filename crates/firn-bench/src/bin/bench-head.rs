@@ -46,7 +46,7 @@ struct Row {
 #[derive(Debug, Default)]
 struct Figures {
     bytes: f64,
-    /// Of which the budget counts these: for the head, for the index, for anything else.
+    /// Bytes that the budget counts: for the head, for the index, for everything else.
     counted: [f64; 3],
     bytes_flushed: f64,
     cpu_s: f64,
@@ -355,7 +355,7 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
         sample_count += fleet.send_round(server.address, path, start + round * round_ms, shards);
     }
     let samples_per_s = sample_count as f64 / start_wall.elapsed().as_secs_f64();
-    // Work that was put off counts too.
+    // Deferred work counts too.
     std::thread::sleep(Duration::from_secs(3));
     let bytes = server.memory().total().saturating_sub(idle) as f64 / row.series_count as f64;
     Ok(Figures {

@@ -76,9 +76,9 @@ struct Query {
 /// Results of 1,000 random selectors.
 #[derive(Default)]
 struct Selected {
-    /// Until it is known which series they are, and how many.
+    /// Time until the matching series and their number are known.
     us: Vec<f64>,
-    /// Until each has its group, its slot and its key, with the texts of all keys.
+    /// Time until each has its group, its slot and its key, with the texts of all keys.
     laid_out_us: Vec<f64>,
     series: Vec<f64>,
     scanned_per_result: Vec<f64>,
@@ -171,7 +171,7 @@ fn measure(case: &Case) -> io::Result<Figures> {
     let index = Index::open(Arc::clone(&disk), ShardBits::for_count(SHARDS), case.options(), &[])
         .map_err(io::Error::other)?;
     let new_ns = resolve_all(&case.sets, &index);
-    // As the log takes them; until then they wait in memory.
+    // New definitions wait in memory until the log takes them.
     for shard in 0..SHARDS as u16 {
         index.take_pending(ShardId(shard), &mut Vec::new());
     }
@@ -586,7 +586,8 @@ fn creation(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// Resolves new series and writes a sample of each, then another of each; the difference is theirs.
+/// Resolves new series and writes a sample of each, then another of each; the difference is the
+/// cost of creation.
 fn library_us(series_count: usize) -> io::Result<f64> {
     let folder = tempfile::tempdir()?;
     let sets = LabelSets::new(LabelSetKind::DevOps, series_count)?;

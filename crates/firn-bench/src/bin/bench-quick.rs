@@ -99,7 +99,7 @@ fn round(program: Program, size: &Size) -> io::Result<Figures> {
         let ts = start + scrape * INTERVAL_MS;
         load.scrape(server.address, program.write_path(), ts);
     }
-    // Work that was put off counts too.
+    // Deferred work counts too.
     std::thread::sleep(Duration::from_secs(3));
     let samples = (size.series_count as i64 * (size.scrapes - 1)) as f64;
     let used = server.memory().total().saturating_sub(idle);

@@ -34,7 +34,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
 const BATCH: usize = 10_000;
-// 20 days, of its steps of 2 h times a power of three the last below a month.
+// 20 days: the largest of its steps (2 h times a power of three) below a month.
 const PROMETHEUS_BLOCKS: &str = "--max-block-duration=486h";
 
 fn main() -> io::Result<()> {
@@ -197,7 +197,7 @@ fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes all of it as it comes, lets it grow old, and weighs it.
+/// Writes the set in time order, ages it, and measures its size.
 fn sizes(set: &Set, options: Options) -> io::Result<(Sizes, World)> {
     let world = World::idle(options)?;
     let labels = set.labels().map_err(io::Error::other)?;
@@ -264,7 +264,7 @@ fn blocks() -> io::Result<()> {
     for (name, set) in [("all recordings", recordings), ("TSBS 2,000, 6 h", hosts)] {
         for payload_bytes in [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10] {
             let block_bytes = payload_bytes / 4;
-            // Nothing stays in memory: directories are got again as well.
+            // Nothing stays in memory: directories are fetched again as well.
             let tree = TreeOptions { block_bytes, cache_bytes_max: 0, ..TreeOptions::default() };
             assert!(tree.slow_block_bytes() == payload_bytes, "four times");
             let (_, world) = sizes(&set, Options { tree, ..World::options() })?;
@@ -419,7 +419,7 @@ fn put_run(name: &str, tree: TreeOptions) -> io::Result<f64> {
 struct Feed {
     fleet: Fleet,
     refs: Vec<SeriesRef>,
-    /// Rows that come later than they should: by when they come.
+    /// Late rows by their time of arrival.
     held: BTreeMap<i64, Vec<(SeriesRef, i64, f64)>>,
     batch: RowBatch,
     sample_count: usize,

@@ -33,7 +33,7 @@ impl PointLru {
         PointLru { point_count, points_max, len: 0, before, after }
     }
 
-    /// Whether all of a query is there; then it is, as far as there is room.
+    /// Whether all of a query is cached; stores the missing points and evicts the oldest if full.
     pub fn ask(&mut self, query: Query) -> bool {
         let own = self.before.len() - 1;
         let start = query.key * self.point_count;
@@ -68,7 +68,7 @@ impl PointLru {
     }
 }
 
-/// Percent of all queries behind the first `warm` that a cache without bounds has.
+/// Percent of the queries after the first `warm` that an unlimited cache answers.
 pub fn unbounded_percent(queries: impl Iterator<Item = Query>, warm: usize) -> f64 {
     let mut known = HashSet::new();
     let (mut hits, mut asked) = (0, 0);

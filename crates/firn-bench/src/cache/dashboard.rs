@@ -41,9 +41,9 @@ pub struct Figures {
     pub cached_ms: f64,
     /// CPU of the first refresh, which fills the cache, ms.
     pub first_ms: f64,
-    /// Questions that found something, percent.
+    /// Lookups with a hit or a partial hit, percent.
     pub hit_percent: f64,
-    /// Steps that were found, percent.
+    /// Steps that were hits, percent.
     pub step_percent: f64,
 }
 
@@ -53,7 +53,7 @@ pub struct Figures {
 /// Those of the database.
 ///
 /// # Panics
-/// If a kept answer is not the computed one.
+/// If a cached answer differs from the computed one.
 pub fn measure() -> firndb::Result<Figures> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let options = Options {

@@ -23,7 +23,7 @@ pub struct Zipf {
     count: u64,
     /// Sums of the first weights.
     sums: Vec<f64>,
-    /// `1 - theta`, and the weight of all ranks behind the first.
+    /// `1 - theta`, and the weight of all ranks after the first ones.
     power: f64,
     tail: f64,
 }
@@ -60,7 +60,7 @@ impl Zipf {
 /// A query: points `first..=last` of a key, counted from the oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Whose points.
+    /// The number of the key.
     pub key: usize,
     /// The first.
     pub first: i64,
@@ -125,7 +125,7 @@ pub struct Workload {
 const THETA: f64 = 0.99;
 
 impl Workload {
-    /// Over `key_count` keys of `point_count` points, each `interval_s` behind the one before.
+    /// Over `key_count` keys of `point_count` points, each `interval_s` after the previous one.
     pub fn new(
         seed: u64,
         key_count: usize,

@@ -9,7 +9,7 @@ pub struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that are allocated now. 0 for ever where [`Counting`] is not the allocator.
+/// Bytes that are allocated now. Always 0 if [`Counting`] is not the allocator.
 pub fn live_bytes() -> usize {
     LIVE.load(Ordering::Relaxed)
 }

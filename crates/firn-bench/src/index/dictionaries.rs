@@ -17,7 +17,7 @@ pub fn key(name: &[u8], value: &[u8]) -> Vec<u8> {
     [name, &[BETWEEN], value].concat()
 }
 
-/// Sorted keys, each once; their numbers are their places.
+/// Sorted keys without duplicates; the number of a key is its position.
 pub fn sorted<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = pairs.map(|(name, value)| key(name, value)).collect();
     keys.sort_unstable();
@@ -86,7 +86,7 @@ impl Transducer {
     pub fn count_prefix(&self, name: &str, prefix: &str) -> usize {
         let prefix = key(name.as_bytes(), prefix.as_bytes());
         let mut after = prefix.clone();
-        // The prefix is not empty and its last letter no 0xff: it is UTF-8 behind a separator.
+        // The prefix is not empty and its last byte is not 0xff: it is a separator and UTF-8.
         if let Some(last) = after.last_mut() {
             *last += 1;
         }

@@ -18,7 +18,7 @@ use firn_model::{LabelLimits, Labels, LabelsBuilder};
 use super::scatter;
 use crate::devops::REGIONS;
 
-/// Which label sets.
+/// The kind of label sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelSetKind {
     /// Hosts of TSBS.
@@ -109,7 +109,7 @@ impl LabelSets {
         Ok(sets)
     }
 
-    /// Which they are.
+    /// The kind.
     pub fn kind(&self) -> LabelSetKind {
         self.kind
     }
@@ -252,12 +252,12 @@ fn pod_bits(number: usize, pod_count: usize) -> f64 {
     let live = live_pods(pod_count);
     let place_bits = if number < live { 0.0 } else { (live as f64).log2() };
     let node_bits = (live.div_ceil(PODS_PER_NODE) as f64).log2();
-    // Of a deployment's pods as many share a rollout as are started in eight hours.
+    // The pods that a deployment starts in eight hours share a rollout.
     let pods_per_rollout = PODS_PER_DEPLOYMENT * 8 / 3;
     place_bits + node_bits + 128.0 + 5.0 * 27f64.log2() + 40.0 / pods_per_rollout as f64
 }
 
-/// Live and 23 thirds of it are all.
+/// The number of pods alive at a time: this and 23 thirds of it are `pod_count`.
 fn live_pods(pod_count: usize) -> usize {
     (pod_count * 3 / (HOURS + 2)).max(1)
 }
@@ -273,7 +273,7 @@ fn pod(number: usize, pod_count: usize) -> Pairs {
         }
     };
     let deployment = place / PODS_PER_DEPLOYMENT;
-    // A rollout every eight hours, in each deployment at another one.
+    // A rollout every eight hours, at different hours in different deployments.
     let version = (hour + deployment) / 8;
     let namespace = deployment % 40;
     let rollout = scatter((deployment * 100 + version) as u64);

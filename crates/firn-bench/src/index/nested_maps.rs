@@ -31,7 +31,7 @@ struct Pair {
 }
 
 impl NestedMaps {
-    /// The number of a label set, given now if it has none.
+    /// The number of a label set, assigned now if it has none.
     pub fn resolve(&mut self, labels: &Labels, ids: &mut Vec<u32>) -> u32 {
         ids.clear();
         for (name, value) in labels.iter_bytes() {
@@ -108,7 +108,7 @@ impl NestedMaps {
         list(&self.starts, &self.lists, number)
     }
 
-    /// The series whose value of the matcher's name it takes, or refuses.
+    /// The series with a value that the matcher accepts, or rejects if `takes` is false.
     fn union(&self, matcher: &Matcher, takes: bool) -> Vec<u32> {
         let Some(values) = self.names.get(matcher.name().as_bytes()) else { return Vec::new() };
         let list_of = |&id: &u32| &self.pairs[id as usize].series[..];

@@ -12,7 +12,7 @@ use super::scatter;
 pub struct Selector {
     /// All must hold.
     pub matchers: Vec<Matcher>,
-    /// Of the label that it is aggregated by.
+    /// The name of the label to aggregate by.
     pub by: String,
 }
 

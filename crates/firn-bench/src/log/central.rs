@@ -118,7 +118,7 @@ impl Central {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).written_bytes
     }
 
-    /// Whether it has not come to its beginning again: all that was committed can be replayed.
+    /// Whether the log has not wrapped around, so that all committed entries can be replayed.
     pub fn is_whole(&self) -> bool {
         self.written_bytes() <= self.file_bytes
     }

@@ -178,7 +178,7 @@ impl ColdRuns {
     }
 }
 
-/// A database whose slow tier is far.
+/// A database with a remote slow tier.
 struct Far {
     db: Db,
     bucket: Arc<Metered>,

@@ -7,7 +7,7 @@
 pub struct TreeShape {
     /// Capacity of the first level.
     pub base_bytes: f64,
-    /// How much more each next one holds.
+    /// The factor between the capacities of successive levels.
     pub multiplier: f64,
     /// Capacity of the fast tier.
     pub fast_bytes: f64,

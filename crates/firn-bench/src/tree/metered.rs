@@ -10,7 +10,7 @@ use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest, planned_fetch_bytes};
 /// Requests that a store answers side by side, as [`firn_env::RemoteOptions`] has it.
 const SIDE_BY_SIDE: usize = 32;
 
-/// Every request takes some time longer; those of one call run side by side, 32 at a time.
+/// A bucket with additional latency per request; those of one call run in parallel, 32 at a time.
 #[derive(Debug)]
 pub struct Metered {
     below: Arc<dyn Bucket>,

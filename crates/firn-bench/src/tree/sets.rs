@@ -153,7 +153,7 @@ impl Set {
         requests
     }
 
-    /// As text that Prometheus makes blocks of.
+    /// As OpenMetrics text, from which Prometheus' tool makes blocks.
     ///
     /// # Errors
     /// Those of `out`.

@@ -1,4 +1,4 @@
-//! How soon all is there again after a kill.
+//! Duration of the recovery after a kill.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -108,7 +108,7 @@ fn count(db: &Db) -> Outcome<u64> {
     Ok(all)
 }
 
-/// Synced, so that nothing of it is written while something else is measured.
+/// Copies a folder and syncs the copy, so that no write-back runs during a measurement.
 fn copy_folder(source: &Path, target: &Path) -> io::Result<()> {
     std::fs::create_dir_all(target)?;
     for entry in std::fs::read_dir(source)? {

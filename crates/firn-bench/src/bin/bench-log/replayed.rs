@@ -17,14 +17,14 @@ pub(crate) struct Recovered {
     pub(crate) points: u64,
 }
 
-/// Points as they came that are put into the head at once.
+/// Unencoded points that are written to the head in one batch.
 const BATCH: usize = 1_000;
 
 /// Per shard the rows of updates by number: as in the engine, they come between rows of smaller and
 /// larger numbers.
 type Updates = BTreeMap<ShardId, BTreeMap<CommitSeq, Vec<u8>>>;
 
-/// Points that were logged as they came, on their way into the head.
+/// Collects points that were logged unencoded, and writes them to the head in batches.
 struct Points<'a> {
     store: &'a Store,
     batch: RowBatch,
@@ -69,7 +69,7 @@ pub(crate) fn log(
     options: LogSetup,
     floors: &[LogPosition],
 ) -> Outcome<Recovered> {
-    // As the server has it; else entries are points.
+    // As in the server; otherwise entries are unencoded points.
     let is_encoded = options.unit_bytes > 8;
     let stream_count = options.stream_count;
     let clock = Arc::new(SystemClock::new()) as Arc<dyn Clock>;

@@ -174,7 +174,7 @@ fn send_share(
     Ok(latencies)
 }
 
-/// As many requests on their way, one sender with a connection each.
+/// Concurrent senders, each with one connection and one request in flight.
 const CONNECTIONS: usize = 32;
 
 /// The same through the server: 32 senders of remote write that wait for each response, so that

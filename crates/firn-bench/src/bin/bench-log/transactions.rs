@@ -43,13 +43,13 @@ enum Arm {
     Strict,
     /// No fence between independent entries: two for a group.
     Relaxed,
-    /// No counter that all share: one stream of ours, points as they came.
+    /// No shared counter: one stream of our log, unencoded points.
     DataDriven,
     /// A stream for each core.
     Parallel,
-    /// Rows as they are encoded, groups aligned to 256 bytes.
+    /// Encoded rows, groups aligned to 256 bytes.
     Compressed,
-    /// And the log is cut while it is written.
+    /// In addition, the log is truncated while it is written.
     Checkpoint,
 }
 
@@ -275,9 +275,9 @@ fn recover(
     let seconds = start.elapsed().as_secs_f64();
     let Recovered { points: found } = found;
     if is_all && found != points {
-        return Err(format!("{arm:?}: {found} of {points} points are there again").into());
+        return Err(format!("{arm:?}: recovered {found} of {points} points").into());
     }
-    // A lap of the centralised log stands for all of it.
+    // A central log replays only its last lap: the time is that of the points in this lap.
     let covered = if arm == Arm::Checkpoint { points } else { found };
     Ok(Some(seconds * 1e3 / covered as f64 * 1e6))
 }
@@ -517,7 +517,7 @@ fn point(cell: &Cell) -> [u8; POINT_BYTES] {
     encode_point(cell.group.0, cell.ts, cell.value)
 }
 
-/// Each key is a series that stands alone.
+/// Each key is a lone series.
 pub(crate) fn series(key: usize) -> SeriesRef {
     SeriesRef { group: GroupId(key as u64), slot: Slot(0) }
 }

@@ -1,4 +1,4 @@
-//! A log to measure, and a database that a process of its own fills and is killed over.
+//! A log to measure, and a database that a child process fills until it is killed.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
