@@ -7,7 +7,7 @@ use std::time::Duration;
 const BYTES_MAX: u64 = 512 << 10;
 /// The weight that older measurements keep at each new one.
 const FADING: f64 = 0.98;
-/// Weight of measurements from which on they are used.
+/// Measurements are used once their weights add up to this.
 const COUNT_MIN: f64 = 8.0;
 /// Sizes that differ by less of their sum of squares than this, a tenth of themselves, count as
 /// equal.

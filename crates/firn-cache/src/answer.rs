@@ -73,8 +73,8 @@ impl EncodedSteps {
 }
 
 /// Encodes `answer`, all of whose points must be at `steps`. The previous head is used again if it
-/// has all label sets. `None` if a point is at no step or a label set is there twice: range queries
-/// have no such answers.
+/// has all label sets and not many others. `None` if a point is at no step or a label set is there
+/// twice: range queries have no such answers.
 pub(crate) fn encode_steps(
     answer: &Answer,
     steps: impl Iterator<Item = Timestamp>,

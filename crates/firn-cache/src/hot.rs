@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// Against a model: every returned step is valid since it was inserted.
+    /// Against a model: no returned step was trimmed since it was inserted.
     #[test]
     fn a_returned_step_was_inserted_and_not_trimmed_since() {
         let key: Arc<[u8]> = Arc::from(&b"k"[..]);

@@ -9,10 +9,10 @@
 //! Two things differ from the paper. It orders the FIFO partition by the time of the data. Here a
 //! slab contains the results of queries of one moment, so nearly all slabs end at the newest data,
 //! and one that ends earlier contains a hot spot: the order is that of arrival, and the ranges of
-//! an evicted slab that were used again are kept (`store/rescue.rs`). Measurements:
-//! decision 14 in docs/decisions. And each partition has several ghosts (a 32nd of all
-//! slabs) instead of one, with all counters halved at each decision: a single slab is hardly ever
-//! hit, and old hits should not decide.
+//! an evicted slab that were used again are kept (`store/rescue.rs`). And each partition has
+//! several ghosts (a 32nd of all slabs) instead of one, with all counters halved at each decision:
+//! a single slab is hardly ever hit, and old hits should not decide. Measurements:
+//! docs/decisions/0014-cache-eviction.md.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;

@@ -401,7 +401,7 @@ impl ResultCache {
     }
 
     /// Keeps the answer of a query that was computed from the snapshot with `number`, without the
-    /// steps that changed since. `query` covers the computed steps ([`CachedAnswer::missing`]);
+    /// steps that changed since. `question` covers the computed steps ([`CachedAnswer::missing`]);
     /// `groups` are, per dependency, the matching groups of the snapshot, or `None` where the cache
     /// knows them ([`ResultCache::knows_groups`]). Returns whether anything was kept.
     ///
@@ -476,7 +476,7 @@ impl ResultCache {
         self.store.heard(number);
     }
 
-    /// Wakes the background thread: there is a slab to write.
+    /// The handle that wakes the background thread when there is a slab to write.
     pub fn wake(&self) -> Arc<Wake> {
         self.store.wake()
     }

@@ -160,7 +160,7 @@ impl SharedCache {
         Ok(was_there)
     }
 
-    /// Wakes the background thread: there is a slab to write.
+    /// The handle that wakes the background thread when there is a slab to write.
     pub fn wake(&self) -> Arc<Wake> {
         self.store.wake()
     }

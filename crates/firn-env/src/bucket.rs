@@ -103,6 +103,6 @@ pub fn check_key(key: &str) -> Result<()> {
 
 /// The error for a range that reaches past the end of an object of `bytes`, for implementations.
 pub fn corrupt_range(request: &RangeRequest, bytes: u64) -> Error {
-    let what = format!("the object has {bytes} bytes, {} were wanted from there", request.len);
+    let what = format!("a range of {} bytes ends past the object's {bytes} bytes", request.len);
     Error::corrupt(&*request.key, request.offset, what)
 }

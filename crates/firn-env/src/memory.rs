@@ -69,7 +69,7 @@ fn maps_device(folder: &Path) -> Result<bool> {
     use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
     // The attribute belongs to files, so a probe file is needed.
     let path = folder.join("probe");
-    let failed = |error| io_error("try", &path, error);
+    let failed = |error| io_error("create or remove", &path, error);
     let file = File::create(&path).map_err(failed)?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     std::fs::remove_file(&path).map_err(failed)?;

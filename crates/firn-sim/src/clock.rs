@@ -1,4 +1,4 @@
-//! A clock that only tests advance.
+//! A clock that only tests and sleeps advance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

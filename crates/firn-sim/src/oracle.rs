@@ -212,7 +212,7 @@ impl Oracle {
     /// A report of the differences.
     ///
     /// # Panics
-    /// If `observed` does not cover everything.
+    /// If `seen` does not cover everything.
     pub fn settle(&mut self, seen: &ObservedSamples) -> Result<(), String> {
         assert!(seen.matchers.is_empty(), "settling needs every series");
         assert_eq!(seen.range, TimeRange::ALL, "settling needs every time");

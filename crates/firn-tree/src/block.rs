@@ -156,7 +156,7 @@ pub(crate) fn unpack<'a>(
             let payload = zstd::bulk::decompress(packed, payload_bytes)
                 .map_err(|e| bad(format!("block does not unpack: {e}")))?;
             if payload.len() != payload_bytes {
-                return Err(bad("block unpacks to another length than its header has".into()));
+                return Err(bad("block unpacks to another length than it states".into()));
             }
             Ok(Cow::Owned(payload))
         }

@@ -175,7 +175,7 @@ impl Job {
         Ok(edit)
     }
 
-    /// See [`Task::Repair`]. Hidden samples stay hidden.
+    /// See [`Task::Repair`]. Samples that deletes hide are kept, and stay hidden.
     fn repair(&self, env: &Env, mut edit: Edit) -> Result<Edit> {
         for table in &self.work.inputs {
             let record = table.present_record();
@@ -197,7 +197,8 @@ impl Job {
         Ok(edit)
     }
 
-    /// Whether a delete that was not applied to `table` touches a group in its time range.
+    /// Whether a delete that was not applied to `table` touches a group that has samples in the
+    /// delete's time range.
     fn hides_in(&self, table: &Table, suffix: &Suffix) -> bool {
         let record = &table.record;
         let needed = self.tombstones.iter().filter(|(seq, one)| table.needs(*seq, one));

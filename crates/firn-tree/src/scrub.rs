@@ -26,7 +26,8 @@ pub struct Damage {
     pub table: TableId,
     /// File, offset and cause.
     pub error: Error,
-    /// The samples that are lost because of it; `None` if the rest of the table replaces it.
+    /// The samples that are lost because of it; `None` if the rest of the table, or the slow cache,
+    /// replaces it.
     pub lost: Option<LostSamples>,
 }
 

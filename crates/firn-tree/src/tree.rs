@@ -394,8 +394,8 @@ impl Tree {
         self.take_abandoned().iter().any(|garbage| garbage.is_slow && garbage.told_ms.is_none())
     }
 
-    /// Records that the slow tier's own manifest does not name `dead` since `now`; older ones are
-    /// obsolete.
+    /// Records that the slow tier's own manifest has not named `dead` since `now`. From then on no
+    /// reader opens an older manifest.
     pub fn note_published(&self, dead: &[TableId], now: Timestamp) {
         for garbage in self.garbage.lock().iter_mut().filter(|one| dead.contains(&one.id)) {
             garbage.told_ms.get_or_insert(now);

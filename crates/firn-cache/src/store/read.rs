@@ -34,7 +34,8 @@ pub struct Lookup<'a> {
     /// A partial answer is returned only if it has about this many bytes, because computing the
     /// rest has a fixed price. The paper uses 512 KiB; 0 returns every part.
     pub partial_bytes_min: u64,
-    /// Nothing is returned if about more bytes than this, in whole blocks, would have to be read.
+    /// Nothing is returned if more than about this many bytes, in whole blocks, would have to be
+    /// read.
     pub bytes_max: u64,
 }
 

@@ -4,7 +4,7 @@
 //! TSCache keeps or drops whole slabs (3.6). But a slab contains the results of many queries, old
 //! and new, of all keys, and is nearly always used by some of them: use distinguishes ranges, not
 //! slabs. Ranges that were not looked up again, and unreachable points, are dropped. Measurements:
-//! decision 14 in docs/decisions.
+//! docs/decisions/0014-cache-eviction.md.
 
 use super::compact::Merge;
 use super::state::{Body, Node, StoreOptions, StoreState};
@@ -30,7 +30,7 @@ impl StoreState {
         let victim_count = VICTIMS_MAX.min(self.slot_count as usize / 4);
         let mut shares: HashMap<SlabId, f64> = HashMap::new();
         let mut victims = Vec::new();
-        // Each round keeps one slab, which is then cold: the loop ends.
+        // Each round keeps one slab, which then counts as unused: the loop ends.
         for _ in 0..self.slot_count {
             victims = self.policy.next_victims(victim_count);
             for &id in &victims {

@@ -283,7 +283,7 @@ impl Store {
         &self.options
     }
 
-    /// Wakes the background thread: there is a slab to write.
+    /// The handle that wakes the background thread when there is a slab to write.
     pub fn wake(&self) -> Arc<Wake> {
         Arc::clone(&self.state.lock().wake)
     }

@@ -96,7 +96,7 @@ fn invariant_5_no_flipped_byte_is_served() {
         }
         sim.disk.damage(FILE, |bytes| bytes.clone_from(&whole)).unwrap();
     }
-    // ObservedSamples once by each.
+    // Each cache finds each flipped byte of a piece once.
     assert_eq!(damaged, 2 * 14 * 500);
 }
 
@@ -121,7 +121,7 @@ fn the_file_is_bounded_and_used_pieces_stay() {
         cache.put(key(2, idx), &piece(2, idx, 500));
         assert_eq!(get(&cache, key(1, 0)), Some(piece(1, 0, 500)), "read after {idx}");
     }
-    assert_eq!(get(&cache, key(2, 0)), None, "asked for never");
+    assert_eq!(get(&cache, key(2, 0)), None, "never read again");
     let stats = cache.stats();
     assert!(stats.evictions > 800 && stats.bytes <= 16 * SLAB, "{stats:?}");
     assert!(sim.disk.bytes(FILE).unwrap().len() as u64 <= 16 * SLAB);
