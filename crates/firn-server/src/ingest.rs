@@ -90,7 +90,7 @@ pub struct Outcome {
     pub tally: Tally,
     /// Bytes of the request, unpacked.
     pub unpacked_bytes: u64,
-    /// Exemplars that were accepted and not kept.
+    /// Exemplars that were accepted and dropped.
     pub exemplars_ignored: u64,
     /// Samples that were skipped, and the reasons.
     pub refused: RefusedParts,
@@ -466,7 +466,7 @@ impl RefusedParts {
     }
 }
 
-/// One sentence: the number of skipped series and the first few by name.
+/// One sentence: the numbers of refused series and samples, and the first few by name.
 impl fmt::Display for RefusedParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [

@@ -226,8 +226,8 @@ fn chunk_json(db: &Db, chunk: &ChunkOutline, is_whole: bool) -> Result<Value> {
 
 /// Verifies the checksum of every byte of the database in `folder`, which no other process may have
 /// open. With `repairs`, damaged tables are rewritten without the lost blocks. With
-/// `forgets_lost_history`, tables are also dropped that the slow tier has lost together with its
-/// manifest.
+/// `forgets_lost_history`, the history is also dropped if the slow tier has neither a manifest nor
+/// any of its tables.
 ///
 /// # Errors
 /// `NotFound` without a database, `Busy` when a server has it open, and those of [`Db::check`].

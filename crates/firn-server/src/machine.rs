@@ -1,11 +1,11 @@
-//! Memory that this process may use, in bytes: the memory of the machine, or the smallest limit of
-//! its control groups.
+//! Memory that this process may use, and memory that it uses: from control groups and `/proc`.
 
 use std::fs;
 
-/// A machine without these files counts as a small one.
+/// Assumed if neither `/proc/meminfo` nor a control group can be read: a small machine.
 const UNKNOWN_BYTES: u64 = 2 << 30;
-// Version 1 writes a number near this when there is no limit: the largest multiple of a page.
+// Control groups of version 1 report a number near this without a limit: the largest multiple of a
+// page.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
 /// Memory that this process may use, in bytes: that of the machine, or the smallest limit of its

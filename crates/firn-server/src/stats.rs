@@ -187,7 +187,7 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         text.sample("firn_memory_reserved_bytes", &[("pool", pool.name())], bytes as f64);
     }
     let name = "firn_memory_rejected_reservations_total";
-    text.family(name, Kind::Counter, "Memory reservations that were refused by pool.");
+    text.family(name, Kind::Counter, "Refused memory reservations by pool.");
     for (pool, count) in Pool::ALL.iter().zip(memory.refused) {
         text.sample(name, &[("pool", pool.name())], count as f64);
     }
@@ -254,7 +254,7 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
 
 fn write_refused(stats: &Stats, text: &mut MetricsText) {
     let name = "firn_index_rejected_series_total";
-    text.family(name, Kind::Counter, "New series that were refused, by limit.");
+    text.family(name, Kind::Counter, "Refused attempts to create a series by limit.");
     for (limit, count) in SeriesLimit::ALL.iter().zip(stats.index.refused) {
         text.sample(name, &[("limit", limit.name())], count as f64);
     }

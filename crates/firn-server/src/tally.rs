@@ -34,13 +34,13 @@ pub enum Reason {
     NativeHistogram,
     /// Their series is new and over a limit.
     SeriesLimit(SeriesLimit),
-    /// Their series was removed while they were on their way.
+    /// Their series was removed during the write.
     Removed,
     /// The database had no memory for them, or too long a log.
     Busy,
     /// The disk was full or failed, or the database was closing.
     Unavailable,
-    /// Something else of their request was refused, and this protocol takes all or nothing.
+    /// Another part of their request was refused, and this protocol writes all or nothing.
     Request,
 }
 
@@ -119,7 +119,7 @@ impl Reason {
         }
     }
 
-    /// Its place in [`Reason::ALL`].
+    /// Its index in [`Reason::ALL`].
     pub fn number(self) -> usize {
         match self {
             Reason::InvalidLabels => 0,

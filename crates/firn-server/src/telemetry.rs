@@ -104,7 +104,7 @@ impl Telemetry {
         text.family(
             "firn_write_received_bytes_total",
             Kind::Counter,
-            "Bytes of write requests, as received (compressed) and decoded.",
+            "Bytes of write requests, as received (compressed) and decompressed (decoded).",
         );
         for (stage, counter) in
             [("compressed", &written.bytes_compressed), ("decoded", &written.bytes_unpacked)]

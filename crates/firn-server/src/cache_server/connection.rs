@@ -16,9 +16,9 @@ use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_
 use super::{ServerState, points};
 use crate::service::{Stopping, stopped};
 
-/// A request that has begun, or an answer that has, ends within this.
+/// Time limit of a started request or response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Gets of one client that run side by side.
+/// Gets of one client that run in parallel.
 const GETS_MAX: usize = 16;
 /// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
@@ -149,7 +149,7 @@ impl<'a> Connection<'a> {
         let end = self.line().await?;
         if end.is_none_or(|end| !end.is_empty()) {
             let problem =
-                format!("behind the {bytes} bytes of the value no line ends; was it longer?");
+                format!("expected the end of the line after {bytes} bytes; is the value longer?");
             return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
         let cache = Arc::clone(&self.shared.cache);
@@ -171,7 +171,7 @@ impl<'a> Connection<'a> {
         self.tell(&answer).await
     }
 
-    /// Answers a get and those that came with it, side by side.
+    /// Serves a get and the pipelined ones behind it in parallel.
     async fn get(&mut self, first: (RangeKey, Format, Option<u64>)) -> Result<(), End> {
         let mut weight = self.weight(&first);
         let mut batch = vec![first];

@@ -33,7 +33,7 @@ const FOLDER: &str = "keys";
 const WAITING_BYTES_MAX: u32 = 8 << 20;
 /// TSCache's break-even for its own database. The database behind a client is not known here.
 const PARTIAL_BYTES_MIN: u64 = 512 << 10;
-/// Of all points in the file: another program's file is not taken for one of these.
+/// Owner of all points in the file: rejects the file of another program.
 const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
 
 /// A running cache server.
@@ -101,7 +101,7 @@ impl CacheServer {
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
         let bound = BoundService::bind("firn-cache-net", config.listen.0, on_idle)?;
         let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
-        // Four of the largest must fit, or one client waits for another all the time.
+        // At least four of the largest values must fit, so that clients seldom wait for each other.
         let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();

@@ -28,9 +28,9 @@ pub(super) struct RangeKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Auth(Vec<u8>),
-    /// Bytes of points that follow, and the end of a line.
+    /// With the length of the points that follow, before the end of a line.
     Set(RangeKey, Format, usize),
-    /// With the bytes that a part must have to be wanted.
+    /// With the smallest size of a partial hit that the client accepts.
     Get(RangeKey, Format, Option<u64>),
     Delete(RangeKey),
     Version,

@@ -113,11 +113,11 @@ fn errors_are_reported_and_the_next_request_is_served() {
         assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(problem), "{answer}");
         assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND", "{problem}");
     }
-    // Where the next request begins is not known: the connection ends, with a word.
+    // The start of the next request is unknown: the connection ends after an error.
     for (request, problem) in [
         (format!("get {long}\r\n"), "a line has more than 8192 bytes"),
         ("set k 0 0 9 json\r\n[]\r\n".to_owned(), "expected: set KEY"),
-        ("set k 0 0 9 json 2\r\n[[1,2]]\r\n".to_owned(), "no line ends; was it longer?"),
+        ("set k 0 0 9 json 2\r\n[[1,2]]\r\n".to_owned(), "is the value longer?"),
     ] {
         let mut client = Client::new(&server);
         let answer = client.ask(&request);
@@ -132,7 +132,7 @@ fn errors_are_reported_and_the_next_request_is_served() {
 fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
     let folder = tempfile::tempdir().unwrap();
     let text = "x".repeat(60_000);
-    // Shorter in slabs than in the protocol, and the length in slabs counts.
+    // Shorter in slabs than in the protocol; the limit applies to the protocol.
     let short = |from| (from..from + 5_000).map(|ts| format!("[{ts},1]")).collect::<Vec<_>>();
     let (first, last) = (1_700_000_000_000_i64, 1_700_000_009_999_i64);
     let middle = first + 5_000;

@@ -38,7 +38,7 @@ impl ConfigFile {
         ConfigFile::parse(&shown, &text)
     }
 
-    /// Parses `text`, which messages call `path`.
+    /// Parses `text`; `path` names it in messages.
     pub(super) fn parse(path: &str, text: &str) -> Result<ConfigFile> {
         let mut file = ConfigFile { path: path.to_owned(), entries: BTreeMap::new() };
         let mut events = Events { path, parser: Parser::new_from_str(text) };
@@ -69,7 +69,7 @@ impl ConfigFile {
     /// Checks that every key is a setting of `command`.
     ///
     /// # Errors
-    /// `Invalid`, naming the first key that is none, and the nearest one that is.
+    /// `Invalid`, naming the first unknown key and the setting with the nearest name.
     pub(super) fn check_keys(&self, table: &[Setting], command: &str) -> Result<()> {
         let is_unknown = |key: &str| table.iter().all(|setting| setting.name != key);
         let unknown = self.entries.iter().filter(|(key, _)| is_unknown(key));
@@ -94,7 +94,7 @@ impl ConfigFile {
     }
 }
 
-/// The parser's events without those that carry nothing.
+/// The parser's events without those that contain no data.
 struct Events<'a> {
     path: &'a str,
     parser: Parser<'a, StrInput<'a>>,

@@ -135,7 +135,7 @@ pub struct DatabaseFlags(Flags<ServeConfig>);
 impl DatabaseFlags {
     const NAMES: [&'static str; 2] = ["data", "slow-tier"];
 
-    /// The folder of the database, and its slow tier if that is outside of the folder.
+    /// The folder of the database, and its slow tier unless that is `auto`.
     ///
     /// # Errors
     /// As [`Flags::load`].

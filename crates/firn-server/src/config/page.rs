@@ -91,7 +91,7 @@ fn facts(setting: &Setting, prefix: &str) -> String {
         setting.kind,
         setting.unit,
         setting.variable(prefix),
-        if setting.is_reloadable { " A running server takes changes over." } else { "" },
+        if setting.is_reloadable { " A running server applies changes." } else { "" },
     );
     if let Some(condition) = setting.only_with {
         text += &format!(" Only with {}.", condition.phrase);

@@ -43,7 +43,8 @@ impl<C: Settings> LoadedConfig<C> {
 }
 
 impl ServeConfig {
-    /// Every setting as it is in effect, by the name of its flag, in the order of the table.
+    /// Every setting by the name of its flag, in the order of the table, without passwords. A
+    /// setting without effect is listed with its value.
     pub fn listed(&self) -> Vec<(&'static str, String)> {
         let values = self.values().into_iter().map(|value| value.shown);
         Self::TABLE.iter().map(|setting| setting.name).zip(values).collect()

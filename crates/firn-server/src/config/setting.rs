@@ -9,7 +9,7 @@ pub struct Setting {
     pub name: &'static str,
     /// Heading under which the help lists it.
     pub section: &'static str,
-    /// A short paragraph. Its words are separated by single spaces, except for the first one.
+    /// A short paragraph without line breaks. It starts with a space.
     pub help: &'static str,
     /// Placeholder of the value: `SIZE`.
     pub value_name: &'static str,
@@ -29,9 +29,9 @@ pub struct Setting {
     pub bounds: Option<(u64, u64)>,
     /// Another setting that must be on for this one to have an effect.
     pub only_with: Option<Condition>,
-    /// Other settings that take the effect from this one when they are on.
+    /// Other settings that disable this one when they are on.
     pub not_with: &'static [&'static str],
-    /// A running server takes a new value over.
+    /// A running server applies a new value.
     pub is_reloadable: bool,
     /// Reads a text and writes it again, bounds included.
     pub canonical: fn(&Setting, &str) -> Result<String, ExpectedForm>,
@@ -42,11 +42,11 @@ pub struct Setting {
 pub struct Condition {
     /// Name of the setting.
     pub name: &'static str,
-    /// How messages call its value: `--proxy`, `a remote --slow-tier`.
+    /// Its value in messages: `--proxy`, `a remote --slow-tier`.
     pub phrase: &'static str,
 }
 
-/// From here on an upper bound is as good as none, and messages leave it out.
+/// An upper bound of at least this number counts as none, and messages omit it.
 pub(super) const UNBOUNDED: u64 = u64::MAX >> 2;
 
 impl Setting {
@@ -91,7 +91,7 @@ impl Setting {
         self
     }
 
-    /// It has no effect unless the setting `name` is on; messages call that one `phrase`.
+    /// It has no effect unless the setting `name` is on, which messages name `phrase`.
     pub(super) const fn only_with(mut self, name: &'static str, phrase: &'static str) -> Setting {
         self.only_with = Some(Condition { name, phrase });
         self
@@ -103,7 +103,7 @@ impl Setting {
         self
     }
 
-    /// A running server takes a new value over.
+    /// A running server applies a new value.
     pub const fn reloadable(mut self) -> Setting {
         self.is_reloadable = true;
         self

@@ -15,7 +15,7 @@ use reqwest::Url;
 
 use crate::wire::number::{parse_unit_duration_ms, unit_duration};
 
-/// Why a text is no value: a noun phrase that completes "expected ...".
+/// The form that a refused text should have: a noun phrase that completes "expected ...".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedForm(pub String);
 
@@ -37,7 +37,7 @@ pub trait SettingType: Debug + Display + FromStr<Err = ExpectedForm> {
     const KIND: &'static str;
     /// The flag may be typed without a value, which then is `true`.
     const IS_SWITCH: bool = false;
-    /// The text may contain a password: errors do not repeat it.
+    /// The text may contain a password: errors omit a text that may have one.
     const IS_SECRET: bool = false;
     /// A word that is a value beside those of the kind.
     const WORD: Option<&'static str> = None;
@@ -57,7 +57,7 @@ pub trait SettingType: Debug + Display + FromStr<Err = ExpectedForm> {
         true
     }
 
-    /// The value as people may see it: without passwords.
+    /// The value without passwords.
     fn shown(&self) -> String {
         self.to_string()
     }
@@ -400,7 +400,7 @@ impl SettingType for SlowTier {
     const VALUE_NAME: &'static str = "LOCATION";
     const KIND: &'static str = "folder or URL";
 
-    /// Reading a folder costs no request, so that settings which save requests have no effect.
+    /// Whether it is a remote store: settings that save its requests have no effect on a folder.
     fn is_on(&self) -> bool {
         self.0.contains("://") && !self.0.starts_with("file://")
     }
@@ -505,7 +505,7 @@ impl FromStr for LabelPairs {
             pair.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty())
         });
         let labels = pairs.collect::<Option<Vec<_>>>().and_then(|pairs| {
-            // Fails for a name that comes twice.
+            // Fails for a repeated name.
             Labels::from_pairs(pairs).ok()
         });
         match labels {
@@ -723,8 +723,8 @@ words! {
     Never = "never";
     /// Absent.
     Unset = "none";
-    /// Found out while running.
+    /// Measured at run time.
     Measured = "auto";
-    /// No limit, or nothing kept.
+    /// No limit, or switched off.
     Zero = "0";
 }

@@ -18,7 +18,7 @@ use crate::wire::json;
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 
-/// A finished body, packed if the client takes that, with the memory that it is accounted by.
+/// A finished body, compressed if the client accepts that, with its memory reservation.
 #[derive(Debug)]
 pub(crate) struct Payload {
     bytes: Vec<u8>,
@@ -235,7 +235,7 @@ pub(crate) fn write_status(error: &Error) -> StatusCode {
 /// is cheap.
 const UNAVAILABLE_RETRY_SECONDS: u64 = 1;
 
-/// The answer with the time at which it makes sense to come back, if that may help.
+/// Adds `Retry-After` to the response if a retry may succeed.
 pub(crate) fn with_retry_after(error: &Error, mut response: Response<Body>) -> Response<Body> {
     let seconds = match error.kind() {
         ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } => {

@@ -148,7 +148,7 @@ impl HeldBytes {
     }
 }
 
-/// The form and the packing that the headers announce; otherwise why they are not taken.
+/// The encoding and compression that the headers announce, or why they are not supported.
 fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
     let packed = match header(headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
         "" | "identity" => Packed::Plain,

@@ -58,7 +58,7 @@ impl Params {
         self.pairs.iter().filter(move |pair| pair.0 == name).map(|pair| pair.1.as_str())
     }
 
-    /// A time, if it is given.
+    /// An optional time.
     pub(crate) fn time(&self, name: &str) -> Result<Option<Timestamp>, ApiError> {
         let parse = |text| {
             parse_time(text).map_err(|e| {
@@ -68,13 +68,13 @@ impl Params {
         self.get(name).map(parse).transpose()
     }
 
-    /// A time that must be given.
+    /// A required time.
     pub(crate) fn required_time(&self, name: &str) -> Result<Timestamp, ApiError> {
         let text = self.get(name).unwrap_or_default();
         parse_time(text).map_err(|e| ApiError::parameter(name, e))
     }
 
-    /// A duration in nanoseconds, if it is given.
+    /// An optional duration in nanoseconds.
     pub(crate) fn duration_ns(&self, name: &str) -> Result<Option<i64>, ApiError> {
         self.duration_ns_or_why(name).map_err(|why| ApiError::parameter(name, why))
     }
@@ -101,7 +101,7 @@ impl Params {
         Ok(firn_promql::parse(text))
     }
 
-    /// `limit`: 0 if it is not given, which means none.
+    /// `limit`: 0, which means none, if it is absent.
     pub(crate) fn limit(&self) -> Result<usize, ApiError> {
         let Some(text) = self.get("limit") else { return Ok(0) };
         match text.parse::<i64>() {

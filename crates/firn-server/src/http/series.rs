@@ -103,7 +103,7 @@ async fn answer<T: 'static>(
             found.truncate(asked.limit);
             warnings.push(json::TRUNCATED.to_owned());
         }
-        // Quotes and commas; the rest is taken when it is known.
+        // With quotes and commas; the exact size is reserved once it is known.
         let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
         let mut held = context.budget.reserve(Pool::Query, about as u64)?;
         let body = json::success(&warnings, &[], |out| {

@@ -36,7 +36,7 @@ pub(crate) async fn remote_write(
         Err(response) => return response,
     };
     let (parts, body) = request.into_parts();
-    // Before the body is looked at: a corrupt one must not turn 415 into 400 (item 3).
+    // Checked before the body is read: a corrupt body must not turn 415 into 400.
     if let Err(why) = is_remote_write_1(&parts.headers) {
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
     }

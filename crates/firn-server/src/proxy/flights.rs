@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-/// Questions that are under way, with their answers as soon as they are there.
+/// Requests in flight, with their responses once they have arrived.
 #[derive(Debug)]
 pub(super) struct Flights<K, V>(Mutex<HashMap<K, Arc<OnceCell<V>>>>);
 

@@ -53,13 +53,13 @@ use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 const FOLDER: &str = "answers";
 /// The proxy's own numbers. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
-/// A form that is longer is no query: it is passed on.
+/// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
 /// Memory of an answer in flight, in multiples of its length: as received, as values, as sent.
 const ANSWER_WEIGHT: u64 = 6;
 /// Memory of all answers in flight, in multiples of the longest one that is parsed.
 const ANSWERS_WEIGHT: u64 = 8;
-/// Points take about this fraction of their bytes in an answer.
+/// An answer has about this many times the bytes that its points take in slabs.
 const STORED_SHARE: u64 = 2;
 /// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
 const CACHE_HEADER: &str = "x-firn-cache";
@@ -99,7 +99,7 @@ struct ProxyCounters {
 /// The outcome of a request.
 #[derive(Clone, Debug)]
 enum Answered {
-    /// An answer in the origin's words, how much of it was known, and the room that it takes.
+    /// A response in the origin's form, the result of the lookup, and its memory.
     Json(Bytes, &'static str, Arc<Reservation>),
     /// The origin's response.
     AsIs(Fetched, Arc<Reservation>),

@@ -1,4 +1,4 @@
-//! The database behind the proxy: requests are passed on as they came, answers as they are.
+//! The database behind the proxy: requests and responses are forwarded unchanged.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ pub(super) fn is_asked_at(path: &str) -> bool {
 }
 
 impl Question {
-    /// `None` if the request must be passed on as it is.
+    /// `None` if the request must be forwarded unchanged.
     pub(super) fn new(
         parts: &Parts,
         pairs: Vec<(String, String)>,
@@ -88,7 +88,7 @@ impl Question {
         }
     }
 
-    /// All parameters as they came.
+    /// All parameters, unchanged.
     pub(super) fn pairs(&self) -> &[(String, String)] {
         match self {
             Question::Range(request) => &request.pairs,

@@ -9,15 +9,16 @@ use firn_promql::Reach;
 use super::matrix::{Envelope, Heads, Matrix};
 use crate::wire::number::{parse_duration_ns, parse_time, push_time};
 
-/// The one field that answers are kept in.
+/// The only field, which stores the answers.
 const FIELD: u64 = 0;
 /// Stored answers never change: one commit number for all.
 const NUMBER: CommitSeq = CommitSeq(0);
 /// Prometheus refuses more; its error is forwarded.
 const STEPS_MAX: u64 = 11_000;
-/// Prometheus' default. Generous: lookback only determines how far back a step reads.
+/// Prometheus' default. The origin's may differ without harm: only the newest sample that a step
+/// reads determines whether the step is settled.
 const LOOKBACK_MS: i64 = 5 * 60_000;
-/// The longest query that is taken apart.
+/// The longest query that is parsed.
 const QUERY_BYTES_MAX: usize = 1 << 20;
 
 /// Parameters that change nothing of the answer.
@@ -66,7 +67,7 @@ const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
 /// A range query that the cache can help with.
 #[derive(Debug)]
 pub(super) struct RangeRequest {
-    /// All parameters as they came.
+    /// All parameters, unchanged.
     pub(super) pairs: Vec<(String, String)>,
     grid: Grid,
     /// From its first to its last step.
@@ -264,7 +265,7 @@ fn key(
     key
 }
 
-/// Whether the client wants nothing from caches.
+/// Whether the client forbids cached responses.
 pub(super) fn wants_fresh(headers: &HeaderMap) -> bool {
     headers.get_all(header::CACHE_CONTROL).iter().any(|value| {
         value.to_str().is_ok_and(|text| text.contains("no-cache") || text.contains("no-store"))

@@ -33,7 +33,7 @@ pub struct Decoded {
     pub samples: Vec<Sample>,
     /// Types and help texts that came along.
     pub metadata: Vec<(String, Metadata)>,
-    /// Exemplars, which are accepted and not kept.
+    /// Exemplars, which are accepted and dropped.
     pub exemplar_count: u64,
     /// Native histogram samples, which are refused.
     pub histogram_count: u64,

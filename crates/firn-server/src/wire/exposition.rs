@@ -2,8 +2,8 @@
 //!
 //! That parser checks little more than syntax: every text that Prometheus can scrape can be
 //! imported. [`decode`] locates the series text, value and time of each line; [`labels`] parses a
-//! series text that the sender cache does not know. Unlike Prometheus, leading and trailing blanks
-//! are ignored, and a timestamp may have a sign.
+//! series text that the sender cache does not know. Unlike Prometheus, it ignores leading and
+//! trailing blanks and accepts a sign before a timestamp.
 
 use std::borrow::Cow;
 use std::ops::Range;

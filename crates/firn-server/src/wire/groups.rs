@@ -203,7 +203,7 @@ impl GroupsRequest {
         self.held
     }
 
-    /// Accounts for memory before it is taken.
+    /// Reserves memory before it is used.
     fn spend(&mut self, bytes: usize) -> Result<()> {
         self.spent_bytes += bytes as u64;
         if self.spent_bytes > self.held.bytes() {
@@ -239,8 +239,7 @@ impl GroupsRequest {
         let columns = parts.into_columns()?;
         let column_count = columns.count();
         for (row_idx, row) in self.rows.get(rows.clone()).unwrap_or_default().iter().enumerate() {
-            // Row pieces of the other form name their columns, which are checked when they are
-            // read.
+            // Rows in protobuf may name their columns; those are checked when they are read.
             if row.width > column_count || (rows_are_whole && row.width != column_count) {
                 return Err(Error::invalid(format!(
                     "rows[{row_idx}] has {} values for {column_count} columns; \
@@ -379,7 +378,7 @@ impl GroupsAnswer {
         }
     }
 
-    /// About how many bytes that takes, never much less.
+    /// Estimated bytes of the body, never much too small.
     pub fn encoded_bytes(&self) -> usize {
         let slots = self.groups.iter().flatten().map(Vec::len).sum::<usize>();
         let whys = self.refused.listed.iter().map(|refusal| 2 * refusal.why.len() + 128);

@@ -10,10 +10,13 @@
 //! TimeSeries    { labels = 1: Label, samples = 2: Sample }
 //! Sample        { value = 1: double, timestamp = 2: int64 }
 //!
+//! body          = frame frame ... until the body ends
 //! frame         = varint(message bytes) crc32c(message):u32 big endian message
-//! message       = ChunkedReadResponse { chunked_series = 1, query_index = 2: int64 }
+//! message       = ChunkedReadResponse { chunked_series = 1: ChunkedSeries,
+//!                                       query_index = 2: int64 }
 //! ChunkedSeries { labels = 1: Label, chunks = 2: Chunk }
-//! Chunk         { min_time_ms = 1, max_time_ms = 2: int64, type = 3: enum, data = 4: bytes }
+//! Chunk         { min_time_ms = 1, max_time_ms = 2: int64,
+//!                 type = 3: enum (1: XOR), data = 4: bytes }
 //! Label         { name = 1, value = 2: string }
 //! ```
 //!

@@ -39,7 +39,7 @@ pub(crate) struct Selection {
     pub(crate) range: TimeRange,
 }
 
-/// One sample's place.
+/// The series and time of one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Point {
     pub(crate) labels: Labels,
@@ -73,7 +73,7 @@ impl Linear {
     }
 }
 
-/// The fields of an operation as they were given.
+/// The fields of an operation before they are checked.
 #[derive(Default)]
 struct Fields {
     op: Option<String>,
@@ -91,7 +91,7 @@ struct Fields {
 /// Reads a body.
 ///
 /// # Errors
-/// `Invalid` with the byte and the way to it.
+/// `Invalid` with byte and path of the mistake.
 pub(crate) fn decode(body: &[u8], limits: &LabelLimits) -> Result<Vec<Operation>> {
     let mut operations = Vec::new();
     read_json(body, |reader| {
@@ -268,7 +268,7 @@ impl Fields {
     }
 }
 
-/// Equal for equal readings, and different for others: covers labels, times and the bits of values.
+/// A hash of labels, times and the bits of values, by which a client detects changes.
 pub(crate) fn digest(series: &[SeriesSamples]) -> String {
     let mut hasher = DefaultHasher::new();
     for one in series {

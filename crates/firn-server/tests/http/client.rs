@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::Value;
 
-/// An answer as it came.
+/// A response, not decoded.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

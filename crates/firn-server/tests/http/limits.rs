@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::Running;
 use crate::client::{api, api_error, form, get, import, send, url};
 
-/// A server with 500 series and one place for queries.
+/// A server with 500 series that runs one query at a time.
 fn with_one_place() -> Running {
     let server = Running::start(&["--query-concurrency-max=1", "--memory=1GiB"]);
     let lines = (0..500).fold(String::new(), |mut text, idx| {
@@ -61,7 +61,7 @@ fn a_query_stops_when_its_client_goes() {
     api(at, "query", &[("query", "1")]);
 }
 
-/// Two wait for the place of a third: one for too long, the other until it is free.
+/// Two queries wait for a third: one for too long, the other until the third ends.
 #[test]
 fn queries_wait_for_a_place_as_long_as_their_timeout() {
     let server = with_one_place();

@@ -44,7 +44,7 @@ fn acknowledged_writes_are_visible() {
         [(r#"{"__name__":"m","a":"2","z":"1"}"#.into(), "1.5".into())]
     );
     assert_eq!(values(&server, "n")[0].1, "-0");
-    // Late and overwriting samples are taken.
+    // Late and overwriting samples are accepted.
     let labels = [("a", "2"), ("__name__", "m"), ("z", "1")];
     let late = series(&labels).sample(T - 60_000, 7.0).sample(T, 8.0).sample(T - 90_000, 6.0);
     assert_eq!(Message::default().series(late).send(server.at()).status, 204);
@@ -82,7 +82,7 @@ fn malformed_bodies_are_refused_whole() {
     let mut request = Message::default().series(good.clone());
     request.0.extend_from_slice(&[0x0a, 0x7f]);
     check_refused(&request.send(at), 400, &["protobuf", "byte"]);
-    // Malformed labels too take everything with them, although they are looked at last.
+    // Malformed labels refuse the whole request too, although they are parsed last.
     let broken = Message::default().bytes(1, [0x0a, 0x7f]).sample(T, 1.0);
     check_refused(&Message::default().series(good).series(broken).send(at), 400, &["protobuf"]);
     assert!(values(&server, "m").is_empty());
@@ -218,7 +218,7 @@ fn the_headers_choose_the_protocol() {
     f(&[("Content-Type", "application/x-protobuf; foo=bar")], 204);
     for encoding in ["gzip", "zstd", "deflate"] {
         f(&[("Content-Encoding", encoding)], 415);
-        // Before the body is looked at.
+        // Before the body is read.
         let headers = [("Content-Encoding", encoding)];
         assert_eq!(send(server.at(), "POST", "/api/v1/write", &headers, b"junk").status, 415);
     }

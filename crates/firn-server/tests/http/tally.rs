@@ -280,7 +280,7 @@ fn every_value_of_a_group_has_one_fate() {
         post(format!("{{\"groups\":[{}]}}", group(&["a", "b", "c", "d", "e"], &rows.join(","))));
     check_limited(&answer, "series_per_group_max");
     check(at, "groups", 3 + 4, &[("series_per_group_max", 4), ("too_far_ahead", 5)]);
-    // One thing that the database knows against a request takes all of it.
+    // One error found in the database refuses the whole request.
     let collides = "{\"labels\":{},\"members\":[{\"__name__\":\"a\",\"device\":\"d\"}],\
                     \"rows\":[{\"timestamp\":1,\"values\":[1]}]}";
     let both = format!("{{\"groups\":[{},{collides}]}}", group(&["a"], &row(T, "1")));

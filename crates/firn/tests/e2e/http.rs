@@ -12,7 +12,7 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     /// Status line and headers, in lower case.
     pub(crate) head: String,
-    /// The body as it came.
+    /// The body, unchanged.
     pub(crate) bytes: Vec<u8>,
     /// The body as text.
     pub(crate) body: String,

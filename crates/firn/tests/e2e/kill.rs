@@ -26,7 +26,7 @@ const KILLS: u64 = 20;
 const WRITERS: usize = 4;
 /// Values of one row.
 const MEMBERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-/// Rows of the life before that are looked at again after each kill; all are at the end.
+/// Rows of the previous life that are checked again after each kill; at the end all rows are.
 const LOOK_BACK: usize = 500;
 /// One request in this many is a delete.
 const DELETE_EVERY: u64 = 40;

@@ -1,7 +1,7 @@
 //! End to end with the real programs: Prometheus, node exporter, an S3 server, strace.
 //!
 //! A scene whose programs are not installed is skipped with a printed reason, or fails when
-//! `FIRN_REQUIRE_SHARED` is set, as continuous integration does. `make deps` installs them.
+//! `FIRN_REQUIRE_SHARED=1`, as in continuous integration. `make deps` installs them.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 

@@ -118,7 +118,7 @@ impl SmallDisk {
 }
 
 /// Killed, then started on a full disk: it answers queries, refuses writes with 503 and a reason,
-/// and takes them again by itself once there is room. Nothing acknowledged is lost.
+/// and accepts them again by itself once there is space. Nothing acknowledged is lost.
 #[test]
 fn a_full_disk_refuses_writes_and_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -105,7 +105,7 @@ pub(crate) fn start_firn(folder: &Path, address: SocketAddr) -> Process {
     process
 }
 
-/// A Prometheus that takes remote write.
+/// A Prometheus that accepts remote write.
 pub(crate) fn start_prometheus(
     program: &Path,
     folder: &Path,

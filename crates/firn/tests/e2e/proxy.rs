@@ -171,7 +171,7 @@ fn a_prometheus_responds_the_same_behind_the_proxy() {
             assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{query}");
         }
     }
-    // Until enough is measured every part is taken.
+    // Until enough is measured, every partial hit is used.
     assert!(metric(measured_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 0.0);
     drop(measured);
 

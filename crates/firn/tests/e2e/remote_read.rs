@@ -34,7 +34,7 @@ fn value(series: i64, step: i64) -> Option<f64> {
 
 const SMALL_COUNT: i64 = 20;
 
-/// Writes the small series to each address, in order of time as Prometheus wants it.
+/// Writes the small series to each address, in order of time as Prometheus requires.
 fn write_small(addresses: &[SocketAddr]) {
     for steps in (0..STEP_COUNT).collect::<Vec<_>>().chunks(40) {
         let mut request = WriteRequest::default();

@@ -67,7 +67,7 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
     read_everything_back(firn_at, &sent);
     assert!(metric(firn_at, "firn_slow_cache_hits_total") > 0.0);
 
-    // Rotten data is read from the bucket again. Tables that were merged meanwhile are not cached
+    // Damaged data is read from the bucket again. Tables that were merged meanwhile are not cached
     // yet, so that one more round may be needed.
     wait_for("damage to be met", Duration::from_secs(120), || {
         server.terminate();

@@ -16,7 +16,7 @@ fn no_acknowledgement_leaves_before_its_sync() {
     let address = free_address();
     let trace = folder.join("trace");
     let mut ours = firn(folder, address);
-    // Its writes would be under way beside the requests.
+    // Its writes would run beside the requests.
     ours.arg("--self-scrape=never");
     let mut command = Command::new(strace);
     command.args(["-f", "-y", "-s", "24", "-o"]).arg(&trace);

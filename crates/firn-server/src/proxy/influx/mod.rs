@@ -17,13 +17,13 @@ use self::statement::Statement;
 use self::table::{Buckets, Table};
 use super::range::{digest, wants_fresh};
 
-/// The one field that answers are kept in.
+/// The only field, which stores the answers.
 const FIELD: u64 = 0;
 /// Stored answers never change: one commit number for all.
 const NUMBER: CommitSeq = CommitSeq(0);
-/// More is no dashboard.
+/// No dashboard has more buckets.
 const BUCKETS_MAX: i64 = 50_000;
-/// The longest statement that is taken apart.
+/// The longest statement that is parsed.
 const STATEMENT_BYTES_MAX: usize = 64 << 10;
 /// With any other parameter an answer may be written otherwise.
 const PARAMETERS: [&str; 6] = ["q", "epoch", "db", "rp", "u", "p"];
@@ -32,7 +32,7 @@ const MS_NS: i64 = 1_000_000;
 /// A statement that the cache can help with.
 #[derive(Debug)]
 pub(in crate::proxy) struct StatementRequest {
-    /// All parameters as they came.
+    /// All parameters, unchanged.
     pub(in crate::proxy) pairs: Vec<(String, String)>,
     statement: Statement,
     interval_ms: i64,
@@ -56,7 +56,7 @@ pub(in crate::proxy) struct CachedBuckets {
 }
 
 impl StatementRequest {
-    /// `None` if the request must be passed on as it is.
+    /// `None` if the request must be forwarded unchanged.
     pub(in crate::proxy) fn new(
         parts: &Parts,
         pairs: Vec<(String, String)>,

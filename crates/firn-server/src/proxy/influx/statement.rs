@@ -47,7 +47,7 @@ struct Token<'a> {
 }
 
 impl Statement {
-    /// `None` for anything but a statement that can be taken apart.
+    /// `None` unless the statement can be answered in parts.
     pub(super) fn parse(text: &str) -> Option<Statement> {
         let tokens = tokens(text)?;
         let end = tokens.len() - usize::from(tokens.last().is_some_and(|last| last.text == ";"));
@@ -144,7 +144,7 @@ fn select_items(tokens: &[Token<'_>]) -> Option<Vec<&'static str>> {
         .collect()
 }
 
-/// Measurements, no statements.
+/// Measurements, no subqueries.
 fn sources(tokens: &[Token<'_>]) -> Option<()> {
     let is_plain = |token: &Token<'_>| {
         matches!(token.kind, TokenKind::Word | TokenKind::Name | TokenKind::Regex)
@@ -258,7 +258,7 @@ fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
         let run = |is_part: &dyn Fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         let before = tokens.last().map_or("", |token| token.text);
-        // A slash starts a regular expression: the proxy does not support division.
+        // A slash after these tokens starts a regular expression. Division is not supported.
         let (kind, len) = match first {
             '"' => (TokenKind::Name, quoted(rest, '"')?),
             '\'' => (TokenKind::Text, quoted(rest, '\'')?),

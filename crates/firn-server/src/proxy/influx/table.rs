@@ -207,7 +207,7 @@ impl Table {
 }
 
 impl Kept {
-    /// As the cache takes them.
+    /// The points to store.
     pub(super) fn points(&self) -> Vec<Point<'_>> {
         let head = || Some(Arc::clone(&self.head));
         self.rows.iter().map(|(ts, payload)| Point { ts: *ts, head: head(), payload }).collect()

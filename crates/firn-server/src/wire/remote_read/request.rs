@@ -39,8 +39,9 @@ const MATCHER_COUNT_MAX: usize = 10_000;
 /// Decodes an uncompressed request.
 ///
 /// # Errors
-/// `Invalid` for a malformed request, an unknown response type, or a matcher of unknown type or
-/// with an invalid regular expression; `TooLarge` for too many queries or matchers.
+/// `Invalid` for a malformed request, for response types none of which is known, and for a matcher
+/// of unknown type or with an invalid regular expression; `TooLarge` for too many queries or
+/// matchers.
 pub fn decode(body: &[u8]) -> Result<ReadRequest> {
     let mut queries = Vec::new();
     let mut accepted = Vec::new();

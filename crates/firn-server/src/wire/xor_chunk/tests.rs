@@ -10,7 +10,7 @@ use decoder::decode;
 
 fn encode(samples: &[(Timestamp, f64)]) -> Vec<u8> {
     let mut chunk = XorChunk::default();
-    // A chunk that was used before returns the same.
+    // A reused chunk encodes the same bytes.
     chunk.push(77, 7.0);
     chunk.push(78, 1e300);
     chunk.clear();

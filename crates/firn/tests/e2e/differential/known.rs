@@ -60,7 +60,7 @@ const ERROR_TEXTS: [KnownDifference; 9] = [
         same: |theirs, ours| theirs.replace("before start time", "before start timestamp") == ours,
     },
     KnownDifference {
-        reason: "2.x takes durations only, numbers and computations are allowed since",
+        reason: "2.x accepts durations only; later versions accept numbers and computations too",
         is_v2: true,
         same: |theirs, ours| {
             let old = |text: &str| {
