@@ -288,9 +288,8 @@ pub(crate) fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
     kept + 1
 }
 
-/// Whether a member needs less with timestamps of its own: if under 1/16 of the entries are
-/// present, reading its own times costs at most half as much as walking its bits and the shared
-/// times.
+/// Whether timestamps of its own are cheaper for a member: if under 1/16 of the entries are
+/// present, reading them costs at most half as much as walking its bits and the shared timestamps.
 pub(crate) fn is_sparse(presence: &Presence) -> bool {
     presence.count_present() * 16 < presence.len()
 }

@@ -1,6 +1,6 @@
 //! The effort of an encoder.
 
-/// The encoder's trade of time for size. One decoder reads the result of both.
+/// The encoder's trade-off between time and size. One decoder reads the results of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// For static runs of the head, which live for minutes.

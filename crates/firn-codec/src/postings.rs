@@ -105,8 +105,8 @@ impl<'a> Postings<'a> {
         Postings { form: GAPS, count: 1, first: id, payload: &[] }
     }
 
-    /// Takes a list of `count` ids (at least one) without a header: the first id, then the gap (id
-    /// - previous - 1) before each other id, all varints.
+    /// Takes a list of `count` ids (at least one) without a header: the first id, then for each
+    /// other id its gap, `id - previous - 1`, all varints.
     ///
     /// # Errors
     /// `Corrupt` if the bytes end early.

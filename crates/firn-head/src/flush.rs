@@ -253,7 +253,6 @@ impl std::fmt::Debug for FlushJob {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     /// Four areas of ten parts of 10 bytes each.

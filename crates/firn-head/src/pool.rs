@@ -73,7 +73,7 @@ struct FreeStretch {
 /// Neighbouring blocks with one owner. Dropping a stretch instead of releasing it loses its page
 /// for the pool.
 pub(crate) struct Stretch {
-    /// `None` for a stretch above a page, which has memory of its own.
+    /// `None` for a stretch longer than a page, which has memory of its own.
     page_idx: Option<usize>,
     first: usize,
     bytes: BytesMut,

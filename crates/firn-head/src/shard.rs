@@ -25,7 +25,7 @@ use crate::replay::ReplayedRows;
 use crate::snapshot::ShardView;
 
 /// Shards that start together, at the beginning or after a flush, fill up in turn: a shard's first
-/// arena is full at one to eight eighths. So active rows hold at most half of their limit, and
+/// arena is full at one to eight eighths. So active rows take half of their limit on average, and
 /// conversions are spread out.
 const EIGHTHS: u32 = 8;
 /// Offsets in an arena have 32 bits; a payload and its headers fit behind this.

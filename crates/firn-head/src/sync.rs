@@ -1,4 +1,4 @@
-//! The locks of this crate's racing code, which imports them as `super::sync`. A model can so
+//! The locks of this crate's racing code, which imports them as `super::sync`. So a model can
 //! compile the same code against a scheduler that tries many interleavings (see `epoch_model.rs`).
 
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};

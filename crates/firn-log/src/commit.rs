@@ -200,7 +200,7 @@ impl Queue {
         ))
     }
 
-    /// The greatest position up to `position` that was committed before any failure.
+    /// The greatest committed position up to `position`: below it if a failed range contains it.
     pub(crate) fn durable_before(&self, position: LogPosition) -> LogPosition {
         self.state.lock().durable_before(position)
     }

@@ -270,9 +270,9 @@ impl Log {
         drop(waiters);
     }
 
-    /// The greatest position up to `position` that was committed before any failure: entries of a
-    /// shard up to it are safe. After a failed commit it is below `position`, even if the stream
-    /// has continued in another segment since.
+    /// The greatest committed position up to `position`: entries of a shard up to it are safe.
+    /// After a failed commit of `position` it is below `position`, even if the stream has continued
+    /// in another segment since.
     pub fn durable_before(&self, stream: StreamId, position: LogPosition) -> LogPosition {
         self.stream(stream).queue().durable_before(position)
     }

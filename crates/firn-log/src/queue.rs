@@ -189,7 +189,7 @@ impl QueueState {
         }
     }
 
-    /// The greatest position up to `position` that was committed before any failure.
+    /// The greatest committed position up to `position`: below it if a failed range contains it.
     pub(crate) fn durable_before(&self, position: LogPosition) -> LogPosition {
         let failed = self.failed.iter().find(|failed| failed.holds(position));
         failed.map_or(self.committed.min(position), |failed| failed.after)

@@ -40,7 +40,7 @@ pub(crate) struct Stream {
     old: Mutex<Vec<OldSegment>>,
     /// Segments below the floor whose files wait to be recycled.
     spares: Mutex<Vec<SegmentNo>>,
-    /// Oldest position needed: replay needs nothing at or below it.
+    /// Replay needs nothing at or below this position.
     floor: AtomicU64,
     /// Start of the last sync under the interval policy.
     synced_at_ns: AtomicU64,
@@ -294,7 +294,8 @@ fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
     hasher.finalize().max(1)
 }
 
-/// The header of a segment that becomes current. `QueueState::switch` fills in its base.
+/// The header of a segment that becomes current. `QueueState::switch` fills in base
+/// and predecessor.
 fn header_of(id: StreamId, setup: &LogSetup, blank: &BlankSegment) -> Header {
     Header {
         stream: id.0,

@@ -122,6 +122,7 @@ struct Shared {
 /// Reports the memory that the process really holds.
 struct Meter {
     resident_bytes: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+    /// Bytes granted since the last measurement.
     granted_bytes: AtomicU64,
     /// True while one thread measures.
     is_busy: AtomicBool,
@@ -189,7 +190,8 @@ impl Budget {
     /// Reserves `bytes` for `pool`.
     ///
     /// # Errors
-    /// `Busy` if the pool's threshold would be exceeded; the message names pool, size and limit.
+    /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
+    /// be; the message names size and limit.
     pub fn reserve(&self, pool: Pool, bytes: u64) -> Result<Reservation> {
         let mut reservation = self.empty(pool);
         reservation.grow(bytes)?;

@@ -73,7 +73,7 @@ impl QueryContext {
 }
 
 /// A count of threads that may help queries, besides the one that each query runs on. Clones share
-/// the count, so concurrent queries do not start more threads than there are cores.
+/// the count: it bounds the helpers of all concurrent queries together.
 #[derive(Clone, Debug)]
 pub struct Helpers(Arc<AtomicUsize>);
 

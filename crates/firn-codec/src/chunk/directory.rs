@@ -16,7 +16,7 @@ use firn_model::Result;
 
 use crate::varint::{corrupt, cut, encode_varint, take_bytes, take_count, take_u8};
 
-/// MembersBody of a block. 64 steps over a byte cost less than the cache miss of the next block.
+/// Members of a block. 64 steps over a byte cost less than the cache miss of the next block.
 pub(super) const BLOCK_MEMBERS: usize = 64;
 /// Numbers of a step: the start of the block's lengths, the start of its columns, and the byte
 /// count of the previous column.

@@ -17,7 +17,7 @@ use crate::varint::encode_varint;
 ///
 /// # Panics
 /// If `columns` is empty, violates the invariants of [`GroupColumns`], or exceeds [`SLOTS_MAX`],
-/// [`crate::ENTRIES_MAX`] or [`VALUES_MAX`]: wrong data must not become durable.
+/// [`ENTRIES_MAX`] or [`VALUES_MAX`]: wrong data must not become durable.
 pub fn encode_chunk(group: GroupId, columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
     columns.check();
     let members = &columns.batch.columns;
@@ -78,7 +78,7 @@ fn encode_lone(times: &[Timestamp], values: &[f64], effort: Effort, out: &mut Ve
     encode_values(values, effort, out);
 }
 
-/// Readers refuse longer time columns.
+/// Panics for a time column that is longer than readers accept.
 fn check_entry_count(times: &[Timestamp]) {
     assert!(times.len() <= ENTRIES_MAX, "a time column of {} entries", times.len());
 }

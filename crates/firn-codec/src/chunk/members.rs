@@ -255,7 +255,7 @@ struct CutBase {
 struct ShapeView {
     time_idx: u32,
     presence: Option<Presence>,
-    /// The range of a member's values that is inside.
+    /// The indexes of a member's values inside the time range.
     values: Range<usize>,
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn value_run(
             }
             match (kind, dice, step) {
                 (0 | 5, ..) => bits,
-                // A stranger among decimals.
+                // An exception among decimals.
                 (_, 9, -3) => wild,
                 _ => (d as f64 / power).to_bits(),
             }

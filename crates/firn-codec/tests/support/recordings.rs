@@ -73,7 +73,8 @@ pub(crate) fn scrapes(target: &str) -> Option<Vec<Row>> {
     Some(rows)
 }
 
-/// All series of a text file. Keeps the last of repeated timestamps and drops earlier ones.
+/// All series of a text file. Keeps the last of repeated timestamps and drops samples that are
+/// older than their predecessor.
 pub(crate) fn series(name: &str) -> Option<Vec<Series>> {
     let bytes = read(&format!("{name}.series.zst"))?;
     let text = String::from_utf8(bytes).expect("series are text");

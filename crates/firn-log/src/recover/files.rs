@@ -93,8 +93,8 @@ impl StreamFiles {
         Ok(StreamFiles { id, counts, segments, next_number, replayed: None })
     }
 
-    /// Removes all files of a stream that a smaller number of streams left over. All of them are
-    /// below `floor`.
+    /// Removes all files of a stream that is left over from a larger number of streams. All of them
+    /// must be below `floor`.
     ///
     /// # Errors
     /// `Invalid` if one is not.

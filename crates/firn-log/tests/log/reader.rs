@@ -97,7 +97,8 @@ fn block(file: &[u8], header: &Header, at: u64) -> Option<(u64, Vec<Entry>, u64)
     Some((u64_at(bytes, 16), entries, at + (24 + len as u64).next_multiple_of(8)))
 }
 
-/// All entries above `floor`. `files` are the stream's files in the order of their numbers.
+/// All entries of the segments that reach above `floor`. `files` are the stream's files in the
+/// order of their numbers.
 fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
     let used: Vec<(&Vec<u8>, Header)> =
         files.iter().filter_map(|file| Some((file, header(file)?))).collect();
