@@ -273,7 +273,7 @@ impl<'a> Writer<'a> {
             });
             let report = self.db.write(&mut batch).map_err(io::Error::other)?;
             if report.too_far_ahead > 0 {
-                return Err(io::Error::other("rows were refused: nothing is flushed then"));
+                return Err(io::Error::other("rows were refused, so nothing would be flushed"));
             }
             batch.clear();
         }

@@ -314,7 +314,7 @@ pub(crate) fn keeps_name(function: FunctionId) -> bool {
     matches!(function, FunctionId::LastOverTime | FunctionId::FirstOverTime)
 }
 
-/// The one metric that is read below a node over whose selector a grouping was pushed down.
+/// The metric of the first selector at or below `node`, if its matchers allow only one.
 pub(crate) fn metric_below(node: &Node) -> Option<&str> {
     match &node.kind {
         NodeKind::Selector(selector) => fixed_name(&selector.matchers),

@@ -696,7 +696,7 @@ fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
         };
         let mut span_count = 0;
         while span_count < SPANS.start || !is_over() {
-            assert!(span_count < SPANS.end, "merges do not get on: {:?}", world.db.stats().tree);
+            assert!(span_count < SPANS.end, "merges make no progress: {:?}", world.db.stats().tree);
             feed.run(&world, 10 * MINUTE_MS, 15_000, 0.05)?;
             span_count += 1;
         }

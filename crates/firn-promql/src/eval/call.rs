@@ -193,7 +193,7 @@ impl Evaluator<'_> {
         Ok(series)
     }
 
-    /// A function of windows, over a range selector or a subquery.
+    /// A window function over a range selector or a subquery.
     pub(super) fn range_call(
         &mut self,
         function: FunctionId,
@@ -221,7 +221,7 @@ impl Evaluator<'_> {
                 let grid = self.grid(subquery, &call.frame)?;
                 self.read_grid(&grid, steps, &call)?
             }
-            _ => return Err(Error::internal("found as a window above")),
+            _ => return Err(Error::internal("a window is no selector and no subquery")),
         };
         if function == FunctionId::AbsentOverTime {
             self.remarks.clear();
@@ -347,7 +347,7 @@ fn is_window(arg: &Node) -> bool {
 /// The argument of a window function that has the windows.
 fn window_of(args: &[Node]) -> Result<&Node> {
     let window = args.iter().find(|arg| is_window(arg));
-    window.ok_or_else(|| Error::internal("a function of windows without a window"))
+    window.ok_or_else(|| Error::internal("a window function without a window"))
 }
 
 /// The evaluation times in seconds.

@@ -168,14 +168,14 @@ impl Evaluator<'_> {
     fn vector(&mut self, node: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
         match self.node(node, steps)? {
             Evaluated::Vector(series) => Ok(series),
-            _ => Err(Error::internal("a vector was expected; type checks come first")),
+            _ => Err(Error::internal("an operand that is no vector passed the type check")),
         }
     }
 
     fn scalar(&mut self, node: &Node, steps: &Steps) -> Result<Vec<f64>> {
         match self.node(node, steps)? {
             Evaluated::Scalar(values) => Ok(values),
-            _ => Err(Error::internal("a scalar was expected; type checks come first")),
+            _ => Err(Error::internal("an operand that is no scalar passed the type check")),
         }
     }
 
@@ -214,7 +214,7 @@ impl Evaluator<'_> {
             }
             (Evaluated::Vector(series), Evaluated::Scalar(scalar)) => (series, scalar, false),
             (Evaluated::Scalar(scalar), Evaluated::Vector(series)) => (series, scalar, true),
-            _ => return Err(Error::internal("a text was an operand; type checks come first")),
+            _ => return Err(Error::internal("a string operand passed the type check")),
         };
         let mut found = PointNotes::new();
         binary::with_scalar(op, &mut series, &scalar, swapped, binary.return_bool, &mut found);
@@ -366,7 +366,7 @@ impl Evaluator<'_> {
             NodeKind::Call { function, args } => {
                 self.folded_call(op, function.id, args, steps, grouping)
             }
-            _ => Err(Error::internal("a grouping was pushed below something else")),
+            _ => Err(Error::internal("a grouping was pushed below neither a selector nor a call")),
         }
     }
 
@@ -383,7 +383,7 @@ impl Evaluator<'_> {
             let once = self.once(|evaluator| evaluator.grouped(node, &one, grouping))?;
             return match broadcast(Evaluated::Vector(once), steps.count) {
                 Evaluated::Vector(series) => Ok(series),
-                _ => Err(Error::internal("a vector stays a vector")),
+                _ => Err(Error::internal("repeating a vector did not return a vector")),
             };
         }
         match &node.kind {
@@ -399,7 +399,7 @@ impl Evaluator<'_> {
                 self.detail = outer;
                 result
             }
-            _ => Err(Error::internal("a grouping was pushed below something else")),
+            _ => Err(Error::internal("a grouping was pushed below neither a selector nor a call")),
         }
     }
 

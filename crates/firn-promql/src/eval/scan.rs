@@ -229,7 +229,7 @@ impl<'a> Scan<'a> {
 
     /// The labels of a key.
     pub(super) fn label(&self, key: u32) -> Result<&Labels> {
-        let unknown = || Error::internal("a column names a key that is not there");
+        let unknown = || Error::internal("a column names an unknown key");
         self.keys().get(key as usize).ok_or_else(unknown)
     }
 }

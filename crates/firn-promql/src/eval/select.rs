@@ -231,7 +231,7 @@ struct FoldSink<'a> {
 
 impl FoldSink<'_> {
     fn group(&mut self, key: u32) -> Result<usize> {
-        let unknown = || Error::internal("a column names a key that is not there");
+        let unknown = || Error::internal("a column names an unknown key");
         let known = self.group_of.get_mut(key as usize).ok_or_else(unknown)?;
         if let Some(group) = known {
             return Ok(*group as usize);
@@ -266,7 +266,7 @@ impl Sink for FoldSink<'_> {
 
     fn mixed(&mut self, _: u32, _: VectorSeries, _: Remarks) -> Result<()> {
         self.met_others = true;
-        Err(Error::internal("a member is not of floats alone"))
+        Err(Error::internal("a fold received a member that is not all floats"))
     }
 }
 

@@ -41,7 +41,7 @@ pub enum MetricKind {
     Info,
     /// `le` buckets of a classic histogram.
     Bucket,
-    /// NaN, infinities, the greatest and the smallest doubles, zeros of both signs.
+    /// NaN, infinities, very large and very small numbers, zeros of both signs.
     Wild,
 }
 

@@ -100,9 +100,9 @@ fn count(db: &Db) -> Outcome<u64> {
         match &answer.value {
             Value::Vector(sums) => match sums.as_slice() {
                 [VectorPoint { value: PointValue::Float(count), .. }] => all += *count as u64,
-                other => return Err(format!("{} sums in place of one", other.len()).into()),
+                other => return Err(format!("expected one series, got {}", other.len()).into()),
             },
-            other => return Err(format!("{:?} in place of a vector", other.value_type()).into()),
+            other => return Err(format!("expected a vector, got {:?}", other.value_type()).into()),
         }
     }
     Ok(all)
@@ -168,7 +168,7 @@ pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
          {all_s:.2} s, a metric's samples after {metric_s:.2} s, those of all {SERIES_PER_HOST} one by one after {each_s:.2} s"
     );
     if (series, samples) != (1_000_000, 1_000_000 * ROUNDS as u64) {
-        return Err(format!("not all is there: {series} series, {samples} samples").into());
+        return Err(format!("recovery is incomplete: {series} series, {samples} samples").into());
     }
     aim(aims, "1M series: s from SIGKILL's restart until all series answered", all_s, 2.0);
     aim(aims, "1M series: s until a metric's samples were counted too", metric_s, 2.0);
