@@ -2,6 +2,24 @@
 
 use std::process::Command;
 
+/// `cargo`, without the variables that describe this package to this program.
+///
+/// Cargo sets them for whatever it runs, and some build scripts compare them with those of their
+/// last run: with them, `make test` and a plain `cargo test` would compile TLS and all that needs
+/// it again after each other.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        let of_this_package = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+        });
+        if of_this_package {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// Runs the command to its end; its output is that of this program.
 pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
     let line = |command: &Command| {

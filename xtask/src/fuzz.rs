@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::command::succeed;
+use crate::command::{cargo, succeed};
 use crate::corpus;
 
 pub(crate) const TARGETS: [&str; 4] = ["parse", "evaluate", "generate", "cache_protocol"];
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
         }
     }
     let triple = host_triple()?;
-    let mut build = Command::new("cargo");
+    let mut build = cargo();
     build.args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
     succeed(build.env("RUSTFLAGS", INSTRUMENTATION))?;
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
 
 /// Compiles the fuzzers without instrumentation and without the fuzzing library, which is C++.
 pub(crate) fn check() -> Result<(), String> {
-    let mut check = Command::new("cargo");
+    let mut check = cargo();
     check.args(["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"]);
     check.args(["--target-dir", TARGET_DIR]).env("RUSTFLAGS", "--cfg fuzzing");
     // Only its name is used: a check does not link.

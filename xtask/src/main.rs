@@ -9,7 +9,7 @@ mod release;
 mod tidy;
 
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
@@ -57,8 +57,8 @@ fn test() -> Result<(), String> {
     deps::provide()?;
     lint()?;
     // Reads the metadata of dependencies that the lints have made.
-    step("documentation", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    step("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
+    step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
     let start = Instant::now();
     fuzz::check()?;
     println!("== fuzzers compile: ok, {} s", start.elapsed().as_secs());
@@ -68,7 +68,7 @@ fn test() -> Result<(), String> {
 /// Runs the tests of lock-free growing memory under Miri, whose memory model is the weakest that
 /// the language allows.
 fn weak_memory() -> Result<(), String> {
-    let miri = Command::new("cargo")
+    let miri = command::cargo()
         .args(["+nightly", "miri", "--version"])
         .env("RUSTUP_AUTO_INSTALL", "0")
         .output();
@@ -80,24 +80,24 @@ fn weak_memory() -> Result<(), String> {
         return Ok(());
     }
     let head = ["+nightly", "miri", "test", "--quiet", "--package", "firn-head", "--lib", "--"];
-    step("weak memory", "cargo", &[&head[..], &["arena", "growing", "words"]].concat())
+    step("weak memory", &[&head[..], &["arena", "growing", "words"]].concat())
 }
 
 fn lint() -> Result<(), String> {
-    step("format", "cargo", &["fmt", "--all", "--", "--check"])?;
+    step("format", &["fmt", "--all", "--", "--check"])?;
     let fuzzers = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
-    step("format of the fuzzers", "cargo", &fuzzers)?;
+    step("format of the fuzzers", &fuzzers)?;
     tidy::check(&[])?;
     packages::check()?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    step("lints", "cargo", &clippy)
+    step("lints", &clippy)
 }
 
-/// Runs one command, with its name before and its time after.
-fn step(name: &str, program: &str, arguments: &[&str]) -> Result<(), String> {
+/// Runs one cargo command, with its name before and its time after.
+fn step(name: &str, arguments: &[&str]) -> Result<(), String> {
     let start = Instant::now();
-    println!("== {name}: {program} {}", arguments.join(" "));
-    let mut command = Command::new(program);
+    println!("== {name}: cargo {}", arguments.join(" "));
+    let mut command = command::cargo();
     command.args(arguments).env("RUSTDOCFLAGS", "-D warnings");
     command::succeed(&mut command).map_err(|e| format!("{name}: {e}"))?;
     println!("== {name}: ok, {} s", start.elapsed().as_secs());

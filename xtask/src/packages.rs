@@ -1,9 +1,9 @@
 //! Checks the packages that a build uses: licences, banned packages, sources. It reads
 //! `cargo metadata` of all platforms and features and takes a second.
 
-use std::process::Command;
-
 use serde_json::Value;
+
+use crate::command::cargo;
 
 /// Licences that are compatible with Apache-2.0 and require at most a notice.
 const LICENCES: [&str; 11] = [
@@ -34,7 +34,7 @@ const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// Every breach in one message.
 pub(crate) fn check() -> Result<(), String> {
-    let output = Command::new("cargo")
+    let output = cargo()
         .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
         .output()
         .map_err(|e| format!("cargo metadata: {e}"))?;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command::succeed;
+use crate::command::{cargo, succeed};
 
 /// `cargo xtask serve [ARGUMENTS]`: builds and starts the server. Returns only on failure.
 pub(crate) fn serve(arguments: &[String]) -> Result<(), String> {
@@ -28,7 +28,7 @@ pub(crate) fn dist() -> Result<(), String> {
 }
 
 fn build(profile: &str) -> Result<PathBuf, String> {
-    succeed(Command::new("cargo").args(["build", "--profile", profile, "--package", "firn"]))?;
+    succeed(cargo().args(["build", "--profile", profile, "--package", "firn"]))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into());
     let program = Path::new(&target).join(profile).join("firn");
     match Objcopy::find() {

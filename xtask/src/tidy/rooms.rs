@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
 use super::Breach;
 use super::lexer::Source;
+use crate::command::cargo;
 
 /// The rooms and the rooms that each may use, as in `docs/architecture.md`. Development
 /// dependencies are free: tests may use `firn-sim` and any room above.
@@ -69,7 +69,7 @@ const UNSAFE_ALLOWED: [&str; 5] = [
 const ASYNC_RUNTIMES: [&str; 3] = ["tokio", "async-std", "smol"];
 
 pub(crate) fn check_edges(breaches: &mut Vec<Breach>) -> Result<(), String> {
-    let output = Command::new("cargo")
+    let output = cargo()
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
         .output()
         .map_err(|e| format!("cargo metadata: {e}"))?;
