@@ -1,5 +1,6 @@
-//! The cost of a series in the index: `cargo run --release -p firn-index --example footprint
-//! [hosts]`.
+//! The cost of a series in the index.
+//!
+//! Run `cargo run --release -p firn-index --example footprint [hosts]`.
 //!
 //! TSBS-like label sets: 101 series per host with 10 host tags and a name; grouped by all tags, by
 //! the host's name alone (nine constant tags are then on the members), or not at all. Prints heap

@@ -46,7 +46,8 @@ impl Definition {
         push_labels(&self.labels, out);
         push_labels(&self.common, out);
         self.members.iter().for_each(|member| push_labels(member, out));
-        // Pairs with `decode`, which replay calls. Every write of a new series is here.
+        // Pairs with `decode`, which replay calls. Checked in debug builds only, because every new
+        // series is encoded here.
         debug_assert!(
             decode(&mut out.get(start..).unwrap_or_default()).is_ok_and(|decoded| decoded == *self),
             "a definition that replay would refuse or change: {self:?}"

@@ -1,4 +1,4 @@
-//! The index as the engine uses it: resolves label sets, hands definitions to the log, creates
+//! The index as the engine uses it: resolves label sets, returns definitions for the log, creates
 //! views, plans seals and merges.
 
 use std::sync::Arc;
@@ -51,7 +51,7 @@ struct Shard {
     /// Definitions that the log does not have yet, each with the number of its memory segment.
     pending: Mutex<Vec<(u64, MemberRun)>>,
     any_pending: AtomicBool,
-    /// Groups that are in files take no new member, because definitions were lost.
+    /// Groups of older segments take no new member, because definitions were lost.
     is_distrusted: AtomicBool,
     /// Groups with smaller local ids take no new member, see [`Index::part_without`].
     closed_below: AtomicU64,

@@ -4,8 +4,8 @@
 //! seals failed to write, and drops it from memory once the manifest names the file. A **merge**
 //! makes one file of neighbours of similar size, so that the number of files is logarithmic and
 //! each definition is rewritten a logarithmic number of times. A **removal** is a merge of all
-//! files that drops series without data; it needs all files because only together they contain all
-//! issued slots of a group.
+//! settled files that drops series without data; it needs all of them because only together they
+//! contain all issued slots of a group.
 
 use std::sync::Arc;
 

@@ -62,7 +62,7 @@ impl KeyTable {
         Ok(number)
     }
 
-    /// The numbers of distinct keys; `None`: 0, 1, 2...
+    /// Adds keys that differ from each other. Returns their numbers; `None`: 0, 1, 2...
     ///
     /// # Errors
     /// As [`KeyTable::hold_others`].

@@ -15,7 +15,7 @@
 //! buffers of ByteSeries (SoCC 2020), section 3.2, have the same roles.
 //!
 //! **Path through.** [`Index::resolve`] finds or defines series. A definition is *pending* until
-//! [`Index::take_pending`] hands its bytes to the log. Jobs are planned, run while other calls
+//! [`Index::take_pending`] returns its bytes for the log. Jobs are planned, run while other calls
 //! continue, and return a manifest part; once the manifest has it, [`Index::apply`] swaps the list
 //! of segments. Queries use [`Index::view`].
 //!

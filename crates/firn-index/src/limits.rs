@@ -44,7 +44,7 @@ pub(crate) struct LimitCounters {
     limits: SeriesLimits,
     hasher: DefaultHashBuilder,
     /// Series by the hash of the metric or group. Two of 2^32 keys share a hash, and are then
-    /// refused too early; this is rare enough to not keep the text.
+    /// refused too early; this is too rare to keep the text.
     by_metric: HashMap<u64, u64>,
     by_group: HashMap<u64, u64>,
     /// New series that are admitted now, in thousandths, so that milliseconds divide without

@@ -25,8 +25,8 @@ pub struct GroupMatch {
     pub members: Members,
 }
 
-/// Members of one group. Up to two are stored inline: groups of a narrow selection and lone series
-/// rarely have more.
+/// Members of one group. Up to two are stored inline: groups of a narrow selection rarely have
+/// more, lone series never.
 pub type Members = SmallVec<[Member; 2]>;
 
 /// A matching series.

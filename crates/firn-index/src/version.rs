@@ -72,8 +72,8 @@ impl IndexVersion {
             .filter(|layer| layer.1.series > 0)
     }
 
-    /// A finder for label sets in the segments before the active one; fastest if they come in their
-    /// original order.
+    /// A finder for label sets in the segments before the active one; fastest if the members of a
+    /// group are adjacent.
     pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
         Finder { version: self, labels: HashedLabels::default(), last: None }
     }

@@ -1,4 +1,4 @@
-//! A frozen view of the index, as queries use it.
+//! An immutable view of the index, for queries.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use super::Breach;
 use super::lexer::{Source, Token};
 use super::rules::{BANNED_FUNCTION_PREFIXES, BANNED_TYPE_NAMES, TYPE_NAME_EXCEPTIONS};
 
-/// A declaration of a type: the file and line, by crate and name.
+/// The declared types: file and line of each declaration, by crate and name.
 #[derive(Debug, Default)]
 pub(crate) struct TypeNames {
     declared: BTreeMap<(String, String), Vec<(String, usize)>>,

@@ -230,7 +230,10 @@ impl Blocks {
         if idx >= array.count {
             return Err(self.corrupt(
                 array.start,
-                format!("number {idx} of an array of {} numbers", array.count),
+                format!(
+                    "an index array of {} numbers has no number {idx}: run `firn check --repair`",
+                    array.count
+                ),
             ));
         }
         let bit_idx = idx as usize * array.width as usize;

@@ -116,7 +116,12 @@ impl Candidates {
         }
         let row = blocks.get(&self.buckets.rows, self.next)?;
         self.next = self.next.saturating_add(1);
-        let too_large = |_| blocks.corrupt(self.buckets.rows.start, "a row number exceeds 2^32");
+        let too_large = |_| {
+            blocks.corrupt(
+                self.buckets.rows.start,
+                "a row number does not fit in 32 bits: run `firn check --repair`",
+            )
+        };
         u32::try_from(row).map(Some).map_err(too_large)
     }
 }

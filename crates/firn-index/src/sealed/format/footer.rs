@@ -162,7 +162,7 @@ impl<'f> FileWriter<'f> {
         assert!(starts.is_sorted(), "record starts of an index file descend");
         assert!(
             starts.last().is_none_or(|last| *last <= bytes.len() as u64),
-            "a record is outside"
+            "a record starts after its section"
         );
         self.push_section(bytes)?;
         self.push_array(starts)
@@ -250,8 +250,9 @@ pub(crate) struct ContentsSize {
     pub(crate) arrays: usize,
 }
 
-/// Of a segment. Counts: series, groups, parts without members, names, pairs; base and shift of the
-/// ids of lone series and of parts. Then sections and arrays.
+/// The entries of a segment file. The counts are: series, groups, parts without members, names,
+/// pairs; base and shift of the ids of lone series and of parts. `docs/formats/index.md` lists the
+/// sections and arrays.
 pub(crate) const SEGMENT_CONTENTS: ContentsSize =
     ContentsSize { counts: 9, sections: 13, arrays: 29 };
 

@@ -1,5 +1,5 @@
 //! A prefix code for the letters of one name's values. Unique ids consist of hexadecimal digits and
-//! addresses of decimal digits, so a whole byte per letter is about twice of the needed space.
+//! addresses of decimal digits, so a whole byte per letter takes about twice the space needed.
 //!
 //! ```text
 //! code  = numbers of letters with codes of 1, 2 ... 8 bits:u8 * 8

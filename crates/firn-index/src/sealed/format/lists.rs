@@ -32,8 +32,9 @@ pub(crate) const TABLE_KINDS: [TableKind; 3] =
     [TableKind::Lone, TableKind::Parts, TableKind::MemberSets];
 /// Number of pairs, or member sets, that share one start.
 pub(crate) const BUNCH_LISTS: u64 = 16;
-/// The first byte of a bunch of pairs with one row each, less the number of the table.
+/// The first byte of a bunch of pairs with one row each is this plus the number of the table.
 pub(crate) const BUNCH_OF_ROWS: u8 = 128;
+
 impl<'a> PostingBunch<'a> {
     pub(crate) fn open(bytes: &'a [u8], len: u64) -> Option<PostingBunch<'a>> {
         let kind = match *bytes {

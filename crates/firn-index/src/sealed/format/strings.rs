@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The first `same` letters are those of the previous text. With coded letters, *new* is reduced by
-//! the fewest bytes that an entry of the name has. A block begins at every 16th text, of any name.
-//! The new bytes are plain letters, or in the letter code of their name (`letters`).
+//! the fewest bytes that an entry of the name has. A block begins at every 16th text, regardless of
+//! its name. The new bytes are plain letters, or in the letter code of their name (`letters`).
 
 use std::cmp::Ordering;
 use std::ops::Range;

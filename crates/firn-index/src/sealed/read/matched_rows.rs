@@ -25,7 +25,7 @@ pub(crate) struct MatchedRows {
 }
 
 // Up to this many member sets yield the candidate parts from their shapes; with more, all shapes
-// are read.
+// or all parts of the class are read.
 const SETS_LISTED_MAX: u64 = 1_024;
 // Reading this many parts takes as long as the lists of their shapes.
 const PARTS_TRIED_MAX: u64 = 64;

@@ -317,7 +317,7 @@ impl Sealed {
         })
     }
 
-    /// The pairs of a name with one of `values`.
+    /// The pairs of a name with one of `values`, ascending, as `values` are.
     fn find_values(&self, name: u32, values: &[String]) -> Result<Vec<u32>> {
         let mut pairs = Vec::new();
         for value in values.iter().filter(|value| !value.is_empty()) {

@@ -1,9 +1,9 @@
 //! Salvage: the readable content of a damaged segment.
 //!
 //! Records are read in file order. If the start of a record cannot be read, the record begins at
-//! the end of the previous one. Starts, lists and buckets are not read; they are rebuilt in the
-//! next file. A damaged block therefore costs only the label sets in it, and those that need a text
-//! or a shape in it.
+//! the end of the previous one. The next file rebuilds all starts, lists and buckets, so damage to
+//! them alone loses nothing. A damaged block therefore costs only the label sets in it, and those
+//! that need a text or a shape in it.
 
 #![cfg_attr(
     not(test),

@@ -269,10 +269,10 @@ impl Sealed {
         records("posting lists", &self.lists);
         for table in TABLE_KINDS.map(|kind| self.table(kind)) {
             let Buckets { starts, tags, rows } = &table.hashes.0;
-            [starts, tags, rows].into_iter().for_each(|part| add("ways by hash", array(part)));
+            [starts, tags, rows].into_iter().for_each(|part| add("buckets by hash", array(part)));
             let Buckets { starts, tags, rows } = &table.by_id.buckets;
             let by_id = [starts, tags, rows, &table.ids];
-            by_id.into_iter().for_each(|part| add("ways by id", array(part)));
+            by_id.into_iter().for_each(|part| add("buckets by id", array(part)));
         }
         regions
     }

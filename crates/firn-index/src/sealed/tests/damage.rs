@@ -4,7 +4,8 @@ use super::*;
 
 fn world() -> ModelSegment {
     let mut wishes = Vec::new();
-    // Five lone series out of eight, and twenty similar groups, most of which lack a member.
+    // 25 sets of up to eight series: five are lone series, and twenty are similar groups, most of
+    // which lack a member.
     for number in (0..200u32).filter(|number| number % 11 != 7) {
         let text = |n: u32| format!("value-{n}");
         let (group, member) = (number % 25, number / 25);

@@ -12,7 +12,7 @@ pub(crate) struct LabeledMember<'a> {
 // A pair that all but one in this many members have is common; the others become a part of their
 // own.
 const ODD_ONE_IN: usize = 8;
-// After this many rounds, only pairs of all remaining members are common.
+// In the last of these rounds, only pairs of all remaining members are common.
 const ROUNDS_MAX: usize = 3;
 
 /// Splits members into parts: the sorted pairs that all members of a part share, and the members.

@@ -1,6 +1,6 @@
-//! The label pairs of several inputs as one sorted list, without a copy of their texts. Files have
-//! sorted pairs, those in memory are sorted by number; a merging iteration yields each text once
-//! and can be repeated.
+//! The label pairs of several inputs as one sorted list, without a copy of their texts. A
+//! file has sorted pairs; for a segment in memory, the numbers of its pairs are sorted by name and
+//! value. A merging iteration yields each text once and can be repeated.
 //!
 //! A merge therefore holds only four bytes per pair of each input, independent of the length of
 //! texts.
