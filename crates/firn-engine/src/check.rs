@@ -183,7 +183,7 @@ impl Engine {
         let repairs = repairs && !self.rooms.options.read_only;
         if repairs && !damage.is_empty() {
             // The log must not define lost series again, beside those that get their labels from
-            // now on. A flush that itself needs the damaged block is left out.
+            // now on. If the flush itself needs the damaged block, the repair precedes it.
             match self.flush() {
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
                     tracing::warn!("check: the flush before the repair failed: {error}");

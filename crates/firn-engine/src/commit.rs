@@ -42,8 +42,8 @@ const OPEN_COUNT_MAX: usize = 10_000;
 
 /// Open, waiting and decided transactions.
 ///
-/// Lock order: `lane`, then the manifest's lock, then `order`, then shards by id; or `waiting`,
-/// then `Rooms::view`. `open` is held alone.
+/// Lock order: `lane`, then the manifest's lock, then `order`, then `waiting`, then `Rooms::view`,
+/// then shards by id. `waiting` is never taken while a shard is locked. `open` is innermost.
 #[derive(Debug)]
 pub(crate) struct Transactions {
     /// Read by each commit until it is decided; written to exclude commits in flight.

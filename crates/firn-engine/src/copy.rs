@@ -40,7 +40,10 @@ impl Engine {
         let _lock = target.disk.lock()?;
         let (mut manifest, found) = Manifest::open(Arc::clone(&target.disk))?;
         if !found.edits.is_empty() {
-            return Err(Error::new(ErrorKind::Conflict, "there is a database at the copy's place"));
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                "cannot copy: the target contains a database; copy to an empty folder",
+            ));
         }
         if !skip_head {
             self.flush()?;

@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Logs all definitions of `shard`. Returns the end of the last one.
+    /// Logs the definitions of `shard` that its stream lacks. Returns the end of the last one.
     ///
     /// # Errors
     /// Those of [`firn_log::Log::append`].

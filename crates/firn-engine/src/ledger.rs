@@ -13,8 +13,8 @@ use crate::tombstones::TombstoneSet;
 
 /// Manifest, counts, log cut, commit numbers, tombstones, and the folder's claims on the slow tier.
 ///
-/// Lock order: the manifest's lock before `Rooms::view`, before the locks of tombstones, cut and
-/// claims. The last three are held alone.
+/// Lock order: the manifest's lock before `Rooms::view`, before the locks of tombstones, cut,
+/// claims and commit numbers. The last four are innermost.
 pub(crate) struct Ledger {
     manifest: Mutex<Manifest>,
     identity: Identity,

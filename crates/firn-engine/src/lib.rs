@@ -19,15 +19,16 @@
 //! changes (3), and the slow tier contains every object that its manifest names (6).
 //! `tests/simulation` checks them by crashing the engine at every write.
 //!
-//! **Walls**: state has one owner each, with private fields: `Ledger` (manifest, commit numbers,
-//! tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their methods
-//! take `rooms::Rooms` and each other as arguments. Only `Engine` sees all of them.
+//! **Walls**: each part of the state has one owner with private fields: `Ledger` (manifest, commit
+//! numbers, tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their
+//! methods take `rooms::Rooms` and each other as arguments. Only `Engine` sees all of them.
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `write`, `definitions`, `resolve`, `transact`,
 //! `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read path:
 //! `snapshot`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`, `slow`, `check`,
-//! `copy`; opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`, `parts`,
-//! `folder`; then `sequence`, `wakeup`, `options`, `stats`, `mutants`.
+//! `copy`; opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`,
+//! `manifest_format`, `edit`, `parts`, `folder`; then `sequence`, `wakeup`, `options`, `stats`,
+//! `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -107,10 +108,13 @@ pub use write::WriteReport;
 /// An open database.
 ///
 /// Lock order: `Lanes::tree`, the slow tier's claim, `IndexUpkeep::leaving`, the flusher's lane,
-/// the lane of transactions, the ledger's manifest, the order of transactions, shards of the head
-/// by id. The other way to the shards is the list of waiting transactions, `Rooms::view`, one
-/// shard. Locks of tombstones, log cut and claims are held alone, and so is `IndexUpkeep::memory`,
-/// except for the locks that reclaiming memory takes.
+/// the lane of transactions, the ledger's manifest, the order of transactions, the list of waiting
+/// transactions, `Rooms::view`, shards of the head by id. `IndexUpkeep::memory` is between the
+/// flusher's lane and the shards: only the locks of the index, of the change sink and those that
+/// reclaiming memory takes follow it. The lists of `Pressure` are read-locked while their caches
+/// release memory. All other locks are innermost: no lock of the engine is taken under those of
+/// tombstones, log cut, claims, commit numbers, open transactions and `Wakeup`, nor under the slow
+/// tier's retry and followed manifest.
 pub struct Engine {
     rooms: rooms::Rooms,
     ledger: ledger::Ledger,

@@ -1,4 +1,5 @@
-//! Metadata lookups: series with samples in a time range, tables, memory. No columns are read.
+//! Metadata lookups: series with samples in a time range, tables, memory. Columns are read only
+//! where a delete hides a part of them.
 
 use std::iter::{Peekable, successors};
 use std::mem;

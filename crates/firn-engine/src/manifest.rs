@@ -1,5 +1,5 @@
-//! The manifest: an atomic log of edits. It names every file of the database; all other files are
-//! garbage.
+//! The manifest: an atomic log of edits. It names every table and index file of the database; those
+//! that it does not name are garbage.
 //!
 //! Each [`Edit`] has an opaque part per room, so that one record changes all rooms at once. The
 //! file is stored twice, byte for byte. A record is valid if either copy is, so that one flipped

@@ -115,7 +115,7 @@ impl Identity {
         assert_eq!(
             Identity::decode(out.get(1..).unwrap_or_default()).ok(),
             Some(self),
-            "a database is never opened with other counts than it was made with"
+            "counts of shards and streams decode as written: no start can read them otherwise"
         );
         out
     }

@@ -1,4 +1,5 @@
-//! Memory and backlog pressure: reclaim memory, flush early, refuse new series, refuse writes.
+//! Memory and backlog pressure: reclaim memory, flush early, refuse new series, refuse writes,
+//! refuse queries last.
 //!
 //! Refusals come in the order of the pools' limits ([`Pool::threshold_percent`]). Before it refuses
 //! anything, the budget makes the engine reclaim memory. Maintenance does the same once the first
@@ -24,7 +25,8 @@ type Reclaimers = RwLock<Vec<Arc<dyn Reclaim>>>;
 
 /// The caches that release memory for the engine, and the size that flushes leave.
 ///
-/// Each lock is held alone while its members are called.
+/// Each list is read-locked while its caches release memory, so a cache must not add another. The
+/// two lists are never locked together.
 #[derive(Default)]
 pub(crate) struct Pressure {
     /// Release memory before hot blocks do: caches of answers.

@@ -106,7 +106,7 @@ struct ReadPosition {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvertOutcome {
     NotNeeded,
-    /// Other threads are converting all full arenas.
+    /// No arena waits for a conversion; other threads may be converting some.
     InProgress,
     Converted,
 }

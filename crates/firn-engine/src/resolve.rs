@@ -88,7 +88,7 @@ impl Engine {
         labels: impl Iterator<Item = &'l Labels>,
         resolve: impl FnOnce() -> T,
     ) -> Result<T> {
-        // Upper bound of text, posting lists and hash entries of one series.
+        // A generous estimate for text, posting lists and hash entries of one series.
         const SERIES_BYTES: u64 = 512;
         let bytes = labels.map(|labels| labels.as_encoded().len() as u64 + SERIES_BYTES).sum();
         let mut memory = self.upkeep.memory.lock();

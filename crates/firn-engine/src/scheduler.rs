@@ -133,8 +133,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// A loss by an earlier sync is not reported again: it has requested a flush, which must not be
-    /// delayed here.
+    /// Does not report the loss of an earlier sync again: a flush is due because of it, and an
+    /// error here would only delay later syncs.
     fn sync_at_interval(&self) -> Result<()> {
         match self.rooms.options.log.sync {
             SyncPolicy::IntervalMs(_) if self.flusher.is_log_started() => {

@@ -14,14 +14,14 @@ use crate::rooms::Rooms;
 // Several deletes in a row are applied by one rewrite of the tables.
 const CLEAN_AGE_MS: i64 = 60 * 60_000;
 
-/// The tombstones of a database. Each of its locks is held alone.
+/// The tombstones of a database. Its locks are innermost, and no two are held together.
 pub(crate) struct TombstoneSet {
     /// Replaced under `Rooms::view`.
     tombstones: RwLock<Arc<Tombstones>>,
     /// Memory of the tombstones.
     memory: Mutex<Reservation>,
     /// Those in the manifest, with the rows of their transactions in tables. Replaced under the
-    /// manifest's lock.
+    /// manifest's lock; in a replica under `Rooms::view`.
     flushed: RwLock<Arc<Tombstones>>,
     /// Deletes up to this number are in the manifest, or were.
     flushed_through: AtomicU64,

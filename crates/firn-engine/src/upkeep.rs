@@ -30,7 +30,7 @@ use crate::stats::Counter;
 
 // A removal reads all files and looks for samples of all series: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
-// After damage or a failed write, the next attempt.
+// Pause of upkeep after damage or a failed write.
 const RETRY_MS: i64 = 10 * 60_000;
 
 /// Series that leave the index if the removal in progress succeeds.
@@ -46,8 +46,9 @@ pub(crate) struct LeavingSeries {
 
 /// The index's memory, the series that are leaving it, and when upkeep is due.
 ///
-/// Lock order: `leaving` before the flush lane and the manifest's lock; `memory` is held alone,
-/// except for the locks that reclaiming memory takes.
+/// Lock order: `leaving` before the flush lane and the manifest's lock. `memory` comes after the
+/// flush lane; only the locks of the index, of the change sink and those that reclaiming memory
+/// takes follow it.
 #[derive(Debug)]
 pub(crate) struct IndexUpkeep {
     /// Reservation of the index's memory. Held while series are defined.

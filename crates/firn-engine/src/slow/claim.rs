@@ -29,7 +29,8 @@ pub(crate) fn is_ours(folder: &Folder, described: &Description, tree: &Tree) -> 
 }
 
 /// Refuses repairs of a slow tier that is not this folder's: it may belong to a machine that was
-/// replaced, or `--slow-tier` may name the wrong location. An unreadable manifest counts as none.
+/// replaced, or `--slow-tier` may name the wrong location. A damaged manifest is accepted, because
+/// it proves neither.
 ///
 /// # Errors
 /// `Conflict`; `Unavailable` if the tier fails.

@@ -20,7 +20,8 @@ const RETRY_MS_MAX: i64 = 60_000;
 
 /// The slow tier as this process writes or follows it.
 ///
-/// Lock order: `claim` before the manifest's lock; the others are held alone.
+/// Lock order: `claim` before the manifest's lock and those that reclaiming memory takes. `retry`
+/// and `followed` are innermost.
 pub(crate) struct SlowTier {
     is_fenced: AtomicBool,
     epoch: AtomicU64,

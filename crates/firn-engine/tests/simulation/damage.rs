@@ -248,8 +248,8 @@ fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
     );
 }
 
-/// A bit flips in the manifest while the server is down. The other copy in the file replaces the
-/// damaged one: the database opens, and no sample is missing.
+/// A bit flips in one copy of the manifest while the server is down. The other copy replaces it:
+/// the database opens, and no sample is missing.
 #[test]
 fn a_flipped_bit_in_the_manifest_costs_nothing() {
     for_cases(58, |place| {
