@@ -24,8 +24,8 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-m
 // A query of these sizes that takes this long or this much has escaped its limits.
 const LIMITS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=1024", "-max_len=200"];
 
-/// Runs all fuzzers; 0 seconds only minimise. A failing input stops the run and stays in
-/// `target/fuzz`. `--pack` replaces the corpus in `fuzz/corpus` by the minimised one.
+/// Runs all fuzzers. A failing input stops the run and stays in `target/fuzz`. `--pack` replaces
+/// the corpus in `fuzz/corpus` by the minimised one; with 0 seconds it only minimises.
 pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let mut seconds = SECONDS;
     let mut packs = false;

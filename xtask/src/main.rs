@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
-  test                     checks of lint, documentation, all tests
+  test                     the checks of lint, the documentation, all tests
   lint                     format, repository rules, packages, lints of the compiler
   tidy [PATH...]           repository rules, reported for these files and folders only
   serve [ARGUMENTS]        builds the server and starts it

@@ -69,7 +69,7 @@ impl Objcopy {
         Some(Objcopy { program, libraries })
     }
 
-    /// The compiler's own needs the compiler's libraries.
+    /// The compiler's tool needs the compiler's libraries.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env("LD_LIBRARY_PATH", &self.libraries);
