@@ -14,7 +14,7 @@ pub enum MetricType {
     Unknown,
     /// Only rises.
     Counter,
-    /// Goes up and down.
+    /// Rises and falls.
     Gauge,
     /// Counts by bucket.
     Histogram,

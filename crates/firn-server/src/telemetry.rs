@@ -73,7 +73,7 @@ impl Gauge {
 }
 
 impl Telemetry {
-    /// One request was answered. `handler` is a route, of which there are few.
+    /// Counts a completed request. `handler` is a route, of which there are few.
     pub(crate) fn answered(&self, handler: &str, status: u16, took: Duration) {
         *self.requests.lock().entry((handler.to_owned(), status)).or_default() += 1;
         let mut durations = self.durations.lock();

@@ -1,4 +1,4 @@
-//! One client: requests in, answers out in their order.
+//! The connection of one client: reads requests and writes responses in their order.
 
 use std::io;
 use std::sync::Arc;
@@ -134,7 +134,7 @@ impl<'a> Connection<'a> {
         self.write(b"OK\r\n").await
     }
 
-    /// Whether it is the token, or none is wanted.
+    /// Whether `token` is the right one, or none is required.
     fn is_token(&self, token: &[u8]) -> bool {
         // Digests are compared, so that the time reveals nothing about the token.
         let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);

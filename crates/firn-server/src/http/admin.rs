@@ -131,7 +131,7 @@ async fn run(app: &App, job: impl FnOnce(&Db) -> Result<()> + Send + 'static) ->
     ready.write(move |_, _| job(&db)).await?
 }
 
-/// As a write is answered: a delete that the log device could not take is one to send again.
+/// 204, or the error as for a write: the client may retry after a failure of the log device.
 fn no_content(done: Result<()>) -> Response<Body> {
     match done {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),

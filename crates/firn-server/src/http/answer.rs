@@ -265,7 +265,7 @@ impl ApiError {
             ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
             ApiErrorKind::Canceled => client_gone(),
             ApiErrorKind::Timeout => StatusCode::SERVICE_UNAVAILABLE,
-            // Prometheus answers `unavailable` with 500, which its clients know.
+            // Prometheus' status for `unavailable` is 500, which its clients expect.
             ApiErrorKind::Unavailable | ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
         }

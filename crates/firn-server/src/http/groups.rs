@@ -57,7 +57,7 @@ async fn write(State(app): State<Shared>, request: Request<Body>) -> Response<Bo
     carried_out(&app, request, Ingest::write_groups).await
 }
 
-/// Reads a body, lets `work` carry it out on a write thread, and answers in the body's form.
+/// Reads a body, runs `work` with it on a write thread, and responds in the body's encoding.
 async fn carried_out(
     app: &Shared,
     request: Request<Body>,

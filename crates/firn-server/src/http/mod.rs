@@ -139,7 +139,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// `Allow` with everything that is answered: the router does not know of preflights.
+/// Sets `Allow` to all supported methods: the router does not list `OPTIONS`.
 async fn list_methods(request: Request<Body>, next: Next) -> Response<Body> {
     let is_api = request.uri().path().starts_with(API);
     let mut response = next.run(request).await;

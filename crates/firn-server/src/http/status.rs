@@ -115,7 +115,7 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
     .await
 }
 
-/// Damage that was met: in the log at the start, in tables since.
+/// Damage that was found: in the log at the start, and in tables since then.
 fn damaged_places(stats: &firndb::Stats) -> u64 {
     let tables: u64 = stats.tree.levels.iter().map(|level| level.damaged_count).sum();
     tables + stats.recovery.damage.len() as u64

@@ -1,4 +1,4 @@
-//! Equal questions at one time become one.
+//! Identical concurrent requests become one request to the origin.
 
 use std::collections::HashMap;
 use std::hash::Hash;

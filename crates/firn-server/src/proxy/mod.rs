@@ -248,7 +248,7 @@ impl ProxyState {
         self.origin.pass(parts, body).await
     }
 
-    /// Answers a question with the cache's help.
+    /// Responds from the cache, and fetches the missing part from the origin.
     async fn ask(&self, parts: &Parts, question: Arc<Question>) -> Answered {
         let known_bytes = question.estimate_bytes(&self.store);
         let Ok(mut held) =

@@ -1,4 +1,4 @@
-//! A question that the cache can help with, in either of the languages that it knows.
+//! A query that the cache supports: PromQL or InfluxQL.
 
 use axum::http::request::Parts;
 use firn_cache::Store;
@@ -25,7 +25,7 @@ pub(super) enum CachedAnswer {
     Influx(influx::CachedBuckets),
 }
 
-/// Whether requests to this path may be questions.
+/// Whether requests to this path may be queries that the cache supports.
 pub(super) fn is_asked_at(path: &str) -> bool {
     path.ends_with(RANGE_PATH) || (path.ends_with(INFLUX_PATH) && !path.ends_with(INSTANT_PATH))
 }
@@ -83,7 +83,7 @@ impl Question {
                 Some(_) => "partial",
             },
             (_, CachedAnswer::Influx(cached)) => cached.found(),
-            // Each kind of question looks up its own kind.
+            // A lookup returns the kind of its query.
             (Question::Influx(_), CachedAnswer::Range(_)) => "miss",
         }
     }

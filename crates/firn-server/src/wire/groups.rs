@@ -79,7 +79,7 @@ struct Row {
     ts: Timestamp,
     /// End of its cells; they start at the end of the previous row's.
     cells_end: usize,
-    /// Columns that it speaks of, absent values included.
+    /// Columns that it names, absent values included.
     width: usize,
 }
 

@@ -186,7 +186,7 @@ impl<'a> JsonReader<'a> {
         JsonFault { at, what, way: Vec::new() }
     }
 
-    /// Something else than `wanted` comes.
+    /// The error for another value than `wanted`.
     pub(crate) fn unexpected(&mut self, wanted: &str) -> JsonFault {
         let found = match self.peek() {
             None => "the end",
@@ -223,7 +223,7 @@ impl<'a> JsonReader<'a> {
         self.at
     }
 
-    /// Steps over characters of a string that stand for themselves.
+    /// Skips unescaped characters of a string.
     fn run(&mut self) -> &'a str {
         let rest = self.text.get(self.at..).unwrap_or_default();
         let len = rest.bytes().take_while(|&b| b >= 0x20 && b != b'"' && b != b'\\').count();
@@ -470,7 +470,7 @@ mod tests {
             }
             let ours = read_json(&bytes, value).ok();
             let theirs = serde_json::from_slice::<Value>(&bytes).ok();
-            // Words that this reader has no question for.
+            // Literals that this reader does not support.
             let theirs = theirs.filter(|value| !value.is_boolean());
             prop_assert_eq!(ours.is_some(), theirs.is_some());
             if let (Some(ours), Some(theirs)) = (ours, theirs) {

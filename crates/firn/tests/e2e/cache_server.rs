@@ -55,7 +55,7 @@ fn talk(
     let mut number = from;
     while !is_over.load(Ordering::Relaxed) {
         number += 1;
-        // Each writer has keys of its own, so that it knows the last number of each.
+        // Each writer has its own keys, so that the last number of each key is known.
         let key = writer + 2 * (number % (KEYS / 2));
         let start = (number as i64 * 37) % TIMES;
         let end = (start + (number as i64 * 13) % 60).min(TIMES - 1);

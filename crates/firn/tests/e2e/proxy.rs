@@ -154,7 +154,7 @@ fn a_prometheus_responds_the_same_behind_the_proxy() {
     assert!(metric(proxy_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 20.0);
     assert!(metric(proxy_at, "firn_proxy_forwarded_requests_total") >= 9.0);
 
-    // With its break-even measured, whatever comes out, the answers are the same.
+    // With a measured break-even the responses are the same, whatever its value.
     let measured_at = free_address();
     let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
     command.args(["cache", "--size=64MiB", "--proxy"]).arg(format!("http://{prometheus_at}"));

@@ -5,12 +5,12 @@ use firn_model::{Error, Labels, MatchOp, Matcher, Result, TimeRange, Timestamp};
 use crate::wire::protobuf::{Reader, WireType, wrong_type};
 use crate::wire::{LabelFault, utf8};
 
-/// A request that can be answered.
+/// A decoded request.
 #[derive(Clone, Debug)]
 pub struct ReadRequest {
-    /// Answered one after the other.
+    /// Evaluated in this order.
     pub queries: Vec<ReadQuery>,
-    /// The first that the client named and this server knows.
+    /// The first supported type of those that the client named.
     pub response_type: ResponseType,
 }
 

@@ -275,7 +275,7 @@ fn check_against_plain(body: &[u8]) -> Result<(), TestCaseError> {
     let walked = walk(body);
     match (plain, walked) {
         (None, Err(_)) => {}
-        // The plain decoder knows no groups.
+        // The plain decoder does not support groups.
         (None, Ok(_)) => {}
         (Some(plain), Ok((found, decoded))) => {
             let wanted: Vec<_> =

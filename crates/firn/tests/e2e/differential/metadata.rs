@@ -6,7 +6,7 @@ use super::answer::Answer;
 use super::known;
 use super::pair::Pair;
 
-/// Requests whose whole answers agree; `$start` and `$end` are those of the data.
+/// Requests with equal responses; `$start` and `$end` are those of the data.
 const REQUESTS: [(&str, &str); 34] = [
     ("/api/v1/series", "match[]=up&start=$start&end=$end"),
     ("/api/v1/series", "match[]={job=\"api\"}&start=$start&end=$end"),

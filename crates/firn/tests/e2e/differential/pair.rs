@@ -56,7 +56,7 @@ impl Pair {
         }
     }
 
-    /// Both answers to a query.
+    /// Both responses to a query.
     pub(super) fn ask(&self, text: &str, question: &Question) -> (Answer, Answer) {
         let seconds = |ms: i64| format!("{}.{:03}", ms / 1_000, ms % 1_000);
         let (path, times) = match *question {
@@ -84,7 +84,7 @@ impl Pair {
         (ask(self.prometheus_at, &theirs), ask(self.firn_at, text))
     }
 
-    /// Both answers to any GET request.
+    /// Both responses to any GET request.
     pub(super) fn get(&self, path: &str, parameters: &[(&str, &str)]) -> [(u16, String); 2] {
         [self.prometheus_at, self.firn_at]
             .map(|address| self.send(address, "GET", path, parameters))
