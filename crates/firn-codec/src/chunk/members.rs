@@ -158,7 +158,7 @@ impl<'a> MembersBody<'a> {
             bytes: base.bytes.len(),
         });
         let subsets = self.subsets.iter().map(|subset| ColumnOutline {
-            codec: format!("some of time column {}", subset.base),
+            codec: format!("subset of time column {}", subset.base),
             entry_count: index_of(subset.entries.len()),
             bytes: subset.byte_count,
         });
@@ -189,7 +189,7 @@ impl<'a> MembersBody<'a> {
             ColumnsOutline { times: self.outline_times(), ..ColumnsOutline::default() };
         self.for_each_member(&mut Slots::All.walk(), |slot, entry_count, bytes, is_shared| {
             let (codec, bytes) = match is_shared {
-                true => ("as the one before".to_owned(), 0),
+                true => ("same as the previous column".to_owned(), 0),
                 false => (value_column::codec_of(bytes), bytes.len()),
             };
             outline.values.push((slot, ColumnOutline { codec, entry_count, bytes }));

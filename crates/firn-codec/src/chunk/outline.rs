@@ -64,7 +64,7 @@ mod tests {
         assert!(near_a_line.times[0].codec.starts_with("line"), "{near_a_line:?}");
         let group = outline(&[(&times, &still), (&times, &still), (&times, &rising)]);
         let codecs: Vec<&str> = group.values.iter().map(|column| &*column.1.codec).collect();
-        assert_eq!(codecs[..2], ["constant integer", "as the one before"]);
+        assert_eq!(codecs[..2], ["constant integer", "same as the previous column"]);
         assert!(group.times.len() == 1 && group.times[0].entry_count == 40, "{group:?}");
         assert!(group.values.iter().all(|column| column.1.entry_count == 40), "{group:?}");
     }
