@@ -48,7 +48,7 @@ pub(crate) struct Preamble {
     pub(crate) heard: CommitSeq,
     /// Whether compaction wrote it.
     pub(crate) is_compacted: bool,
-    /// Whether it is valid only in a checkpoint.
+    /// Whether it is kept at open only if the checkpoint lists it.
     pub(crate) is_doubted: bool,
     /// Bytes of the header after the preamble.
     pub(crate) header_bytes: u32,

@@ -93,8 +93,8 @@ pub(super) struct StoreState {
     pub(super) next_generation: u64,
     /// The largest snapshot number seen: every change up to it has been announced.
     pub(super) heard: CommitSeq,
-    /// Slabs written now may miss a change that recovery brings back: they are valid only in a
-    /// checkpoint.
+    /// Slabs written now may miss a change that recovery brings back: at open they are kept only if
+    /// a checkpoint lists them.
     pub(super) is_doubted: bool,
     pub(super) memory: Memory,
     /// Failures in a row, counted apart: a device may still read when it no longer writes.
@@ -317,9 +317,9 @@ impl Store {
         state.heard = state.heard.max(number);
     }
 
-    /// Sets whether slabs written from now on are valid only in a checkpoint, because after a crash
-    /// their owner may recover another history than the one they are computed from. While set, no
-    /// checkpoint is made.
+    /// Sets whether slabs written from now on are doubted: at open they are kept only if a checkpoint
+    /// lists them, because after a crash their owner may recover another history than the one they
+    /// are computed from. While set, no checkpoint is made.
     pub fn set_doubted(&self, is_doubted: bool) {
         self.state.lock().is_doubted = is_doubted && !mutant!(self.options, DoubtIgnored);
     }
