@@ -4,9 +4,9 @@ use std::process::Command;
 
 /// `cargo`, without the variables that describe this package to this program.
 ///
-/// Cargo sets them for whatever it runs, and some build scripts compare them with those of their
-/// last run: with them, `make test` and a plain `cargo test` would compile TLS and all that needs
-/// it again after each other.
+/// Cargo sets them for every program that it runs, and some build scripts compare them with those
+/// of their last run: `make test` after a plain `cargo test`, and the reverse, would compile TLS
+/// and its dependents again.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new("cargo");
     for (name, _) in std::env::vars_os() {

@@ -389,7 +389,8 @@ fn write_contents(
     })
 }
 
-/// Maps a segment file.
+/// Maps a segment file. Errors about the file as a whole contain no advice: the engine knows which
+/// copies exist and adds the ways to restore it.
 ///
 /// # Errors
 /// `Corrupt` with the path if it is missing, has another length, or its footer is damaged.
@@ -414,19 +415,16 @@ fn open_as(
 ) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
-        ErrorKind::NotFound => Error::corrupt(
-            &path,
-            0,
-            "the manifest names this index file but it is missing: restore it from a backup",
-        ),
+        ErrorKind::NotFound => {
+            Error::corrupt(&path, 0, "the manifest names this index file but it is missing")
+        }
         _ => e,
     };
     let file = disk.open(&path, OpenMode::Read).map_err(missing)?;
     let file_bytes = file.len()?;
     if file_bytes != info.file_bytes {
         let what = format!(
-            "the index file has {file_bytes} bytes, the manifest expects {}: restore it from a \
-             backup",
+            "the index file has {file_bytes} bytes, the manifest expects {}",
             info.file_bytes
         );
         return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
@@ -435,8 +433,7 @@ fn open_as(
     let counts = (sealed.series_count(), sealed.group_count());
     if counts.0 != info.series_count || counts.1 < info.group_count {
         let what = format!(
-            "the index file has {} series in {} groups, the manifest expects {} in at least {}: \
-             restore it from a backup",
+            "the index file has {} series in {} groups, the manifest expects {} in at least {}",
             counts.0, counts.1, info.series_count, info.group_count
         );
         return Err(Error::corrupt(&path, 0, what));

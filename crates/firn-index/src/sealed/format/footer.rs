@@ -265,30 +265,21 @@ pub(crate) fn open(bytes: Mapped, file: &str, size: ContentsSize) -> Result<(Blo
     let tail_at = bytes.len().saturating_sub(TAIL_BYTES).max(HEADER_BYTES);
     let bad = |at: usize, what: &str| Error::corrupt(file, at as u64, what);
     let Some(&[l0, l1, l2, l3, f0, f1, f2, f3, t0, t1, t2, t3]) = bytes.get(tail_at..) else {
-        return Err(bad(tail_at, "the index file has no tail: restore it from a backup"));
+        return Err(bad(tail_at, "the index file has no tail"));
     };
     if crc32(&[l0, l1, l2, l3, f0, f1, f2, f3]) != u32::from_le_bytes([t0, t1, t2, t3]) {
-        return Err(bad(
-            tail_at,
-            "the tail's checksum is wrong: restore the index file from a backup",
-        ));
+        return Err(bad(tail_at, "the tail's checksum is wrong"));
     }
     let footer_bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let footer_at = tail_at.checked_sub(footer_bytes).filter(|&at| at >= HEADER_BYTES);
-    let footer_at = footer_at.ok_or_else(|| {
-        bad(tail_at, "the footer is longer than the index file: restore it from a backup")
-    })?;
+    let footer_at =
+        footer_at.ok_or_else(|| bad(tail_at, "the footer is longer than the index file"))?;
     let footer = bytes.get(footer_at..tail_at).unwrap_or_default();
     if crc32(footer) != u32::from_le_bytes([f0, f1, f2, f3]) {
-        return Err(bad(
-            footer_at,
-            "the footer's checksum is wrong: restore the index file from a backup",
-        ));
+        return Err(bad(footer_at, "the footer's checksum is wrong"));
     }
     let parsed = parse(footer, footer_at, size);
-    let (contents, checksums) = parsed.ok_or_else(|| {
-        bad(footer_at, "the footer is malformed: restore the index file from a backup")
-    })?;
+    let (contents, checksums) = parsed.ok_or_else(|| bad(footer_at, "the footer is malformed"))?;
     Ok((Blocks::new(bytes, file, checksums, footer_at), contents))
 }
 

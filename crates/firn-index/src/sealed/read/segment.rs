@@ -72,13 +72,7 @@ impl Sealed {
     /// `Corrupt` if one of them is damaged; `Invalid` for another version.
     pub(crate) fn open(bytes: Mapped, name: &str) -> Result<Sealed> {
         let (blocks, contents) = footer::open(bytes, name, SEGMENT_CONTENTS)?;
-        let absurd = || {
-            Error::corrupt(
-                name,
-                0,
-                "the table of contents is malformed: restore the index file from a backup",
-            )
-        };
+        let absurd = || Error::corrupt(name, 0, "the table of contents is malformed");
         Sealed::from_contents(blocks, &contents, absurd)
     }
 
@@ -137,20 +131,11 @@ impl Sealed {
         let mut heads = DoubledSections::new(&blocks, again);
         let names = next.section().ok_or_else(&absurd)?;
         let (names, letters) = Names::parse(heads.next(names)?, name_count, pair_count)
-            .ok_or_else(|| {
-                blocks.corrupt(
-                    names.start,
-                    "the label names are malformed: restore the index file from a backup",
-                )
-            })?;
+            .ok_or_else(|| blocks.corrupt(names.start, "the label names are malformed"))?;
         let mut schemas = || -> Result<Vec<Schema>> {
             let section = next.section().ok_or_else(&absurd)?;
-            Schema::parse(heads.next(section)?, names.count() as u64).ok_or_else(|| {
-                blocks.corrupt(
-                    section.start,
-                    "the schemas are malformed: restore the index file from a backup",
-                )
-            })
+            Schema::parse(heads.next(section)?, names.count() as u64)
+                .ok_or_else(|| blocks.corrupt(section.start, "the schemas are malformed"))
         };
         let [of_lone, of_parts, of_sets] = [schemas()?, schemas()?, schemas()?];
         let text = next.records().ok_or_else(&absurd)?;
