@@ -208,7 +208,10 @@ impl Store {
         let offset = TABLE_HEADER_BYTES as u64;
         let bytes = table.record.suffix_offset().saturating_sub(offset);
         let read = Read { table, offset, bytes };
-        let blocks = self.read(&[read]).pop().unwrap_or_else(|| Err(Error::internal("a read returned nothing")));
+        let blocks = self
+            .read(&[read])
+            .pop()
+            .unwrap_or_else(|| Err(Error::internal("a read returned nothing")));
         let suffix = blocks.and_then(|bytes| walk_blocks(&table.record, &bytes));
         // On success the table is not marked damaged: the next merge writes a good suffix.
         suffix.map_err(|e| table.note(reason.because(e)))

@@ -213,8 +213,8 @@ fn slot_count(options: &StoreOptions) -> u32 {
 }
 
 impl LoadedSlab {
-    /// The slab reflects the changes up to this number; `None` for a doubted slab that the checkpoint
-    /// does not list.
+    /// The slab reflects the changes up to this number; `None` for a doubted slab that the
+    /// checkpoint does not list.
     fn heard(&self, checkpoint: &Checkpoint) -> Option<CommitSeq> {
         let preamble = &self.header.preamble;
         let own = (!preamble.is_doubted).then_some(preamble.heard);

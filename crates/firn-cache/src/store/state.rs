@@ -317,9 +317,9 @@ impl Store {
         state.heard = state.heard.max(number);
     }
 
-    /// Sets whether slabs written from now on are doubted: at open they are kept only if a checkpoint
-    /// lists them, because after a crash their owner may recover another history than the one they
-    /// are computed from. While set, no checkpoint is made.
+    /// Sets whether slabs written from now on are doubted: at open they are kept only if a
+    /// checkpoint lists them, because after a crash their owner may recover another history than
+    /// the one they are computed from. While set, no checkpoint is made.
     pub fn set_doubted(&self, is_doubted: bool) {
         self.state.lock().is_doubted = is_doubted && !mutant!(self.options, DoubtIgnored);
     }
