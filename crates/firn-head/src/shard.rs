@@ -109,8 +109,8 @@ struct StagedRows {
     row_count: u64,
 }
 
-/// The rows of a transaction in this shard. They have no order with the shard's stream. In an arena
-/// of their own, they do not delay the rows after them.
+/// The rows of a transaction in this shard. They are not ordered against the shard's stream. They
+/// have an arena of their own, so they do not delay the rows after them.
 struct TransactionRows {
     seq: CommitSeq,
     generation: u64,

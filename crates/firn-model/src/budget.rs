@@ -150,7 +150,8 @@ pub struct Reservation {
     bytes: u64,
 }
 
-// The process is measured after each grant of 1/64 of the limit: a measurement takes microseconds.
+// The process is measured once 1/64 of the limit was granted since the last measurement, which takes
+// microseconds.
 const MEASURED_PART: u64 = 64;
 // [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
 const FALL_PART: u64 = 8;

@@ -321,7 +321,7 @@ impl World {
     /// memory.
     pub(crate) fn check_budget(&self) {
         let stats = self.head.stats();
-        assert_eq!(stats.cooling_bytes, 0, "nobody reads");
+        assert_eq!(stats.cooling_bytes, 0, "no reader is left");
         let usage = self.budget.usage();
         let columns_and_rows = stats.arena_bytes + stats.segment_bytes;
         let head = columns_and_rows + stats.state_bytes + stats.free_bytes;

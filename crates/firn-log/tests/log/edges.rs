@@ -136,7 +136,7 @@ fn segments_below_the_floor_are_purged() {
 }
 
 /// A purged file becomes a later segment. Few files are created, none is zeroed, and no old entry
-/// comes back.
+/// is replayed.
 #[test]
 fn purged_segments_are_recycled() {
     let mut world = World::new(7);
