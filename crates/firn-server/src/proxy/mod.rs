@@ -5,8 +5,8 @@
 //! origin, and its settled part is stored. All other requests are forwarded unchanged. The response
 //! is the JSON that the origin would send.
 //!
-//! Source: TSCache (PVLDB 2021), sections 3.1 (time ranges as keys) and 3.5 (partial hits), as a
-//! proxy.
+//! Source: TSCache (PVLDB 2021), sections 3.2 (query and time range as key) and 3.3 (partial hits),
+//! as a proxy.
 //!
 //! Reading order: `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB; `origin`.
 
