@@ -150,7 +150,7 @@ pub struct Reservation {
     bytes: u64,
 }
 
-// The process is measured once 1/64 of the limit was granted since the last measurement, which takes
+// The process is measured once 1/64 of the limit was granted since the last measurement. That takes
 // microseconds.
 const MEASURED_PART: u64 = 64;
 // [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
