@@ -49,7 +49,11 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
             "Lookups that decoded answers in memory satisfied.",
             stats.hot_hits,
         ),
-        ("firn_result_cache_fills_total", "Computed answers that were stored.", stats.fills),
+        (
+            "firn_result_cache_fills_total",
+            "Computed answers that were stored, completely or in part.",
+            stats.fills,
+        ),
         (
             "firn_result_cache_rejected_fills_total",
             "Computed answers that were not stored.",
@@ -139,7 +143,7 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
     }
     text.gauge(
         "firn_cache_write_amplification_ratio",
-        "Bytes written to the cache file per byte stored.",
+        "Bytes written to the cache file per byte of the values that were set.",
         store.written_bytes as f64 / (store.set_bytes as f64).max(1.0),
     );
     for (name, help, value) in [
@@ -150,9 +154,13 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
         ),
         ("firn_cache_reads_total", "Reads of the cache file.", store.reads),
         ("firn_cache_read_bytes_total", "Bytes read from the cache file.", store.read_bytes),
-        ("firn_cache_stored_bytes_total", "Bytes of the values that were stored.", store.set_bytes),
+        ("firn_cache_stored_bytes_total", "Bytes of the values that were set.", store.set_bytes),
         ("firn_cache_written_bytes_total", "Bytes written to the cache file.", store.written_bytes),
-        ("firn_cache_rejected_sets_total", "Values that were not stored.", store.refused),
+        (
+            "firn_cache_rejected_sets_total",
+            "Values that were not stored, or only in part.",
+            store.refused,
+        ),
         ("firn_cache_written_slabs_total", "Slabs written to the cache file.", store.slabs_written),
         (
             "firn_cache_compacted_slabs_total",

@@ -54,7 +54,7 @@ struct ServerState {
     /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
     /// regardless of its neighbours.
     read_bytes_max: u64,
-    /// KiB that values on their way may take.
+    /// KiB of memory for values in flight.
     room: Arc<Semaphore>,
     room_kib: u32,
     numbers: CommandCounters,
