@@ -17,7 +17,7 @@ use crate::telemetry::{MetricsText, Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
 use firndb::{Db, RecoveryProgress};
 
-/// The server's state; the database joins it when it is open.
+/// The server's state; it includes the database once that is open.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) config: ServeConfig,
@@ -30,7 +30,7 @@ pub(crate) struct App {
     pub(crate) metadata: MetadataStore,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
-    /// When this process started to serve.
+    /// Start time of the server.
     pub(crate) started_ms: Timestamp,
     /// Notified when a client requests the stop of the process.
     pub(crate) quit: Notify,

@@ -37,7 +37,7 @@ pub struct Ingest {
     cache: Arc<SenderCache>,
     hasher: SpanHasher,
     limits: IngestLimits,
-    /// Another one in every life of the server; see `groups`.
+    /// A random number that identifies this run of the server; see `groups`.
     life: u64,
     /// Free decode buffers; the last one used is next.
     idle: Mutex<Vec<Decoding>>,
@@ -54,14 +54,14 @@ pub struct IngestLimits {
     pub cached_series_max: usize,
 }
 
-/// One worker's memory, used again from request to request: rows on their way to the database.
+/// One worker's memory, reused for each request: the rows to write.
 #[derive(Debug, Default)]
 pub struct Scratch {
     batch: RowBatch,
     held: Option<Reservation>,
 }
 
-/// A request that is unpacked and decoded, accounted.
+/// A decompressed and decoded request, with its memory reservation.
 #[derive(Debug)]
 struct Decoding {
     unpacked: Vec<u8>,
@@ -143,7 +143,7 @@ impl Ingest {
         Ingest { db, cache, hasher: SpanHasher::random(), limits, life, idle: Mutex::default() }
     }
 
-    /// The sender cache, for its numbers.
+    /// The sender cache, for its metrics.
     pub fn cache(&self) -> &SenderCache {
         &self.cache
     }
@@ -437,7 +437,7 @@ impl Outcome {
 }
 
 impl RefusedParts {
-    /// Whether nothing was left out.
+    /// Whether nothing was refused.
     pub fn is_empty(&self) -> bool {
         self.series_count + self.future_count + self.histogram_count == 0
     }
@@ -489,7 +489,7 @@ fn too_far_ahead(ts: Timestamp) -> String {
     format!("out of bounds: timestamp {ts} is too far in the future")
 }
 
-/// A series as people write it, for messages.
+/// A series in text form, for messages.
 fn describe(series: &EncodedSeries, parse: &ParseLabels<'_>) -> String {
     parse(series, &mut LabelsBuilder::default()).map(|l| l.to_string()).unwrap_or_default()
 }

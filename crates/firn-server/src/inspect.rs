@@ -40,10 +40,10 @@ pub struct InspectGroups {
 }
 
 impl InspectGroups {
-    /// From texts as they are typed: selectors, a number, a duration such as `2h`.
+    /// Parses selectors and a duration such as `2h`.
     ///
     /// # Errors
-    /// `Invalid` with the text that is not understood.
+    /// `Invalid` with the text that does not parse.
     pub fn parse<'a>(
         selectors: impl Iterator<Item = &'a str>,
         top: usize,

@@ -61,8 +61,8 @@ pub struct MetadataStore {
     by_name: RwLock<BTreeMap<String, Metadata>>,
 }
 
-// 100,000 metrics with 300 bytes each are 30 MB, more than any server was seen to have. Metadata of
-// further ones is left out; their samples are not concerned.
+// 100,000 metrics with 300 bytes each are 30 MB, more than servers usually have. Metadata of
+// further ones is dropped; their samples are stored.
 const METRIC_COUNT_MAX: usize = 100_000;
 // Longer help texts are truncated.
 const TEXT_BYTES_MAX: usize = 1_024;

@@ -1,5 +1,5 @@
-//! The server scrapes itself, so that a newcomer has data to look at from the first second. The way
-//! of these samples is that of an import.
+//! The server scrapes itself, so that a newcomer has data to look at from the first second. These
+//! samples are written as an import.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -23,7 +23,7 @@ pub struct SenderCache {
 
 #[derive(Debug)]
 struct Inner {
-    /// The liveness of the index that all entries belong to.
+    /// The generation of the index that all entries belong to.
     generation: u32,
     tables: Vec<EntryTable>,
     held: Reservation,
@@ -84,7 +84,7 @@ impl SenderCache {
             return;
         }
         for batch in series.chunks(BATCH_LEN) {
-            // The sum keeps the loads; nothing waits for one before the next is on its way.
+            // The sum keeps the loads from being removed; no load waits for the previous one.
             let touched = batch.iter().fold(0u32, |sum, series| sum ^ inner.touch(series.hash));
             std::hint::black_box(touched);
             found.extend(batch.iter().map(|series| inner.get(series.hash)));

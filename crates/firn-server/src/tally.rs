@@ -6,7 +6,7 @@ use firn_model::{Error, ErrorKind, SeriesLimit};
 
 use crate::telemetry::{Kind, MetricsText};
 
-/// How samples came in.
+/// The protocol of received samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Remote write.
@@ -134,7 +134,7 @@ impl Reason {
         }
     }
 
-    /// A word for it, as counters use it.
+    /// The value of the label `reason` of counters.
     pub fn name(self) -> &'static str {
         match self {
             Reason::InvalidLabels => "invalid_labels",

@@ -1,4 +1,4 @@
-//! The scrape target that there is: the server itself.
+//! The only scrape target: the server itself.
 
 use std::net::SocketAddr;
 use std::time::Duration;

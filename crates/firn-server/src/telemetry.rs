@@ -222,7 +222,7 @@ impl MetricsText {
 
 /// Writes the process metrics of the operating system, from `/proc`; unavailable ones are omitted.
 pub(crate) fn write_process(text: &mut MetricsText) {
-    // The kernel counts in hundredths of a second on every Linux there is (USER_HZ).
+    // The kernel counts in hundredths of a second on every Linux (USER_HZ).
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The second field, the name in parentheses, may hold blanks; fields are counted behind it.

@@ -395,7 +395,7 @@ fn ask(place: &RangeKey, format: Format, partial_bytes_min: u64, bytes_max: u64)
 /// The answer to a get.
 enum Answer {
     Here(Vec<u8>),
-    /// From a thread that may wait for the device.
+    /// Computed on a thread that may wait for the device.
     Later(JoinHandle<Vec<u8>>),
 }
 

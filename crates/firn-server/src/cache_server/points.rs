@@ -55,7 +55,7 @@ fn decode_json(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
         .map_err(|e| format!("the value is no JSON list of [time,value] with whole times: {e}"))
 }
 
-/// Takes points into the list that they are needed in: they are a request's largest part.
+/// Deserializes points directly into their final list, because they are most of a request.
 struct JsonPoints {
     count: usize,
 }

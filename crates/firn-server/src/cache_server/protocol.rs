@@ -2,9 +2,9 @@
 
 use firn_model::{TimeRange, Timestamp};
 
-/// A line that is longer is no request.
+/// A longer line is refused.
 pub(super) const LINE_BYTES_MAX: usize = 8 << 10;
-/// A key that is longer is refused.
+/// A longer key is refused.
 pub(super) const KEY_BYTES_MAX: usize = 4 << 10;
 /// Fields of a key: each has slabs of its own, and an open one in memory.
 pub(super) const FIELDS_MAX: u64 = 16;

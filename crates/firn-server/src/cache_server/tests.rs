@@ -1,4 +1,4 @@
-//! Through a socket, as clients see it.
+//! Tests of the cache server through its socket.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -26,7 +26,7 @@ pub(crate) struct Payload {
     held: Option<Reservation>,
 }
 
-/// How a body is packed on its way.
+/// Compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     Plain,
@@ -43,7 +43,7 @@ pub(crate) struct ApiError {
     pub(crate) text: String,
 }
 
-/// `errorType`, and with it the status (http-api.md 2).
+/// `errorType`, which determines the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiErrorKind {
     BadData,
@@ -55,7 +55,7 @@ pub(crate) enum ApiErrorKind {
     NotFound,
 }
 
-// Smaller bodies fit into one packet; packing them only costs time.
+// Smaller bodies fit into one packet; compressing them only costs time.
 const PACKED_BYTES_MIN: usize = 1_024;
 // 2 ns a byte; JSON of numbers gets no smaller by the next levels.
 const ZSTD_LEVEL: i32 = 1;

@@ -1,5 +1,4 @@
-//! Reading request bodies: never more than a limit, never more than the memory budget, never for
-//! longer than a sender deserves.
+//! Reading request bodies: within a limit of size, the memory budget and a limit of time.
 
 use std::io::Read;
 use std::time::Duration;

@@ -38,7 +38,7 @@ pub(crate) fn routes() -> Router<Shared> {
     Router::new().route("/api/v1/read", post(read))
 }
 
-// As Prometheus: of the body as it is sent and unpacked.
+// As Prometheus: of the body, compressed and decompressed.
 const BODY_BYTES_MAX: usize = 32 << 20;
 // Timestamp and value in the buffers of a walk.
 const SAMPLE_BYTES: usize = 16;
@@ -109,7 +109,7 @@ enum Started {
     },
 }
 
-/// Unpacks and checks the request and makes the answer, or its first part.
+/// Decompresses and checks the request, and makes the response or its first part.
 fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
     context.cancel.check()?;
     let request = unpack(&body.bytes, &context)?;
@@ -351,7 +351,7 @@ async fn within<T>(
     })
 }
 
-/// The limits of a read request are no settings, unlike those of a write.
+/// Names the limit in a `TooLarge` error: the limits of a read are constants, not settings.
 fn limit_named(error: Error) -> Error {
     match error.kind() {
         ErrorKind::TooLarge => {

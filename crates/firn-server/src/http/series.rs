@@ -32,7 +32,7 @@ struct ListingRequest {
 }
 
 impl ListingRequest {
-    /// One more than may be shown, to know whether something was cut; 0 is all.
+    /// One more than the limit, to detect truncation; 0 is all.
     fn limit_plus_one(&self) -> usize {
         if self.limit == 0 { 0 } else { self.limit.saturating_add(1) }
     }

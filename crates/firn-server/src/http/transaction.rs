@@ -201,7 +201,7 @@ fn operate(
     }
 }
 
-/// Nothing was there: so it must still be when the transaction commits.
+/// Reads the missing point, so that the commit fails if another transaction has written it.
 fn delete_unknown(transaction: &mut Transaction<'_>, point: &Point) -> Result<OperationResult> {
     let exactly = |(name, value): (&str, &str)| Matcher::equal(name, value);
     let matchers: Vec<Matcher> = point.labels.iter().map(exactly).collect();

@@ -66,7 +66,7 @@ fn counts(table: &[(String, u64)]) -> Value {
     table.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect()
 }
 
-/// `/api/v1/status/tsdb/blocks`: our tables in the words of Prometheus' blocks.
+/// `/api/v1/status/tsdb/blocks`: the tables in the form of Prometheus' blocks.
 async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(
         app,
@@ -103,7 +103,7 @@ fn block(table: &TableRecord) -> Value {
         "minTime": table.time_range.start,
         // Blocks end before this.
         "maxTime": table.time_range.end.saturating_add(1),
-        // How many series a table has is known to its directory only.
+        // The number of series is only in the directory of the table.
         "stats": { "numSamples": table.value_count, "numChunks": table.chunk_count },
         "compaction": { "level": table.level as u8 + 1, "sources": [name] },
         "version": 1,

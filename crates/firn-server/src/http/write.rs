@@ -1,4 +1,4 @@
-//! The ways in: remote write 1.0 and the text exposition format.
+//! Endpoints for writes: remote write 1.0 and the text exposition format.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
                     )));
                 }
             },
-            // Milliseconds as in the format itself; a time of the query API is understood too.
+            // Milliseconds as in the format itself; a time of the query API is accepted too.
             "timestamp" => {
                 default_ts = match value.parse() {
                     Ok(ms) => ms,
@@ -130,7 +130,7 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
     Ok((extra, default_ts))
 }
 
-/// Whether the headers announce remote write 1.0; otherwise why not (items 3-5).
+/// Checks that the headers announce remote write 1.0; the error is the reason.
 fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
     let encoding = header(headers, CONTENT_ENCODING);
     if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("snappy") {

@@ -30,7 +30,7 @@ pub struct GroupsOutcome {
     pub held: Reservation,
 }
 
-/// The columns of one group on their way into a batch.
+/// The resolved columns of one group.
 struct Resolved {
     /// The reference of each column, or which limit refused its series.
     refs: Vec<Result<SeriesRef, Reason>>,
@@ -55,7 +55,7 @@ impl Ingest {
             }
         }
         self.check(&request)?;
-        // Before references are drawn: a change meanwhile makes them old, not wrong.
+        // Read before the references: a change meanwhile makes them stale, never wrong.
         let generation = self.generation();
         let resolve = |(idx, group): (usize, &Group)| {
             let resolved = self.resolve_columns(&group.columns, request.elsewhere)?;
@@ -258,7 +258,8 @@ impl Ingest {
     }
 }
 
-/// Adds a row to the batch. Of values whose series a limit refused: how many, and by which.
+/// Adds a row to the batch. Returns the number of values whose series a limit refused, and the first
+/// such limit.
 fn push_row(
     batch: &mut RowBatch,
     resolved: &Resolved,

@@ -55,7 +55,7 @@ struct PointValue {
     place: Range<usize>,
 }
 
-/// Some steps of a matrix, as the cache keeps them.
+/// Some steps of a matrix in the form of the cache.
 #[derive(Debug)]
 pub(super) struct Steps {
     head: Head,
@@ -63,7 +63,7 @@ pub(super) struct Steps {
     steps: Vec<(Timestamp, Range<usize>)>,
 }
 
-// Anything else in an answer, such as a warning, is a reason to keep nothing of it.
+// An answer with other fields, such as a warning, is not stored.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MatrixReplyText<'a> {
@@ -109,7 +109,7 @@ impl Matrix {
         let mut matrix = Matrix::default();
         for series in &reply.data.result {
             let place = matrix.place(series.metric.get().as_bytes()).ok()?;
-            // Twice the same labels is no matrix.
+            // A matrix does not repeat labels.
             matrix.series[place].points.is_empty().then_some(())?;
             for (values, is_histogram) in [(&series.values, false), (&series.histograms, true)] {
                 for (time, value) in values {
@@ -309,7 +309,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Whether no point came yet.
+    /// Whether no point was added yet.
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -342,7 +342,7 @@ fn decode_head(mut input: &[u8]) -> Result<(Envelope, Vec<&[u8]>)> {
     Ok((envelope, metrics))
 }
 
-/// Seconds as they are written in an answer; `None` if they would be written otherwise here.
+/// Parses seconds of an answer; `None` if this proxy would write them in another form.
 fn time_of(text: &str) -> Option<Timestamp> {
     let ts = (text.parse::<f64>().ok()? * 1_000.0).round();
     let ts = (ts.abs() < 9e15).then_some(ts as Timestamp)?;

@@ -51,7 +51,7 @@ use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 
 /// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
-/// The proxy's own numbers. All other paths are the origin's.
+/// Path of the proxy's own metrics. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
 /// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
@@ -103,7 +103,7 @@ enum Answered {
     Json(Bytes, &'static str, Arc<Reservation>),
     /// The origin's response.
     AsIs(Fetched, Arc<Reservation>),
-    /// The answer is too long to look at, or there is no room for it now: each client gets its own.
+    /// The answer is too long to parse, or memory is short: each client receives its own.
     Pass,
     /// There is none.
     Failed(String),
@@ -226,7 +226,7 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
             };
             let packing = Packing::of(&parts.headers);
             let pack = move || Payload::new(bytes.to_vec(), packing, Some(held));
-            // Packing a long answer takes as long as a short query.
+            // Compressing a long answer takes as long as a short query.
             match tokio::task::spawn_blocking(pack).await {
                 Ok(payload) => {
                     let mut response = payload.answer(StatusCode::OK, JSON);

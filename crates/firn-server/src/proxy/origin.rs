@@ -12,7 +12,7 @@ use reqwest::{Client, Url};
 
 use crate::config::OriginUrl;
 
-// A host that is not there must not hold a dashboard for minutes; one that works may take its time.
+// An unreachable host must not block a dashboard for minutes. A slow response has no limit.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers that belong to one connection and not to the message (RFC 9110, 7.6.1).
@@ -47,7 +47,7 @@ pub(super) struct Fetched {
 pub(super) enum FetchError {
     /// It exceeds the limit, or the available memory.
     TooLong,
-    /// The origin cannot be reached, or broke off.
+    /// The origin cannot be reached, or its response was cut off.
     Failed(String),
 }
 
@@ -66,7 +66,7 @@ impl Origin {
         Ok(Origin { url: origin.url().clone(), client })
     }
 
-    /// Passes a request on and its answer back, both as they come.
+    /// Forwards a request and its response as streams, without hop-by-hop headers.
     pub(super) async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
         let url = self.url_of(parts.uri.path(), parts.uri.query());
         let mut headers = end_to_end(&parts.headers);

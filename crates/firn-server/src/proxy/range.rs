@@ -64,7 +64,7 @@ const NEUTRAL_HEADERS: [&str; 32] = [
 // Narrow on purpose: `x-forwarded-user` and `x-grafana-user` identify a user.
 const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
 
-/// A range query that the cache can help with.
+/// A range query that the cache supports.
 #[derive(Debug)]
 pub(super) struct RangeRequest {
     /// All parameters, unchanged.

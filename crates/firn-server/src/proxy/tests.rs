@@ -1,4 +1,4 @@
-//! Before an origin that is a socket.
+//! Tests with a socket as the origin.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -22,7 +22,7 @@ fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// An InfluxDB takes changes as forms: a part of one may be another change, and a larger one.
+/// InfluxDB accepts changes as forms: a part of one may be another change, and a larger one.
 #[test]
 fn a_form_that_breaks_off_never_reaches_the_origin() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

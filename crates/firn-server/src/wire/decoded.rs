@@ -31,13 +31,13 @@ pub struct Decoded {
     pub series: Vec<EncodedSeries>,
     /// The samples of all series, one after the other.
     pub samples: Vec<Sample>,
-    /// Types and help texts that came along.
+    /// Types and help texts in the request.
     pub metadata: Vec<(String, Metadata)>,
     /// Exemplars, which are accepted and dropped.
     pub exemplar_count: u64,
     /// Native histogram samples, which are refused.
     pub histogram_count: u64,
-    /// Bytes that `series` and `samples` may take; a request that unpacks to more is refused.
+    /// Bytes that `series` and `samples` may take; a request that decodes to more is refused.
     pub bytes_max: usize,
 }
 

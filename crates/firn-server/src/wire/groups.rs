@@ -198,7 +198,7 @@ impl GroupsRequest {
         self.cells.len() as u64
     }
 
-    /// The memory that it is accounted by.
+    /// Its memory reservation.
     pub fn into_held(self) -> Reservation {
         self.held
     }
@@ -349,7 +349,7 @@ fn check_count(count: usize, what: &str) -> Result<()> {
     if count == 0 { Err(Error::invalid(format!("{what} is empty"))) } else { Ok(()) }
 }
 
-/// No column comes twice: whose value would a row mean?
+/// Refuses repeated columns, because a value would belong to two of them.
 fn check_repeats<T: std::hash::Hash + Eq + fmt::Debug>(columns: &[T], what: &str) -> Result<()> {
     let mut seen = std::collections::HashMap::with_capacity(columns.len());
     for (idx, column) in columns.iter().enumerate() {

@@ -56,7 +56,7 @@ pub(crate) fn read_json<T>(
 }
 
 impl<'a> JsonReader<'a> {
-    /// Where the walk is, in bytes.
+    /// The position of the walk, in bytes.
     pub(crate) fn at(&self) -> usize {
         self.at
     }

@@ -19,12 +19,12 @@ pub mod xor_chunk;
 
 use firn_model::{Error, Result};
 
-/// Why the labels of a series could not be had.
+/// Why the labels of a series could not be parsed.
 #[derive(Debug)]
 pub enum LabelFault {
     /// The bytes violate the protocol: the whole request is refused.
     Malformed(Error),
-    /// This series breaks a rule: it is left out and named in the answer.
+    /// This series breaks a rule: it is skipped and named in the response.
     Refused(Error),
 }
 

@@ -39,7 +39,7 @@ pub fn push_float(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// Go writes a sign and at least two digits of exponent, whatever there is: `1e-07`, `1e+21`.
+/// As Go, with a sign and at least two digits of exponent: `1e-07`, `1e+21`.
 fn push_exponent((mantissa, exponent): (&str, &str), out: &mut Vec<u8>) {
     let (sign, digits) = match exponent.strip_prefix('-') {
         Some(digits) => (b'-', digits),

@@ -1,4 +1,4 @@
-//! Protobuf: just enough to walk a message that others encoded, without copying, and to write one.
+//! Protobuf: a reader that walks an encoded message without copying, and functions that write one.
 
 use firn_model::{Error, Result, encode_varint};
 

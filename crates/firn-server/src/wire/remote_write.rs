@@ -21,7 +21,8 @@ use crate::wire::{LabelFault, utf8};
 
 /// Walks a decompressed request into `out`, which the caller has cleared.
 ///
-/// Label messages are stepped over unseen: [`labels`] checks them when they are new.
+/// Label messages are skipped unchecked: [`labels`] checks those that the sender cache does not
+/// know.
 ///
 /// # Errors
 /// `Invalid` with the byte where the message is malformed; `TooLarge` from [`Decoded`].

@@ -25,11 +25,11 @@ const NUMBER: CommitSeq = CommitSeq(0);
 const BUCKETS_MAX: i64 = 50_000;
 /// The longest statement that is parsed.
 const STATEMENT_BYTES_MAX: usize = 64 << 10;
-/// With any other parameter an answer may be written otherwise.
+/// Any other parameter may change the form of an answer.
 const PARAMETERS: [&str; 6] = ["q", "epoch", "db", "rp", "u", "p"];
 const MS_NS: i64 = 1_000_000;
 
-/// A statement that the cache can help with.
+/// A statement that the cache supports.
 #[derive(Debug)]
 pub(in crate::proxy) struct StatementRequest {
     /// All parameters, unchanged.
@@ -148,7 +148,7 @@ impl StatementRequest {
         let got = store.get(&self.ask(bytes_max, least));
         let mut table = Table::default();
         let mut failed = Ok(());
-        // A bucket is there as a whole or not at all.
+        // A bucket is cached as a whole or not at all.
         let missing = match got.missing.is_empty() {
             true => TimeRange::EMPTY,
             false => self.cells(TimeRange::new(

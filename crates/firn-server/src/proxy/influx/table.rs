@@ -49,14 +49,14 @@ pub(super) struct Buckets<'a> {
     pub(super) fills: Option<&'a [&'static str]>,
 }
 
-/// Some buckets as the cache keeps them.
+/// Some buckets in the form of the cache.
 #[derive(Debug)]
 pub(super) struct Kept {
     head: Arc<[u8]>,
     rows: Vec<(Timestamp, Vec<u8>)>,
 }
 
-// Anything else in an answer, such as an error or a remark, is a reason to keep nothing of it.
+// An answer with other fields, such as an error or a message, is not stored.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TableReplyText<'a> {
@@ -98,7 +98,7 @@ impl Table {
             for series in result.series {
                 let head = head_text(&series);
                 let name = name_of(&head)?;
-                // In another order than this one an answer from parts would not be the origin's.
+                // In another order an answer from parts would differ from the origin's.
                 before.as_ref().is_none_or(|before| *before < name).then_some(())?;
                 let kept = table.series(&name, &head)?;
                 for row in &series.values {
@@ -116,7 +116,7 @@ impl Table {
     /// Adds a point from the cache.
     ///
     /// # Errors
-    /// `Corrupt` if it is none of [`Table::encode`].
+    /// `Corrupt` if it was not written by [`Table::encode`].
     pub(super) fn add(&mut self, point: PointRef<'_>) -> Result<()> {
         let bad = |what: &str| Error::corrupt("cached answer", 0, what.to_owned());
         let mut head =

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The other side, which the tests over HTTP use too.
+/// The decoder, which the tests over HTTP use too.
 #[path = "../../../tests/http/xor_decoder.rs"]
 pub(crate) mod decoder;
 
