@@ -105,8 +105,8 @@ impl Engine {
         Err(Error::busy(
             60_000,
             format!(
-                "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, \
-                 then try again"
+                "commit refused: {TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean \
+                 tombstones, then retry"
             ),
         ))
     }

@@ -170,10 +170,10 @@ fn advised(error: &Error) -> Error {
         file.as_str(),
         *offset,
         format!(
-            "{}; the slow tier has no copy. `firn check --repair` rewrites the file with its \
-             readable series. Or restore it from a backup of this folder. Or start with \
-             --forget-lost-index: its series are forgotten, their samples cannot be queried any \
-             more, and all others remain",
+            "{}; the slow tier has no copy. Rewrite the file with its readable series (`firn \
+             check --repair`), or restore it from a backup of this folder, or start with \
+             --forget-lost-index: then the samples of its series cannot be queried any more, and \
+             all other series remain",
             error.what()
         ),
     )

@@ -66,7 +66,7 @@ pub(crate) struct SlowPart {
     pub(crate) segment_epochs: Vec<u64>,
 }
 
-/// All of the engine's parts of a state and the edits behind it.
+/// All of the engine's parts of a state and the edits after it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineParts {
     /// `None` in a new database.

@@ -137,7 +137,7 @@ impl Versions {
         self.newest = seq;
         let deleted_bytes: u64 = deletes.iter().map(|one| one.heap_bytes()).sum();
         if self.memory.grow(2 * rows.len() as u64 * ENTRY_BYTES + deleted_bytes).is_err() {
-            // All open transactions will conflict and retry.
+            // All open transactions will conflict.
             self.forget_all();
             return;
         }

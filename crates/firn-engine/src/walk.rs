@@ -297,7 +297,7 @@ fn take_columns(columns: ColumnBatch, batch: &mut [SeriesBuffer]) -> Result<usiz
     for column in &columns.columns {
         let times = &columns.times[column.time_idx as usize];
         let ColumnValues::F64(values) = &column.values else {
-            return Err(Error::internal("a walk met a column of a type that it does not know"));
+            return Err(Error::internal("a walk can read columns of doubles only"));
         };
         let samples = &mut batch[column.key as usize];
         match &column.presence {

@@ -1,8 +1,7 @@
 //! FirnDB as a library: durable metrics in, PromQL out.
 //!
 //! **Owns** [`Db`]: an engine with its maintenance threads, and the path of a query from text to
-//! result. **Never** speaks a network protocol, writes no log messages, and blocks only in the
-//! calls that document it.
+//! result. **Never** speaks a network protocol, and never writes a log message.
 //!
 //! **Path through**: a write has two paths, as in TimeUnion (SIGMOD 2022), section 3.4. The slow
 //! path resolves labels to a [`SeriesRef`] ([`Db::resolve`]); the fast path takes references
@@ -364,10 +363,11 @@ impl Db {
     }
 
     /// Verifies the checksum of every byte of both tiers. `each` is called after every file. With
-    /// `repairs`, damaged tables are rewritten without the lost data.
+    /// `repairs`, damaged tables and index files are rewritten without the lost data.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails: the damage is then unknown; `Canceled`.
+    /// `Unavailable` when a tier fails: the damage is then unknown; `Canceled`; `Conflict` with
+    /// `repairs` when the slow tier is that of another server or lacks this database's history.
     pub fn check(
         &self,
         repairs: bool,

@@ -14,7 +14,8 @@ use crate::log_device::LogDevice;
 /// The environment of a database in `folder` with its slow tier in `folder/slow`.
 ///
 /// # Errors
-/// `Unavailable` when the folder cannot be created, or when the log's memory is not mounted.
+/// `Unavailable` when the folder cannot be created, or when the log's memory is not mounted;
+/// `Corrupt` for a damaged record of the log's device.
 pub fn local_env(folder: &Path) -> Result<Env> {
     local_env_with_slow_tier(folder, &folder.join("slow").to_string_lossy())
 }
@@ -23,8 +24,7 @@ pub fn local_env(folder: &Path) -> Result<Env> {
 /// as `s3://bucket/prefix`.
 ///
 /// # Errors
-/// `Invalid` for an unsupported URL, `Unavailable` when the folder cannot be created, or when the
-/// log's memory is not mounted.
+/// `Invalid` for an unsupported URL; those of [`local_env`].
 pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
     let log: Option<Arc<dyn Disk>> = match LogDevice::of(folder)? {
         LogDevice::File => None,

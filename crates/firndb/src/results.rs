@@ -108,7 +108,7 @@ impl Results {
         self.cache.close(engine.snapshot().number())
     }
 
-    /// Evaluates with the help of the cache. `None` if the cache does not support the query.
+    /// Evaluates with the help of the cache. `None` if the query must be evaluated without it.
     pub(crate) fn evaluate(
         &self,
         query: &RangeQuery<'_>,
