@@ -258,8 +258,8 @@ impl Ingest {
     }
 }
 
-/// Adds a row to the batch. Returns the number of values whose series a limit refused, and the first
-/// such limit.
+/// Adds a row to the batch. Returns the number of values whose series a limit refused, and the
+/// first such limit.
 fn push_row(
     batch: &mut RowBatch,
     resolved: &Resolved,
