@@ -15,10 +15,10 @@ use parking_lot::RwLock;
 
 use crate::rooms::Rooms;
 
-/// An early flush must release at least this fraction of the limit. A smaller one would make small
-/// tables and help little, because something else holds the memory.
+/// Divisor of the limit: an early flush must release at least 1/32 of it. A smaller one would make
+/// small tables and help little, because something else holds the memory.
 const EARLY_FLUSH_FRACTION: u64 = 32;
-/// Fraction of the limit that new series may hold until they are in an index file.
+/// Divisor of the limit: new series may hold 1/4 of it until they are in an index file.
 const NEW_SERIES_FRACTION: u64 = 4;
 
 type Reclaimers = RwLock<Vec<Arc<dyn Reclaim>>>;

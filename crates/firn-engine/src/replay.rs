@@ -26,8 +26,8 @@ use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replayed::ChangeTimes;
 use crate::tombstones::touched_shards;
 
-/// Replayed rows that are not columns yet may take this fraction of the head size that forces a
-/// flush.
+/// Divisor of the head size that forces a flush: replayed rows that are not columns yet may take
+/// 1/4 of it.
 const ROWS_FRACTION: u64 = 4;
 /// Bytes of one stream between two checks of memory: at most this many, which may take five times
 /// as much in memory, and at least this many, because a check visits every shard.
