@@ -53,9 +53,10 @@ impl InspectGroups {
             firn_promql::parse_selector(text)
                 .map_err(|e| Error::invalid(format!("selector {text:?}: {e}")))
         };
-        let partition_ms = parse_unit_duration_ms(partition)
-            .filter(|&ms| ms > 0)
-            .ok_or_else(|| Error::invalid(format!("{partition:?} is no duration such as 2h")))?;
+        let partition_ms =
+            parse_unit_duration_ms(partition).filter(|&ms| ms > 0).ok_or_else(|| {
+                Error::invalid(format!("expected a duration such as 2h, got {partition:?}"))
+            })?;
         let options = CostOptions { partition_ms, ..CostOptions::default() };
         Ok(InspectGroups { selectors: selectors.map(parse).collect::<Result<_>>()?, top, options })
     }
@@ -242,7 +243,7 @@ pub fn check_folder(
         forget_lost_history: repairs && forgets_lost_history,
         ..Options::default()
     };
-    let db = open_idle_with(folder, slow_tier, options, "stop that one first")?;
+    let db = open_idle_with(folder, slow_tier, options, "stop that process first")?;
     db.check(repairs, &CancelToken::new(), each)
 }
 

@@ -34,11 +34,11 @@ pub(super) fn decode(
         let ts = point.ts;
         if !range.contains(ts) {
             let (start, end) = (range.start, range.end);
-            return Err(format!("point {idx} is of {ts}, outside the range {start} to {end}"));
+            return Err(format!("point {idx} has time {ts}, outside the range {start} to {end}"));
         }
         if before.is_some_and(|before| before >= ts) {
             return Err(format!(
-                "point {idx} is of {ts} and comes behind one of {}; times must rise",
+                "point {idx} has time {ts}, after a point with {}; times must rise",
                 before.unwrap_or_default()
             ));
         }
@@ -52,7 +52,7 @@ fn decode_json(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
     let points = source.deserialize_seq(JsonPoints { count: bytes.len() / JSON_POINT_BYTES });
     points
         .and_then(|points| source.end().map(|()| points))
-        .map_err(|e| format!("the value is no JSON list of [time,value] with whole times: {e}"))
+        .map_err(|e| format!("expected a JSON list of [time,value] with integer times: {e}"))
 }
 
 /// Deserializes points directly into their final list, because they are most of a request.
@@ -148,10 +148,10 @@ mod tests {
     fn malformed_points_are_reported_with_their_position() {
         let range = TimeRange::new(0, 9);
         for (format, value, what) in [
-            (Format::Json, &b"{}"[..], "no JSON list of [time,value]"),
+            (Format::Json, &b"{}"[..], "expected a JSON list of [time,value]"),
             (Format::Json, b"[[1,2],[2.5,1]]", "column"),
-            (Format::Json, b"[[1,2],[1,3]]", "point 1 is of 1 and comes behind one of 1"),
-            (Format::Json, b"[[1,2],[10,3]]", "point 1 is of 10, outside the range 0 to 9"),
+            (Format::Json, b"[[1,2],[1,3]]", "point 1 has time 1, after a point with 1"),
+            (Format::Json, b"[[1,2],[10,3]]", "point 1 has time 10, outside the range 0 to 9"),
             (Format::Json, b"[[1,2]", "column 6"),
             (Format::Json, b"", "EOF"),
             (Format::Binary, b"\x01\0\0\0\0\0\0\0\x02\0\0\0a", "point 0 at byte 0"),

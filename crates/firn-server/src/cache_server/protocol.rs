@@ -101,10 +101,10 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
         [b"delete", ..] => Err(refused("expected: delete KEY FIELD START END".into())),
         [b"auth", ..] => Err(refused("expected: auth TOKEN".into())),
         [word, ..] => Err(refused(format!(
-            "{} is no command; there are get, set, delete, auth, version, quit",
+            "unknown command {}; expected get, set, delete, auth, version or quit",
             shown(word)
         ))),
-        [] => Err(refused("an empty line is no command".into())),
+        [] => Err(refused("expected a command, got an empty line".into())),
     }
 }
 
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn errors_are_named_and_the_connection_continues_if_possible() {
         for (line, problem, skip_bytes) in [
-            ("", "\"\" is no command", Some(0)),
-            ("flush_all", "\"flush_all\" is no command", Some(0)),
+            ("", "unknown command \"\"", Some(0)),
+            ("flush_all", "unknown command \"flush_all\"", Some(0)),
             ("get k 0 9 5 json", "range 9 to 5 ends before it starts", Some(0)),
             ("get k 16 0 5 json", "field is \"16\", expected a number from 0 to 15", Some(0)),
             ("get k 0 x 5 json", "start is \"x\"", Some(0)),

@@ -102,10 +102,10 @@ fn errors_are_reported_and_the_next_request_is_served() {
     let long = "x".repeat(100_001);
     for (request, problem) in [
         ("get k 0 9 0 json\r\n".to_owned(), "range 9 to 0 ends before it starts"),
-        ("nonsense\r\n".to_owned(), "\"nonsense\" is no command"),
+        ("nonsense\r\n".to_owned(), "unknown command \"nonsense\""),
         (format!("set k 0 0 9 json 100001\r\n{long}\r\n"), "100000 are allowed"),
         ("set k 0 9 0 json 4\r\n[[]]\r\n".to_owned(), "ends before it starts"),
-        ("set k 0 0 9 json 4\r\n[[]]\r\n".to_owned(), "no JSON list of [time,value]"),
+        ("set k 0 0 9 json 4\r\n[[]]\r\n".to_owned(), "expected a JSON list of [time,value]"),
         ("set k 0 0 9 json 8\r\n[[10,1]]\r\n".to_owned(), "outside the range 0 to 9"),
         ("set k 0 0 9 binary 5\r\nabcde\r\n".to_owned(), "point 0 at byte 0"),
     ] {

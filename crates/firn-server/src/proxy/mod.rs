@@ -200,7 +200,7 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
         // A chunked body has no declared length: the origin would take the received part for all of
         // it.
         Form::Cut(why) => {
-            return text(StatusCode::BAD_REQUEST, format!("the form breaks off: {why}\n"));
+            return text(StatusCode::BAD_REQUEST, format!("the form was cut off: {why}\n"));
         }
     };
     // A form comes first, as Prometheus reads it.

@@ -486,11 +486,8 @@ mod tests {
         f(r#"{"group":1,"slots":[4294967296]}"#, ".slots[0]: 4294967296 is not");
         f(&format!(r#"{{"series":[{m},{m}]}}"#), "series[0] and series[1] are the same: m");
         f(r#"{"series":[{"a":"1"}]}"#, "series[0]: series {a=\"1\"} has no __name__");
-        f(r#"{"series":["m"]}"#, ".series[0]: expected an object, found a string");
-        f(
-            r#"{"series":[{"__name__":1}]}"#,
-            ".series[0].__name__: expected a string, found a number",
-        );
+        f(r#"{"series":["m"]}"#, ".series[0]: expected an object, got a string");
+        f(r#"{"series":[{"__name__":1}]}"#, ".series[0].__name__: expected a string, got a number");
         f(r#"{"series":[{"__name__":"m","a":"1","a":"2"}]}"#, "label \"a\" is repeated");
         f(
             &format!(r#"{{"labels":{{"a":"1"}},"members":[{m},{{"a":"2"}}]}}"#),
@@ -522,7 +519,7 @@ mod tests {
         f(&rows(r#"{"timestamp":1,"values":[true]}"#), ".rows[0].values[0]: expected a number");
         f(
             &rows(r#"{"timestamp":1,"values":["much"]}"#),
-            ".rows[0].values[0]: \"much\" is no value",
+            r#".rows[0].values[0]: expected a number, "NaN", "+Inf", "-Inf" or "stale", got "much""#,
         );
         f(&rows(r#"{"timestamp":1,"values":[1e999]}"#), ".rows[0].values[0]: 1e999 is over");
         f(&rows(r#"{"timestamp":1,"value":[1]}"#), ".rows[0].value: no such field");

@@ -144,7 +144,7 @@ impl<'a> JsonReader<'a> {
         let len = rest.bytes().take_while(|byte| is_part(byte)).count();
         let number = rest.get(..len).unwrap_or_default();
         if !is_number(number) {
-            return Err(self.fault(format!("{number:?} is no number of JSON")));
+            return Err(self.fault(format!("expected a JSON number, got {number:?}")));
         }
         self.at += len;
         Ok(number)
@@ -198,7 +198,7 @@ impl<'a> JsonReader<'a> {
             Some(b'n') => "null",
             Some(_) => "something else",
         };
-        self.fault(format!("expected {wanted}, found {found}"))
+        self.fault(format!("expected {wanted}, got {found}"))
     }
 
     fn open(&mut self, byte: u8, wanted: &str) -> Read<()> {
@@ -233,7 +233,7 @@ impl<'a> JsonReader<'a> {
 
     fn escape(&mut self) -> Read<char> {
         let start = self.at;
-        let bad = |reader: &Self| reader.fault_at(start, "an escape that JSON does not know");
+        let bad = |reader: &Self| reader.fault_at(start, "unknown escape sequence");
         self.at += 1;
         let kind = self.byte().ok_or_else(|| bad(self))?;
         self.at += 1;
@@ -379,17 +379,17 @@ mod tests {
         };
         assert_eq!(f(r#" { "rows" : [ [1, -2] , [] ] } "#), Ok(()));
         let cases = [
-            ("", "JSON, byte 0: expected an object, found the end"),
-            ("[]", "JSON, byte 0: expected an object, found an array"),
+            ("", "JSON, byte 0: expected an object, got the end"),
+            ("[]", "JSON, byte 0: expected an object, got an array"),
             (
                 r#"{"rows":[[1],[2,"3"]]}"#,
-                "JSON, byte 16, rows[1][1]: expected a number, found a string",
+                "JSON, byte 16, rows[1][1]: expected a number, got a string",
             ),
             (r#"{"rows":[[1.5]]}"#, "JSON, byte 10, rows[0][0]: 1.5 is not an integer"),
-            (r#"{"rows":[[01]]}"#, "JSON, byte 10, rows[0][0]: \"01\" is no number of JSON"),
+            (r#"{"rows":[[01]]}"#, "JSON, byte 10, rows[0][0]: expected a JSON number, got \"01\""),
             (
                 r#"{"rows":[[1,]]}"#,
-                "JSON, byte 12, rows[0][1]: expected a number, found something else",
+                "JSON, byte 12, rows[0][1]: expected a number, got something else",
             ),
             (
                 r#"{"rows":[[1]}"#,

@@ -217,7 +217,7 @@ impl Fields {
         };
         match self.left() {
             None => Ok(operation),
-            Some(name) => Err(format!("{op} of this form takes no {name}")),
+            Some(name) => Err(format!("{op} of this form does not accept {name}")),
         }
     }
 

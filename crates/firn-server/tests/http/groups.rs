@@ -415,7 +415,7 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
         &["byte", "groups[0].labels.a", "a string"],
     );
     f(json!({ "labels": [], "members": [] }), 400, &["groups[0].labels", "expected an object"]);
-    f(json!([]), 400, &["groups[0]", "expected an object, found an array"]);
+    f(json!([]), 400, &["groups[0]", "expected an object, got an array"]);
     let names: Vec<Value> =
         (0..1_000).map(|idx| json!({ "__name__": format!("metric_{idx}") })).collect();
     f(json!({ "labels": {}, "members": names }), 413, &["20000 bytes"]);

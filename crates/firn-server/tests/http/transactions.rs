@@ -142,7 +142,7 @@ fn errors_of_bad_requests_name_the_mistake_and_its_position() {
             json!({ "op": "read", "match": "a", "value": 1 }),
             400,
             "bad_data",
-            "read of this form takes no value",
+            "read of this form does not accept value",
         ),
         (json!({ "op": "read", "match": "{a=\"\"}" }), 400, "bad_data", "non-empty matcher"),
         (json!({ "op": "read", "match": "a{" }), 400, "bad_data", "operations[1].match"),

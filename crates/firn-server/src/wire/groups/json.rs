@@ -169,7 +169,7 @@ pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
             (other, None) => {
                 let shown = other.get(..other.floor_char_boundary(32)).unwrap_or_default();
                 let what = format!(
-                    "{shown:?} is no value; send a number, \"NaN\", \"+Inf\", \"-Inf\" or \"stale\""
+                    "expected a number, \"NaN\", \"+Inf\", \"-Inf\" or \"stale\", got {shown:?}"
                 );
                 Err(reader.fault_at(start, what))
             }
