@@ -97,7 +97,7 @@ fn inspection_errors_name_the_cause() {
     };
     f(&["--data", "nowhere"], "there is no database in nowhere");
     assert!(!folder.path().join("nowhere").exists(), "looking makes nothing");
-    f(&["--partition", "soon"], "\"soon\" is no duration");
+    f(&["--partition", "soon"], "expected a duration such as 2h, got \"soon\"");
     f(&["--match", "{"], "selector \"{\"");
     let nobody = crate::process::free_address().to_string();
     f(&["--server", &nobody], &nobody);
