@@ -1,9 +1,9 @@
 //! Savings of the cache: the evaluation of TSCache (PVLDB 2021), sections 5.2 to 5.6, scaled down,
 //! and a dashboard on FirnDB itself.
 //!
-//! The paper draws 100,000 queries, but states neither the number of keys nor the resolution of the
-//! drawn times. So each hit ratio is printed beside that of an unlimited cache for the same queries;
-//! the rest are first requests.
+//! The paper draws 100,000 queries. It states neither the number of keys nor the resolution of the
+//! drawn times. So each hit ratio is printed beside that of an unlimited cache for the same
+//! queries; the rest are first requests.
 //!
 //! `bench-cache [--only words]` runs the parts with names that begin with one of the words:
 //! `chunks`, `policies`, `sizes`, `compaction`, `markers`, `index`, `parallel`, `prometheus`,
