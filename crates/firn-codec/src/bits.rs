@@ -1,6 +1,13 @@
 //! Packed numbers of one width, and bit streams. Least significant bit first.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::Result;
 
@@ -8,12 +15,17 @@ use crate::varint::cut;
 
 /// A mask of the low `width` bits.
 #[inline]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "`width` is below 64 where it shifts, and a power of two is at least 1"
+)]
 pub fn low_bits(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
 /// Number of bits that `value` needs.
 #[inline]
+#[expect(clippy::arithmetic_side_effects, reason = "a number has at most 64 leading zeros")]
 pub fn bit_width(value: u64) -> u32 {
     64 - value.leading_zeros()
 }
@@ -40,6 +52,10 @@ impl<'a> BitWriter<'a> {
 
     /// Appends the low `width` (at most 64) bits of `value`; higher ones are ignored.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`pending_bits` is below 64 and `width` at most 64"
+    )]
     pub fn write(&mut self, value: u64, width: u32) {
         debug_assert!(width <= 64, "width {width}");
         let value = value & low_bits(width);
@@ -59,6 +75,11 @@ impl<'a> BitWriter<'a> {
 
     /// Appends `count` zero bits and a one bit.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "`count` is below 32 after the loop"
+    )]
     pub fn write_unary(&mut self, mut count: u64) {
         while count >= 32 {
             self.write(0, 32);
@@ -93,6 +114,10 @@ impl<'a> BitReader<'a> {
     /// # Errors
     /// `Corrupt` if fewer bits are left.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`bit_idx` is at most the number of bits, and no input has 2^61 bytes"
+    )]
     pub fn read(&mut self, width: u32) -> Result<u64> {
         if width as usize > self.bytes.len() * 8 - self.bit_idx {
             return Err(cut("bit stream"));
@@ -112,6 +137,11 @@ impl<'a> BitReader<'a> {
     /// # Errors
     /// `Corrupt` if no one bit follows.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "`bit_idx` is at most the number of bits, and no input has 2^61 bytes"
+    )]
     pub fn read_unary(&mut self) -> Result<u64> {
         let mut zeros = 0;
         loop {
@@ -161,7 +191,11 @@ pub(crate) fn take_packed<'a>(input: &mut &'a [u8], count: usize, width: u32) ->
 
 /// Calls `each` with the numbers `from..to` of `width` bits; `bytes` must contain them.
 #[inline]
-#[expect(clippy::indexing_slicing, reason = "hot loop; the callers check the length")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "hot loop; the callers check that `bytes` contain the numbers"
+)]
 pub(crate) fn for_each_packed(
     bytes: &[u8],
     from: usize,
@@ -190,7 +224,11 @@ pub(crate) fn for_each_packed(
 }
 
 /// Appends the numbers `from..to` of `width` bits to `out`; `bytes` must contain them.
-#[expect(clippy::indexing_slicing, reason = "the buffer was just resized")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "the callers check `from <= to` and the length; the buffer was just resized"
+)]
 pub(crate) fn unpack_some(bytes: &[u8], from: usize, to: usize, width: u32, out: &mut Vec<u64>) {
     let start = out.len();
     out.resize(start + (to - from), 0);
@@ -209,7 +247,12 @@ pub(crate) fn get_packed(bytes: &[u8], idx: usize, width: u32) -> u64 {
 
 /// Reads `width` bits from `bit_idx` on; bits past the end of `bytes` are zero.
 #[inline]
-#[expect(clippy::indexing_slicing, reason = "hot loop; the callers check the length")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "hot; `shift` is below 8, `taken` is at most either length, and the upper half is dropped"
+)]
 pub fn get_bits(bytes: &[u8], bit_idx: usize, width: u32) -> u64 {
     let rest = bytes.get(bit_idx / 8..).unwrap_or_default();
     let shift = bit_idx % 8;

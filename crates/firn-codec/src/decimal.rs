@@ -1,6 +1,15 @@
 //! Doubles as scaled integers: most monitoring values are decimals with few digits, and integers
 //! compress where bit patterns do not.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
+
 /// The conversion between a double and an integer `d`.
 ///
 /// Numbers 0 to 22: `d / 10^k`, correctly rounded, as in parsed decimal text of up to 15 digits.
@@ -38,6 +47,7 @@ impl Scale {
 
     /// The double for `d`.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "hot; a `Scale` has an exponent of at most 22")]
     pub(crate) fn value(self, d: i64) -> f64 {
         let k = usize::from(self.0 & 31);
         if self.0 < MULTIPLIES {
@@ -51,6 +61,11 @@ impl Scale {
     /// The integer nearest to `value` at this scale; 0 if none fits. Encoder and decoder compute
     /// it, so it is a pure function of the bits.
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing,
+        reason = "hot; a `Scale` has an exponent of at most 22, and the magnitudes are below 2^63"
+    )]
     pub(crate) fn nearest(self, value: f64) -> i64 {
         if self.0 == 0 {
             // Integers below 2^63 need no rounding.
@@ -69,6 +84,12 @@ impl Scale {
 
     /// The smallest scale that represents `value` exactly, with its integer. Costs some
     /// nanoseconds.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing,
+        reason = "the magnitude is from 10^-22 to 10^15, so `k` is from 0 to 22"
+    )]
     pub(crate) fn find(value: f64) -> Option<(Scale, i64)> {
         if let Some(d) = Scale::ONE.exact(value) {
             return Some((Scale::ONE, d));
@@ -99,6 +120,11 @@ impl Scale {
     /// The decimal of few digits near `value`, and its distance in units in the last place. Sums of
     /// decimals, such as counters of seconds, drift that way. Not for exact decimals with more
     /// digits.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "the magnitude is from 10^-6 to 2^39, so `k` is from 0 to 9"
+    )]
     pub(crate) fn find_near(value: f64) -> Option<(Scale, i64, i64)> {
         let magnitude = value.abs();
         if !(1e-6..NEAR_MAX).contains(&magnitude) {
@@ -131,6 +157,7 @@ impl Scale {
 }
 
 /// The decimal exponent of a positive double, or one less.
+#[expect(clippy::arithmetic_side_effects, reason = "the exponent of a double has 11 bits")]
 fn floor_log10(magnitude: f64) -> i32 {
     let exponent = ((magnitude.to_bits() >> 52) & 0x7ff) as i32 - 1023;
     // log10(2) in 16 bits, rounded down.

@@ -12,7 +12,14 @@
 //! Sources: frame of reference and patches from PFOR (Zukowski et al., ICDE 2006); the line form
 //! from the timestamps of Heracles, section 3.1.3 and algorithm 1.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 mod pack;
 
@@ -136,6 +143,10 @@ pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64
 /// Takes `count` integers from the front of `input` and fills `out` with the ones in `kept`.
 /// Integers before `kept` are at most summed, and those after it are not read, except with Rice
 /// codes and deltas of deltas.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "`residual_count` is at most `count`, and `kept.start` at least `lead` in its branch"
+)]
 pub(crate) fn decode_integers_of(
     input: &mut &[u8],
     count: usize,
@@ -194,7 +205,11 @@ pub(crate) fn decode_integers_of(
 }
 
 /// The smallest form and packing.
-#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn choose(values: &[i64], kind: ColumnKind, effort: Effort) -> (ResidualShape, Packing) {
     let mut best: Option<(ResidualShape, Packing, usize)> = None;
     let mut offer = |shape: ResidualShape, packing: Packing, bits: usize| {
@@ -254,6 +269,10 @@ fn shapes(values: &[i64], kind: ColumnKind) -> impl Iterator<Item = ResidualShap
 }
 
 /// The line from the first to the last value; `None` if a line does not help.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn line(values: &[i64]) -> Option<ResidualShape> {
     let (&first, &last) = (values.first()?, values.last()?);
     let span = u64::try_from(last.checked_sub(first)?).ok()?;
@@ -270,6 +289,10 @@ fn line(values: &[i64]) -> Option<ResidualShape> {
 
 /// For values with differences that share a divisor: the divisor, the first value, and the
 /// quotients.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn divide(values: &[i64]) -> Option<((u64, i64), Vec<i64>)> {
     let (&first, rest) = values.split_first()?;
     let mut divisor = 0u64;
@@ -298,6 +321,7 @@ fn has_one_step(values: &[i64]) -> bool {
     steps.all(|step| Some(step) == first)
 }
 
+#[expect(clippy::arithmetic_side_effects, reason = "`b` is not zero in the loop")]
 fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -367,6 +391,10 @@ impl ResidualShape {
 
     /// Converts the residuals of values `before..` to values in place; `last` is the value before
     /// them.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`before + idx` is the index of a value of the column"
+    )]
     fn restore_from(&self, residuals: &mut [u64], before: usize, mut last: u64) {
         match self.form {
             ResidualForm::Frame => {
@@ -395,6 +423,10 @@ impl ResidualShape {
         }
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     fn parameter_bytes(&self) -> usize {
         let bytes = |value| crate::varint::varint_bytes(zigzag(value));
         let low = match self.form {

@@ -10,7 +10,14 @@
 //! Source: Heracles, section 3.1 (shared timestamps, rows in the head). The value form is FirnDB's
 //! own.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 mod set;
 mod value;
@@ -104,6 +111,7 @@ impl RowState {
     }
 
     /// Bytes of heap memory.
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub fn heap_bytes(&self) -> usize {
         match &self.members {
             MemberState::One { .. } => 0,
@@ -149,6 +157,7 @@ impl RowState {
 }
 
 /// Upper bound of the bytes of a row with `cells` cells.
+#[expect(clippy::arithmetic_side_effects, reason = "a count of cells in memory")]
 pub fn row_bytes_max(cells: usize) -> usize {
     // Flags, time, set (its gap form takes at most 3 bytes per slot), a bit and 12 bytes per cell.
     1 + 10 + 24 + cells * 3 + cells.div_ceil(8) + cells * 12
@@ -175,7 +184,11 @@ pub fn row_bytes_max(cells: usize) -> usize {
 /// assert_eq!(decode_row(&mut RowState::new(), &mut input, push).unwrap(), 1_000);
 /// assert_eq!(decoded, [(Slot(0), 1.5), (Slot(3), -2.0)]);
 /// ```
-#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 pub fn encode_row(
     state: &mut RowState,
     restart: bool,
@@ -316,6 +329,7 @@ fn kept_step(step: i64) -> u32 {
 impl SlotTable {
     /// Makes room for slots below `end`. A reallocation adds an eighth: memory per slot matters
     /// most.
+    #[expect(clippy::arithmetic_side_effects, reason = "slots are below SLOTS_MAX")]
     fn grow(&mut self, end: usize) {
         let len = self.lasts.len();
         if len >= end {
@@ -330,7 +344,11 @@ impl SlotTable {
     }
 
     /// Appends the changed members, then their values.
-    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     fn encode_changes(&mut self, cells: &[Cell], out: &mut Vec<u8>) -> ChangeForm {
         let bits_idx = out.len();
         let bits_len = cells.len().div_ceil(8);
@@ -357,6 +375,7 @@ impl SlotTable {
         }
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "slots of a set are below SLOTS_MAX")]
     fn decode_changes(
         &mut self,
         form: u8,
@@ -416,6 +435,10 @@ impl SlotTable {
 
     /// As [`SlotTable::decode_changes`] for a row with slots 0 to `slot_count` - 1. Only changed
     /// members are skipped one by one: some tens of steps in a scrape of hundreds of members.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`changed` and `slot_idx` are below `slot_count` there"
+    )]
     fn decode_some_of_dense(
         &mut self,
         slot_count: usize,
@@ -464,6 +487,10 @@ enum Changes<'a> {
 impl Changes<'_> {
     /// The first changed member from `from` on.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`bits` have a byte at `from / 8`, so no sum exceeds the number of their bits"
+    )]
     fn next(&self, from: usize) -> Option<usize> {
         let Changes::Bits(bits) = self else { return Some(from) };
         let first = bits.get(from / 8)? >> (from % 8);
@@ -477,7 +504,11 @@ impl Changes<'_> {
 }
 
 /// Removes the zero bytes of the `len` bytes at `start` if the result is smaller.
-#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn squeeze_zeros(start: usize, len: usize, out: &mut Vec<u8>) -> bool {
     let bits = &out[start..start + len];
     let kept = bits.iter().filter(|byte| **byte != 0).count();

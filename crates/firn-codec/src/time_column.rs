@@ -1,6 +1,15 @@
 //! Time columns: strictly rising timestamps. Regular ones cost some bytes in total, ones with
 //! jitter the bits of their distance from a line.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
+
 use firn_model::{Result, Timestamp};
 
 use crate::effort::Effort;

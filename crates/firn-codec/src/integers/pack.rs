@@ -1,6 +1,13 @@
 //! Packs residuals: one bit width with patches for wider values, or a Rice code.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use std::ops::Range;
 
@@ -26,7 +33,12 @@ pub(super) enum Packing {
 
 impl Packing {
     /// The smallest packing for a histogram of bit widths, and its size in bits.
-    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     pub(super) fn cheapest(widths: &[u32; 65]) -> (Packing, usize) {
         let count: u32 = widths.iter().sum();
         let mut best = (Packing::Packed { width: 64, patch_count: 0 }, usize::MAX);
@@ -61,6 +73,11 @@ impl Packing {
 
     /// The smallest Rice packing near the mean, and its size in bits. `for_each` iterates over the
     /// residuals; their sum is `sum`.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     pub(super) fn cheapest_rice(
         sum: u64,
         count: usize,
@@ -84,6 +101,10 @@ impl Packing {
         (Packing::Rice { k: best.1 }, best.0)
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     pub(super) fn encode(&self, residuals: &[u64], out: &mut Vec<u8>) {
         match *self {
             Packing::Packed { width, patch_count } => {
@@ -112,6 +133,10 @@ impl Packing {
     }
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn encode_patches(residuals: &[u64], width: u32, patch_count: usize, out: &mut Vec<u8>) {
     encode_varint(patch_count as u64, out);
     let mut next = 0;
@@ -141,8 +166,9 @@ pub(super) fn decode_residuals(
     let start = out.len();
     unpack_some(packed.bytes, 0, count, packed.width, out);
     if patched {
+        let residuals = out.get_mut(start..).unwrap_or_default();
         packed.for_each_patch(input, |idx, high| {
-            if let Some(residual) = out.get_mut(start + idx) {
+            if let Some(residual) = residuals.get_mut(idx) {
                 *residual |= high;
             }
         })?;
@@ -167,9 +193,10 @@ pub(super) fn decode_some(
     let start = out.len();
     unpack_some(bytes, kept.start, kept.end, width, out);
     if patched {
+        let residuals = out.get_mut(start..).unwrap_or_default();
         packed.for_each_patch(input, |idx, high| match idx.checked_sub(kept.start) {
             Some(kept_idx) => {
-                if let Some(residual) = out.get_mut(start + kept_idx) {
+                if let Some(residual) = residuals.get_mut(kept_idx) {
                     *residual |= high;
                 }
             }
@@ -196,6 +223,7 @@ impl<'a> PackedResiduals<'a> {
     }
 
     /// Takes the patches and calls `each` with the index and the shifted high bits of each.
+    #[expect(clippy::arithmetic_side_effects, reason = "`idx` is below `count`")]
     fn for_each_patch(&self, input: &mut &[u8], mut each: impl FnMut(usize, u64)) -> Result<()> {
         let patch_count = take_count(input, self.count, "patches")?;
         let mut next = 0usize;

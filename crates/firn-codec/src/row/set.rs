@@ -4,7 +4,14 @@
 //! over several connections sends its pieces in turn, so the sets of all pieces of a row are
 //! remembered.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::{Cell, Result, Slot};
 
@@ -49,6 +56,7 @@ impl MemberSets {
         self.recent.clear();
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(super) fn heap_bytes(&self) -> usize {
         let words: usize = self.recent.iter().map(|set| set.words.capacity() * 8).sum();
         words + self.recent.capacity() * size_of::<MemberSet>()
@@ -60,12 +68,17 @@ impl MemberSets {
     }
 
     /// Makes slots 0 to `end - 1` the last row's set.
-    pub(super) fn set_dense(&mut self, end: usize) {
-        self.remember(MemberSet { len: end as u32, end: end as u32, words: Vec::new() }, false);
+    pub(super) fn set_dense(&mut self, end: u32) {
+        self.remember(MemberSet { len: end, end, words: Vec::new() }, false);
     }
 
     /// Appends the members of a row; `piece` if it has the timestamp of the previous row. Returns
     /// the form and whether it refers to a remembered set other than the last.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     pub(super) fn encode(
         &mut self,
         cells: &[Cell],
@@ -112,6 +125,11 @@ impl MemberSets {
     }
 
     /// Takes the members of a row; [`MemberSets::last`] then returns them.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "counts are at most SLOTS_MAX and slots below it, and both fit in 17 bits"
+    )]
     pub(super) fn decode(
         &mut self,
         form: u8,
@@ -195,6 +213,7 @@ impl MemberSet {
     }
 
     /// The slots, rising.
+    #[expect(clippy::arithmetic_side_effects, reason = "no set has words beyond SLOTS_MAX")]
     pub(super) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
         let dense_end = if self.words.is_empty() { self.end() } else { 0 };
         let words = self.words.iter().enumerate();
@@ -227,6 +246,10 @@ impl MemberSet {
     }
 
     /// The slots that are in exactly one of the two sets.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     fn toggled(&self, other: &MemberSet) -> Vec<u64> {
         let mut toggled = Vec::new();
         for idx in 0..(self.end.max(other.end) as usize).div_ceil(64) {
@@ -237,6 +260,11 @@ impl MemberSet {
     }
 
     /// This set with `slots` added or removed.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "slots are below SLOTS_MAX, and the last word is not zero"
+    )]
     fn toggle(&self, slots: &[u64]) -> MemberSet {
         let last = slots.last().map_or(0, |&slot| slot as usize + 1);
         let mut words: Vec<u64> =
@@ -257,6 +285,10 @@ impl MemberSet {
         MemberSet { len, end, words }
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`idx` is the index of a word of slots below SLOTS_MAX"
+    )]
     fn word(&self, idx: usize) -> u64 {
         if !self.words.is_empty() {
             return self.words.get(idx).copied().unwrap_or(0);
@@ -269,6 +301,7 @@ impl MemberSet {
 }
 
 /// Takes a list of slots.
+#[expect(clippy::cast_possible_truncation, reason = "at most SLOTS_MAX, checked above")]
 fn take_slots(input: &mut &[u8]) -> Result<Vec<u64>> {
     let list = Postings::take(input)?;
     if list.len() > SLOTS_MAX as u64 {
@@ -285,6 +318,7 @@ fn take_slots(input: &mut &[u8]) -> Result<Vec<u64>> {
 }
 
 /// The indexes of the one bits, ascending.
+#[expect(clippy::arithmetic_side_effects, reason = "`left` is not zero there")]
 fn ones(word: u64) -> impl Iterator<Item = usize> {
     let mut left = word;
     std::iter::from_fn(move || {

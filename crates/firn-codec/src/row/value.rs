@@ -1,6 +1,13 @@
 //! One changed value of a row, encoded relative to the member's last value.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::Result;
 
@@ -85,6 +92,11 @@ pub(super) fn encode_value(slot: &mut SlotState<'_>, value: f64, out: &mut Vec<u
 
 /// Tries all forms and writes the smallest.
 #[inline(never)]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn encode_searched(
     slot: &mut SlotState<'_>,
     kept: Option<ValueForm>,
@@ -168,6 +180,7 @@ fn take_form(mode: &mut u8, input: &mut &[u8]) -> Result<ValueForm> {
 }
 
 /// Takes a control byte, which changes the mode, and the form that it selects.
+#[expect(clippy::arithmetic_side_effects, reason = "`start` is at most 7 and `len` at most 8")]
 fn take_controlled(mode: &mut u8, input: &mut &[u8]) -> Result<ValueForm> {
     let control = take_u8(input, "value control")?;
     let unknown = || corrupt(format!("value control {control:#04x} is unknown"));
@@ -215,6 +228,10 @@ fn take_near(scale: Scale, input: &mut &[u8]) -> Result<Option<ValueForm>> {
 impl ValueForm {
     /// Number of bytes after the control byte, if there is one.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     fn bytes(self) -> usize {
         match self {
             ValueForm::Decimal { delta, .. } => varint_bytes(zigzag(delta)),
@@ -226,7 +243,11 @@ impl ValueForm {
     }
 
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     fn encode(self, out: &mut Vec<u8>) {
         match self {
             ValueForm::Decimal { delta, .. } => encode_zigzag(delta, out),
@@ -249,6 +270,10 @@ fn near_delta(delta: i64) -> u64 {
 }
 
 /// The index of the first non-zero byte of an XOR, and the number of bytes up to the last one.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "at most seven zero bytes are left out at the end"
+)]
 fn xor_span(xor: u64) -> (usize, usize) {
     let start = (xor.trailing_zeros() / 8).min(7) as usize;
     let end = 8 - (xor.leading_zeros() / 8).min(7) as usize;

@@ -1,5 +1,14 @@
 //! A column as integers of one scale, with a few exceptions.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
+
 use crate::decimal::Scale;
 
 /// A column of decimals.
@@ -52,6 +61,10 @@ pub(super) struct NearDecimals {
 
 impl NearDecimals {
     /// The smallest scale with all but at most an eighth of the values near its decimals.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
     pub(super) fn of(values: &[f64]) -> Option<NearDecimals> {
         let mut scale = Scale::ONE;
         let mut far = 0;
@@ -95,6 +108,10 @@ pub(super) fn extend(scale: Scale, integers: &[u64], out: &mut Vec<f64>) {
 }
 
 /// The largest of the values' own scales; `None` if more than `exceptions_max` have none.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 fn common_scale(values: &[f64], exceptions_max: usize) -> Option<Scale> {
     let mut common = Scale::ONE;
     let mut exceptions = 0;

@@ -10,7 +10,14 @@
 //! `n` is the number of bits of the count of values, at most 7. `leading` selects 0, 8, 12, 16, 18,
 //! 20, 22 or 24 zero bits; `length` 0 means 64. Source: Chimp 128 (Liakos et al., PVLDB 2022).
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::Result;
 
@@ -21,7 +28,12 @@ const LEADING: [u32; 8] = [0, 8, 12, 16, 18, 20, 22, 24];
 const BACK_BITS_MAX: u32 = 7;
 
 /// Appends the stream of `values` (at least one).
-#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "encodes values of the caller, not stored bytes"
+)]
 pub(super) fn encode(values: &[f64], out: &mut Vec<u8>) {
     out.extend_from_slice(&values[0].to_bits().to_le_bytes());
     let back_bits = back_bits(values.len());
@@ -76,7 +88,12 @@ pub(super) fn encode(values: &[f64], out: &mut Vec<u8>) {
 }
 
 /// Takes a stream of `count` values; it must be all of `input`.
-#[expect(clippy::indexing_slicing, reason = "LEADING has eight entries, its index three bits")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "hot; no field has over 7 bits, LEADING has eight entries of at most 24"
+)]
 pub(super) fn decode(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     let mut last = take_u64(input, "first value")?;
     // Each value takes at least two bits.
