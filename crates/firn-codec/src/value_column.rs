@@ -21,7 +21,14 @@
 //!
 //! Sources: ALP (SIGMOD 2024; decimals with exceptions), Chimp 128 (PVLDB 2022; XOR).
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 mod decimals;
 mod encode;
@@ -56,7 +63,10 @@ pub(crate) fn codec_of(bytes: &[u8]) -> String {
     let (tag, rest) = bytes.split_first().map_or((0, bytes), |(tag, rest)| (*tag, rest));
     let name = match tag {
         0..=22 => return format!("decimals / 10^{tag}: {}", integers::codec_of(rest)),
-        32..=54 => return format!("decimals * 10^-{}: {}", tag - 32, integers::codec_of(rest)),
+        32..=54 => {
+            let digits = tag.saturating_sub(32);
+            return format!("decimals * 10^-{digits}: {}", integers::codec_of(rest));
+        }
         CONSTANT_BITS => "constant bits",
         CONSTANT_DECIMAL => "constant decimal",
         CONSTANT_INTEGER => "constant integer",
@@ -116,7 +126,7 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
         }
         CONSTANT_INTEGER => Ok(vec![Scale::ONE.value(take_zigzag(input, "constant")?); count]),
         EXCEPTIONS => decode_exceptions(input, count),
-        REPEATS if depth > 0 => decode_repeats(input, count),
+        REPEATS if depth > 0 => decode_repeats(input, count, depth),
         DICTIONARY if depth > 0 => decode_dictionary(input, count, depth),
         SHIFTED_BITS => {
             let shift = take_count(input, 63, "zero bits")?;
@@ -143,6 +153,7 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
 
 /// As [`decode_values`] for repeats; `bytes` start after the tag. Counts the changes before `kept`,
 /// ignores those after it, and decodes only the values inside.
+#[expect(clippy::arithmetic_side_effects, reason = "a list yields at most `run_count - 1` changes")]
 fn decode_repeats_of(
     bytes: &[u8],
     count: usize,
@@ -151,9 +162,9 @@ fn decode_repeats_of(
     out: &mut Vec<f64>,
 ) -> Result<()> {
     let mut input = bytes;
-    let changes = Postings::take(&mut input)?;
-    if changes.len() >= count as u64 || input.first() == Some(&REPEATS) {
-        return Err(corrupt(format!("{} changes of {count} values", changes.len())));
+    let (changes, run_count) = take_changes(&mut input, count)?;
+    if input.first() == Some(&REPEATS) {
+        return Err(corrupt("repeats of repeats"));
     }
     let mut ends = changes.iter().map(|end| usize::try_from(end).unwrap_or(usize::MAX));
     let mut first = 0;
@@ -167,9 +178,12 @@ fn decode_repeats_of(
         borders.push(end);
         next = ends.next();
     }
-    let mut distinct = Vec::with_capacity(borders.len() + 1);
     let runs = first..first + borders.len() + 1;
-    decode_values(input, changes.len() as usize + 1, runs, scratch, &mut distinct)?;
+    if next.is_none() && runs.end != run_count {
+        return Err(cut("list of changes"));
+    }
+    let mut distinct = Vec::with_capacity(runs.len());
+    decode_values(input, run_count, runs, scratch, &mut distinct)?;
     let mut start = kept.start;
     for (&value, end) in distinct.iter().zip(borders.into_iter().chain([kept.end])) {
         let length = end.checked_sub(start).filter(|&length| length > 0);
@@ -180,27 +194,34 @@ fn decode_repeats_of(
     Ok(())
 }
 
-fn decode_repeats(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
-    let changes = Postings::take(input)?;
-    if changes.len() >= count as u64 {
-        return Err(corrupt(format!("{} changes of {count} values", changes.len())));
-    }
-    let distinct = decode_column(input, changes.len() as usize + 1, DEPTH_MAX - 1)?;
+fn decode_repeats(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>> {
+    let (changes, run_count) = take_changes(input, count)?;
+    let distinct = decode_column(input, run_count, depth.saturating_sub(1))?;
     let mut ends = changes.iter().map(usize::try_from).chain([Ok(count)]);
     let mut values = Vec::with_capacity(count);
     for &value in &distinct {
         let end = ends.next().and_then(|end| end.ok());
-        let end = end.filter(|end| (values.len() + 1..=count).contains(end));
+        let end = end.filter(|&end| values.len() < end && end <= count);
         values.resize(end.ok_or_else(|| corrupt("repeat exceeds its column"))?, value);
     }
     Ok(values)
+}
+
+/// Takes the entries at which values change; returns them with the number of runs of equal values.
+#[expect(clippy::arithmetic_side_effects, reason = "the sum is at most `count`")]
+fn take_changes<'a>(input: &mut &'a [u8], count: usize) -> Result<(Postings<'a>, usize)> {
+    let changes = Postings::take(input)?;
+    match usize::try_from(changes.len()) {
+        Ok(change_count) if change_count < count => Ok((changes, change_count + 1)),
+        _ => Err(corrupt(format!("{} changes of {count} values", changes.len()))),
+    }
 }
 
 fn decode_dictionary(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>> {
     let distinct_count = take_count(input, count, "distinct values")?;
     let byte_count = take_count(input, input.len(), "dictionary bytes")?;
     let mut column = take_bytes(input, byte_count, "dictionary")?;
-    let distinct = decode_column(&mut column, distinct_count, depth - 1)?;
+    let distinct = decode_column(&mut column, distinct_count, depth.saturating_sub(1))?;
     let indexes = decode_integers(input, count)?;
     let value = |idx: u64| usize::try_from(idx).ok().and_then(|idx| distinct.get(idx)).copied();
     let values = indexes.into_iter().map(value).collect::<Option<Vec<f64>>>();
@@ -215,7 +236,7 @@ fn decode_exceptions(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     for _ in 0..exception_count {
         let idx = next.saturating_add(take_count(input, count, "exception position")?);
         exceptions.push((idx, take_u64(input, "exception")?));
-        next = idx + 1;
+        next = idx.saturating_add(1);
     }
     let mut values = decimals::values(scale, &decode_integers(input, count)?);
     for (idx, bits) in exceptions {
@@ -238,6 +259,9 @@ mod tests {
 
     use super::*;
     use crate::effort::Effort;
+    use crate::integers::{ColumnKind, encode_integers};
+    use crate::postings::encode_postings;
+    use crate::varint::encode_varint;
 
     fn decode(bytes: &[u8], count: usize, kept: Range<usize>) -> Result<Vec<f64>> {
         let mut values = Vec::new();
@@ -302,6 +326,36 @@ mod tests {
         check(&sums, NEAR);
         check(&column(&|idx| f64::from_bits(scatter(idx))), RAW);
         assert_eq!(tag_of(&column(&|idx| wild(idx * idx % 100)), Effort::Fast), XOR);
+    }
+
+    /// Each level of repeats takes three bytes. Repeats once ignored the depth around them, and a
+    /// damaged column of 300 KB overflowed the stack.
+    #[test]
+    fn repeats_in_a_dictionary_nest_to_a_bounded_depth() {
+        let repeats = |levels: usize| {
+            let mut change = vec![REPEATS];
+            encode_postings(&[1], &mut change);
+            let mut column = change.repeat(levels);
+            encode_values(&[1.0, 2.0], Effort::Fast, &mut column);
+            let mut out = vec![DICTIONARY];
+            encode_varint(2, &mut out);
+            encode_varint(column.len() as u64, &mut out);
+            out.append(&mut column);
+            encode_integers(&[0, 1], ColumnKind::Values, Effort::Fast, &mut out);
+            decode(&out, 2, 0..2)
+        };
+        assert_eq!(repeats(1).unwrap(), [1.0, 2.0]);
+        assert!(repeats(2).is_err());
+        assert!(repeats(100_000).is_err());
+    }
+
+    #[test]
+    fn repeats_whose_list_of_changes_is_cut_are_refused() {
+        // The header states three changes, at entry 1 and after two gaps; only one gap follows.
+        let column = [REPEATS, 3 << 2, 1, 1, 0, CONSTANT_INTEGER, 2];
+        for kept in [0..1, 0..10, 2..3] {
+            assert_eq!(decode(&column, 10, kept.clone()).is_err(), kept.end > 2, "{kept:?}");
+        }
     }
 
     proptest! {
