@@ -24,7 +24,14 @@
 //! assert_eq!(list.iter().seek(6), Some(900));
 //! ```
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 mod encode;
 
@@ -138,6 +145,7 @@ impl<'a> Postings<'a> {
         (self.count, false)
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "`below` is at most the number of ids")]
     fn rank_of_any(&self, id: u64) -> (u64, bool) {
         let mut below = 0;
         for next in self.iter() {
@@ -167,6 +175,7 @@ impl<'a> Postings<'a> {
     ///
     /// # Errors
     /// `Corrupt` if the number of ids differs from the header's; `each` was then called for a part.
+    #[expect(clippy::arithmetic_side_effects, reason = "the iterator yields at most `count` ids")]
     pub fn for_each_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
         match (self.form, self.count) {
             (_, 0) => Ok(()),
@@ -204,6 +213,11 @@ impl<'a> Postings<'a> {
         }
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "a packed list has two ids or more, and `parse` has refused counts beyond usize"
+    )]
     fn for_each_unpacked(&self, mut each: impl FnMut(u64)) -> Result<()> {
         let over = || corrupt("posting list: packed ids over 64 bits");
         let packed = PackedGaps::parse(self).ok_or_else(|| cut("packed posting list"))?;
@@ -233,6 +247,7 @@ impl<'a> Postings<'a> {
     ///
     /// # Errors
     /// `Corrupt` if the number of ids differs from the header's; `out` then contains a part.
+    #[expect(clippy::arithmetic_side_effects, reason = "`out` only grows")]
     pub fn decode(&self, out: &mut Vec<u64>) -> Result<()> {
         let before = out.len();
         let mut ids = self.iter();
@@ -289,6 +304,10 @@ impl<'a> PackedGaps<'a> {
         Some(PackedGaps { skip_width, lasts, widths, data, gap_idx, block_at: 0 })
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`gap_idx` and `block_at` are at most 2^12 times the number of blocks, each a byte of the list"
+    )]
     fn next_gap(&mut self) -> Option<u64> {
         let width = u32::from(*self.widths.get(self.gap_idx / BLOCK)?);
         let bit_idx = (self.gap_idx % BLOCK) * width as usize;
@@ -305,6 +324,10 @@ impl<'a> PackedGaps<'a> {
 
     /// Moves to the end of the current block if its last id, less the first id, is below
     /// `distance`; returns that difference.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`gap_idx` and `block_at` are at most 2^12 times the number of blocks, each a byte of the list"
+    )]
     fn skip_block(&mut self, distance: u64) -> Option<u64> {
         let block = self.gap_idx / BLOCK;
         let width = *self.widths.get(block)?;
@@ -334,6 +357,7 @@ impl PostingsIter<'_> {
         self.find(|&next| next >= id)
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "`skipped` is at most `run_left`")]
     fn seek_runs(&mut self, id: u64) -> Option<u64> {
         while self.left > 0 {
             let Some(run_left) = self.run_left.or_else(|| self.varint()) else {
@@ -366,6 +390,10 @@ impl PostingsIter<'_> {
         }
     }
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`gap_idx` and `block_at` are at most 2^12 times the number of blocks, each a byte of the list"
+    )]
     fn is_spent(&self) -> bool {
         match self.list.form {
             PACKED if self.list.count > 1 => {
@@ -383,6 +411,7 @@ impl PostingsIter<'_> {
         }
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "the byte at `bit_idx / 8` exists")]
     fn next_bit(&mut self) -> Option<u64> {
         loop {
             let byte_idx = usize::try_from(self.bit_idx / 8).ok()?;
@@ -411,6 +440,10 @@ impl PostingsIter<'_> {
 impl Iterator for PostingsIter<'_> {
     type Item = u64;
 
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`left` and `run_left` are not zero where they are counted down"
+    )]
     fn next(&mut self) -> Option<u64> {
         if self.left == 0 {
             return None;
