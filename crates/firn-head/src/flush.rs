@@ -1,12 +1,11 @@
 //! Flushes, and the release of flushed memory.
 //!
-//! A flush is the soft line: its memory turns hot, and younger readers also have tables for its
-//! rows. Hot memory is released in order of time, oldest first: above its limit, when other pools
-//! need the memory, or behind a hard line. `epoch` decides for which readers it stays, and for how
-//! long.
+//! A flush turns its memory hot: younger readers also have tables for the rows. Hot memory is
+//! released in order of time, oldest first: above its limit, when other pools need the memory, or
+//! if it is older than the hard line. `epoch` decides for which readers it stays, and for how long.
 //!
-//! Source: Heracles, section 3.2 (soft and hard line, hot areas by time range, shares of the oldest
-//! ones).
+//! Source: Heracles, section 3.2 (soft line, which is the flush here, and hard line; hot areas by
+//! time range; shares of the oldest ones).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

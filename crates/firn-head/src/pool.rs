@@ -27,11 +27,11 @@ use parking_lot::Mutex;
 pub(crate) const BLOCK_BYTES: usize = 4 << 10;
 /// Blocks of a page.
 pub(crate) const PAGE_BLOCKS: usize = 256;
-/// Free pages are kept while at most this share of the blocks is free: the next conversion takes
-/// the blocks that the previous one freed.
+/// Free pages are kept while at most one in this many blocks is free: the next conversion takes the
+/// blocks that the previous one freed.
 const FREE_SHARE: u64 = 32;
 
-/// A stretch in an earlier page is accepted if it has at least this share of the wanted blocks. A
+/// A stretch in an earlier page is accepted if it has at least a quarter of the wanted blocks. A
 /// segment then has a few more stretches, and later pages become free.
 const SHORT: usize = 4;
 

@@ -115,7 +115,8 @@ pub(crate) fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
     &runs[window.partition_point(|run| run.1 <= id)..]
 }
 
-/// Appends a run of ids, joined with the last run if they touch.
+/// Appends a run of ids, joined with the last run if they touch. Skips a run with ids over 32 bits:
+/// no row, shape or member set has such an id.
 pub(crate) fn push_run(first: u64, last: u64, runs: &mut Vec<(u32, u32)>) {
     let (Ok(first), Ok(end)) = (u32::try_from(first), u32::try_from(last.saturating_add(1))) else {
         return;

@@ -15,8 +15,8 @@ use crate::queue::PushOutcome;
 use crate::segment::{self, BlankSegment, Header, PreviousSegment, SegmentNo};
 use crate::sync::Mutex;
 
-/// Files of one stream that are kept for recycling; more are removed. A flush every few
-/// minutes frees about four segments of 32 MiB.
+/// Files of one stream that are kept for recycling; more are removed. A flush every few minutes
+/// frees about four segments of 32 MiB.
 const SPARES_MAX: usize = 4;
 
 /// Size of the first segment after a start if no file can be recycled. Opening then zeroes this
@@ -294,8 +294,8 @@ fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
     hasher.finalize().max(1)
 }
 
-/// The header of a segment that becomes current. `QueueState::switch` fills in base
-/// and predecessor.
+/// The header of a segment that becomes current. [`Stream::start`] or `QueueState::switch` fills in
+/// base and predecessor.
 fn header_of(id: StreamId, setup: &LogSetup, blank: &BlankSegment) -> Header {
     Header {
         stream: id.0,

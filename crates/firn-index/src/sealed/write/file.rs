@@ -714,7 +714,7 @@ fn rows_of_name(
     }
     let mut next = 0;
     for end in &mut ends {
-        // Starts as the begin of the value's rows; the loop below advances it to their end.
+        // The start of the value's rows for now; the loop below advances it to their end.
         next += std::mem::replace(end, next);
     }
     let mut all = vec![0u32; next];
