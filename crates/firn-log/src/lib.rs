@@ -17,8 +17,8 @@
 //! ordering) and section 4.3.1 (key-based partitioning).
 //!
 //! **Invariants**
-//! - A committed entry is replayed after every crash that its [`SyncPolicy`] covers: in order, once,
-//!   bit for bit.
+//! - A committed entry is replayed after every crash that its [`SyncPolicy`] covers: in order,
+//!   once, bit for bit.
 //! - An append is replayed whole or not at all.
 //! - A byte that differs from the written one is reported or harmless, never an entry.
 //! - A segment is written once, from front to back. After a failed write or sync it is abandoned,
