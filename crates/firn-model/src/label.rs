@@ -3,6 +3,15 @@
 //! Encoding, also on disk: for each pair in order of names `varint(name bytes) name varint(value
 //! bytes) value`. Names are unique, values are not empty, both are UTF-8.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
+
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
@@ -164,6 +173,7 @@ impl Labels {
     }
 
     /// These labels with `name` set to `value`; an empty value removes it.
+    #[expect(clippy::arithmetic_side_effects, reason = "lengths in memory")]
     pub fn with(&self, name: &str, value: &str) -> Labels {
         let mut encoded = Vec::with_capacity(self.0.len() + name.len() + value.len() + 4);
         let (name, value) = (name.as_bytes(), value.as_bytes());
@@ -225,6 +235,10 @@ impl LabelsBuilder {
     }
 
     /// Adds a pair. A pair with an empty value is ignored: it means the same as no pair.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "`build` refuses texts beyond 32 bits before it uses the offsets"
+    )]
     pub fn push(&mut self, name: &str, value: &str) {
         if value.is_empty() {
             return;
@@ -240,7 +254,15 @@ impl LabelsBuilder {
     ///
     /// # Errors
     /// `Invalid` for a repeated or empty name; `TooLarge` if a limit is exceeded.
+    #[expect(clippy::arithmetic_side_effects, reason = "lengths in memory")]
     pub fn build(&mut self, limits: &LabelLimits) -> Result<Labels> {
+        let text_bytes = self.text.len();
+        if u32::try_from(text_bytes).is_err() {
+            *self = LabelsBuilder::default();
+            return Err(Error::too_large(format!(
+                "labels of one series have {text_bytes} bytes, over 4 GiB: shorten them"
+            )));
+        }
         let text = std::mem::take(&mut self.text);
         let mut pairs = std::mem::take(&mut self.pairs);
         let name_of = |pair: &(u32, u32, u32)| &text[pair.0 as usize..pair.1 as usize];
@@ -273,12 +295,13 @@ fn check<'t>(
             limits.label_count_max
         )));
     }
-    for (idx, pair) in pairs.iter().enumerate() {
+    let mut last = None;
+    for pair in pairs {
         let (name, value) = (name_of(pair), value_of(pair));
         if name.is_empty() {
             return Err(Error::invalid(format!("label with value {value:?} has an empty name")));
         }
-        if idx > 0 && name_of(&pairs[idx - 1]) == name {
+        if last.replace(name) == Some(name) {
             return Err(Error::invalid(format!("label {name:?} is repeated")));
         }
         if name.len() > limits.name_bytes_max {
@@ -312,6 +335,10 @@ impl PartialOrd for Labels {
 
 /// Compares the first pair that differs, name before value; a prefix sorts first, as in Prometheus.
 impl Ord for Labels {
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "the rest of a text is never longer than the text"
+    )]
     fn cmp(&self, other: &Labels) -> Ordering {
         let same_bytes = common_bytes(&self.0, &other.0);
         // Texts that end before the first difference are equal on both sides, so only one side is
@@ -382,6 +409,11 @@ fn take_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// Length of the common prefix.
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "`same` counts the bytes of words that are in both"
+)]
 fn common_bytes(left: &[u8], right: &[u8]) -> usize {
     let words = left.as_chunks::<8>().0.iter().zip(right.as_chunks::<8>().0);
     let mut same = 0;
@@ -397,6 +429,7 @@ fn common_bytes(left: &[u8], right: &[u8]) -> usize {
 }
 
 /// Appends `value` as a little-endian base-128 varint (at most 10 bytes).
+#[expect(clippy::cast_possible_truncation, reason = "the low seven bits of each step")]
 pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -406,6 +439,11 @@ pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
 }
 
 /// Decodes a varint from the front of `input`; `None` if it is truncated or exceeds 64 bits.
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "`idx` is the index of a byte of `input` and at most 9"
+)]
 pub fn decode_varint(input: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for (idx, &byte) in input.iter().enumerate().take(10) {
