@@ -1,11 +1,13 @@
 //! The commit of a transaction: validate, log, stage, then visible in all shards at once.
 //!
-//! A transaction is one log entry, in the first stream, with its deletes and its rows of all
-//! shards. A crash leaves all of it or nothing, however many shards and streams it touches
-//! (decision 11). Its order among the plain rows of a shard is its [`CommitSeq`], which is drawn
-//! while all the shards that it writes to are locked: a row with a smaller number precedes it in
-//! the shard's stream. Its rows are whole, so that they are decoded without other entries, and are
-//! in arenas of their own, so that later plain rows wait for nothing.
+//! **Log entry.** A transaction is one log entry, in the first stream, with its deletes and its
+//! rows of all shards. A crash leaves all of it or nothing, however many shards and streams it
+//! touches (decision 11). Its rows are whole, so that they are decoded without other entries, and
+//! are in arenas of their own, so that later plain rows wait for nothing.
+//!
+//! **Number.** Its order among the plain rows of a shard is its [`CommitSeq`], which is drawn while
+//! all the shards that it writes to are locked: a row with a smaller number precedes it in the
+//! shard's stream.
 //!
 //! **Order.** One transaction at a time validates, draws its number and is appended to the log, so
 //! two transactions cannot deadlock. The wait for the device is outside of that, so that one sync

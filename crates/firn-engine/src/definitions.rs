@@ -9,9 +9,10 @@
 //! checks whether the stream has failed since the shard's definitions were logged, and logs all
 //! definitions again that no index file contains.
 //!
-//! *Another stream*, or a relaxed policy: the rows of a transaction are in the first stream,
-//! definitions in the stream of their shard. The end of a shard's last definition is known, and is
-//! made durable before the transaction is logged.
+//! *A transaction* has its rows in the first stream, and the definitions are in the streams of
+//! their shards, which may not be synced yet, above all under a relaxed policy. So the end of each
+//! shard's last definition is remembered, and its stream is synced up to there before the
+//! transaction is logged.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -25,7 +25,9 @@ use crate::{Engine, Lane, Snapshot, parts};
 const TOMBSTONE_COUNT_MAX: usize = 10_000;
 // After this many ended runs a flush merges them.
 pub(crate) const UNFLUSHED_COUNT_MAX: usize = 64;
+// Steps of a cleaning between two log messages.
 const CLEAN_REPORT_STEPS: u64 = 16;
+// Waits of a cleaning for older writes, each twice as long as the previous one: 0.5 s in total.
 const CLEAN_WAITS_MAX: u32 = 8;
 // Only another transaction in the same milliseconds makes a retry necessary.
 const TRIES_MAX: u32 = 16;

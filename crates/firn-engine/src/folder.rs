@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 
 use crate::parts;
 
-/// A process adds its number to the claims of its folder, which begin with the one on the slow
-/// tier. At most this many processes in a row can announce a claim and die before they write the
-/// slow tier's manifest.
+/// Maximum number of claims that a folder remembers. The first is that of the process that wrote
+/// the slow tier's manifest; each later process adds its own before it writes there. A claim is
+/// dropped only after this many processes in a row have ended between the two steps.
 const CLAIMS_MAX: usize = 32;
 
 /// The writer of the slow tier's manifest.

@@ -7,17 +7,28 @@
 //! [`Engine::run_lane`] on its own threads), never reaches the outside except through
 //! [`firn_env::Env`].
 //!
-//! **Write path**: [`Engine::write`] takes references, encodes each shard's rows once, appends
-//! these bytes to the shard's log stream and to the head's arena, waits for the group commit, and
-//! makes the rows visible. **Transaction**: [`Engine::begin`] returns a frozen view to read and a
+//! **Write path** (`write`): [`Engine::write`] takes references, encodes each shard's rows once,
+//! appends these bytes to the shard's log stream and to the head's arena, waits for the group
+//! commit, and makes the rows visible.
+//!
+//! **Transaction** (`transact`, `commit`): [`Engine::begin`] returns a frozen view to read and a
 //! list of changes; [`Transaction::commit`] validates the reads and writes one log entry, visible
-//! in all shards at once. **Delete**: a transaction with a tombstone, which readers and merges
-//! apply to older samples. **Read path**: [`Engine::snapshot`] freezes index, head, tree and
-//! tombstones together; a [`Snapshot`] is a [`firn_model::Select`].
+//! in all shards at once. **Delete** (`delete`): a transaction with a tombstone, which readers and
+//! merges apply to older samples.
+//!
+//! **Flush** (`flush`): [`Engine::flush`] moves the head to tables of level 0 and truncates the
+//! log. `scheduler` decides when, and runs all other background work.
+//!
+//! **Recovery** (`open`): [`Engine::open`] reads the manifest, opens tables and index files, and
+//! replays the rest of the log into index and head (`replay`). `mend` repairs index files that are
+//! damaged or missing.
+//!
+//! **Read path** (`snapshot`): [`Engine::snapshot`] freezes index, head, tree and tombstones
+//! together; a [`Snapshot`] is a [`firn_model::Select`].
 //!
 //! **Invariants**: acknowledged rows are durable (1), the newest write wins (2), a snapshot never
 //! changes (3), and the slow tier contains every object that its manifest names (6).
-//! `tests/simulation` checks them by crashing the engine at every write.
+//! `tests/simulation` checks them by crashing the engine at every change of disk and bucket.
 //!
 //! **Walls**: each part of the state has one owner with private fields: `Ledger` (manifest, commit
 //! numbers, tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their

@@ -27,10 +27,12 @@ const NAMING_GROUPS_MAX: usize = 1_024;
 
 impl Snapshot {
     /// The matching series with samples in the selection's range, according to the chunk headers in
-    /// memory and the directories of tables: no column is read. A series with samples only close to
-    /// the range may be included: in memory if a chunk overlaps the range, in a table from the 1/32
-    /// of its partition with the first sample to the one with the last. Deleted samples never
-    /// count: where a delete hides only a part, the columns are read.
+    /// memory and the directories of tables: no column is read. Deleted samples never count: where
+    /// a delete hides only a part of a series, its columns are read.
+    ///
+    /// Approximate at the ends of the range: a series whose samples are only close to it may be
+    /// included. Memory is exact to a chunk. In a table each series has a first and a last time,
+    /// rounded to 1/32 of a partition.
     ///
     /// # Errors
     /// As [`firn_model::Selected::read`].

@@ -106,8 +106,9 @@ pub(crate) fn header(file_no: u64, version: u32) -> Vec<u8> {
 }
 
 pub(crate) fn record(edit_no: u64, edit: &[u8]) -> Result<Vec<u8>> {
-    let len = u32::try_from(edit.len())
-        .map_err(|_| Error::too_large(format!("manifest: an edit of {} bytes", edit.len())))?;
+    let len = u32::try_from(edit.len()).map_err(|_| {
+        Error::too_large(format!("manifest edit: {} bytes are over 4 GiB", edit.len()))
+    })?;
     let (len, number) = (len.to_le_bytes(), edit_no.to_le_bytes());
     let crc = record_crc(len, number, edit).to_le_bytes();
     let out = [&len[..], &crc, &number, edit].concat();

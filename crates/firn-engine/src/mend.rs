@@ -143,7 +143,7 @@ impl<'a> IndexMender<'a> {
         let aside = put_aside(&*self.env.disk, path)?;
         self.damage.push(format!(
             "{path} is damaged or missing: its {series_count} series are forgotten, as requested \
-             by --forget-lost-index; its remains are in {aside}"
+             by --forget-lost-index; a damaged file is kept as {aside}"
         ));
         Ok(())
     }

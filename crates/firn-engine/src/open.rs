@@ -67,10 +67,11 @@ impl Engine {
     /// Opens the database of `env`, or creates one in an empty folder.
     ///
     /// # Errors
-    /// `Busy` if another process has it open; `Corrupt` for a manifest with both copies damaged,
-    /// and for an index file that is damaged or missing, that the slow tier lacks, unless
-    /// `forget_lost_index` is set; `Invalid` for a format of a newer version;
-    /// `Unavailable`.
+    /// `Busy` if another process has it open. `Corrupt` if both copies of the manifest are damaged,
+    /// or, without `forget_lost_index`, if an index file is damaged or missing and the slow tier
+    /// has no copy. `Conflict` if the folder is empty and its slow tier has a database, or if a
+    /// replica's folder has one; `NotFound` if a replica's slow tier has none. `Invalid` for a
+    /// format of a newer version or for options out of range; `Unavailable`.
     pub fn open(
         env: Env,
         options: EngineOptions,

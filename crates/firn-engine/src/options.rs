@@ -21,8 +21,8 @@ pub struct EngineOptions {
     pub recovery_threads: usize,
     /// Log bytes that force a flush, to keep restarts short.
     pub log_bytes_max: u64,
-    /// Bytes of memory of new series that force an index file without a flush. The minimum is half
-    /// of the bytes of all index files, so that millions of series make few files.
+    /// Bytes of memory of new series that force an index file without a flush. New series may
+    /// always take half of the bytes of all index files, so that millions of series make few files.
     pub new_series_bytes_max: u64,
     /// Bytes of unflushed head that force a flush.
     pub head_bytes_max: u64,

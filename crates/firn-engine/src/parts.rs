@@ -40,7 +40,8 @@ const TAG_CLAIMS: u8 = 7;
 /// The file that a damaged part is reported for.
 const FILE: &str = "manifest";
 
-/// The counts that are fixed when a database is created.
+/// The number of shards, fixed when a database is created, and the number of log streams, which
+/// only an open can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) shard_count: usize,

@@ -1,4 +1,5 @@
-//! The progress of a recovery while it runs, and its findings.
+//! The progress of a recovery while it runs, and its findings: plain data. `open` and `replay`
+//! contain the recovery itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +8,7 @@ use firn_index::LostSeries;
 /// Progress of a recovery, for a page that users watch.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
-    /// Log bytes to read. Those of the stream with the deletes count twice, because it is read
+    /// Log bytes to read. Those of the stream with the transactions count twice, because it is read
     /// twice.
     pub bytes_total: AtomicU64,
     /// Log bytes read.

@@ -1,7 +1,9 @@
-//! Replaying the log into index and head.
+//! Replaying the log into index and head when a database opens: everything above the floors that
+//! the last flush recorded.
 //!
 //! There are two passes. The stream with transactions is searched for them first, because they
-//! concern rows of all streams. Then the streams are replayed in parallel.
+//! concern rows of all streams. Then the streams are replayed in parallel, and each transaction is
+//! applied to a shard between the rows with smaller and larger numbers.
 
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::cast_possible_truncation))]
 

@@ -1,4 +1,4 @@
-//! The four rooms and everything that is needed to work in them.
+//! Log, index, head and tree, with the environment, options and budget that they share.
 
 use std::fmt;
 #[cfg(feature = "test-util")]
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use crate::options::EngineOptions;
 use crate::wakeup::Wakeup;
 
-/// Log, index, head and tree of one database, with their world, options and memory budget.
+/// The four rooms of one database. The parts of the engine take it as an argument.
 pub(crate) struct Rooms {
     pub(crate) env: Env,
     pub(crate) options: EngineOptions,

@@ -1,4 +1,4 @@
-//! A frozen view of everything, held by a query.
+//! A frozen view of index, head, tree and tombstones, and reads of samples from it.
 
 use std::mem;
 use std::ops::Range;

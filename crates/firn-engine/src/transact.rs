@@ -3,10 +3,10 @@
 //! An open transaction holds no lock. Its reads are recorded. [`Transaction::commit`] fails with
 //! `Conflict` if another transaction has touched any of them since, so committed transactions are
 //! serialisable (optimistic: read, then lock, validate, write). A transaction without changes is
-//! not validated: its view is the state between two others.
+//! not validated: its view is the state between two other transactions.
 //!
-//! An update is a newer sample and a delete is a tombstone, wherever the old sample is stored. Both
-//! enter the head as ordinary input. Plain writes are no transactions: see `docs/consistency.md`.
+//! An update is a newer sample and a delete is a tombstone, wherever the old sample is stored:
+//! nothing is changed in place. Plain writes are no transactions: see `docs/consistency.md`.
 //!
 //! Source: DecLog, section 4.1; `commit` and `versions` describe the differences.
 

@@ -1,12 +1,16 @@
 //! Upkeep of the index: many files become few, and series without samples are removed.
 //!
 //! A series may be removed when no table and no memory contains a sample of it, because retention
-//! or an applied delete dropped them all. Directories of tables list the members of every group. A
-//! writer may still hold a reference, so a removal has three steps. First the index is rewritten
-//! without the series. Then they are announced as *leaving*: a write to one of them records a
-//! disturbance. At last, with no write in flight, the manifest names the new file and references
-//! get a new generation, if there was no disturbance and a second search finds no sample. So no
-//! acknowledged row loses its labels.
+//! or an applied delete dropped them all. Directories of tables list the members of every group.
+//!
+//! A writer may still hold a reference, so a removal has three steps:
+//!
+//! 1. The index is rewritten without the series.
+//! 2. They are announced as *leaving*: a write to one of them records a disturbance.
+//! 3. With no write in flight, the manifest names the new file and references get a new generation,
+//!    if there was no disturbance and a second search finds no sample.
+//!
+//! So no acknowledged row loses its labels.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

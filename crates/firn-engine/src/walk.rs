@@ -3,10 +3,11 @@
 //! Storage is ordered by group and time, the result by labels: neighbouring series in the result
 //! are in different groups, and all samples of one may not fit into memory. So the walk sorts the
 //! label sets first and then processes *batches* of neighbouring series, as many as fit into its
-//! buffers. It reads each batch in *windows* of time: short at first, longer while they contain
-//! little. Requests to the slow tier include the next windows. A batch that turns out too large is
-//! cut, and its remainder comes with the next. A series that alone is too large is returned in
-//! runs.
+//! buffers.
+//!
+//! It reads each batch in *windows* of time: short at first, longer while they contain little.
+//! Requests to the slow tier include the next windows. A batch that turns out too large is cut, and
+//! its remainder comes with the next. A series that alone is too large is returned in runs.
 
 use std::sync::Arc;
 

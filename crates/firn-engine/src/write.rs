@@ -1,4 +1,11 @@
 //! The write path on one page: refuse, log and stage, make durable, publish.
+//!
+//! 1. `refuse` removes cells that may not be written. Memory for the rest is reserved.
+//! 2. `log_and_stage` encodes the rows of one shard under the shard's lock, and puts the same bytes
+//!    into the log's buffer and into the head, where no reader sees them yet.
+//! 3. `make_durable` waits for the group commit of all streams that the batch touches.
+//! 4. `publish` makes the rows visible. If the commit failed, `roll_back` drops those that are not
+//!    durable.
 
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, SegmentNo, StreamId};

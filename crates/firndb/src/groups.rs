@@ -170,8 +170,8 @@ impl Db {
     }
 
     /// Writes one sample of one series by its labels, and returns the reference for the fast path
-    /// ([`RowBatch::push`], [`Db::write`]). For a first sample, or a few: a sample in a batch costs
-    /// a hundredth.
+    /// ([`RowBatch::push`], [`Db::write`]). Use it for the first sample of a series or for a few: a
+    /// sample in a batch costs a hundredth of this.
     ///
     /// # Errors
     /// As [`Db::resolve`] and [`Db::write`]; `Invalid` for a time too far in the future.

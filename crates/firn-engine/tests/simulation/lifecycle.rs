@@ -41,7 +41,7 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
 /// The number of changes to disk and bucket in a short run.
 pub(crate) fn count_changes(seed: u64) -> u64 {
     let mut world = World::new(seed, None);
-    run_short(&mut world, None).expect("a life without faults");
+    run_short(&mut world, None).expect("a run without faults");
     world.sim.faults.change_count()
 }
 

@@ -3,6 +3,11 @@
 //!
 //! `FIRN_SEED_COUNT=n` runs n seeds instead of 5,000. `FIRN_SEED=s` runs only seed s and prints its
 //! trace.
+//!
+//! Random runs: `world` (engine, oracle and the events of a run), `lifecycle` (their order),
+//! `random_transactions`, `faults` (every fault in every job), `pressure`, `outage`, `tiers`
+//! (several machines), `results` (with a result cache), `histories` (threads), and `mutants`, which
+//! shows that these runs catch bugs. Single scenarios: all other files.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
