@@ -610,8 +610,8 @@ fn many_texts() -> Vec<String> {
 }
 
 /// Damages each block of a large file in turn. The damage is reported with the use of the block. A
-/// repair loses only series in the block; with a copy of the file, even one that is damaged
-/// elsewhere, it loses none.
+/// repair loses only series with a row, a text or a shape in the block; with a copy of the file,
+/// even one that is damaged elsewhere, it loses none.
 #[test]
 fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
     const BLOCK: usize = 64 << 10;
