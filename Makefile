@@ -26,7 +26,7 @@ bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes ta
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-quick
 
-bench-query: ## queries' CPU, latency and memory against the same two; ONLY=words of names, PROGRAMS=words; writes target/bench/query.json
+bench-query: ## CPU, latency and memory of queries against Prometheus and VictoriaMetrics; ONLY=words of names, PROGRAMS=words; writes target/bench/query.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-query --only "$(ONLY)" --programs "$(PROGRAMS)"
 
@@ -46,7 +46,7 @@ bench-tree: ## bytes per sample by level, bytes put, size control, late data, qu
 	cargo build --release --package firn-bench
 	target/release/bench-tree --only "$(ONLY)"
 
-bench-cache: ## the cache against none, chunks and other policies, a dashboard; ONLY=words of names; writes target/bench/cache.json
+bench-cache: ## the cache against no cache, fixed chunks and other policies, and a dashboard; ONLY=words of names; writes target/bench/cache.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-cache --only "$(ONLY)"
 
@@ -62,5 +62,5 @@ soak: ## more simulation seeds, histories, log restarts, damaged bytes, comparis
 fuzz: ## fuzzers of the language, its evaluation and the cache protocol, SECONDS=n each; PACK=--pack minimises and keeps the corpus
 	cargo xtask fuzz $(SECONDS) $(PACK)
 
-promqltest: ## language test files; DIR=folder
+promqltest: ## test files of PromQL; DIR=folder
 	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)

@@ -125,7 +125,7 @@ class Client:
         raise _refusal(" ".join(words))
 
     def delete(self, key, start, end, field=0):
-        """Deletes a range. Returns whether the cache had points of the key there."""
+        """Deletes a range. Returns whether the cache had any range of the key and field."""
         request = "delete %s %d %d %d\r\n" % (_checked(key), field, start, end)
         answer = self._exchange(server_of(key, self._servers), request.encode("ascii"), _read_line)
         if answer in ("DELETED", "NOT_FOUND"):

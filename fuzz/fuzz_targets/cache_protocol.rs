@@ -1,9 +1,9 @@
-//! Any bytes as a client of `firn cache` may send them. The fuzzer reads or refuses lines and their
-//! values as the server does, and checks that each refusal is one line and that each accepted
-//! request is as `docs/cache-protocol.md` defines it.
+//! Any bytes, sent by a client of `firn cache`. The target parses lines and values as the server
+//! does. It checks that each refusal is one line, and that each accepted request obeys
+//! `docs/cache-protocol.md`.
 
 #![no_main]
-#![expect(dead_code, reason = "the server's other half writes answers, which no client chooses")]
+#![expect(dead_code, reason = "only the parsers are fuzzed; the writers of responses are unused")]
 
 // By path: the server around them would be most of the build.
 #[path = "../../crates/firn-server/src/cache_server/points.rs"]

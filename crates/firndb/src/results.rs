@@ -20,7 +20,7 @@ use firn_promql::{
     ValueType,
 };
 
-/// The cache's folder below the data folder.
+/// The cache's folder on the fast tier.
 const FOLDER: &str = "cache/results";
 
 /// A result cache, with its thread that writes slabs, if any.
