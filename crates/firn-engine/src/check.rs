@@ -13,7 +13,7 @@ use crate::parts::{self, LogCut};
 use crate::rooms::Rooms;
 use crate::slow::{claim, description, segments};
 
-// All bytes of the file, its texts, and the numbers of its series.
+// A repair holds all bytes of the file, its texts, and the numbers of its series.
 const REPAIR_MEMORY_PER_BYTE: u64 = 8;
 
 /// Progress of a check.

@@ -188,7 +188,9 @@ impl Engine {
     /// replays no log.
     ///
     /// # Errors
-    /// Those of [`Engine::flush`]; the engine is closed anyway and loses nothing.
+    /// Those of [`Engine::flush`], and `Unavailable` if rows could not be synced; the engine is
+    /// closed anyway. Only rows that were acknowledged under a relaxed `log.sync` may then be lost,
+    /// in a power failure.
     pub fn close(&self, flush: bool) -> Result<()> {
         let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
         let synced = match self.is_open() && self.flusher.is_log_started() {

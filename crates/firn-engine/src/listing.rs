@@ -15,8 +15,8 @@ use firn_tree::TableRecord;
 use crate::Snapshot;
 use crate::snapshot::of_groups;
 
-// Scraped series have a sample in this time before any moment, so that one pass finds nearly all of
-// them. The others are searched further back.
+// The first pass reads this much of the end of a range: a living scraped series has a sample there.
+// The others are searched further back.
 const FIRST_LOOK_MS: i64 = 5 * 60_000;
 // Growth of the range from one pass to the next.
 const LOOK_GROWTH: i64 = 8;

@@ -29,6 +29,7 @@ use crate::{Engine, Snapshot};
 
 /// Each is a tombstone that every reader checks until tables are rewritten.
 const DELETE_COUNT_MAX: usize = 256;
+/// Each selection may be matched against the index again when the commit is validated.
 const RANGE_COUNT_MAX: usize = 1_024;
 // A change or a point read, with the overhead of its tree or hash set.
 const CHANGE_BYTES: u64 = 64;

@@ -25,6 +25,7 @@ use firn_model::{
 const PARTITION_MS: i64 = 15 * 60_000;
 // Bytes of an entry in a table, with the free slots of a hash map.
 const ENTRY_BYTES: u64 = 72;
+// With fewer entries, a walk over all of them frees too little.
 const PRUNE_COUNT_MIN: usize = 1_024;
 
 /// A series and a time.

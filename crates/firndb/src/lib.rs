@@ -259,7 +259,8 @@ impl Db {
     /// visible, and durable as configured by `log.sync`. The batch is sorted in place.
     ///
     /// # Errors
-    /// `Busy` (retry later), `Unavailable` (disk full or failing), `Closed`.
+    /// `Busy` (retry later), `Unavailable` (disk full or failing, or another server has taken over
+    /// the slow tier), `Corrupt` (a damaged index file may contain a series), `Closed`.
     ///
     /// ```
     /// use firndb::{Db, Labels, Options, QueryTime, RowBatch, local_env};
@@ -431,7 +432,8 @@ impl Db {
     /// is lost, and the next start replays the log.
     ///
     /// # Errors
-    /// As [`Db::flush`]; the database is closed nevertheless.
+    /// As [`Db::flush`], and `Unavailable` if the result cache cannot be written; the database is
+    /// closed nevertheless.
     pub fn close(&self) -> Result<()> {
         let closed = self.engine.close(true);
         if let (Ok(()), Some(results)) = (&closed, self.results.get()) {

@@ -12,6 +12,7 @@ use crate::slow::description::{self, Description, index_part};
 /// Folder of index segments, on both tiers.
 pub(crate) const INDEX_FOLDER: &str = "index/";
 
+/// Bytes of one request when a segment is downloaded or compared.
 const COPY_BYTES: u64 = 4 << 20;
 /// The end of a segment contains the checksums of everything before it.
 const END_BYTES: u64 = 64;

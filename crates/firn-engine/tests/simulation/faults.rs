@@ -51,9 +51,13 @@ enum Fault {
     PowerLost,
     /// A write, sync, rename, removal, put or delete fails.
     ChangeFails,
+    /// One operation of this kind fails.
     Fails(Operation),
+    /// A put or a delete is applied but reports an error.
     AnswerLost,
+    /// A range of an object is truncated without an error.
     BodyCut,
+    /// The slow tier is down from an operation on.
     Down,
     /// The operation takes hours and then succeeds.
     Delayed,

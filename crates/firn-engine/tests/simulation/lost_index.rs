@@ -211,10 +211,12 @@ enum IndexStage {
     Published,
 }
 
+/// As [`fill_large`]; closes the database. Returns the number of samples of each series.
 fn filled_large(sim: &Sim, stage: IndexStage) -> BTreeMap<Labels, usize> {
     counts(&fill_large(sim, stage).0)
 }
 
+/// Fills a database up to `stage`. Returns it with the label sets of its series.
 fn fill_large(sim: &Sim, stage: IndexStage) -> (Arc<Engine>, Vec<Labels>) {
     let engine = open(sim, false).expect("opens");
     let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -308,7 +308,7 @@ impl Cluster {
         }
     }
 
-    /// Checks that all samples were passed to a rightful writer once.
+    /// Checks that every sample was passed to a rightful writer at some time.
     fn check_passed(&self, seen: &ObservedSamples) -> Outcome<()> {
         for (labels, samples) in &seen.series {
             for sample in samples {
