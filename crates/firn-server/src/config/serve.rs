@@ -187,9 +187,9 @@ settings! {
     /// Size of a write request after decompression.
     request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
 
-    /// Acknowledge a remote write request with status 204 although series in it were refused, as
-    /// Prometheus does, or were beyond a limit that waiting does not lift.
-    /// firn_write_rejected_samples_total counts them either way.
+    /// Respond with success although a part of a write was refused, if a retry would not help: to
+    /// remote write with status 204, to writes of groups with 200.
+    /// firn_write_rejected_samples_total counts the refused samples either way.
     write_lenient: Switch = "false", not_with(&["read-only"]);
 
     section "Remote read";
