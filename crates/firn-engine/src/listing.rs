@@ -30,9 +30,9 @@ impl Snapshot {
     /// memory and the directories of tables: no column is read. Deleted samples never count: where
     /// a delete hides only a part of a series, its columns are read.
     ///
-    /// Approximate at the ends of the range: a series whose samples are only close to it may be
-    /// included. Memory is exact to a chunk. In a table each series has a first and a last time,
-    /// rounded to 1/32 of a partition.
+    /// A series without a sample in the range may be included if it has samples around it. Memory
+    /// is exact to a chunk. A table records of each series only the time from its first to its last
+    /// sample in a block, rounded to 1/32 of a partition.
     ///
     /// # Errors
     /// As [`firn_model::Selected::read`].

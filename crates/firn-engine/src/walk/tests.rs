@@ -1,3 +1,6 @@
+//! Walks compared with a plain map: every sample once and in order, in bounded memory, with few
+//! requests to the slow tier.
+
 use std::collections::BTreeMap;
 
 use firn_model::{MatchOp, RowBatch, STALE_NAN_BITS};
