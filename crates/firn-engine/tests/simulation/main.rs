@@ -1,8 +1,8 @@
 //! Single-threaded simulation of the engine. A seed determines a simulated world and a run, and all
 //! reads are compared with a plain map, the oracle.
 //!
-//! `FIRN_SEED_COUNT=n` runs n seeds of each test with seeds instead of its own number, 5,000 in this
-//! file. `FIRN_SEED=s` runs only seed s and prints its trace.
+//! `FIRN_SEED_COUNT=n` runs n seeds of each test with seeds instead of its own number, 5,000 in
+//! this file. `FIRN_SEED=s` runs only seed s and prints its trace.
 //!
 //! Random runs: `world` (engine, oracle and the events of a run), `lifecycle` (their order),
 //! `random_transactions`, `faults` (every fault in every job), `pressure`, `outage`, `tiers`
