@@ -55,7 +55,7 @@ pub(crate) fn open(
     if let Some(bytes) = config.result_cache_bytes()
         && let Err(error) = db.enable_result_cache(results(config.memory.0, bytes))
     {
-        // Queries work without the cache, so that a failure of it does not stop the database.
+        // Queries work without the cache, so its failure does not stop the database.
         tracing::warn!("results are not cached: {error}");
     }
     tracing::info!(

@@ -272,7 +272,7 @@ impl Ingest {
                 outcome.refused.future_count += report.too_far_ahead;
                 if report.unknown > 0 {
                     outcome.error = Some(Error::unavailable(format!(
-                        "{} samples were for series that are being moved: send them again",
+                        "{} samples belong to series that were removed during the write; send them again",
                         report.unknown
                     )));
                 }

@@ -55,7 +55,9 @@ impl InspectGroups {
         };
         let partition_ms =
             parse_unit_duration_ms(partition).filter(|&ms| ms > 0).ok_or_else(|| {
-                Error::invalid(format!("expected a duration such as 2h, got {partition:?}"))
+                Error::invalid(format!(
+                    "partition: expected a duration such as 2h, got {partition:?}"
+                ))
             })?;
         let options = CostOptions { partition_ms, ..CostOptions::default() };
         Ok(InspectGroups { selectors: selectors.map(parse).collect::<Result<_>>()?, top, options })
@@ -295,7 +297,7 @@ fn open_idle_with(
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!(
             "there is no database in {shown}: set --data to its folder, or inspect a slow tier alone \
-             with `firn inspect tables --slow-tier PLACE --slow-only`"
+             with `firn inspect tables --slow-tier LOCATION --slow-only`"
         )));
     }
     let slow_tier =

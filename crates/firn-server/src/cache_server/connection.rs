@@ -127,7 +127,7 @@ impl<'a> Connection<'a> {
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
         if !self.is_token(token) {
-            let problem = "this is not the token".to_owned();
+            let problem = "wrong token".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
         self.is_trusted = true;
@@ -243,7 +243,7 @@ impl<'a> Connection<'a> {
                 (Ok(false), Ok(false)) => "NOT_FOUND\r\n".to_owned(),
                 (Ok(_), Ok(_)) => "DELETED\r\n".to_owned(),
                 (Err(error), _) | (_, Err(error)) => {
-                    format!("SERVER_ERROR deleted until a crash only: {error}\r\n")
+                    format!("SERVER_ERROR deleted, but a crash may restore the points: {error}\r\n")
                 }
             }
         });
@@ -269,7 +269,7 @@ impl<'a> Connection<'a> {
             METRICS_PATH => ("200 OK", self.shared.metrics()),
             _ => (
                 "404 Not Found",
-                "this is firn cache; its numbers are at /-/cache/metrics\n".into(),
+                "this is firn cache; its metrics are at /-/cache/metrics\n".into(),
             ),
         };
         let answer = format!(

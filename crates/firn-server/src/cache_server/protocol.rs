@@ -77,8 +77,8 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
             let and_skip = |refused| Refused { skip_bytes: Some(bytes), ..refused };
             if bytes > value_bytes_max {
                 let problem = format!(
-                    "the value has {bytes} bytes, {value_bytes_max} are allowed (--value-bytes-max); set shorter \
-                     ranges"
+                    "the value has {bytes} bytes, {value_bytes_max} are allowed \
+                     (--value-bytes-max); set shorter ranges"
                 );
                 return Err(and_skip(refused(problem)));
             }

@@ -179,7 +179,7 @@ fn a_token_is_wanted_first() {
     let config = CacheConfig { token_file, ..config(&folder.path().join("cache")) };
     let server = CacheServer::start(config, || ()).unwrap();
     for (request, problem) in
-        [("get k 0 0 9 json\r\n", "send first: auth TOKEN"), ("auth wrong\r\n", "not the token")]
+        [("get k 0 0 9 json\r\n", "send first: auth TOKEN"), ("auth wrong\r\n", "wrong token")]
     {
         let mut client = Client::new(&server);
         assert!(client.ask(request).contains(problem));

@@ -224,7 +224,7 @@ async fn show(
 ) -> Response<Body> {
     let group = match group.ok().and_then(|Path(group)| group.parse().ok()) {
         Some(group) => GroupId(group),
-        None => return ApiError::bad_data("the id of a group is a number").into_response(),
+        None => return ApiError::bad_data("invalid group id: expected a number").into_response(),
     };
     computed(
         app,

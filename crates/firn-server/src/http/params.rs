@@ -26,8 +26,7 @@ const FORM_BYTES_MAX: usize = 10 << 20;
 const QUERY_BYTES_MAX: usize = 1 << 20;
 
 impl Params {
-    /// Reads the parameters of `request`. A body counts only with POST or PUT
-    /// and as a form.
+    /// Reads the parameters of `request`. A body counts only with POST or PUT and as a form.
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();

@@ -306,7 +306,7 @@ async fn send_parts(
         match made {
             Ok(made) => (part, rest) = made,
             Err(error) => {
-                tracing::warn!(%error, "a streamed remote read was cut");
+                tracing::warn!(%error, "a streamed remote read was cut off");
                 return;
             }
         }
@@ -333,7 +333,7 @@ impl axum::body::HttpBody for StreamBody {
         self.0.poll_recv(context).map(|sent| match sent {
             Some(Sent::Part(bytes)) => Some(Ok(hyper::body::Frame::data(bytes))),
             Some(Sent::End) => None,
-            None => Some(Err(Error::unavailable("the answer was cut; see the server's log"))),
+            None => Some(Err(Error::unavailable("the response was cut off; see the server's log"))),
         })
     }
 }
@@ -346,7 +346,7 @@ async fn within<T>(
 ) -> Result<T> {
     tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
         cancel.time_out();
-        let what = format!("the remote read did not get on for {timeout:?} (--query-timeout)");
+        let what = format!("the remote read made no progress for {timeout:?} (--query-timeout)");
         Err(Error::new(ErrorKind::Timeout, what))
     })
 }
@@ -356,7 +356,9 @@ fn limit_named(error: Error) -> Error {
     match error.kind() {
         ErrorKind::TooLarge => {
             let limit_mib = BODY_BYTES_MAX >> 20;
-            Error::too_large(format!("the request is over {limit_mib} MiB, as it is or unpacked"))
+            Error::too_large(format!(
+                "the request is over {limit_mib} MiB, compressed or decompressed"
+            ))
         }
         _ => error,
     }

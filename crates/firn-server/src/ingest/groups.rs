@@ -133,7 +133,8 @@ impl Ingest {
             if refused > 0 {
                 answer.refused.value_count += refused;
                 *error = Some(Error::unavailable(format!(
-                    "the references of {refused} values were taken back meanwhile: define the groups again"
+                    "{refused} values refer to series that were removed during the write; \
+                     define the groups again"
                 )));
             }
         }
@@ -201,7 +202,7 @@ impl Ingest {
                     let given = request.generation.as_deref().unwrap_or("none");
                     let given = given.get(..given.floor_char_boundary(64)).unwrap_or_default();
                     Err(Error::not_found(format!(
-                        "references are of generation {given:?}, now is {generation:?}: \
+                        "the references are of generation {given:?}, expected {generation:?}; \
                          define the groups again"
                     )))
                 }

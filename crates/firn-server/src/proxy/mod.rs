@@ -233,7 +233,10 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
                     response.headers_mut().insert(CACHE_HEADER, HeaderValue::from_static(found));
                     response
                 }
-                Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "packing the answer panicked\n"),
+                Err(_) => text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "compressing the response panicked, which is a bug; see the log\n",
+                ),
             }
         }
         Answered::AsIs(fetched, _held) => fetched.answer(),

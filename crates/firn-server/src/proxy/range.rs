@@ -21,7 +21,7 @@ const LOOKBACK_MS: i64 = 5 * 60_000;
 /// The longest query that is parsed.
 const QUERY_BYTES_MAX: usize = 1 << 20;
 
-/// Parameters that change nothing of the answer.
+/// Parameters that the key or the lookup contains in parsed form, like `step`.
 const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];

@@ -287,7 +287,7 @@ fn parse_timestamp(text: &[u8]) -> Option<Timestamp> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// `# HELP name text`, `# TYPE name type`, or anything else, which means nothing.
+/// `# HELP name text`, `# TYPE name type`, or any other comment, which is ignored.
 fn comment(cursor: &mut Cursor<'_>, out: &mut Decoded) -> Result<()> {
     cursor.at += 1;
     let blanks = cursor.take_while(|byte| byte == b' ' || byte == b'\t').len();

@@ -30,7 +30,7 @@ pub fn push_float(value: f64, out: &mut Vec<u8>) {
     match text.split_once('e') {
         None => out.extend_from_slice(text.strip_suffix(".0").unwrap_or(text).as_bytes()),
         Some(parts) if !(1e-6..1e21).contains(&magnitude) => push_exponent(parts, out),
-        // It begins with exponents before Go does.
+        // `zmij` writes exponents where Go does not yet.
         Some(_) => {
             use std::io::Write;
             // Writing into a Vec cannot fail.

@@ -56,7 +56,7 @@ pub fn labels(span: &[u8], out: &mut LabelsBuilder) -> Result<(), LabelFault> {
                 out.push(utf8("label name", name)?, utf8("label value", value)?);
             }
             (1, wire) => return Err(wrong_type(at, "TimeSeries", 1, wire).into()),
-            // Samples between labels: the walk has been through them.
+            // Samples between labels, which the walk has decoded already.
             (field, wire) => series.skip(field, wire)?,
         }
     }

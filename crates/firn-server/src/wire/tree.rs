@@ -9,7 +9,7 @@ use firn_promql::{
 use crate::wire::json::{push_array, push_string};
 use crate::wire::number::push_i64;
 
-/// Appends the tree below `node`: at most 500 bytes per byte of the query, as deep as the tree.
+/// Appends the tree below `node`: at most 256 bytes per byte of the query, as deep as the tree.
 pub fn push_tree(node: &Node, out: &mut Vec<u8>) {
     match &node.kind {
         NodeKind::Number { value, .. } => {

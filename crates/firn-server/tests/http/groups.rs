@@ -193,7 +193,7 @@ fn groups_are_listed_and_shown() {
         assert!(answer.status == status && error.contains(wanted), "{target}: {error}");
     };
     f("/77777", 404, "group 77777 does not exist");
-    f("/seven", 400, "is a number");
+    f("/seven", 400, "expected a number");
     f("?match[]={", 400, "match[]");
     f("?lone=perhaps", 400, "lone");
     f("?limit=-1", 400, "limit");

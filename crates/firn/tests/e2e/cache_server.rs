@@ -146,7 +146,7 @@ fn deleted_and_replaced_points_do_not_return_after_sigkill() {
             server.kill();
             is_over.store(true, Ordering::Relaxed);
         });
-        // Requests without a response are separated from acknowledged ones.
+        // A number that is listed twice counts once.
         for known in acknowledged.lock().expect("no panic").values_mut() {
             known.dedup();
         }

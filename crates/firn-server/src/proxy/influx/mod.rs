@@ -284,7 +284,6 @@ fn key(parts: &Parts, pairs: &[(String, String)], statement: &Statement) -> Vec<
     key
 }
 
-/// Shared by tests.
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
