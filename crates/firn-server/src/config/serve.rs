@@ -71,7 +71,8 @@ settings! {
     fast_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
         bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Upper limit for the tables on the slow tier. Beyond it the oldest data is dropped.
+    /// Upper limit for the tables on the slow tier. Beyond it the oldest data is dropped. A limit
+    /// switches --result-cache off.
     slow_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
         bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
