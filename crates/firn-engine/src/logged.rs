@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use firn_codec::Tombstone;
 use firn_codec::varint::{take_bytes, take_count, take_u8, take_varint};
-use firn_model::{CommitSeq, Error, Reservation, Result, ShardId, encode_varint};
+use firn_model::{CommitSeq, Error, Reservation, Result, ShardBits, ShardId, encode_varint};
 
 const VERSION: u8 = 1;
 
@@ -26,11 +26,16 @@ pub(crate) struct LoggedTransaction {
 }
 
 /// Appends the payload of a transaction to `out`. Bytes: `docs/formats/transaction.md`.
+///
+/// # Panics
+/// If the shards of `rows` do not ascend.
 pub(crate) fn encode(
     deletes: &[Arc<Tombstone>],
     rows: &[(ShardId, Vec<u8>, Reservation)],
     out: &mut Vec<u8>,
 ) {
+    // `decode` refuses others, and no start could pass the entry.
+    assert!(rows.is_sorted_by(|a, b| a.0 < b.0), "the shards of a transaction ascend");
     out.push(VERSION);
     encode_varint(deletes.len() as u64, out);
     let mut bytes = Vec::new();
@@ -48,11 +53,15 @@ pub(crate) fn encode(
 }
 
 impl LoggedTransaction {
-    /// Decodes `bytes`, the payload of entry `seq`.
+    /// Decodes `bytes`, the payload of entry `seq`, in a database with the shards of `bits`.
     ///
     /// # Errors
     /// `Corrupt` for bytes that are no transaction, `Invalid` for one of a newer version.
-    pub(crate) fn decode(seq: CommitSeq, bytes: &[u8]) -> Result<LoggedTransaction> {
+    pub(crate) fn decode(
+        seq: CommitSeq,
+        bits: ShardBits,
+        bytes: &[u8],
+    ) -> Result<LoggedTransaction> {
         let mut input = bytes;
         let version = take_u8(&mut input, "transaction version")?;
         if version != VERSION {
@@ -75,7 +84,9 @@ impl LoggedTransaction {
         let mut rows: Vec<(ShardId, Range<usize>)> = Vec::new();
         while !input.is_empty() {
             let shard = take_varint(&mut input, "shard of a transaction")?;
-            let shard = ShardId(u16::try_from(shard).map_err(|_| corrupt("shard out of range"))?);
+            let shard = u16::try_from(shard).ok().map(ShardId);
+            let shard = shard.filter(|shard| usize::from(shard.0) < bits.shard_count());
+            let shard = shard.ok_or_else(|| corrupt("shard out of range"))?;
             if rows.last().is_some_and(|last| last.0 >= shard) {
                 return Err(corrupt("shards of a transaction are not ascending"));
             }
@@ -85,5 +96,42 @@ impl LoggedTransaction {
             rows.push((shard, end.saturating_sub(len)..end));
         }
         Ok(LoggedTransaction { deletes, rows })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, ErrorKind, Pool, TimeRange};
+
+    use super::*;
+
+    const SEQ: CommitSeq = CommitSeq(7);
+
+    fn encoded(shards: &[u16]) -> Vec<u8> {
+        let none = || Budget::unlimited().empty(Pool::Head);
+        let rows = shards.iter().map(|&shard| (ShardId(shard), vec![1, 2, 3], none()));
+        let deleted = Arc::new(Tombstone::new(0, TimeRange::new(0, 9), Vec::new()));
+        let mut out = Vec::new();
+        encode(&[deleted], &rows.collect::<Vec<_>>(), &mut out);
+        out
+    }
+
+    #[test]
+    fn a_transaction_is_decoded_with_the_shards_of_its_database_only() {
+        let bytes = encoded(&[0, 3]);
+        let decode = |bits| LoggedTransaction::decode(SEQ, bits, &bytes);
+        let found = decode(ShardBits::for_count(4)).unwrap();
+        assert_eq!(found.deletes.len(), 1);
+        let rows: Vec<_> =
+            found.rows.into_iter().map(|(shard, rows)| (shard, &bytes[rows])).collect();
+        assert_eq!(rows, [(ShardId(0), &[1, 2, 3][..]), (ShardId(3), &[1, 2, 3])]);
+        let refused = decode(ShardBits::for_count(2)).err().unwrap();
+        assert!(matches!(refused.kind(), ErrorKind::Corrupt { .. }), "{refused}");
+    }
+
+    #[test]
+    #[should_panic(expected = "the shards of a transaction ascend")]
+    fn shards_out_of_order_are_not_logged() {
+        encoded(&[3, 0]);
     }
 }

@@ -117,7 +117,10 @@ impl Manifest {
     /// Starts the next file with the whole state, then removes the older ones.
     fn begin_file(&mut self, state: &Edit, room_bytes: u64) -> Result<()> {
         self.current = None;
-        let file_no = self.file_no + 1;
+        // The last number comes from a file name.
+        let file_no = self.file_no.checked_add(1).ok_or_else(|| {
+            Error::corrupt(path(self.file_no, COPIES[0]), 0, "no manifest number follows this one")
+        })?;
         let encoded = state.encode();
         let needed =
             (HEADER_BYTES + 2 * RECORD_HEADER_BYTES) as u64 + encoded.len() as u64 + room_bytes;

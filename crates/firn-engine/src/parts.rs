@@ -29,6 +29,8 @@ use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
 use firn_codec::{Tombstone, Tombstones};
 use firn_model::{CommitSeq, Error, LogPosition, Result, Timestamp, decode_varint, encode_varint};
 
+use crate::sequence;
+
 const TAG_IDENTITY: u8 = 1;
 const TAG_SEQUENCE: u8 = 2;
 const TAG_TOMBSTONES: u8 = 3;
@@ -127,7 +129,9 @@ impl Identity {
             count.filter(|count| (1..=usize::from(u16::MAX)).contains(count))
         };
         let (shard_count, stream_count) = (count(), count());
-        match (shard_count, stream_count) {
+        // Other numbers of shards have no `ShardBits`.
+        let is_possible = |&count: &usize| count.is_power_of_two() && count <= 1 << 15;
+        match (shard_count.filter(is_possible), stream_count) {
             (Some(shard_count), Some(stream_count)) => Ok(Identity { shard_count, stream_count }),
             _ => Err(damaged("counts of shards and streams")),
         }
@@ -199,7 +203,10 @@ pub(crate) fn encode_sequence(last: CommitSeq) -> Vec<u8> {
 }
 
 fn decode_sequence(mut rest: &[u8]) -> Result<CommitSeq> {
-    decode_varint(&mut rest).map(CommitSeq).ok_or_else(|| damaged("the last commit"))
+    let last = decode_varint(&mut rest).map(CommitSeq);
+    let last = last.ok_or_else(|| damaged("the last commit"))?;
+    sequence::check_stored(last, FILE)?;
+    Ok(last)
 }
 
 pub(crate) fn encode_tombstones(tombstones: &Tombstones) -> Vec<u8> {
@@ -304,6 +311,21 @@ mod tests {
             }
         }
         assert!(EngineParts::decode([&[99u8][..]].into_iter()).is_err());
+    }
+
+    #[test]
+    fn numbers_that_no_database_has_are_refused() {
+        let of_tag = |tag: u8, numbers: &[u64]| {
+            let mut part = vec![tag];
+            numbers.iter().for_each(|&number| encode_varint(number, &mut part));
+            EngineParts::decode([part.as_slice()].into_iter())
+        };
+        for (shard_count, stream_count) in [(0, 1), (3, 1), (1 << 16, 1), (64, 0), (64, 1 << 16)] {
+            assert!(of_tag(TAG_IDENTITY, &[shard_count, stream_count]).is_err());
+        }
+        assert!(of_tag(TAG_IDENTITY, &[1 << 15, 9]).is_ok());
+        assert!(of_tag(TAG_SEQUENCE, &[u64::MAX]).is_err());
+        assert!(of_tag(TAG_SEQUENCE, &[1 << 62]).is_ok());
     }
 
     #[test]

@@ -5,7 +5,14 @@
 //! concern rows of all streams. Then the streams are replayed in parallel, and each transaction is
 //! applied to a shard between the rows with smaller and larger numbers.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +33,7 @@ use crate::options::EngineOptions;
 use crate::parts::LogCut;
 use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replayed::ChangeTimes;
+use crate::sequence;
 use crate::tombstones::touched_shards;
 
 /// Divisor of the head size that forces a flush: replayed rows that are not columns yet may take
@@ -184,7 +192,8 @@ impl<'a> Replay<'a> {
         let floors: Vec<LogPosition> =
             self.floors.iter().copied().enumerate().map(others).collect();
         let searched_bytes = self.log.replay_bytes(&floors);
-        self.progress.bytes_total.store(bytes_total + searched_bytes, Ordering::Relaxed);
+        let read_bytes = bytes_total.saturating_add(searched_bytes);
+        self.progress.bytes_total.store(read_bytes, Ordering::Relaxed);
         let transactions = self.find_transactions(tombstones)?;
         let streams: Vec<StreamId> = (0..).map(StreamId).take(self.floors.len()).collect();
         // Rows of a short log always fit into memory.
@@ -250,14 +259,15 @@ impl<'a> Replay<'a> {
             if entry.kind != EntryKind::Transaction || entry.below_floor {
                 return Ok(());
             }
-            let logged = LoggedTransaction::decode(entry.seq, entry.payload)?;
-            transactions.transaction_count += 1;
+            let logged = LoggedTransaction::decode(entry.seq, self.bits, entry.payload)?;
+            transactions.transaction_count = transactions.transaction_count.saturating_add(1);
             for (shard, rows) in logged.rows {
                 let rows = Some(entry.payload_range(rows));
                 transactions.by_shard.get_mut().entry(shard).or_default().insert(entry.seq, rows);
             }
             if !mutant!(self.options, DeletesNotReplayed) {
-                transactions.delete_count += logged.deletes.len() as u64;
+                let delete_count = logged.deletes.len() as u64;
+                transactions.delete_count = transactions.delete_count.saturating_add(delete_count);
                 for (seq, one) in logged.deletes {
                     transactions.changes.note(one.range(), seq);
                     transactions.add(self.bits, seq, one);
@@ -332,7 +342,8 @@ impl<'a> Replay<'a> {
     /// Records the read position. Returns whether it is time to check memory.
     fn advance(&self, read: &mut ReadPosition, position: LogPosition) -> bool {
         let previous = read.position.replace(position).unwrap_or(position);
-        read.unreported_bytes += position.0.saturating_sub(previous.0);
+        let read_bytes = position.0.saturating_sub(previous.0);
+        read.unreported_bytes = read.unreported_bytes.saturating_add(read_bytes);
         if read.unreported_bytes < self.step_bytes() {
             return false;
         }
@@ -404,10 +415,10 @@ impl StreamReplay<'_> {
                     apply,
                 )?;
                 if apply {
-                    self.report.rows += rows.row_count;
+                    self.report.rows = self.report.rows.saturating_add(rows.row_count);
                     self.changes.note(rows.range, entry.seq);
                 }
-                self.report.rows_lost += rows.refused_count;
+                self.report.rows_lost = self.report.rows_lost.saturating_add(rows.refused_count);
                 Ok(())
             }
             // Found before.
@@ -417,7 +428,8 @@ impl StreamReplay<'_> {
 
     /// Counts an entry, records the position, and bounds memory.
     fn note(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
-        self.report.entries += 1;
+        self.report.entries = self.report.entries.saturating_add(1);
+        sequence::check_stored(entry.seq, "log")?;
         self.last = self.last.max(entry.seq);
         if self.all.advance(&mut self.position, entry.position) {
             self.all.relieve()
@@ -444,17 +456,18 @@ impl StreamReplay<'_> {
     /// Reads a transaction's rows of one shard again and replays them into the head.
     fn take_rows(&mut self, shard: ShardId, seq: CommitSeq, stored: &PayloadRange) -> Result<()> {
         let (held, bytes) = (&self.all.held, stored.bytes() as u64);
-        let now = held.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let now = held.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         held.bytes_max.fetch_max(now, Ordering::Relaxed);
         let mut rows = std::mem::take(&mut self.rows);
         stored.read(&mut rows)?;
         let range = self.remember_groups(shard, &rows)?;
         self.changes.note(range, seq);
-        self.report.rows += self.all.head.replay_transaction(shard, seq, &rows)?;
+        let row_count = self.all.head.replay_transaction(shard, seq, &rows)?;
+        self.report.rows = self.report.rows.saturating_add(row_count);
         rows.shrink_to(ROWS_BYTES_KEPT);
         self.rows = rows;
         held.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.unchecked_transaction_bytes += bytes;
+        self.unchecked_transaction_bytes = self.unchecked_transaction_bytes.saturating_add(bytes);
         if self.unchecked_transaction_bytes < self.all.step_bytes() {
             return Ok(());
         }

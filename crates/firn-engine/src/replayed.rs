@@ -4,6 +4,15 @@
 //! that applies each change to all series drops some valid answers but serves no stale ones, and
 //! recovery need not determine the series of the rows that it reads.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::BTreeMap;
 
 use firn_log::SyncPolicy;
@@ -61,7 +70,7 @@ impl ChangeTimes {
         }
         let cell = |ts: Timestamp| ts.div_euclid(self.cell_ms);
         let (first, last) = (cell(range.start), cell(range.end));
-        if last - first >= CELLS_PER_CHANGE_MAX {
+        if last.saturating_sub(first) >= CELLS_PER_CHANGE_MAX {
             return self.note_wide(range, number);
         }
         for cell in first..=last {
@@ -69,7 +78,8 @@ impl ChangeTimes {
             *known = number.max(*known);
         }
         while self.cells.len() > CELLS_MAX {
-            self.cell_ms *= 2;
+            // At most 2^51: longer cells of all times are fewer than `CELLS_MAX`.
+            self.cell_ms = self.cell_ms.saturating_mul(2);
             for (cell, number) in std::mem::take(&mut self.cells) {
                 let known = self.cells.entry(cell.div_euclid(2)).or_default();
                 *known = number.max(*known);
@@ -95,7 +105,7 @@ impl ChangeTimes {
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (TimeRange, CommitSeq)> + '_ {
         let cells = self.cells.iter().map(|(&cell, &number)| {
             let start = cell.saturating_mul(self.cell_ms);
-            (TimeRange::new(start, start.saturating_add(self.cell_ms - 1)), number)
+            (TimeRange::new(start, start.saturating_add(self.cell_ms.saturating_sub(1))), number)
         });
         cells.chain(self.wide.iter().copied())
     }

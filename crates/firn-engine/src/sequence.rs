@@ -2,8 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use firn_model::CommitSeq;
+use firn_model::{CommitSeq, Error, Result};
 use parking_lot::Mutex;
+
+/// A larger number was never drawn: at 10^9 commits per second, 2^62 take 146 years. Numbers from
+/// here on are free for bounds, and the next number cannot wrap.
+const STORED_MAX: u64 = 1 << 62;
+
+/// Checks a number that `file` contains. New numbers continue after the largest one.
+///
+/// # Errors
+/// `Corrupt` if it was never drawn.
+pub(crate) fn check_stored(seq: CommitSeq, file: &str) -> Result<()> {
+    if seq.0 > STORED_MAX {
+        let what = format!("commit {} was never made; restore a backup", seq.0);
+        return Err(Error::corrupt(file, 0, what));
+    }
+    Ok(())
+}
 
 /// Draws numbers and tracks those in flight.
 pub(crate) struct Sequence(Mutex<SequenceState>);
@@ -20,7 +36,7 @@ pub(crate) struct InFlight<'a> {
 }
 
 impl Sequence {
-    /// Continues after `last`.
+    /// Continues after `last`, which [`check_stored`] accepts.
     pub(crate) fn after(last: CommitSeq) -> Sequence {
         Sequence(Mutex::new(SequenceState { next: last.0 + 1, in_flight: BTreeSet::new() }))
     }
@@ -46,7 +62,7 @@ impl Sequence {
         CommitSeq(state.in_flight.first().copied().unwrap_or(state.next) - 1)
     }
 
-    /// In a replica: another server has committed up to `last`.
+    /// In a replica: another server has committed up to `last`, which [`check_stored`] accepts.
     pub(crate) fn advance(&self, last: CommitSeq) {
         let mut state = self.0.lock();
         state.next = state.next.max(last.0 + 1);

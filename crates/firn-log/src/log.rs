@@ -8,7 +8,7 @@ use firn_model::{Error, LogPosition, Result, ShardId};
 use crate::append::{Append, StreamId, Tip};
 use crate::block;
 use crate::commit::{CommitTurn, LedBatch};
-use crate::entry::EntryRef;
+use crate::entry::{EntryRef, is_shard_of};
 use crate::options::{LogSetup, SEGMENT_BYTES_MAX, SyncPolicy};
 use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
@@ -172,14 +172,19 @@ impl Log {
     /// # Errors
     /// `TooLarge` if they do not fit into one segment; `Unavailable` when a new segment is needed
     /// and the disk is full or fails. Nothing is buffered then.
+    ///
+    /// # Panics
+    /// If the shard of an entry is not one of `stream`.
     pub fn append(
         &self,
         stream: StreamId,
         segment: SegmentNo,
         entries: &[EntryRef<'_>],
     ) -> Result<Append> {
-        let owner = |entry: &EntryRef<'_>| self.stream_of(entry.shard);
-        debug_assert!(entries.iter().all(|entry| owner(entry) == stream), "shard in wrong stream");
+        // Replay refuses others, and no start could pass the entry.
+        let counts = (self.setup.stream_count, self.setup.shard_count);
+        let is_ours = |entry: &EntryRef<'_>| is_shard_of(counts, stream, entry.shard);
+        assert!(entries.iter().all(is_ours), "an entry is of another stream than {stream:?}");
         self.stream(stream).append(segment, entries)
     }
 

@@ -107,6 +107,14 @@ pub(crate) fn not_ours_error(epoch: u64) -> Error {
     )
 }
 
+/// The epoch of the next writer. `last` is the largest that the slow tier contains.
+///
+/// # Errors
+/// `Corrupt` if there is none: no writer has had `last`.
+pub(super) fn epoch_after(last: u64) -> Result<u64> {
+    last.checked_add(1).ok_or_else(|| Error::corrupt(KEY, 0, "its epoch is out of range"))
+}
+
 /// Puts the manifest that was `found`, or `empty`, with `writer` and the next epoch.
 ///
 /// # Errors
@@ -117,7 +125,7 @@ pub(super) fn claim_as(
     writer: Writer,
     empty: &Edit,
 ) -> Result<Claim> {
-    let epoch = found.as_ref().map_or(0, |found| found.epoch) + 1;
+    let epoch = epoch_after(found.as_ref().map_or(0, |found| found.epoch))?;
     let (mode, state, segments) = match found {
         None => (PutMode::Create, empty.clone(), BTreeMap::new()),
         Some(found) => {

@@ -15,6 +15,7 @@ use crate::manifest_format;
 use crate::parts::{self, SlowPart};
 use crate::pressure::Pressure;
 use crate::rooms::Rooms;
+use crate::slow::claim;
 use crate::slow::description::{self, KEY, index_part};
 use crate::slow::segments::{INDEX_FOLDER, TieredSegment, epoch_in_key, upload};
 use crate::slow::state::{Claim, PublishedState, SlowTier};
@@ -157,7 +158,7 @@ impl SlowTier {
         let objects = bucket.list(INDEX_FOLDER)?.into_iter();
         let in_keys = objects.filter_map(|object| epoch_in_key(&object.key));
         let in_remains = manifest_format::epochs_in(&remains).into_iter().chain([self.epoch()]);
-        let epoch = in_keys.chain(in_remains).max().unwrap_or(0) + 1;
+        let epoch = claim::epoch_after(in_keys.chain(in_remains).max().unwrap_or(0))?;
         *self.claim.lock() = Some(Claim::new(epoch, info.version, BTreeMap::new()));
         self.set_epoch(epoch);
         while self.publish(rooms, ledger, pressure)? {}

@@ -29,7 +29,7 @@ const REWRITE_BYTES: usize = 1 << 20;
 pub(crate) struct StreamFiles {
     pub(super) id: StreamId,
     /// Numbers of streams and shards.
-    counts: (usize, usize),
+    pub(super) counts: (usize, usize),
     pub(super) segments: Vec<SegmentFile>,
     next_number: SegmentNo,
     pub(super) replayed: Option<ReplayOutcome>,

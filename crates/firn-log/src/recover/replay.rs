@@ -25,7 +25,7 @@ use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 use super::files::{ReplayOutcome, SegmentFile, StreamFiles};
 use crate::append::StreamId;
 use crate::block::{ALIGN_BYTES, Block};
-use crate::entry::EntryKind;
+use crate::entry::{self, EntryKind};
 use crate::read::SegmentReader;
 use crate::segment::{self, Header, PreviousSegment, SegmentNo};
 
@@ -134,6 +134,7 @@ impl StreamFiles {
     ) -> Result<ReplayReport> {
         let mut replay = Replay {
             id: self.id,
+            counts: self.counts,
             floor,
             f,
             report: ReplayReport::default(),
@@ -216,6 +217,8 @@ fn extent(segment: &SegmentFile, header: &Header, later: &[SegmentFile]) -> Opti
 
 struct Replay<'a> {
     id: StreamId,
+    /// Numbers of streams and shards.
+    counts: (usize, usize),
     floor: LogPosition,
     f: &'a mut dyn FnMut(ReplayEntry<'_>) -> Result<()>,
     report: ReplayReport,
@@ -281,6 +284,10 @@ impl Replay<'_> {
                      start the version of firn that wrote it",
                 ));
             };
+            // `Log::append` asserts the same before it buffers an entry.
+            if !entry::is_shard_of(self.counts, self.id, entry.shard) {
+                return Err(corrupt("an entry is of a shard of another stream; run firn check"));
+            }
             let end_offset = offset.saturating_add(end as u64);
             let position = LogPosition(header.base.0.saturating_add(end_offset));
             let payload_bytes = entry.payload.len() as u64;

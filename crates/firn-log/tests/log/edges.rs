@@ -192,6 +192,16 @@ fn other_stream_and_shard_counts_are_refused() {
     world.open(made).unwrap();
 }
 
+#[test]
+#[should_panic(expected = "an entry is of another stream")]
+fn an_entry_of_another_stream_is_not_logged() {
+    let world = World::new(6);
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let entry =
+        EntryRef { kind: EntryKind::Rows, shard: ShardId(1), seq: CommitSeq(1), payload: &[] };
+    let _ = log.append(StreamId(0), log.tip(StreamId(0)).segment, &[entry]);
+}
+
 /// The log folder was lost, but the manifest kept its floors. New entries must not be below the
 /// floor.
 #[test]
