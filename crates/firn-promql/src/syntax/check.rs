@@ -138,8 +138,9 @@ impl Checker<'_> {
     fn operator_span(&self, binary: &Binary) -> Span {
         let (from, to) = (binary.lhs.span.end as usize, binary.rhs.span.start as usize);
         let between = self.text.get(from..to).unwrap_or("");
-        let start = from + (between.len() - between.trim_start().len());
-        Span::new(start, (from + between.trim_end().len()).max(start))
+        let blank_bytes = between.len().saturating_sub(between.trim_start().len());
+        let start = from.saturating_add(blank_bytes);
+        Span::new(start, from.saturating_add(between.trim_end().len()).max(start))
     }
 
     fn call(&self, span: Span, function: &Function, args: &[Node]) -> Checked {
@@ -151,13 +152,14 @@ impl Checker<'_> {
                 return self.fail(span, what);
             }
         } else {
-            let least = known - 1;
+            let least = known.saturating_sub(1);
             if got < least {
                 let what =
                     format!("expected at least {least} argument(s) in call to {quoted}, got {got}");
                 return self.fail(span, what);
             }
-            let most = least + usize::try_from(function.variadic).unwrap_or(usize::MAX / 2);
+            let most =
+                least.saturating_add(usize::try_from(function.variadic).unwrap_or(usize::MAX));
             if got > most {
                 let what =
                     format!("expected at most {most} argument(s) in call to {quoted}, got {got}");

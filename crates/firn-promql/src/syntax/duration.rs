@@ -35,7 +35,7 @@ pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
         if number.is_empty() || unit_idx < unit_next {
             return Err(bad());
         }
-        unit_next = unit_idx + 1;
+        unit_next = unit_idx.saturating_add(1);
         sum = number
             .parse::<i64>()
             .ok()
@@ -49,6 +49,10 @@ pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
 }
 
 /// The shortest usual form: years and weeks only without a remainder.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "no unit is 0 ms, and `count` units are not more than `ms`"
+)]
 pub(crate) fn format_duration(mut ms: i64) -> String {
     if ms == 0 {
         return "0s".to_owned();

@@ -40,9 +40,9 @@ impl std::error::Error for ParseError {}
 /// Line and column of byte `at`, both from 1; columns count bytes.
 pub(crate) fn line_column(text: &str, at: u32) -> (u32, u32) {
     let before = text.as_bytes().get(..at as usize).unwrap_or(text.as_bytes());
-    let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-    let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |idx| idx + 1);
-    (bounded(line), bounded(before.len() - line_start + 1))
+    let line = before.split(|&byte| byte == b'\n').count();
+    let last_line = before.rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    (bounded(line), bounded(last_line.len().saturating_add(1)))
 }
 
 fn bounded(number: usize) -> u32 {

@@ -128,7 +128,7 @@ pub(crate) fn tokenize(input: &str) -> Tokens {
         input,
         bytes: input.as_bytes(),
         at: 0,
-        list: Vec::with_capacity(input.len() / 4 + 2),
+        list: Vec::with_capacity((input.len() / 4).saturating_add(2)),
         paren_depth: 0,
         in_braces: false,
         in_brackets: false,
@@ -171,10 +171,10 @@ impl Lexer<'_> {
     fn skip_blanks(&mut self) {
         while let Some(&byte) = self.bytes.get(self.at) {
             match byte {
-                b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
+                b' ' | b'\t' | b'\n' | b'\r' => self.step(1),
                 b'#' => {
                     while self.bytes.get(self.at).is_some_and(|b| !matches!(b, b'\n' | b'\r')) {
-                        self.at += 1;
+                        self.step(1);
                     }
                 }
                 _ => return,
@@ -202,7 +202,7 @@ impl Lexer<'_> {
             Add, Div, Equal, Greater, GreaterEqual, Less, LessEqual, Mod, Mul, NotEqual, Pow, Sub,
             TrimLower, TrimUpper,
         };
-        let next = self.bytes.get(start + 1).copied();
+        let next = self.byte_after(start);
         let (kind, len) = match (byte, next) {
             (b',', _) => (TokenKind::Comma, 1),
             (b'*', _) => (TokenKind::Operator(Mul), 1),
@@ -219,7 +219,10 @@ impl Lexer<'_> {
             (b'=', _) => (TokenKind::Equal, 1),
             (b'!', Some(b'=')) => (TokenKind::Operator(NotEqual), 2),
             (b'!', _) => {
-                let what = format!("unexpected character after '!': {}", self.char_at(start + 1));
+                let what = format!(
+                    "unexpected character after '!': {}",
+                    self.char_at(start.saturating_add(1))
+                );
                 return Err(self.error(start, what));
             }
             (b'<', Some(b'=')) => (TokenKind::Operator(LessEqual), 2),
@@ -229,15 +232,16 @@ impl Lexer<'_> {
             (b'>', Some(b'/')) => (TokenKind::Operator(TrimLower), 2),
             (b'>', _) => (TokenKind::Operator(Greater), 1),
             (b'(', _) => {
-                self.paren_depth += 1;
+                self.paren_depth = self.paren_depth.saturating_add(1);
                 (TokenKind::LeftParen, 1)
             }
             (b')', _) => {
-                if self.paren_depth == 0 {
+                let Some(outer) = self.paren_depth.checked_sub(1) else {
                     // Prometheus has consumed the byte when it reports this error.
-                    return Err(self.error(start + 1, "unexpected right parenthesis ')'"));
-                }
-                self.paren_depth -= 1;
+                    let end = start.saturating_add(1);
+                    return Err(self.error(end, "unexpected right parenthesis ')'"));
+                };
+                self.paren_depth = outer;
                 (TokenKind::RightParen, 1)
             }
             (b'{', _) => {
@@ -274,13 +278,13 @@ impl Lexer<'_> {
                 return Err(self.error(start, what));
             }
         };
-        self.at += len;
+        self.step(len);
         self.emit(start, kind);
         Ok(())
     }
 
     fn inside_braces(&mut self, start: usize, byte: u8) -> Result<(), ParseError> {
-        let next = self.bytes.get(start + 1).copied();
+        let next = self.byte_after(start);
         let (kind, len) = match (byte, next) {
             (b',', _) => (TokenKind::Comma, 1),
             (b'=', Some(b'~')) => (TokenKind::MatchRegex, 2),
@@ -288,7 +292,7 @@ impl Lexer<'_> {
             (b'!', Some(b'~')) => (TokenKind::MatchNotRegex, 2),
             (b'!', Some(b'=')) => (TokenKind::Operator(crate::syntax::BinaryOp::NotEqual), 2),
             (b'!', _) => {
-                let after = self.char_at(start + 1);
+                let after = self.char_at(start.saturating_add(1));
                 let what = format!("unexpected character after '!' inside braces: {after}");
                 return Err(self.error(start, what));
             }
@@ -308,7 +312,7 @@ impl Lexer<'_> {
                 return Err(self.error(start, what));
             }
         };
-        self.at += len;
+        self.step(len);
         self.emit(start, kind);
         Ok(())
     }
@@ -339,9 +343,9 @@ impl Lexer<'_> {
 
     fn string(&mut self, start: usize, quote: u8) -> Result<(), ParseError> {
         let raw = quote == b'`';
-        self.at += 1;
+        self.step(1);
         while let Some(&byte) = self.bytes.get(self.at) {
-            self.at += 1;
+            self.step(1);
             match byte {
                 _ if byte == quote => {
                     self.emit(start, TokenKind::String);
@@ -361,11 +365,11 @@ impl Lexer<'_> {
         let (digit_count, base, value_max) = match self.bytes.get(self.at).copied() {
             None => return Err(self.error(start, "escape sequence not terminated")),
             Some(b'a' | b'b' | b'f' | b'n' | b'r' | b't' | b'v' | b'\\') => {
-                self.at += 1;
+                self.step(1);
                 return Ok(());
             }
             Some(byte) if byte == quote => {
-                self.at += 1;
+                self.step(1);
                 return Ok(());
             }
             Some(b'0'..=b'7') => (3, 8, 255),
@@ -378,7 +382,7 @@ impl Lexer<'_> {
             }
         };
         if base == 16 {
-            self.at += 1;
+            self.step(1);
         }
         let mut value = 0u32;
         for _ in 0..digit_count {
@@ -391,7 +395,7 @@ impl Lexer<'_> {
                 return Err(self.error(start, what));
             };
             value = value.wrapping_mul(base).wrapping_add(digit);
-            self.at += 1;
+            self.step(1);
         }
         if value > value_max || (0xd800..0xe000).contains(&value) {
             return Err(self.error(start, "escape sequence is an invalid Unicode code point"));
@@ -408,7 +412,7 @@ impl Lexer<'_> {
             self.emit(start, TokenKind::Duration);
             return Ok(());
         }
-        let end = self.at.max(start + 1).min(self.bytes.len());
+        let end = self.at.max(start.saturating_add(1)).min(self.bytes.len());
         let text = String::from_utf8_lossy(self.bytes.get(start..end).unwrap_or_default());
         let what = format!("bad number or duration syntax: {}", go_quote(text.as_bytes()));
         Err(self.error(start, what))
@@ -417,38 +421,38 @@ impl Lexer<'_> {
     /// Consumes a number: `12`, `.5`, `1_000`, `0x1F`, `1e-3`. Returns false, at the first invalid
     /// byte, if the text is no number; the following bytes may still make it a duration.
     fn number(&mut self, start: usize) -> bool {
-        let hex = matches!(self.bytes.get(start..start + 2), Some([b'0', b'x' | b'X']));
+        let hex = matches!(self.bytes.get(start..), Some([b'0', b'x' | b'X', ..]));
         if hex {
-            self.at += 2;
+            self.step(2);
         }
         let (mut dot, mut exponent) = (false, false);
         while let Some(&byte) = self.bytes.get(self.at) {
-            let next = self.bytes.get(self.at + 1).copied();
+            let next = self.byte_after(self.at);
             match byte {
-                b'0'..=b'9' => self.at += 1,
-                b'a'..=b'f' | b'A'..=b'F' if hex => self.at += 1,
+                b'0'..=b'9' => self.step(1),
+                b'a'..=b'f' | b'A'..=b'F' if hex => self.step(1),
                 b'.' => {
-                    self.at += 1;
+                    self.step(1);
                     if dot || hex || matches!(next, Some(b'_' | b'.')) {
                         return false;
                     }
                     dot = true;
                 }
                 b'e' | b'E' => {
-                    self.at += 1;
+                    self.step(1);
                     if exponent {
                         return false;
                     }
                     exponent = true;
                     if matches!(next, Some(b'+' | b'-')) {
-                        self.at += 1;
+                        self.step(1);
                     }
                     if !self.bytes.get(self.at).is_some_and(u8::is_ascii_digit) {
                         return false;
                     }
                 }
                 b'_' => {
-                    self.at += 1;
+                    self.step(1);
                     if matches!(next, None | Some(b'.' | b'_' | b'e' | b'E')) && !hex {
                         return false;
                     }
@@ -469,7 +473,7 @@ impl Lexer<'_> {
             if !self.accept(b"0123456789") {
                 let goes_on = self.bytes.get(self.at).copied().is_some_and(is_word);
                 // Error messages include the extra byte.
-                self.at += usize::from(goes_on);
+                self.step(usize::from(goes_on));
                 return !goes_on;
             }
             while self.accept(b"0123456789") {}
@@ -478,14 +482,23 @@ impl Lexer<'_> {
 
     fn accept(&mut self, set: &[u8]) -> bool {
         let yes = self.bytes.get(self.at).is_some_and(|byte| set.contains(byte));
-        self.at += usize::from(yes);
+        self.step(usize::from(yes));
         yes
     }
 
     fn skip_while(&mut self, test: impl Fn(u8) -> bool) {
         while self.bytes.get(self.at).copied().is_some_and(&test) {
-            self.at += 1;
+            self.step(1);
         }
+    }
+
+    fn byte_after(&self, at: usize) -> Option<u8> {
+        self.bytes.get(at.saturating_add(1)).copied()
+    }
+
+    /// Steps over bytes of the text.
+    fn step(&mut self, len: usize) {
+        self.at = self.at.saturating_add(len);
     }
 
     fn char_at(&self, at: usize) -> String {

@@ -3,7 +3,14 @@
 //! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
 //! `print`, `pretty`.
 
-#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 mod check;
 mod duration;

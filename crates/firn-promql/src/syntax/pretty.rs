@@ -34,7 +34,7 @@ fn first_level(node: &Node, level: usize) -> usize {
         NodeKind::Subquery(_) if fits(node) => 0,
         _ if fits(node) => level,
         // The operands are one level deeper than the operator between them.
-        NodeKind::Binary(binary) => first_level(&binary.lhs, level + 1),
+        NodeKind::Binary(binary) => first_level(&binary.lhs, deeper(level)),
         NodeKind::Subquery(subquery) => first_level(&subquery.expr, level),
         _ => level,
     }
@@ -56,11 +56,11 @@ fn lines(f: &mut fmt::Formatter<'_>, node: &Node, level: usize) -> fmt::Result {
         }
         NodeKind::Paren(inner) => block(f, [&**inner], level),
         NodeKind::Binary(binary) => {
-            lines(f, &binary.lhs, level + 1)?;
+            lines(f, &binary.lhs, deeper(level))?;
             line_break(f, level)?;
             operator(f, binary)?;
-            line_break(f, first_level(&binary.rhs, level + 1))?;
-            lines(f, &binary.rhs, level + 1)
+            line_break(f, first_level(&binary.rhs, deeper(level)))?;
+            lines(f, &binary.rhs, deeper(level))
         }
         NodeKind::Unary { negate, operand } => {
             f.write_str(sign(*negate))?;
@@ -88,11 +88,16 @@ fn block<'a>(
         if idx > 0 {
             f.write_str(",")?;
         }
-        line_break(f, first_level(node, level + 1))?;
-        lines(f, node, level + 1)?;
+        line_break(f, first_level(node, deeper(level)))?;
+        lines(f, node, deeper(level))?;
     }
     line_break(f, level)?;
     f.write_str(")")
+}
+
+/// The level of the parts of a node; the parser bounds the depth of a tree.
+fn deeper(level: usize) -> usize {
+    level.saturating_add(1)
 }
 
 fn line_break(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
@@ -101,7 +106,7 @@ fn line_break(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
 }
 
 fn indent(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
-    write!(f, "{:width$}", "", width = 2 * level)
+    write!(f, "{:width$}", "", width = level.saturating_mul(2))
 }
 
 fn fits(node: &Node) -> bool {

@@ -66,7 +66,9 @@ impl fmt::Display for Node {
 impl fmt::Display for Length {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Length::Fixed(_) if self.ms() < 0 => write!(f, "-{}", format_duration(-self.ms())),
+            Length::Fixed(_) if self.ms() < 0 => {
+                write!(f, "-{}", format_duration(self.ms().saturating_neg()))
+            }
             Length::Fixed(_) => f.write_str(&format_duration(self.ms())),
             Length::Computed(expr) => expr.fmt(f),
         }

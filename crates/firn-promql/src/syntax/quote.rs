@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// `bytes` in double quotes with Go's escapes; invalid UTF-8 as `\xNN`.
 pub(crate) fn go_quote(bytes: &[u8]) -> String {
-    let mut out = String::with_capacity(bytes.len() + 2);
+    let mut out = String::with_capacity(bytes.len().saturating_add(2));
     out.push('"');
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -40,15 +40,14 @@ pub(crate) fn unquote(token: &str) -> Option<Vec<u8>> {
         return Some(inner.to_vec());
     }
     let mut out = Vec::with_capacity(inner.len());
-    let mut at = 0;
-    while let Some(&byte) = inner.get(at) {
-        at += 1;
+    let mut rest = inner;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
         if byte != b'\\' {
             out.push(byte);
             continue;
         }
-        let escape = *inner.get(at)?;
-        at += 1;
+        let (&escape, after) = rest.split_first()?;
         let simple = match escape {
             b'a' => Some(7),
             b'b' => Some(8),
@@ -62,18 +61,20 @@ pub(crate) fn unquote(token: &str) -> Option<Vec<u8>> {
         };
         if let Some(byte) = simple {
             out.push(byte);
+            rest = after;
             continue;
         }
         let (from, digits, base) = match escape {
-            b'0'..=b'7' => (at - 1, 3, 8),
-            b'x' => (at, 2, 16),
-            b'u' => (at, 4, 16),
-            b'U' => (at, 8, 16),
+            // The first digit is the escape itself.
+            b'0'..=b'7' => (rest, 3, 8),
+            b'x' => (after, 2, 16),
+            b'u' => (after, 4, 16),
+            b'U' => (after, 8, 16),
             _ => return None,
         };
-        let text = std::str::from_utf8(inner.get(from..from + digits)?).ok()?;
-        let value = u32::from_str_radix(text, base).ok()?;
-        at = from + digits;
+        let (text, behind) = from.split_at_checked(digits)?;
+        let value = u32::from_str_radix(std::str::from_utf8(text).ok()?, base).ok()?;
+        rest = behind;
         if digits <= 3 {
             out.push(u8::try_from(value).ok()?);
         } else {

@@ -1,6 +1,6 @@
 //! Durations and the arithmetic on them.
 
-use super::{Parsed, Parser, tightness};
+use super::{Parsed, Parser, tighter, tightness};
 use crate::syntax::lexer::{Keyword, TokenKind};
 use crate::syntax::{BinaryOp, DurationExpr, Length, Span};
 
@@ -39,7 +39,7 @@ impl Parser<'_> {
         let mut lhs = self.nested(|parser| match parser.peek() {
             TokenKind::Operator(op @ (BinaryOp::Sub | BinaryOp::Add)) => {
                 parser.take();
-                let operand = parser.duration(tightness(BinaryOp::Mul) + 1)?;
+                let operand = parser.duration(tighter(tightness(BinaryOp::Mul)))?;
                 Ok(match (op, operand) {
                     (BinaryOp::Add, operand) => operand,
                     (_, DurationExpr::Number { value, is_duration }) => {
@@ -58,7 +58,7 @@ impl Parser<'_> {
             }
             self.deeper()?;
             let op_token = self.take();
-            let rhs = self.duration(if op == Pow { tightness } else { tightness + 1 })?;
+            let rhs = self.duration(if op == Pow { tightness } else { tighter(tightness) })?;
             if let DurationExpr::Number { value: 0.0, .. } = rhs {
                 let what = match op {
                     Div => "division by zero",

@@ -82,7 +82,8 @@ impl<'a> Parser<'a> {
         let is_regex =
             |token: &&Token| matches!(token.kind, TokenKind::MatchRegex | TokenKind::MatchNotRegex);
         let regex_count = tokens.list.iter().filter(is_regex).count();
-        let regex_bytes_max = REGEXES_BYTES_MAX / regex_count.max(1);
+        let regex_bytes_max = REGEXES_BYTES_MAX.checked_div(regex_count);
+        let regex_bytes_max = regex_bytes_max.unwrap_or(REGEXES_BYTES_MAX);
         Parser { input, tokens, next: 0, depth: 0, closing: 0, regex_bytes_max }
     }
 
@@ -102,13 +103,13 @@ impl<'a> Parser<'a> {
     }
 
     fn peek_second(&self) -> TokenKind {
-        self.tokens.list.get(self.next + 1).map_or(TokenKind::Eof, |token| token.kind)
+        self.tokens.list.get(self.next.saturating_add(1)).map_or(TokenKind::Eof, |token| token.kind)
     }
 
     fn take(&mut self) -> Token {
         let token = self.token();
         if !matches!(token.kind, TokenKind::Eof | TokenKind::Error) {
-            self.next += 1;
+            self.next = self.next.saturating_add(1);
         }
         use TokenKind::{Duration, Number, RightBrace, RightBracket, RightParen};
         if matches!(token.kind, RightBrace | RightParen | RightBracket | Duration | Number) {
@@ -153,15 +154,15 @@ impl<'a> Parser<'a> {
 
     /// Runs `parse` one level deeper.
     fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
-        self.deeper()?;
         let depth = self.depth;
+        self.deeper()?;
         let parsed = parse(self);
-        self.depth = depth - 1;
+        self.depth = depth;
         parsed
     }
 
     fn deeper(&mut self) -> Parsed<()> {
-        self.depth += 1;
+        self.depth = self.depth.saturating_add(1);
         if self.depth > HEIGHT_MAX {
             let what = format!("the expression is nested more than {HEIGHT_MAX} levels deep");
             return Err(self.error(self.token().span, what));
@@ -184,7 +185,7 @@ impl<'a> Parser<'a> {
             self.deeper()?;
             self.take();
             let (return_bool, matching) = self.binary_modifiers()?;
-            let right_min = if op == BinaryOp::Pow { tightness } else { tightness + 1 };
+            let right_min = if op == BinaryOp::Pow { tightness } else { tighter(tightness) };
             let rhs = self.expression(right_min)?;
             let span = lhs.span.to(rhs.span);
             let binary = Binary { op, lhs, rhs, return_bool, matching };
@@ -205,7 +206,7 @@ impl<'a> Parser<'a> {
             }
         };
         let sign = self.take();
-        let mut operand = self.expression(tightness(BinaryOp::Mul) + 1)?;
+        let mut operand = self.expression(tighter(tightness(BinaryOp::Mul)))?;
         let span = sign.span.to(operand.span);
         if let NodeKind::Number { value, .. } = &mut operand.kind {
             // A signed number is a number: `-1` prints as it is written.
@@ -444,6 +445,11 @@ impl<'a> Parser<'a> {
         let value = self.number(token)?.0;
         Ok(if sign < 0.0 { -value } else { value })
     }
+}
+
+/// The least precedence on the right side of a left-associative operator.
+fn tighter(tightness: u8) -> u8 {
+    tightness.saturating_add(1)
 }
 
 /// The precedence of an operator; `^` is right-associative, all others left-associative.
