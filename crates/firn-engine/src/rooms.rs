@@ -69,6 +69,7 @@ impl Rooms {
     }
 
     fn break_readers(&self) {
+        #[cfg(feature = "test-util")]
         if mutant!(self, RecycledUnderReaders) {
             self.head.release_under_readers();
         }

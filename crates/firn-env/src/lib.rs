@@ -54,7 +54,7 @@ pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]
-pub use remote::{RemoteBucket, RemoteOptions, planned_fetch_bytes};
+pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};
 
 /// The outside world of one database.
 #[derive(Clone, Debug)]

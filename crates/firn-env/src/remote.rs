@@ -29,8 +29,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::bucket::{check_key, corrupt_range};
 use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
-use fetch::Fetch;
-pub use fetch::planned_fetch_bytes;
+pub use fetch::{Fetch, plan_fetches};
 use store::Stores;
 
 /// Larger objects are uploaded in parallel parts, so that a lost connection costs one part.
@@ -156,11 +155,11 @@ impl RemoteBucket {
 
 impl Bucket for RemoteBucket {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
-        let fetches = fetch::plan(requests);
+        let fetches = plan_fetches(requests);
         let requests: Arc<[RangeRequest]> = Arc::from(requests);
         let count = requests.len();
         let done = self.run(|shared| async move {
-            let lens = fetches.iter().map(|fetch| fetch.end - fetch.start);
+            let lens = fetches.iter().map(Fetch::bytes);
             let deadline = shared.deadline(lens.fold(0, u64::saturating_add));
             let fetched = fetches.into_iter().map(|fetch| shared.fetch(fetch, &requests, deadline));
             let fetched = join_all(fetched);
@@ -221,7 +220,7 @@ impl Client {
         if let [only] = fetch.members[..] {
             return vec![(only, self.fetch_one(&requests[only], deadline).await)];
         }
-        let (offset, len) = (fetch.start, fetch.end - fetch.start);
+        let (offset, len) = (fetch.start, fetch.bytes());
         let whole = RangeRequest { key: fetch.key, offset, len };
         match self.fetch_one(&whole, deadline).await {
             Ok(bytes) => {

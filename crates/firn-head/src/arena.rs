@@ -62,6 +62,7 @@ pub(crate) struct ReadBuffers {
 
 impl ReadBuffers {
     /// Bytes of rows and chunks that were read.
+    #[cfg(feature = "test-util")]
     pub(crate) fn bytes_touched(&self) -> usize {
         self.rows.touched + self.touched
     }

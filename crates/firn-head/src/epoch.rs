@@ -141,6 +141,7 @@ impl<C: Clone> Epochs<C> {
     }
 
     /// Releases cooling memory under its readers: a mutant that simulation must catch.
+    #[cfg(feature = "test-util")]
     pub(crate) fn release_under_readers(&self) {
         for cooling in std::mem::take(&mut self.state.lock().cooling) {
             cooling.memory.replaced_at(0);

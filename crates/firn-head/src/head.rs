@@ -380,7 +380,7 @@ impl Head {
 
     /// Breaks invariant 3: releases cooling memory as if every reader had tables for it. A mutant
     /// that simulation must catch.
-    #[doc(hidden)]
+    #[cfg(feature = "test-util")]
     pub fn release_under_readers(&self) {
         self.epochs.release_under_readers();
     }

@@ -246,6 +246,7 @@ impl HeadReader<'_> {
     }
 
     /// Bytes of rows and chunks that this reader has read so far.
+    #[cfg(feature = "test-util")]
     pub fn bytes_touched(&self) -> usize {
         self.buffers.bytes_touched()
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest, planned_fetch_bytes};
+use firn_env::{Bucket, Fetch, ObjectInfo, PutMode, RangeRequest, plan_fetches};
 
 /// Requests that a store answers side by side, as [`firn_env::RemoteOptions`] has it.
 const SIDE_BY_SIDE: usize = 32;
@@ -78,7 +78,7 @@ impl Metered {
 
 impl Bucket for Metered {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<firn_model::Result<Arc<[u8]>>> {
-        let fetches: Vec<u64> = planned_fetch_bytes(requests).collect();
+        let fetches: Vec<u64> = plan_fetches(requests).iter().map(Fetch::bytes).collect();
         self.gets.fetch_add(fetches.len() as u64, Relaxed);
         self.get_bytes.fetch_add(fetches.iter().sum(), Relaxed);
         self.wait(fetches.len(), || self.below.get_ranges(requests))

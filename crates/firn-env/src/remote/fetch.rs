@@ -13,9 +13,9 @@ const SURPLUS_BYTES: u64 = 64 << 10;
 /// Larger reads are split between ranges, so that the parts run in parallel.
 const FETCH_BYTES_MAX: u64 = 8 << 20;
 
-/// One request to the store.
+/// One request to the store, for one or more ranges of an object.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fetch {
+pub struct Fetch {
     pub(super) key: String,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -25,9 +25,10 @@ pub(super) struct Fetch {
     pub(super) members: Vec<usize>,
 }
 
-/// Assigns each range to exactly one fetch. An invalid range (empty, or past the end of the number
+/// The requests that [`crate::RemoteBucket`] makes for some ranges. Assigns each range to exactly
+/// one fetch. An invalid range (empty, or past the end of the number
 /// range) has a fetch of its own.
-pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
+pub fn plan_fetches(requests: &[RangeRequest]) -> Vec<Fetch> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|&idx| (&requests[idx].key, requests[idx].offset));
     let mut fetches: Vec<Fetch> = Vec::new();
@@ -53,13 +54,12 @@ pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
     fetches
 }
 
-/// The sizes of the requests that [`crate::RemoteBucket`] makes for some ranges, for benchmarks
-/// without a store.
-pub fn planned_fetch_bytes(requests: &[RangeRequest]) -> impl Iterator<Item = u64> {
-    plan(requests).into_iter().map(|fetch| fetch.end - fetch.start)
-}
-
 impl Fetch {
+    /// The length of the requested range.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
     fn accepts(&self, request: &RangeRequest, end: u64) -> bool {
         let gap = request.offset.saturating_sub(self.end);
         let requested = self.end.max(end) - self.start - gap - self.surplus;
@@ -80,7 +80,7 @@ mod tests {
             .iter()
             .map(|&(key, offset, len)| RangeRequest { key: key.to_owned(), offset, len })
             .collect();
-        plan(&requests).into_iter().map(|f| (f.start, f.end, f.members)).collect()
+        plan_fetches(&requests).into_iter().map(|f| (f.start, f.end, f.members)).collect()
     }
 
     #[test]

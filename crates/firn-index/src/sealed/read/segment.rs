@@ -218,7 +218,6 @@ impl Sealed {
     }
 
     /// The file's bytes by their use.
-    #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn bytes_by_use(&self) -> Vec<(&'static str, u64)> {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
         for (what, section) in self.regions() {
