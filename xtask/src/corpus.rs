@@ -49,12 +49,12 @@ fn encode(inputs: &[Vec<u8>]) -> Result<Vec<u8>, String> {
 }
 
 fn decode(bytes: &[u8]) -> Result<Vec<&[u8]>, String> {
-    let mut rest = bytes.strip_prefix(MAGIC).ok_or("no corpus: wrong first bytes")?;
+    let mut rest = bytes.strip_prefix(MAGIC).ok_or("not a corpus: wrong first bytes")?;
     let mut inputs = Vec::new();
     while !rest.is_empty() {
-        let (length, behind) = rest.split_first_chunk().ok_or("cut short in a length")?;
+        let (length, behind) = rest.split_first_chunk().ok_or("truncated in a length")?;
         let length = u32::from_le_bytes(*length) as usize;
-        let (input, behind) = behind.split_at_checked(length).ok_or("cut short in an input")?;
+        let (input, behind) = behind.split_at_checked(length).ok_or("truncated in an input")?;
         inputs.push(input);
         rest = behind;
     }

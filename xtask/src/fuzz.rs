@@ -21,7 +21,7 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-m
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-// A query of these sizes that takes this long or this much has escaped its limits.
+// A query of at most 200 bytes that takes over 10 s or 1 GiB has escaped its limits.
 const LIMITS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=1024", "-max_len=200"];
 
 /// Runs all fuzzers. A failing input stops the run and stays in `target/fuzz`. `--pack` replaces

@@ -81,7 +81,7 @@ impl FileFormat {
         }
         if [k0, k1, k2, k3] != self.kind {
             return bad(format!(
-                "file kind {}, expected {}; restore the right file",
+                "file kind {}, expected {}: restore the right file",
                 [k0, k1, k2, k3].escape_ascii(),
                 self.kind.escape_ascii()
             ));

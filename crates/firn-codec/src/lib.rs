@@ -14,7 +14,7 @@
 //! **Invariants**: every `f64` is preserved bit for bit, and every `i64` timestamp (invariant 7);
 //! timestamps of a time column strictly rise (invariant 4); decoding arbitrary bytes returns a
 //! value or an error of kind `Corrupt`, never panics, and its memory is bounded by the input and by
-//! [`SLOTS_MAX`] and [`ENTRIES_MAX`].
+//! [`SLOTS_MAX`], [`ENTRIES_MAX`] and [`VALUES_MAX`].
 //!
 //! Terms: `docs/glossary.md`.
 //!

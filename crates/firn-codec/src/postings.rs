@@ -174,7 +174,8 @@ impl<'a> Postings<'a> {
     /// run costs one call.
     ///
     /// # Errors
-    /// `Corrupt` if the number of ids differs from the header's; `each` was then called for a part.
+    /// `Corrupt` if there are fewer ids than the header states, and for surplus runs or packed gaps;
+    /// `each` was then called for a part.
     #[expect(clippy::arithmetic_side_effects, reason = "the iterator yields at most `count` ids")]
     pub fn for_each_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
         match (self.form, self.count) {
@@ -240,7 +241,10 @@ impl<'a> Postings<'a> {
             }
             left -= count;
         }
-        if left > 0 || !data.is_empty() { Err(cut("packed posting list")) } else { Ok(()) }
+        if left > 0 || !data.is_empty() {
+            return Err(corrupt("packed posting list: its length does not match its header"));
+        }
+        Ok(())
     }
 
     /// Appends all ids to `out`.

@@ -443,7 +443,8 @@ fn take_slots(input: &mut &[u8]) -> Result<HiddenSlots> {
         let step = take_varint(input, "tombstone member")?;
         slot = slot.saturating_add(step);
         let fits = u32::try_from(slot).ok().filter(|_| idx == 0 || step > 0);
-        slots.push(Slot(fits.ok_or_else(|| corrupt("tombstone members do not ascend"))?));
+        let member = fits.ok_or_else(|| corrupt("tombstone members do not ascend within 32 bits"));
+        slots.push(Slot(member?));
     }
     Ok(HiddenSlots::Some(slots.into()))
 }

@@ -10,8 +10,8 @@ use crate::columns::{GroupColumns, SeqRange, is_sparse, newest_of_each};
 /// Collects the row pieces of one group in write order and transposes them.
 ///
 /// Memory: 24 bytes per value until [`RowsToColumns::finish`], 40 during it. Time: some nanoseconds
-/// per value, for a counting sort by slot and a check that each member's timestamps rise, which
-/// they mostly do.
+/// per value, for a counting sort by slot and a check that each member's timestamps rise. Members
+/// with timestamps out of order are sorted.
 ///
 /// ```
 /// use firn_codec::{RowsToColumns, SeqRange};

@@ -150,7 +150,6 @@ impl RegularTimes {
     /// The entries in `range`, which must overlap them.
     fn entries_in(&self, range: TimeRange) -> Range<usize> {
         let distance = |ts: Timestamp| ts.wrapping_sub(self.start) as u64;
-        // The step is 0 if there is a single timestamp.
         let step = self.step.max(1);
         let at_most = |idx: u64| usize::try_from(idx).map_or(self.count, |idx| idx.min(self.count));
         let from = match range.start <= self.start {

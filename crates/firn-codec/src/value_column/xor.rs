@@ -92,7 +92,7 @@ pub(super) fn encode(values: &[f64], out: &mut Vec<u8>) {
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "hot; no field has over 7 bits, LEADING has eight entries of at most 24"
+    reason = "hot; offsets and lengths have at most 7 bits, LEADING eight entries of at most 24"
 )]
 pub(super) fn decode(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     let mut last = take_u64(input, "first value")?;

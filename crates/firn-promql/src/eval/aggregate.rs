@@ -213,8 +213,8 @@ fn check_param(op: AggregateOp, param: &[f64]) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a series is in the share `ratio` of all series; a negative ratio selects the complement
-/// of the positive one. The hash is Prometheus', so that both select the same series.
+/// Whether a series is in the share `ratio` of all series. A negative ratio `-r` selects the
+/// complement of the share `1 - r`. The hash is Prometheus', so that both select the same series.
 fn in_ratio(labels: &Labels, ratio: f64) -> bool {
     let place = label_hash(labels) as f64 / u64::MAX as f64;
     let ratio = ratio.clamp(-1.0, 1.0);
