@@ -1,4 +1,4 @@
-//! A kept-alive HTTP/1.1 connection; minimal, and cheap enough not to be measured.
+//! A persistent HTTP/1.1 connection: minimal, so that its cost does not affect measurements.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 /// One connection, used for one request after the other.
 ///
-/// Its methods panic when the server breaks off or answers with anything but 2xx: a benchmark of
-/// errors is none.
+/// Its methods panic if the server closes the connection or responds with anything but 2xx: errors
+/// must not be measured.
 #[derive(Debug)]
 pub struct Connection {
     reader: BufReader<TcpStream>,

@@ -31,9 +31,9 @@ const COUNTER_HOSTS: usize = 10_000;
 const TARGETS: usize = 1_000;
 const SERIES_PER_TARGET: usize = 100;
 
-/// The piece of time that is sent at once.
+/// The time span of the samples that are sent at once.
 pub const SLICE_MS: i64 = 600_000;
-/// How far the longest series reach back.
+/// The number of slices with samples of the longest series.
 pub const SLICE_COUNT: i64 = 150;
 
 const GAUGE_SLICES: i64 = SLICE_COUNT;
@@ -48,12 +48,12 @@ pub struct DevOps {
     requests: Vec<RequestSeries>,
 }
 
-/// The series that travel in one request.
+/// The series of one request.
 #[derive(Debug)]
 struct RequestSeries {
     series: Vec<SeriesWalk>,
     interval_ms: i64,
-    /// In how many of the last slices they have samples.
+    /// The number of slices, up to the last one, in which they have samples.
     slice_count: i64,
     shape: Shape,
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode};
 use firn_model::Result;
 
-/// Latency of a read of a network volume.
+/// The latency of a read from a network volume.
 pub const READ: Duration = Duration::from_micros(500);
 
 /// Another disk, with [`READ`] added to every read.

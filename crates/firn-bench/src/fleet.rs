@@ -59,7 +59,7 @@ impl Fleet {
         Fleet { kind, values: vec![50; series_count], round: 0 }
     }
 
-    /// How many series.
+    /// Number of series.
     pub fn series_count(&self) -> usize {
         self.values.len()
     }

@@ -33,7 +33,7 @@ const SHARE_QUERIES: usize = 500;
 const WINDOWS: [&str; 4] = ["5m", "15m", "1h", "2h"];
 const QUANTILES: [f64; 4] = [0.5, 0.99, 0.999, 0.9999];
 
-/// For choosing it on the command line.
+/// The name of this part on the command line.
 pub const NAME: &str = "queries while flushing";
 /// The first argument of a child process.
 pub const CHILD: &str = "--child-flush";
@@ -103,7 +103,7 @@ struct Spent {
     runnable_us: f64,
 }
 
-/// All arms, each in a process of its own; the table is printed.
+/// Runs all arms, each in a process of its own, and prints the table.
 ///
 /// # Errors
 /// When a child fails.
@@ -153,7 +153,7 @@ pub fn run() -> io::Result<Vec<Aim>> {
     ])
 }
 
-/// One arm, in this process; prints its outcome for [`run`].
+/// Runs one arm in this process and prints its outcome for [`run`].
 ///
 /// # Errors
 /// When there is no such arm or the database fails.
@@ -259,7 +259,7 @@ impl<'a> Writer<'a> {
         let refs = db.resolve(&labels).into_iter().collect::<firndb::Result<Vec<SeriesRef>>>();
         let refs = refs.map_err(io::Error::other)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Most written timestamps are not in the future.
+        // Starts in the past, so that most written timestamps are not in the future.
         let all_ms = 6 * 3_600_000;
         Ok(Writer { db, fleet, refs, now_ms: now.as_millis() as i64 - all_ms })
     }

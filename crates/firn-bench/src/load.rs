@@ -33,7 +33,7 @@ impl Load {
         Load { hosts }
     }
 
-    /// How many series.
+    /// Number of series.
     pub fn series_count(&self) -> usize {
         self.hosts.len() * SERIES_PER_HOST
     }
@@ -41,7 +41,7 @@ impl Load {
     /// Sends one sample of every series at `ts`, over four connections.
     ///
     /// # Panics
-    /// If the server answers with anything but 2xx: a benchmark of errors is none.
+    /// If the server responds with anything but 2xx: errors must not be measured.
     pub fn scrape(&mut self, address: SocketAddr, path: &str, ts: i64) {
         post_all(address, path, &self.bodies(ts), CONNECTIONS);
     }

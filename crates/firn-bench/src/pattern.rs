@@ -11,7 +11,7 @@ use crate::devops::{GAUGES, HOSTS};
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
 
-/// How much of the data a pattern touches; decides on its aim.
+/// The share of the data that a pattern reads; selects its aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// Reads no data: the fixed cost of a query.
@@ -24,7 +24,7 @@ pub enum Width {
     Wide,
 }
 
-/// How answers of two programs are compared.
+/// The rule for comparing the answers of two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
     /// Each series and each value.
@@ -32,7 +32,7 @@ pub enum Agreement {
     /// Each series and each value between FirnDB and Prometheus. VictoriaMetrics computes a rate
     /// from other samples: series by series within a few percent.
     Rate,
-    /// As [`Agreement::Rate`], but which series hold the values is left out.
+    /// As [`Agreement::Rate`], for the values at each time only: their series may differ.
     TopOfRates,
     /// The same label sets.
     Labels,
@@ -43,9 +43,9 @@ pub enum Agreement {
 pub struct Pattern {
     /// TSBS' name, or the computation.
     pub name: &'static str,
-    /// How much data it touches.
+    /// The share of the data that it reads.
     pub width: Width,
-    /// How its answers are compared.
+    /// The rule for comparing its answers.
     pub agreement: Agreement,
     target: fn(&mut Draw) -> String,
 }

@@ -1,6 +1,6 @@
 //! Remote write 1.0 requests: protobuf by hand, snappy around it.
 
-/// Appends one label as a series carries it.
+/// Appends one label, encoded as a field of a series.
 pub(crate) fn push_label(name: &str, value: &str, out: &mut Vec<u8>) {
     let mut inner = Vec::new();
     for (tag, text) in [(0x0a, name), (0x12, value)] {

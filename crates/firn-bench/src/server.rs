@@ -1,4 +1,4 @@
-//! A program under test: its own folder and port, its CPU and memory from the kernel's accounts.
+//! A program under test, with its own folder and port. Its CPU and memory are the kernel's figures.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-/// Which program.
+/// A program that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// This project's.
@@ -109,7 +109,7 @@ impl Program {
         command.args(more);
         let has_cache = more.iter().any(|arg| arg.starts_with("--result-cache"));
         if self == Program::Firn && !has_cache {
-            // As with the others: the query is measured, not a cache.
+            // As for the other programs: the query is measured, not a cache of answers.
             command.arg("--result-cache=0");
         }
         let is_limited = memory_bytes_max < u64::MAX;

@@ -12,7 +12,7 @@ use firn_model::{Column, ColumnBatch, ColumnValues, Slot, TimeRange};
 
 use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
 
-/// For choosing it on the command line.
+/// The name of this part on the command line.
 pub const NAME: &str = "static form of a group";
 
 /// Two hours, every 15 s.

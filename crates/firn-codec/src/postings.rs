@@ -174,7 +174,7 @@ impl<'a> Postings<'a> {
     /// run costs one call.
     ///
     /// # Errors
-    /// `Corrupt` if there are fewer ids than the header states, and for surplus runs or packed gaps;
+    /// `Corrupt` if there are fewer ids than the header states, or surplus runs or packed gaps;
     /// `each` was then called for a part.
     #[expect(clippy::arithmetic_side_effects, reason = "the iterator yields at most `count` ids")]
     pub fn for_each_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {

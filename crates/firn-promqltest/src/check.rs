@@ -82,7 +82,7 @@ pub(super) fn vector(case: &Case, got: &[VectorPoint]) -> Verdict {
             }
         }
         if case.ordered && case.series.get(idx).is_none_or(|line| line.labels != point.labels) {
-            return Err(format!("{} comes at place {}", point.labels, idx + 1));
+            return Err(format!("{} is at position {}", point.labels, idx + 1));
         }
     }
     Ok(())

@@ -126,7 +126,10 @@ fn load(lines: &[SeriesLine], step_ms: i64, store: &mut MemorySelect) -> Result<
                 .filter(|before| before.labels == line.labels)
                 .and_then(|before| before.starts.as_deref());
             if starts.is_some_and(|starts| starts.len() != line.items.len()) {
-                return Err(format!("{}: not as many start timestamps as values", line.labels));
+                return Err(format!(
+                    "{}: the numbers of start timestamps and values differ",
+                    line.labels
+                ));
             }
             last.insert(&line.labels, LoadedSeries { items: &line.items, starts });
         }

@@ -222,7 +222,7 @@ impl Case {
                 let (step, _) = split_word(expect_word(rest, "step")?);
                 self.range_vector = Some((duration(start)?, duration(end)?, duration(step)?));
             }
-            other => return Err(format!("expect {other:?}?")),
+            other => return Err(format!("unknown expectation {other:?}")),
         }
         Ok(())
     }

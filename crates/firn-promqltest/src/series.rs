@@ -228,7 +228,7 @@ fn ramp(
         return Ok(());
     };
     if step.histogram.schema < first.histogram.schema {
-        return Err("the schema of a histogram that is added must not be below".to_owned());
+        return Err("the schema of an added histogram must not be lower".to_owned());
     }
     let histograms = histogram_ramp(&first.histogram, &step.histogram, subtracts, count)
         .ok_or_else(|| "these histograms cannot be added".to_owned())?;

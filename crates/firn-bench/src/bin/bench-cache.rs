@@ -112,7 +112,7 @@ impl Values {
                 set.series.iter().flat_map(|series| series.samples.iter().map(|s| s.1)).collect()
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                println!("the public data is not there; values are drawn");
+                println!("the public data is absent: values are random");
                 (0..10_000).map(|idx| f64::from(idx * 7_919 % 1_000) / 10.0).collect()
             }
             Err(e) => return Err(e),
@@ -799,7 +799,7 @@ fn run_query(
     let begun = Instant::now();
     let found = cache.get_many(&[question]).pop().expect("an answer");
     let found = found.expect("the cache answers");
-    // `[]` is nothing.
+    // `[]` is a miss.
     let found_bytes = if found.value.len() > 2 { found.value.len() } else { 0 };
     if found_bytes > 0 {
         even().record_lookup(value_bytes(&found.value), begun.elapsed());
@@ -844,7 +844,7 @@ fn values(answer: &[u8]) -> &[u8] {
 fn on_dashboard(aims: &mut Vec<Aim>) -> io::Result<()> {
     let figures = dashboard::measure().map_err(io::Error::other)?;
     println!(
-        "\ndashboard: {:.2} ms of CPU per refresh computed, {:.2} ms with the cache ({:.1} times less), first {:.0} ms; steps found \
+        "\ndashboard: {:.2} ms of CPU per refresh computed, {:.2} ms with the cache ({:.1} times less), first {:.0} ms; steps hit \
          {:.2} %",
         figures.computed_ms,
         figures.cached_ms,
@@ -876,7 +876,7 @@ fn on_dashboard(aims: &mut Vec<Aim>) -> io::Result<()> {
         at_most: 0.2,
     });
     aims.push(Aim {
-        name: "dashboard: questions that find nothing, %".into(),
+        name: "dashboard: lookups that miss, %".into(),
         figure: 100.0 - figures.hit_percent,
         at_most: 10.0,
     });

@@ -243,7 +243,7 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let db = Db::open(env, options).map_err(io::Error::other)?;
     let mut fleet = Fleet::new(kind, series_count);
     let mut batch = RowBatch::default();
-    // Not zero: pages of zeros would be the library's when they are written.
+    // Not zero: pages of zeros are allocated at their first write, and would count for the library.
     let mut refs = vec![SeriesRef { group: GroupId(1), slot: Slot(1) }; series_count];
     let idle = resident_bytes();
     let (cpu_start, mut own_s) = (process_cpu_s(), 0.0);
@@ -292,7 +292,7 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
             first_s = process_cpu_s() - cpu_defined - (thread_cpu_s() - before - write_s);
         }
     }
-    // Making the samples is not the library's.
+    // The CPU of making the samples is not counted for the library.
     let own_s = thread_cpu_s() - before - write_s;
     db.settle(Lane::Head).map_err(io::Error::other)?;
     let all_s = process_cpu_s() - cpu_defined - own_s;

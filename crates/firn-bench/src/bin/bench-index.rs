@@ -36,7 +36,7 @@ const SHARDS: usize = 64;
 // As many label sets as a sender puts into one request.
 const BATCH: usize = 2_000;
 const SELECTORS: u64 = 1_000;
-// Of the distribution of scanned to result: the paper has 90% of its queries below.
+// The ratio of scanned to resulting series that 90% of the paper's queries stay below.
 const SCANNED_PER_RESULT: f64 = 50.0;
 
 /// One data set in one form.
@@ -303,14 +303,14 @@ fn queries(case: &Case) -> Vec<(&'static str, Vec<Matcher>)> {
     ]
 }
 
-/// How many series match.
+/// The number of matching series.
 fn selected(view: &IndexView, matchers: &[Matcher]) -> usize {
     let cancel = CancelToken::new();
     let found = view.select(matchers, &cancel).expect("not canceled");
     black_box(found).series_count(&cancel).expect("not canceled") as usize
 }
 
-/// The same, by every group, slot and key.
+/// The number of matching series, with the group, slot and key of each.
 fn laid_out(view: &IndexView, matchers: &[Matcher], grouping: &Grouping) -> usize {
     let found = view.matches(matchers, grouping, &QueryContext::unbounded()).expect("not canceled");
     black_box(found).series_count()
@@ -481,7 +481,7 @@ fn report(case: &Case, figures: &Figures, baseline: Option<&Baseline>, aims: &mu
     let uses = figures.bytes_by_use.iter().map(|(what, bytes)| format!("{what} {bytes:.3}"));
     println!("    of the file {}", uses.collect::<Vec<_>>().join(", "));
     println!(
-        "    of all this {:.3} are random: less cannot be",
+        "    {:.3} of it are random bits, a lower bound",
         case.sets.random_bits() / 8.0 / figures.series
     );
     println!(

@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 2;
 // A server is quiet below this share of a core; the longest wait for it follows.
 const QUIET_CPU: f64 = 0.03;
 const QUIET_TIME_MAX: Duration = Duration::from_secs(120);
-// Prometheus looks once a minute whether there is something to compact.
+// Prometheus checks once a minute whether it has something to compact.
 const QUIET_TIME_MIN: Duration = Duration::from_secs(60);
 
 /// One program under test.
@@ -39,7 +39,7 @@ struct Contender {
 }
 
 impl Contender {
-    /// A new one each time: idle ones are closed by some after a minute.
+    /// Opens a connection. Some programs close idle ones after a minute, so none is kept.
     fn connect(&self) -> Connection {
         Connection::open(self.server.address)
     }
@@ -214,7 +214,7 @@ fn load(contenders: &[Contender]) -> i64 {
     end_ms
 }
 
-/// Lets flushes and compactions come to an end: their CPU is not the queries'.
+/// Waits until flushes and compactions end, so that their CPU is not counted for the queries.
 fn wait_until_quiet(contenders: &[Contender]) {
     let started = Instant::now();
     while started.elapsed() < QUIET_TIME_MAX {
@@ -231,7 +231,7 @@ fn wait_until_quiet(contenders: &[Contender]) {
     println!("a server is still busy after {} s; measuring anyway", QUIET_TIME_MAX.as_secs());
 }
 
-/// How many answers of a pattern differ from FirnDB's; warms all up.
+/// The number of answers of a pattern that differ from FirnDB's. Also warms up all programs.
 fn check(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> usize {
     let mut disagreement_count = 0;
     for number in 0..CHECKED {

@@ -8,7 +8,7 @@ use firn_bench::load::Load;
 use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::Program;
 
-/// How much is sent.
+/// The amount of data to send.
 struct Size {
     name: &'static str,
     series_count: usize,

@@ -351,7 +351,7 @@ fn victoria_bytes(set: &Set) -> io::Result<f64> {
 fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
     println!("\nbytes put to the slow tier as a multiple of the first upload");
     println!("{:24} {:>9} {:>9} {:>8} {:>9}", "", "put MB", "multiple", "objects", "a year");
-    // Tables so small that they are full, as those of a large database are; then as they are set.
+    // Tables small enough to be full, as in a large database; then tables of the default size.
     let full = put_run(
         "tables are full",
         TreeOptions { table_bytes_max: 64 << 10, ..TreeOptions::default() },
@@ -391,7 +391,7 @@ fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// How often each uploaded byte is put in all.
+/// Writes two days of hosts; returns how often each uploaded byte was put.
 fn put_run(name: &str, tree: TreeOptions) -> io::Result<f64> {
     const HOURS: i64 = 48;
     let world = World::idle(Options { tree, ..World::options() })?;
@@ -602,7 +602,7 @@ fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
 /// A database with some late data, and its costs.
 struct LateRun {
     world: Option<World>,
-    /// Of a sample.
+    /// CPU per sample.
     cpu_us: f64,
     query_us: f64,
     /// Reads of local tables for a query.

@@ -1,14 +1,14 @@
 //! Eviction policies that the cache is compared with: the paper's, its baselines, and S3-FIFO.
 //!
-//! All of them evict whole slabs and merge every crowd of slabs, as in the paper: without merging,
-//! the order by time means little.
+//! All of them evict whole slabs, and merge slabs that overlap in time even if that frees few slots,
+//! as in the paper: without merges, an order by time has little effect.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use firn_cache::{EvictionPolicy, PolicyStats, SlabId};
 use firn_model::{TimeRange, Timestamp};
 
-/// Which slabs are evicted first.
+/// The order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
     /// The paper's two partitions, in the order of time (TSCache 3.6).
@@ -87,7 +87,8 @@ impl ComparedPolicy {
         }
     }
 
-    /// Moves the border between the partitions by one slab, to where that gains hits (TSCache 3.6).
+    /// Moves the border between the partitions by one slab in the direction that gains hits (TSCache
+    /// 3.6).
     fn tune(&mut self) {
         if !self.has_partitions() {
             return;

@@ -82,7 +82,7 @@ impl Transducer {
         self.map.get(key).map(|number| number as u32)
     }
 
-    /// How many values of `name` begin with `prefix`.
+    /// The number of values of `name` that begin with `prefix`.
     pub fn count_prefix(&self, name: &str, prefix: &str) -> usize {
         let prefix = key(name.as_bytes(), prefix.as_bytes());
         let mut after = prefix.clone();

@@ -47,7 +47,7 @@ struct Template {
 
 pub(crate) type Pairs = Vec<(String, String)>;
 
-/// One of this many members is missing in its group.
+/// One member of this many is missing from its group.
 const MISSING_OF: u64 = 50;
 const RECORDED: [&str; 6] =
     ["node", "prometheus", "alertmanager", "pushgateway", "redis", "process"];
@@ -90,7 +90,7 @@ impl LabelSets {
     /// Groups with at least `series_count` series in all.
     ///
     /// # Errors
-    /// `NotFound` without recordings, or their first mistake.
+    /// `NotFound` without recordings; other errors if they are malformed.
     pub fn new(kind: LabelSetKind, series_count: usize) -> io::Result<LabelSets> {
         let templates = match kind {
             LabelSetKind::DevOps => vec![devops_members()],
@@ -123,12 +123,12 @@ impl LabelSets {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// How many groups.
+    /// Number of groups.
     pub fn group_count(&self) -> usize {
         self.group_count
     }
 
-    /// How many series in all.
+    /// Number of series in all groups.
     pub fn series_count(&self) -> usize {
         (0..self.group_count).map(|group| self.present(group).count()).sum()
     }
@@ -151,7 +151,7 @@ impl LabelSets {
         bits
     }
 
-    /// Appends the label sets of group `group`, in the order in which they come.
+    /// Appends the label sets of group `group`, in order of arrival.
     pub fn push_group(&self, group: usize, out: &mut Vec<Labels>) {
         let shared = self.shared(group);
         let members = &self.template(group).members;

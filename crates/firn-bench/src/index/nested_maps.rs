@@ -81,7 +81,7 @@ impl NestedMaps {
         found
     }
 
-    /// How many series.
+    /// Number of series.
     pub fn series_count(&self) -> usize {
         self.starts.len()
     }

@@ -23,7 +23,7 @@ struct Table {
 }
 
 impl TreeShape {
-    /// Equation 7: how many levels hold `bytes`.
+    /// Equation 7: the number of levels that `bytes` fill.
     pub fn levels(&self, bytes: f64) -> f64 {
         let m = self.multiplier;
         (bytes * (m - 1.0) / self.base_bytes + 1.0).ln() / m.ln()

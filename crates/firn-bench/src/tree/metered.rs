@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firn_env::{Bucket, Fetch, ObjectInfo, PutMode, RangeRequest, plan_fetches};
 
-/// Requests that a store answers side by side, as [`firn_env::RemoteOptions`] has it.
+/// Requests in parallel: the default of [`firn_env::RemoteOptions`].
 const SIDE_BY_SIDE: usize = 32;
 
 /// A bucket with additional latency per request; those of one call run in parallel, 32 at a time.
@@ -27,9 +27,9 @@ pub struct Metered {
 pub struct BucketTraffic {
     /// Calls that started while no other was running: those that waited for earlier ones.
     pub round_trips: u64,
-    /// GET requests, as an object store client makes them of the requested ranges.
+    /// GET requests that an object store client would make for the requested ranges.
     pub gets: u64,
-    /// Bytes of them.
+    /// Bytes that they returned.
     pub get_bytes: u64,
     /// Listings.
     pub lists: u64,

@@ -44,7 +44,7 @@ impl Set {
     /// A recorded target as Prometheus would store it, or all of them.
     ///
     /// # Errors
-    /// `NotFound` without recordings, or their first mistake.
+    /// `NotFound` without recordings; other errors if they are malformed.
     pub fn scraped(targets: &[&str]) -> io::Result<Set> {
         let mut set = Set::default();
         for target in targets {
@@ -56,7 +56,7 @@ impl Set {
     /// A public data set, each series alone.
     ///
     /// # Errors
-    /// `NotFound` without the data, or its first mistake.
+    /// `NotFound` without the data; other errors if it is malformed.
     pub fn public(name: &str) -> io::Result<Set> {
         let path = Path::new(FOLDER).join(format!("{name}.series.zst"));
         let text = String::from_utf8(zstd::decode_all(fs::File::open(&path)?)?)
@@ -97,7 +97,7 @@ impl Set {
         set
     }
 
-    /// How many samples.
+    /// Number of samples.
     pub fn sample_count(&self) -> usize {
         self.series.iter().map(|series| series.samples.len()).sum()
     }

@@ -435,7 +435,7 @@ impl Generator<'_> {
     }
 }
 
-/// Whether Prometheus computes another `timestamp`: it ignores an `offset` beside `@` there.
+/// Whether Prometheus computes a different `timestamp`: it ignores an `offset` beside `@` there.
 fn forgets_offset(text: &str) -> bool {
     text.contains(" @ ") && text.contains(" offset ")
 }
