@@ -1,7 +1,7 @@
 //! Eviction policies that the cache is compared with: the paper's, its baselines, and S3-FIFO.
 //!
-//! All of them evict whole slabs, and merge slabs that overlap in time even if that frees few slots,
-//! as in the paper: without merges, an order by time has little effect.
+//! All of them evict whole slabs, and merge slabs that overlap in time even if that frees few
+//! slots, as in the paper: without merges, an order by time has little effect.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -87,8 +87,8 @@ impl ComparedPolicy {
         }
     }
 
-    /// Moves the border between the partitions by one slab in the direction that gains hits (TSCache
-    /// 3.6).
+    /// Moves the border between the partitions by one slab in the direction that gains hits
+    /// (TSCache 3.6).
     fn tune(&mut self) {
         if !self.has_partitions() {
             return;
