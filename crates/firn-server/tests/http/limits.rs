@@ -39,7 +39,7 @@ fn metric(at: SocketAddr, name: &str) -> f64 {
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::yield_now();
@@ -83,7 +83,8 @@ fn queries_wait_for_a_place_as_long_as_their_timeout() {
 fn an_evaluation_ends_with_its_timeout() {
     let server = with_one_place();
     let at = server.at();
-    let target = endless().replace("timeout=2m", "timeout=0.2");
+    // Long enough for a busy machine to start the evaluation.
+    let target = endless().replace("timeout=2m", "timeout=3");
     let answer = get(at, &target);
     assert_eq!(answer.status, 503);
     assert_eq!(answer.json()["errorType"], "timeout");
@@ -114,8 +115,9 @@ fn a_query_is_bounded_in_memory_alone() {
     // The columns fit, their text does not.
     let answer = ask("topk(20, m)").json();
     assert_eq!(answer["errorType"], "execution", "{answer}");
-    let used = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
-    assert_eq!(used, 0.0, "all memory was released");
+    // The memory of a response is released after its last byte is sent.
+    let used = || metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
+    wait_until("all memory is released", || used() == 0.0);
 }
 
 #[test]
