@@ -1,18 +1,22 @@
 //! Tests of the remote bucket against a real S3 server on loopback (moto).
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use firn_env::{Bucket, PutMode, RangeRequest, RemoteBucket, RemoteOptions};
-use firn_model::{ErrorKind, Result};
+use firn_model::ErrorKind;
 use firn_sim::conformance;
 
 /// The size of the parts in which the bucket uploads large objects.
 const PART_BYTES: usize = 8 << 20;
+
+/// Runs moto so that a thread keeps the interpreter until it blocks. Moto checks the condition of a
+/// put and stores the object in two steps, between which another put could meet the same condition.
+const START_MOTO: &str =
+    "import sys; sys.setswitchinterval(1_000); from moto.server import main; main()";
 
 /// An S3 server for one test; stopped on drop.
 struct Moto {
@@ -30,20 +34,22 @@ impl Moto {
             eprintln!("skipped: {why}");
             return None;
         };
-        let port = free_port();
-        let process = Command::new(program)
-            .args(["-H", "127.0.0.1", "-p", &port.to_string()])
+        let mut process = Command::new(program.with_file_name("python3"))
+            // The system chooses the port; the server logs it.
+            .args(["-c", START_MOTO, "-H", "127.0.0.1", "-p", "0"])
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("moto_server starts");
-        let moto = Moto { process, port };
-        // Python starts in a second or two, or ten times that on a busy machine.
-        let patience = Instant::now() + Duration::from_secs(60);
-        while moto.http("PUT /firn-test HTTP/1.1").is_none_or(|answer| !answer.contains(" 200 ")) {
-            assert!(Instant::now() < patience, "moto_server does not answer");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let mut log = BufReader::new(process.stderr.take().expect("a pipe")).lines();
+        let port = log.by_ref().map_while(Result::ok).find_map(|line| {
+            line.split_once("Running on http://127.0.0.1:")?.1.trim().parse().ok()
+        });
+        // A full pipe would block the server.
+        std::thread::spawn(move || log.for_each(drop));
+        let moto = Moto { process, port: port.expect("moto_server listens") };
+        let answer = moto.http("PUT /firn-test HTTP/1.1").expect("an answer");
+        assert!(answer.contains(" 200 "), "{answer}");
         Some(moto)
     }
 
@@ -57,7 +63,15 @@ impl Moto {
     }
 
     fn bucket(&self, url: &str) -> RemoteBucket {
-        open(url, self.port, &RemoteOptions::default()).expect("a bucket")
+        let variables = [
+            ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "hush-hush".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port)),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value));
+        RemoteBucket::open(url, variables, &RemoteOptions::default()).expect("a bucket")
     }
 }
 
@@ -72,24 +86,7 @@ fn program() -> Option<PathBuf> {
     let installed =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-programs/moto/bin/moto_server");
     let named = std::env::var_os("FIRN_MOTO_SERVER").map(PathBuf::from);
-    named.into_iter().chain([PathBuf::from(installed)]).find(|path| path.exists())
-}
-
-/// A free port; other processes rarely take a port of the ephemeral range before the test does.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
-}
-
-fn open(url: &str, port: u16, options: &RemoteOptions) -> Result<RemoteBucket> {
-    let variables = [
-        ("AWS_ACCESS_KEY_ID", "test".to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", "hush-hush".to_owned()),
-        ("AWS_REGION", "us-east-1".to_owned()),
-        ("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")),
-        ("AWS_ALLOW_HTTP", "true".to_owned()),
-        ("AWS_PAGER", "less".to_owned()),
-    ];
-    RemoteBucket::open(url, variables.map(|(name, value)| (name.to_owned(), value)), options)
+    named.into_iter().chain([PathBuf::from(installed)]).find_map(|path| path.canonicalize().ok())
 }
 
 #[test]
