@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use firn_cache_client::{
     Client, Format, GetRequest, Options, decode_points, encode_points, server_of,
@@ -28,8 +29,13 @@ fn start(folder: &Path, address: SocketAddr) -> Process {
     process
 }
 
+/// A busy machine may need more than the 5 s of the default.
+fn patient() -> Options {
+    Options { timeout: Duration::from_secs(60), ..Options::default() }
+}
+
 fn client(address: SocketAddr) -> Client {
-    Client::new(&[&address.to_string()], Options::default()).expect("a client")
+    Client::new(&[&address.to_string()], patient()).expect("a client")
 }
 
 /// For each time of a key: the number of its last set, 0 after a delete, and the numbers of
@@ -140,7 +146,7 @@ fn deleted_and_replaced_points_do_not_return_after_sigkill() {
                 let value = text.lines().find_map(|one| one.strip_prefix(line));
                 value.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0)
             };
-            crate::process::wait_for("slabs", std::time::Duration::from_secs(120), || {
+            crate::process::wait_for("slabs", Duration::from_secs(120), || {
                 written() >= 6.0 + round as f64
             });
             server.kill();
@@ -186,7 +192,7 @@ fn clients_in_rust_and_python_share_two_servers() {
     let _servers = [0, 1].map(|n| start(&folder.path().join(n.to_string()), addresses[n]));
     let names = addresses.map(|address| address.to_string());
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut both = Client::new(&names, Options::default()).expect("a client");
+    let mut both = Client::new(&names, patient()).expect("a client");
     let mut counts = [0, 0];
     for number in 0..40 {
         let key = format!("rust/{number}");

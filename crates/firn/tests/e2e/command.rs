@@ -12,7 +12,7 @@ fn a_first_run_shows_its_own_data_and_stops_on_sigterm() {
     let address = free_address();
     let mut server = start_firn(folder.path(), address);
     // The server scrapes itself from the first second on.
-    crate::process::wait_for("self-scrape", std::time::Duration::from_secs(30), || {
+    crate::process::wait_for("self-scrape", std::time::Duration::from_secs(60), || {
         api(address, "/api/v1/query", &[("query", "up{job=\"firn\"}")])
             .is_ok_and(|data| data["result"][0]["value"][1] == "1")
     });

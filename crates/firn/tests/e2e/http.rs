@@ -26,7 +26,7 @@ pub(crate) fn request(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Option<Answer> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
     for (name, value) in headers {

@@ -66,22 +66,24 @@ impl SmallDisk {
         let folder = folder.join("disk");
         fs::create_dir(&folder).expect("a folder");
         let script = format!(
-            "mount -t tmpfs -o size=300m tmpfs {0} && touch {0}/mounted && exec sleep 300",
+            "mount -t tmpfs -o size=300m tmpfs {0} && touch {0}/mounted && exec sleep 3600",
             folder.display()
         );
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script]);
         let parent = folder.parent().expect("a parent").to_owned();
         let holder = Process::start("disk", &parent, &mut command);
-        let disk = SmallDisk { holder, folder };
-        for _ in 0..100 {
-            if disk.seen_from_here("mounted").exists() {
-                return Some(disk);
-            }
-            std::thread::park_timeout(Duration::from_millis(50));
+        let mut disk = SmallDisk { holder, folder };
+        let (mut is_mounted, mut has_ended) = (false, false);
+        wait_for("the small disk", Duration::from_secs(60), || {
+            is_mounted = disk.seen_from_here("mounted").exists();
+            has_ended = disk.holder.has_ended();
+            is_mounted || has_ended
+        });
+        if has_ended {
+            eprintln!("skipped: no mount namespace here: {}", disk.holder.output());
         }
-        eprintln!("skipped: no mount namespace here: {}", disk.holder.output());
-        None
+        is_mounted.then_some(disk)
     }
 
     /// A path on the disk as processes outside of the namespace reach it.
@@ -145,7 +147,7 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
     };
     assert!(status == 503 && text.contains("full"), "{status}: {text}");
     disk.make_room();
-    wait_for("writes to be taken again", Duration::from_secs(30), || {
+    wait_for("writes to be taken again", Duration::from_secs(60), || {
         send(address, acknowledged as i64).0 == 204
     });
     assert_eq!(stored(address), acknowledged + 1);

@@ -1,9 +1,10 @@
 //! Programs of a scene: started on ports and folders of their own, killed at its end.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,10 @@ impl Process {
             std::thread::park_timeout(Duration::from_millis(20));
         }
         panic!("{} does not stop on {signal}; {}", self.name, self.output());
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("our child").is_some()
     }
 
     pub(crate) fn output(&self) -> String {
@@ -144,10 +149,19 @@ impl S3 {
             skip(&format!("{} is absent; `make deps` installs it", path.display()));
             return None;
         }
-        let address = free_address();
         let mut command = Command::new(path);
-        command.args(["-H", "127.0.0.1", "-p", &address.port().to_string()]);
+        // The system chooses the port; the server logs it.
+        command.args(["-H", "127.0.0.1", "-p", "0"]);
         let process = Process::start("moto", folder, &mut command);
+        let mut address = None;
+        wait_for("moto to listen", Duration::from_secs(60), || {
+            let log = process.output();
+            let line =
+                log.split_once("Running on http://").and_then(|rest| rest.1.split_once('\n'));
+            address = line.and_then(|line| line.0.trim().parse().ok());
+            address.is_some()
+        });
+        let address = address.expect("an address");
         wait_until_ready(address, "/moto-api/");
         let made = http::request(address, "PUT", "/firn-e2e", &[], &[]).expect("S3 answers");
         assert_eq!(made.status, 200, "{}", made.body);
@@ -186,17 +200,22 @@ pub(crate) fn wait_for(event: &str, at_most: Duration, mut condition: impl FnMut
 }
 
 /// Below the ports that the system assigns to connections, one of which would otherwise take the
-/// port first; different for each call in this process.
+/// port first; different for each call. A UDP socket of the same number, open until this process
+/// ends, keeps the port from other test runs on this machine.
 pub(crate) fn free_address() -> SocketAddr {
     const PORTS: std::ops::Range<u32> = 12_000..32_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);
+    static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     let first = std::process::id().wrapping_mul(97);
     let mut tries = 0..PORTS.len();
     tries
         .find_map(|_| {
             let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
             let port = PORTS.start + number % PORTS.len() as u32;
-            TcpListener::bind(("127.0.0.1", port as u16)).and_then(|l| l.local_addr()).ok()
+            let reserved = UdpSocket::bind(("127.0.0.1", port as u16)).ok()?;
+            let address = TcpListener::bind(("127.0.0.1", port as u16)).ok()?.local_addr().ok()?;
+            RESERVED.lock().expect("no panic").push(reserved);
+            Some(address)
         })
         .expect("a free port on loopback")
 }

@@ -37,9 +37,13 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
     let samples = |value: f64, step: i64| (1_000 * (start + step * STEP_S), value + step as f64);
     write(address, &(-40..=STEPS).map(|step| samples(1.0, step)).collect::<Vec<_>>());
     let first = PANELS.map(|panel| query_range(panel, ""));
-    wait_for("slabs of answers", Duration::from_secs(60), || {
+    // A flush may be in progress. The next one seals all results, and the one after it records the
+    // slabs that have been written since.
+    let flushes = metric(address, "firn_flushes_total") + 4.0;
+    wait_for("slabs of answers", Duration::from_secs(120), || {
         write(address, &[(1_000 * now, 1.0)]);
-        metric(address, "firn_cache_slabs") > 0.0
+        metric(address, "firn_flushes_total") >= flushes
+            && metric(address, "firn_cache_slabs") > 0.0
     });
     assert_eq!(metric(address, "firn_result_cache_hit_steps_total"), 0.0);
     server.kill();
