@@ -19,7 +19,7 @@ pub struct MemoryDevice {
     files: Arc<Mutex<BTreeMap<String, Arc<MemoryFile>>>>,
 }
 
-/// One file: its bytes, and how often it was fenced.
+/// One file: its bytes, and the number of its fences.
 #[derive(Default)]
 pub struct MemoryFile {
     bytes: RwLock<Vec<u8>>,

@@ -31,11 +31,11 @@ pub fn decode_point(point: &[u8]) -> Option<(u64, i64, f64)> {
 pub struct YcsbWorkload {
     /// A to D.
     pub name: &'static str,
-    /// Of ten thousand transactions.
+    /// Inserts per ten thousand transactions.
     pub inserts: u64,
-    /// Of ten thousand transactions; the rest are reads.
+    /// Updates per ten thousand transactions; the rest are reads.
     pub updates: u64,
-    /// How uneven keys are drawn for reads and updates.
+    /// The skew of the keys of reads and updates.
     pub theta: f64,
 }
 

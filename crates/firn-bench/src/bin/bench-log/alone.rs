@@ -17,7 +17,7 @@ use crate::transactions::{ROUNDS, RUN, SEGMENT_BYTES};
 use crate::work::start_log;
 use crate::{Outcome, SHARD_COUNT, STREAM_COUNT, aim};
 
-/// How one transaction's ten points are logged.
+/// The log that receives the ten points of each transaction.
 enum AloneSink {
     Central(Central),
     Log(Log),

@@ -69,7 +69,7 @@ type LoggedEntry = (ShardId, EntryKind, Vec<u8>);
 /// The shards that a request's twenty groups touch, of 64.
 const ENTRIES_PER_REQUEST: usize = 17;
 
-/// How the log is set up for a measurement.
+/// The options of the log in a measurement.
 #[derive(Clone, Copy)]
 struct Setting {
     name: &'static str,
@@ -95,7 +95,7 @@ const SETTINGS: [Setting; 5] = [
 
 /// Rounds of all series that are logged: twenty million samples.
 const ROUNDS: usize = 200;
-/// How often each setting has its turn.
+/// Rounds of each setting; settings take turns.
 const TURNS: usize = 5;
 
 pub(crate) fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {

@@ -20,14 +20,14 @@ use firndb::{Db, Lane, LogOptions, Options, RecoveryProgress, local_env};
 use crate::work::{ROUND_MS, define, now_ms};
 use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SERIES_COUNT, aim};
 
-/// How requests are logged, and how they come.
+/// The logging and the order of requests.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
     name: &'static str,
     sync: SyncPolicy,
     stream_count: usize,
-    /// Switch senders after each request, as happens when they wait. Otherwise a sender that never
-    /// waits runs until its time slice ends.
+    /// Whether senders alternate after each request, as they do if they wait. Otherwise a sender
+    /// that never waits runs until its time slice ends.
     in_turn: bool,
 }
 

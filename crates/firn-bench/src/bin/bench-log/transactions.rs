@@ -29,15 +29,15 @@ use crate::{Outcome, SHARD_COUNT, STREAM_COUNT, aim};
 pub(crate) const KEY_COUNT: usize = 20_000;
 pub(crate) const RUN: Duration = Duration::from_millis(700);
 pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
-/// Of each arm; the one with the middle throughput counts.
+/// Rounds of each arm; the one with the median throughput counts.
 pub(crate) const ROUNDS: usize = 3;
 /// Conversions after each 256 transactions, at most: more than become due in that time.
 const CONVERSIONS: usize = 8;
 
-/// How transactions are logged; each adds something to the one before it.
+/// The logging of transactions; each arm adds a feature to the previous one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Arm {
-    /// Not at all.
+    /// No log.
     NoLog,
     /// One queue, one counter, two fences for every entry.
     Strict,
@@ -93,7 +93,7 @@ struct Figures {
     /// Latencies of commits, in order, nanoseconds.
     commits: Vec<u32>,
     bytes_per_point: f64,
-    /// Of a million points that were written, milliseconds; none without a log.
+    /// Milliseconds of recovery per million written points; `None` without a log.
     recovery_ms: Option<f64>,
 }
 
@@ -326,7 +326,8 @@ impl Store {
         (self.sink, self.floors.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Transactions until the time is up: how many, points written, latencies of commits.
+    /// Runs transactions until the time is up. Returns their number, the number of points written,
+    /// and the latencies of commits.
     fn send(
         &self,
         workload: YcsbWorkload,
