@@ -346,8 +346,8 @@ impl<'a> PackedGaps<'a> {
 }
 
 impl PostingsIter<'_> {
-    /// The first of the remaining ids that is at least `id`; smaller ids are skipped. Skips runs
-    /// and bits of a bitmap at once, gaps one by one.
+    /// The first of the remaining ids that is at least `id`; smaller ids are skipped. Skips runs,
+    /// packed blocks and bits of a bitmap at once, gaps one by one.
     pub fn seek(&mut self, id: u64) -> Option<u64> {
         if self.list.count > 1 && self.list.form == BITMAP {
             self.bit_idx = self.bit_idx.max(id.saturating_sub(self.list.first));

@@ -59,7 +59,7 @@ impl<'a> MembersBody<'a> {
             return Err(corrupt(format!("chunk with {} members", slots.len())));
         }
         let member_count = index_of(slots.len());
-        // A base or a subset takes at least two bytes.
+        // Bounds the allocations: each base or subset takes at least two bytes.
         let base_count = take_count(&mut input, bytes.len(), "chunk bases")?;
         let subset_count = take_count(&mut input, bytes.len(), "chunk subsets")?;
         let mut bases = Vec::with_capacity(base_count);

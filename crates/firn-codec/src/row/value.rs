@@ -263,13 +263,15 @@ impl ValueForm {
     }
 }
 
-/// 0 is the escape. The largest delta would wrap to it, but such values are never near decimals.
+/// The stored form of a delta; 0 is the escape. The largest delta saturates instead of wrapping to
+/// it, but no near decimal has that delta.
 #[inline]
 fn near_delta(delta: i64) -> u64 {
     zigzag(delta).saturating_add(1)
 }
 
-/// The index of the first non-zero byte of an XOR, and the number of bytes up to the last one.
+/// The index of the first non-zero byte of an XOR, and the number of bytes up to the last non-zero
+/// one.
 #[expect(
     clippy::arithmetic_side_effects,
     reason = "at most seven zero bytes are left out at the end"
