@@ -481,7 +481,7 @@ fn report(case: &Case, figures: &Figures, baseline: Option<&Baseline>, aims: &mu
     let uses = figures.bytes_by_use.iter().map(|(what, bytes)| format!("{what} {bytes:.3}"));
     println!("    of the file {}", uses.collect::<Vec<_>>().join(", "));
     println!(
-        "    {:.3} of it are random bits, a lower bound",
+        "    random bits {:.3}, a lower bound for any encoding",
         case.sets.random_bits() / 8.0 / figures.series
     );
     println!(
