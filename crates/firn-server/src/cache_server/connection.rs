@@ -168,7 +168,7 @@ impl<'a> Connection<'a> {
             }
         });
         let answer = answer.await;
-        self.tell(&answer).await
+        self.respond(&answer).await
     }
 
     /// Serves a get and the pipelined ones behind it in parallel.
@@ -206,11 +206,11 @@ impl<'a> Connection<'a> {
                 if cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
                     && let Some(got) = cache.get_now(&wanted)
                 {
-                    return Answer::Here(told(&got, place.range, format, bytes_max));
+                    return Answer::Here(response(&got, place.range, format, bytes_max));
                 }
                 Answer::Later(tokio::task::spawn_blocking(move || {
                     let got = cache.get(&ask(&place, format, least, read_bytes_max));
-                    told(&got, place.range, format, bytes_max)
+                    response(&got, place.range, format, bytes_max)
                 }))
             })
             .collect();
@@ -221,7 +221,7 @@ impl<'a> Connection<'a> {
                     running.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec())
                 }
             };
-            self.response_bytes(&bytes).await?;
+            self.respond_bytes(&bytes).await?;
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl<'a> Connection<'a> {
             }
         });
         let answer = answer.await;
-        self.tell(&answer).await
+        self.respond(&answer).await
     }
 
     /// Serves the metrics to a browser or Prometheus, and nothing else.
@@ -281,11 +281,11 @@ impl<'a> Connection<'a> {
         Err(End)
     }
 
-    async fn tell(&mut self, answer: &str) -> Result<(), End> {
-        self.response_bytes(answer.as_bytes()).await
+    async fn respond(&mut self, answer: &str) -> Result<(), End> {
+        self.respond_bytes(answer.as_bytes()).await
     }
 
-    async fn response_bytes(&mut self, answer: &[u8]) -> Result<(), End> {
+    async fn respond_bytes(&mut self, answer: &[u8]) -> Result<(), End> {
         self.shared.numbers.client_errors.add(u64::from(answer.starts_with(b"CLIENT_ERROR")));
         self.shared.numbers.server_errors.add(u64::from(answer.starts_with(b"SERVER_ERROR")));
         self.write(answer).await
@@ -400,7 +400,7 @@ enum Answer {
 }
 
 /// The response to a lookup: a value of at most `bytes_max`.
-fn told(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
+fn response(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
     let TimeRange { start, end } = asked;
     let too_large = || {
         let why = format!("the points from {start} to {end} exceed {bytes_max} bytes");

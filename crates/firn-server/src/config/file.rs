@@ -136,6 +136,10 @@ impl<'a> Events<'a> {
                 loop {
                     let name = match self.next()? {
                         (Event::MappingEnd, _) => return Ok(pairs.join(",")),
+                        (Event::Scalar(name, ..), line) if name.contains('=') => {
+                            let what = format!("{key}: expected names without `=`, got {name:?}");
+                            return Err(self.error(line, what));
+                        }
                         (Event::Scalar(name, style, ..), line) => {
                             self.item(key, &name, style, line)?
                         }
@@ -240,6 +244,7 @@ mod tests {
         check("a: 1\n---\nb: 2\n", Err("f.yaml:3: expected one YAML document, got a second one"));
         let nested = "f.yaml:1: a: expected a value, a list or a mapping of plain values";
         check("a: [[x]]\n", Err(nested));
+        check("a: {x=y: z}\n", Err("f.yaml:1: a: expected names without `=`, got \"x=y\""));
         check("a: ['x,y']\n", Err("f.yaml:1: a: expected elements without a comma, got \"x,y\""));
         assert!(ConfigFile::parse("f.yaml", "a: [\n").is_err());
         assert!(ConfigFile::parse("f.yaml", "a: *b\n").is_err());

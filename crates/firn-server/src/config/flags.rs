@@ -207,6 +207,7 @@ fn arg<C: Settings>(setting: &'static Setting) -> Arg {
     match setting.is_switch {
         // `--write-lenient` and `--write-lenient=false`, which overrides the file.
         true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
-        false => arg.allow_hyphen_values(true),
+        // A flag is never the value of another one: `--data --read-only` lacks a folder.
+        false => arg.allow_negative_numbers(true),
     }
 }

@@ -173,6 +173,16 @@ fn a_flag_precedes_a_variable_which_precedes_the_file() {
 }
 
 #[test]
+fn a_flag_is_never_the_value_of_another_one() {
+    let parse = |args: &[&str]| {
+        let command = Flags::<ServeConfig>::augment_args(Command::new("firn"));
+        command.try_get_matches_from(["firn"].iter().chain(args)).is_ok()
+    };
+    assert!(!parse(&["--data", "--read-only"]) && !parse(&["--data", "--listen", "[::]:1"]));
+    assert!(parse(&["--data", "folder", "--read-only"]) && parse(&["--shards", "-1"]));
+}
+
+#[test]
 fn lists_and_pairs_may_be_written_as_yaml() {
     let file = "group-by: [job, zone]\nexternal-labels:\n  region: eu\n  replica: a=b\n";
     let config = loaded::<ServeConfig>(&[], &[], Some(file)).unwrap().config;
