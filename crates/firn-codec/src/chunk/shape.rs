@@ -6,6 +6,7 @@ use std::sync::Arc;
 use firn_model::{ColumnBatch, Presence, TimeRange, Timestamp};
 
 use crate::columns::{Times, span};
+use crate::limits::ENTRIES_MAX;
 use crate::postings::encode_postings;
 use crate::time_column::encode_times;
 use crate::varint::encode_varint;
@@ -92,8 +93,9 @@ fn assign_bases(times: &[Times]) -> BaseAssignment {
     let mut all: Vec<Timestamp> = times.iter().flat_map(|times| times.iter().copied()).collect();
     all.sort();
     all.dedup();
-    // A base costs up to some bits per entry, a subset mostly a few bytes.
-    if all.len() * 4 > total * 3 {
+    // A base costs up to some bits per entry, a subset mostly a few bytes. Readers refuse a base of
+    // more than `ENTRIES_MAX` entries, even if every column is shorter.
+    if all.len() * 4 > total * 3 || all.len() > ENTRIES_MAX {
         return one_per_column();
     }
     let columns = times.iter().map(|times| (0, entries_among(&all, times))).collect();
