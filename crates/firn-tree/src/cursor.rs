@@ -30,6 +30,8 @@ pub(crate) struct TableCursor {
     /// Chunks of the present block: group, range in `unpacked` or, if that is empty, in the run.
     chunks: VecDeque<(GroupId, Range<usize>)>,
     block_offset: u64,
+    /// The group of the last chunk that was loaded.
+    last_group: GroupId,
 }
 
 impl TableCursor {
@@ -51,6 +53,7 @@ impl TableCursor {
             unpacked: Vec::new(),
             chunks: VecDeque::new(),
             block_offset: 0,
+            last_group: GroupId(0),
         };
         cursor.advance()?;
         Ok(cursor)
@@ -72,8 +75,13 @@ impl TableCursor {
         {
             let held = if self.unpacked.is_empty() { &*self.run } else { &*self.unpacked };
             let bytes = held.get(place).unwrap_or_default();
+            let record = &self.table.record;
             let decoded = Chunk::open(bytes)
                 .and_then(|chunk| chunk.read(Slots::All, TimeRange::ALL))
+                .and_then(|columns| {
+                    record.check_chunk(group, columns.time_range())?;
+                    Ok(columns)
+                })
                 .map_err(|e| self.damage(e))?;
             columns.push(decoded);
             self.chunks.pop_front();
@@ -98,9 +106,13 @@ impl TableCursor {
                 Cow::Borrowed(payload) => place.end - payload.len(),
                 Cow::Owned(_) => 0,
             };
-            let chunks = &mut self.chunks;
+            let (chunks, last_group) = (&mut self.chunks, &mut self.last_group);
             let walked = Block::open(file, offset, &payload).and_then(|block| {
                 block.for_ranges(|group, chunk| {
+                    if group < *last_group {
+                        return Err(Error::corrupt("", 0, "groups of a table fall"));
+                    }
+                    *last_group = group;
                     chunks.push_back((group, start + chunk.start..start + chunk.end));
                     Ok(Walk::On)
                 })

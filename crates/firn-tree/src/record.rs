@@ -114,6 +114,17 @@ impl TableRecord {
         self.group_min <= group && group <= self.group_max
     }
 
+    /// Checks a chunk of `group` with timestamps in `range`. A merge relies on both.
+    ///
+    /// # Errors
+    /// `Corrupt` (without file and offset) if the group or a timestamp is outside of the table.
+    pub(crate) fn check_chunk(&self, group: GroupId, range: TimeRange) -> Result<()> {
+        if !self.may_hold(group) || !self.time_range.covers(range) {
+            return Err(Error::corrupt("", 0, "chunk of a group or a time outside of its table"));
+        }
+        Ok(())
+    }
+
     /// Offset of the suffix: the end of the blocks.
     pub(crate) fn suffix_offset(&self) -> u64 {
         self.bytes.saturating_sub(self.suffix_bytes.into())
@@ -301,6 +312,16 @@ mod tests {
         TableRecord { suffix_bytes: 1001, ..record.clone() }.check().unwrap_err();
         TableRecord { time_range: outside, ..record.clone() }.check().unwrap_err();
         TableRecord { group_max: GroupId(0), ..record }.check().unwrap_err();
+    }
+
+    #[test]
+    fn a_chunk_outside_of_its_table_is_refused() {
+        let record = sample_record(3, Level::One, Partition::of(0, PartitionLen::MIN));
+        let record = TableRecord { group_max: GroupId(9), ..record };
+        let range = record.time_range;
+        record.check_chunk(GroupId(9), range).unwrap();
+        record.check_chunk(GroupId(10), range).unwrap_err();
+        record.check_chunk(record.group_min, TimeRange::at(range.end + 1)).unwrap_err();
     }
 
     #[test]

@@ -100,6 +100,9 @@ pub(crate) fn write_sound(
         let payload = unpack(table.path(), offset, table.record.salt, bytes)?;
         Block::open(table.path(), offset, &payload)?.for_chunks(|group, bytes| {
             let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
+            if pending.as_ref().is_some_and(|pending| pending.0 > group) {
+                return Err(Error::corrupt(table.path(), offset, "groups of a table fall"));
+            }
             if pending.as_ref().is_some_and(|pending| pending.0 != group) {
                 push(&mut pending)?;
             }
@@ -204,7 +207,8 @@ fn is_sound(record: &TableRecord, file: &str, offset: u64, bytes: &[u8]) -> Resu
     let mut chunk_count = 0;
     Block::open(file, offset, &payload)?.for_chunks(|group, bytes| {
         let chunk = Chunk::open(bytes)?;
-        chunk.read(Slots::All, TimeRange::ALL)?;
+        let columns = chunk.read(Slots::All, TimeRange::ALL)?;
+        record.check_chunk(group, columns.time_range())?;
         if chunk.group() != group {
             return Err(Error::corrupt(
                 "",
