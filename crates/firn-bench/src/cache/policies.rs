@@ -393,9 +393,42 @@ mod tests {
     #[test]
     fn a_slab_that_cools_down_returns_to_its_position_in_time() {
         let mut policy = policy(PolicyKind::TwoPartitions, 6, &[0, 1, 2, 3, 4, 5]);
+        policy.touch(5);
+        assert!(!policy.is_hot(5), "the newer half does not move");
         (0..3).for_each(|slab| policy.touch(slab));
+        // Two fit: the first of the three has cooled down.
+        assert_eq!(policy.stats().lru_slabs_max, 2);
         assert_eq!([0, 1, 2].map(|slab| policy.is_hot(slab)), [false, true, true]);
-        assert_eq!([evict(&mut policy), evict(&mut policy)], [0, 1]);
+        assert_eq!(evict(&mut policy), 0);
+        // Hits on the oldest of the FIFO partition and none on ghosts: that partition grows.
+        assert_eq!(policy.stats().lru_slabs_max, 1);
+        assert_eq!([evict(&mut policy), evict(&mut policy)], [1, 3]);
+    }
+
+    #[test]
+    fn ghosts_move_the_border() {
+        let all: Vec<SlabId> = (0..12).collect();
+        let mut policy = policy(PolicyKind::TwoPartitions, 12, &all);
+        let start = policy.stats().lru_slabs_max;
+        let mut next = 12;
+        let mut round = |policy: &mut ComparedPolicy, hot: bool| {
+            if hot {
+                // Hot slabs are evicted, and looked up again.
+                (0..13).for_each(|_| {
+                    let victim = policy.victim().unwrap();
+                    policy.touch(victim);
+                });
+            }
+            let victim = evict(policy);
+            (0..40).for_each(|_| policy.missed(victim, TimeRange::at(0)));
+            policy.insert(next, next as i64);
+            next += 1;
+        };
+        (0..6).for_each(|_| round(&mut policy, true));
+        let grown = policy.stats().lru_slabs_max;
+        assert!(grown > start, "{:?}", policy.stats());
+        (0..12).for_each(|_| round(&mut policy, false));
+        assert!(policy.stats().lru_slabs_max < grown, "{:?}", policy.stats());
     }
 
     #[test]
