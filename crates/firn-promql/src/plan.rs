@@ -9,10 +9,9 @@ use firn_model::{Error, Grouping, METRIC_NAME, MatchOp, Matcher, Result, Selecti
 
 use crate::EvalOptions;
 use crate::eval::window::{Frame, Steps};
-use crate::syntax::ValueType;
 use crate::syntax::{
     Aggregate, At, Binary, BoundaryMode, Expr, FunctionId, Length, MatrixSelector, Node, NodeKind,
-    Selector, Subquery,
+    Selector, Subquery, ValueType,
 };
 
 /// The selections that a query reads: one per selector in its text, with the exact range that its

@@ -3,8 +3,7 @@
 use firn_model::{Labels, METRIC_NAME};
 use firn_promql::test_util::go_quote;
 
-use super::dialect::Availability;
-use super::dialect::Dialect;
+use super::dialect::{Availability, Dialect};
 use super::generator::Generator;
 use super::operators::{ARITHMETIC, COMPARISONS, level};
 use super::select::ValueNeed;

@@ -47,7 +47,7 @@ mod tests {
     use firn_promql::parse;
 
     #[test]
-    fn only_meaningless_labels_are_dropped() {
+    fn only_differences_without_meaning_are_ignored() {
         let same = |a: &str, b: &str| tree(&parse(a).unwrap()) == tree(&parse(b).unwrap());
         assert!(same("sum(x{b='1',a=~\"2\"})", "sum( x{a=~\"2\", b=\"1\"} )"));
         assert!(same("rate(x[60s])", "rate(x[1m])"));
