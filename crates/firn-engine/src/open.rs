@@ -10,7 +10,9 @@ use firn_env::{Bucket, Env, FolderLock};
 use firn_head::Head;
 use firn_index::Index;
 use firn_log::{Log, LogSetup};
-use firn_model::{Budget, CommitSeq, ErrorKind, LogPosition, Pool, Reclaim, Result, ShardBits};
+use firn_model::{
+    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reclaim, Result, ShardBits,
+};
 use firn_tree::{Tree, TreeOptions};
 use parking_lot::RwLock;
 
@@ -25,7 +27,7 @@ use crate::ledger::Ledger;
 use crate::manifest::{Manifest, ManifestContents};
 use crate::mend::IndexMender;
 use crate::options::EngineOptions;
-use crate::parts::{EngineParts, Identity, LogCut};
+use crate::parts::{self, EngineParts, Identity, LogCut};
 use crate::pressure::Pressure;
 use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replay::{Replay, ReplayedState};
@@ -78,6 +80,11 @@ impl Engine {
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
         let requested = options.stream_count.filter(|_| !options.read_only);
+        if let Some(count) = requested.filter(|&count| !parts::is_count(count)) {
+            return Err(Error::invalid(format!(
+                "stream_count: expected 1 to 65,535 log streams, got {count}"
+            )));
+        }
         let engine = open_as_recorded(env.clone(), options.clone(), progress)?;
         let recorded = engine.ledger.identity().stream_count;
         let Some(stream_count) = requested.filter(|&count| count != recorded) else {

@@ -110,6 +110,11 @@ impl EngineParts {
     }
 }
 
+/// Whether a log can have `count` streams or shards.
+pub(crate) fn is_count(count: usize) -> bool {
+    (1..=usize::from(u16::MAX)).contains(&count)
+}
+
 impl Identity {
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut out = vec![TAG_IDENTITY];
@@ -126,7 +131,7 @@ impl Identity {
     fn decode(mut rest: &[u8]) -> Result<Identity> {
         let mut count = || {
             let count = decode_varint(&mut rest).and_then(|count| usize::try_from(count).ok());
-            count.filter(|count| (1..=usize::from(u16::MAX)).contains(count))
+            count.filter(|&count| is_count(count))
         };
         let (shard_count, stream_count) = (count(), count());
         // Other numbers of shards have no `ShardBits`.
