@@ -60,7 +60,7 @@ class Parts(unittest.TestCase):
             even.computed(1000 * (number % 10), 0.05 - number % 10)
         self.assertEqual(even.bytes_min(), 0, "times that fall with sizes have no slope")
 
-    def test_long_hits_do_not_make_short_parts_dear(self):
+    def test_long_hits_do_not_raise_the_cost_of_short_parts(self):
         even = BreakEven()
         for number in range(500):
             byte_count = 1000 + 400000 * (number % 9)
@@ -96,16 +96,16 @@ class Parts(unittest.TestCase):
         self.assertEqual(len(points), 5)
         self.assertEqual((looked, computed), ([len('2.5{"a": [1]}')], [len('1"ab"null')]))
 
-    def test_what_the_cache_has_already_is_not_set_again(self):
-        told = []
+    def test_cached_points_are_not_set_again(self):
+        received = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
             def serve():
                 connection, _ = listener.accept()
                 with connection, connection.makefile("rwb") as file:
                     for answer in [b"INCOMPLETE 0 9 2 4 9\r\n[]\r\n", b"STORED 4 9\r\n"]:
-                        told.append(file.readline())
-                        if told[-1].startswith(b"set"):
-                            told.append(file.readline())
+                        received.append(file.readline())
+                        if received[-1].startswith(b"set"):
+                            received.append(file.readline())
                         file.write(answer)
                         file.flush()
 
@@ -116,12 +116,12 @@ class Parts(unittest.TestCase):
             thread.join()
             client.close()
         self.assertEqual(points, [[ts, ts] for ts in range(10)])
-        self.assertEqual(told[0], b"get k 0 0 9 json 0\r\n")
-        self.assertEqual(told[1:], [b"set k 0 4 9 json 37\r\n", b"[[4,4],[5,5],[6,6],[7,7],[8,8],[9,9]]\r\n"])
+        self.assertEqual(received[0], b"get k 0 0 9 json 0\r\n")
+        self.assertEqual(received[1:], [b"set k 0 4 9 json 37\r\n", b"[[4,4],[5,5],[6,6],[7,7],[8,8],[9,9]]\r\n"])
 
 
 class Broken(unittest.TestCase):
-    def test_without_a_cache_everything_is_asked_of_the_database(self):
+    def test_without_a_cache_the_database_is_queried(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = "127.0.0.1:%d" % listener.getsockname()[1]
         client = Client([address], timeout_s=1.0)
@@ -129,7 +129,7 @@ class Broken(unittest.TestCase):
             client.get("k", 0, 9)
         self.assertEqual(client.fetch("k", 0, 9, lambda start, end: [[start, end]]), [[0, 9]])
 
-    def test_an_answer_that_breaks_off_is_no_answer(self):
+    def test_a_truncated_response_is_an_error(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             def serve():
                 for answer in [b"VALUE 0 9 100\r\n[[1,", b"HELLO\r\n"]:
@@ -147,7 +147,7 @@ class Broken(unittest.TestCase):
             thread.join()
 
 
-    def test_a_connection_that_broke_is_opened_anew(self):
+    def test_a_broken_connection_is_opened_again(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             def serve():
                 for _ in range(2):
@@ -171,20 +171,20 @@ class Served(unittest.TestCase):
         self.client = Client(SERVERS)
         self.addCleanup(self.client.close)
 
-    def test_what_is_set_is_got_by_range(self):
+    def test_points_are_returned_by_range(self):
         for number in range(20):
             key = "python/%d" % number
             self.assertEqual(self.client.get(key, 0, 9), ([], (0, 9)))
             self.assertEqual(self.client.set(key, 0, 9, [[1, "a"], [5, {"x": [number]}]]), (0, 9))
             self.assertEqual(self.client.get(key, 2, 9), ([[5, {"x": [number]}]], None))
             self.assertEqual(self.client.get(key, 2, 9, field=1), ([], (2, 9)))
-        questions = [("python/%d" % (number % 20), 5, 5, 0) for number in range(100)]
-        for number, answer in enumerate(self.client.get_many(questions)):
+        requests = [("python/%d" % (number % 20), 5, 5, 0) for number in range(100)]
+        for number, answer in enumerate(self.client.get_many(requests)):
             self.assertEqual(answer, ([[5, {"x": [number % 20]}]], None))
         self.assertTrue(self.client.delete("python/3", 4, 5))
         self.assertFalse(self.client.delete("python/none", 4, 5))
 
-    def test_keys_lie_on_the_servers_that_they_are_sharded_to(self):
+    def test_each_key_is_on_the_server_with_the_highest_score(self):
         for number in range(20):
             key = "sharded/%d" % number
             self.client.set(key, 0, 0, [])
@@ -192,19 +192,19 @@ class Served(unittest.TestCase):
                 is_there = Client([server]).get(key, 0, 0)[1] is None
                 self.assertEqual(is_there, server == server_of(key, SERVERS))
 
-    def test_the_database_is_asked_for_what_is_missing_only(self):
-        asked = []
+    def test_only_missing_ranges_are_queried(self):
+        queried = []
 
         def query(start, end):
-            asked.append((start, end))
+            queried.append((start, end))
             return [[time, "x" * 1000] for time in range(start, end + 1)]
 
         statement = "SELECT x WHERE time >= {start} AND time <= {end}"
         for start, end in [(0, 999), (100, 999), (100, 1099), (0, 1099)]:
             self.assertEqual([p[0] for p in self.client.fetch(statement, start, end, query)], list(range(start, end + 1)))
-        self.assertEqual(asked, [(0, 999), (1000, 1099)])
+        self.assertEqual(queried, [(0, 999), (1000, 1099)])
 
-    def test_what_is_wrong_is_an_error_and_the_next_request_is_answered(self):
+    def test_the_connection_survives_an_invalid_request(self):
         for start, end, points in [(9, 0, []), (0, 9, [[10, 1]]), (0, 9, [[2, 1], [1, 1]]), (0, 9, {"a": 1})]:
             with self.assertRaises(CacheError):
                 self.client.set("wrong", start, end, points)
