@@ -111,7 +111,8 @@ impl Log {
     /// # Errors
     /// The errors of `f`; `Unavailable` when the disk fails; `Invalid` for segments above the floor
     /// that were written with another number of streams or shards; `Corrupt` for a valid block that
-    /// contradicts itself or has entries of an unknown kind. The log is unchanged then.
+    /// contradicts itself or has entries of an unknown kind, and for positions out of range. The
+    /// log is unchanged then.
     pub fn replay(
         &self,
         stream: StreamId,

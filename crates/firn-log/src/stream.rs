@@ -236,7 +236,9 @@ impl Stream {
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
         let bytes = block::bytes_max(entries) as u64;
-        let room = self.setup.options.segment_bytes - segment::HEADER_BYTES as u64;
+        // As `QueueState::append` for an empty segment, or the append would rotate for ever.
+        let head_bytes = segment::HEADER_BYTES as u64 + self.setup.unit_bytes;
+        let room = self.setup.options.segment_bytes - head_bytes;
         if bytes > room {
             return Err(Error::too_large(format!(
                 "log: an append of {bytes} bytes, expected at most {room}; \

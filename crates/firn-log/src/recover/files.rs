@@ -24,6 +24,10 @@ use crate::stream::{OldSegment, ResumePoint};
 /// A tail is rewritten in steps of this.
 const REWRITE_BYTES: usize = 1 << 20;
 
+/// New positions begin at this or lower, and new segment numbers are at most one higher. No stream
+/// gets this far, and the arithmetic of a running stream cannot overflow from here.
+const RESUME_MAX: u64 = 1 << 62;
+
 /// The segment files of one stream.
 #[derive(Debug)]
 pub(crate) struct StreamFiles {
@@ -61,8 +65,8 @@ impl StreamFiles {
     /// Lists the segments of a stream and reads their headers.
     ///
     /// # Errors
-    /// `Invalid` for a segment of a newer version or a renamed file, `Corrupt` for a header that
-    /// contradicts itself.
+    /// `Invalid` for a segment of a newer version, a renamed file or a number out of range;
+    /// `Corrupt` for a header that contradicts itself.
     pub(crate) fn open(disk: &dyn Disk, id: StreamId, setup: &LogSetup) -> Result<StreamFiles> {
         let mut numbers: Vec<SegmentNo> = disk
             .list(&segment::folder(id.0))?
@@ -70,7 +74,14 @@ impl StreamFiles {
             .filter_map(|name| segment::parse_name(name))
             .collect();
         numbers.sort_unstable();
-        let next_number = SegmentNo(numbers.last().map_or(1, |last| last.0.saturating_add(1)));
+        let last_number = numbers.last().map_or(0, |last| last.0);
+        if last_number > RESUME_MAX {
+            return Err(Error::invalid(format!(
+                "{}: expected a segment number of at most {RESUME_MAX}; move the file away",
+                segment::path(id.0, SegmentNo(last_number))
+            )));
+        }
+        let next_number = SegmentNo(last_number.saturating_add(1));
         let mut segments = Vec::with_capacity(numbers.len());
         for number in numbers {
             let path = segment::path(id.0, number);
@@ -207,7 +218,10 @@ impl StreamFiles {
     }
 
     /// The first position above everything that was ever written, including damaged and torn bytes.
-    pub(super) fn base_min(&self, end: LogPosition, floor: LogPosition) -> LogPosition {
+    ///
+    /// # Errors
+    /// `Corrupt` if a header or the floor has a position that no stream reaches.
+    pub(super) fn base_min(&self, end: LogPosition, floor: LogPosition) -> Result<LogPosition> {
         let headers = self.segments.iter().filter_map(|segment| segment.header.as_ref());
         let bases = headers
             .map(|header| header.base.0.saturating_add(ALIGN_BYTES as u64))
@@ -217,7 +231,12 @@ impl StreamFiles {
         let hidden = self.segments.iter().filter(|segment| segment.headless_bytes.is_some());
         let hidden_bytes = hidden.map(|segment| segment.file_bytes).fold(0, u64::saturating_add);
         let base = end.0.max(floor.0).max(bases).saturating_add(hidden_bytes);
-        LogPosition(base.checked_next_multiple_of(ALIGN_BYTES as u64).unwrap_or(base))
+        let aligned = base.checked_next_multiple_of(ALIGN_BYTES as u64);
+        let base_min = aligned.filter(|&base| base <= RESUME_MAX).map(LogPosition);
+        base_min.ok_or_else(|| {
+            let what = format!("the stream ends at position {base}, expected at most {RESUME_MAX}");
+            Error::corrupt(segment::folder(self.id.0), 0, what)
+        })
     }
 }
 

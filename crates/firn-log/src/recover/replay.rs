@@ -181,7 +181,7 @@ impl StreamFiles {
         let (report, mark) = (replay.report, replay.mark);
         unsure.extend(last.map(|last| PreviousSegment { durable: mark, ..last }));
         let end = last.map_or(LogPosition(0), |last| last.end);
-        let base_min = self.base_min(end, floor);
+        let base_min = self.base_min(end, floor)?;
         self.replayed = Some(ReplayOutcome { floor, last, unsure, base_min });
         Ok(ReplayReport { end, ..report })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Clock, Disk};
+use firn_env::{Clock, Disk, OpenMode};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, ErrorKind, LogPosition, Result, ShardId};
 use firn_sim::{Operation, RecordingDisk};
@@ -84,6 +84,12 @@ fn an_append_over_the_segment_size_is_too_large() {
     let error = append(&log, SEGMENT_BYTES as usize).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::TooLarge);
     assert!(matches!(append(&log, 6 << 10), Ok(Append::At(_))));
+    // Near the limit, an append either fits into the next segment or is too large.
+    for payload_bytes in 7_000..7_200 {
+        let mut tries = (0..2).map(|_| append(&log, payload_bytes));
+        let decided = tries.any(|outcome| !matches!(outcome, Ok(Append::Rotated)));
+        assert!(decided, "{payload_bytes} bytes rotate for ever");
+    }
 }
 
 #[test]
@@ -200,6 +206,20 @@ fn an_entry_of_another_stream_is_not_logged() {
     let entry =
         EntryRef { kind: EntryKind::Rows, shard: ShardId(1), seq: CommitSeq(1), payload: &[] };
     let _ = log.append(StreamId(0), log.tip(StreamId(0)).segment, &[entry]);
+}
+
+/// Positions and numbers that no stream reaches are refused before any arithmetic on them.
+#[test]
+fn positions_and_numbers_out_of_range_are_refused() {
+    let world = World::new(8);
+    let log = world.open(setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    for floor in [LogPosition(u64::MAX), LogPosition(u64::MAX / 2)] {
+        let error = log.replay(StreamId(0), floor, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+    }
+    world.sim.disk.open("log/0/18446744073709551615.log", OpenMode::Create).unwrap();
+    let error = world.open(setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
 }
 
 /// The log folder was lost, but the manifest kept its floors. New entries must not be below the
