@@ -8,8 +8,7 @@ use crate::memory::pairs::Pairs;
 use crate::memory::parts::{NewPart, Parts};
 use crate::memory::sets::MemberSets;
 use crate::options::{IndexOptions, SERIES_LIMIT};
-use crate::pair::hash_ids;
-use crate::pair::{RawPair, raw_pairs};
+use crate::pair::{RawPair, hash_ids, raw_pairs};
 
 /// Pairs, member sets, parts, and the map from label sets to positions.
 #[derive(Debug)]

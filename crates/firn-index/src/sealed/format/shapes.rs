@@ -78,7 +78,7 @@ pub(crate) struct PartRecord<'a> {
 enum SlotMap<'a> {
     Dense,
     Runs(u64, &'a [u8]),
-    PackedArray(u32, u64, &'a [u8]),
+    Packed(u32, u64, &'a [u8]),
 }
 
 impl<'a> Shape<'a> {
@@ -285,7 +285,7 @@ impl<'a> PartRecord<'a> {
                 let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
                 let count = decode_varint(input)?;
                 let bytes = packed_bytes(usize::try_from(count).ok()?, width);
-                SlotMap::PackedArray(width, count, take_bytes(input, bytes, "slots").ok()?)
+                SlotMap::Packed(width, count, take_bytes(input, bytes, "slots").ok()?)
             }
             _ => return None,
         };
@@ -355,7 +355,7 @@ impl<'a> PartRecord<'a> {
                     None
                 })
             }
-            SlotMap::PackedArray(width, count, bytes) => (u64::from(rank) < count)
+            SlotMap::Packed(width, count, bytes) => (u64::from(rank) < count)
                 .then(|| get_bits(bytes, rank as usize * width as usize, width) as u32),
         }
     }
@@ -374,9 +374,7 @@ impl<'a> PartRecord<'a> {
                 }
                 None
             }
-            SlotMap::PackedArray(..) => {
-                (0..member_count).find(|&rank| self.slot(rank) == Some(slot))
-            }
+            SlotMap::Packed(..) => (0..member_count).find(|&rank| self.slot(rank) == Some(slot)),
         }
     }
 
@@ -399,7 +397,7 @@ impl<'a> PartRecord<'a> {
                     out.extend(first..first.checked_add(count)?);
                 }
             }
-            SlotMap::PackedArray(width, count, bytes) => {
+            SlotMap::Packed(width, count, bytes) => {
                 if count != u64::from(member_count) {
                     return None;
                 }
@@ -415,7 +413,7 @@ impl<'a> PartRecord<'a> {
         match self.slots {
             SlotMap::Dense => true,
             SlotMap::Runs(..) => self.runs().is_sorted_by_key(|run| run.0),
-            SlotMap::PackedArray(..) => false,
+            SlotMap::Packed(..) => false,
         }
     }
 
@@ -428,7 +426,7 @@ impl<'a> PartRecord<'a> {
                 .map(|(first, count)| u64::from(first).saturating_add(u64::from(count)))
                 .max()
                 .unwrap_or(0),
-            SlotMap::PackedArray(..) => {
+            SlotMap::Packed(..) => {
                 let slots = (0..member_count).filter_map(|rank| self.slot(rank));
                 slots.max().map_or(0, |slot| u64::from(slot).saturating_add(1))
             }

@@ -38,21 +38,18 @@ impl Sealed {
     ///
     /// # Errors
     /// `Canceled` or `Timeout` as the token reports.
-    #[expect(
-        clippy::arithmetic_side_effects,
-        reason = "hot; counts of rows and members of one file are below 2^63"
-    )]
     pub(crate) fn count(&self, found: &MatchedRows, cancel: &CancelToken) -> Result<u64> {
         let mut count = found.lone.count();
         for class in &found.classes {
-            count += self.count_class(class, cancel)?;
+            count = self.count_class(class, cancel)?.saturating_add(count);
         }
         Ok(count)
     }
 
     #[expect(
         clippy::arithmetic_side_effects,
-        reason = "hot; counts of rows and members of one file are below 2^63"
+        reason = "a shape has at most as many parts as the table, and a product of 32-bit numbers \
+                  fits in 64 bits"
     )]
     pub(crate) fn count_class(&self, class: &MatchClass, cancel: &CancelToken) -> Result<u64> {
         let part_count = class.parts.count();
@@ -70,6 +67,9 @@ impl Sealed {
                 cancel.check()?;
             }
             let shape = Shape::read(&self.blocks, &self.shapes, shape)?;
+            if shape.parts.len() > u64::from(self.parts.rows.count) {
+                return Err(self.shapes.bad(&self.blocks));
+            }
             positions.clear();
             each_passing(&shape, class, |position, _| {
                 positions.push(position);
@@ -84,14 +84,14 @@ impl Sealed {
             };
             let row_count = if is_all { shape.parts.len() } else { rows.count() };
             if !shape.has_lists() {
-                count += self.count_parts(class, &rows, cancel)?;
+                count = self.count_parts(class, &rows, cancel)?.saturating_add(count);
                 continue;
             }
             let lists = positions.iter().map(|&position| shape.lacking(position));
             let lists = lists.collect::<Option<Vec<_>>>().ok_or_else(|| self.bad_part())?;
-            let mut lacking: u64 = lists.iter().map(Postings::len).sum();
+            let mut lacking = lists.iter().map(Postings::len).fold(0, u64::saturating_add);
             if !is_all && lacking > IDS_PER_PART * row_count {
-                count += self.count_parts(class, &rows, cancel)?;
+                count = self.count_parts(class, &rows, cancel)?.saturating_add(count);
                 continue;
             }
             if !is_all {
@@ -100,7 +100,8 @@ impl Sealed {
                     lacking += self.count_common(list, &rows)?;
                 }
             }
-            count += (row_count * positions.len() as u64).saturating_sub(lacking);
+            let members = (row_count * positions.len() as u64).saturating_sub(lacking);
+            count = members.saturating_add(count);
         }
         Ok(count)
     }

@@ -335,7 +335,8 @@ impl Sealed {
     fn list_lens(&self, pairs: &[u32]) -> Result<u64> {
         let mut sum = 0;
         for &pair in pairs.iter().take(ROWS_TRIED_MAX as usize) {
-            sum += self.pair_lists(pair)?.lists.iter().flatten().map(Postings::len).sum::<u64>();
+            let lists = self.pair_lists(pair)?.lists;
+            sum = lists.iter().flatten().map(Postings::len).fold(sum, u64::saturating_add);
         }
         Ok(sum)
     }
