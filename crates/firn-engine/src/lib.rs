@@ -180,8 +180,8 @@ impl Engine {
 
     /// Adds a cache that releases memory last, before anything is refused: writing is slow without
     /// it.
-    pub fn add_reclaimer(&self, giver: Arc<dyn Reclaim>) {
-        self.pressure.add_last_resort(giver);
+    pub fn add_reclaimer(&self, reclaimer: Arc<dyn Reclaim>) {
+        self.pressure.add_last_resort(reclaimer);
     }
 
     /// Refuses further work. With `flush`, tables then contain everything and the next start

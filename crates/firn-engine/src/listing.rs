@@ -140,14 +140,14 @@ impl Snapshot {
                 let hidden: Vec<HiddenSamples<'_>> = hidden.collect();
                 let is_touched = hidden.iter().any(|one| one.range.overlaps(memory_range));
                 // Parts in memory do not show which of their samples are hidden.
-                let mut is_told = !is_touched || !head.has_data(group, range);
+                let mut is_decided = !is_touched || !head.has_data(group, range);
                 if !is_touched {
                     head.take_present(group, range, &mut left)?;
                 }
                 if !left.is_empty() {
-                    is_told &= self.version().take_present(group, range, &hidden, &mut left);
+                    is_decided &= self.version().take_present(group, range, &hidden, &mut left);
                 }
-                if !is_told && !left.is_empty() {
+                if !is_decided && !left.is_empty() {
                     let members =
                         found.members.iter().filter(|m| left.binary_search(&m.slot).is_ok());
                     unknown.push(GroupMatch { group, members: members.copied().collect() });

@@ -464,6 +464,7 @@ impl StreamReplay<'_> {
         self.changes.note(range, seq);
         let row_count = self.all.head.replay_transaction(shard, seq, &rows)?;
         self.report.rows = self.report.rows.saturating_add(row_count);
+        rows.clear();
         rows.shrink_to(ROWS_BYTES_KEPT);
         self.rows = rows;
         held.bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -59,8 +59,8 @@ fn catch_mutant(seed: u64, mutant: Mutant) -> Option<(u64, String)> {
 
 /// Describes the failure of a run. A mutant may also violate an assertion inside a crate, which
 /// counts as caught.
-fn how_it_fails(lifecycle: impl FnOnce() -> Result<u64, Failure>) -> Option<String> {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(lifecycle)) {
+fn how_it_fails(run: impl FnOnce() -> Result<u64, Failure>) -> Option<String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
         Ok(Ok(_)) => None,
         Ok(Err(failure)) => Some(failure.to_string()),
         Err(_) => Some("an assertion inside the engine".into()),
