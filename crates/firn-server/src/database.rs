@@ -52,11 +52,16 @@ pub(crate) fn open(
     for tail in &recovery.torn_tails {
         tracing::info!("{tail}");
     }
-    if let Some(bytes) = config.result_cache_bytes()
-        && let Err(error) = db.enable_result_cache(results(config.memory.0, bytes))
-    {
-        // Queries work without the cache, so its failure does not stop the database.
-        tracing::warn!("results are not cached: {error}");
+    if let Some(bytes) = config.result_cache_bytes() {
+        if let Err(error) = db.enable_result_cache(results(config.memory.0, bytes)) {
+            // Queries work without the cache, so its failure does not stop the database.
+            tracing::warn!("results are not cached: {error}");
+        }
+    } else if config.drops_result_cache() {
+        tracing::warn!(
+            "results are not cached: --slow-bytes-max drops data at times that cached results \
+             cannot know; limit the history by --retention instead, or set --result-cache=0"
+        );
     }
     tracing::info!(
         entries = recovery.entries,

@@ -4,6 +4,7 @@ use firn_model::{Error, Result};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
+use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
     Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Unset,
@@ -43,7 +44,7 @@ settings! {
     memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
     /// Connections that are open at the same time. Further ones wait.
-    connections_max: Count = "512", unit("connections"), bounds(1, UNBOUNDED);
+    connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Smallest part of a request that the cache returns. For smaller parts the client, or the
     /// database behind the proxy, computes the whole response. A get may name another size. `auto`

@@ -33,6 +33,10 @@ const FRAME_BYTES_MIN: u64 = KIB;
 const FRAME_BYTES_MAX: u64 = 32 * MIB;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
+// A thread each.
+const CONCURRENCY_MAX: u64 = 10_000;
+// Linux allows a process at most this number of file descriptors by default (fs.nr_open).
+pub(super) const CONNECTIONS_MAX: u64 = 1 << 20;
 // Positions inside a request are 32 bits wide.
 const REQUEST_BYTES_MAX: u64 = 2 * GIB;
 
@@ -96,7 +100,7 @@ settings! {
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
     /// Queries that run at the same time. Further ones wait.
-    query_concurrency_max: Count = "20", unit("queries"), bounds(1, UNBOUNDED);
+    query_concurrency_max: Count = "20", unit("queries"), bounds(1, CONCURRENCY_MAX);
 
     /// Time that a query may take, waiting included.
     query_timeout: Span = "2m";
@@ -196,7 +200,7 @@ settings! {
     section "Remote read";
 
     /// Remote reads that run at the same time. Further ones wait.
-    remote_read_concurrency_max: Count = "10", unit("reads"), bounds(1, UNBOUNDED);
+    remote_read_concurrency_max: Count = "10", unit("reads"), bounds(1, CONCURRENCY_MAX);
 
     /// Samples that one query of a remote read may return, unless the response is streamed. 0 is no
     /// limit other than memory.
@@ -211,7 +215,7 @@ settings! {
     listen: Address = "127.0.0.1:9420";
 
     /// Connections that are open at the same time. Further ones wait.
-    connections_max: Count = "512", unit("connections"), bounds(1, UNBOUNDED);
+    connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Origins whose web pages may read responses: a regular expression for the whole origin.
     cors_origin: OriginPattern = ".*";
@@ -276,6 +280,12 @@ impl ServeConfig {
         // a time that kept results cannot know.
         let has_effect = !self.read_only.0 && self.slow_bytes_max.get().is_none();
         self.result_cache.get().filter(|_| has_effect).map(|size| size.0)
+    }
+
+    /// Whether `slow_bytes_max` alone disables the result cache.
+    pub fn drops_result_cache(&self) -> bool {
+        let has_limit = !self.read_only.0 && self.slow_bytes_max.get().is_some();
+        has_limit && self.result_cache.get().is_some()
     }
 
     /// Interval of the scrapes of itself; `None` for a replica, which accepts no samples.

@@ -216,9 +216,14 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--fast-bytes-max=much", "--fast-bytes-max: expected a size"),
         ("--slow-bytes-max=1KiB", "expected at least 64MiB or \"unlimited\", got \"1KiB\""),
         ("--request-bytes-max=4GiB", "expected 1 to 2GiB, got \"4GiB\""),
-        ("--connections-max=0", "--connections-max: expected at least 1, got \"0\""),
+        ("--connections-max=0", "--connections-max: expected 1 to 1048576, got \"0\""),
+        (
+            "--connections-max=9223372036854775807",
+            "expected 1 to 1048576, got \"9223372036854775807\"",
+        ),
+        ("--query-concurrency-max=10001", "--query-concurrency-max: expected 1 to 10000"),
         ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
-        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected at least 1"),
+        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 10000"),
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
         ("--group-by=a,,b", "--group-by: expected label names between commas, got \"a,,b\""),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
@@ -249,6 +254,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         &["--proxy=nowhere"],
         "--proxy: expected http:// or https:// with a host",
     );
+    refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
@@ -280,7 +286,11 @@ fn a_setting_without_effect_is_refused_with_the_other_one() {
     let config = serve(&["--read-only", "--self-scrape=never", "--result-cache=0"]);
     assert!(config.self_scrape_interval().is_none() && config.result_cache_bytes().is_none());
     assert!(serve(&["--read-only"]).self_scrape_interval().is_none());
-    assert!(serve(&["--slow-bytes-max=1GiB"]).result_cache_bytes().is_none());
+    let limited = serve(&["--slow-bytes-max=1GiB"]);
+    assert!(limited.result_cache_bytes().is_none() && limited.drops_result_cache());
+    for args in [&["--slow-bytes-max=1GiB", "--result-cache=0"][..], &["--read-only"], &[]] {
+        assert!(!serve(args).drops_result_cache(), "{args:?}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_LENGTH;
 use firn_model::{Budget, Error, Pool, Reservation, Result};
 use http_body_util::BodyExt;
 
+use crate::config::ServeConfig;
 use crate::wire::snappy;
 
 /// A request body in memory, accounted.
@@ -16,6 +17,30 @@ use crate::wire::snappy;
 pub(crate) struct HeldBytes {
     pub(crate) bytes: Vec<u8>,
     held: Reservation,
+}
+
+/// The largest body that a request may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyLimit {
+    bytes_max: usize,
+    /// The setting that raises it; `None` for a constant.
+    setting: Option<&'static str>,
+}
+
+impl BodyLimit {
+    /// The limit of a body that is compressed or not.
+    pub(crate) fn of(config: &ServeConfig, is_compressed: bool) -> BodyLimit {
+        let (size, setting) = match is_compressed {
+            true => (config.body_bytes_max, "--body-bytes-max"),
+            false => (config.request_bytes_max, "--request-bytes-max"),
+        };
+        BodyLimit { bytes_max: size.to_usize(), setting: Some(setting) }
+    }
+
+    /// A limit that is not a setting.
+    pub(crate) fn constant(bytes_max: usize) -> BodyLimit {
+        BodyLimit { bytes_max, setting: None }
+    }
 }
 
 // A sender that needs longer for one request has failed or is malicious.
@@ -26,17 +51,17 @@ const STEP_BYTES: usize = 64 << 10;
 /// Reads all of `body`, whose memory is `pool`'s.
 ///
 /// # Errors
-/// `TooLarge` over `bytes_max`, before anything is read if the length is announced; `Busy` without
+/// `TooLarge` over `limit`, before anything is read if the length is announced; `Busy` without
 /// memory; `Invalid` when the sender stops in the middle or takes over a minute.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
-    bytes_max: usize,
+    limit: BodyLimit,
     (budget, pool): (&Budget, Pool),
 ) -> Result<HeldBytes> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|len: u64| len > bytes_max as u64) {
-        return Err(too_large(bytes_max));
+    if announced.is_some_and(|len: u64| len > limit.bytes_max as u64) {
+        return Err(too_large(limit));
     }
     let mut read = HeldBytes::empty(budget, pool);
     read.held.grow(announced.unwrap_or(0))?;
@@ -46,8 +71,8 @@ pub(crate) async fn read(
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|e| Error::invalid("the body ends early").because(e))?;
             let Ok(data) = frame.into_data() else { continue };
-            if read.bytes.len() + data.len() > bytes_max {
-                return Err(too_large(bytes_max));
+            if read.bytes.len() + data.len() > limit.bytes_max {
+                return Err(too_large(limit));
             }
             read.push(&data)?;
         }
@@ -123,6 +148,7 @@ impl HeldBytes {
     }
 }
 
-fn too_large(bytes_max: usize) -> Error {
-    Error::too_large(format!("the body is over the limit of {bytes_max} bytes (--body-bytes-max)"))
+fn too_large(limit: BodyLimit) -> Error {
+    let setting = limit.setting.map_or_else(String::new, |name| format!(" ({name})"));
+    Error::too_large(format!("the body is over the limit of {} bytes{setting}", limit.bytes_max))
 }

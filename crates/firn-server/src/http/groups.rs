@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::http::answer::{
     ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
-use crate::http::body::HeldBytes;
+use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::write::header;
@@ -72,11 +72,10 @@ async fn carried_out(
         Ok(form) => form,
         Err(why) => return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n"),
     };
-    let (body_bytes_max, request_bytes_max) =
-        (app.config.body_bytes_max.to_usize(), app.config.request_bytes_max.to_usize());
-    let bytes_max = if packed == Packed::Plain { request_bytes_max } else { body_bytes_max };
+    let request_bytes_max = app.config.request_bytes_max.to_usize();
+    let limit = BodyLimit::of(&app.config, packed != Packed::Plain);
     let memory = (ready.db.budget(), Pool::Requests);
-    let outcome = match body::read(&parts.headers, body, bytes_max, memory).await {
+    let outcome = match body::read(&parts.headers, body, limit, memory).await {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(app);

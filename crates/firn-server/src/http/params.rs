@@ -9,7 +9,7 @@ use firn_model::{Budget, Matcher, Pool, Reservation, TimeRange, Timestamp};
 use firn_promql::{Expr, ParseError};
 
 use crate::http::answer::ApiError;
-use crate::http::body;
+use crate::http::body::{self, BodyLimit};
 use crate::wire::number::{parse_duration_ns, parse_time};
 
 /// Names and values in the order in which they count.
@@ -35,7 +35,8 @@ impl Params {
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
         if matches!(parts.method, Method::POST | Method::PUT) && is_form {
-            let form = body::read(&parts.headers, body, FORM_BYTES_MAX, (budget, Pool::Query))
+            let limit = BodyLimit::constant(FORM_BYTES_MAX);
+            let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
                 .map_err(bad_form)?;
             // Two strings for each pair, of which the shortest has two bytes.

@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::app::{App, CancelOnDrop};
 use crate::http::answer::{Packing, Payload, text};
-use crate::http::body::{self, HeldBytes};
+use crate::http::body::{self, BodyLimit, HeldBytes};
 use crate::http::{Shared, ready};
 use crate::wire::remote_read::{
     self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
@@ -53,7 +53,8 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     };
     let (parts, body) = request.into_parts();
     let memory = (ready.db.budget(), Pool::Query);
-    let body = match body::read(&parts.headers, body, BODY_BYTES_MAX, memory).await {
+    let limit = BodyLimit::constant(BODY_BYTES_MAX);
+    let body = match body::read(&parts.headers, body, limit, memory).await {
         Ok(body) => body,
         Err(error) => return refusal(&limit_named(error)),
     };

@@ -13,6 +13,7 @@ use firn_model::{
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
 use crate::http::answer::{JSON, Packing, Payload, text, write_error_json};
+use crate::http::body::BodyLimit;
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::tally::{Protocol, Tally};
@@ -66,9 +67,9 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         labels: app.config.label_limits(),
         may_delete: app.config.enable_admin_api.is_on(),
     };
-    let bytes_max = app.config.request_bytes_max.to_usize();
+    let limit = BodyLimit::of(&app.config, false);
     let memory = (ready.db.budget(), Pool::Requests);
-    let done = match body::read(&parts.headers, body, bytes_max, memory).await {
+    let done = match body::read(&parts.headers, body, limit, memory).await {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);

@@ -13,6 +13,7 @@ use firn_model::{Error, Pool, Result};
 
 use crate::app::App;
 use crate::http::answer::{text, write_error};
+use crate::http::body::BodyLimit;
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
 use crate::tally::Protocol;
@@ -40,9 +41,9 @@ pub(crate) async fn remote_write(
     if let Err(why) = is_remote_write_1(&parts.headers) {
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
     }
-    let config = &app.config;
+    let limit = BodyLimit::of(&app.config, true);
     let memory = (ready.db.budget(), Pool::Requests);
-    let read = body::read(&parts.headers, body, config.body_bytes_max.to_usize(), memory).await;
+    let read = body::read(&parts.headers, body, limit, memory).await;
     let outcome = match read {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
@@ -80,10 +81,10 @@ pub(crate) async fn import_exposition(
         Ok(options) => options,
         Err(error) => return write_error(&error),
     };
-    let limits = (app.config.body_bytes_max.to_usize(), app.config.request_bytes_max.to_usize());
-    let body_bytes_max = if packed { limits.0 } else { limits.1 };
+    let request_bytes_max = app.config.request_bytes_max.to_usize();
+    let limit = BodyLimit::of(&app.config, packed);
     let memory = (ready.db.budget(), Pool::Requests);
-    let outcome = match body::read(&parts.headers, body, body_bytes_max, memory).await {
+    let outcome = match body::read(&parts.headers, body, limit, memory).await {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(&app);
@@ -91,7 +92,7 @@ pub(crate) async fn import_exposition(
             let written = ready.write(move |ingest, scratch| {
                 let mut held = held;
                 if packed {
-                    held = held.unpack_gzip(limits.1, &budget)?;
+                    held = held.unpack_gzip(request_bytes_max, &budget)?;
                 }
                 ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
             });
