@@ -315,12 +315,12 @@ def values(data, count):
         scale = data.number(1) if tag == 65 else 0
         return [decimal(scale, data.zigzag())] * count
     if tag == 67:
-        scale, at, strangers = data.number(1), -1, {}
+        scale, at, exceptions = data.number(1), -1, {}
         for _ in range(data.varint()):
             at += data.varint() + 1
-            strangers[at] = to_float(data.number(8))
+            exceptions[at] = to_float(data.number(8))
         found = [decimal(scale, integer) for integer in integers(data, count)]
-        return [strangers.get(idx, value) for idx, value in enumerate(found)]
+        return [exceptions.get(idx, value) for idx, value in enumerate(found)]
     if tag == 68:
         ends = postings(data) + [count]
         found = []
