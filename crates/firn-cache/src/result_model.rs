@@ -29,7 +29,7 @@ mod result;
 
 use result::{ResultCache, ResultOptions, ResultQuery};
 
-/// The lock under the model, in the form that `result.rs` knows.
+/// The lock of the model, with the interface that `result.rs` uses.
 mod sync {
     use std::ops::DerefMut;
 
@@ -73,7 +73,7 @@ struct ThreadedWorld {
     state: shuttle::sync::Mutex<ModelState>,
     mistake: Mistake,
     is_wrong: AtomicBool,
-    /// Steps that the cache answered.
+    /// Whether the cache answered any step.
     has_found: AtomicBool,
 }
 
@@ -287,9 +287,9 @@ fn bits<'a>(parts: impl Iterator<Item = &'a Answer>) -> BTreeMap<(Labels, Timest
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Cold,
-    /// Something is kept already.
+    /// The cache contains an answer.
     Warm,
-    /// The same, on the device only; and the cache is cleared at some time.
+    /// The same, on the device only; a repair clears the cache during the run.
     Reopened,
 }
 
@@ -381,7 +381,7 @@ fn mutants_are_caught() {
     }
 }
 
-/// Many random schedules and many with few, well placed switches.
+/// Runs many random schedules, and many with few switches at chosen points.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(model.clone(), 2_000);
     shuttle::check_pct(model, 2_000, 3);

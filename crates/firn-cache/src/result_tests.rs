@@ -22,7 +22,7 @@ const HOSTS: u64 = 12;
 const METRICS: [&str; 3] = ["a", "b", "c"];
 const LOOKBACK_MS: i64 = 40;
 
-/// All samples of a moment: by series, then time.
+/// All samples at one time, by series, then timestamp.
 type SeriesMap = BTreeMap<Labels, BTreeMap<Timestamp, f64>>;
 
 /// An expression: the sum over the window of one selector, less the count in that of another.
@@ -214,7 +214,7 @@ impl ResultWorld {
         self.cache.as_ref().unwrap()
     }
 
-    /// In every third life all is read from slabs.
+    /// Every third seed has no hot memory, so that all answers are read from slabs.
     fn options(&self) -> ResultOptions {
         let mut options = options(self.mutant);
         if self.seed.is_multiple_of(3) {
@@ -356,7 +356,8 @@ impl ResultWorld {
         let session = self.cache().begin();
         let mut frozen = self.freeze();
         if self.rng.chance(0.1) && !self.held.is_empty() {
-            // An older snapshot may look up, but its session misses series defined since.
+            // A lookup may use an older snapshot; a fill may not, because this session misses the
+            // series defined since that snapshot.
             frozen = self.rng.pick(&self.held).clone();
         }
         let is_present = frozen.number == self.freeze().number;
@@ -430,7 +431,7 @@ impl ResultWorld {
             self.publish();
             let _ = self.cache().close(CommitSeq(self.number));
         } else if self.rng.chance(0.3) {
-            // The log is full for the last ones.
+            // Numbers of changes that the full log refused.
             self.number += self.rng.below(6);
             self.query();
             self.cache().flush();

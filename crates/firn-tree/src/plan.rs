@@ -98,8 +98,8 @@ fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option
 }
 
 /// Level 0 to 1: the oldest partition when too many wait, one with too many tables, one with much
-/// late data, or one that is due for its way to the slow tier. Slightly late data is batched;
-/// otherwise every flush would rewrite each partition it touches.
+/// late data, or one that is due for its upload. Slightly late data is batched; otherwise every
+/// flush would rewrite each partition it touches.
 fn plan_compact(
     version: &Version,
     options: &TreeOptions,

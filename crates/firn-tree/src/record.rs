@@ -160,7 +160,8 @@ impl TableRecord {
         encode_varint(self.deletes_through.0, out);
     }
 
-    /// Whether its fields contradict each other: the writer asserts it, the reader reports it.
+    /// Checks that the fields do not contradict each other. The writer asserts it; a reader
+    /// reports `Corrupt`.
     fn check(&self) -> Result<(), &'static str> {
         if u64::from(self.suffix_bytes) > self.bytes {
             return Err("suffix is longer than the table");

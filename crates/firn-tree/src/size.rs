@@ -19,7 +19,8 @@ use crate::version::Version;
 pub(crate) struct Shift(pub(crate) i8);
 
 impl Shift {
-    /// After opening: the length of the newest table of the fast tier.
+    /// The shift after opening: new partitions are as long as that of the newest table of the fast
+    /// tier.
     pub(crate) fn at_open(version: &Version, options: &TreeOptions) -> Shift {
         let newest = fast_tables(version).max_by_key(|table| table.record.time_range.end);
         let (Some(newest), Some(_)) = (newest, options.fast_bytes_max) else { return Shift(0) };
@@ -76,8 +77,8 @@ fn soft_limit(limit: u64) -> u64 {
     limit - limit / 8
 }
 
-/// Bytes of the fast tier just before the next upload, at the rate of the last level-2 partition
-/// length. `None` if the data does not cover that length yet.
+/// The expected bytes of the fast tier just before the next upload, at the data rate of the last
+/// `lengths.slow`. `None` if the data covers less time.
 fn peak_bytes(version: &Version, lengths: PartitionLengths) -> Option<u64> {
     let newest = fast_tables(version).map(|table| table.record.time_range.end).max()?;
     let since = newest.saturating_sub(lengths.slow.as_ms());

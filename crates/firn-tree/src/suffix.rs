@@ -96,7 +96,7 @@ pub(crate) struct SuffixBuilder {
 }
 
 impl SuffixBuilder {
-    /// Of a table of `partition`.
+    /// An empty builder for a table of `partition`.
     pub(crate) fn new(partition: Partition) -> SuffixBuilder {
         SuffixBuilder {
             suffix: Suffix::new(partition),

@@ -135,7 +135,8 @@ impl TableWriter {
         }
     }
 
-    /// Estimates the chunk's size from the bytes per value of the table so far.
+    /// Estimates the chunk's size from the bytes per value of the table so far, and cuts it by
+    /// members.
     fn push_slot_pieces(&mut self, group: GroupId, columns: &GroupColumns, scratch: &mut Vec<u8>) {
         // Two bytes a value to begin with: the real recordings take less.
         let bytes = columns.value_count() as u64 * (self.chunk_bytes + 2_000);

@@ -24,7 +24,7 @@ fn open(url: &str, port: u16, options: &RemoteOptions) -> Result<RemoteBucket> {
 #[test]
 fn an_unreachable_store_is_unavailable_in_bounded_time() {
     let options = RemoteOptions { give_up_ms: 300, ..RemoteOptions::default() };
-    // Accepts and never answers.
+    // Accepts connections and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let hung = open("s3://firn-test", silent.local_addr().unwrap().port(), &options).unwrap();
     // The client port of a connection refuses connections, and no other process can listen on it.

@@ -99,8 +99,8 @@ impl OpenSlab {
     }
 }
 
-/// Whether all pieces are between the preamble and the entries at `entries_at`: the writer asserts
-/// it, the reader reports it.
+/// Whether all pieces are between the preamble and the entries at `entries_at`. The writer asserts
+/// it; a reader reports `Corrupt`.
 fn are_before(entries: &[SlabEntry], entries_at: u32) -> bool {
     entries.iter().all(|entry| {
         let end = entry.offset.checked_add(entry.bytes);

@@ -358,8 +358,8 @@ fn old_partitions_become_one_where_that_makes_fewer_objects() {
     world.check();
 }
 
-/// An hourly series has 16 samples in an old partition. When that is much older, eight of them have
-/// one chunk, unless retention wants shorter ones.
+/// An hourly series has 16 samples in an old partition. Eight such partitions are merged when they
+/// are much older (fewer if the retention is short), and the series then has one chunk of all.
 #[test]
 fn partitions_of_slow_series_grow_once_more() {
     let longest_of = |step_ms: i64, retention_ms: Option<i64>| {
@@ -387,8 +387,8 @@ fn partitions_of_slow_series_grow_once_more() {
     assert_eq!(longest_of(HOUR_MS, Some(300 * HOUR_MS)), (32, 32));
 }
 
-/// Series that live for an hour have 40 samples in any partition: they are not put again for
-/// nothing, and it is looked at once.
+/// Series that live for an hour have 40 samples in any partition: merging partitions would gain
+/// nothing, so they are not put again, and the tree checks that only once.
 #[test]
 fn partitions_of_series_that_come_and_go_do_not_grow_once_more() {
     let mut world = World::new(1, TreeOptions::default());
