@@ -30,7 +30,7 @@ impl StoreState {
         let victim_count = VICTIMS_MAX.min(self.slot_count as usize / 4);
         let mut shares: HashMap<SlabId, f64> = HashMap::new();
         let mut victims = Vec::new();
-        // Each round keeps one slab, which then counts as unused: the loop ends.
+        // Each round keeps one slab, which then has no used range, so the loop ends.
         for _ in 0..self.slot_count {
             victims = self.policy.next_victims(victim_count);
             for &id in &victims {

@@ -25,9 +25,8 @@ pub struct Fetch {
     pub(super) members: Vec<usize>,
 }
 
-/// The requests that [`crate::RemoteBucket`] makes for some ranges. Assigns each range to exactly
-/// one fetch. An invalid range (empty, or past the end of the number
-/// range) has a fetch of its own.
+/// Plans the requests that [`crate::RemoteBucket`] makes for some ranges. Each range is in exactly
+/// one fetch. An invalid range (empty, or past the largest offset) has a fetch of its own.
 pub fn plan_fetches(requests: &[RangeRequest]) -> Vec<Fetch> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|&idx| (&requests[idx].key, requests[idx].offset));
@@ -55,7 +54,7 @@ pub fn plan_fetches(requests: &[RangeRequest]) -> Vec<Fetch> {
 }
 
 impl Fetch {
-    /// The length of the requested range.
+    /// Bytes that the request reads.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }

@@ -169,7 +169,7 @@ fn a_large_read_reports_the_cause() {
         // 1.5 s of it are for the request that finds the cause.
         let options = RemoteOptions { give_up_ms: 4_500, ..RemoteOptions::default() };
         let bucket = open("s3://firn-test", server.port, &options).unwrap();
-        // 3 s more.
+        // The length extends the deadline by 3 s.
         let range = RangeRequest { key: "a".to_owned(), offset: 0, len: 3 * BYTES_PER_SECOND_MIN };
         let error = bucket.get_ranges(&[range]).remove(0).unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Unavailable);
