@@ -1,5 +1,14 @@
 //! The connection of one client: reads requests and writes responses in their order.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,7 +153,7 @@ impl<'a> Connection<'a> {
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
         self.shared.numbers.sets.add(1);
-        let _room = self.room(bytes as u64 * VALUE_WEIGHT).await?;
+        let _room = self.room((bytes as u64).saturating_mul(VALUE_WEIGHT)).await?;
         let value = self.value(bytes).await?;
         let end = self.line().await?;
         if end.is_none_or(|end| !end.is_empty()) {
@@ -185,7 +194,7 @@ impl<'a> Connection<'a> {
                 break;
             };
             let more = (place, format, least);
-            let with_more = weight + self.weight(&more);
+            let with_more = weight.saturating_add(self.weight(&more));
             if with_more > weight_max {
                 break;
             }
@@ -229,7 +238,8 @@ impl<'a> Connection<'a> {
     fn weight(&self, (place, format, _): &(RangeKey, Format, Option<u64>)) -> u64 {
         let ask = ask(place, *format, 0, u64::MAX);
         let most = self.shared.read_bytes_max;
-        (self.shared.cache.estimate_bytes(&ask).min(most) + READ_BYTES as u64) * VALUE_WEIGHT
+        let bytes = self.shared.cache.estimate_bytes(&ask).min(most);
+        bytes.saturating_add(READ_BYTES as u64).saturating_mul(VALUE_WEIGHT)
     }
 
     async fn delete(&mut self, place: RangeKey) -> Result<(), End> {
@@ -312,32 +322,44 @@ impl<'a> Connection<'a> {
                 self.skip_line_here();
                 return Ok(Some(line));
             }
-            if self.buffer.len() - self.start > LINE_BYTES_MAX {
+            if self.unread().len() > LINE_BYTES_MAX {
                 return Ok(None);
             }
             self.read_soon().await?;
         }
     }
 
+    /// The received bytes that no request has used.
+    fn unread(&self) -> &[u8] {
+        self.buffer.get(self.start..).unwrap_or_default()
+    }
+
+    /// Steps over unread bytes.
+    fn step(&mut self, bytes: usize) {
+        self.start = self.start.saturating_add(bytes);
+    }
+
     /// The next line, if all of it was read.
     fn line_here(&self) -> Option<&[u8]> {
-        let rest = &self.buffer[self.start..];
+        let rest = self.unread();
         let end = rest.iter().take(LINE_BYTES_MAX + 2).position(|&byte| byte == b'\n')?;
-        Some(rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]))
+        let line = rest.get(..end)?;
+        Some(line.strip_suffix(b"\r").unwrap_or(line))
     }
 
     fn skip_line_here(&mut self) {
-        let end = self.buffer[self.start..].iter().position(|&byte| byte == b'\n');
-        self.start += end.map_or(0, |end| end + 1);
+        let end = self.unread().iter().position(|&byte| byte == b'\n');
+        self.step(end.map_or(0, |end| end.saturating_add(1)));
     }
 
     async fn value(&mut self, bytes: usize) -> Result<Vec<u8>, End> {
-        let here = (self.buffer.len() - self.start).min(bytes);
+        let here = self.unread().len().min(bytes);
         let mut value = Vec::with_capacity(bytes);
-        value.extend_from_slice(&self.buffer[self.start..self.start + here]);
-        self.start += here;
+        value.extend_from_slice(self.unread().get(..here).unwrap_or_default());
+        self.step(here);
         value.resize(bytes, 0);
-        match timeout(REQUEST_TIMEOUT, self.stream.read_exact(&mut value[here..])).await {
+        let rest = value.get_mut(here..).unwrap_or_default();
+        match timeout(REQUEST_TIMEOUT, self.stream.read_exact(rest)).await {
             Ok(read) => read.map(|_| value).map_err(End::from),
             Err(_) => Err(End),
         }
@@ -350,9 +372,9 @@ impl<'a> Connection<'a> {
             if self.start == self.buffer.len() {
                 self.read_soon().await?;
             }
-            let here = (self.buffer.len() - self.start).min(left);
-            self.start += here;
-            left -= here;
+            let here = self.unread().len().min(left);
+            self.step(here);
+            left = left.saturating_sub(here);
         }
         match self.line().await? {
             Some(end) if end.is_empty() => Ok(()),
@@ -369,9 +391,9 @@ impl<'a> Connection<'a> {
         self.buffer.drain(..self.start);
         self.start = 0;
         let len = self.buffer.len();
-        self.buffer.resize(len + READ_BYTES, 0);
-        let read = self.stream.read(&mut self.buffer[len..]).await;
-        self.buffer.truncate(len + *read.as_ref().unwrap_or(&0));
+        self.buffer.resize(len.saturating_add(READ_BYTES), 0);
+        let read = self.stream.read(self.buffer.get_mut(len..).unwrap_or_default()).await;
+        self.buffer.truncate(len.saturating_add(*read.as_ref().unwrap_or(&0)));
         match read? {
             0 => Err(End),
             _ => Ok(()),

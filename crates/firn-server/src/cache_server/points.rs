@@ -1,6 +1,15 @@
 //! Points on the wire: JSON `[[time,value],...]`, or in binary `time:i64 length:u32 bytes` for each
 //! point, little endian.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::fmt;
 
 use firn_cache::{CachedRange, Point};
@@ -84,7 +93,7 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
     let mut rest = bytes;
     while !rest.is_empty() {
         let cut = || {
-            let at = bytes.len() - rest.len();
+            let at = bytes.len().saturating_sub(rest.len());
             format!("point {} at byte {at} of the value is cut short", points.len())
         };
         let (head, behind) = rest.split_first_chunk::<POINT_HEAD_BYTES>().ok_or_else(cut)?;
@@ -103,6 +112,10 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
 ///
 /// # Errors
 /// `Corrupt` if a slab contradicts its checksums: then nothing of it may be used.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "`decode_binary` read the length of a payload from 32 bits"
+)]
 pub(super) fn encode(
     format: Format,
     got: &CachedRange,
@@ -110,7 +123,8 @@ pub(super) fn encode(
     out: &mut Vec<u8>,
 ) -> Result<()> {
     // A number's text is about as long as its time's.
-    out.reserve((2 * got.bytes() as usize).min(bytes_max));
+    let text_bytes = usize::try_from(got.bytes().saturating_mul(2)).unwrap_or(usize::MAX);
+    out.reserve(text_bytes.min(bytes_max));
     match format {
         Format::Json => {
             out.push(b'[');

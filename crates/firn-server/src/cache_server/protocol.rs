@@ -1,5 +1,14 @@
 //! The protocol's request lines and their errors. Byte by byte: docs/cache-protocol.md.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{TimeRange, Timestamp};
 
 /// A longer line is refused.
@@ -51,7 +60,8 @@ pub(super) struct Refused {
 impl Format {
     /// The store's field for a key's field: the two formats do not share values.
     pub(super) fn store_field(self, field: u64) -> u64 {
-        2 * field + u64::from(self == Format::Binary)
+        // A field is below `FIELDS_MAX`.
+        field.saturating_mul(2).saturating_add(u64::from(self == Format::Binary))
     }
 }
 
@@ -71,7 +81,7 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
         [b"set", key, field, start, end, format, bytes] => {
             // The start of the next request is known once this number is.
             let bytes = match number(bytes, "bytes of the value", 1 << 40) {
-                Ok(bytes) => bytes as usize,
+                Ok(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
                 Err(refused) => return Err(Refused { skip_bytes: None, ..refused }),
             };
             let and_skip = |refused| Refused { skip_bytes: Some(bytes), ..refused };
@@ -113,8 +123,8 @@ fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<RangeKey,
         let bytes = key.len();
         return Err(refused(format!("the key has {bytes} bytes, expected 1 to {KEY_BYTES_MAX}")));
     }
-    if let Some(at) = key.iter().position(|byte| !byte.is_ascii_graphic()) {
-        let byte = key[at];
+    let mut bytes = key.iter().enumerate();
+    if let Some((at, byte)) = bytes.find(|(_, byte)| !byte.is_ascii_graphic()) {
         return Err(refused(format!(
             "byte {at} of the key is {byte:#04x}, expected 0x21 to 0x7e; others are written as %XX"
         )));
@@ -159,7 +169,7 @@ fn refused(problem: String) -> Refused {
 /// The start of a client's input, fit for one line.
 fn shown(word: &[u8]) -> String {
     const SHOWN_BYTES: usize = 40;
-    let cut = &word[..word.len().min(SHOWN_BYTES)];
+    let cut = word.get(..SHOWN_BYTES).unwrap_or(word);
     let more = if cut.len() < word.len() { "..." } else { "" };
     format!("\"{}\"{more}", cut.escape_ascii())
 }

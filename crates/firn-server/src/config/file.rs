@@ -3,6 +3,15 @@
 //! The parser's events are read directly, so that a value is the text that was typed (`15d`,
 //! `0755`, `1.50`) and every message names its line.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -186,6 +195,10 @@ impl<'a> Events<'a> {
 
 /// How many characters must be inserted, removed or replaced to get from one to the other
 /// (Levenshtein distance).
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a distance is at most the length of the longer text"
+)]
 fn distance(source: &str, target: &str) -> usize {
     let target: Vec<char> = target.chars().collect();
     let mut costs: Vec<usize> = (0..=target.len()).collect();

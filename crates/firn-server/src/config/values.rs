@@ -1,6 +1,15 @@
 //! Types of settings. Each reads the text of a flag, variable or file key and writes text that
 //! reads back to the same value.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::fmt::{self, Debug, Display};
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -84,6 +93,7 @@ impl FromStr for ByteSize {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "a float below 1e18 is converted")]
 fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at_checked(digits)?;
@@ -110,6 +120,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// In the largest unit that divides it.
+#[expect(clippy::arithmetic_side_effects, reason = "no unit is 0 bytes")]
 impl Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];

@@ -1,5 +1,14 @@
 //! Parameters of the API: from the URL and, for a form, from the body, which wins.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::num::IntErrorKind;
 
 use axum::body::Body;
@@ -40,7 +49,7 @@ impl Params {
                 .await
                 .map_err(bad_form)?;
             // Two strings for each pair, of which the shortest has two bytes.
-            held = Some(budget.reserve(Pool::Query, 32 * form.bytes.len() as u64)?);
+            held = Some(budget.reserve(Pool::Query, (form.bytes.len() as u64).saturating_mul(32))?);
             decode(&form.bytes, &mut pairs)?;
         }
         decode(parts.uri.query().unwrap_or_default().as_bytes(), &mut pairs)?;
@@ -157,10 +166,9 @@ fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError
             Err(e) => {
                 let valid = e.utf8_error().valid_up_to();
                 let before = e.as_bytes().get(..valid).unwrap_or_default();
-                let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-                let line_start =
-                    before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-                let column = 1 + valid - line_start;
+                let line = before.split(|byte| *byte == b'\n').count();
+                let last_line = before.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+                let column = last_line.len().saturating_add(1);
                 let why = format!("{line}:{column}: parse error: invalid UTF-8 rune");
                 return Err(ApiError::parameter(&name, why));
             }

@@ -5,6 +5,15 @@
 //! the label sets, `varint(length) JSON` each. Its payload has for each of them `varint(0)` if it
 //! has no value there, else `varint(2 * length + 1 + (1 for a histogram)) JSON`.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,6 +106,11 @@ struct MatrixSeriesText<'a> {
     histograms: Vec<(&'a RawValue, &'a RawValue)>,
 }
 
+#[expect(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "`place` and `push` make every position, in `series` and `text`, which only grow"
+)]
 impl Matrix {
     /// Parses an answer. `None` unless it is a successful range query without warnings, with every
     /// point at one of `steps` and with times in the form that is written here.
@@ -291,6 +305,7 @@ impl Matrix {
 
 impl Steps {
     /// The points, in the order of time.
+    #[expect(clippy::indexing_slicing, reason = "`Matrix::encode` made the positions in `bytes`")]
     pub(super) fn points(&self) -> Vec<Point<'_>> {
         let point = |(ts, place): &(Timestamp, Range<usize>)| Point {
             ts: *ts,
@@ -343,6 +358,7 @@ fn decode_head(mut input: &[u8]) -> Result<(Envelope, Vec<&[u8]>)> {
 }
 
 /// Parses seconds of an answer; `None` if this proxy would write them in another form.
+#[expect(clippy::cast_possible_truncation, reason = "a float below 9e15 is converted")]
 fn time_of(text: &str) -> Option<Timestamp> {
     let ts = (text.parse::<f64>().ok()? * 1_000.0).round();
     let ts = (ts.abs() < 9e15).then_some(ts as Timestamp)?;

@@ -1,5 +1,14 @@
 //! The decoded form of a write request before its labels are parsed; the same for every protocol.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
@@ -68,9 +77,12 @@ impl Decoded {
     /// # Errors
     /// `TooLarge` over [`Decoded::bytes_max`]: messages of two bytes each could otherwise unpack to
     /// fifty times their size.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "bodies are limited to 2 GiB (`config`), so positions fit into 32 bits"
+    )]
     pub fn push_series(&mut self, hash: u128, span: Range<usize>, cacheable: bool) -> Result<()> {
         self.check_size()?;
-        // Bodies are limited to 2 GiB (`config`), so positions fit into 32 bits.
         self.series.push(EncodedSeries {
             hash,
             labels_start: span.start as u32,
@@ -112,7 +124,7 @@ impl Decoded {
 
     /// Memory of series and samples, their references and cells included.
     pub fn working_bytes(&self) -> usize {
-        (self.series.len() + self.samples.len()) * Decoded::ITEM_BYTES
+        self.series.len().saturating_add(self.samples.len()).saturating_mul(Decoded::ITEM_BYTES)
     }
 
     #[inline]

@@ -5,6 +5,15 @@
 //! series text that the sender cache does not know. Unlike Prometheus, it ignores leading and
 //! trailing blanks and accepts a sign before a timestamp.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -48,7 +57,7 @@ pub fn decode(
         cursor.skip_blanks();
         match cursor.peek() {
             None => return Ok(()),
-            Some(b'\n') => cursor.at += 1,
+            Some(b'\n') => cursor.step(1),
             Some(b'#') => comment(&mut cursor, out)?,
             Some(_) => {
                 let start = cursor.at;
@@ -126,7 +135,7 @@ pub fn labels(
 /// An error that names the line of byte `at`, counted from 1.
 pub fn at_line(text: &[u8], at: usize, problem: impl std::fmt::Display) -> Error {
     let before = text.get(..at).unwrap_or(text);
-    let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+    let line = before.iter().filter(|&&byte| byte == b'\n').count().saturating_add(1);
     Error::invalid(format!("line {line}: {problem}"))
 }
 
@@ -140,16 +149,21 @@ impl<'a> Cursor<'a> {
         self.text.get(self.at).copied()
     }
 
+    /// Steps over bytes of the text.
+    fn step(&mut self, len: usize) {
+        self.at = self.at.saturating_add(len);
+    }
+
     fn take(&mut self, wanted: u8) -> bool {
         let found = self.peek() == Some(wanted);
-        self.at += usize::from(found);
+        self.step(usize::from(found));
         found
     }
 
     fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a [u8] {
         let rest = self.text.get(self.at..).unwrap_or(&[]);
         let len = rest.iter().position(|&byte| !accept(byte)).unwrap_or(rest.len());
-        self.at += len;
+        self.step(len);
         rest.get(..len).unwrap_or(&[])
     }
 
@@ -204,7 +218,7 @@ impl<'a> Cursor<'a> {
         }
         let start = self.at;
         self.skip_quoted()?;
-        let inner = self.text.get(start..self.at - 1).unwrap_or(&[]);
+        let inner = self.text.get(start..self.at.saturating_sub(1)).unwrap_or(&[]);
         let inner = std::str::from_utf8(inner)
             .map_err(|e| self.error(format!("{name} is not UTF-8")).because(e))?;
         Ok(unescape(inner, true))
@@ -216,10 +230,10 @@ impl<'a> Cursor<'a> {
             self.take_while(|byte| byte != b'"' && byte != b'\\');
             match self.peek() {
                 Some(b'"') => {
-                    self.at += 1;
+                    self.step(1);
                     return Ok(());
                 }
-                Some(_) if self.at + 1 < self.text.len() => self.at += 2,
+                Some(_) if self.at.saturating_add(1) < self.text.len() => self.step(2),
                 _ => return Err(self.error("a quoted text is not closed")),
             }
         }
@@ -241,11 +255,11 @@ impl<'a> Cursor<'a> {
             self.take_while(|byte| !matches!(byte, b'"' | b'}' | b'\n'));
             match self.peek() {
                 Some(b'}') => {
-                    self.at += 1;
+                    self.step(1);
                     return Ok(());
                 }
                 Some(b'"') => {
-                    self.at += 1;
+                    self.step(1);
                     self.skip_quoted()?;
                 }
                 _ => return Err(self.error("the labels are not closed by `}`")),
@@ -289,7 +303,7 @@ fn parse_timestamp(text: &[u8]) -> Option<Timestamp> {
 
 /// `# HELP name text`, `# TYPE name type`, or any other comment, which is ignored.
 fn comment(cursor: &mut Cursor<'_>, out: &mut Decoded) -> Result<()> {
-    cursor.at += 1;
+    cursor.step(1);
     let blanks = cursor.take_while(|byte| byte == b' ' || byte == b'\t').len();
     let keyword = cursor.take_while(|byte| byte.is_ascii_alphabetic());
     let is_metadata = blanks > 0

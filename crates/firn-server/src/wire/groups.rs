@@ -4,6 +4,15 @@
 //! A request is checked completely while it is read: label rules, counts, types. Only checks
 //! against the database remain.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 mod json;
 mod proto;
 
@@ -135,7 +144,7 @@ impl Refusals {
 
     /// Adds one.
     pub fn push(&mut self, refusal: Refusal) {
-        self.value_count += refusal.value_count;
+        self.value_count = self.value_count.saturating_add(refusal.value_count);
         if self.listed.len() < Refusals::LISTED_MAX {
             self.listed.push(refusal);
         }
@@ -205,17 +214,17 @@ impl GroupsRequest {
 
     /// Reserves memory before it is used.
     fn spend(&mut self, bytes: usize) -> Result<()> {
-        self.spent_bytes += bytes as u64;
-        if self.spent_bytes > self.held.bytes() {
+        self.spent_bytes = self.spent_bytes.saturating_add(bytes as u64);
+        let missing = self.spent_bytes.saturating_sub(self.held.bytes());
+        if missing > 0 {
             // Reserves in steps, to avoid one budget request per value.
-            let missing = self.spent_bytes - self.held.bytes();
             self.held.grow(missing.max(STEP_BYTES))?;
         }
         Ok(())
     }
 
     fn spend_labels(&mut self, labels: &Labels) -> Result<()> {
-        self.spend(2 * labels.as_encoded().len() + LABELS_BYTES)
+        self.spend(labels.as_encoded().len().saturating_mul(2).saturating_add(LABELS_BYTES))
     }
 
     fn push_cell(&mut self, column: u32, value: f64) -> Result<()> {
@@ -326,6 +335,14 @@ impl GroupParts {
     }
 }
 
+/// The number of the value at `idx` in its row.
+///
+/// # Errors
+/// `TooLarge` beyond 32 bits.
+fn column_at(idx: usize) -> Result<u32> {
+    u32::try_from(idx).map_err(|_| Error::too_large("a row has more than 4,294,967,296 values"))
+}
+
 fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Result<()> {
     if let Some((name, _)) = member.iter().find(|(name, _)| labels.get(name).is_some()) {
         return Err(Error::invalid(format!(
@@ -335,7 +352,7 @@ fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Res
     if labels.get(METRIC_NAME).is_none() {
         has_name(member)?;
     }
-    let label_count = labels.count() + member.count();
+    let label_count = labels.count().saturating_add(member.count());
     if label_count > label_count_max {
         return Err(Error::too_large(format!(
             "{member} has {label_count} labels with those of its group, the limit is \
@@ -379,6 +396,7 @@ impl GroupsAnswer {
     }
 
     /// Estimated bytes of the body, never much too small.
+    #[expect(clippy::arithmetic_side_effects, reason = "a multiple of the response in memory")]
     pub fn encoded_bytes(&self) -> usize {
         let slots = self.groups.iter().flatten().map(Vec::len).sum::<usize>();
         let whys = self.refused.listed.iter().map(|refusal| 2 * refusal.why.len() + 128);

@@ -4,6 +4,15 @@
 //! The caller requests the value that must follow. Unexpected fields are errors: silently skipping
 //! a misspelt field would lose data.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::borrow::Cow;
 use std::fmt::Write;
 
@@ -112,18 +121,18 @@ impl<'a> JsonReader<'a> {
         if self.peek() != Some(b'"') {
             return Err(self.unexpected("a string"));
         }
-        self.at += 1;
+        self.step(1);
         let start = self.at;
         let plain = self.run();
         if self.byte() == Some(b'"') {
-            self.at += 1;
+            self.step(1);
             return Ok(Cow::Borrowed(plain));
         }
         let mut text = plain.to_owned();
         loop {
             match self.byte() {
                 Some(b'"') => {
-                    self.at += 1;
+                    self.step(1);
                     return Ok(Cow::Owned(text));
                 }
                 Some(b'\\') => text.push(self.escape()?),
@@ -139,14 +148,14 @@ impl<'a> JsonReader<'a> {
         if !matches!(self.peek(), Some(b'-' | b'0'..=b'9')) {
             return Err(self.unexpected("a number"));
         }
-        let rest = self.text.get(self.at..).unwrap_or_default();
+        let rest = self.rest();
         let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
         let len = rest.bytes().take_while(|byte| is_part(byte)).count();
         let number = rest.get(..len).unwrap_or_default();
         if !is_number(number) {
             return Err(self.fault(format!("expected a JSON number, got {number:?}")));
         }
-        self.at += len;
+        self.step(len);
         Ok(number)
     }
 
@@ -160,8 +169,8 @@ impl<'a> JsonReader<'a> {
     /// Skips `null` if it is next.
     pub(crate) fn null(&mut self) -> bool {
         self.skip_blanks();
-        let is_null = self.text.get(self.at..).is_some_and(|rest| rest.starts_with("null"));
-        self.at += if is_null { 4 } else { 0 };
+        let is_null = self.rest().starts_with("null");
+        self.step(if is_null { 4 } else { 0 });
         is_null
     }
 
@@ -207,8 +216,17 @@ impl<'a> JsonReader<'a> {
 
     fn take(&mut self, byte: u8) -> bool {
         let is_there = self.peek() == Some(byte);
-        self.at += usize::from(is_there);
+        self.step(usize::from(is_there));
         is_there
+    }
+
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    /// Steps over bytes of the text.
+    fn step(&mut self, len: usize) {
+        self.at = self.at.saturating_add(len);
     }
 
     fn byte(&self) -> Option<u8> {
@@ -218,25 +236,25 @@ impl<'a> JsonReader<'a> {
     /// The byte behind blanks.
     fn skip_blanks(&mut self) -> usize {
         while matches!(self.byte(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
-            self.at += 1;
+            self.step(1);
         }
         self.at
     }
 
     /// Skips unescaped characters of a string.
     fn run(&mut self) -> &'a str {
-        let rest = self.text.get(self.at..).unwrap_or_default();
+        let rest = self.rest();
         let len = rest.bytes().take_while(|&b| b >= 0x20 && b != b'"' && b != b'\\').count();
-        self.at += len;
+        self.step(len);
         rest.get(..len).unwrap_or_default()
     }
 
     fn escape(&mut self) -> Read<char> {
         let start = self.at;
         let bad = |reader: &Self| reader.fault_at(start, "unknown escape sequence");
-        self.at += 1;
+        self.step(1);
         let kind = self.byte().ok_or_else(|| bad(self))?;
-        self.at += 1;
+        self.step(1);
         Ok(match kind {
             b'"' | b'\\' | b'/' => char::from(kind),
             b'b' => '\u{8}',
@@ -247,11 +265,13 @@ impl<'a> JsonReader<'a> {
             b'u' => {
                 let unit = self.code_unit().ok_or_else(|| bad(self))?;
                 let is_high = (0xd800..0xdc00).contains(&unit);
-                let code = if is_high && self.text.get(self.at..self.at + 2) == Some("\\u") {
-                    self.at += 2;
+                let is_pair = is_high && self.rest().starts_with("\\u");
+                let code = if is_pair {
+                    self.step(2);
                     let low = self.code_unit().filter(|low| (0xdc00..0xe000).contains(low));
                     let low = low.ok_or_else(|| bad(self))?;
-                    0x1_0000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
+                    // Ten bits of each half; pairs encode the characters from U+10000 on.
+                    ((unit & 0x3ff) << 10 | low & 0x3ff).saturating_add(0x1_0000)
                 } else {
                     unit
                 };
@@ -263,10 +283,10 @@ impl<'a> JsonReader<'a> {
     }
 
     fn code_unit(&mut self) -> Option<u32> {
-        let digits = self.text.get(self.at..self.at + 4)?;
+        let digits = self.rest().get(..4)?;
         // `from_str_radix` would take a sign too.
         let digits = Some(digits).filter(|d| d.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
-        self.at += 4;
+        self.step(4);
         u32::from_str_radix(digits, 16).ok()
     }
 }

@@ -1,5 +1,14 @@
 //! Numbers and times as Prometheus' API and text formats write and read them.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, Result, Timestamp};
 
 /// The NaN that Prometheus' parsers return for each of its text forms. Other payloads are possible
@@ -13,6 +22,7 @@ pub const MAX_TIME_TEXT: &str = "+292277025-08-18T07:12:54.999999999Z";
 
 /// Appends `value` in its shortest form that reads back: Go's `AppendFloat(v, 'f' or 'e', -1, 64)`
 /// with `e` below 1e-6 and from 1e21 on.
+#[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is converted")]
 pub fn push_float(value: f64, out: &mut Vec<u8>) {
     if value.is_nan() {
         return out.extend_from_slice(b"NaN");
@@ -64,6 +74,7 @@ pub fn push_u64(value: u64, out: &mut Vec<u8>) {
 }
 
 /// Appends milliseconds as seconds: `1435781451.781`; whole seconds have no point.
+#[expect(clippy::arithmetic_side_effects, reason = "each number added is one decimal digit")]
 pub fn push_time(ts: Timestamp, out: &mut Vec<u8>) {
     if ts < 0 {
         out.push(b'-');
@@ -102,6 +113,10 @@ pub fn parse_float(text: &str) -> Option<f64> {
 ///
 /// # Errors
 /// `Invalid` with the text.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "between the largest timestamp and the limit, the cast saturates"
+)]
 pub fn parse_time(text: &str) -> Result<Timestamp> {
     if let Some(seconds) = parse_float(text) {
         // As Go: fraction rounded to milliseconds on its own, so that large times keep theirs.
@@ -123,6 +138,10 @@ pub fn parse_time(text: &str) -> Result<Timestamp> {
 ///
 /// # Errors
 /// `Invalid` with the text, also when it overflows 64 bits of nanoseconds.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the float is compared with the range of `i64` first"
+)]
 pub fn parse_duration_ns(text: &str) -> Result<i64> {
     if let Some(seconds) = parse_float(text) {
         let ns = seconds * 1e9;
@@ -159,9 +178,10 @@ pub fn parse_unit_duration_ms(text: &str) -> Option<i64> {
         rest = rest.get(digits..)?;
         let letters = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
         let unit = rest.get(..letters)?;
-        let idx = UNITS.iter().position(|(name, _)| *name == unit).filter(|&i| i >= next_unit)?;
-        total = total.checked_add(count.checked_mul(UNITS[idx].1)?)?;
-        next_unit = idx + 1;
+        let mut units = UNITS.iter().enumerate().skip(next_unit);
+        let (idx, &(_, unit_ms)) = units.find(|(_, (name, _))| *name == unit)?;
+        total = total.checked_add(count.checked_mul(unit_ms)?)?;
+        next_unit = idx.saturating_add(1);
         rest = rest.get(letters..)?;
     }
     (next_unit > 0).then_some(total)
@@ -169,6 +189,7 @@ pub fn parse_unit_duration_ms(text: &str) -> Option<i64> {
 
 /// Formats milliseconds in the largest units without remainder: `15s`, `1h30m`, `15d`, `2w`.
 /// [`parse_unit_duration_ms`] parses it. As in Prometheus, years and weeks only without a rest.
+#[expect(clippy::arithmetic_side_effects, reason = "no unit is 0 ms")]
 pub fn unit_duration(ms: i64) -> String {
     const UNITS: [(&str, i64, bool); 7] = [
         ("y", 365 * 86_400_000, true),
@@ -202,6 +223,10 @@ pub fn rfc3339(ts: Timestamp) -> String {
 }
 
 /// `2015-07-01T20:10:51.781Z` or with an offset; up to nanoseconds, rounded down to milliseconds.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a year has four digits and every other number two; `at` is inside of `bytes`"
+)]
 fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let bytes = text.as_bytes();
     let number = |from: usize, to: usize| -> Option<i64> {
@@ -254,6 +279,7 @@ fn days_in_month(year: i64, month: i64) -> i64 {
 
 /// Days since 1970-01-01 in the Gregorian calendar, counted in years that begin in March so that
 /// the leap day is the last (Howard Hinnant, "chrono-compatible low-level date algorithms").
+#[expect(clippy::arithmetic_side_effects, reason = "a year has four digits, a month and a day two")]
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -264,6 +290,10 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
 }
 
 /// The other way round: year, month, day.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "the days of a timestamp in milliseconds are below 2^37"
+)]
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

@@ -1,5 +1,14 @@
 //! Protobuf: a reader that walks an encoded message without copying, and functions that write one.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, Result, encode_varint};
 
 /// How a field's value is encoded; the numbers are protobuf's.
@@ -64,6 +73,7 @@ impl<'a> Reader<'a> {
 
     /// A varint of at most 64 bits.
     #[inline(always)]
+    #[expect(clippy::arithmetic_side_effects, reason = "`at` is below `end`")]
     pub(crate) fn varint(&mut self) -> Result<u64> {
         match self.bytes.get(self.at) {
             Some(&byte) if byte < 0x80 && self.at < self.end => {
@@ -79,7 +89,7 @@ impl<'a> Reader<'a> {
         let before = rest.len();
         let value = firn_model::decode_varint(&mut rest)
             .ok_or_else(|| malformed(self.at, "a number is cut short or over 64 bits"))?;
-        self.at += before - rest.len();
+        self.at = self.at.saturating_add(before.saturating_sub(rest.len()));
         Ok(value)
     }
 
@@ -99,6 +109,7 @@ impl<'a> Reader<'a> {
 
     /// A length-delimited field as a message of its own.
     #[inline(always)]
+    #[expect(clippy::arithmetic_side_effects, reason = "`bytes` has stepped over `len` bytes")]
     pub(crate) fn message(&mut self) -> Result<Reader<'a>> {
         let len = self.bytes()?.len();
         Ok(Reader { bytes: self.bytes, at: self.at - len, end: self.at })
@@ -108,6 +119,10 @@ impl<'a> Reader<'a> {
     /// the last one. A walk spends most of its time here, so key and length are read together.
     /// `field` is at most 15, so that its key is one byte.
     #[inline]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "`at` stays within `bytes`, and 129 more do not reach the end of `usize`"
+    )]
     pub(crate) fn skip_run(&mut self, field: u8) -> usize {
         let key = field << 3 | WireType::Bytes as u8;
         let bytes = self.bytes.get(..self.end).unwrap_or(self.bytes);
@@ -153,6 +168,7 @@ impl<'a> Reader<'a> {
     }
 
     #[inline(always)]
+    #[expect(clippy::arithmetic_side_effects, reason = "`taken` ends at or before `end`")]
     fn take(&mut self, len: u64) -> Result<&'a [u8]> {
         let taken = usize::try_from(len)
             .ok()
@@ -197,7 +213,7 @@ pub(crate) fn push_bytes_head(field: u32, len: usize, out: &mut Vec<u8>) {
 /// bytes move to make room for the head.
 pub(crate) fn close_message(field: u32, start: usize, out: &mut Vec<u8>) {
     let mut head = Vec::with_capacity(10);
-    push_bytes_head(field, out.len() - start, &mut head);
+    push_bytes_head(field, out.len().saturating_sub(start), &mut head);
     out.splice(start..start, head);
 }
 

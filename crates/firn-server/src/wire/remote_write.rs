@@ -12,6 +12,15 @@
 //! Metadata     { type = 1: enum, metric_family_name = 2, help = 4, unit = 5: string }
 //! ```
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{LabelsBuilder, Result, Sample, Timestamp};
 
 use crate::metadata::{Metadata, MetricType};
@@ -87,11 +96,11 @@ fn decode_series(
             (2, WireType::Bytes) => out.push_sample(decode_sample(series.message()?)?)?,
             (3, WireType::Bytes) => {
                 series.bytes()?;
-                out.exemplar_count += 1;
+                out.exemplar_count = out.exemplar_count.saturating_add(1);
             }
             (4, WireType::Bytes) => {
                 series.bytes()?;
-                out.histogram_count += 1;
+                out.histogram_count = out.histogram_count.saturating_add(1);
             }
             (field @ 1..=4, wire) => return Err(wrong_type(at, "TimeSeries", field, wire)),
             (field, wire) => series.skip(field, wire)?,

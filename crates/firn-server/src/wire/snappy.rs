@@ -1,5 +1,14 @@
 //! Snappy block format with the declared length checked before anything is allocated for it.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, Result};
 use snap::raw::{Decoder, decompress_len};
 

@@ -1,5 +1,14 @@
 //! A transaction on the wire (docs/transactions.md): its operations in JSON, and their results.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use firn_model::{

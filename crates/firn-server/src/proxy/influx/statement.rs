@@ -3,6 +3,15 @@
 //!
 //! The proxy forwards all other statements unchanged, so there are no error messages here.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::ops::Range;
 
 /// Aggregates with a value per bucket that depends on that bucket's points alone, and that exists
@@ -50,32 +59,39 @@ impl Statement {
     /// `None` unless the statement can be answered in parts.
     pub(super) fn parse(text: &str) -> Option<Statement> {
         let tokens = tokens(text)?;
-        let end = tokens.len() - usize::from(tokens.last().is_some_and(|last| last.text == ";"));
-        let tokens = &tokens[..end];
+        let tokens = match tokens.split_last() {
+            Some((last, before)) if last.text == ";" => before,
+            _ => &tokens,
+        };
         let at = |word: &str| {
-            let mut found = (0..tokens.len()).filter(|&idx| tokens[idx].is_clause(word));
+            let clauses = tokens.iter().enumerate().filter(|(_, token)| token.is_clause(word));
+            let mut found = clauses.map(|(idx, _)| idx);
             found.next().filter(|_| found.next().is_none())
         };
         let (select, from, condition, group) =
             (at("select")?, at("from")?, at("where")?, at("group")?);
-        let is_plain = select == 0 && select < from && from < condition && condition < group;
-        is_plain.then_some(())?;
-        let fill = (group..tokens.len()).find(|&idx| tokens[idx].is_clause("fill"));
-        let nothing = select_items(&tokens[1..from])?;
-        sources(&tokens[from + 1..condition])?;
-        let (lower, upper) = bounds(&tokens[condition + 1..group])?;
-        let by = tokens.get(group + 1).filter(|by| by.is_clause("by")).map(|_| group + 2)?;
-        let interval_ns = dimensions(tokens.get(by..fill.unwrap_or(tokens.len()))?)?;
-        let fills = match fill.map(|fill| &tokens[fill..]) {
-            None => true,
-            Some([_, open, word, close]) if open.text == "(" && close.text == ")" => {
+        (select == 0).then_some(())?;
+        // In another order of the clauses, a range is `None`.
+        let between = |clause: usize, end: usize| tokens.get(clause.checked_add(1)?..end);
+        let nothing = select_items(between(select, from)?)?;
+        sources(between(from, condition)?)?;
+        let (lower, upper) = bounds(between(condition, group)?)?;
+        let grouping = between(group, tokens.len())?;
+        let (by, grouping) = grouping.split_first()?;
+        by.is_clause("by").then_some(())?;
+        let fill = grouping.iter().position(|token| token.is_clause("fill"));
+        let (grouping, fill) = grouping.split_at_checked(fill.unwrap_or(grouping.len()))?;
+        let interval_ns = dimensions(grouping)?;
+        let fills = match fill {
+            [] => true,
+            [_, open, word, close] if open.text == "(" && close.text == ")" => {
                 match word.text.to_ascii_lowercase().as_str() {
                     "null" => true,
                     "none" => false,
                     _ => return None,
                 }
             }
-            Some(_) => return None,
+            _ => return None,
         };
         let range_ns = (lower.1, upper.1);
         let is_range = 0 <= range_ns.0 && range_ns.0 <= range_ns.1 && interval_ns > 0;
@@ -172,10 +188,10 @@ fn bounds(tokens: &[Token<'_>]) -> Option<(Bound, Bound)> {
             continue;
         }
         let is_and = |idx: usize| tokens.get(idx).is_none_or(|token| token.is_clause("and"));
-        let [_, sign, value] = tokens.get(idx..idx + 3)? else { return None };
+        let [_, sign, value] = tokens.get(idx..)?.first_chunk()?;
         let is_alone = token.depth == 0
-            && (idx == 0 || is_and(idx - 1))
-            && is_and(idx + 3)
+            && idx.checked_sub(1).is_none_or(is_and)
+            && is_and(idx.saturating_add(3))
             && value.kind == TokenKind::Number;
         is_alone.then_some(())?;
         let ns = duration_ns(value.text, 1)?;
@@ -248,13 +264,12 @@ impl<'a> Token<'a> {
 /// The tokens of the text; `None` for unsupported syntax, such as a comment or a variable.
 fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
     let mut tokens: Vec<Token<'_>> = Vec::new();
-    let (mut at, mut depth) = (0, 0_usize);
-    while let Some(first) = text[at..].chars().next() {
+    let (mut rest, mut depth) = (text, 0_usize);
+    while let Some(first) = rest.chars().next() {
         if first.is_whitespace() {
-            at += first.len_utf8();
+            rest = rest.get(first.len_utf8()..)?;
             continue;
         }
-        let rest = &text[at..];
         let run = |is_part: &dyn Fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         let before = tokens.last().map_or("", |token| token.text);
@@ -272,11 +287,12 @@ fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
             '<' | '>' | '=' | '!' => (TokenKind::Sign, run(&|c| "<>=!~".contains(c))),
             _ => return None,
         };
-        let piece = &rest[..len];
+        let at = text.len().checked_sub(rest.len())?;
+        let (piece, behind) = rest.split_at_checked(len)?;
         depth = if piece == ")" { depth.checked_sub(1)? } else { depth };
-        tokens.push(Token { kind, text: piece, span: at..at + len, depth });
-        depth += usize::from(piece == "(");
-        at += len;
+        tokens.push(Token { kind, text: piece, span: at..at.checked_add(len)?, depth });
+        depth = depth.checked_add(usize::from(piece == "("))?;
+        rest = behind;
     }
     (depth == 0 && !tokens.is_empty()).then_some(tokens)
 }
@@ -288,7 +304,7 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
         match c {
             _ if is_escaped => is_escaped = false,
             '\\' => is_escaped = true,
-            c if c == quote => return Some(at + 1),
+            c if c == quote => return at.checked_add(1),
             _ => {}
         }
     }

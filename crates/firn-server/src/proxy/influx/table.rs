@@ -4,6 +4,15 @@
 //! their values. Its payload has for each of them `varint(0)` if it is empty there, else
 //! `varint(length + 1)` and the JSON list of its values without the time.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -146,6 +155,7 @@ impl Table {
 
     /// Encodes the buckets of `kept` (their starts, ms) as points. The last head of the key is
     /// reused if it is equal.
+    #[expect(clippy::arithmetic_side_effects, reason = "the length of a row in memory")]
     pub(super) fn encode(&self, kept: TimeRange, last_head: Option<Arc<[u8]>>) -> Kept {
         let mut head = Vec::new();
         for series in self.series.values() {
@@ -170,6 +180,11 @@ impl Table {
     }
 
     /// The answer to one statement, as the origin would write it.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "the request has checked the units: at least 1 ns, and 1 ms for a bucket"
+    )]
     pub(super) fn write(&self, buckets: Buckets<'_>) -> Vec<u8> {
         let fill = buckets.fills.map(|fills| fills.join(","));
         let mut out = String::from("{\"results\":[{\"statement_id\":0");
@@ -217,6 +232,11 @@ impl Kept {
 impl Buckets<'_> {
     /// The bucket of a row and its text, if the row is not empty; `None` if it is outside these
     /// buckets.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "the product of two `i64` fits into `i128`; buckets have at least 1 ms, and `ts` is in \
+                  their range"
+    )]
     fn row(&self, row: &[&RawValue]) -> Option<(Timestamp, Option<String>)> {
         let (time, values) = row.split_first()?;
         let time: i64 = time.get().parse().ok()?;

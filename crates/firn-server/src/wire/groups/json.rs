@@ -1,9 +1,18 @@
 //! The JSON form.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{GroupId, LabelLimits, Labels, LabelsBuilder, Result, STALE_NAN, Slot, Timestamp};
 use firndb::ForeignMember;
 
-use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, parts};
+use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, column_at, parts};
 use crate::wire::json::{push_array, push_string};
 use crate::wire::json_reader::{JsonReader, Read, read_json};
 use crate::wire::number::{parse_float, push_u64};
@@ -139,9 +148,9 @@ fn row(reader: &mut JsonReader<'_>, request: &mut GroupsRequest) -> Read<()> {
                 once(reader, width.is_none(), key)?;
                 let mut count = 0;
                 reader.array(|reader, idx| {
-                    count = idx + 1;
+                    count = idx.saturating_add(1);
                     let Some(value) = value(reader)? else { return Ok(()) };
-                    let pushed = request.push_cell(idx as u32, value);
+                    let pushed = column_at(idx).and_then(|column| request.push_cell(column, value));
                     pushed.map_err(|e| reader.refuse_at(reader.at(), e))
                 })?;
                 width = Some(count);

@@ -1,9 +1,18 @@
 //! The protobuf form: `crates/firn-server/proto/groups.proto`.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, GroupId, LabelLimits, Labels, LabelsBuilder, Result, Slot, Timestamp};
 use firndb::ForeignMember;
 
-use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, parts};
+use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, column_at, parts};
 use crate::wire::protobuf::{
     Reader, WireType, close_message, malformed, push_bytes, push_varint, wrong_type,
 };
@@ -117,13 +126,13 @@ impl ProtoGroupsDecoder<'_> {
             match reader.key()? {
                 (1, WireType::Varint) => ts = reader.varint()? as Timestamp,
                 (2, WireType::Fixed64) => {
-                    let column = (request.cells.len() - first_cell) as u32;
+                    let column = column_at(request.cells.len().saturating_sub(first_cell))?;
                     request.push_cell(column, f64::from_bits(reader.fixed64()?))?;
                 }
                 (2, WireType::Bytes) => {
                     let mut packed = reader.message()?;
                     while !packed.is_done() {
-                        let column = (request.cells.len() - first_cell) as u32;
+                        let column = column_at(request.cells.len().saturating_sub(first_cell))?;
                         request.push_cell(column, f64::from_bits(packed.fixed64()?))?;
                     }
                 }
@@ -154,7 +163,7 @@ impl ProtoGroupsDecoder<'_> {
             if let Some([twice, _]) = self.columns.array_windows().find(|[a, b]| a == b) {
                 return Err(malformed(start, format!("a row names column {twice} twice")));
             }
-            width = self.columns.last().map_or(0, |&last| last as usize + 1);
+            width = self.columns.last().map_or(0, |&last| (last as usize).saturating_add(1));
         }
         request.push_row(ts, width)
     }

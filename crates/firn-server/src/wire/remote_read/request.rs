@@ -1,5 +1,14 @@
 //! The remote read request.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use firn_model::{Error, Labels, MatchOp, Matcher, Result, TimeRange, Timestamp};
 
 use crate::wire::protobuf::{Reader, WireType, wrong_type};
@@ -113,7 +122,7 @@ fn decode_query(mut message: Reader<'_>, matcher_count: &mut usize) -> Result<Re
             (1, WireType::Varint) => query.range.start = message.varint()? as Timestamp,
             (2, WireType::Varint) => query.range.end = message.varint()? as Timestamp,
             (3, WireType::Bytes) => {
-                *matcher_count += 1;
+                *matcher_count = matcher_count.saturating_add(1);
                 if *matcher_count > MATCHER_COUNT_MAX {
                     return Err(too_many(MATCHER_COUNT_MAX, "matchers"));
                 }
