@@ -668,7 +668,7 @@ fn a_failed_device_turns_the_cache_off_and_fails_no_query() {
 
 /// A device is full: the cache continues with the slots that it has.
 #[test]
-fn a_full_device_turns_neither_the_cache_off_nor_fails_a_query() {
+fn a_full_device_neither_turns_the_cache_off_nor_fails_a_query() {
     let mut world = ResultWorld::new(2, None);
     while world.cache().stats().store.slabs < 3 {
         world.run(100);

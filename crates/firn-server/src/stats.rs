@@ -623,7 +623,7 @@ fn write_slow_cache(cache: &SlowCacheStats, text: &mut MetricsText) {
         (
             "firn_slow_cache_disk_pressure_shrinks_total",
             "Times that the disk cache shrank because the disk was nearly full.",
-            cache.given_way,
+            cache.disk_pressure_shrinks,
         ),
     ] {
         text.counter(name, help, value as f64);

@@ -79,7 +79,7 @@ pub struct SlowCacheStats {
     pub device_failures: u64,
     /// Slabs not written because the disk is nearly full, and times that the file was removed for
     /// that.
-    pub given_way: u64,
+    pub disk_pressure_shrinks: u64,
     /// Cached pieces.
     pub pieces: u64,
     /// Bytes of the file.
@@ -399,7 +399,7 @@ impl SlowCache {
             slot.map(|slot| (slot, generation, state.file.clone()))
         };
         let Some((slot, generation, file)) = taken else {
-            add(&mut self.state.lock().stats.given_way, 1);
+            add(&mut self.state.lock().stats.disk_pressure_shrinks, 1);
             return;
         };
         let (bytes, entries) = slab.encode(slot, generation);
@@ -423,7 +423,7 @@ impl SlowCache {
                 state.free.push(slot);
                 let is_full = free_bytes < u64::from(self.slab_bytes);
                 if is_full {
-                    add(&mut state.stats.given_way, 1);
+                    add(&mut state.stats.disk_pressure_shrinks, 1);
                 } else {
                     state.failed(&e);
                 }
@@ -459,7 +459,7 @@ impl SlowCache {
         {
             let mut state = self.state.lock();
             state.clear();
-            add(&mut state.stats.given_way, 1);
+            add(&mut state.stats.disk_pressure_shrinks, 1);
         }
         if let Err(e) = self.disk.remove(FILE) {
             self.state.lock().failed(&e);

@@ -364,16 +364,16 @@ impl Suffix {
             (group_before, ts_before) = (block.group_last.0, range.start);
         }
         let suffix_bytes = out.len().saturating_sub(start).saturating_add(FOOTER_BYTES);
-        out.extend_from_slice(&self.footer(salt, suffix_bytes));
+        out.extend_from_slice(&self.footer(FORMAT.version, salt, suffix_bytes));
         let checked = out.get(start..).unwrap_or_default();
         let checksum = checksum(salt, self.blocks_end(), checked);
         out.extend_from_slice(&checksum.to_le_bytes());
     }
 
-    /// The footer before its checksum.
-    fn footer(&self, salt: u32, suffix_bytes: usize) -> Vec<u8> {
+    /// The footer of `version` before its checksum.
+    fn footer(&self, version: u16, salt: u32, suffix_bytes: usize) -> Vec<u8> {
         let mut out = FORMAT.kind.to_vec();
-        out.extend_from_slice(&FORMAT.version.to_le_bytes());
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&salt.to_le_bytes());
         out.extend_from_slice(&count_u32(suffix_bytes).to_le_bytes());
@@ -414,7 +414,7 @@ impl Suffix {
         }
         suffix.lists.shrink_to_fit();
         suffix.sets.shrink_to_fit();
-        if suffix.footer(record.salt, bytes.len()) != footer {
+        if suffix.footer(version, record.salt, bytes.len()) != footer {
             return Err(bad("footer of the suffix differs from its entries".into()));
         }
         suffix.check(record).map_err(|what| bad(what.into()))?;

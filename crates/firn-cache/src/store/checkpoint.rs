@@ -14,20 +14,17 @@
 )]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use firn_codec::frame::{FileFormat, HEADER_BYTES, open_block, seal_block};
 use firn_codec::varint::{encode_varint, take_count, take_varint};
-use firn_env::OpenMode;
-use firn_model::ErrorKind;
+use firn_env::{Disk, OpenMode};
+use firn_model::{CommitSeq, Error, ErrorKind, Result};
 
 use super::state::{Body, FlashSlab, Node, Store, StoreState};
 use crate::mutant::mutant;
 use crate::policy::SlabId;
-use crate::slab::Extent;
-use crate::slab::{put_extent, take_extent};
-use firn_env::Disk;
-use firn_model::{CommitSeq, Error, Result};
-use std::sync::Arc;
+use crate::slab::{Extent, put_extent, take_extent};
 
 const FILE: &str = "checkpoint";
 const FORMAT: FileFormat = FileFormat { kind: *b"CCHK", version: 1, oldest: 1 };

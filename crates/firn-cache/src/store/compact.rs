@@ -9,15 +9,16 @@
 //!
 //! The used ranges of evicted slabs move in the same way: see `rescue`.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firn_model::{Pool, Reservation, Result, TimeRange, Timestamp};
+
 use super::state::{Body, FlashSlab, Node, Store, StoreOptions, StoreState};
 use crate::key_index::{Deltas, Segment};
 use crate::mutant::mutant;
 use crate::policy::SlabId;
-use crate::slab::BLOCK_BYTES;
-use crate::slab::{OpenSlab, SLAB_POINT_BYTES};
-use firn_model::{Pool, Reservation, Result, TimeRange, Timestamp};
-use std::collections::HashMap;
-use std::sync::Arc;
+use crate::slab::{BLOCK_BYTES, OpenSlab, SLAB_POINT_BYTES};
 
 /// Slabs are merged if their reachable points take at most this share of their slots.
 const MERGED_SHARE_MAX: f64 = 0.75;

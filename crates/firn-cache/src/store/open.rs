@@ -9,24 +9,20 @@
     )
 )]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
-use firn_model::ErrorKind;
+use firn_env::Disk;
+use firn_model::{Budget, CommitSeq, Error, ErrorKind, Pool, Result, TimeRange};
 use parking_lot::Mutex;
 
 use super::checkpoint::{Checkpoint, forget_checkpoint, read_checkpoint};
 use super::state::{Body, FlashSlab, Memory, Node, Store, StoreOptions, StoreState, StoreStats};
-use crate::device::Device;
-use crate::device::forget_slabs;
+use crate::device::{Device, forget_slabs};
 use crate::key_index::{Deltas, KeyEntry, Segment, width_ms};
 use crate::mutant::mutant;
 use crate::policy::{EvictionPolicy, SlabId, UsedRanges};
-use crate::slab::{Extent, Header, Preamble};
-use crate::slab::{PREAMBLE_BYTES, SlabKey};
-use firn_env::Disk;
-use firn_model::{Budget, CommitSeq, Error, Pool, Result, TimeRange};
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use crate::slab::{Extent, Header, PREAMBLE_BYTES, Preamble, SlabKey};
 
 /// The history of the owner of the points, as it opens the cache again.
 #[derive(Clone, Copy, Debug)]

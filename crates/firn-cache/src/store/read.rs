@@ -1,17 +1,17 @@
 //! Lookups: which parts of a range are cached, and their points.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+
+use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
 
 use super::state::{Body, FlashSlab, Store, StoreState, hash};
 use crate::device::Device;
 use crate::key_index::Segment;
 use crate::mutant::mutant;
 use crate::policy::SlabId;
-use crate::slab::OpenPoint;
-use crate::slab::{Header, OpenSlab, Preamble};
-use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
-use std::fmt;
-use std::sync::Arc;
+use crate::slab::{Header, OpenPoint, OpenSlab, Preamble};
 
 /// Up to this many unneeded blocks between two needed ones are read with them: 16 KiB more take
 /// less time than another read.

@@ -6,12 +6,14 @@
 //! slabs. Ranges that were not looked up again, and unreachable points, are dropped. Measurements:
 //! docs/decisions/0014-cache-eviction.md.
 
+use std::collections::HashMap;
+
+use firn_model::TimeRange;
+
 use super::compact::Merge;
 use super::state::{Body, Node, StoreOptions, StoreState};
 use crate::key_index::{KeyEntry, Segment};
 use crate::policy::SlabId;
-use firn_model::TimeRange;
-use std::collections::HashMap;
 
 /// Slabs that are evicted together.
 const VICTIMS_MAX: usize = 8;

@@ -307,7 +307,7 @@ fn invariant_9_cached_points_are_the_true_ones() {
 
 /// Every mutant is caught within some seeds.
 #[test]
-fn mistakes_are_noticed() {
+fn mutants_are_caught() {
     for mutant in [
         Mutant::TrimForgotten,
         Mutant::RescuedWhole,

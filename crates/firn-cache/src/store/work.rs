@@ -1,13 +1,14 @@
 //! Background work: writes sealed slabs and merges crowded ones. Plan, run, apply.
 
+use std::sync::Arc;
+
+use firn_model::TimeRange;
+use parking_lot::Mutex;
+
 use super::compact::Merge;
 use super::state::{Body, EXTENT_BYTES, FlashSlab, Node, Store, StoreOptions, StoreState};
 use crate::policy::SlabId;
-use crate::slab::{Identity, SlabKey, encode};
-use crate::slab::{OpenSlab, Preamble};
-use firn_model::TimeRange;
-use parking_lot::Mutex;
-use std::sync::Arc;
+use crate::slab::{Identity, OpenSlab, Preamble, SlabKey, encode};
 
 /// A unit of work.
 enum Job {

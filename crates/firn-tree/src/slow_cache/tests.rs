@@ -215,7 +215,10 @@ fn it_shrinks_before_the_disk_is_full() {
     put_all(&cache, 2, 40);
     assert!(sim.disk.files().is_empty());
     let stats = cache.stats();
-    assert!(stats.given_way > 1 && stats.device_failures == 0 && !stats.is_off, "{stats:?}");
+    assert!(
+        stats.disk_pressure_shrinks > 1 && stats.device_failures == 0 && !stats.is_off,
+        "{stats:?}"
+    );
     // Space again: it starts with an empty file.
     sim.disk.set_capacity_bytes(u64::MAX);
     put_all(&cache, 3, 40);
