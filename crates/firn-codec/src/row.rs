@@ -112,6 +112,7 @@ impl RowState {
 
     /// Bytes of heap memory.
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
+    #[inline]
     pub fn heap_bytes(&self) -> usize {
         match &self.members {
             MemberState::One { .. } => 0,

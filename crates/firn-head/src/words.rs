@@ -27,6 +27,7 @@ impl Words {
 
     /// Writes `bytes` at `at`. Only the single writer calls this, with `at` at or behind the end of
     /// all earlier writes: the bytes there are still zero.
+    #[inline]
     pub(crate) fn write(&self, mut at: usize, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let block = self.0.get_or_make(at / BLOCK_BYTES);
@@ -52,6 +53,7 @@ impl Words {
 
     /// The `len` bytes at `at`, in `buf`. Unwritten bytes are zero. Whole words are copied, so the
     /// bytes may start inside `buf`.
+    #[inline]
     pub(crate) fn read<'a>(&self, at: usize, len: usize, buf: &'a mut Vec<u8>) -> &'a [u8] {
         buf.clear();
         let end = (at + len).div_ceil(8);

@@ -84,6 +84,7 @@ impl Presence {
     }
 
     /// Adds an entry at the end.
+    #[inline]
     pub fn push(&mut self, present: bool) {
         if self.len.is_multiple_of(64) {
             self.words.push(0);
@@ -96,6 +97,7 @@ impl Presence {
     }
 
     /// Marks entry `idx` present.
+    #[inline]
     pub fn set(&mut self, idx: usize) {
         assert!(idx < self.len, "entry {idx} of {}", self.len);
         let word = &mut self.words[idx / 64];
@@ -104,6 +106,7 @@ impl Presence {
     }
 
     /// Whether entry `idx` is present.
+    #[inline]
     pub fn get(&self, idx: usize) -> bool {
         self.words.get(idx / 64).is_some_and(|word| word & (1 << (idx % 64)) != 0)
     }

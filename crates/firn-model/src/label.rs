@@ -430,6 +430,7 @@ fn common_bytes(left: &[u8], right: &[u8]) -> usize {
 
 /// Appends `value` as a little-endian base-128 varint (at most 10 bytes).
 #[expect(clippy::cast_possible_truncation, reason = "the low seven bits of each step")]
+#[inline]
 pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -439,12 +440,24 @@ pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
 }
 
 /// Decodes a varint from the front of `input`; `None` if it is truncated or exceeds 64 bits.
+#[inline]
+pub fn decode_varint(input: &mut &[u8]) -> Option<u64> {
+    // Most are numbers below 128: one byte, without a call.
+    if let [byte, rest @ ..] = *input
+        && *byte < 0x80
+    {
+        *input = rest;
+        return Some(u64::from(*byte));
+    }
+    decode_long_varint(input)
+}
+
 #[expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     reason = "`idx` is the index of a byte of `input` and at most 9"
 )]
-pub fn decode_varint(input: &mut &[u8]) -> Option<u64> {
+fn decode_long_varint(input: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for (idx, &byte) in input.iter().enumerate().take(10) {
         if idx == 9 && byte > 1 {

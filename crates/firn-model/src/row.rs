@@ -62,12 +62,14 @@ impl RowBatch {
     }
 
     /// Adds one value.
+    #[inline]
     pub fn push(&mut self, series: SeriesRef, ts: Timestamp, value: f64) {
         self.sorted_for = None;
         self.cells.push(Cell { group: series.group, ts, slot: series.slot, value });
     }
 
     /// Adds the values of some members of `group` that share `ts`.
+    #[inline]
     pub fn push_row(&mut self, group: GroupId, ts: Timestamp, values: &[(Slot, f64)]) {
         self.sorted_for = None;
         self.cells.extend(values.iter().map(|&(slot, value)| Cell { group, ts, slot, value }));

@@ -57,6 +57,7 @@ impl MemberSets {
     }
 
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
+    #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         let words: usize = self.recent.iter().map(|set| set.words.capacity() * 8).sum();
         words + self.recent.capacity() * size_of::<MemberSet>()
