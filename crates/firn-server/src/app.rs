@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
+use crate::answer::{ApiError, ApiErrorKind, Payload};
 use crate::config::ServeConfig;
-use crate::http::answer::{ApiError, ApiErrorKind, Payload};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
 use crate::target::Target;

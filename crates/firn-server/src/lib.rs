@@ -26,11 +26,12 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `service`, `server`, `database`, `app`, `http`, `ingest`, `tally`,
-//! `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
+//! Reading order: `config`, `service`, `server`, `database`, `answer`, `app`, `http`, `ingest`,
+//! `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod app;
 mod cache_server;
 pub mod config;

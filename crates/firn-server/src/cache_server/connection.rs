@@ -284,7 +284,7 @@ impl<'a> Connection<'a> {
         };
         let answer = format!(
             "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            crate::http::answer::TEXT,
+            crate::answer::TEXT,
             body.len()
         );
         self.write(answer.as_bytes()).await?;

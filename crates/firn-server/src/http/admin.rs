@@ -13,8 +13,8 @@ use axum::routing::{MethodFilter, on};
 use firn_model::{Error, Result, Timestamp};
 use firndb::Db;
 
+use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::app::{App, clock_ms};
-use crate::http::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 use crate::wire::json;

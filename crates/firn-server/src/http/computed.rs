@@ -7,7 +7,7 @@ use axum::response::IntoResponse;
 use firn_model::QueryContext;
 use firndb::Db;
 
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 

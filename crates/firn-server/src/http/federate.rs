@@ -8,8 +8,8 @@ use axum::http::{Request, Response, StatusCode};
 use axum::routing::get;
 use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
 
+use crate::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::app::App;
-use crate::http::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 use crate::wire::federation::{FederationFormat, push_samples};

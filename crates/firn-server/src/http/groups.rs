@@ -13,10 +13,10 @@ use axum::routing::{get, post};
 use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
 use firndb::GroupSummary;
 
-use crate::app::App;
-use crate::http::answer::{
+use crate::answer::{
     ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
+use crate::app::App;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
 use crate::http::params::Params;

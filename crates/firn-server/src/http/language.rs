@@ -12,7 +12,7 @@ use axum::routing::on;
 use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
-use crate::http::answer::{ApiError, JSON, Packing, Payload, no_content};
+use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared, ready};

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::routing::{MethodFilter, get, on};
 
-use crate::http::answer::{Packing, Payload, text};
+use crate::answer::{Packing, Payload, text};
 use crate::http::{Shared, starting};
 
 /// The routes of this file.

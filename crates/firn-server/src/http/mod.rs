@@ -1,7 +1,6 @@
 //! HTTP: routes, and the steps around every request.
 
 mod admin;
-pub(crate) mod answer;
 mod body;
 mod computed;
 mod federate;
@@ -35,8 +34,8 @@ use axum::http::{Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodFilter, get};
 
+use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
-use crate::http::answer::{client_gone, no_content, text};
 
 const API: &str = "/api/v1/";
 

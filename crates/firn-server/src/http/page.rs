@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 
-use crate::http::answer::{Packing, Payload};
+use crate::answer::{Packing, Payload};
 
 /// `/`.
 pub(crate) async fn page(request: Request<Body>) -> Response<Body> {

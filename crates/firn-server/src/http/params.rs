@@ -17,7 +17,7 @@ use axum::http::{Method, Request};
 use firn_model::{Budget, Matcher, Pool, Reservation, TimeRange, Timestamp};
 use firn_promql::{Expr, ParseError};
 
-use crate::http::answer::ApiError;
+use crate::answer::ApiError;
 use crate::http::body::{self, BodyLimit};
 use crate::wire::number::{parse_duration_ns, parse_time};
 

@@ -11,8 +11,8 @@ use axum::routing::on;
 use firn_model::{Pool, QueryContext};
 use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
+use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, Ready, monotonic_ns};
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;

@@ -24,8 +24,8 @@ use firn_model::{
 use firndb::{SeriesWalk, Snapshot, WalkOptions};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use crate::answer::{Packing, Payload, text};
 use crate::app::{App, CancelOnDrop};
-use crate::http::answer::{Packing, Payload, text};
 use crate::http::body::{self, BodyLimit, HeldBytes};
 use crate::http::{Shared, ready};
 use crate::wire::remote_read::{

@@ -6,8 +6,8 @@ use axum::http::{Request, Response};
 use axum::routing::get;
 use serde_json::json;
 
+use crate::answer::ApiError;
 use crate::http::Shared;
-use crate::http::answer::ApiError;
 use crate::http::params::Params;
 use crate::http::status::answer;
 

@@ -9,7 +9,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, on};
 use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
 
-use crate::http::answer::{ApiError, Payload};
+use crate::answer::{ApiError, Payload};
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared};

@@ -9,9 +9,9 @@ use axum::routing::get;
 use firn_model::Budget;
 use serde_json::{Map, Value, json};
 
+use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, clock_ms};
 use crate::http::Shared;
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::wire;
 use crate::wire::number::rfc3339;

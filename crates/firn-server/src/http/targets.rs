@@ -8,8 +8,8 @@ use axum::routing::get;
 use firn_model::Matcher;
 use serde_json::{Map, Value, json};
 
+use crate::answer::ApiError;
 use crate::http::Shared;
-use crate::http::answer::ApiError;
 use crate::http::params::Params;
 use crate::http::status::{answer, hostname};
 use crate::metadata::Metadata;

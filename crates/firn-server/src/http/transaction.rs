@@ -12,7 +12,7 @@ use firn_model::{
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
-use crate::http::answer::{JSON, Packing, Payload, text, write_error_json};
+use crate::answer::{JSON, Packing, Payload, text, write_error_json};
 use crate::http::body::BodyLimit;
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};

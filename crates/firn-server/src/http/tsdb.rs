@@ -8,8 +8,8 @@ use axum::routing::get;
 use firn_model::QueryContext;
 use serde_json::{Value, json};
 
+use crate::answer::{ApiError, Payload};
 use crate::http::Shared;
-use crate::http::answer::{ApiError, Payload};
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::status::success;

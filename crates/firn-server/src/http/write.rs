@@ -11,8 +11,8 @@ use axum::http::{Request, Response, StatusCode};
 use axum::routing::post;
 use firn_model::{Error, Pool, Result};
 
+use crate::answer::{text, write_error};
 use crate::app::App;
-use crate::http::answer::{text, write_error};
 use crate::http::body::BodyLimit;
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;

@@ -168,7 +168,7 @@ fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
     let body = serde_json::json!({"status": "error", "errorType": "unavailable", "error": error});
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = StatusCode::BAD_GATEWAY;
-    let json = header::HeaderValue::from_static(crate::http::answer::JSON);
+    let json = header::HeaderValue::from_static(crate::answer::JSON);
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
 }
