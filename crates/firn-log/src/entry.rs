@@ -12,8 +12,6 @@
 
 use firn_model::{CommitSeq, ShardId, decode_varint, encode_varint};
 
-use crate::append::StreamId;
-
 /// The kind of an entry's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
@@ -36,17 +34,6 @@ pub struct EntryRef<'a> {
     pub seq: CommitSeq,
     /// The payload, opaque to the log.
     pub payload: &'a [u8],
-}
-
-/// Whether entries of `shard` belong to `stream` in a log with these numbers of streams and shards.
-/// Asserted before an entry is written, checked after it is read.
-pub(crate) fn is_shard_of(
-    (stream_count, shard_count): (usize, usize),
-    stream: StreamId,
-    shard: ShardId,
-) -> bool {
-    let shard = usize::from(shard.0);
-    shard < shard_count && shard.checked_rem(stream_count) == Some(usize::from(stream.0))
 }
 
 /// The most bytes that [`encode`] writes before a payload: length, kind, shard, sequence.
@@ -122,14 +109,6 @@ mod tests {
         fn any_bytes_decode_to_an_entry_or_none(bytes: Vec<u8>, previous: u64) {
             let _ = decode(&mut &bytes[..], CommitSeq(previous));
         }
-    }
-
-    #[test]
-    fn a_shard_has_one_stream() {
-        let streams_of =
-            |shard| (0..4).filter(move |&id| is_shard_of((3, 8), StreamId(id), ShardId(shard)));
-        assert!(streams_of(7).eq([1]));
-        assert_eq!(streams_of(8).count() + streams_of(u16::MAX).count(), 0);
     }
 
     #[test]

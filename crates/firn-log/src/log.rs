@@ -8,7 +8,7 @@ use firn_model::{Error, LogPosition, Result, ShardId};
 use crate::append::{Append, StreamId, Tip};
 use crate::block;
 use crate::commit::{CommitTurn, LedBatch};
-use crate::entry::{EntryRef, is_shard_of};
+use crate::entry::EntryRef;
 use crate::options::{LogSetup, SEGMENT_BYTES_MAX, SyncPolicy};
 use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
@@ -184,7 +184,7 @@ impl Log {
     ) -> Result<Append> {
         // Replay refuses others, and no start could pass the entry.
         let counts = (self.setup.stream_count, self.setup.shard_count);
-        let is_ours = |entry: &EntryRef<'_>| is_shard_of(counts, stream, entry.shard);
+        let is_ours = |entry: &EntryRef<'_>| stream.owns(counts, entry.shard);
         assert!(entries.iter().all(is_ours), "an entry is of another stream than {stream:?}");
         self.stream(stream).append(segment, entries)
     }

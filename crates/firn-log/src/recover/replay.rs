@@ -25,7 +25,7 @@ use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 use super::files::{ReplayOutcome, SegmentFile, StreamFiles};
 use crate::append::StreamId;
 use crate::block::{ALIGN_BYTES, Block};
-use crate::entry::{self, EntryKind};
+use crate::entry::EntryKind;
 use crate::read::SegmentReader;
 use crate::segment::{self, Header, PreviousSegment, SegmentNo};
 
@@ -285,7 +285,7 @@ impl Replay<'_> {
                 ));
             };
             // `Log::append` asserts the same before it buffers an entry.
-            if !entry::is_shard_of(self.counts, self.id, entry.shard) {
+            if !self.id.owns(self.counts, entry.shard) {
                 return Err(corrupt("an entry is of a shard of another stream; run firn check"));
             }
             let end_offset = offset.saturating_add(end as u64);
