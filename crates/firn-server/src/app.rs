@@ -12,8 +12,9 @@ use crate::answer::{ApiError, ApiErrorKind, Payload};
 use crate::config::ServeConfig;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
+use crate::metrics_text::{Kind, MetricsText};
 use crate::target::Target;
-use crate::telemetry::{MetricsText, Telemetry, write_process};
+use crate::telemetry::{Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
 use firndb::{Db, RecoveryProgress};
 
@@ -167,7 +168,7 @@ impl App {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         text.family(
             "firn_build_info",
-            crate::telemetry::Kind::Gauge,
+            Kind::Gauge,
             "Constant 1; the label names the running version.",
         );
         text.sample("firn_build_info", &version, 1.0);

@@ -41,6 +41,7 @@ pub mod ingest;
 mod inspect;
 mod machine;
 pub mod metadata;
+mod metrics_text;
 mod proxy;
 mod self_scrape;
 pub mod sender_cache;

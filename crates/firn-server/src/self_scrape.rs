@@ -8,10 +8,10 @@ use firn_model::{Error, Result, Timestamp};
 use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
+use crate::metrics_text::{Kind, MetricsText};
 use crate::service::{Stopping, stopped};
 use crate::tally::Protocol;
 use crate::target::{SELF_JOB, Scrape, Target};
-use crate::telemetry::{Kind, MetricsText};
 use crate::wire::exposition::ExtraLabels;
 
 /// Scrapes at once and then at the configured interval, until `stop` is true.

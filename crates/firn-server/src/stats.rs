@@ -4,7 +4,7 @@ use firn_cache::StoreStats;
 use firn_model::{Pool, SeriesLimit};
 use firndb::{ObjectKind, Request, ResultStats, SlowCacheStats, SlowTierStats, Stats};
 
-use crate::telemetry::{Kind, MetricsText};
+use crate::metrics_text::{Kind, MetricsText};
 
 /// Writes all of `stats`.
 pub(crate) fn write_text(stats: &Stats, text: &mut MetricsText) {

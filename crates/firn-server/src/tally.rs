@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{Error, ErrorKind, SeriesLimit};
 
-use crate::telemetry::{Kind, MetricsText};
+use crate::metrics_text::{Kind, MetricsText};
 
 /// The protocol of received samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

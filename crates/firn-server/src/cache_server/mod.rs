@@ -24,8 +24,9 @@ use tokio::sync::Semaphore;
 
 use self::connection::Connection;
 use crate::config::CacheConfig;
+use crate::metrics_text::{Kind, MetricsText};
 use crate::service::{BoundService, Service, Stopping};
-use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
+use crate::telemetry::{Counter, Gauge, write_process};
 
 /// The folder of the points below the cache's folder.
 const FOLDER: &str = "keys";

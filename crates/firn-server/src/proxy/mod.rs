@@ -46,8 +46,9 @@ use crate::answer::{JSON, Packing, Payload, TEXT, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
 use crate::http::serve::serve;
+use crate::metrics_text::{Kind, MetricsText};
 use crate::service::{BoundService, Service};
-use crate::telemetry::{Counter, Kind, MetricsText, write_process};
+use crate::telemetry::{Counter, write_process};
 
 /// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
