@@ -16,7 +16,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`,
-//! `batch`, `select`, `query_stats`, `change`, `budget`, `error`.
+//! `batch`, `select`, `query_stats`, `change`, `budget`, `error`, `excerpt`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -25,6 +25,7 @@ mod batch;
 mod budget;
 mod change;
 mod error;
+mod excerpt;
 mod histogram;
 mod id;
 mod label;
@@ -40,6 +41,7 @@ pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
+pub use excerpt::excerpt;
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
