@@ -26,7 +26,7 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `service`, `server`, `database`, `answer`, `app`, `http`, `ingest`,
+//! Reading order: `config`, `net`, `server`, `database`, `answer`, `app`, `http`, `ingest`,
 //! `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
@@ -42,11 +42,11 @@ mod inspect;
 mod machine;
 pub mod metadata;
 mod metrics_text;
+mod net;
 mod proxy;
 mod self_scrape;
 pub mod sender_cache;
 mod server;
-mod service;
 mod stats;
 pub mod tally;
 mod target;

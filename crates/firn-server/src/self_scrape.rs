@@ -9,7 +9,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{Stopping, stopped};
+use crate::net::{Stopping, stopped};
 use crate::tally::Protocol;
 use crate::target::{SELF_JOB, Scrape, Target};
 use crate::wire::exposition::ExtraLabels;

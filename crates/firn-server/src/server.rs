@@ -13,8 +13,8 @@ use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
 use crate::machine;
+use crate::net::{self, BoundService, Service, Stopping, stopped, terminated};
 use crate::self_scrape;
-use crate::service::{BoundService, Service, Stopping, stopped, terminated};
 
 /// A server and its database. Dropping it without [`Server::stop`] is like a crash: no acknowledged
 /// data is lost, and the next start replays the log.
@@ -36,7 +36,7 @@ impl Server {
         let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?;
         let app = Arc::new(App::new(config, on_idle, bound.listen()));
         let connections_max = app.config.connections_max.to_usize();
-        let service = http::serve::serve(bound, http::router(Arc::clone(&app)), connections_max);
+        let service = net::serve(bound, http::router(Arc::clone(&app)), connections_max);
         let opened = open(&app, &service)?;
         Ok(Server { app, opened: Some(opened), service })
     }

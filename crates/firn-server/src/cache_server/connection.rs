@@ -16,14 +16,13 @@ use std::time::Duration;
 use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
 use super::{ServerState, points};
-use crate::service::{Stopping, stopped};
+use crate::net::{Stopping, Transport, stopped};
 
 /// Time limit of a started request or response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,7 +42,7 @@ const METRICS_PATH: &[u8] = b"/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
     shared: &'a Arc<ServerState>,
-    stream: TcpStream,
+    stream: Transport,
     /// Received bytes; the unprocessed ones start at `start`.
     buffer: Vec<u8>,
     start: usize,
@@ -61,7 +60,7 @@ impl From<io::Error> for End {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(stream: TcpStream, shared: &'a Arc<ServerState>) -> Connection<'a> {
+    pub(super) fn new(stream: Transport, shared: &'a Arc<ServerState>) -> Connection<'a> {
         let is_trusted = shared.token.is_none();
         Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
     }

@@ -19,13 +19,12 @@ use std::sync::Arc;
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Result};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use self::connection::Connection;
 use crate::config::CacheConfig;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{BoundService, Service, Stopping};
+use crate::net::{Accepted, BoundService, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
 
 /// The folder of the points below the cache's folder.
@@ -120,8 +119,8 @@ impl CacheServer {
             _lock: lock,
         });
         let served = Arc::clone(&shared);
-        let service = bound.start(connections_max, move |stream, stopping| {
-            serve(stream, Arc::clone(&served), stopping)
+        let service = bound.start(connections_max, move |accepted, stopping| {
+            serve(accepted, Arc::clone(&served), stopping)
         });
         Ok(CacheServer { service, shared })
     }
@@ -150,9 +149,9 @@ impl CacheServer {
 }
 
 /// Serves one client until it disconnects or the server stops.
-async fn serve(stream: TcpStream, shared: Arc<ServerState>, stopping: Stopping) {
+async fn serve(accepted: Accepted, shared: Arc<ServerState>, stopping: Stopping) {
     shared.numbers.connections.rise();
-    Connection::new(stream, &shared).run(stopping).await;
+    Connection::new(accepted.transport, &shared).run(stopping).await;
     shared.numbers.connections.fall();
 }
 

@@ -13,7 +13,6 @@ mod query;
 mod read;
 mod rules;
 mod series;
-pub(crate) mod serve;
 mod status;
 mod targets;
 mod transaction;

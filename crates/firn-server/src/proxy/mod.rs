@@ -45,9 +45,8 @@ use self::question::{Question, is_asked_at};
 use crate::answer::{JSON, Packing, Payload, TEXT, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
-use crate::http::serve::serve;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{BoundService, Service};
+use crate::net::{BoundService, Service, serve};
 use crate::telemetry::{Counter, write_process};
 
 /// The folder of the answers below the cache's folder.

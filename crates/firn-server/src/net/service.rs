@@ -1,15 +1,16 @@
-//! The network side of a process, the same for the database server, the cache server and the proxy:
-//! the runtime, the listener, the accept loop with its limit, signals, and the stop.
+//! The runtime, the listener, the accept loop with its limit, signals, and the stop.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
+
+use super::Transport;
 
 // Connections that are still open this long after a stop are cut off.
 const GRACE: Duration = Duration::from_secs(30);
@@ -20,6 +21,13 @@ const BLOCKING_IDLE: Duration = Duration::from_secs(2);
 
 /// Becomes `true` when the service stops.
 pub(crate) type Stopping = watch::Receiver<bool>;
+
+/// A connection that a client has opened.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) transport: Transport,
+    pub(crate) client: SocketAddr,
+}
 
 /// A listener whose connections wait to be accepted.
 #[derive(Debug)]
@@ -79,7 +87,7 @@ impl BoundService {
     pub(crate) fn start<F>(
         self,
         connections_max: usize,
-        serve: impl Fn(TcpStream, Stopping) -> F + Send + 'static,
+        serve: impl Fn(Accepted, Stopping) -> F + Send + 'static,
     ) -> Service
     where
         F: Future<Output = ()> + Send + 'static,
@@ -153,7 +161,7 @@ async fn accept<F>(
     listener: TcpListener,
     connections_max: usize,
     mut stopping: Stopping,
-    serve: impl Fn(TcpStream, Stopping) -> F,
+    serve: impl Fn(Accepted, Stopping) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -173,10 +181,9 @@ async fn accept<F>(
             },
         };
         match accepted {
-            Ok((stream, _)) => {
-                // Responses are written whole; waiting for more would only delay them.
-                let _ = stream.set_nodelay(true);
-                let serving = serve(stream, stopping.clone());
+            Ok((stream, client)) => {
+                let accepted = Accepted { transport: Transport::plain(stream), client };
+                let serving = serve(accepted, stopping.clone());
                 connections.spawn(async move {
                     serving.await;
                     drop(permit);
@@ -206,7 +213,8 @@ mod tests {
     use super::*;
 
     /// Echoes bytes until the client is done, or until the stop.
-    async fn echo(mut stream: TcpStream, mut stopping: Stopping) {
+    async fn echo(accepted: Accepted, mut stopping: Stopping) {
+        let mut stream = accepted.transport;
         let mut buffer = [0; 16];
         loop {
             tokio::select! {
