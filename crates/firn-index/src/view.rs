@@ -87,6 +87,7 @@ impl IndexView {
     }
 
     /// The groups and slots of [`IndexView::select`], with a key under `grouping` for each series.
+    /// Only series that also match the context's `scope`.
     ///
     /// # Errors
     /// As [`MatchedSeries::collect_groups`].
@@ -96,7 +97,11 @@ impl IndexView {
         grouping: &Grouping,
         context: &QueryContext,
     ) -> Result<Matches> {
-        self.select(matchers, &context.cancel)?.collect_groups(grouping, context)
+        let selected = match context.scope.is_empty() {
+            true => self.select(matchers, &context.cancel),
+            false => self.select(&[matchers, &context.scope].concat(), &context.cancel),
+        };
+        selected?.collect_groups(grouping, context)
     }
 
     /// The labels of a series; `None` if the view does not contain it.

@@ -58,6 +58,9 @@ pub struct QueryContext {
     pub helpers: Helpers,
     /// Statistics of the query.
     pub stats: Arc<QueryStats>,
+    /// Matchers of the user on whose behalf the query runs: other series do not exist for it. The
+    /// index adds them to every selection.
+    pub scope: Arc<[Matcher]>,
 }
 
 impl QueryContext {
@@ -68,7 +71,13 @@ impl QueryContext {
 
     /// A context without helpers.
     pub fn new(cancel: CancelToken, budget: Budget) -> QueryContext {
-        QueryContext { cancel, budget, helpers: Helpers::new(0), stats: Arc::default() }
+        QueryContext {
+            cancel,
+            budget,
+            helpers: Helpers::new(0),
+            stats: Arc::default(),
+            scope: Arc::default(),
+        }
     }
 }
 

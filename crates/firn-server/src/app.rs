@@ -283,6 +283,7 @@ impl Ready {
             budget: self.db.budget().part(self.query_bytes_max),
             helpers: self.db.helpers().clone(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
+            scope: Arc::default(),
         }
     }
 

@@ -37,6 +37,7 @@ impl Server {
         let app = Arc::new(App::new(config, on_idle, bound.listen()));
         let connections_max = app.config.connections_max.to_usize();
         let service = net::serve(bound, http::router(Arc::clone(&app)), connections_max);
+        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
         let opened = open(&app, &service)?;
         Ok(Server { app, opened: Some(opened), service })
     }

@@ -104,7 +104,9 @@ impl Db {
             counts_samples: options.counts_samples,
             ..times
         };
-        if let (QueryTime::Range { .. }, Some(results)) = (time, self.results.get()) {
+        // Kept results are those of all series; a query with a scope sees only some of them.
+        let results = self.results.get().filter(|_| context.scope.is_empty());
+        if let (QueryTime::Range { .. }, Some(results)) = (time, results) {
             let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
             if options.counts_samples {
                 let snapshot = self.snapshot();
@@ -234,8 +236,11 @@ impl Db {
     /// The metrics and labels with the most series; at most `top` entries per list.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`.
+    /// `Canceled`, `Timeout`; `Invalid` for a context with a scope.
     pub fn cardinality(&self, top: usize, context: &QueryContext) -> Result<Cardinality> {
+        if !context.scope.is_empty() {
+            return Err(Error::invalid("the cardinality of a part of the series is not counted"));
+        }
         self.snapshot().index().cardinality(top, &context.cancel)
     }
 }

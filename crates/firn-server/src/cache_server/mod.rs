@@ -122,6 +122,7 @@ impl CacheServer {
         let service = bound.start(connections_max, move |accepted, stopping| {
             serve(accepted, Arc::clone(&served), stopping)
         });
+        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
         Ok(CacheServer { service, shared })
     }
 

@@ -4,29 +4,32 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::{MethodFilter, on};
 use firn_model::{Error, Result, Timestamp};
 use firndb::Db;
 
 use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::app::{App, clock_ms};
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::number::rfc3339;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
-    Router::new()
-        .route("/api/v1/admin/tsdb/delete_series", on(POST_PUT, delete_series))
-        .route("/api/v1/admin/tsdb/clean_tombstones", on(POST_PUT, clean_tombstones))
-        .route("/api/v1/admin/tsdb/snapshot", on(POST_PUT, snapshot))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Admin, Methods::PostPut, "/api/v1/admin/tsdb/delete_series", delete_series)
+        .route(
+            Access::Admin,
+            Methods::PostPut,
+            "/api/v1/admin/tsdb/clean_tombstones",
+            clean_tombstones,
+        )
+        .route(Access::Admin, Methods::PostPut, "/api/v1/admin/tsdb/snapshot", snapshot)
 }
 
 /// `delete_series`: hides the samples of all series that match, at once and for good.

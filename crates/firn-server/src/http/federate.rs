@@ -1,23 +1,22 @@
 //! `/federate`: the newest samples for another Prometheus.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::ACCEPT;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::get;
 use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
 
 use crate::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::app::App;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::federation::{FederationFormat, push_samples};
 use firndb::Db;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/federate", get(federate))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Get, "/federate", federate)
 }
 
 /// `/federate`.

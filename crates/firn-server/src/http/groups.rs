@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
 use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
 use firndb::GroupSummary;
 
@@ -20,6 +18,7 @@ use crate::app::App;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::ingest::groups::GroupsOutcome;
@@ -30,11 +29,12 @@ use crate::wire::json;
 use crate::wire::number::push_u64;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/groups", get(list).post(define))
-        .route("/api/v1/groups/write", post(write))
-        .route("/api/v1/groups/{group}", get(show))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::Get, "/api/v1/groups", list)
+        .route(Access::Write, Methods::Post, "/api/v1/groups", define)
+        .route(Access::Write, Methods::Post, "/api/v1/groups/write", write)
+        .route(Access::Read, Methods::Get, "/api/v1/groups/{group}", show)
 }
 
 const PROTOBUF: &str = "application/x-protobuf";

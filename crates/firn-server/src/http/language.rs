@@ -3,28 +3,27 @@
 
 use std::fmt::{self, Write as _};
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::on;
 use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
 use crate::http::computed::computed;
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared, ready};
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::tree::push_tree;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/format_query", on(GET_POST, format_query))
-        .route("/api/v1/parse_query", on(GET_POST, parse_query))
-        .route("/api/v1/query_exemplars", on(GET_POST, query_exemplars))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::GetPost, "/api/v1/format_query", format_query)
+        .route(Access::Read, Methods::GetPost, "/api/v1/parse_query", parse_query)
+        .route(Access::Read, Methods::GetPost, "/api/v1/query_exemplars", query_exemplars)
 }
 
 // Upper bound of the output per byte of a query: a node of a tree. Lines are counted while they are

@@ -1,23 +1,23 @@
 //! Health, and requests that concern the process itself.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::{MethodFilter, get, on};
 
 use crate::answer::{Packing, Payload, text};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, starting};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/-/healthy", get(healthy))
-        .route("/-/ready", get(ready))
-        .route("/-/reload", on(POST_PUT, reload).get(not_by_get))
-        .route("/-/quit", on(POST_PUT, quit).get(not_by_get))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/metrics", metrics)
+        .route(Access::Open, Methods::Get, "/-/healthy", healthy)
+        .route(Access::Open, Methods::Get, "/-/ready", ready)
+        .route(Access::Admin, Methods::PostPut, "/-/reload", reload)
+        .route(Access::Admin, Methods::Get, "/-/reload", not_by_get)
+        .route(Access::Admin, Methods::PostPut, "/-/quit", quit)
+        .route(Access::Admin, Methods::Get, "/-/quit", not_by_get)
 }
 
 /// `/metrics`.

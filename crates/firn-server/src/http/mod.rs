@@ -1,6 +1,7 @@
 //! HTTP: routes, and the steps around every request.
 
 mod admin;
+mod auth;
 mod body;
 mod computed;
 mod federate;
@@ -11,6 +12,7 @@ mod page;
 mod params;
 mod query;
 mod read;
+pub(crate) mod roles;
 mod rules;
 mod series;
 mod status;
@@ -31,22 +33,33 @@ use axum::http::header::{
 };
 use axum::http::{Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::routing::{MethodFilter, get};
 
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
+use crate::http::roles::{Access, Methods, Routes};
 
 const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;
 
-/// Endpoints that take their parameters from the URL or from a posted form.
-pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POST);
-
-/// Every route: each file names its own, one line per path.
+/// The router: all routes, and the steps around every request.
 pub(crate) fn router(app: Shared) -> Router {
-    let routes = Router::new()
-        .route("/", get(page::page))
+    let routes = table()
+        .into_router()
+        .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
+        .method_not_allowed_fallback(async || {
+            text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
+        })
+        .layer(from_fn_with_state(Arc::clone(&app), around))
+        .with_state(app);
+    // The router itself names the methods of a path, after all layers of its own.
+    Router::new().fallback_service(routes).layer(from_fn(list_methods))
+}
+
+/// The routes with their access: each file names its own, one line per path.
+fn table() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::Get, "/", page::page)
         .merge(admin::routes())
         .merge(lifecycle::routes())
         .merge(query::routes())
@@ -61,14 +74,6 @@ pub(crate) fn router(app: Shared) -> Router {
         .merge(transaction::routes())
         .merge(tsdb::routes())
         .merge(write::routes())
-        .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
-        .method_not_allowed_fallback(async || {
-            text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
-        })
-        .layer(from_fn_with_state(Arc::clone(&app), around))
-        .with_state(app);
-    // The router itself names the methods of a path, after all layers of its own.
-    Router::new().fallback_service(routes).layer(from_fn(list_methods))
 }
 
 /// The database, or the response that reports the progress of its start.

@@ -2,28 +2,30 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::on;
 use firn_model::{Pool, QueryContext};
 use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, Ready, monotonic_ns};
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared, ready};
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::query_stats::{StatsLevel, Timings};
 use firndb::{QueryOptions, QueryTime};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/query", on(GET_POST, instant))
-        .route("/api/v1/query_range", on(GET_POST, range))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::GetPost, "/api/v1/query", instant).route(
+        Access::Read,
+        Methods::GetPost,
+        "/api/v1/query_range",
+        range,
+    )
 }
 
 /// A query whose parameters are checked.

@@ -11,12 +11,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
 use bytes::Bytes;
 use firn_model::{
     CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, Timestamp,
@@ -27,6 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use crate::answer::{Packing, Payload, text};
 use crate::app::{App, CancelOnDrop};
 use crate::http::body::{self, BodyLimit, HeldBytes};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::remote_read::{
     self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
@@ -34,8 +33,8 @@ use crate::wire::remote_read::{
 use crate::wire::snappy;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/read", post(read))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Post, "/api/v1/read", read)
 }
 
 // As Prometheus: of the body, compressed and decompressed.

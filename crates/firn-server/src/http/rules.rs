@@ -1,19 +1,22 @@
 //! Rules and alerts: parameters are checked; the lists are empty.
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
-use axum::routing::get;
 use serde_json::json;
 
 use crate::answer::ApiError;
-use crate::http::Shared;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::answer;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/rules", get(rules)).route("/api/v1/alerts", get(alerts))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Get, "/api/v1/rules", rules).route(
+        Access::Read,
+        Methods::Get,
+        "/api/v1/alerts",
+        alerts,
+    )
 }
 
 /// `/api/v1/rules`.

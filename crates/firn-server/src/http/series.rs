@@ -1,27 +1,26 @@
 //! `series`, `labels` and label values.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
-use axum::routing::{get, on};
 use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
 
 use crate::answer::{ApiError, Payload};
+use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::wire::json;
 use firndb::Db;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/series", on(GET_POST, series))
-        .route("/api/v1/labels", on(GET_POST, label_names))
-        .route("/api/v1/label/{name}/values", get(label_values))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::GetPost, "/api/v1/series", series)
+        .route(Access::Read, Methods::GetPost, "/api/v1/labels", label_names)
+        .route(Access::Read, Methods::Get, "/api/v1/label/{name}/values", label_values)
 }
 
 /// The parameters of every listing.

@@ -1,29 +1,28 @@
 //! Targets and metric metadata. The only target is the server itself, in a scrape pool of its own.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use axum::routing::get;
 use firn_model::Matcher;
 use serde_json::{Map, Value, json};
 
 use crate::answer::ApiError;
 use crate::http::Shared;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::{answer, hostname};
 use crate::metadata::Metadata;
 use crate::target::{SELF_JOB, Target};
 use crate::wire::number::{rfc3339, unit_duration};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/targets", get(targets))
-        .route("/api/v1/targets/metadata", get(targets_metadata))
-        .route("/api/v1/scrape_pools", get(scrape_pools))
-        .route("/api/v1/alertmanagers", get(alertmanagers))
-        .route("/api/v1/metadata", get(metadata))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/api/v1/targets", targets)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/targets/metadata", targets_metadata)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/scrape_pools", scrape_pools)
+        .route(Access::Read, Methods::Get, "/api/v1/alertmanagers", alertmanagers)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/metadata", metadata)
 }
 
 /// `/api/v1/targets`.

@@ -1,12 +1,10 @@
 //! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that take
 //! effect together or not at all.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef, TimeRange,
 };
@@ -14,14 +12,15 @@ use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
 use crate::answer::{JSON, Packing, Payload, text, write_error_json};
 use crate::http::body::BodyLimit;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::tally::{Protocol, Tally};
 use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
 /// The route of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/transaction", post(transact))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::ReadWrite, Methods::Post, "/api/v1/transaction", transact)
 }
 
 // Conflicts are retried here if the request contains everything that it depends on.

@@ -1,10 +1,8 @@
 //! The contents of the database: cardinality and tables.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use axum::routing::get;
 use firn_model::QueryContext;
 use serde_json::{Value, json};
 
@@ -12,16 +10,17 @@ use crate::answer::{ApiError, Payload};
 use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::success;
 use crate::inspect::{InspectGroups, costs_json};
 use firndb::{Db, TableId, TableRecord};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/status/tsdb", get(cardinality))
-        .route("/api/v1/status/tsdb/blocks", get(blocks))
-        .route("/api/v1/status/groups", get(groups))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/tsdb", cardinality)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/tsdb/blocks", blocks)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/groups", groups)
 }
 
 const TOP_DEFAULT: usize = 10;

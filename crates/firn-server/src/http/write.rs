@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
 use firn_model::{Error, Pool, Result};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
 use crate::http::body::BodyLimit;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
 use crate::tally::Protocol;
@@ -21,10 +20,13 @@ use crate::wire::exposition::ExtraLabels;
 use crate::wire::number::parse_time;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/write", post(remote_write))
-        .route("/api/v1/import/prometheus", post(import_exposition))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Write, Methods::Post, "/api/v1/write", remote_write).route(
+        Access::Write,
+        Methods::Post,
+        "/api/v1/import/prometheus",
+        import_exposition,
+    )
 }
 
 /// `POST /api/v1/write`: Prometheus remote write 1.0.

@@ -123,6 +123,37 @@ impl Service {
         self.runtime.block_on(terminated())
     }
 
+    /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops. After
+    /// this call SIGHUP does not end the process.
+    ///
+    /// # Errors
+    /// `Unavailable` when the signal cannot be received.
+    pub(crate) fn on_hangup(&self, reload: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let _entered = self.runtime.enter();
+        let mut hangups = signal(SignalKind::hangup())
+            .map_err(|e| Error::unavailable("cannot wait for signals").because(e))?;
+        let (reload, mut stopping) = (Arc::new(reload), self.stopping());
+        self.runtime.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stopped(&mut stopping) => return,
+                    received = hangups.recv() => match received {
+                        // One at a time; signals that arrive meanwhile are one.
+                        Some(()) => {
+                            let reload = Arc::clone(&reload);
+                            if tokio::task::spawn_blocking(move || reload()).await.is_err() {
+                                tracing::error!("a reload panicked, which is a bug");
+                            }
+                        }
+                        None => return,
+                    },
+                }
+            }
+        });
+        Ok(())
+    }
+
     /// Stops in order: no new connections, open ones finish their requests, then `close`, then the
     /// threads. Returns the result of `close`.
     pub(crate) fn stop<T>(self, close: impl FnOnce() -> T) -> T {

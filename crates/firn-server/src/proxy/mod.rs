@@ -157,6 +157,7 @@ impl Proxy {
             .fallback(answer)
             .with_state(Arc::clone(&shared));
         let service = serve(bound, router, connections_max);
+        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
         Ok(Proxy { service, shared })
     }
 

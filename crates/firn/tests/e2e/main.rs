@@ -13,6 +13,7 @@ mod documents;
 mod failing_log;
 mod grafana;
 mod groups;
+mod hangup;
 mod http;
 mod influx_proxy;
 mod kill;

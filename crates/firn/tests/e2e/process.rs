@@ -55,6 +55,12 @@ impl Process {
         self.signal("-KILL", &self.child_pid());
     }
 
+    /// SIGHUP: a server reloads.
+    pub(crate) fn hang_up(&self) {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args(["-HUP", &pid]).status().expect("kill runs");
+    }
+
     fn child_pid(&self) -> String {
         let pid = self.child.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));

@@ -1,0 +1,145 @@
+//! Routes and their access. Every route is registered by [`Routes::route`], which takes its
+//! [`Access`]: a route without one does not compile. `docs/security.md` lists the same table, and a
+//! test compares both.
+
+use axum::Router;
+use axum::body::Body;
+use axum::handler::Handler;
+use axum::http::Request;
+use axum::middleware::{Next, from_fn};
+use axum::routing::{MethodFilter, on};
+
+use crate::http::{Shared, auth};
+
+/// The access that an endpoint needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    /// Everyone, also without a login: probes.
+    Open,
+    /// Role `read`. Users with matchers see their series only.
+    Read,
+    /// Role `read`, and no matchers: the response describes the whole server.
+    ReadServer,
+    /// Role `write`.
+    Write,
+    /// Both roles: the request reads and writes.
+    ReadWrite,
+    /// Role `admin`.
+    Admin,
+}
+
+/// The methods of an endpoint. `GET` includes `HEAD`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Methods {
+    Get,
+    Post,
+    /// Parameters come from the URL or from a posted form.
+    GetPost,
+    PostPut,
+}
+
+impl Methods {
+    fn filter(self) -> MethodFilter {
+        match self {
+            Methods::Get => MethodFilter::GET,
+            Methods::Post => MethodFilter::POST,
+            Methods::GetPost => MethodFilter::GET.or(MethodFilter::POST),
+            Methods::PostPut => MethodFilter::POST.or(MethodFilter::PUT),
+        }
+    }
+}
+
+/// One row of the table.
+pub(crate) type RouteRow = (&'static str, Methods, Access);
+
+/// Routes in the making: a router, and the access of each path.
+pub(crate) struct Routes {
+    router: Router<Shared>,
+    table: Vec<RouteRow>,
+}
+
+impl Routes {
+    /// No routes.
+    pub(crate) fn new() -> Routes {
+        Routes { router: Router::new(), table: Vec::new() }
+    }
+
+    /// Adds the handler of `path` for some methods. Other methods of the same path may have another
+    /// access.
+    pub(crate) fn route<H, T>(
+        mut self,
+        access: Access,
+        methods: Methods,
+        path: &'static str,
+        handler: H,
+    ) -> Routes
+    where
+        H: Handler<T, Shared>,
+        T: 'static,
+    {
+        let guard =
+            from_fn(move |request: Request<Body>, next: Next| auth::permit(access, request, next));
+        self.router = self.router.route(path, on(methods.filter(), handler).route_layer(guard));
+        self.table.push((path, methods, access));
+        self
+    }
+
+    /// Adds the routes of another file.
+    pub(crate) fn merge(mut self, other: Routes) -> Routes {
+        self.router = self.router.merge(other.router);
+        self.table.extend(other.table);
+        self
+    }
+
+    /// The router; its table is of interest to tests only.
+    pub(crate) fn into_router(self) -> Router<Shared> {
+        self.router
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/security.md");
+    const BEGIN: &str = "| path | methods | needs |\n|---|---|---|\n";
+
+    /// The table as the page shows it.
+    fn page_table() -> String {
+        let mut rows = crate::http::table().table;
+        rows.sort_unstable();
+        let row = |(path, methods, access): (&str, Methods, Access)| {
+            let methods = match methods {
+                Methods::Get => "GET",
+                Methods::Post => "POST",
+                Methods::GetPost => "GET, POST",
+                Methods::PostPut => "POST, PUT",
+            };
+            let needs = match access {
+                Access::Open => "nothing",
+                Access::Read => "`read`",
+                Access::ReadServer => "`read`, no matchers",
+                Access::Write => "`write`",
+                Access::ReadWrite => "`read` and `write`",
+                Access::Admin => "`admin`",
+            };
+            format!("| `{}` | {methods} | {needs} |\n", path.replace('{', "<").replace('}', ">"))
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    #[test]
+    fn the_page_lists_every_route_with_its_role() {
+        let page = std::fs::read_to_string(PATH).unwrap();
+        let (before, rest) = page.split_once(BEGIN).expect("the table of docs/security.md");
+        let listed: String =
+            rest.split_inclusive('\n').take_while(|l| l.starts_with('|')).collect();
+        let table = page_table();
+        if std::env::var_os("FIRN_UPDATE_DOCS").is_some() {
+            let after = &rest[listed.len()..];
+            std::fs::write(PATH, format!("{before}{BEGIN}{table}{after}")).unwrap();
+            return;
+        }
+        assert!(listed == table, "docs/security.md is out of date; run `make settings`:\n{table}");
+    }
+}
