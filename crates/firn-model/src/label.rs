@@ -43,7 +43,7 @@ pub struct LabelsBuilder {
 }
 
 /// Upper limits on a label set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LabelLimits {
     /// Number of pairs in a set.
     pub label_count_max: usize,

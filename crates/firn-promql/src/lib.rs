@@ -63,7 +63,7 @@ mod syntax;
 pub mod test_util;
 mod value;
 
-use firn_model::Timestamp;
+use firn_model::{LabelLimits, Timestamp};
 
 pub use depends::{Dependency, Reach, dependencies};
 pub use eval::tally::SampleStats;
@@ -77,8 +77,8 @@ pub use syntax::{
     Subquery, ValueType, parse, parse_selector,
 };
 pub use value::{
-    Annotation, AnnotationKind, Annotations, HistogramPoint, PointValue, QueryOutput, Series,
-    Value, VectorPoint,
+    Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,
+    Series, Value, VectorPoint,
 };
 
 use eval::window::Steps;
@@ -106,6 +106,12 @@ pub struct EvalOptions {
     /// Whether to count the samples of each step, which costs a few per cent of the evaluation's
     /// time.
     pub counts_samples: bool,
+    /// Whether `start_timestamp` has results (Prometheus' feature `use-start-timestamps`): 0 for a
+    /// sample whose start is unknown. Off by default, as in Prometheus. Functions of counters use
+    /// start timestamps wherever storage returns them.
+    pub start_timestamps: bool,
+    /// The longest names and values of labels that functions may make: those that writes may store.
+    pub labels_max: LabelLimits,
 }
 
 impl EvalOptions {
@@ -120,6 +126,8 @@ impl EvalOptions {
             subquery_step_ms: 60_000,
             delayed_name_removal: false,
             counts_samples: false,
+            start_timestamps: false,
+            labels_max: LabelLimits::default(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! The query path: parse, freeze a view, evaluate.
 
 use firn_model::{
-    CancelToken, Error, Grouping, Labels, MatchOp, Matcher, Pool, QueryContext, Result, Selection,
-    SeriesRef, TimeRange, Timestamp,
+    CancelToken, Error, Grouping, LabelLimits, Labels, MatchOp, Matcher, Pool, QueryContext,
+    Result, Selection, SeriesRef, TimeRange, Timestamp,
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
@@ -34,11 +34,18 @@ pub struct QueryOptions {
     pub samples_max: u64,
     /// Whether to count the samples of each step; see [`QueryOutput::samples`].
     pub counts_samples: bool,
+    /// The longest names and values of labels that functions such as `label_join` may make.
+    pub labels_max: LabelLimits,
 }
 
 impl Default for QueryOptions {
     fn default() -> QueryOptions {
-        QueryOptions { lookback_ms: 5 * 60_000, samples_max: 50_000_000, counts_samples: false }
+        QueryOptions {
+            lookback_ms: 5 * 60_000,
+            samples_max: 50_000_000,
+            counts_samples: false,
+            labels_max: LabelLimits::default(),
+        }
     }
 }
 
@@ -102,6 +109,7 @@ impl Db {
             lookback_ms: options.lookback_ms,
             samples_max: options.samples_max,
             counts_samples: options.counts_samples,
+            labels_max: options.labels_max,
             ..times
         };
         // Kept results are those of all series; a query with a scope sees only some of them.

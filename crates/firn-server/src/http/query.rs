@@ -202,6 +202,7 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
         lookback_ms,
         samples_max: app.config.query_samples_max.0,
         counts_samples: *stats != StatsLevel::None,
+        labels_max: app.config.label_limits(),
     })
 }
 

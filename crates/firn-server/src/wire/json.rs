@@ -309,7 +309,7 @@ mod tests {
     use std::sync::Arc;
 
     use firn_model::{HistogramBucket, Sample};
-    use firn_promql::{Annotations, HistogramPoint};
+    use firn_promql::{Annotations, HeldMemory, HistogramPoint};
 
     use super::*;
 
@@ -320,6 +320,7 @@ mod tests {
             samples_read: 0,
             samples_peak: 0,
             samples: None,
+            held: HeldMemory::default(),
         };
         let bytes = query_answer(&output, limit, None, |_| {});
         assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");

@@ -12,6 +12,7 @@ mod differential;
 mod documents;
 mod failing_log;
 mod grafana;
+mod greedy_queries;
 mod groups;
 mod hangup;
 mod http;
