@@ -220,7 +220,7 @@ impl Evaluator<'_> {
 ///
 /// Equal values keep their order. NaNs reverse theirs: Prometheus sorts by insertion, and its
 /// comparison puts any value in front of a NaN, even another NaN.
-fn sort_by_value(series: &mut Vec<VectorSeries>, descending: bool) {
+fn sort_by_value(series: &mut [VectorSeries], descending: bool) {
     let value = |series: &VectorSeries| {
         let value = series.values.first().copied();
         value.filter(|value| !is_absent(*value)).unwrap_or(f64::NAN)
