@@ -53,6 +53,8 @@ pub(crate) enum ApiErrorKind {
     Internal,
     Unavailable,
     NotFound,
+    /// The user has too many queries at once.
+    TooMany,
 }
 
 // Smaller bodies fit into one packet; compressing them only costs time.
@@ -259,7 +261,13 @@ impl ApiError {
         ApiError::bad_data(format!("invalid parameter {name:?}: {why}"))
     }
 
-    fn status(&self) -> StatusCode {
+    /// The limit of a user's queries at once.
+    pub(crate) fn too_many_queries() -> ApiError {
+        let text = "too many queries of this user at once (users.limits.queries_at_once)";
+        ApiError { kind: ApiErrorKind::TooMany, text: text.to_owned() }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
         match self.kind {
             ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
             ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
@@ -268,6 +276,7 @@ impl ApiError {
             // Prometheus' status for `unavailable` is 500, which its clients expect.
             ApiErrorKind::Unavailable | ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ApiErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
@@ -280,6 +289,7 @@ impl ApiError {
             ApiErrorKind::Internal => "internal",
             ApiErrorKind::Unavailable => "unavailable",
             ApiErrorKind::NotFound => "not_found",
+            ApiErrorKind::TooMany => "too_many_requests",
         }
     }
 }
@@ -309,7 +319,11 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let body = json::failure(self.name(), &self.text);
-        Payload::new(body, Packing::Plain, None).answer(self.status(), JSON)
+        let mut response = Payload::new(body, Packing::Plain, None).answer(self.status(), JSON);
+        if matches!(self.kind, ApiErrorKind::TooMany) {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
     }
 }
 

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
+use crate::access::Gate;
+use crate::access::account::User;
+use crate::access::line_log::LineLog;
 use crate::answer::{ApiError, ApiErrorKind, Payload};
 use crate::config::ServeConfig;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
@@ -28,6 +31,10 @@ pub(crate) struct App {
     pub(crate) listen: SocketAddr,
     pub(crate) progress: RecoveryProgress,
     pub(crate) telemetry: Telemetry,
+    /// Users and TLS.
+    pub(crate) gate: Arc<Gate>,
+    /// `--query-log`.
+    pub(crate) query_log: Option<LineLog>,
     pub(crate) metadata: MetadataStore,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
@@ -69,7 +76,12 @@ const CACHED_SERIES_MAX: usize = 50_000_000;
 
 impl App {
     /// The state before the database is open.
-    pub(crate) fn new(config: ServeConfig, on_idle: fn(), listen: SocketAddr) -> App {
+    pub(crate) fn new(
+        config: ServeConfig,
+        on_idle: fn(),
+        listen: SocketAddr,
+        (gate, query_log): (Arc<Gate>, Option<LineLog>),
+    ) -> App {
         let interval = config.self_scrape_interval();
         App {
             target: interval.map(|interval| Target::new(listen, interval.duration())),
@@ -81,10 +93,23 @@ impl App {
             listen,
             progress: RecoveryProgress::default(),
             telemetry: Telemetry::default(),
+            gate,
+            query_log,
             metadata: MetadataStore::default(),
             ready: OnceLock::new(),
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Reads the web configuration again and opens the logs again, as after SIGHUP.
+    ///
+    /// # Errors
+    /// Those of the file. The previous version stays.
+    pub(crate) fn reload(&self) -> Result<()> {
+        if let Some(log) = &self.query_log {
+            log.reopen();
+        }
+        self.gate.reload()
     }
 
     /// The database and its threads, once it is open and until the server stops.
@@ -176,6 +201,15 @@ impl App {
         text.gauge("firn_ready", "1 if the database is open.", f64::from(ready.is_some()));
         write_process(&mut text);
         self.telemetry.write_text(&mut text);
+        self.gate.write_text(&mut text);
+        if let Some(log) = &self.query_log {
+            let (_, dropped) = log.counts();
+            text.counter(
+                "firn_query_log_dropped_lines_total",
+                "Lines that the query log lost because its device was slow or failed.",
+                dropped as f64,
+            );
+        }
         if let Some(ready) = ready {
             let queries = [
                 ("firn_queries_running", "Running queries.", &ready.queries_running),
@@ -227,17 +261,20 @@ impl Ready {
             .await
     }
 
-    /// Runs `job` on a thread for queries as soon as one is free, for at most `timeout` in total.
+    /// Runs `job` for `user` on a thread for queries as soon as one is free, for at most `timeout`
+    /// in total.
     /// The job is cancelled when the time is over, and when this future is dropped.
     pub(crate) async fn query(
         &self,
+        user: &User,
         timeout: Duration,
         job: impl FnOnce(&Db, &QueryContext) -> Result<Payload, ApiError> + Send + 'static,
     ) -> Result<Payload, ApiError> {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
         let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
-        let context = self.query_context(cancel.clone());
+        let Some(user_query) = user.begin_query() else { return Err(ApiError::too_many_queries()) };
+        let context = self.query_context(user, cancel.clone());
         let started = Arc::new(AtomicBool::new(false));
         let has_started = Arc::clone(&started);
         let queued = Instant::now();
@@ -246,7 +283,7 @@ impl Ready {
         let work = async {
             let permit = permits.acquire_owned().await;
             let done = self.queries.run(move |()| {
-                let _permit = permit;
+                let (_permit, _user_query) = (permit, user_query);
                 drop(waiting);
                 let _running = RaisedGauge::by_one(&running);
                 context.cancel.check()?;
@@ -276,14 +313,14 @@ impl Ready {
         }
     }
 
-    /// The context of one query: its budget, helper threads and statistics.
-    pub(crate) fn query_context(&self, cancel: CancelToken) -> QueryContext {
+    /// The context of one query of `user`: its series, its budget, helper threads and statistics.
+    pub(crate) fn query_context(&self, user: &User, cancel: CancelToken) -> QueryContext {
         QueryContext {
             cancel,
             budget: self.db.budget().part(self.query_bytes_max),
             helpers: self.db.helpers().clone(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
-            scope: Arc::default(),
+            scope: Arc::clone(user.scope()),
         }
     }
 

@@ -13,14 +13,16 @@ pub mod groups;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
+use std::mem;
 use std::sync::Arc;
 
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
-    SeriesRef, Timestamp,
+    SeriesLimit, SeriesRef, Timestamp,
 };
 use parking_lot::Mutex;
 
+use crate::access::account::TokenBucket;
 use crate::metadata::MetadataStore;
 use crate::sender_cache::SenderCache;
 use crate::tally::{Reason, Tally};
@@ -59,6 +61,8 @@ pub struct IngestLimits {
 pub struct Scratch {
     batch: RowBatch,
     held: Option<Reservation>,
+    /// Of the user of this request, if its rate of new series is limited.
+    pub(crate) new_series: Option<Arc<TokenBucket>>,
 }
 
 /// A decompressed and decoded request, with its memory reservation.
@@ -81,6 +85,8 @@ struct Work {
     builder: LabelsBuilder,
     /// Memory of new series between index and log, until the request ends.
     new_bytes: u64,
+    /// As [`Scratch::new_series`].
+    new_series: Option<Arc<TokenBucket>>,
 }
 
 /// The outcome of a request.
@@ -165,6 +171,7 @@ impl Ingest {
         // The smallest meaningful sample takes 13 bytes of this protocol.
         let mut decoding = self.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
         let Decoding { unpacked, work, held } = &mut decoding;
+        work.new_series = scratch.new_series.take();
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
         remote_write::decode(body, &self.hasher, &mut work.decoded)?;
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
@@ -196,6 +203,7 @@ impl Ingest {
         // `a 1 1000` is a series and a sample in 9 bytes.
         let mut decoding = self.begin(0, text.len().saturating_mul(12))?;
         let Decoding { work, held, .. } = &mut decoding;
+        work.new_series = scratch.new_series.take();
         let key = extra.key(&self.hasher);
         exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
         let latest = self.latest();
@@ -288,6 +296,35 @@ impl Ingest {
         }
     }
 
+    /// Refuses series that do not exist and exceed the rate of the user.
+    fn admit_new(
+        &self,
+        bucket: &TokenBucket,
+        work: &mut Work,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let found = self.db.find(&work.labels)?;
+        let mut admitted = bucket.take_up_to(found.iter().filter(|one| one.is_none()).count());
+        let (unknown, labels) = (mem::take(&mut work.unknown), mem::take(&mut work.labels));
+        for ((idx, labels), found) in unknown.into_iter().zip(labels).zip(found) {
+            if found.is_none() && admitted == 0 {
+                let limit = SeriesLimit::PerSecond;
+                let kind = ErrorKind::SeriesLimit { limit, retry_after_ms: 1_000 };
+                let what = "new series exceed the rate of this user \
+                            (users.limits.new_series_per_second); retry later";
+                let why = Error::new(kind, what);
+                let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
+                outcome.tally.reject_series(Reason::of(&why), sample_count);
+                outcome.without_series(why, &labels);
+                continue;
+            }
+            admitted -= usize::from(found.is_none());
+            work.unknown.push(idx);
+            work.labels.push(labels);
+        }
+        Ok(())
+    }
+
     /// Parses the labels of series that the cache does not know and resolves them in the database.
     ///
     /// # Errors
@@ -319,6 +356,9 @@ impl Ingest {
         }
         if work.labels.is_empty() {
             return Ok(());
+        }
+        if let Some(bucket) = work.new_series.take() {
+            self.admit_new(&bucket, work, outcome)?;
         }
         let resolved = self.db.resolve(&work.labels);
         for ((&idx, labels), resolved) in work.unknown.iter().zip(&work.labels).zip(resolved) {

@@ -26,11 +26,12 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `net`, `server`, `database`, `answer`, `app`, `http`, `ingest`,
-//! `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
+//! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `app`, `http`,
+//! `ingest`, `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod answer;
 mod app;
 mod cache_server;
@@ -54,6 +55,7 @@ mod telemetry;
 mod threads;
 pub mod wire;
 
+pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
 pub use firn_model::{Error, ErrorKind, GroupId, Result};

@@ -8,6 +8,8 @@ use firn_model::{Error, Result};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
+use crate::access::Gate;
+use crate::access::line_log::LineLog;
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::database;
@@ -33,11 +35,16 @@ impl Server {
     /// # Errors
     /// `Unavailable` when the address is taken.
     pub fn start(config: ServeConfig, on_idle: fn()) -> Result<Server> {
-        let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?;
-        let app = Arc::new(App::new(config, on_idle, bound.listen()));
+        let gate = Arc::new(Gate::open(config.gate_options(), on_idle)?);
+        let query_log = config.query_log.get().map(|path| LineLog::open(&path.0, "--query-log"));
+        let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?.with_gate(&gate);
+        gate.check_listener(bound.listen())?;
+        let logs = (gate, query_log.transpose()?);
+        let app = Arc::new(App::new(config, on_idle, bound.listen(), logs));
         let connections_max = app.config.connections_max.to_usize();
         let service = net::serve(bound, http::router(Arc::clone(&app)), connections_max);
-        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
+        let reloaded = Arc::clone(&app);
+        service.keep_current(&app.gate, move || reloaded.reload())?;
         let opened = open(&app, &service)?;
         Ok(Server { app, opened: Some(opened), service })
     }
@@ -45,6 +52,11 @@ impl Server {
     /// The address of the socket, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
         self.service.listen()
+    }
+
+    /// Whether the address speaks TLS.
+    pub fn has_tls(&self) -> bool {
+        self.app.gate.tls().is_some()
     }
 
     /// Waits until the database is open, for `at_most`. Returns whether it is.
@@ -94,6 +106,7 @@ impl Server {
         let app = self.app;
         self.service.stop(|| {
             app.stop_being_ready();
+            app.gate.stop();
             match app.opened() {
                 Some(ready) => {
                     ready.stop();

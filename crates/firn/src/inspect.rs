@@ -93,6 +93,10 @@ pub(crate) struct Groups {
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
 
+    /// Token of a user with role read, if the server has users
+    #[arg(long, env = "FIRN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+
     /// Select groups with a member that matches, such as '{job="node"}'; may be repeated
     #[arg(long = "match", value_name = "SELECTOR")]
     selectors: Vec<String>,
@@ -167,7 +171,7 @@ fn server_report(server: &str, groups: &Groups) -> Result<Value> {
         params.append_pair("match[]", selector);
     }
     let target = format!("/api/v1/status/groups?{}", params.finish());
-    let body = http::get(address, &target, None)?;
+    let body = http::get(address, &target, groups.token.as_deref())?;
     let json: Value = serde_json::from_slice(&body).map_err(|_| {
         let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
         let what = format!("the server at {address}: expected JSON, got {:?}", start.trim());

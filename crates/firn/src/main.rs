@@ -7,7 +7,7 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `cache`, `check`, `inspect`, `http`, `allocator`.
+//! Reading order: `config`, `cache`, `check`, `inspect`, `user`, `http`, `allocator`.
 
 #![deny(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod check;
 mod config;
 mod http;
 mod inspect;
+mod user;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -59,6 +60,9 @@ enum Command {
     /// Show the contents of a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
+    /// Add users and tokens to a web configuration, and check it
+    #[command(subcommand)]
+    User(user::User),
 }
 
 fn main() -> ExitCode {
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Command::Config(config) => config::config(&config),
         Command::Check(check) => check::check(&check),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
+        Command::User(user) => user::user(&user),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -109,12 +114,13 @@ fn greet(config: &ServeConfig, server: &Server) {
     if listen.ip().is_unspecified() {
         listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
-    let version = env!("CARGO_PKG_VERSION");
+    let (version, scheme) =
+        (env!("CARGO_PKG_VERSION"), if server.has_tls() { "https" } else { "http" });
     println!(
         "FirnDB {version}   data in {}, history in {}\n\
-         Web page       http://{listen}/\n\
-         Grafana        data source of type Prometheus, URL http://{listen}\n\
-         Prometheus     remote_write: [{{ url: \"http://{listen}/api/v1/write\" }}]",
+         Web page       {scheme}://{listen}/\n\
+         Grafana        data source of type Prometheus, URL {scheme}://{listen}\n\
+         Prometheus     remote_write: [{{ url: \"{scheme}://{listen}/api/v1/write\" }}]",
         config.data, config.slow_tier,
     );
 }

@@ -10,6 +10,7 @@
 )]
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,10 @@ use tokio::time::timeout;
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
 use super::{ServerState, points};
-use crate::net::{Stopping, Transport, stopped};
+use crate::access::AuditEntry;
+use crate::access::account::Roles;
+use crate::access::login::{Credentials, LoginRefusal, is_equal};
+use crate::net::{Accepted, Stopping, Transport, stopped};
 
 /// Time limit of a started request or response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,6 +51,9 @@ pub(super) struct Connection<'a> {
     buffer: Vec<u8>,
     start: usize,
     is_trusted: bool,
+    client: SocketAddr,
+    /// Roles of the user that is logged in; all without users.
+    roles: Roles,
 }
 
 /// The connection ends: the client disconnected, was idle for too long or quit, or the start of its
@@ -60,9 +67,11 @@ impl From<io::Error> for End {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(stream: Transport, shared: &'a Arc<ServerState>) -> Connection<'a> {
-        let is_trusted = shared.token.is_none();
-        Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
+    pub(super) fn new(accepted: Accepted, shared: &'a Arc<ServerState>) -> Connection<'a> {
+        let Accepted { transport: stream, client } = accepted;
+        let is_trusted = shared.token.is_none() && !shared.gate.has_users();
+        let (buffer, start, roles) = (Vec::new(), 0, Roles::ALL);
+        Connection { shared, stream, buffer, start, is_trusted, client, roles }
     }
 
     /// Serves requests until the client disconnects, or until the server stops and running requests
@@ -108,6 +117,16 @@ impl<'a> Connection<'a> {
             let problem = "not authenticated; send first: auth TOKEN".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
+        let needs = match command {
+            Command::Get(..) if !self.roles.read => Some(("read", None)),
+            Command::Set(_, _, bytes) if !self.roles.write => Some(("write", Some(bytes))),
+            Command::Delete(_) if !self.roles.write => Some(("write", Some(0))),
+            _ => None,
+        };
+        if let Some((role, skip_bytes)) = needs {
+            let problem = format!("this command needs role {role}");
+            return self.refuse(Refused { problem, skip_bytes }).await;
+        }
         match command {
             Command::Auth(token) => self.authenticate(&token).await,
             Command::Set(place, format, bytes) => self.set(place, format, bytes).await,
@@ -134,20 +153,41 @@ impl<'a> Connection<'a> {
     }
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
-        if !self.is_token(token) {
+        let Some(roles) = self.log_in(&Credentials::Token(token.to_vec())).await else {
             let problem = "wrong token".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
-        }
-        self.is_trusted = true;
+        };
+        (self.is_trusted, self.roles) = (true, roles);
         self.write(b"OK\r\n").await
     }
 
-    /// Whether `token` is the right one, or none is required.
-    fn is_token(&self, token: &[u8]) -> bool {
-        // Digests are compared, so that the time reveals nothing about the token.
-        let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-        let wanted = self.shared.token.as_ref();
-        wanted.is_none_or(|wanted| digest(wanted.as_bytes()).as_ref() == digest(token).as_ref())
+    /// The roles of `credentials`; `None` if they are wrong.
+    async fn log_in(&self, credentials: &Credentials) -> Option<Roles> {
+        if let (Some(wanted), Credentials::Token(token)) = (&self.shared.token, credentials) {
+            // Digests are compared, so that the time reveals nothing about the token.
+            let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
+            if is_equal(digest(wanted.as_bytes()).as_ref(), digest(token).as_ref()) {
+                return Some(Roles::ALL);
+            }
+        }
+        let gate = &self.shared.gate;
+        if !gate.has_users() {
+            return self.shared.token.is_none().then_some(Roles::ALL);
+        }
+        match gate.log_in(&gate.policy(), credentials, self.client.ip()).await {
+            Ok(user) => Some(user.roles()),
+            Err(LoginRefusal::Wrong) => {
+                gate.audit(&AuditEntry {
+                    user: credentials.user_name(),
+                    address: Some(self.client),
+                    action: "login",
+                    result: "rejected",
+                    details: serde_json::Value::Null,
+                });
+                None
+            }
+            Err(LoginRefusal::Missing | LoginRefusal::Later(_)) => None,
+        }
     }
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
@@ -266,10 +306,12 @@ impl<'a> Connection<'a> {
         for _ in 0..HTTP_LINES_MAX {
             let Some(line) = self.line().await?.filter(|line| !line.is_empty()) else { break };
             let line = String::from_utf8_lossy(&line).into_owned();
-            let bearer =
+            let header =
                 line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-            let bearer = bearer.and_then(|(_, value)| value.trim().strip_prefix("Bearer "));
-            is_trusted |= bearer.is_some_and(|token| self.is_token(token.as_bytes()));
+            if let Some((_, value)) = header.filter(|_| !is_trusted) {
+                let roles = self.log_in(&Credentials::of(Some(value.trim()))).await;
+                is_trusted = roles.is_some_and(|roles| roles.read);
+            }
         }
         let (status, body) = match path {
             _ if !is_trusted => {
@@ -307,7 +349,12 @@ impl<'a> Connection<'a> {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), End> {
-        match timeout(REQUEST_TIMEOUT, self.stream.write_all(bytes)).await {
+        let writing = async {
+            self.stream.write_all(bytes).await?;
+            // TLS may still hold a part of it.
+            self.stream.flush().await
+        };
+        match timeout(REQUEST_TIMEOUT, writing).await {
             Ok(written) => Ok(written?),
             Err(_) => Err(End),
         }

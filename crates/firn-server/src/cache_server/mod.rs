@@ -22,6 +22,7 @@ use firn_model::{Budget, Error, Result};
 use tokio::sync::Semaphore;
 
 use self::connection::Connection;
+use crate::access::{Gate, GateOptions};
 use crate::config::CacheConfig;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{Accepted, BoundService, Service, Stopping};
@@ -48,6 +49,8 @@ struct ServerState {
     config: CacheConfig,
     /// The token that clients must send first, if there is one.
     token: Option<String>,
+    /// Users and TLS.
+    gate: Arc<Gate>,
     /// Smaller parts are not returned, unless a get names another size.
     partial_bytes_min: u64,
     cache: Arc<SharedCache>,
@@ -81,6 +84,8 @@ impl CacheServer {
     /// fails, `Busy` when another process has the folder.
     pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
         let token = config.read_token()?;
+        let options = GateOptions { is_http: false, ..config.gate_options(token.is_some()) };
+        let gate = Arc::new(Gate::open(options, on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
@@ -100,6 +105,7 @@ impl CacheServer {
         let written = Arc::clone(&cache);
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
         let bound = BoundService::bind("firn-cache-net", config.listen.0, on_idle)?;
+        gate.check_listener(bound.listen())?;
         let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
         // At least four of the largest values must fit, so that clients seldom wait for each other.
         let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
@@ -109,6 +115,7 @@ impl CacheServer {
         let shared = Arc::new(ServerState {
             config,
             token,
+            gate,
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
@@ -119,10 +126,12 @@ impl CacheServer {
             _lock: lock,
         });
         let served = Arc::clone(&shared);
-        let service = bound.start(connections_max, move |accepted, stopping| {
+        let gate = Arc::clone(&shared.gate);
+        let service = bound.with_gate(&gate).start(connections_max, move |accepted, stopping| {
             serve(accepted, Arc::clone(&served), stopping)
         });
-        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
+        let reloaded = Arc::clone(&gate);
+        service.keep_current(&gate, move || reloaded.reload())?;
         Ok(CacheServer { service, shared })
     }
 
@@ -145,14 +154,17 @@ impl CacheServer {
     /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
-        self.service.stop(|| shared.cache.close())
+        self.service.stop(|| {
+            shared.gate.stop();
+            shared.cache.close()
+        })
     }
 }
 
 /// Serves one client until it disconnects or the server stops.
 async fn serve(accepted: Accepted, shared: Arc<ServerState>, stopping: Stopping) {
     shared.numbers.connections.rise();
-    Connection::new(accepted.transport, &shared).run(stopping).await;
+    Connection::new(accepted, &shared).run(stopping).await;
     shared.numbers.connections.fall();
 }
 
@@ -161,6 +173,7 @@ impl ServerState {
     fn metrics(&self) -> String {
         let mut out = MetricsText::default();
         write_process(&mut out);
+        self.gate.write_text(&mut out);
         let numbers = &self.numbers;
         out.gauge("firn_cache_connections", "Open connections.", numbers.connections.get() as f64);
         let name = "firn_cache_requests_total";

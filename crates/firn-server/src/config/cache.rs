@@ -7,8 +7,10 @@ use super::reader::SettingsReader;
 use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Unset,
+    Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Switch, Unset,
 };
+
+use crate::access::GateOptions;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -51,6 +53,19 @@ settings! {
     /// is 512KiB, and with --proxy is measured from the response times of the database.
     partial_bytes_min: Or<Measured, ByteSize> = "auto", bounds(0, UNBOUNDED);
 
+    /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
+    /// with keys of its own (docs/security.md). A running cache reads changes of it, also after
+    /// SIGHUP. `none` admits every client.
+    web_config: Or<Unset, FilePath> = "none";
+
+    /// Refuse to start without users or --token-file, and without TLS on an address that others
+    /// reach.
+    require_auth: Switch = "false";
+
+    /// File for a JSON line on each reload, refused login and refused request. `stderr` is standard
+    /// error.
+    audit_log: Or<Unset, FilePath> = "none";
+
     section "With --proxy";
 
     /// Age from which on the database does not change its samples any more. Younger samples are not
@@ -60,6 +75,13 @@ settings! {
     /// Size of a response above which it is forwarded and not cached.
     answer_bytes_max: ByteSize = "64MiB",
         bounds(1, RESPONSE_BYTES_MAX), only_with("proxy", "--proxy");
+
+    /// File with the certificates of the authorities that may sign the origin's certificate. `none`
+    /// is those of the system.
+    origin_ca_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
+
+    /// File with a certificate and its key, both in PEM form, that the origin demands from clients.
+    origin_identity_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
 
     section "Without --proxy";
 
@@ -78,6 +100,19 @@ impl CacheConfig {
     /// Every bound concerns one setting.
     fn check_together(&self, _reader: &SettingsReader<'_>) -> Result<()> {
         Ok(())
+    }
+
+    /// Users and TLS of the listener.
+    pub(crate) fn gate_options(&self, has_token: bool) -> GateOptions {
+        let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
+        GateOptions {
+            file: path(&self.web_config),
+            audit_log: path(&self.audit_log),
+            requires_auth: self.require_auth.is_on(),
+            has_token,
+            is_http: true,
+            refuses_matchers: true,
+        }
     }
 
     /// Reads the token that clients must send, if there is one: the first line of the file,

@@ -7,9 +7,10 @@ use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, Device, Folder, Forever, LabelNames, LabelPairs, LogSync, Never, Or,
-    OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Zero,
+    Address, ByteSize, Count, Device, FilePath, Folder, Forever, LabelNames, LabelPairs, LogSync,
+    Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Zero,
 };
+use crate::access::GateOptions;
 use crate::machine;
 
 const KIB: u64 = 1 << 10;
@@ -232,6 +233,24 @@ settings! {
 
     /// Interval at which the server scrapes its own metrics. `never` switches it off.
     self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
+
+    section "Security";
+
+    /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
+    /// with keys of its own (docs/security.md). A running server reads changes of it, also after
+    /// SIGHUP. `none` admits every client.
+    web_config: Or<Unset, FilePath> = "none";
+
+    /// Refuse to start without users, and without TLS on an address that others reach.
+    require_auth: Switch = "false";
+
+    /// File for a JSON line on each delete, snapshot, range transaction, reload, refused login and
+    /// refused request. `stderr` is standard error.
+    audit_log: Or<Unset, FilePath> = "none";
+
+    /// File for a JSON line on each query, as Prometheus' query_log_file, with user and cost.
+    /// `stderr` is standard error.
+    query_log: Or<Unset, FilePath> = "none";
 }
 
 /// In files a second sync costs more than a second stream saves (docs/decisions/0010).
@@ -252,6 +271,19 @@ impl ServeConfig {
             return Err(reader.refuse("query-memory", expected));
         }
         Ok(())
+    }
+
+    /// Users and TLS of the listeners.
+    pub(crate) fn gate_options(&self) -> GateOptions {
+        let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
+        GateOptions {
+            file: path(&self.web_config),
+            audit_log: path(&self.audit_log),
+            requires_auth: self.require_auth.is_on(),
+            has_token: false,
+            is_http: true,
+            refuses_matchers: false,
+        }
     }
 
     /// Limits by which new series are refused.

@@ -8,15 +8,17 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Error, Result, Timestamp};
+use firn_model::{Error, Result, Timestamp, excerpt};
 use firndb::Db;
+use serde_json::{Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::app::{App, clock_ms};
+use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
-use crate::wire::json;
+use crate::wire::json as api;
 use crate::wire::number::rfc3339;
 
 /// The routes of this file.
@@ -34,10 +36,12 @@ pub(crate) fn routes() -> Routes {
 
 /// `delete_series`: hides the samples of all series that match, at once and for good.
 async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
     };
+    let selected: Vec<String> = params.all("match[]").map(|text| excerpt(text).into()).collect();
     let asked = params.selectors().and_then(|selectors| Ok((selectors, params.range()?)));
     let (selectors, range) = match asked {
         Ok((selectors, _)) if selectors.is_empty() => {
@@ -53,11 +57,15 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
             tracing::info!(series, ?range, ?selectors, "deleted");
         }),
     });
-    no_content(deleted.await)
+    let deleted = deleted.await;
+    let details = json!({ "match": selected, "start": range.start, "end": range.end });
+    caller.audit(&app.gate, "series.delete", &result_text(&deleted), details);
+    no_content(deleted)
 }
 
 /// `clean_tombstones`: responds once no table contains deleted samples.
 async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
     if let Err(response) = params(&app, request).await {
         return response;
     }
@@ -67,13 +75,16 @@ async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> 
         let _one_at_a_time = one_at_a_time;
         db.clean_tombstones()
     });
-    no_content(cleaned.await)
+    let cleaned = cleaned.await;
+    caller.audit(&app.gate, "tombstones.clean", &result_text(&cleaned), Value::Null);
+    no_content(cleaned)
 }
 
 /// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. It contains its
 /// slow tier if ours is a folder; otherwise the copy's slow tier is the key prefix
 /// `snapshots/<name>` of ours.
 async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
@@ -95,15 +106,21 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
         let _one_at_a_time = one_at_a_time;
         copy(db, &folder, slow_tier.as_deref(), skip_head)
     });
-    match copied.await {
+    let copied = copied.await;
+    caller.audit(&app.gate, "snapshot.take", &result_text(&copied), json!({ "name": name }));
+    match copied {
         Ok(()) => {
             let name = [("name", name.as_str())];
-            let body =
-                json::success(&[], &[], |out| json::push_object(name, out, json::push_string));
+            let body = api::success(&[], &[], |out| api::push_object(name, out, api::push_string));
             Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
         }
         Err(error) => ApiError::from(error).into_response(),
     }
+}
+
+/// `ok` or the error, for the audit log.
+pub(super) fn result_text<T>(done: &Result<T>) -> String {
+    done.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned())
 }
 
 fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Result<()> {
@@ -117,7 +134,7 @@ fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Res
 async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Body>> {
     if !app.config.enable_admin_api.is_on() {
         // Prometheus' clients expect status 500 and this type.
-        let body = json::failure("unavailable", "admin APIs disabled");
+        let body = api::failure("unavailable", "admin APIs disabled");
         let payload = Payload::new(body, Packing::Plain, None);
         return Err(payload.answer(StatusCode::INTERNAL_SERVER_ERROR, JSON));
     }

@@ -8,6 +8,7 @@ use firn_model::QueryContext;
 use firndb::Db;
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 
@@ -26,12 +27,13 @@ pub(crate) async fn computed<T: Send + 'static>(
         Err(response) => return response,
     };
     let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
     let params = Params::read(request, ready.db.budget()).await;
     let asked = match params.and_then(|params| check(&params)) {
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
-    let answered = ready.query(app.config.query_timeout.duration(), move |db, context| {
+    let answered = ready.query(&user, app.config.query_timeout.duration(), move |db, context| {
         compute(db, asked, context, packing)
     });
     match answered.await {

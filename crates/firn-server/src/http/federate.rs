@@ -8,6 +8,7 @@ use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
 
 use crate::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::app::App;
+use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
@@ -26,6 +27,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
         Err(response) => return response,
     };
     let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = FederationFormat::accepted(accept.unwrap_or_default());
     // GET only, so no body is read and no budget needed.
@@ -38,7 +40,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
         Err(error) => return failed(&error),
     };
     let shared = Shared::clone(&app);
-    let answered = ready.query(app.config.query_timeout.duration(), move |db, context| {
+    let answered = ready.query(&user, app.config.query_timeout.duration(), move |db, context| {
         let samples = write(db, &shared, &selectors, format, context)?;
         Ok(Payload::new(samples.0, packing, Some(samples.1)))
     });
@@ -80,6 +82,7 @@ fn write(
 fn failed(error: &ApiError) -> Response<Body> {
     let status = match error.kind {
         ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
+        ApiErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
         ApiErrorKind::Timeout | ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };

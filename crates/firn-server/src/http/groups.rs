@@ -9,12 +9,13 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
-use firndb::GroupSummary;
+use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
     ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
 use crate::app::App;
+use crate::http::auth::Caller;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
 use crate::http::params::Params;
@@ -67,6 +68,9 @@ async fn carried_out(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    if let Err(error) = Caller::of(&request).check_unlimited_series() {
+        return write_error_json(&error);
+    }
     let (parts, body) = request.into_parts();
     let (form, packed) = match form_of(&parts.headers) {
         Ok(form) => form,
@@ -230,7 +234,7 @@ async fn show(
         request,
         |_| Ok(()),
         move |db, (), context, packing| {
-            let found = db.group(group)?;
+            let found = db.group(group)?.and_then(|found| within(&context.scope, found));
             let found = found
                 .ok_or_else(|| Error::not_found(format!("group {} does not exist", group.0)))?;
             let bytes = found.members.iter().map(|(_, labels)| 64 + 2 * labels.as_encoded().len());
@@ -251,6 +255,19 @@ async fn show(
         },
     )
     .await
+}
+
+/// The members in the scope of a user; `None` without any.
+fn within(scope: &[Matcher], mut found: GroupMembers) -> Option<GroupMembers> {
+    if scope.is_empty() {
+        return Some(found);
+    }
+    let GroupMembers { labels: shared, members, .. } = &mut found;
+    members.retain(|(_, own)| {
+        let value = |name: &str| own.get(name).or_else(|| shared.get(name)).unwrap_or_default();
+        scope.iter().all(|matcher| matcher.matches(value(matcher.name())))
+    });
+    (!found.members.is_empty()).then_some(found)
 }
 
 fn push_head(group: GroupId, labels: &Labels, is_lone: bool, out: &mut Vec<u8>) {

@@ -1,10 +1,17 @@
 //! Health, and requests that concern the process itself.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 
+use firn_model::Error;
+use serde_json::Value;
+
 use crate::answer::{Packing, Payload, text};
+use crate::http::admin::result_text;
+use crate::http::auth::Caller;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, starting};
 
@@ -40,21 +47,34 @@ async fn ready(State(app): State<Shared>) -> Response<Body> {
     }
 }
 
-/// `/-/reload`: succeeds without effect. Settings cannot change while the process runs, but
-/// programs that watch a configuration file for Prometheus call it and must not see an error.
-async fn reload(State(app): State<Shared>) -> Response<Body> {
+/// `/-/reload`: reads the web configuration again, as SIGHUP does. Other settings cannot change
+/// while the process runs.
+async fn reload(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
-    text(StatusCode::OK, "Settings are read at the start only: nothing to reload.\n")
+    let (gate, shared) = (Arc::clone(&app.gate), Arc::clone(&app));
+    let reloaded = tokio::task::spawn_blocking(move || shared.reload()).await;
+    let reloaded =
+        reloaded.unwrap_or_else(|_| Err(Error::internal("the reload panicked, which is a bug")));
+    let caller = Caller::of(&request);
+    caller.audit(&gate, "server.reload", &result_text(&reloaded), Value::Null);
+    match reloaded {
+        Ok(()) => text(StatusCode::OK, "The web configuration was read again.\n"),
+        Err(error) => {
+            text(StatusCode::INTERNAL_SERVER_ERROR, format!("failed to reload config: {error}\n"))
+        }
+    }
 }
 
 /// `/-/quit`: stops as after SIGTERM, this answer included.
-async fn quit(State(app): State<Shared>) -> Response<Body> {
+async fn quit(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
-    tracing::info!("stopping: a client requested it");
+    let caller = Caller::of(&request);
+    tracing::info!(user = caller.user.name(), address = ?caller.address, "stopping: a client requested it");
+    caller.audit(&app.gate, "server.quit", "ok", Value::Null);
     app.quit.notify_one();
     text(StatusCode::OK, "Requesting termination... Goodbye!")
 }

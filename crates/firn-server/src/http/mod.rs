@@ -1,7 +1,7 @@
 //! HTTP: routes, and the steps around every request.
 
 mod admin;
-mod auth;
+pub(crate) mod auth;
 mod body;
 mod computed;
 mod federate;
@@ -11,6 +11,7 @@ mod lifecycle;
 mod page;
 mod params;
 mod query;
+mod query_log;
 mod read;
 pub(crate) mod roles;
 mod rules;
@@ -38,7 +39,7 @@ use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
 
-const API: &str = "/api/v1/";
+pub(crate) const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;
 
@@ -57,7 +58,7 @@ pub(crate) fn router(app: Shared) -> Router {
 }
 
 /// The routes with their access: each file names its own, one line per path.
-fn table() -> Routes {
+pub(crate) fn table() -> Routes {
     Routes::new()
         .route(Access::Read, Methods::Get, "/", page::page)
         .merge(admin::routes())
@@ -97,9 +98,10 @@ pub(crate) fn starting(app: &App) -> String {
 async fn around(
     State(app): State<Shared>,
     path: Option<MatchedPath>,
-    request: Request<Body>,
+    mut request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
+    request.extensions_mut().insert(Arc::clone(&app.gate));
     let unanswered = Unanswered::new(&app, path.as_ref());
     let origin = request.headers().get(ORIGIN).cloned();
     let is_api = request.uri().path().starts_with(API);
@@ -112,6 +114,9 @@ async fn around(
         origin.to_str().is_ok_and(|origin| app.config.cors_origin.0.matches(origin))
     });
     allow_origin(origin, response.headers_mut());
+    for (name, value) in &app.gate.policy().headers {
+        response.headers_mut().insert(name, value.clone());
+    }
     unanswered.answered(response.status());
     response
 }

@@ -11,7 +11,9 @@ use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, Ready, monotonic_ns};
+use crate::http::auth::Caller;
 use crate::http::params::Params;
+use crate::http::query_log::QuerySender;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::json;
@@ -123,19 +125,30 @@ async fn answer(
         Err(response) => return response,
     };
     let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
+    let sender = QuerySender::of(&request);
     let asked = match Params::read(request, ready.db.budget()).await {
         Ok(params) => check(&app, ready, &params, packing),
         Err(error) => Err(error),
     };
-    let asked = match asked {
+    let mut asked = match asked {
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
+    asked.options.samples_max = user.query_samples_max(asked.options.samples_max);
     let shared = Shared::clone(&app);
-    let answered = ready.query(asked.timeout, move |db, context| {
+    let answered = ready.query(&user, asked.timeout, move |db, context| {
         let start_ns = monotonic_ns();
-        let output = db.evaluate(&asked.expr, asked.time, &asked.options, context)?;
+        let output = db.evaluate(&asked.expr, asked.time, &asked.options, context);
+        let output = output.map_err(ApiError::from);
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
+        if let Some(log) = &shared.query_log {
+            let read = output.as_ref().map_or(0, |output| output.samples_read);
+            let peak = output.as_ref().map(|output| output.samples_peak);
+            let text = asked.expr.text();
+            log.push(sender.line(text, asked.time, (read, peak), (timings, context)));
+        }
+        let output = output?;
         shared.telemetry.samples_read.add(output.samples_read);
         encode(&output, &asked, timings, context)
     });

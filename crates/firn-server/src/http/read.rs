@@ -15,6 +15,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use firn_model::{
     CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, Timestamp,
@@ -22,8 +23,10 @@ use firn_model::{
 use firndb::{SeriesWalk, Snapshot, WalkOptions};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use crate::answer::{Packing, Payload, text};
+use crate::access::account::UserQuery;
+use crate::answer::{ApiError, Packing, Payload, text};
 use crate::app::{App, CancelOnDrop};
+use crate::http::auth::Caller;
 use crate::http::body::{self, BodyLimit, HeldBytes};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
@@ -50,6 +53,10 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let user = Caller::of(&request).user;
+    let Some(user_query) = user.begin_query() else {
+        return ApiError::too_many_queries().into_response();
+    };
     let (parts, body) = request.into_parts();
     let memory = (ready.db.budget(), Pool::Query);
     let limit = BodyLimit::constant(BODY_BYTES_MAX);
@@ -60,7 +67,7 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     let running = Running::new(&app);
     let cancel = CancelToken::new();
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
-    let context = ready.query_context(cancel.clone());
+    let context = ready.query_context(&user, cancel.clone());
     let starting = async {
         let place = ready.read_permit().await?;
         let shared = Arc::clone(&app);
@@ -75,8 +82,12 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
             response
         }
         Ok((place, Started::Stream { first, rest })) => {
-            let held =
-                Held { running, _place: place, _canceled_when_dropped: canceled_when_dropped };
+            let held = Held {
+                running,
+                _place: place,
+                _user_query: user_query,
+                _canceled_when_dropped: canceled_when_dropped,
+            };
             stream(first, rest, held)
         }
         Err(error) => refusal(&error),
@@ -262,6 +273,7 @@ impl ReadStream {
 struct Held {
     running: Running,
     _place: OwnedSemaphorePermit,
+    _user_query: UserQuery,
     _canceled_when_dropped: CancelOnDrop,
 }
 

@@ -2,10 +2,12 @@
 //! [`Access`]: a route without one does not compile. `docs/security.md` lists the same table, and a
 //! test compares both.
 
+use std::sync::OnceLock;
+
 use axum::Router;
 use axum::body::Body;
 use axum::handler::Handler;
-use axum::http::Request;
+use axum::http::{Method, Request};
 use axum::middleware::{Next, from_fn};
 use axum::routing::{MethodFilter, on};
 
@@ -97,9 +99,61 @@ impl Routes {
     }
 }
 
+/// The access to an endpoint of a database behind a proxy. Unknown ones need role `admin`.
+pub(crate) fn access_of(method: &Method, path: &str) -> Access {
+    static TABLE: OnceLock<Vec<RouteRow>> = OnceLock::new();
+    let is_get = matches!(*method, Method::GET | Method::HEAD);
+    // InfluxDB: a query that is posted may change data.
+    match path {
+        "/ping" | "/query" if is_get => return Access::Read,
+        "/query" => return Access::Admin,
+        "/write" => return Access::Write,
+        _ => {}
+    }
+    let has_method = |methods: &Methods| match methods {
+        Methods::Get => is_get,
+        Methods::Post => *method == Method::POST,
+        Methods::GetPost => is_get || *method == Method::POST,
+        Methods::PostPut => matches!(*method, Method::POST | Method::PUT),
+    };
+    let is_path = |pattern: &str| {
+        let mut given = path.split('/');
+        let is_equal = pattern.split('/').all(|wanted| {
+            given.next().is_some_and(|given| wanted == given || wanted.starts_with('{'))
+        });
+        is_equal && given.next().is_none()
+    };
+    let table = TABLE.get_or_init(|| crate::http::table().table);
+    let row = table.iter().find(|(pattern, methods, _)| has_method(methods) && is_path(pattern));
+    row.map_or(Access::Admin, |(_, _, access)| *access)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_behind_a_proxy_has_the_access_of_the_table() {
+        let f = |method: Method, path: &str| access_of(&method, path);
+        assert_eq!(f(Method::GET, "/api/v1/query"), Access::Read);
+        assert_eq!(f(Method::POST, "/api/v1/query_range"), Access::Read);
+        assert_eq!(f(Method::GET, "/api/v1/label/a.b/values"), Access::Read);
+        assert_eq!(f(Method::POST, "/api/v1/write"), Access::Write);
+        assert_eq!(f(Method::HEAD, "/-/healthy"), Access::Open);
+        assert_eq!(f(Method::POST, "/api/v1/admin/tsdb/delete_series"), Access::Admin);
+        for (method, path) in [
+            (Method::DELETE, "/api/v1/query"),
+            (Method::GET, "/api/v1/query/"),
+            (Method::GET, "/API/v1/query"),
+            (Method::GET, "//api/v1/query"),
+            (Method::GET, "/api/v1/label/a/b/values"),
+            (Method::POST, "/query"),
+            (Method::GET, "/anything"),
+        ] {
+            assert_eq!(f(method.clone(), path), Access::Admin, "{method} {path}");
+        }
+        assert_eq!(f(Method::GET, "/query"), Access::Read);
+    }
 
     const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/security.md");
     const BEGIN: &str = "| path | methods | needs |\n|---|---|---|\n";

@@ -6,15 +6,20 @@ use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
 use axum::http::{Request, Response, StatusCode};
 use firn_model::{
-    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef, TimeRange,
+    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef,
+    TimeRange, excerpt,
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
 use crate::answer::{JSON, Packing, Payload, text, write_error_json};
+use crate::http::admin::result_text;
+use crate::http::auth::Caller;
 use crate::http::body::BodyLimit;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
+use serde_json::json;
+
 use crate::tally::{Protocol, Tally};
 use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
@@ -27,6 +32,8 @@ pub(crate) fn routes() -> Routes {
 const TRIES_MAX: u32 = 10;
 // Operations in memory, for each byte of the body.
 const DECODED_BYTES_PER_BYTE: u64 = 4;
+// Operations of one request that the audit log names.
+const AUDITED_COUNT_MAX: usize = 100;
 // Of an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 
@@ -56,6 +63,10 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let caller = Caller::of(&request);
+    if let Err(error) = caller.check_unlimited_series() {
+        return write_error_json(&error);
+    }
     let (parts, body) = request.into_parts();
     let encoding = header(&parts.headers, CONTENT_ENCODING);
     if !encoding.is_empty() && encoding != "identity" {
@@ -64,7 +75,7 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     }
     let limits = Limits {
         labels: app.config.label_limits(),
-        may_delete: app.config.enable_admin_api.is_on(),
+        may_delete: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
     };
     let limit = BodyLimit::of(&app.config, false);
     let memory = (ready.db.budget(), Pool::Requests);
@@ -73,7 +84,16 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
             let db = std::sync::Arc::clone(&ready.db);
-            let done = ready.write(move |_, _| carry_out(&db, &limits, &held.bytes));
+            let gate = std::sync::Arc::clone(&app.gate);
+            let done = ready.write(move |_, _| {
+                let mut audited = Vec::new();
+                let done = carry_out(&db, &limits, &held.bytes, &mut audited);
+                if !audited.is_empty() {
+                    let details = json!({ "operations": audited });
+                    caller.audit(&gate, "transaction", &result_text(&done), details);
+                }
+                done
+            });
             done.await.and_then(|done| done)
         }
         Err(error) => Err(error),
@@ -95,17 +115,19 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     }
 }
 
-fn carry_out(db: &Db, limits: &Limits, body: &[u8]) -> Result<Done> {
+/// Lists the deletes and the changes of ranges in `audited`.
+fn carry_out(db: &Db, limits: &Limits, body: &[u8], audited: &mut Vec<String>) -> Result<Done> {
     let mut held =
         db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
     let operations = decode(body, &limits.labels)?;
+    audited.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
     let is_delete =
         |one: &Operation| matches!(one, Operation::Delete { .. } | Operation::DeleteRange { .. });
     if let Some(idx) = operations.iter().position(is_delete)
         && !limits.may_delete
     {
         return Err(Error::invalid(format!(
-            "operation {idx}: deletes need a server that runs with --enable-admin-api"
+            "operation {idx}: deletes need a server that runs with --enable-admin-api, and role admin"
         )));
     }
     let refs = references(db, &operations)?;
@@ -121,6 +143,21 @@ fn carry_out(db: &Db, limits: &Limits, body: &[u8]) -> Result<Done> {
     held.grow(given.iter().map(text_bytes).sum())?;
     let body = encode(report.seq.map(|seq| seq.0), &given);
     Ok(Done { body, held, report })
+}
+
+/// An operation that the audit log names.
+fn audit_text(operation: &Operation) -> Option<String> {
+    let text = match operation {
+        Operation::Delete { point } => format!("delete {} at {}", point.labels, point.ts),
+        Operation::DeleteRange { what } => format!("delete {:?} {:?}", what.matchers, what.range),
+        Operation::UpdateRange { what, .. } => {
+            format!("update {:?} {:?}", what.matchers, what.range)
+        }
+        Operation::Read { .. } | Operation::Insert { .. } | Operation::Update { .. } => {
+            return None;
+        }
+    };
+    Some(excerpt(&text).into_owned())
 }
 
 /// The series of each operation; those of inserts are defined if they are new.

@@ -11,6 +11,7 @@ use firn_model::{Error, Pool, Result};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
+use crate::http::auth::Caller;
 use crate::http::body::BodyLimit;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, body, ready};
@@ -38,6 +39,7 @@ pub(crate) async fn remote_write(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let new_series = Caller::of(&request).user.new_series();
     let (parts, body) = request.into_parts();
     // Checked before the body is read: a corrupt body must not turn 415 into 400.
     if let Err(why) = is_remote_write_1(&parts.headers) {
@@ -51,6 +53,7 @@ pub(crate) async fn remote_write(
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(&app);
             let written = ready.write(move |ingest, scratch| {
+                scratch.new_series = new_series;
                 ingest.remote_write(&held.bytes, scratch, &shared.metadata)
             });
             written.await.and_then(|written| written)
@@ -70,6 +73,7 @@ pub(crate) async fn import_exposition(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let new_series = Caller::of(&request).user.new_series();
     let (parts, body) = request.into_parts();
     let packed = match header(&parts.headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
         "" | "identity" => false,
@@ -96,6 +100,7 @@ pub(crate) async fn import_exposition(
                 if packed {
                     held = held.unpack_gzip(request_bytes_max, &budget)?;
                 }
+                scratch.new_series = new_series;
                 ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
             });
             written.await.and_then(|written| written)

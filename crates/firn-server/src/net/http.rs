@@ -19,7 +19,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 // the memory of an idle sender.
 const BUFFER_BYTES_MAX: usize = 128 << 10;
 
-/// Who sent a request: an extension of every one.
+/// The address of the client: an extension of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientAddress(pub(crate) SocketAddr);
 

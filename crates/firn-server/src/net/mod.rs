@@ -3,10 +3,11 @@
 //! **Owns** listeners, the accept loop with its limits, connections and their time limits, signals,
 //! and the stop. **Never** knows a route or a protocol other than HTTP's framing.
 //!
-//! Reading order: `service`, `transport`, `http`.
+//! Reading order: `service`, `transport`, `tls`, `http`.
 
 mod http;
 mod service;
+mod tls;
 mod transport;
 
 pub(crate) use self::http::{ClientAddress, serve};

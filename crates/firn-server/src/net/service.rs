@@ -11,6 +11,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::Transport;
+use super::tls::secured;
+use crate::access::{Gate, POLL_INTERVAL};
 
 // Connections that are still open this long after a stop are cut off.
 const GRACE: Duration = Duration::from_secs(30);
@@ -35,6 +37,7 @@ pub(crate) struct BoundService {
     runtime: Runtime,
     listener: TcpListener,
     listen: SocketAddr,
+    gate: Arc<Gate>,
 }
 
 /// A running service.
@@ -74,7 +77,12 @@ impl BoundService {
                 );
                 Error::unavailable(what).because(e)
             })?;
-        Ok(BoundService { runtime, listener, listen })
+        Ok(BoundService { runtime, listener, listen, gate: Arc::default() })
+    }
+
+    /// Connections are encrypted as `gate` demands.
+    pub(crate) fn with_gate(self, gate: &Arc<Gate>) -> BoundService {
+        BoundService { gate: Arc::clone(gate), ..self }
     }
 
     /// The address of the socket, with the port that the system chose.
@@ -87,14 +95,14 @@ impl BoundService {
     pub(crate) fn start<F>(
         self,
         connections_max: usize,
-        serve: impl Fn(Accepted, Stopping) -> F + Send + 'static,
+        serve: impl Fn(Accepted, Stopping) -> F + Send + Sync + 'static,
     ) -> Service
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let BoundService { runtime, listener, listen } = self;
+        let BoundService { runtime, listener, listen, gate } = self;
         let (stop, stopping) = watch::channel(false);
-        let accepting = runtime.spawn(accept(listener, connections_max, stopping, serve));
+        let accepting = runtime.spawn(accept((listener, gate), connections_max, stopping, serve));
         Service { runtime, listen, stop, accepting }
     }
 }
@@ -123,8 +131,8 @@ impl Service {
         self.runtime.block_on(terminated())
     }
 
-    /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops. After
-    /// this call SIGHUP does not end the process.
+    /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops.
+    /// After this call SIGHUP does not end the process.
     ///
     /// # Errors
     /// `Unavailable` when the signal cannot be received.
@@ -149,6 +157,40 @@ impl Service {
                         None => return,
                     },
                 }
+            }
+        });
+        Ok(())
+    }
+
+    /// Calls `reload` after SIGHUP, and reloads the web configuration of `gate` when its files
+    /// change.
+    ///
+    /// # Errors
+    /// As [`Service::on_hangup`].
+    pub(crate) fn keep_current(
+        &self,
+        gate: &Arc<Gate>,
+        reload: impl Fn() -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.on_hangup(move || {
+            tracing::info!("SIGHUP: reloading");
+            // The gate has logged the error.
+            let _ = reload();
+        })?;
+        let (gate, mut stopping) = (Arc::clone(gate), self.stopping());
+        self.runtime.spawn(async move {
+            let mut previous = Vec::new();
+            loop {
+                tokio::select! {
+                    () = stopped(&mut stopping) => return,
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
+                }
+                let (polled, mut seen) = (Arc::clone(&gate), previous);
+                let polling = tokio::task::spawn_blocking(move || {
+                    polled.poll(&mut seen);
+                    seen
+                });
+                previous = polling.await.unwrap_or_default();
             }
         });
         Ok(())
@@ -189,14 +231,15 @@ pub(crate) async fn stopped(stopping: &mut Stopping) {
 }
 
 async fn accept<F>(
-    listener: TcpListener,
+    (listener, gate): (TcpListener, Arc<Gate>),
     connections_max: usize,
     mut stopping: Stopping,
-    serve: impl Fn(Accepted, Stopping) -> F,
+    serve: impl Fn(Accepted, Stopping) -> F + Send + Sync + 'static,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(connections_max));
+    let serve = Arc::new(serve);
     let mut connections = JoinSet::new();
     loop {
         // Taken before accepting: a client beyond the limit waits in the system's queue.
@@ -213,10 +256,13 @@ async fn accept<F>(
         };
         match accepted {
             Ok((stream, client)) => {
-                let accepted = Accepted { transport: Transport::plain(stream), client };
-                let serving = serve(accepted, stopping.clone());
+                let (serve, gate, stopping) =
+                    (Arc::clone(&serve), Arc::clone(&gate), stopping.clone());
                 connections.spawn(async move {
-                    serving.await;
+                    // The handshake is a part of the connection, so that it delays no other one.
+                    if let Some(transport) = secured(stream, &gate).await {
+                        serve(Accepted { transport, client }, stopping).await;
+                    }
                     drop(permit);
                 });
             }

@@ -26,9 +26,10 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use axum::http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::get;
 use bytes::BytesMut;
 use firn_cache::{Background, OwnerHistory, Store, StoreOptions};
@@ -42,9 +43,12 @@ use parking_lot::Mutex;
 use self::flights::Flights;
 use self::origin::{FetchError, Fetched, Origin};
 use self::question::{Question, is_asked_at};
+use crate::access::Gate;
 use crate::answer::{JSON, Packing, Payload, TEXT, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
+use crate::http::auth;
+use crate::http::roles::{self, Access};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, Service, serve};
 use crate::telemetry::{Counter, write_process};
@@ -75,6 +79,8 @@ pub struct Proxy {
 struct ProxyState {
     config: CacheConfig,
     origin: Origin,
+    /// Users and TLS.
+    gate: Arc<Gate>,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
@@ -118,7 +124,7 @@ impl Proxy {
     /// the folder.
     pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
         let owner = xxhash_rust::xxh3::xxh3_64(origin.to_string().as_bytes());
-        let origin = Origin::new(origin)?;
+        let origin = Origin::new(origin, &config)?;
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
@@ -135,12 +141,15 @@ impl Proxy {
         let store = Arc::new(store);
         let written = Arc::clone(&store);
         let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
-        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?;
+        let gate = Arc::new(Gate::open(config.gate_options(false), on_idle)?);
+        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?.with_gate(&gate);
+        gate.check_listener(bound.listen())?;
         let connections_max = config.connections_max.to_usize();
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
         let shared = Arc::new(ProxyState {
             config,
             origin,
+            gate,
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
@@ -155,9 +164,11 @@ impl Proxy {
                 get(async |State(shared): State<Arc<ProxyState>>| metrics(&shared)),
             )
             .fallback(answer)
+            .layer(from_fn_with_state(Arc::clone(&shared), guarded))
             .with_state(Arc::clone(&shared));
         let service = serve(bound, router, connections_max);
-        service.on_hangup(|| tracing::info!("SIGHUP: nothing to reload"))?;
+        let reloaded = Arc::clone(&shared.gate);
+        service.keep_current(&shared.gate, move || reloaded.reload())?;
         Ok(Proxy { service, shared })
     }
 
@@ -181,10 +192,38 @@ impl Proxy {
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
         self.service.stop(|| {
+            shared.gate.stop();
             shared.store.flush();
             shared.store.checkpoint().map(|_| ())
         })
     }
+}
+
+/// Lets requests through whose user may call the origin's endpoint. The origin does not see the
+/// proxy's own users.
+async fn guarded(
+    State(shared): State<Arc<ProxyState>>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response<Body> {
+    request.extensions_mut().insert(Arc::clone(&shared.gate));
+    let access = match request.uri().path() {
+        METRICS_PATH => Access::Read,
+        path => roles::access_of(request.method(), path),
+    };
+    let mut response = match auth::check(access, &mut request).await {
+        Ok(()) => {
+            if shared.gate.has_users() {
+                request.headers_mut().remove(AUTHORIZATION);
+            }
+            next.run(request).await
+        }
+        Err(refusal) => *refusal,
+    };
+    for (name, value) in &shared.gate.policy().headers {
+        response.headers_mut().insert(name, value.clone());
+    }
+    response
 }
 
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
@@ -387,6 +426,7 @@ fn has_form(headers: &HeaderMap) -> bool {
 fn metrics(shared: &ProxyState) -> Response<Body> {
     let mut out = MetricsText::default();
     write_process(&mut out);
+    shared.gate.write_text(&mut out);
     let numbers = &shared.numbers;
     let name = "firn_proxy_range_queries_total";
     out.family(name, Kind::Counter, "Range queries by result of the cache lookup.");

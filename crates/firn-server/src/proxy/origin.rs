@@ -8,9 +8,9 @@ use axum::http::request::Parts;
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
 use firn_model::{Error, Reservation, Result};
-use reqwest::{Client, Url};
+use reqwest::{Certificate, Client, ClientBuilder, Identity, Url};
 
-use crate::config::OriginUrl;
+use crate::config::{CacheConfig, FilePath, Or, OriginUrl, Unset};
 
 // An unreachable host must not block a dashboard for minutes. A slow response has no limit.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,9 +55,9 @@ impl Origin {
     /// A client of the database at `origin`.
     ///
     /// # Errors
-    /// `Unavailable` when TLS cannot be set up.
-    pub(super) fn new(origin: &OriginUrl) -> Result<Origin> {
-        let client = Client::builder()
+    /// `Invalid` for certificates that cannot be used, `Unavailable` when TLS cannot be set up.
+    pub(super) fn new(origin: &OriginUrl, config: &CacheConfig) -> Result<Origin> {
+        let client = with_certificates(Client::builder(), config)?
             .connect_timeout(CONNECT_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
@@ -144,6 +144,33 @@ impl Fetched {
         *response.headers_mut() = self.headers.clone();
         response
     }
+}
+
+/// The authorities and the identity of the settings.
+fn with_certificates(builder: ClientBuilder, config: &CacheConfig) -> Result<ClientBuilder> {
+    let read = |setting: &Or<Unset, FilePath>, name: &str| {
+        let Some(path) = setting.get() else { return Ok(None) };
+        let cannot = |e| Error::invalid(format!("cannot read {name} {path}")).because(e);
+        std::fs::read(&path.0).map(Some).map_err(cannot)
+    };
+    let unusable = |name: &str, expected: &str| {
+        let what = format!("{name}: expected {expected} in PEM form");
+        move |e: reqwest::Error| Error::invalid(what).because(e)
+    };
+    let mut builder = builder;
+    if let Some(pem) = read(&config.origin_ca_file, "--origin-ca-file")? {
+        let unusable = unusable("--origin-ca-file", "certificates");
+        let authorities = Certificate::from_pem_bundle(&pem).map_err(unusable)?;
+        builder = builder.tls_built_in_root_certs(false);
+        for authority in authorities {
+            builder = builder.add_root_certificate(authority);
+        }
+    }
+    if let Some(pem) = read(&config.origin_identity_file, "--origin-identity-file")? {
+        let unusable = unusable("--origin-identity-file", "a certificate and its key");
+        builder = builder.identity(Identity::from_pem(&pem).map_err(unusable)?);
+    }
+    Ok(builder)
 }
 
 fn end_to_end(headers: &HeaderMap) -> HeaderMap {

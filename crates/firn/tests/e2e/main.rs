@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod access;
 mod cache_server;
 mod command;
 mod deletes;
@@ -31,4 +32,5 @@ mod result_cache;
 mod scrapes;
 mod strace;
 mod tiers;
+mod tls;
 mod transactions;

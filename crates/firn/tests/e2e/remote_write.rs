@@ -49,11 +49,17 @@ impl WriteRequest {
 
     /// Sends the request; `None` without a response.
     pub(crate) fn post(&self, address: SocketAddr) -> Option<Answer> {
+        self.post_as(address, "Bearer none")
+    }
+
+    /// Sends the request with the header `Authorization`, which a server without users ignores.
+    pub(crate) fn post_as(&self, address: SocketAddr, authorization: &str) -> Option<Answer> {
         let body = snap::raw::Encoder::new().compress_vec(&self.body).expect("fits in memory");
         let headers = [
             ("Content-Type", "application/x-protobuf"),
             ("Content-Encoding", "snappy"),
             ("X-Prometheus-Remote-Write-Version", "0.1.0"),
+            ("Authorization", authorization),
         ];
         http::request(address, "POST", "/api/v1/write", &headers, &body)
     }
