@@ -58,6 +58,7 @@ mod break_even;
 mod error;
 mod key;
 
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -90,12 +91,20 @@ pub enum Format {
 }
 
 /// Options of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The token that the servers require, if any.
     pub token: Option<String>,
     /// Timeout of connecting, and of each response.
     pub timeout: Duration,
+}
+
+/// Without the token.
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = self.token.as_ref().map(|_| "xxxxx");
+        f.debug_struct("Options").field("token", &token).field("timeout", &self.timeout).finish()
+    }
 }
 
 /// The cached part of a range.
@@ -147,12 +156,18 @@ impl Client {
     /// selects the server of a key.
     ///
     /// # Errors
-    /// `Invalid` without servers.
+    /// `Invalid` without servers, and for a token with other characters than `!` to `~`.
     pub fn new(servers: &[&str], options: Options) -> Result<Client> {
         if servers.is_empty() {
             return Err(Error::Invalid(
                 "cannot create a cache client: expected at least one server as host:port, got none"
                     .into(),
+            ));
+        }
+        let is_word = |token: &String| token.bytes().all(|byte| byte.is_ascii_graphic());
+        if options.token.as_ref().is_some_and(|token| token.is_empty() || !is_word(token)) {
+            return Err(Error::Invalid(
+                "cannot create a cache client: expected a token of characters from ! to ~".into(),
             ));
         }
         let names: Vec<String> = servers.iter().map(|&name| name.to_owned()).collect();
@@ -457,4 +472,22 @@ fn checked(key: &str, line: String) -> Result<Vec<u8>> {
         )));
     }
     Ok(line.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_one_word_and_not_shown() {
+        let options =
+            |token: &str| Options { token: Some(token.to_owned()), ..Options::default() };
+        let client = Client::new(&["localhost:9421"], options("hunter2")).unwrap();
+        assert!(!format!("{client:?}").contains("hunter2"), "{client:?}");
+        // The rest would be a command.
+        for token in ["", "a b", "hunter2\r\nset k 0 0 9 json 2\r\n[]"] {
+            let error = Client::new(&["localhost:9421"], options(token)).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, redacted};
 
 use crate::{Bucket, FolderBucket, RemoteBucket, RemoteOptions};
 
@@ -24,7 +24,8 @@ pub fn open_bucket_with(url_or_path: &str, options: &RemoteOptions) -> Result<Ar
     match url_or_path.split_once("://") {
         Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(FolderBucket::open(path)?)),
         Some(("file", _)) => {
-            Err(Error::invalid(format!("{url_or_path}: expected file:///path, three slashes")))
+            let shown = redacted(url_or_path);
+            Err(Error::invalid(format!("{shown}: expected file:///path, three slashes")))
         }
         Some(_) => Ok(Arc::new(RemoteBucket::from_url(url_or_path, options)?)),
         None if url_or_path.is_empty() => {

@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{Error, ErrorKind, Result, redacted};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use object_store::path::Path;
@@ -77,6 +77,7 @@ pub struct RemoteBucket {
 }
 
 struct Client {
+    /// Without credentials.
     url: String,
     stores: Stores,
     prefix: Path,
@@ -118,11 +119,12 @@ impl RemoteBucket {
             .enable_all()
             .build()
             .map_err(|e| {
+                let url = redacted(url);
                 Error::unavailable(format!("cannot start threads for {url}")).because(e)
             })?;
         let request_count_max = options.request_count_max.clamp(4, Semaphore::MAX_PERMITS);
         let shared = Client {
-            url: url.trim_end_matches('/').to_owned(),
+            url: redacted(url.trim_end_matches('/')).into_owned(),
             stores,
             prefix,
             give_up,
@@ -486,7 +488,7 @@ impl Client {
             ),
             _ => Error::unavailable(action),
         };
-        boundary.because(error)
+        boundary.because(store::ShownCause::new(&error))
     }
 
     fn no_bucket(&self) -> String {

@@ -2,7 +2,7 @@
 //!
 //! **Owns** labels and matchers, ids, time ranges, rows of the write path, column batches of the
 //! read path, the seams [`Select`] (the selection of a query) and [`Change`] (the change feed from
-//! the engine to a cache), the memory [`Budget`], and the boundary [`Error`].
+//! the engine to a cache), the memory [`Budget`], the boundary [`Error`], and [`Secret`]s.
 //!
 //! **Never** does I/O, reads a clock, starts a thread or uses another room.
 //!
@@ -16,7 +16,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`,
-//! `batch`, `select`, `query_stats`, `change`, `budget`, `error`, `excerpt`.
+//! `batch`, `select`, `query_stats`, `change`, `budget`, `secret`, `error`, `excerpt`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -34,6 +34,7 @@ mod pattern;
 mod query_stats;
 mod row;
 mod sample;
+mod secret;
 mod select;
 mod time;
 
@@ -53,6 +54,7 @@ pub use pattern::Pattern;
 pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
+pub use secret::{Secret, redacted};
 pub use select::{
     CancelToken, Grouping, HelperPermit, Helpers, QueryContext, Select, Selected, Selection,
 };
