@@ -480,8 +480,7 @@ mod tests {
 
     #[test]
     fn a_token_is_one_word_and_not_shown() {
-        let options =
-            |token: &str| Options { token: Some(token.to_owned()), ..Options::default() };
+        let options = |token: &str| Options { token: Some(token.to_owned()), ..Options::default() };
         let client = Client::new(&["localhost:9421"], options("hunter2")).unwrap();
         assert!(!format!("{client:?}").contains("hunter2"), "{client:?}");
         // The rest would be a command.

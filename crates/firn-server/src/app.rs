@@ -13,6 +13,7 @@ use crate::access::account::User;
 use crate::access::line_log::LineLog;
 use crate::answer::{ApiError, ApiErrorKind, Payload};
 use crate::config::ServeConfig;
+use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
 use crate::metrics_text::{Kind, MetricsText};
@@ -29,6 +30,8 @@ pub(crate) struct App {
     pub(crate) on_idle: fn(),
     /// Where the server listens, with the port that the system chose.
     pub(crate) listen: SocketAddr,
+    /// Refuses requests that a web page may have sent.
+    pub(crate) guard: Arc<Guard>,
     pub(crate) progress: RecoveryProgress,
     pub(crate) telemetry: Telemetry,
     /// Users and TLS.
@@ -89,6 +92,7 @@ impl App {
             started_ms: clock_ms(),
             quit: Notify::new(),
             admin_work: Arc::default(),
+            guard: Arc::new(Guard::new(listen, &config.allowed_hosts, &config.cors_origin)),
             config,
             listen,
             progress: RecoveryProgress::default(),
@@ -210,6 +214,7 @@ impl App {
                 dropped as f64,
             );
         }
+        self.guard.write_text(&mut text);
         if let Some(ready) = ready {
             let queries = [
                 ("firn_queries_running", "Running queries.", &ready.queries_running),

@@ -9,6 +9,7 @@ use firndb::{
 };
 
 use crate::config::{LogSync, ServeConfig, Span};
+use crate::machine;
 
 /// Opens the database of `config`. `progress` shows how much of the log has been read. Idle threads
 /// call `on_idle`.
@@ -23,6 +24,7 @@ pub(crate) fn open(
 ) -> Result<Arc<Db>> {
     let folder = &config.data;
     let device = &config.log_device.0;
+    machine::warn_if_readable(folder, "fast");
     let db = device
         .choose(&config.data)
         .and_then(|()| firndb::local_env_with_slow_tier(&config.data, config.slow_tier.location()))

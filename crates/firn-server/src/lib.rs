@@ -58,7 +58,7 @@ pub mod wire;
 pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
-pub use firn_model::{Error, ErrorKind, GroupId, Result};
+pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, redacted};
 pub use firndb::{CheckProgress, CheckReport, Loss};
 pub use ingest::Ingest;
 pub use inspect::{

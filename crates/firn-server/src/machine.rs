@@ -1,6 +1,8 @@
 //! Memory that this process may use, and memory that it uses: from control groups and `/proc`.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Assumed if neither `/proc/meminfo` nor a control group can be read: a small machine.
 const UNKNOWN_BYTES: u64 = 2 << 30;
@@ -21,6 +23,19 @@ pub(crate) fn anonymous_bytes() -> Option<u64> {
     let mut pages = statm.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
     let (resident, of_files) = (pages.next()?.ok()?, pages.next()?.ok()?);
     Some(resident.saturating_sub(of_files) * rustix::param::page_size() as u64)
+}
+
+/// Warns of data that other users of the machine can read, as older versions created it. The modes
+/// are not changed, because a backup may rely on them. `inner` is a folder in `folder`.
+pub(crate) fn warn_if_readable(folder: &Path, inner: &str) {
+    let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o077 != 0);
+    if is_open(folder) && is_open(&folder.join(inner)) {
+        let folder = folder.display();
+        tracing::warn!(
+            "other users of this machine can read {folder}; if no program of theirs needs it, run: \
+             chmod 700 {folder}"
+        );
+    }
 }
 
 fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> u64 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result};
+use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, Secret, redacted};
 
 use crate::{allocator, http};
 
@@ -36,7 +36,7 @@ struct Stats {
 
     /// Token of the cache, if it was started with --token-file
     #[arg(long, env = "FIRN_CACHE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: Option<String>,
+    token: Option<Secret>,
 }
 
 /// Runs a cache until it is stopped, or prints statistics of a running one.
@@ -50,7 +50,9 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
         return Ok(());
     }
     let version = env!("CARGO_PKG_VERSION");
-    let config = cache.flags.load()?.config;
+    let loaded = cache.flags.load()?;
+    loaded.warn_of_credentials();
+    let config = loaded.config;
     let data = config.data.to_string();
     match config.proxy.get() {
         Some(origin) => {
@@ -79,7 +81,7 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
 }
 
 fn fetch_stats(stats: &Stats) -> Result<String> {
-    let token = stats.token.as_deref();
+    let token = stats.token.as_ref().map(Secret::expose);
     let body = http::get(&stats.server, METRICS_PATH, token)?;
     let text = String::from_utf8_lossy(&body).into_owned();
     let samples: BTreeMap<&str, f64> = text
@@ -93,7 +95,7 @@ fn fetch_stats(stats: &Stats) -> Result<String> {
         let what = format!(
             "no firn cache responds at {}: expected its metrics, got {first:?}; check --server and \
              --token",
-            stats.server
+            redacted(&stats.server)
         );
         return Err(Error::unavailable(what));
     }

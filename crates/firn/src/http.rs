@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use firn_server::{Error, Result};
+use firn_server::{Error, Result, redacted};
 
 const TIMEOUT: Duration = Duration::from_secs(150);
 
@@ -15,7 +15,8 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 pub(crate) fn get(address: &str, target: &str, token: Option<&str>) -> Result<Vec<u8>> {
     let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
     let failed = |e: std::io::Error| {
-        let what = format!("cannot reach the server at {address}; is it running?");
+        let shown = redacted(address);
+        let what = format!("cannot reach the server at {shown}; is it running?");
         Error::unavailable(what).because(e)
     };
     let mut stream = TcpStream::connect(address).map_err(failed)?;

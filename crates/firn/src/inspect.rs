@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand};
 use firn_server::{
     DatabaseFlags, DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups,
-    inspect_table, inspect_tables,
+    inspect_table, inspect_tables, redacted,
 };
 use serde_json::Value;
 
@@ -164,6 +164,7 @@ const SERVER_TOP_MAX: usize = 10_000;
 /// The report of a running server.
 fn server_report(server: &str, groups: &Groups) -> Result<Value> {
     let address = server.strip_prefix("http://").unwrap_or(server).trim_end_matches('/');
+    let shown = redacted(address);
     let top = if groups.top == 0 { SERVER_TOP_MAX } else { groups.top.min(SERVER_TOP_MAX) };
     let mut params = form_urlencoded::Serializer::new(String::new());
     params.append_pair("limit", &top.to_string()).append_pair("partition", &groups.partition);
@@ -174,14 +175,14 @@ fn server_report(server: &str, groups: &Groups) -> Result<Value> {
     let body = http::get(address, &target, groups.token.as_deref())?;
     let json: Value = serde_json::from_slice(&body).map_err(|_| {
         let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
-        let what = format!("the server at {address}: expected JSON, got {:?}", start.trim());
+        let what = format!("the server at {shown}: expected JSON, got {:?}", start.trim());
         firn_server::Error::unavailable(what)
     })?;
     match json.get("data") {
         Some(report) => Ok(report.clone()),
         None => {
             let error = json["error"].as_str().unwrap_or("no report");
-            Err(firn_server::Error::invalid(format!("the server at {address}: {error}")))
+            Err(firn_server::Error::invalid(format!("the server at {shown}: {error}")))
         }
     }
 }

@@ -19,12 +19,13 @@ mod http;
 mod inspect;
 mod user;
 
+use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Flags, ServeConfig, Server};
+use firn_server::{Flags, ServeConfig, Server, redacted};
 
 /// FirnDB, a time series database compatible with Prometheus
 ///
@@ -67,7 +68,7 @@ enum Command {
 
 fn main() -> ExitCode {
     allocator::purge_without_delay();
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
     let done = match arguments.command {
         Command::Serve(flags) => {
             log_to_stderr();
@@ -88,6 +89,18 @@ fn main() -> ExitCode {
             eprintln!("firn: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints the help, or the mistake in the arguments without the passwords that it repeats.
+fn exit_with(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    match redacted(&text) {
+        Cow::Owned(shown) if error.use_stderr() => {
+            eprint!("{shown}");
+            std::process::exit(error.exit_code())
+        }
+        _ => error.exit(),
     }
 }
 

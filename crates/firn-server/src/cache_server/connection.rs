@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
 use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,7 +43,7 @@ pub(super) const VALUE_WEIGHT: u64 = 5;
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
 /// Longest head of an HTTP request.
 const HTTP_LINES_MAX: usize = 100;
-const METRICS_PATH: &[u8] = b"/-/cache/metrics";
+const METRICS_PATH: &str = "/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
     shared: &'a Arc<ServerState>,
@@ -112,7 +113,10 @@ impl<'a> Connection<'a> {
             Ok(command) => command,
             Err(refused) => return self.refuse(refused).await,
         };
-        let is_open = matches!(command, Command::Auth(_) | Command::Quit | Command::Http(_));
+        let is_open = matches!(
+            command,
+            Command::Auth(_) | Command::Quit | Command::Http(_) | Command::ForeignHttp
+        );
         if !self.is_trusted && !is_open {
             let problem = "not authenticated; send first: auth TOKEN".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
@@ -138,6 +142,7 @@ impl<'a> Connection<'a> {
             }
             Command::Quit => Err(End),
             Command::Http(path) => self.http(&path).await,
+            Command::ForeignHttp => self.refuse_http().await,
         }
     }
 
@@ -166,7 +171,7 @@ impl<'a> Connection<'a> {
         if let (Some(wanted), Credentials::Token(token)) = (&self.shared.token, credentials) {
             // Digests are compared, so that the time reveals nothing about the token.
             let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-            if is_equal(digest(wanted.as_bytes()).as_ref(), digest(token).as_ref()) {
+            if is_equal(digest(wanted.expose().as_bytes()).as_ref(), digest(token).as_ref()) {
                 return Some(Roles::ALL);
             }
         }
@@ -303,31 +308,65 @@ impl<'a> Connection<'a> {
     /// Serves the metrics to a browser or Prometheus, and nothing else.
     async fn http(&mut self, path: &[u8]) -> Result<(), End> {
         let mut is_trusted = self.is_trusted;
+        let mut headers = HeaderMap::new();
         for _ in 0..HTTP_LINES_MAX {
             let Some(line) = self.line().await?.filter(|line| !line.is_empty()) else { break };
             let line = String::from_utf8_lossy(&line).into_owned();
-            let header =
-                line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-            if let Some((_, value)) = header.filter(|_| !is_trusted) {
-                let roles = self.log_in(&Credentials::of(Some(value.trim()))).await;
-                is_trusted = roles.is_some_and(|roles| roles.read);
+            let Some((name, value)) = line.split_once(':') else { continue };
+            let value = value.trim();
+            if name.eq_ignore_ascii_case("authorization") {
+                if !is_trusted {
+                    let roles = self.log_in(&Credentials::of(Some(value))).await;
+                    is_trusted = roles.is_some_and(|roles| roles.read);
+                }
+            } else if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
+                headers.append(name, value);
             }
         }
-        let (status, body) = match path {
+        let uri = std::str::from_utf8(path).ok().and_then(|path| path.parse::<Uri>().ok());
+        let admitted = match &uri {
+            Some(uri) => self.shared.guard.admit(&Method::GET, uri, &headers),
+            None => Ok(None),
+        };
+        let (status, body) = match (uri, admitted) {
+            (None, _) => (StatusCode::BAD_REQUEST, "the path is not valid\n".to_owned()),
+            (_, Err((refusal, what))) => (refusal.status(), format!("{what}\n")),
             _ if !is_trusted => {
-                ("401 Unauthorized", "expected Authorization: Bearer TOKEN\n".into())
+                (StatusCode::UNAUTHORIZED, "expected Authorization: Bearer TOKEN\n".to_owned())
             }
-            METRICS_PATH => ("200 OK", self.shared.metrics()),
+            (Some(uri), _) if uri.path() == METRICS_PATH => (StatusCode::OK, self.shared.metrics()),
             _ => (
-                "404 Not Found",
-                "this is firn cache; its metrics are at /-/cache/metrics\n".into(),
+                StatusCode::NOT_FOUND,
+                format!("this is firn cache; its metrics are at {METRICS_PATH}\n"),
             ),
         };
-        let answer = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        self.respond_http(status, &body).await
+    }
+
+    /// Refuses all other HTTP and closes the connection: the lines behind may be commands that a
+    /// web page wrote into the body of a request.
+    async fn refuse_http(&mut self) -> Result<(), End> {
+        self.shared.numbers.client_errors.add(1);
+        let body = format!(
+            "this is firn cache, which does not speak HTTP except for GET {METRICS_PATH}; its \
+             protocol is in docs/cache-protocol.md\n"
+        );
+        self.respond_http(StatusCode::METHOD_NOT_ALLOWED, &body).await
+    }
+
+    async fn respond_http(&mut self, status: StatusCode, body: &str) -> Result<(), End> {
+        let mut headers = HeaderMap::new();
+        self.shared.guard.protect(None, &mut headers);
+        let mut answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
             crate::answer::TEXT,
             body.len()
         );
+        for (name, value) in &headers {
+            answer += &format!("{name}: {}\r\n", value.to_str().unwrap_or_default());
+        }
+        answer += "\r\n";
+        answer += body;
         self.write(answer.as_bytes()).await?;
         Err(End)
     }

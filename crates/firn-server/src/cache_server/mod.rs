@@ -18,12 +18,14 @@ use std::sync::Arc;
 
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
-use firn_model::{Budget, Error, Result};
+use firn_model::{Budget, Error, Result, Secret};
 use tokio::sync::Semaphore;
 
 use self::connection::Connection;
 use crate::access::{Gate, GateOptions};
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, Or};
+use crate::http::guard::Guard;
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{Accepted, BoundService, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
@@ -48,9 +50,11 @@ pub struct CacheServer {
 struct ServerState {
     config: CacheConfig,
     /// The token that clients must send first, if there is one.
-    token: Option<String>,
+    token: Option<Secret>,
     /// Users and TLS.
     gate: Arc<Gate>,
+    /// Refuses requests for metrics that a web page may have sent.
+    guard: Guard,
     /// Smaller parts are not returned, unless a get names another size.
     partial_bytes_min: u64,
     cache: Arc<SharedCache>,
@@ -88,6 +92,7 @@ impl CacheServer {
         let gate = Arc::new(Gate::open(options, on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
         let budget = Budget::new(config.memory.0);
@@ -112,10 +117,12 @@ impl CacheServer {
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
         let connections_max = config.connections_max.to_usize();
+        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &Or::default());
         let shared = Arc::new(ServerState {
             config,
             token,
             gate,
+            guard,
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
@@ -190,6 +197,7 @@ impl ServerState {
         {
             out.sample(name, &[("side", side)], counter.get() as f64);
         }
+        self.guard.write_text(&mut out);
         crate::stats::write_store(&self.cache.stats(), &mut out);
         out.finish()
     }

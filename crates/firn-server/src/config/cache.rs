@@ -1,13 +1,14 @@
 //! The settings of `firn cache`, alone and with `--proxy`.
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, Secret};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Switch, Unset,
+    Address, ByteSize, Count, FilePath, Folder, HostNames, Measured, Or, OriginPattern, OriginUrl,
+    PathPatterns, Span, Switch, Unset,
 };
 
 use crate::access::GateOptions;
@@ -66,7 +67,23 @@ settings! {
     /// error.
     audit_log: Or<Unset, FilePath> = "none";
 
+    /// Names and addresses by which clients reach this cache over HTTP, separated by commas, beside
+    /// localhost and the address in --listen. A request with another Host header is refused, so
+    /// that no web page reaches the cache under a name of its own (DNS rebinding). `*` allows every
+    /// name. Without this setting a cache that does not listen on loopback allows every name.
+    allowed_hosts: HostNames = "";
+
     section "With --proxy";
+
+    /// Origins whose web pages may send requests and read responses: a regular expression for the
+    /// whole origin. `none` allows only pages of the database itself, reached through the proxy.
+    cors_origin: Or<Unset, OriginPattern> = "none", only_with("proxy", "--proxy");
+
+    /// Further paths of the database that clients may request, with every method, separated by
+    /// commas: /api/v1/admin/tsdb/snapshot, or /api/v1/admin/* with all paths below it. Without
+    /// this setting clients may query, write samples, and open the pages of the database; paths and
+    /// statements that administrate it are refused. `/*` forwards everything.
+    proxy_paths: Or<Unset, PathPatterns> = "none", only_with("proxy", "--proxy");
 
     /// Age from which on the database does not change its samples any more. Younger samples are not
     /// cached.
@@ -120,7 +137,7 @@ impl CacheConfig {
     ///
     /// # Errors
     /// `Invalid` when the file cannot be read or contains no token.
-    pub fn read_token(&self) -> Result<Option<String>> {
+    pub fn read_token(&self) -> Result<Option<Secret>> {
         let Some(path) = self.token_file.get() else { return Ok(None) };
         let text = std::fs::read_to_string(&path.0)
             .map_err(|e| Error::invalid(format!("cannot read --token-file {path}")).because(e))?;
@@ -132,6 +149,6 @@ impl CacheConfig {
                  characters without blanks in its first line"
             )));
         }
-        Ok(Some(token))
+        Ok(Some(Secret::new(token)))
     }
 }

@@ -37,9 +37,7 @@ pub trait Settings: Sized + Debug {
 /// The value of a setting, whatever its type is.
 #[derive(Clone, Debug)]
 pub struct SettingValue {
-    /// Reads back to the same value.
-    pub text: String,
-    /// The same without passwords.
+    /// Reads back to the same value, unless it contains a password, which is hidden.
     pub shown: String,
     /// See [`SettingType::is_on`].
     pub is_on: bool,
@@ -47,7 +45,7 @@ pub struct SettingValue {
 
 impl<T: SettingType> From<&T> for SettingValue {
     fn from(value: &T) -> SettingValue {
-        SettingValue { text: value.to_string(), shown: value.shown(), is_on: value.is_on() }
+        SettingValue { shown: value.shown(), is_on: value.is_on() }
     }
 }
 

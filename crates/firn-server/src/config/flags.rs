@@ -1,6 +1,7 @@
 //! The command line: flags of a command, made from its table.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
@@ -19,11 +20,19 @@ const CONFIG: &str = "config";
 
 /// The flags of a command as they were typed. With `#[command(flatten)]` they are part of a parser
 /// that clap derives.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Flags<C> {
     texts: BTreeMap<String, String>,
     file: Option<PathBuf>,
     config: PhantomData<C>,
+}
+
+/// Without the texts, which may be passwords.
+impl<C> fmt::Debug for Flags<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.texts.keys().collect();
+        f.debug_struct("Flags").field("names", &names).field("file", &self.file).finish()
+    }
 }
 
 /// No flags.

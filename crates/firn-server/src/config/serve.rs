@@ -7,8 +7,8 @@ use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, Device, FilePath, Folder, Forever, LabelNames, LabelPairs, LogSync,
-    Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Zero,
+    Address, ByteSize, Count, Device, FilePath, Folder, Forever, HostNames, LabelNames, LabelPairs,
+    LogSync, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Zero,
 };
 use crate::access::GateOptions;
 use crate::machine;
@@ -218,14 +218,23 @@ settings! {
     /// Connections that are open at the same time. Further ones wait.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
-    /// Origins whose web pages may read responses: a regular expression for the whole origin.
-    cors_origin: OriginPattern = ".*";
+    /// Origins whose web pages may send requests and read responses: a regular expression for the
+    /// whole origin, such as https://grafana.example. `none` allows only the page of this server.
+    cors_origin: Or<Unset, OriginPattern> = "none";
+
+    /// Names and addresses by which clients reach this server, separated by commas, beside
+    /// localhost and the address in --listen. A request with another Host header is refused, so
+    /// that no web page reaches the server under a name of its own (DNS rebinding). `*` allows
+    /// every name. Without this setting a server that does not listen on loopback allows every
+    /// name.
+    allowed_hosts: HostNames = "";
 
     /// Labels that distinguish this server from others, as name=value pairs separated by commas.
     /// Federation, remote read and /api/v1/status/config return them.
     external_labels: LabelPairs = "";
 
-    /// Let HTTP clients delete series, clean up after deletes and take snapshots.
+    /// Let HTTP clients delete series, clean up after deletes, take snapshots, and delete or update
+    /// ranges in transactions.
     enable_admin_api: Switch = "false";
 
     /// Let HTTP clients stop the server with /-/quit and call /-/reload.

@@ -98,7 +98,7 @@ fn check_print<C: Settings>(flags: &[&str]) {
     }
 }
 
-const ODD_VALUES: [&str; 17] = [
+const ODD_VALUES: [&str; 18] = [
     "--memory=1000000000",
     "--retention=400d",
     "--fast-bytes-max=100000000",
@@ -110,6 +110,7 @@ const ODD_VALUES: [&str; 17] = [
     "--write-lenient",
     "--external-labels=region=eu,zone=\"b\" # c",
     "--cors-origin=https?://[^,]*",
+    "--allowed-hosts=db.example,10.0.0.1,::1",
     "--result-cache=0",
     "--enable-admin-api",
     "--enable-lifecycle=true",
@@ -125,20 +126,22 @@ fn printed_settings_are_a_configuration_file() {
     check_print::<ServeConfig>(&["--read-only", "--slow-tier=s3://bucket", "--memory=1GiB"]);
     check_print::<CacheConfig>(&[]);
     check_print::<CacheConfig>(&["--proxy=http://localhost:9090/p", "--settle=1m"]);
+    let paths = "--proxy-paths=/api/v1/admin/*,/b";
+    check_print::<CacheConfig>(&["--proxy=http://localhost:9090/p", paths, "--cors-origin=.*"]);
     check_print::<CacheConfig>(&["--token-file=/a b", "--partial-bytes-min=0"]);
 }
 
 #[test]
 fn printed_settings_name_sources_and_hide_passwords() {
-    let loaded = loaded::<CacheConfig>(
+    let first = loaded::<CacheConfig>(
         &["--proxy=http://user:hunter2@origin:9090"],
         &[("FIRN_CACHE_SIZE", "2GiB")],
         Some("memory: 64MiB\n\nsettle: 1m\n"),
     )
     .unwrap();
-    let printed = loaded.print();
+    let printed = first.print();
     assert!(!printed.contains("hunter2"), "{printed}");
-    assert!(!format!("{loaded:?}").contains("hunter2"));
+    assert!(!format!("{first:?}").contains("hunter2"));
     for (line, source) in [
         ("proxy: \"http://user:xxxxx@origin:9090/\"", "# flag"),
         ("size: 2GiB", "# FIRN_CACHE_SIZE"),
@@ -151,8 +154,36 @@ fn printed_settings_name_sources_and_hide_passwords() {
         assert!(found.ends_with(source), "{found}");
     }
     refused::<CacheConfig>(&["--proxy=ftp://user:hunter2@origin"], "--proxy: expected http://");
-    let error = loaded_error(&["--proxy=ftp://user:hunter2@origin"]);
-    assert!(!error.contains("hunter2"), "{error}");
+    for arg in [
+        "--proxy=ftp://user:hunter2@origin",
+        "--proxy=user:hunter2@origin",
+        "--proxy=hunter2@origin",
+        "--listen=http://user:hunter2@origin",
+        "--data=s3://user:hunter2@origin",
+        "--size=http://origin?password=hunter2",
+        "--allowed-hosts=user:hunter2@origin",
+    ] {
+        let error = loaded_error(&[arg]);
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    for proxy in ["http://hunter2@origin", "http://:hunter2@origin", "http:user:hunter2@origin"] {
+        let proxy = format!("--proxy={proxy}");
+        let token = loaded::<CacheConfig>(&[&proxy], &[], None).unwrap();
+        assert!(!format!("{token:?} {}", token.print()).contains("hunter2"), "{token:?}");
+        assert!(!format!("{:?}", token.config.values()).contains("hunter2"));
+    }
+    for tier in ["s3://key:hunter2@bucket", "s3://key:hunter2/bucket", "s3://b?key=hunter2"] {
+        let arg = format!("--slow-tier={tier}");
+        let error = loaded::<ServeConfig>(&[&arg], &[], None).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("AWS_SECRET_ACCESS_KEY") && !error.contains("hunter2"), "{error}");
+    }
+    let command = Flags::<CacheConfig>::augment_args(Command::new("firn"));
+    let matches = command.try_get_matches_from(["firn", "--proxy=http://u:hunter2@o"]).unwrap();
+    let flags = Flags::<CacheConfig>::from_arg_matches(&matches).unwrap();
+    assert!(!format!("{flags:?}").contains("hunter2"), "{flags:?}");
+    let file = ConfigFile::parse("f", "proxy: http://u:hunter2@o").unwrap();
+    assert!(!format!("{file:?}").contains("hunter2"), "{file:?}");
 }
 
 fn loaded_error(flags: &[&str]) -> String {
@@ -234,6 +265,9 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--slow-cache-bytes-max=1KiB", "expected at least 8MiB or \"0\""),
         ("--result-cache=1MiB", "--result-cache: expected at least 8MiB or \"0\", got \"1MiB\""),
         ("--cors-origin=(", "--cors-origin: expected a regular expression"),
+        ("--allowed-hosts=a,,b", "--allowed-hosts: expected host names"),
+        ("--allowed-hosts=a:80", "--allowed-hosts: expected host names or addresses without ports"),
+        ("--allowed-hosts=http://a", "--allowed-hosts: expected host names"),
         ("--external-labels=a=1,b", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=1,a=2", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=", "--external-labels: expected name=value pairs"),
@@ -254,13 +288,19 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         &["--proxy=nowhere"],
         "--proxy: expected http:// or https:// with a host",
     );
+    for paths in ["a", "/a,", "/a*/b", "/a?b", "*", "/%2e"] {
+        let arg = format!("--proxy-paths={paths}");
+        refused::<CacheConfig>(&["--proxy=http://x", &arg], "--proxy-paths: expected paths");
+    }
     refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
 #[test]
 fn a_setting_without_effect_is_refused_with_the_other_one() {
-    for arg in ["--settle=1m", "--answer-bytes-max=1MiB"] {
+    let with_proxy =
+        ["--settle=1m", "--answer-bytes-max=1MiB", "--cors-origin=a", "--proxy-paths=/a"];
+    for arg in with_proxy {
         refused::<CacheConfig>(&[arg], "has no effect without --proxy");
     }
     for arg in ["--idle=1m", "--value-bytes-max=1MiB", "--token-file=t"] {
@@ -301,7 +341,7 @@ fn the_defaults_are_those_of_the_library() {
     assert_eq!(config.group_by.0, ["job", "instance"]);
     assert_eq!((config.log_sync, config.log_streams), (LogSync::Always, Count(1)));
     assert_eq!(config.query_memory.0, config.memory.0 / 4);
-    assert!(config.cors_origin.0.matches("http://anywhere"));
+    assert!(config.cors_origin.get().is_none() && config.allowed_hosts.is_empty());
     assert!(!config.enable_admin_api.is_on() && !config.enable_lifecycle.is_on());
     let (options, library) = (database::options(&config, || ()), firndb::Options::default());
     assert_eq!(config.patches_max.to_usize(), library.tree.patches_max);

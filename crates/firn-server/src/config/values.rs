@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use firn_model::{Labels, MatchOp, Matcher};
+use firn_model::{Labels, MatchOp, Matcher, redacted};
 use firndb::LogDevice;
 use reqwest::Url;
 
@@ -66,7 +66,7 @@ pub trait SettingType: Debug + Display + FromStr<Err = ExpectedForm> {
         true
     }
 
-    /// The value without passwords.
+    /// The value without passwords, which `Display` hides too where there may be one.
     fn shown(&self) -> String {
         self.to_string()
     }
@@ -328,7 +328,10 @@ impl FromStr for Folder {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Folder, ExpectedForm> {
-        if text.is_empty() { expected("a folder") } else { Ok(Folder(text.into())) }
+        match text.is_empty() || text.contains("://") {
+            true => expected("a folder of the local file system"),
+            false => Ok(Folder(text.into())),
+        }
     }
 }
 
@@ -359,7 +362,10 @@ impl FromStr for FilePath {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<FilePath, ExpectedForm> {
-        if text.is_empty() { expected("a file") } else { Ok(FilePath(text.into())) }
+        match text.is_empty() || text.contains("://") {
+            true => expected("a file of the local file system"),
+            false => Ok(FilePath(text.into())),
+        }
     }
 }
 
@@ -397,6 +403,12 @@ impl FromStr for SlowTier {
         if text.is_empty() {
             return expected("a folder, or s3://, gs:// or az:// with bucket and prefix");
         }
+        if redacted(text) != text {
+            return expected(
+                "a folder, or a URL without credentials, which are variables of the environment, \
+                 such as AWS_SECRET_ACCESS_KEY",
+            );
+        }
         Ok(SlowTier(text.to_owned()))
     }
 }
@@ -429,6 +441,23 @@ impl OriginUrl {
     pub fn url(&self) -> &Url {
         &self.url
     }
+
+    /// Identifies the origin and the user, without the user's password: a cache file contains a
+    /// digest of it.
+    pub fn owner(&self) -> String {
+        if self.url.password().is_none() {
+            return self.text.clone();
+        }
+        let mut url = self.url.clone();
+        // Fails only for URLs without a host.
+        let _ = url.set_password(None);
+        url.to_string()
+    }
+
+    /// Whether it contains a user or a password.
+    pub fn has_credentials(&self) -> bool {
+        !self.url.username().is_empty() || self.url.password().is_some()
+    }
 }
 
 impl FromStr for OriginUrl {
@@ -449,9 +478,10 @@ impl FromStr for OriginUrl {
     }
 }
 
+/// Without passwords, as everywhere but in requests.
 impl Display for OriginUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.shown())
     }
 }
 
@@ -467,12 +497,15 @@ impl SettingType for OriginUrl {
     const IS_SECRET: bool = true;
 
     fn shown(&self) -> String {
-        if self.url.password().is_none() {
+        if !self.has_credentials() {
             return self.text.clone();
         }
         let mut url = self.url.clone();
-        // Fails only for URLs without a host.
-        let _ = url.set_password(Some("xxxxx"));
+        // A user alone is a token. Both fail only for URLs without a host.
+        let _ = match self.url.password() {
+            Some(_) => url.set_password(Some("xxxxx")),
+            None => url.set_username("xxxxx"),
+        };
         url.to_string()
     }
 }
@@ -570,6 +603,97 @@ impl SettingType for OriginPattern {
     const KIND: &'static str = "regular expression";
 }
 
+/// Host names and addresses between commas, without ports; `*` stands for all, an empty text for
+/// none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostNames(Vec<String>);
+
+impl HostNames {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `host` is one of them. Case does not count.
+    pub fn has(&self, host: &str) -> bool {
+        self.0.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(host))
+    }
+}
+
+impl FromStr for HostNames {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<HostNames, ExpectedForm> {
+        let names = text.split(',').map(str::trim).filter(|_| !text.is_empty());
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let is_name = |name: &String| {
+            let is_address = name.parse::<std::net::IpAddr>().is_ok();
+            let is_host_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            is_address || name == "*" || (!name.is_empty() && name.chars().all(is_host_char))
+        };
+        match names.iter().all(is_name) {
+            true => Ok(HostNames(names)),
+            false => expected("host names or addresses without ports between commas, or *"),
+        }
+    }
+}
+
+impl Display for HostNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+impl SettingType for HostNames {
+    const VALUE_NAME: &'static str = "HOSTS";
+    const KIND: &'static str = "list of host names";
+
+    fn is_on(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+/// Paths between commas; a final `*` stands for any rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPatterns(Vec<String>);
+
+impl PathPatterns {
+    /// Whether one of them matches `path`.
+    pub fn matches(&self, path: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => path == pattern,
+        })
+    }
+}
+
+impl FromStr for PathPatterns {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<PathPatterns, ExpectedForm> {
+        let patterns: Vec<String> = text.split(',').map(|path| path.trim().to_owned()).collect();
+        let is_pattern = |pattern: &String| {
+            let path = pattern.strip_suffix('*').unwrap_or(pattern);
+            path.starts_with('/') && !path.contains(['*', '?', '#', '%', '\\'])
+        };
+        match patterns.iter().all(is_pattern) {
+            true => Ok(PathPatterns(patterns)),
+            false => expected("paths such as /api/v1/admin/* between commas"),
+        }
+    }
+}
+
+impl Display for PathPatterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+impl SettingType for PathPatterns {
+    const VALUE_NAME: &'static str = "PATHS";
+    const KIND: &'static str = "list of paths";
+}
+
 /// When a write is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogSync {
@@ -655,6 +779,13 @@ pub struct Or<W, T> {
 pub trait Word: Debug {
     /// How it is typed.
     const TEXT: &'static str;
+}
+
+/// The word.
+impl<W, T> Default for Or<W, T> {
+    fn default() -> Or<W, T> {
+        Or { value: None, word: PhantomData }
+    }
 }
 
 impl<W: Word, T: Clone> Or<W, T> {

@@ -17,7 +17,7 @@ use crate::app::{App, clock_ms};
 use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::{Shared, ready};
+use crate::http::{Shared, client_of, ready};
 use crate::wire::json as api;
 use crate::wire::number::rfc3339;
 
@@ -37,6 +37,7 @@ pub(crate) fn routes() -> Routes {
 /// `delete_series`: hides the samples of all series that match, at once and for good.
 async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
@@ -54,7 +55,7 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         true => Ok(()),
         false => db.delete(&selectors, range).map(|report| {
             let (series, range) = (report.series, (range.start, range.end));
-            tracing::info!(series, ?range, ?selectors, "deleted");
+            tracing::info!(%client, series, ?range, ?selectors, "deleted series");
         }),
     });
     let deleted = deleted.await;
@@ -66,9 +67,11 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
 /// `clean_tombstones`: responds once no table contains deleted samples.
 async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     if let Err(response) = params(&app, request).await {
         return response;
     }
+    tracing::info!(%client, "cleaning up after deletes");
     // Not dropped with the request: the work continues after the client disconnects.
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
     let cleaned = run(&app, move |db| {
@@ -85,6 +88,7 @@ async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> 
 /// `snapshots/<name>` of ours.
 async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
@@ -104,7 +108,7 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
     let slow_tier = remote_place(app.config.slow_tier.location(), &name);
     let copied = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
-        copy(db, &folder, slow_tier.as_deref(), skip_head)
+        copy(db, &folder, slow_tier.as_deref(), skip_head, &client)
     });
     let copied = copied.await;
     caller.audit(&app.gate, "snapshot.take", &result_text(&copied), json!({ "name": name }));
@@ -123,10 +127,16 @@ pub(super) fn result_text<T>(done: &Result<T>) -> String {
     done.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned())
 }
 
-fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Result<()> {
+fn copy(
+    db: &Db,
+    folder: &Path,
+    slow_tier: Option<&str>,
+    skip_head: bool,
+    client: &str,
+) -> Result<()> {
     let report = db.copy_to(folder, slow_tier, skip_head)?;
     let (folder, slow_tier) = (folder.display(), slow_tier.unwrap_or("in the folder"));
-    tracing::info!(%folder, %slow_tier, ?report, "a snapshot was made");
+    tracing::info!(%client, %folder, %slow_tier, ?report, "made a snapshot");
     Ok(())
 }
 

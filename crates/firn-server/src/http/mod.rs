@@ -6,6 +6,7 @@ mod body;
 mod computed;
 mod federate;
 mod groups;
+pub(crate) mod guard;
 mod language;
 mod lifecycle;
 mod page;
@@ -28,16 +29,14 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
-use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, HeaderMap, HeaderValue, ORIGIN, VARY,
-};
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::header::{ALLOW, HeaderValue};
+use axum::http::{Extensions, Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
+use crate::net::ClientAddress;
 
 pub(crate) const API: &str = "/api/v1/";
 
@@ -45,6 +44,7 @@ pub(crate) type Shared = Arc<App>;
 
 /// The router: all routes, and the steps around every request.
 pub(crate) fn router(app: Shared) -> Router {
+    let guard = Arc::clone(&app.guard);
     let routes = table()
         .into_router()
         .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
@@ -54,7 +54,10 @@ pub(crate) fn router(app: Shared) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), around))
         .with_state(app);
     // The router itself names the methods of a path, after all layers of its own.
-    Router::new().fallback_service(routes).layer(from_fn(list_methods))
+    Router::new()
+        .fallback_service(routes)
+        .layer(from_fn(list_methods))
+        .layer(from_fn_with_state(guard, guard::guard))
 }
 
 /// The routes with their access: each file names its own, one line per path.
@@ -83,6 +86,12 @@ pub(crate) fn ready(app: &App) -> Result<&Ready, Response<Body>> {
     app.ready().ok_or_else(|| text(StatusCode::SERVICE_UNAVAILABLE, starting(app)))
 }
 
+/// The address of the client, for the log.
+pub(crate) fn client_of(extensions: &Extensions) -> String {
+    let client = extensions.get::<ClientAddress>();
+    client.map_or_else(|| "unknown".to_owned(), |client| client.0.to_string())
+}
+
 /// How far the start is.
 pub(crate) fn starting(app: &App) -> String {
     if app.opened().is_some() {
@@ -94,7 +103,7 @@ pub(crate) fn starting(app: &App) -> String {
     format!("Service Unavailable: starting, {done} of {total} bytes of log are read{left}\n")
 }
 
-/// Cross-origin headers, preflight answers, and counting.
+/// Answers to `OPTIONS`, and counting. The guard adds the headers of a preflight.
 async fn around(
     State(app): State<Shared>,
     path: Option<MatchedPath>,
@@ -103,17 +112,12 @@ async fn around(
 ) -> Response<Body> {
     request.extensions_mut().insert(Arc::clone(&app.gate));
     let unanswered = Unanswered::new(&app, path.as_ref());
-    let origin = request.headers().get(ORIGIN).cloned();
     let is_api = request.uri().path().starts_with(API);
     let mut response = if is_api && request.method() == Method::OPTIONS {
         no_content()
     } else {
         next.run(request).await
     };
-    let origin = origin.filter(|origin| {
-        origin.to_str().is_ok_and(|origin| app.config.cors_origin.0.matches(origin))
-    });
-    allow_origin(origin, response.headers_mut());
     for (name, value) in &app.gate.policy().headers {
         response.headers_mut().insert(name, value.clone());
     }
@@ -160,15 +164,4 @@ async fn list_methods(request: Request<Body>, next: Next) -> Response<Body> {
         }
     }
     response
-}
-
-fn allow_origin(origin: Option<HeaderValue>, headers: &mut HeaderMap) {
-    headers.append(VARY, HeaderValue::from_static("Origin"));
-    let Some(origin) = origin else { return };
-    let fixed = HeaderValue::from_static;
-    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, OPTIONS"));
-    headers
-        .insert(ACCESS_CONTROL_ALLOW_HEADERS, fixed("Accept, Authorization, Content-Type, Origin"));
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, fixed("Date"));
 }

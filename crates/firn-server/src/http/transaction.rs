@@ -17,7 +17,7 @@ use crate::http::auth::Caller;
 use crate::http::body::BodyLimit;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
-use crate::http::{Shared, body, ready};
+use crate::http::{Shared, body, client_of, ready};
 use serde_json::json;
 
 use crate::tally::{Protocol, Tally};
@@ -40,7 +40,8 @@ const SAMPLE_TEXT_BYTES: u64 = 48;
 /// The limits of a request.
 struct Limits {
     labels: LabelLimits,
-    may_delete: bool,
+    /// Deletes, and updates of ranges: one request may change everything.
+    may_administrate: bool,
 }
 
 /// The response.
@@ -48,6 +49,8 @@ struct Done {
     body: Vec<u8>,
     held: Reservation,
     report: CommitReport,
+    /// Deletes, and updates of ranges.
+    administrative_count: usize,
 }
 
 /// How one try ended.
@@ -73,9 +76,10 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         let why = format!("Content-Encoding {encoding:?} is not supported, send plain JSON\n");
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
     }
+    let client = client_of(&parts.extensions);
     let limits = Limits {
         labels: app.config.label_limits(),
-        may_delete: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
+        may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
     };
     let limit = BodyLimit::of(&app.config, false);
     let memory = (ready.db.budget(), Pool::Requests);
@@ -99,7 +103,12 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Err(error) => Err(error),
     };
     match done {
-        Ok(Done { body, held, report }) => {
+        Ok(Done { body, held, report, administrative_count }) => {
+            if administrative_count > 0 {
+                let (written, seq) = (report.written_samples, report.seq.map(|seq| seq.0));
+                let count = administrative_count;
+                tracing::info!(%client, count, written, seq, "committed deletes or range updates");
+            }
             let tally = Tally::of_stored(report.written_samples);
             app.telemetry.tallies.add(Protocol::Transactions, &tally);
             Payload::new(body, Packing::Plain, Some(held)).answer(StatusCode::OK, JSON)
@@ -121,13 +130,15 @@ fn carry_out(db: &Db, limits: &Limits, body: &[u8], audited: &mut Vec<String>) -
         db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
     let operations = decode(body, &limits.labels)?;
     audited.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
-    let is_delete =
-        |one: &Operation| matches!(one, Operation::Delete { .. } | Operation::DeleteRange { .. });
-    if let Some(idx) = operations.iter().position(is_delete)
-        && !limits.may_delete
+    if let Some(idx) = operations.iter().position(administrates)
+        && !limits.may_administrate
     {
+        let kind = match operations.get(idx) {
+            Some(Operation::UpdateRange { .. }) => "updates of ranges",
+            _ => "deletes",
+        };
         return Err(Error::invalid(format!(
-            "operation {idx}: deletes need a server that runs with --enable-admin-api, and role admin"
+            "operation {idx}: {kind} need a server that runs with --enable-admin-api, and role admin"
         )));
     }
     let refs = references(db, &operations)?;
@@ -142,7 +153,19 @@ fn carry_out(db: &Db, limits: &Limits, body: &[u8], audited: &mut Vec<String>) -
     };
     held.grow(given.iter().map(text_bytes).sum())?;
     let body = encode(report.seq.map(|seq| seq.0), &given);
-    Ok(Done { body, held, report })
+    let administrative_count = operations.iter().filter(|one| administrates(one)).count();
+    Ok(Done { body, held, report, administrative_count })
+}
+
+/// Whether an operation needs `--enable-admin-api`: it removes samples, or changes all samples of a
+/// selector.
+fn administrates(operation: &Operation) -> bool {
+    match operation {
+        Operation::Delete { .. }
+        | Operation::DeleteRange { .. }
+        | Operation::UpdateRange { .. } => true,
+        Operation::Read { .. } | Operation::Insert { .. } | Operation::Update { .. } => false,
+    }
 }
 
 /// An operation that the audit log names.

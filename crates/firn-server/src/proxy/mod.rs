@@ -2,18 +2,22 @@
 //!
 //! **Path of a range query**: identical concurrent requests become one (`flights`); the cached part
 //! of the answer is read from slabs on flash; the one missing range of steps is fetched from the
-//! origin, and its settled part is stored. All other requests are forwarded unchanged. The response
-//! is the JSON that the origin would send.
+//! origin, and its settled part is stored. The response is the JSON that the origin would send.
+//!
+//! Requests that `policy` lists are forwarded unchanged, others are refused. Headers of the
+//! connection are removed first, so that keys are made of the headers that the origin receives.
 //!
 //! Source: TSCache (PVLDB 2021), sections 3.2 (query and time range as key) and 3.3 (partial hits),
 //! as a proxy.
 //!
-//! Reading order: `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB; `origin`.
+//! Reading order: `policy`, `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB;
+//! `origin`.
 
 mod flights;
 mod influx;
 mod matrix;
 mod origin;
+mod policy;
 mod question;
 mod range;
 
@@ -41,14 +45,18 @@ use hyper::body::Frame;
 use parking_lot::Mutex;
 
 use self::flights::Flights;
-use self::origin::{FetchError, Fetched, Origin};
+use self::origin::{FetchError, Fetched, Origin, end_to_end};
+use self::policy::{Admitted, NotForwarded};
 use self::question::{Question, is_asked_at};
+use self::range::is_in_key;
 use crate::access::Gate;
-use crate::answer::{JSON, Packing, Payload, TEXT, text};
+use crate::answer::{JSON, Packing, Payload, TEXT, no_content, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
 use crate::http::auth;
+use crate::http::guard::{self, Guard};
 use crate::http::roles::{self, Access};
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, Service, serve};
 use crate::telemetry::{Counter, write_process};
@@ -81,6 +89,8 @@ struct ProxyState {
     origin: Origin,
     /// Users and TLS.
     gate: Arc<Gate>,
+    /// Refuses requests that a web page may have sent.
+    guard: Arc<Guard>,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
@@ -95,6 +105,7 @@ struct ProxyState {
 #[derive(Debug, Default)]
 struct ProxyCounters {
     passed: Counter,
+    refused: Counter,
     hits: Counter,
     partial_hits: Counter,
     misses: Counter,
@@ -123,10 +134,11 @@ impl Proxy {
     /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has
     /// the folder.
     pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
-        let owner = xxhash_rust::xxh3::xxh3_64(origin.to_string().as_bytes());
+        let owner = xxhash_rust::xxh3::xxh3_64(origin.owner().as_bytes());
         let origin = Origin::new(origin, &config)?;
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
         let budget = Budget::new(config.memory.0);
@@ -146,10 +158,13 @@ impl Proxy {
         gate.check_listener(bound.listen())?;
         let connections_max = config.connections_max.to_usize();
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
+        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &config.cors_origin);
+        let guard = Arc::new(guard.for_proxy());
         let shared = Arc::new(ProxyState {
             config,
             origin,
             gate,
+            guard: Arc::clone(&guard),
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
@@ -164,8 +179,12 @@ impl Proxy {
                 get(async |State(shared): State<Arc<ProxyState>>| metrics(&shared)),
             )
             .fallback(answer)
+            .method_not_allowed_fallback(async || {
+                text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
+            })
             .layer(from_fn_with_state(Arc::clone(&shared), guarded))
-            .with_state(Arc::clone(&shared));
+            .with_state(Arc::clone(&shared))
+            .layer(from_fn_with_state(guard, guard::guard));
         let service = serve(bound, router, connections_max);
         let reloaded = Arc::clone(&shared.gate);
         service.keep_current(&shared.gate, move || reloaded.reload())?;
@@ -206,6 +225,10 @@ async fn guarded(
     mut request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
+    // A browser sends no credentials with it. The guard has checked whether a page may send more.
+    if request.method() == Method::OPTIONS {
+        return no_content();
+    }
     request.extensions_mut().insert(Arc::clone(&shared.gate));
     let access = match request.uri().path() {
         METRICS_PATH => Access::Read,
@@ -227,15 +250,31 @@ async fn guarded(
 }
 
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
-    let (parts, body) = request.into_parts();
-    let is_asked = is_asked_at(parts.uri.path()) && !parts.headers.contains_key(CONTENT_ENCODING);
-    let is_form = parts.method == Method::POST && has_form(&parts.headers);
-    let is_plain = parts.method == Method::GET && body.is_end_stream();
-    if !is_asked || !(is_plain || is_form) {
+    let (mut parts, body) = request.into_parts();
+    parts.headers = end_to_end(&parts.headers);
+    let admitted = match policy::check(&parts, shared.config.proxy_paths.get().as_ref()) {
+        Ok(admitted) => admitted,
+        Err(refused) => return shared.refuse(&parts, &refused),
+    };
+    let reads_only = admitted == Admitted::IfStatementsRead;
+    let query = parts.uri.query().unwrap_or_default().as_bytes();
+    if reads_only && let Err(refused) = policy::check_statements(&[query]) {
+        return shared.refuse(&parts, &refused);
+    }
+    let has_plain_body = !parts.headers.contains_key(CONTENT_ENCODING);
+    let is_form = parts.method == Method::POST && has_plain_body && has_form(&parts.headers);
+    let is_plain = parts.method == Method::GET && has_plain_body && body.is_end_stream();
+    if reads_only && !is_form && !body.is_end_stream() {
+        return shared.refuse(&parts, &policy::unreadable_statements());
+    }
+    if !is_asked_at(parts.uri.path()) || !(is_plain || is_form) {
         return shared.pass(parts, body).await;
     }
     let form = match form(body).await {
         Form::Whole(form) => form,
+        Form::TooLong(_) if reads_only => {
+            return shared.refuse(&parts, &policy::unreadable_statements());
+        }
         Form::TooLong(body) => return shared.pass(parts, body).await,
         // A chunked body has no declared length: the origin would take the received part for all of
         // it.
@@ -243,6 +282,9 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
             return text(StatusCode::BAD_REQUEST, format!("the form was cut off: {why}\n"));
         }
     };
+    if reads_only && let Err(refused) = policy::check_statements(&[&form]) {
+        return shared.refuse(&parts, &refused);
+    }
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
@@ -279,6 +321,10 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
                 ),
             }
         }
+        // It may have a cookie or be another client's own.
+        Answered::AsIs(fetched, _held) if !is_own && !fetched.may_be_shared(is_in_key) => {
+            shared.pass(parts, Body::from(form)).await
+        }
         Answered::AsIs(fetched, _held) => fetched.answer(),
         Answered::Pass => shared.pass(parts, Body::from(form)).await,
         Answered::Failed(why) => shared.origin.unreachable(&why),
@@ -286,6 +332,11 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
 }
 
 impl ProxyState {
+    fn refuse(&self, parts: &Parts, refused: &NotForwarded) -> Response<Body> {
+        self.numbers.refused.add(1);
+        guard::refused(refused.status, &refused.what, parts.uri.path())
+    }
+
     async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
         self.numbers.passed.add(1);
         self.origin.pass(parts, body).await
@@ -328,7 +379,7 @@ impl ProxyState {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
         };
-        if fetched.status == StatusCode::OK {
+        if fetched.status == StatusCode::OK && fetched.may_be_shared(is_in_key) {
             let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
             self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
@@ -442,6 +493,11 @@ fn metrics(shared: &ProxyState) -> Response<Body> {
             &numbers.passed,
         ),
         (
+            "firn_proxy_refused_requests_total",
+            "Requests refused because their path, method or statement is not forwarded.",
+            &numbers.refused,
+        ),
+        (
             "firn_proxy_collapsed_requests_total",
             "Requests that shared the response of an identical concurrent request.",
             &numbers.collapsed,
@@ -464,6 +520,7 @@ fn metrics(shared: &ProxyState) -> Response<Body> {
             .map(|size| size.0)
             .unwrap_or_else(|| shared.break_even.lock().bytes_min() / STORED_SHARE) as f64,
     );
+    shared.guard.write_text(&mut out);
     crate::stats::write_store(&shared.store.stats(), &mut out);
     let mut response = Response::new(Body::from(out.finish()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));

@@ -1,4 +1,6 @@
 //! A query that the cache supports: PromQL or InfluxQL.
+//!
+//! Its key is made of the headers that the origin receives.
 
 use axum::http::request::Parts;
 use firn_cache::Store;

@@ -2,6 +2,7 @@
 //! its status and message.
 
 mod admin;
+mod browsers;
 mod client;
 mod federation;
 mod groups;

@@ -30,6 +30,7 @@ mod replay;
 mod replaying;
 mod result_cache;
 mod scrapes;
+mod secrets;
 mod strace;
 mod tiers;
 mod tls;
