@@ -321,7 +321,7 @@ mod tests {
         disk.open("a/b/file", OpenMode::Create).unwrap();
         let _lock = disk.lock().unwrap();
         let bucket = crate::FolderBucket::open(folder.path().join("slow")).unwrap();
-        let bytes = std::sync::Arc::from(*b"x");
+        let bytes = Arc::from(*b"x");
         crate::Bucket::put(&bucket, "t/1", bytes, crate::PutMode::Create).unwrap();
         for (path, mode) in [
             ("some", 0o700),

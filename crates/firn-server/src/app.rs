@@ -17,6 +17,7 @@ use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
 use crate::metrics_text::{Kind, MetricsText};
+use crate::net::{ConnectionLimits, ConnectionTable};
 use crate::target::Target;
 use crate::telemetry::{Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
@@ -32,6 +33,8 @@ pub(crate) struct App {
     pub(crate) listen: SocketAddr,
     /// Refuses requests that a web page may have sent.
     pub(crate) guard: Arc<Guard>,
+    /// The connections of the main listener.
+    pub(crate) connections: Arc<ConnectionTable>,
     pub(crate) progress: RecoveryProgress,
     pub(crate) telemetry: Telemetry,
     /// Users and TLS.
@@ -87,6 +90,10 @@ impl App {
     ) -> App {
         let interval = config.self_scrape_interval();
         App {
+            connections: ConnectionTable::new(ConnectionLimits::new(
+                config.connections_max.to_usize(),
+                config.connections_per_client_max.get().map(|max| max.to_usize()),
+            )),
             target: interval.map(|interval| Target::new(listen, interval.duration())),
             on_idle,
             started_ms: clock_ms(),
@@ -204,6 +211,7 @@ impl App {
         let ready = self.ready();
         text.gauge("firn_ready", "1 if the database is open.", f64::from(ready.is_some()));
         write_process(&mut text);
+        self.connections.write_text(&mut text);
         self.telemetry.write_text(&mut text);
         self.gate.write_text(&mut text);
         if let Some(log) = &self.query_log {

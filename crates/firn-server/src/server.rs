@@ -14,8 +14,11 @@ use crate::app::App;
 use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
+use crate::http::{Face, HTTP};
 use crate::machine;
-use crate::net::{self, BoundService, Service, Stopping, stopped, terminated};
+use crate::net::{
+    self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
+};
 use crate::self_scrape;
 
 /// A server and its database. Dropping it without [`Server::stop`] is like a crash: no acknowledged
@@ -25,7 +28,12 @@ pub struct Server {
     app: Arc<App>,
     opened: Option<oneshot::Receiver<Result<()>>>,
     service: Service,
+    /// The listener of `--admin-listen`.
+    admin: Option<Service>,
 }
+
+// Of the listener of `--admin-listen`: monitoring, and an administrator.
+const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Server {
     /// Listens at once, so that clients can follow the progress of the start, and opens the
@@ -39,19 +47,39 @@ impl Server {
         let query_log = config.query_log.get().map(|path| LineLog::open(&path.0, "--query-log"));
         let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?.with_gate(&gate);
         gate.check_listener(bound.listen())?;
+        let admin_bound = match config.admin_listen.get() {
+            Some(address) => {
+                let bound = BoundService::bind_small("firn-admin", address.0, on_idle)
+                    .map_err(|e| e.context("--admin-listen"))?
+                    .with_gate(&gate);
+                gate.check_listener(bound.listen())?;
+                Some(bound)
+            }
+            None => None,
+        };
         let logs = (gate, query_log.transpose()?);
         let app = Arc::new(App::new(config, on_idle, bound.listen(), logs));
-        let connections_max = app.config.connections_max.to_usize();
-        let service = net::serve(bound, http::router(Arc::clone(&app)), connections_max);
+        let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };
+        let router = http::router(Arc::clone(&app), face);
+        let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
+        let admin = admin_bound.map(|bound| {
+            let table = ConnectionTable::new(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX, None));
+            net::serve(bound, table, http::router(Arc::clone(&app), Face::Admin), HTTP)
+        });
         let reloaded = Arc::clone(&app);
         service.keep_current(&app.gate, move || reloaded.reload())?;
         let opened = open(&app, &service)?;
-        Ok(Server { app, opened: Some(opened), service })
+        Ok(Server { app, opened: Some(opened), service, admin })
     }
 
     /// The address of the socket, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
         self.service.listen()
+    }
+
+    /// The address of the listener of `--admin-listen`.
+    pub fn admin_listen(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(Service::listen)
     }
 
     /// Whether the address speaks TLS.
@@ -104,7 +132,7 @@ impl Server {
     /// that were not flushed.
     pub fn stop(self) -> Result<()> {
         let app = self.app;
-        self.service.stop(|| {
+        let closed = self.service.stop(|| {
             app.stop_being_ready();
             app.gate.stop();
             match app.opened() {
@@ -114,7 +142,12 @@ impl Server {
                 }
                 None => Ok(()),
             }
-        })
+        });
+        // Last, so that it answers until the end.
+        if let Some(admin) = self.admin {
+            admin.stop(|| ());
+        }
+        closed
     }
 }
 

@@ -27,7 +27,7 @@ use crate::config::{CacheConfig, Or};
 use crate::http::guard::Guard;
 use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::net::{Accepted, BoundService, Service, Stopping};
+use crate::net::{Accepted, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
 
 /// The folder of the points below the cache's folder.
@@ -61,7 +61,10 @@ struct ServerState {
     /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
     /// regardless of its neighbours.
     read_bytes_max: u64,
-    /// KiB of memory for values in flight.
+    /// KiB of memory for values that arrive. Their clients may take their time; `room` does not
+    /// wait for them.
+    arriving: Arc<Semaphore>,
+    /// KiB of memory for decoded values and responses.
     room: Arc<Semaphore>,
     room_kib: u32,
     numbers: CommandCounters,
@@ -116,7 +119,10 @@ impl CacheServer {
         let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
-        let connections_max = config.connections_max.to_usize();
+        let table = ConnectionTable::new(ConnectionLimits::new(
+            config.connections_max.to_usize(),
+            config.connections_per_client_max.get().map(|max| max.to_usize()),
+        ));
         let guard = Guard::new(bound.listen(), &config.allowed_hosts, &Or::default());
         let shared = Arc::new(ServerState {
             config,
@@ -126,6 +132,9 @@ impl CacheServer {
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
+            arriving: Arc::new(Semaphore::new(
+                room_kib as usize / connection::VALUE_WEIGHT as usize,
+            )),
             room: Arc::new(Semaphore::new(room_kib as usize)),
             room_kib,
             numbers: CommandCounters::default(),
@@ -134,9 +143,9 @@ impl CacheServer {
         });
         let served = Arc::clone(&shared);
         let gate = Arc::clone(&shared.gate);
-        let service = bound.with_gate(&gate).start(connections_max, move |accepted, stopping| {
-            serve(accepted, Arc::clone(&served), stopping)
-        });
+        let service = bound
+            .with_gate(&gate)
+            .start(table, move |accepted, stopping| serve(accepted, Arc::clone(&served), stopping));
         let reloaded = Arc::clone(&gate);
         service.keep_current(&gate, move || reloaded.reload())?;
         Ok(CacheServer { service, shared })
@@ -171,7 +180,7 @@ impl CacheServer {
 /// Serves one client until it disconnects or the server stops.
 async fn serve(accepted: Accepted, shared: Arc<ServerState>, stopping: Stopping) {
     shared.numbers.connections.rise();
-    Connection::new(accepted, &shared).run(stopping).await;
+    Connection::new(accepted, &shared, stopping).run().await;
     shared.numbers.connections.fall();
 }
 

@@ -25,6 +25,62 @@ fn config(folder: &std::path::Path) -> CacheConfig {
     from_flags(&flags).unwrap()
 }
 
+/// Clients that announce values and send nothing hold no memory.
+#[test]
+fn silent_sets_delay_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "16MiB"),
+        ("memory", "16MiB"),
+        ("value-bytes-max", "8MiB"),
+    ];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    let mut silent: Vec<Client> = (0..40).map(|_| Client::new(&server)).collect();
+    for client in &mut silent {
+        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
+        client.send("set k 0 0 9 json 8000000\r\n[");
+    }
+    let mut client = Client::new(&server);
+    // Without the mend the answer comes after a minute.
+    client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    assert_eq!(client.set("k", 0, 9, "[[1,2]]"), "STORED 0 9");
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    server.stop().unwrap();
+}
+
+/// Connections that have not sent the token take no place from one that has.
+#[test]
+fn clients_without_the_token_shut_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, token) = (folder.path().join("cache"), folder.path().join("token"));
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let (data, token) = (data.display().to_string(), token.display().to_string());
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "16MiB"),
+        ("connections-max", "2"),
+        ("token-file", &token),
+    ];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    let mut trusted = Client::new(&server);
+    assert_eq!(trusted.ask("auth s3cret\r\n"), "OK");
+    let mut strangers: Vec<Client> = (0..300).map(|_| Client::new(&server)).collect();
+    for client in strangers.iter_mut().step_by(2) {
+        let _ = client.0.get_mut().write_all(b"auth ");
+    }
+    let mut client = Client::new(&server);
+    client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    assert_eq!(client.ask("auth s3cret\r\n"), "OK");
+    assert_eq!(client.set("k", 0, 9, "[[1,2]]"), "STORED 0 9");
+    assert_eq!(trusted.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    assert!(strangers[0].is_closed(), "it made room for newer ones");
+    server.stop().unwrap();
+}
+
 struct Client(BufReader<TcpStream>);
 
 impl Client {

@@ -46,8 +46,14 @@ settings! {
     /// Memory for the cache's index and for points that wait for the disk.
     memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
-    /// Connections that are open at the same time. Further ones wait.
+    /// Connections with requests at the same time. Beyond it the oldest connection between two
+    /// requests is closed, and further requests wait. Metrics are answered in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
+
+    /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
+    /// --connections-max, and all of it for clients on this machine.
+    connections_per_client_max: Or<Measured, Count> = "auto",
+        unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Smallest part of a request that the cache returns. For smaller parts the client, or the
     /// database behind the proxy, computes the whole response. A get may name another size. `auto`
@@ -99,6 +105,9 @@ settings! {
 
     /// File with a certificate and its key, both in PEM form, that the origin demands from clients.
     origin_identity_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
+    /// Time after which a database that does not respond, or stops in the middle of a response, has
+    /// failed.
+    origin_timeout: Span = "5m", only_with("proxy", "--proxy");
 
     section "Without --proxy";
 

@@ -8,7 +8,8 @@ use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
     Address, ByteSize, Count, Device, FilePath, Folder, Forever, HostNames, LabelNames, LabelPairs,
-    LogSync, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Zero,
+    LogSync, Measured, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited,
+    Unset, Zero,
 };
 use crate::access::GateOptions;
 use crate::machine;
@@ -215,8 +216,19 @@ settings! {
     /// Address and port to listen on. Port 0 selects a free one.
     listen: Address = "127.0.0.1:9420";
 
-    /// Connections that are open at the same time. Further ones wait.
+    /// Address and port of a second listener, for health, readiness and metrics, which has a thread
+    /// of its own. /-/quit, /-/reload and /api/v1/admin are then served only there.
+    admin_listen: Or<Unset, Address> = "none";
+
+    /// Connections with requests at the same time. Beyond it the oldest connection between two
+    /// requests is closed, and further requests wait. Health, readiness and metrics are answered
+    /// in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
+
+    /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
+    /// --connections-max, and all of it for clients on this machine.
+    connections_per_client_max: Or<Measured, Count> = "auto",
+        unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Origins whose web pages may send requests and read responses: a regular expression for the
     /// whole origin, such as https://grafana.example. `none` allows only the page of this server.

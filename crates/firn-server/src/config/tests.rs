@@ -276,6 +276,9 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--log-device=disk", "--log-device: expected file, or memory:"),
         ("--write-lenient=yes", "--write-lenient: expected true or false, got \"yes\""),
         ("--listen=nowhere", "--listen: expected an IP address and a port such as 127.0.0.1:9420"),
+        ("--listen=localhost:+1", "--listen: expected an IP address and a port"),
+        ("--listen=:65536", "--listen: expected an IP address and a port"),
+        ("--listen=example.org:80", "--listen: expected an IP address and a port"),
         ("--slow-tier=", "--slow-tier: expected a folder, or s3://"),
     ] {
         refused::<ServeConfig>(&[arg], expected);
@@ -393,4 +396,19 @@ fn the_yaml_has_external_labels_where_prometheus_has_them() {
                   firn:\n  data: \"./firn-data\"\n";
     assert!(yaml.starts_with(global), "{yaml}");
     assert!(yaml.contains("\n  label-value-bytes-max: \"4KiB\"\n"), "{yaml}");
+}
+
+#[test]
+fn an_address_has_short_forms() {
+    let f = |text: &str, want: &str| {
+        let address = text.parse::<Address>().unwrap();
+        assert_eq!(address.to_string(), want, "{text}");
+        assert_eq!(address.to_string().parse(), Ok(address));
+    };
+    f("localhost:9420", "127.0.0.1:9420");
+    f("9420", "127.0.0.1:9420");
+    f("127.0.0.1:0", "127.0.0.1:0");
+    f("[::1]:9420", "[::1]:9420");
+    let everywhere = ":9420".parse::<Address>().unwrap().0;
+    assert!(everywhere.ip().is_unspecified() && everywhere.port() == 9420);
 }

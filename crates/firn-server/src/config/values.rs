@@ -12,7 +12,7 @@
 
 use std::fmt::{self, Debug, Display};
 use std::marker::PhantomData;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -296,7 +296,8 @@ impl SettingType for Switch {
     }
 }
 
-/// An IP address and a port.
+/// An IP address and a port. `localhost:9420` and `9420` are addresses of this machine only, and
+/// `:9420` is every address of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub SocketAddr);
 
@@ -304,8 +305,29 @@ impl FromStr for Address {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Address, ExpectedForm> {
-        let parsed = text.parse().map(Address);
-        parsed.or_else(|_| expected("an IP address and a port such as 127.0.0.1:9420"))
+        let (host, port) = text.rsplit_once(':').unwrap_or(("localhost", text));
+        let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+        let ip = match host {
+            "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            "" => Some(unspecified()),
+            _ => None,
+        };
+        let short = ip.zip(port.parse().ok().filter(|_| is_number)).map(SocketAddr::from);
+        short.or_else(|| text.parse().ok()).map(Address).ok_or_else(|| {
+            ExpectedForm(
+                "an IP address and a port such as 127.0.0.1:9420 or [::1]:9420, or localhost:9420, \
+                 or :9420 for all addresses"
+                    .to_owned(),
+            )
+        })
+    }
+}
+
+/// Every address of this machine: of both families where there is IPv6.
+fn unspecified() -> IpAddr {
+    match Path::new("/proc/net/if_inet6").exists() {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -15,12 +15,20 @@ use crate::http::auth::Caller;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, starting};
 
-/// The routes of this file.
-pub(crate) fn routes() -> Routes {
+/// Paths that are answered at every limit of connections.
+pub(crate) const HEALTH_PATHS: &[&str] = &["/-/healthy", "/-/ready", "/metrics"];
+
+/// The routes of [`HEALTH_PATHS`].
+pub(crate) fn health_routes() -> Routes {
     Routes::new()
         .route(Access::ReadServer, Methods::Get, "/metrics", metrics)
         .route(Access::Open, Methods::Get, "/-/healthy", healthy)
         .route(Access::Open, Methods::Get, "/-/ready", ready)
+}
+
+/// The other routes of this file.
+pub(crate) fn routes() -> Routes {
+    Routes::new()
         .route(Access::Admin, Methods::PostPut, "/-/reload", reload)
         .route(Access::Admin, Methods::Get, "/-/reload", not_by_get)
         .route(Access::Admin, Methods::PostPut, "/-/quit", quit)

@@ -30,24 +30,39 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
 use axum::http::header::{ALLOW, HeaderValue};
-use axum::http::{Extensions, Method, Request, Response, StatusCode};
+use axum::http::{Extensions, Method, Request, Response, StatusCode, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
-use crate::net::ClientAddress;
+use crate::net::{ClientAddress, HttpOptions};
 
 pub(crate) const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;
 
-/// The router: all routes, and the steps around every request.
-pub(crate) fn router(app: Shared) -> Router {
+/// The routes of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Face {
+    /// All of them.
+    Whole,
+    /// Those that do not need [`Face::Admin`].
+    Public,
+    /// Health, metrics, the lifecycle and the admin API.
+    Admin,
+}
+
+/// How requests of the database are answered.
+pub(crate) const HTTP: HttpOptions =
+    HttpOptions { open_paths: lifecycle::HEALTH_PATHS, explains_errors: true };
+
+/// The router of a listener: its routes, and the steps around every request.
+pub(crate) fn router(app: Shared, face: Face) -> Router {
     let guard = Arc::clone(&app.guard);
-    let routes = table()
+    let routes = table(face)
         .into_router()
-        .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
+        .fallback(async move |uri: Uri| not_found(face, uri.path()))
         .method_not_allowed_fallback(async || {
             text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
         })
@@ -60,12 +75,34 @@ pub(crate) fn router(app: Shared) -> Router {
         .layer(from_fn_with_state(guard, guard::guard))
 }
 
-/// The routes with their access: each file names its own, one line per path.
-pub(crate) fn table() -> Routes {
+fn not_found(face: Face, path: &str) -> Response<Body> {
+    let is_admin = path.starts_with("/api/v1/admin/") || matches!(path, "/-/quit" | "/-/reload");
+    text(
+        StatusCode::NOT_FOUND,
+        match face {
+            Face::Public if is_admin => "this path is served on the address of --admin-listen\n",
+            _ => "404 page not found\n",
+        },
+    )
+}
+
+/// The routes of a listener with their access: each file names its own, one line per path.
+pub(crate) fn table(face: Face) -> Routes {
+    let health = lifecycle::health_routes();
+    match face {
+        Face::Whole => health.merge(admin_routes()).merge(public_routes()),
+        Face::Public => health.merge(public_routes()),
+        Face::Admin => health.merge(admin_routes()),
+    }
+}
+
+fn admin_routes() -> Routes {
+    admin::routes().merge(lifecycle::routes())
+}
+
+fn public_routes() -> Routes {
     Routes::new()
         .route(Access::Read, Methods::Get, "/", page::page)
-        .merge(admin::routes())
-        .merge(lifecycle::routes())
         .merge(query::routes())
         .merge(read::routes())
         .merge(rules::routes())

@@ -11,7 +11,7 @@ use axum::http::{Method, Request};
 use axum::middleware::{Next, from_fn};
 use axum::routing::{MethodFilter, on};
 
-use crate::http::{Shared, auth};
+use crate::http::{Face, Shared, auth};
 
 /// The access that an endpoint needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,7 +123,7 @@ pub(crate) fn access_of(method: &Method, path: &str) -> Access {
         });
         is_equal && given.next().is_none()
     };
-    let table = TABLE.get_or_init(|| crate::http::table().table);
+    let table = TABLE.get_or_init(|| crate::http::table(Face::Whole).table);
     let row = table.iter().find(|(pattern, methods, _)| has_method(methods) && is_path(pattern));
     row.map_or(Access::Admin, |(_, _, access)| *access)
 }
@@ -160,7 +160,7 @@ mod tests {
 
     /// The table as the page shows it.
     fn page_table() -> String {
-        let mut rows = crate::http::table().table;
+        let mut rows = crate::http::table(Face::Whole).table;
         rows.sort_unstable();
         let row = |(path, methods, access): (&str, Methods, Access)| {
             let methods = match methods {

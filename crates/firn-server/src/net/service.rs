@@ -1,16 +1,18 @@
 //! The runtime, the listener, the accept loop with its limit, signals, and the stop.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::Transport;
+use super::table::{ConnectionHandle, ConnectionTable};
 use super::tls::secured;
 use crate::access::{Gate, POLL_INTERVAL};
 
@@ -29,6 +31,7 @@ pub(crate) type Stopping = watch::Receiver<bool>;
 pub(crate) struct Accepted {
     pub(crate) transport: Transport,
     pub(crate) client: SocketAddr,
+    pub(crate) handle: Arc<ConnectionHandle>,
 }
 
 /// A listener whose connections wait to be accepted.
@@ -60,7 +63,30 @@ impl BoundService {
         listen: SocketAddr,
         on_idle: fn(),
     ) -> Result<BoundService> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        BoundService::bind_with(Builder::new_multi_thread(), thread_name, listen, on_idle)
+    }
+
+    /// The same with one thread.
+    ///
+    /// # Errors
+    /// As [`BoundService::bind`].
+    pub(crate) fn bind_small(
+        thread_name: &str,
+        listen: SocketAddr,
+        on_idle: fn(),
+    ) -> Result<BoundService> {
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(1);
+        BoundService::bind_with(builder, thread_name, listen, on_idle)
+    }
+
+    fn bind_with(
+        mut builder: Builder,
+        thread_name: &str,
+        listen: SocketAddr,
+        on_idle: fn(),
+    ) -> Result<BoundService> {
+        let runtime = builder
             .thread_name(thread_name)
             .thread_keep_alive(BLOCKING_IDLE)
             .on_thread_park(on_idle)
@@ -70,13 +96,7 @@ impl BoundService {
         let bound = runtime.block_on(TcpListener::bind(listen));
         let (listener, listen) = bound
             .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
-            .map_err(|e| {
-                let what = format!(
-                    "cannot listen on {listen}; stop the program that uses this address, or choose \
-                     another one with --listen"
-                );
-                Error::unavailable(what).because(e)
-            })?;
+            .map_err(|e| Error::unavailable(cannot_listen(listen, e.kind())).because(e))?;
         Ok(BoundService { runtime, listener, listen, gate: Arc::default() })
     }
 
@@ -90,19 +110,19 @@ impl BoundService {
         self.listen
     }
 
-    /// Accepts connections, `connections_max` at the same time, and runs `serve` for each until it
-    /// ends. `serve` must end soon after the stop.
+    /// Accepts connections within the limits of `table`, and runs `serve` for each until it ends.
+    /// `serve` must end soon after the stop.
     pub(crate) fn start<F>(
         self,
-        connections_max: usize,
-        serve: impl Fn(Accepted, Stopping) -> F + Send + Sync + 'static,
+        table: Arc<ConnectionTable>,
+        serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + 'static,
     ) -> Service
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let BoundService { runtime, listener, listen, gate } = self;
         let (stop, stopping) = watch::channel(false);
-        let accepting = runtime.spawn(accept((listener, gate), connections_max, stopping, serve));
+        let accepting = runtime.spawn(accept((listener, gate), table, stopping, serve));
         Service { runtime, listen, stop, accepting }
     }
 }
@@ -230,40 +250,60 @@ pub(crate) async fn stopped(stopping: &mut Stopping) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
+fn cannot_listen(listen: SocketAddr, why: io::ErrorKind) -> String {
+    let way_out = match why {
+        io::ErrorKind::AddrInUse => {
+            "stop the program that uses this address, or choose another one with --listen"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need rights: choose a higher one with --listen, or grant the program \
+             the capability CAP_NET_BIND_SERVICE"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine has no such address: choose one of its own with --listen, or \
+             127.0.0.1 for clients on this machine only"
+        }
+        _ => "choose another address with --listen",
+    };
+    format!("cannot listen on {listen}; {way_out}")
+}
+
 async fn accept<F>(
     (listener, gate): (TcpListener, Arc<Gate>),
-    connections_max: usize,
+    table: Arc<ConnectionTable>,
     mut stopping: Stopping,
-    serve: impl Fn(Accepted, Stopping) -> F + Send + Sync + 'static,
+    serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + 'static,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(connections_max));
-    let serve = Arc::new(serve);
     let mut connections = JoinSet::new();
     loop {
-        // Taken before accepting: a client beyond the limit waits in the system's queue.
         let accepting = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
-            Some((listener.accept().await, permit))
+            let (stream, client) = listener.accept().await?;
+            // A listener of both families reports IPv4 addresses as IPv6 ones.
+            let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+            // At the limit of pending connections, further clients wait in the system's queue.
+            Ok::<_, io::Error>((stream, client, table.enter(client).await))
         };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = stopped(&mut stopping) => break,
-            accepted = accepting => match accepted {
-                Some(accepted) => accepted,
-                None => break,
-            },
+            accepted = accepting => accepted,
         };
         match accepted {
-            Ok((stream, client)) => {
-                let (serve, gate, stopping) =
-                    (Arc::clone(&serve), Arc::clone(&gate), stopping.clone());
+            Ok((stream, client, handle)) => {
+                let (serve, gate, stopping) = (serve.clone(), Arc::clone(&gate), stopping.clone());
                 connections.spawn(async move {
+                    let handle = Arc::new(handle);
                     // The handshake is a part of the connection, so that it delays no other one.
-                    if let Some(transport) = secured(stream, &gate).await {
-                        serve(Accepted { transport, client }, stopping).await;
+                    let serving = async {
+                        let Some(transport) = secured(stream, &gate).await else { return };
+                        let handle = Arc::clone(&handle);
+                        serve(Accepted { transport, client, handle }, stopping).await;
+                    };
+                    tokio::select! {
+                        () = serving => {}
+                        () = handle.evicted() => {}
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
@@ -274,6 +314,7 @@ async fn accept<F>(
         while connections.try_join_next().is_some() {}
     }
     drop(listener);
+    table.close();
     let finished = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, finished).await.is_err() {
         tracing::warn!("cut off connections that were open {} s after the stop", GRACE.as_secs());
@@ -288,10 +329,13 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::net::ConnectionLimits;
 
     /// Echoes bytes until the client is done, or until the stop.
     async fn echo(accepted: Accepted, mut stopping: Stopping) {
         let mut stream = accepted.transport;
+        accepted.handle.set_busy();
+        accepted.handle.admit().await.unwrap();
         let mut buffer = [0; 16];
         loop {
             tokio::select! {
@@ -307,7 +351,8 @@ mod tests {
     #[test]
     fn a_client_beyond_the_limit_waits_and_a_stop_closes_all() {
         let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
-        let service = bound.start(1, echo);
+        let table = ConnectionLimits::new(1, None);
+        let service = bound.start(ConnectionTable::new(table), echo);
         let exchange = |client: &mut Client| {
             let mut received = [0; 1];
             client.write_all(b"x").and_then(|()| client.read_exact(&mut received)).unwrap();
@@ -329,8 +374,14 @@ mod tests {
         let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
         let error = BoundService::bind("test", bound.listen(), || ()).unwrap_err().to_string();
         assert!(
-            error.contains(&bound.listen().to_string()) && error.contains("--listen"),
+            error.contains(&bound.listen().to_string()) && error.contains("stop the program"),
             "{error}"
         );
+        let f = |listen: &str, kind: io::ErrorKind, what: &str| {
+            let told = cannot_listen(listen.parse().unwrap(), kind);
+            assert!(told.contains(listen) && told.contains(what), "{told}");
+        };
+        f("0.0.0.0:80", io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE");
+        f("192.0.2.1:9420", io::ErrorKind::AddrNotAvailable, "no such address");
     }
 }

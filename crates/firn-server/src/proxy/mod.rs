@@ -58,15 +58,19 @@ use crate::http::guard::{self, Guard};
 use crate::http::roles::{self, Access};
 use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::net::{BoundService, Service, serve};
+use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
 use crate::telemetry::{Counter, write_process};
 
 /// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
 /// Path of the proxy's own metrics. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
+/// Errors without a text are the origin's.
+const HTTP: HttpOptions = HttpOptions { open_paths: &[METRICS_PATH], explains_errors: false };
 /// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
+/// Memory of a form, in multiples of its length: as received, as pairs, as the question.
+const FORM_WEIGHT: u64 = 4;
 /// Memory of an answer in flight, in multiples of its length: as received, as values, as sent.
 const ANSWER_WEIGHT: u64 = 6;
 /// Memory of all answers in flight, in multiples of the longest one that is parsed.
@@ -156,7 +160,10 @@ impl Proxy {
         let gate = Arc::new(Gate::open(config.gate_options(false), on_idle)?);
         let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?.with_gate(&gate);
         gate.check_listener(bound.listen())?;
-        let connections_max = config.connections_max.to_usize();
+        let table = ConnectionTable::new(ConnectionLimits::new(
+            config.connections_max.to_usize(),
+            config.connections_per_client_max.get().map(|max| max.to_usize()),
+        ));
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
         let guard = Guard::new(bound.listen(), &config.allowed_hosts, &config.cors_origin);
         let guard = Arc::new(guard.for_proxy());
@@ -185,7 +192,7 @@ impl Proxy {
             .layer(from_fn_with_state(Arc::clone(&shared), guarded))
             .with_state(Arc::clone(&shared))
             .layer(from_fn_with_state(guard, guard::guard));
-        let service = serve(bound, router, connections_max);
+        let service = serve(bound, table, router, HTTP);
         let reloaded = Arc::clone(&shared.gate);
         service.keep_current(&shared.gate, move || reloaded.reload())?;
         Ok(Proxy { service, shared })
@@ -270,8 +277,8 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
     if !is_asked_at(parts.uri.path()) || !(is_plain || is_form) {
         return shared.pass(parts, body).await;
     }
-    let form = match form(body).await {
-        Form::Whole(form) => form,
+    let (form, _held) = match form(body, &shared.answers).await {
+        Form::Whole(form, held) => (form, held),
         Form::TooLong(_) if reads_only => {
             return shared.refuse(&parts, &policy::unreadable_statements());
         }
@@ -325,7 +332,7 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
         Answered::AsIs(fetched, _held) if !is_own && !fetched.may_be_shared(is_in_key) => {
             shared.pass(parts, Body::from(form)).await
         }
-        Answered::AsIs(fetched, _held) => fetched.answer(),
+        Answered::AsIs(fetched, held) => fetched.answer(held),
         Answered::Pass => shared.pass(parts, Body::from(form)).await,
         Answered::Failed(why) => shared.origin.unreachable(&why),
     }
@@ -447,25 +454,28 @@ impl HttpBody for Begun {
 
 /// The body of a request with the content type of a form.
 enum Form {
-    Whole(Bytes),
-    /// As it came.
+    /// With its memory.
+    Whole(Bytes, Reservation),
+    /// As it came: it is too long, or memory is short.
     TooLong(Body),
     /// It was cut off, with the reason. A body reports that once; later reads see a regular end.
     Cut(axum::Error),
 }
 
-async fn form(mut body: Body) -> Form {
-    let mut form = BytesMut::new();
+async fn form(mut body: Body, budget: &Budget) -> Form {
+    let (mut form, mut held) = (BytesMut::new(), budget.empty(Pool::Requests));
     while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(frame) => form.extend_from_slice(&frame.into_data().unwrap_or_default()),
+        let data = match frame {
+            Ok(frame) => frame.into_data().unwrap_or_default(),
             Err(why) => return Form::Cut(why),
-        }
-        if form.len() > FORM_BYTES_MAX {
+        };
+        form.extend_from_slice(&data);
+        let has_room = held.grow(data.len() as u64 * FORM_WEIGHT).is_ok();
+        if form.len() > FORM_BYTES_MAX || !has_room {
             return Form::TooLong(Body::new(Begun { read: Some(form.freeze()), rest: body }));
         }
     }
-    Form::Whole(form.freeze())
+    Form::Whole(form.freeze(), held)
 }
 
 fn has_form(headers: &HeaderMap) -> bool {

@@ -1,6 +1,7 @@
 //! The database behind the proxy: requests and responses are forwarded unchanged, except for
 //! headers of one connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -12,9 +13,10 @@ use firn_model::{Error, Reservation, Result, Secret};
 use reqwest::{Certificate, Client, ClientBuilder, Identity, RequestBuilder, Url};
 
 use super::policy::percent_decode;
+use crate::answer::shared_body;
 use crate::config::{CacheConfig, FilePath, Or, OriginUrl, Unset};
 
-// An unreachable host must not block a dashboard for minutes. A slow response has no limit.
+// An unreachable host must not block a dashboard for minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers that belong to one connection and not to the message (RFC 9110, 7.6.1).
@@ -71,6 +73,8 @@ impl Origin {
     pub(super) fn new(origin: &OriginUrl, config: &CacheConfig) -> Result<Origin> {
         let client = with_certificates(Client::builder(), config)?
             .connect_timeout(CONNECT_TIMEOUT)
+            // Until the response begins, and between two parts of it.
+            .read_timeout(config.origin_timeout.duration())
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .build()
@@ -199,9 +203,9 @@ impl Fetched {
         !is_private && is_covered && !self.headers.contains_key(header::SET_COOKIE)
     }
 
-    /// As an answer to a client.
-    pub(super) fn answer(&self) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.body.clone()));
+    /// As an answer to a client, with the memory of the body.
+    pub(super) fn answer(&self, held: Arc<Reservation>) -> Response<Body> {
+        let mut response = Response::new(shared_body(self.body.clone(), held));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
         response
@@ -276,6 +280,9 @@ fn failure(status: StatusCode, kind: &str, error: &str) -> Response<Body> {
 fn chain(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
+    if error.is_timeout() && !error.is_connect() {
+        text = format!("no progress within --origin-timeout: {text}");
+    }
     let mut next = std::error::Error::source(&error);
     while let Some(source) = next {
         text = format!("{text}: {source}");

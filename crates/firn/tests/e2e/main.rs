@@ -8,6 +8,7 @@
 mod access;
 mod cache_server;
 mod command;
+mod connections;
 mod deletes;
 mod differential;
 mod documents;
