@@ -64,6 +64,7 @@ mod logged;
 mod manifest;
 mod manifest_format;
 mod mend;
+mod metadata;
 mod open;
 mod options;
 mod parts;

@@ -90,13 +90,14 @@ impl IndexView {
     /// Only series that also match the context's `scope`.
     ///
     /// # Errors
-    /// As [`MatchedSeries::collect_groups`].
+    /// As [`MatchedSeries::collect_groups`] and [`Matcher::compile`].
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
         context: &QueryContext,
     ) -> Result<Matches> {
+        matchers.iter().try_for_each(|matcher| matcher.compile(context))?;
         let selected = match context.scope.is_empty() {
             true => self.select(matchers, &context.cancel),
             false => self.select(&[matchers, &context.scope].concat(), &context.cancel),

@@ -14,10 +14,15 @@ const EXCERPT_BYTES_MAX: usize = 512;
 /// assert!(long.len() < 600 && long.ends_with("99... (20000000 bytes)"), "{long}");
 /// ```
 pub fn excerpt(text: &str) -> Cow<'_, str> {
-    if text.len() <= EXCERPT_BYTES_MAX {
+    excerpt_within(text, EXCERPT_BYTES_MAX)
+}
+
+/// As [`excerpt`], with about `bytes_max` bytes: for messages that contain excerpts.
+pub fn excerpt_within(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    if text.len() <= bytes_max {
         return Cow::Borrowed(text);
     }
-    let head = text.get(..text.floor_char_boundary(EXCERPT_BYTES_MAX)).unwrap_or_default();
+    let head = text.get(..text.floor_char_boundary(bytes_max)).unwrap_or_default();
     Cow::Owned(format!("{head}... ({} bytes)", text.len()))
 }
 

@@ -15,8 +15,9 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`,
-//! `batch`, `select`, `query_stats`, `change`, `budget`, `secret`, `error`, `excerpt`.
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
+//! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `budget`,
+//! `secret`, `error`, `excerpt`, `network_thread`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -24,13 +25,16 @@
 mod batch;
 mod budget;
 mod change;
+mod compiled_regex;
 mod error;
 mod excerpt;
 mod histogram;
 mod id;
 mod label;
 mod matcher;
+mod network_thread;
 mod pattern;
+mod pattern_syntax;
 mod query_stats;
 mod row;
 mod sample;
@@ -41,8 +45,9 @@ mod time;
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
+pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
-pub use excerpt::excerpt;
+pub use excerpt::{excerpt, excerpt_within};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
@@ -50,6 +55,7 @@ pub use label::{
     encode_varint,
 };
 pub use matcher::{MatchOp, Matcher};
+pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;
 pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{
-    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, Result, TimeRange,
+    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, RegexAllowance, Result,
+    TimeRange,
 };
 
 /// The selection of one selector of a query.
@@ -56,6 +57,8 @@ pub struct QueryContext {
     pub budget: Budget,
     /// Helper threads that the query may borrow.
     pub helpers: Helpers,
+    /// The regular expressions that its request may still compile.
+    pub regexes: RegexAllowance,
     /// Statistics of the query.
     pub stats: Arc<QueryStats>,
     /// Matchers of the user on whose behalf the query runs: other series do not exist for it. The
@@ -75,6 +78,7 @@ impl QueryContext {
             cancel,
             budget,
             helpers: Helpers::new(0),
+            regexes: RegexAllowance::default(),
             stats: Arc::default(),
             scope: Arc::default(),
         }

@@ -7,10 +7,12 @@
 //! no I/O. It starts threads only as scoped helpers of one evaluation, at most as many as the
 //! query's context lends.
 //!
-//! **Path through**: [`parse`] returns an [`Expr`]. [`eval()`] replaces everything that depends on
-//! the query's times (`plan`) and reads each selector group by group (`eval/scan`). For each series
-//! it computes one column with one value per step. Below an aggregation the column is folded into
-//! its group at once; other operators and functions combine columns.
+//! **Path through**: [`prepare`] returns an [`Expr`]: [`parse`] reads the text, which is linear in
+//! its length, and [`Expr::compile`] compiles patterns within a query's limits. [`eval()`] replaces
+//! everything that depends on the query's times (`plan`) and reads each selector group by group
+//! (`eval/scan`). For each series it computes one column with one value per step. Below an
+//! aggregation the column is folded into its group at once; other operators and functions combine
+//! columns.
 //!
 //! **Invariants**
 //! - A step of a range query has the same bits as an instant query at that time: partial aggregates
@@ -74,7 +76,7 @@ pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
-    Subquery, ValueType, parse, parse_selector,
+    Subquery, ValueType, parse, parse_matchers, parse_selector, prepare,
 };
 pub use value::{
     Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,

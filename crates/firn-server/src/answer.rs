@@ -13,7 +13,7 @@ use axum::http::header::{
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Reservation};
+use firn_model::{Error, ErrorKind, Reservation, excerpt_within};
 
 use crate::wire::json;
 
@@ -59,6 +59,7 @@ pub(crate) enum ApiErrorKind {
     TooMany,
 }
 
+const ERROR_BYTES_MAX: usize = 4_096;
 // Smaller bodies fit into one packet; compressing them only costs time.
 const PACKED_BYTES_MIN: usize = 1_024;
 // 2 ns a byte; JSON of numbers gets no smaller by the next levels.
@@ -282,7 +283,15 @@ pub(crate) fn error(is_api: bool, status: StatusCode, why: String) -> Response<B
 
 /// A text answer.
 pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
-    Payload::new(text.into().into_bytes(), Packing::Plain, None).answer(status, TEXT)
+    let mut text = text.into();
+    if status.is_client_error() || status.is_server_error() {
+        // As in JSON, an error repeats only the beginning of a client's input.
+        let short = excerpt_within(&text, ERROR_BYTES_MAX);
+        if short.len() != text.len() {
+            text = short.into_owned() + "\n";
+        }
+    }
+    Payload::new(text.into_bytes(), Packing::Plain, None).answer(status, TEXT)
 }
 
 /// An empty success.
@@ -364,6 +373,20 @@ impl ApiError {
     pub(crate) fn too_many_queries() -> ApiError {
         let text = "too many queries of this user at once (users.limits.queries_at_once)";
         ApiError { kind: ApiErrorKind::TooMany, text: text.to_owned() }
+    }
+
+    /// The same for writers, whose errors have other codes.
+    pub(crate) fn into_error(self) -> Error {
+        let kind = match self.kind {
+            ApiErrorKind::BadData | ApiErrorKind::Execution => ErrorKind::Invalid,
+            ApiErrorKind::Canceled => ErrorKind::Canceled,
+            ApiErrorKind::Timeout => ErrorKind::Timeout,
+            ApiErrorKind::Unavailable => ErrorKind::Unavailable,
+            ApiErrorKind::NotFound => ErrorKind::NotFound,
+            ApiErrorKind::Internal => ErrorKind::Internal,
+            ApiErrorKind::TooMany => ErrorKind::Busy { retry_after_ms: 1_000 },
+        };
+        Error::new(kind, self.text)
     }
 
     pub(crate) fn status(&self) -> StatusCode {

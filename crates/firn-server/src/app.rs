@@ -5,17 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
+use firn_model::{CancelToken, Error, QueryContext, QueryStats, RegexAllowance, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Gate;
 use crate::access::account::User;
 use crate::access::line_log::LineLog;
-use crate::answer::{ApiError, ApiErrorKind, Payload};
+use crate::answer::{ApiError, ApiErrorKind};
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
+use crate::metadata_file;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
 use crate::target::Target;
@@ -89,6 +90,7 @@ impl App {
         (gate, query_log): (Arc<Gate>, Option<LineLog>),
     ) -> App {
         let interval = config.self_scrape_interval();
+        let metadata = MetadataStore::within(config.memory.0);
         App {
             connections: ConnectionTable::new(ConnectionLimits::new(
                 config.connections_max.to_usize(),
@@ -106,7 +108,7 @@ impl App {
             telemetry: Telemetry::default(),
             gate,
             query_log,
-            metadata: MetadataStore::default(),
+            metadata,
             ready: OnceLock::new(),
             stopping: AtomicBool::new(false),
         }
@@ -144,6 +146,10 @@ impl App {
     /// `Unavailable` when a thread cannot be started.
     pub(crate) fn become_ready(&self, db: Arc<Db>) -> Result<()> {
         let config = &self.config;
+        metadata_file::load(&self.metadata, &db);
+        if let Some(target) = &self.target {
+            target.metadata.open(db.budget());
+        }
         let limits = IngestLimits {
             labels: config.label_limits(),
             request_bytes_max: config.request_bytes_max.to_usize(),
@@ -246,6 +252,7 @@ impl App {
                 "Memory of the sender cache.",
                 usage.bytes as f64,
             );
+            self.metadata.write_text(&mut text);
             crate::stats::write_text(&ready.db.stats(), &mut text);
             if let Some(results) = ready.db.result_stats() {
                 crate::stats::write_results(&results, &mut text);
@@ -277,12 +284,14 @@ impl Ready {
     /// Runs `job` for `user` on a thread for queries as soon as one is free, for at most `timeout`
     /// in total.
     /// The job is cancelled when the time is over, and when this future is dropped.
-    pub(crate) async fn query(
+    ///
+    /// Texts of a client are parsed and compiled here too: that can take as long as a query.
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
         user: &User,
         timeout: Duration,
-        job: impl FnOnce(&Db, &QueryContext) -> Result<Payload, ApiError> + Send + 'static,
-    ) -> Result<Payload, ApiError> {
+        job: impl FnOnce(&Db, &QueryContext) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
         let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
@@ -332,6 +341,7 @@ impl Ready {
             cancel,
             budget: self.db.budget().part(self.query_bytes_max),
             helpers: self.db.helpers().clone(),
+            regexes: RegexAllowance::default(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
             scope: Arc::clone(user.scope()),
         }

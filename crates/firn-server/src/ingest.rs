@@ -174,6 +174,7 @@ impl Ingest {
         work.new_series = scratch.new_series.take();
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
         remote_write::decode(body, &self.hasher, &mut work.decoded)?;
+        metadata.put(&mut work.decoded.metadata);
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             remote_write::labels(body.get(series.span()).unwrap_or(&[]), builder)?;
             let built = builder.build(&self.limits.labels).and_then(with_name);
@@ -182,7 +183,6 @@ impl Ingest {
         let mut outcome = self.fill(work, (held, body.len()), &parse, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
-        metadata.put(work.decoded.metadata.drain(..));
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }
@@ -221,9 +221,9 @@ impl Ingest {
                 LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
             })
         };
+        metadata.put(&mut work.decoded.metadata);
         let mut outcome = self.fill(work, (held, 0), &parse, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
-        metadata.put(work.decoded.metadata.drain(..));
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }

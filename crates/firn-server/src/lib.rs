@@ -42,6 +42,7 @@ pub mod ingest;
 mod inspect;
 mod machine;
 pub mod metadata;
+mod metadata_file;
 mod metrics_text;
 mod net;
 mod proxy;

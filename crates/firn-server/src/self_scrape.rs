@@ -8,6 +8,7 @@ use firn_model::{Error, Result, Timestamp};
 use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
+use crate::metadata::MetadataBatch;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{Stopping, stopped};
 use crate::tally::Protocol;
@@ -57,7 +58,12 @@ async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp
         let told = &target.metadata;
         let outcome = ingest.exposition(text.as_bytes(), ts, &extra, scratch, told)?;
         shared.telemetry.tallies.add(Protocol::SelfScrape, &outcome.tally);
-        shared.metadata.put(told.list(None, usize::MAX));
+        let mut all = MetadataBatch::default();
+        told.visit(None, usize::MAX, |name, metadata| {
+            all.push(name, metadata.clone(), usize::MAX);
+            Ok(())
+        })?;
+        shared.metadata.put(&mut all);
         outcome.error.map_or(Ok(()), Err)
     });
     written.await?

@@ -16,6 +16,7 @@ use crate::database;
 use crate::http;
 use crate::http::{Face, HTTP};
 use crate::machine;
+use crate::metadata_file;
 use crate::net::{
     self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
 };
@@ -138,6 +139,9 @@ impl Server {
             match app.opened() {
                 Some(ready) => {
                     ready.stop();
+                    if !app.config.read_only.is_on() {
+                        metadata_file::save_or_log(&app.metadata, &ready.db);
+                    }
                     ready.db.close()
                 }
                 None => Ok(()),
@@ -166,6 +170,7 @@ fn open(app: &Arc<App>, service: &Service) -> Result<oneshot::Receiver<Result<()
                     ready.db.budget().set_meter(machine::anonymous_bytes);
                 }
                 runtime.spawn(watch_memory(Arc::clone(&app), stopping.clone()));
+                runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(self_scrape::run(app, stopping));
             }
             // After an early stop there is no receiver.

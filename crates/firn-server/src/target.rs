@@ -36,10 +36,18 @@ pub(crate) const SELF_JOB: &str = "firn";
 // Prometheus' default; a scrape is not longer than its interval either.
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
+// The server has some hundred metrics.
+const METADATA_BYTES_MAX: u64 = 1 << 20;
+
 impl Target {
     /// A target that was not scraped yet.
     pub(crate) fn new(address: SocketAddr, interval: Duration) -> Target {
-        Target { address, interval, metadata: MetadataStore::default(), last: Mutex::new(None) }
+        Target {
+            address,
+            interval,
+            metadata: MetadataStore::new(METADATA_BYTES_MAX),
+            last: Mutex::new(None),
+        }
     }
 
     /// How long a scrape may take.

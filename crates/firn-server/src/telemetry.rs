@@ -223,9 +223,9 @@ mod tests {
         assert!(text.contains("{handler=\"a\\\"b\\\\c\\nd\",le=\"60.0\"} 0\n"), "{text}");
         assert!(text.contains("process_resident_memory_bytes "), "{text}");
         assert!(decoded.samples.iter().all(|sample| sample.ts == 7));
-        assert!(decoded.metadata.iter().any(|(name, known)| {
-            name == "firn_http_requests_total"
-                && known.help == "Completed HTTP requests by handler and status code."
+        assert!(decoded.metadata.entries().iter().any(|(name, known)| {
+            **name == *"firn_http_requests_total"
+                && *known.help == *"Completed HTTP requests by handler and status code."
         }));
     }
 }

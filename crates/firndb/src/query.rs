@@ -1,5 +1,7 @@
 //! The query path: parse, freeze a view, evaluate.
 
+use std::collections::BTreeSet;
+
 use firn_model::{
     CancelToken, Error, Grouping, LabelLimits, Labels, MatchOp, Matcher, Pool, QueryContext,
     Result, Selection, SeriesRef, TimeRange, Timestamp,
@@ -86,8 +88,7 @@ impl Db {
         options: &QueryOptions,
         context: &QueryContext,
     ) -> Result<QueryOutput> {
-        let expr = firn_promql::parse(text).map_err(|e| Error::invalid(e.to_string()))?;
-        self.evaluate(&expr, time, options, context)
+        self.evaluate(&firn_promql::prepare(text, context)?, time, options, context)
     }
 
     /// Like [`Db::query`] for a parsed expression.
@@ -112,6 +113,8 @@ impl Db {
             labels_max: options.labels_max,
             ..times
         };
+        // Before the result cache shares the matchers with writers.
+        expr.compile(context)?;
         // Kept results are those of all series; a query with a scope sees only some of them.
         let results = self.results.get().filter(|_| context.scope.is_empty());
         if let (QueryTime::Range { .. }, Some(results)) = (time, results) {
@@ -175,6 +178,7 @@ impl Db {
         let mut series = Vec::new();
         let mut held = context.budget.empty(Pool::Query);
         for matchers in selectors {
+            context.cancel.check()?;
             let found = snapshot.present(&one_key(matchers, range), context)?;
             for group in &found.groups {
                 context.cancel.check()?;
@@ -203,10 +207,19 @@ impl Db {
         context: &QueryContext,
     ) -> Result<Vec<String>> {
         let snapshot = self.snapshot();
-        let mut names = Vec::new();
+        // Many selectors have the same names.
+        let mut names = BTreeSet::new();
+        let mut held = context.budget.empty(Pool::Query);
         for matchers in or_every_series(selectors) {
-            names.extend(snapshot.label_names(&matchers, range, context)?);
+            context.cancel.check()?;
+            for name in snapshot.label_names(&matchers, range, context)? {
+                if !names.contains(&name) {
+                    held.grow((name.len() + NAME_BYTES) as u64)?;
+                    names.insert(name);
+                }
+            }
         }
+        let mut names = names.into_iter().collect();
         sort_and_cut(&mut names, limit);
         Ok(names)
     }
@@ -228,6 +241,7 @@ impl Db {
         let mut values = Vec::new();
         let mut all_held = context.budget.empty(Pool::Query);
         for mut matchers in or_every_series(selectors) {
+            context.cancel.check()?;
             // Series without the label have no value to list.
             matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
             // Grouped by this label alone, the keys are the values: no label set is built.
@@ -253,6 +267,8 @@ impl Db {
     }
 }
 
+// The memory of a name in a set beside its text.
+const NAME_BYTES: usize = 64;
 // The memory of a label set beside its text.
 const LABELS_BYTES: usize = size_of::<Labels>() + 16;
 

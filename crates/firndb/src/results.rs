@@ -270,11 +270,17 @@ impl Results {
                 Reach::Fixed(range) => (Span::Fixed(range), range.start),
             };
             oldest.is_none_or(|oldest| needed > oldest).then_some(())?;
+            // The matchers of a kept result are tried on every new series, while its write waits.
+            let mut regexes = one.matchers.iter().filter_map(Matcher::regex);
+            regexes.all(|regex| regex.state_count() <= REGEX_STATES_MAX).then_some(())?;
             dependencies.push(Dependency { matchers: one.matchers, span });
         }
         Some(dependencies)
     }
 }
+
+/// The most states of a regular expression in a kept result.
+const REGEX_STATES_MAX: usize = 4_096;
 
 /// A distinct number for each retention; 0 for none.
 fn owner_of(retention_ms: Option<i64>) -> u64 {

@@ -83,6 +83,7 @@ pub fn eval_with_parts(
     options: &EvalOptions,
     context: &QueryContext,
 ) -> Result<QueryOutput> {
+    expr.compile(context)?;
     if let Some(step_ms) = options.step_ms {
         plan::check_range(expr)?;
         if step_ms <= 0 {

@@ -25,11 +25,13 @@ mod value_type;
 
 use std::sync::Arc;
 
-use firn_model::{Matcher, Pattern, Timestamp};
+use firn_model::{
+    Error, ErrorKind, Matcher, Pattern, QueryContext, Reservation, Result, Timestamp,
+};
 
 pub use error::ParseError;
 pub use function::Function;
-pub use parser::{parse, parse_selector};
+pub use parser::{parse, parse_matchers, parse_selector, prepare};
 pub use pretty::Pretty;
 pub use value_type::ValueType;
 
@@ -64,9 +66,26 @@ pub struct Expr {
     text: Arc<str>,
     /// The tree.
     pub root: Node,
+    /// The matchers with patterns to compile, with their positions, in the order of the text.
+    regexes: Arc<[(Matcher, Span)]>,
+    /// The memory of the tree.
+    _held: Option<Arc<Reservation>>,
 }
 
 impl Expr {
+    /// Compiles the patterns of the matchers within the limits of a query. [`crate::eval()`] calls
+    /// this first; later calls do nothing.
+    ///
+    /// # Errors
+    /// `Invalid` with the position of the first pattern that is no regular expression, or of the
+    /// first selector that would select every series; otherwise as [`Matcher::compile`].
+    pub fn compile(&self, context: &QueryContext) -> Result<()> {
+        compile(&self.text, &self.regexes, context)?;
+        if !self.regexes.is_empty() {
+            check::check(&self.text, &self.root)?;
+        }
+        Ok(())
+    }
     /// The query text.
     pub fn text(&self) -> &str {
         &self.text
@@ -79,13 +98,24 @@ impl Expr {
 
     /// One of its nodes as an expression, with positions in the whole.
     pub(crate) fn part(&self, node: &Node) -> Expr {
-        Expr { text: Arc::clone(&self.text), root: node.clone() }
+        Expr { root: node.clone(), ..self.clone() }
     }
 
     /// Line and column of `span`'s first byte, both from 1, columns in bytes.
     pub fn position(&self, span: Span) -> (u32, u32) {
         line_column(&self.text, span.start)
     }
+}
+
+/// Compiles the matchers of `text`; faults are reported at their positions.
+fn compile(text: &str, regexes: &[(Matcher, Span)], context: &QueryContext) -> Result<()> {
+    let compile = |(matcher, span): &(Matcher, Span)| {
+        matcher.compile(context).map_err(|error| match error.kind() {
+            ErrorKind::Invalid => Error::from(ParseError::at(text, *span, error.to_string())),
+            _ => error,
+        })
+    };
+    regexes.iter().try_for_each(compile)
 }
 
 /// A part of a query with its position.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{Error, Result};
+use firn_model::{Error, QueryContext, Result};
 
 use super::account::{Account, DIGEST_BYTES, PasswordHash, Roles, UserLimits};
 use super::yaml::{self, NodeValue, Section};
@@ -390,13 +390,14 @@ fn user(file: &str, mut section: Section<'_>) -> Result<Account> {
         })?);
     }
     if let Some((text, line)) = matchers {
-        let scope = firn_promql::parse_selector(&text).map_err(|e| {
-            section.error(
-                "matchers",
-                line,
-                format!("expected a selector such as {{team=\"a\"}}: {e}"),
-            )
-        })?;
+        let scope =
+            firn_promql::parse_selector(&text, &QueryContext::unbounded()).map_err(|e| {
+                section.error(
+                    "matchers",
+                    line,
+                    format!("expected a selector such as {{team=\"a\"}}: {e}"),
+                )
+            })?;
         if scope.is_empty() {
             return Err(section.error("matchers", line, "expected at least one matcher"));
         }

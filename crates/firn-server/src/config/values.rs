@@ -649,7 +649,7 @@ impl FromStr for HostNames {
         let names = text.split(',').map(str::trim).filter(|_| !text.is_empty());
         let names: Vec<String> = names.map(str::to_owned).collect();
         let is_name = |name: &String| {
-            let is_address = name.parse::<std::net::IpAddr>().is_ok();
+            let is_address = name.parse::<IpAddr>().is_ok();
             let is_host_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             is_address || name == "*" || (!name.is_empty() && name.chars().all(is_host_char))
         };

@@ -18,6 +18,7 @@ use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, client_of, ready};
+use crate::metadata_file;
 use crate::wire::json as api;
 use crate::wire::number::rfc3339;
 
@@ -43,8 +44,14 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         Err(response) => return response,
     };
     let selected: Vec<String> = params.all("match[]").map(|text| excerpt(text).into()).collect();
-    let asked = params.selectors().and_then(|selectors| Ok((selectors, params.range()?)));
-    let (selectors, range) = match asked {
+    let Ok(ready) = ready(&app) else {
+        return no_content(Err(Error::closed("the server is stopping")));
+    };
+    let timeout = app.config.query_timeout.duration();
+    let asked = ready.query(&caller.user, timeout, move |_, context| {
+        Ok((params.selectors(context)?, params.range()?))
+    });
+    let (selectors, range) = match asked.await {
         Ok((selectors, _)) if selectors.is_empty() => {
             return ApiError::bad_data("no match[] parameter provided").into_response();
         }
@@ -97,7 +104,7 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
         None => false,
         Some(Some(skip_head)) => skip_head,
         Some(None) => {
-            let text = params.get("skip_head").unwrap_or_default();
+            let text = excerpt(params.get("skip_head").unwrap_or_default());
             let why = format!("unable to parse boolean {text:?}");
             return ApiError::parameter("skip_head", why).into_response();
         }
@@ -106,8 +113,12 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
     let name = snapshot_name(clock_ms());
     let folder = app.config.data.join("snapshots").join(&name);
     let slow_tier = remote_place(app.config.slow_tier.location(), &name);
+    let shared = Shared::clone(&app);
     let copied = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
+        if !shared.config.read_only.is_on() {
+            metadata_file::save(&shared.metadata, db)?;
+        }
         copy(db, &folder, slow_tier.as_deref(), skip_head, &client)
     });
     let copied = copied.await;

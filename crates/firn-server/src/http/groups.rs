@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
+use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, QueryContext, Result};
 use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
@@ -184,13 +184,14 @@ struct GroupListRequest {
     limit: usize,
 }
 
-fn check(params: &Params) -> Result<GroupListRequest, ApiError> {
+fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, ApiError> {
     let with_lone = match params.get("lone") {
         None | Some("false") => false,
         Some("true") => true,
         Some(_) => return Err(ApiError::parameter("lone", "expected true or false")),
     };
-    Ok(GroupListRequest { selectors: params.selectors()?, with_lone, limit: params.limit()? })
+    let limit = params.limit()?;
+    Ok(GroupListRequest { selectors: params.selectors(context)?, with_lone, limit })
 }
 
 /// `GET /api/v1/groups`.
@@ -232,7 +233,7 @@ async fn show(
     computed(
         app,
         request,
-        |_| Ok(()),
+        |_, _| Ok(()),
         move |db, (), context, packing| {
             let found = db.group(group)?.and_then(|found| within(&context.scope, found));
             let found = found

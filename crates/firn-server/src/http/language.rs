@@ -11,8 +11,9 @@ use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
+use crate::http::auth::Caller;
 use crate::http::computed::computed;
-use crate::http::params::Params;
+use crate::http::params::{Params, refused};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::json;
@@ -101,8 +102,12 @@ pub(crate) async fn query_exemplars(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let user = Caller::of(&request).user;
     let checked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => has_selectors(&params),
+        Ok(params) => {
+            let timeout = app.config.query_timeout.duration();
+            ready.query(&user, timeout, move |_, context| has_selectors(&params, context)).await
+        }
         Err(error) => Err(error),
     };
     match checked {
@@ -116,14 +121,16 @@ pub(crate) async fn query_exemplars(
 }
 
 /// Whether the checked query selects anything.
-fn has_selectors(params: &Params) -> Result<bool, ApiError> {
+fn has_selectors(params: &Params, context: &QueryContext) -> Result<bool, ApiError> {
     let start = params.time("start")?.unwrap_or(Timestamp::MIN);
     let end = params.time("end")?.unwrap_or(Timestamp::MAX);
     if end < start {
         return Err(ApiError::bad_data("end timestamp must not be before start timestamp"));
     }
     // Without the parameter's name before it, unlike everywhere else.
-    let expr = params.expr_or_why()?.map_err(|why| ApiError::bad_data(why.to_string()))?;
+    let text = params.get("query").unwrap_or_default();
+    let expr = firn_promql::prepare(text, context)
+        .map_err(|why| refused(why, |why| ApiError::bad_data(why.to_string())))?;
     let selections = firn_promql::selections(&expr, &EvalOptions::instant(0));
     Ok(selections.map_or(true, |selections| !selections.is_empty()))
 }

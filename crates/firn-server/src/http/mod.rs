@@ -37,6 +37,7 @@ use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::net::{ClientAddress, HttpOptions};
+use crate::threads::on_network_thread;
 
 pub(crate) const API: &str = "/api/v1/";
 
@@ -153,7 +154,7 @@ async fn around(
     let mut response = if is_api && request.method() == Method::OPTIONS {
         no_content()
     } else {
-        next.run(request).await
+        on_network_thread(next.run(request)).await
     };
     for (name, value) in &app.gate.policy().headers {
         response.headers_mut().insert(name, value.clone());

@@ -14,8 +14,11 @@ use std::num::IntErrorKind;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Request};
-use firn_model::{Budget, Matcher, Pool, Reservation, TimeRange, Timestamp};
-use firn_promql::{Expr, ParseError};
+use firn_model::{
+    Budget, Error, ErrorKind, Matcher, Pool, QueryContext, Reservation, TimeRange, Timestamp,
+    excerpt,
+};
+use firn_promql::Expr;
 
 use crate::answer::ApiError;
 use crate::http::body::{self, BodyLimit};
@@ -31,8 +34,8 @@ pub(crate) struct Params {
 
 // As Go's form parser.
 const FORM_BYTES_MAX: usize = 10 << 20;
-// A tree takes some 50 times the memory of its text; the longest queries of programs have 100 kB.
-const QUERY_BYTES_MAX: usize = 1 << 20;
+// Each selector of a request searches the whole index. Programs send some dozens.
+const SELECTOR_COUNT_MAX: usize = 1_000;
 
 impl Params {
     /// Reads the parameters of `request`. A body counts only with POST or PUT and as a form.
@@ -93,21 +96,11 @@ impl Params {
         self.get(name).map(parse_duration_ns).transpose()
     }
 
-    /// `query`, parsed.
-    pub(crate) fn expr(&self) -> Result<Expr, ApiError> {
-        let expr = self.expr_or_why()?;
-        expr.map_err(|why| ApiError::parameter("query", why))
-    }
-
-    /// `query`, parsed, or the parser's error.
-    pub(crate) fn expr_or_why(&self) -> Result<Result<Expr, ParseError>, ApiError> {
+    /// `query`, parsed and compiled within the limits of `context`. Runs on a query thread.
+    pub(crate) fn expr(&self, context: &QueryContext) -> Result<Expr, ApiError> {
         let text = self.get("query").unwrap_or_default();
-        if text.len() > QUERY_BYTES_MAX {
-            let why =
-                format!("the query has {} bytes, at most {QUERY_BYTES_MAX} are read", text.len());
-            return Err(ApiError::parameter("query", why));
-        }
-        Ok(firn_promql::parse(text))
+        firn_promql::prepare(text, context)
+            .map_err(|why| refused(why, |why| ApiError::parameter("query", why)))
     }
 
     /// `limit`: 0, which means none, if it is absent.
@@ -123,6 +116,7 @@ impl Params {
                     IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
                     _ => "invalid syntax",
                 };
+                let text = excerpt(text);
                 Err(ApiError::parameter("limit", format!("strconv.Atoi: parsing {text:?}: {why}")))
             }
         }
@@ -135,19 +129,37 @@ impl Params {
         Ok(TimeRange::new(start, end))
     }
 
-    /// `match[]`: selectors, each with at least one matcher that an absent label does not pass.
-    pub(crate) fn selectors(&self) -> Result<Vec<Vec<Matcher>>, ApiError> {
+    /// The texts of `match[]`.
+    pub(crate) fn selector_texts(&self) -> Result<Vec<&str>, ApiError> {
+        let texts: Vec<&str> = self.all("match[]").collect();
+        if texts.len() > SELECTOR_COUNT_MAX {
+            let count = texts.len();
+            let why = format!("got {count} selectors, expected at most {SELECTOR_COUNT_MAX}");
+            return Err(ApiError::parameter("match[]", why));
+        }
+        Ok(texts)
+    }
+
+    /// `match[]`: selectors, each with at least one matcher that an absent label does not pass,
+    /// compiled within the limits of `context`. Runs on a query thread.
+    pub(crate) fn selectors(&self, context: &QueryContext) -> Result<Vec<Vec<Matcher>>, ApiError> {
         let parse = |text| {
-            let matchers =
-                firn_promql::parse_selector(text).map_err(|e| ApiError::parameter("match[]", e))?;
+            let matchers = firn_promql::parse_selector(text, context)
+                .map_err(|why| refused(why, |why| ApiError::parameter("match[]", why)))?;
             if matchers.iter().all(Matcher::matches_absent) {
                 let why = "match[] must contain at least one non-empty matcher";
                 return Err(ApiError::parameter("match[]", why));
             }
             Ok(matchers)
         };
-        self.all("match[]").map(parse).collect()
+        self.selector_texts()?.into_iter().map(parse).collect()
     }
+}
+
+/// The API's error for a text that is not a query: `named` if the text is wrong, otherwise as for
+/// any query.
+pub(crate) fn refused(why: Error, named: impl FnOnce(Error) -> ApiError) -> ApiError {
+    if *why.kind() == ErrorKind::Invalid { named(why) } else { why.into() }
 }
 
 fn bad_form(why: impl std::fmt::Display) -> ApiError {

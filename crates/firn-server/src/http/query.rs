@@ -30,9 +30,8 @@ pub(crate) fn routes() -> Routes {
     )
 }
 
-/// A query whose parameters are checked.
+/// A query whose parameters are checked, except for its text.
 struct QueryRequest {
-    expr: Expr,
     time: QueryTime,
     options: QueryOptions,
     timeout: Duration,
@@ -53,16 +52,8 @@ pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -
         let timeout = timeout(app, params)?;
         let stats = stats_level(params);
         let options = options(app, params, &stats)?;
-        let expr = params.expr()?;
-        Ok(QueryRequest {
-            expr,
-            time: QueryTime::Instant(ts),
-            options,
-            timeout,
-            limit,
-            stats,
-            packing,
-        })
+        let time = QueryTime::Instant(ts);
+        Ok(QueryRequest { time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -100,17 +91,8 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
         let timeout = timeout(app, params)?;
         let stats = stats_level(params);
         let options = options(app, params, &stats)?;
-        let expr = params.expr()?;
-        if !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
-            let found = expr.value_type().documented();
-            let why = format!(
-                "invalid expression type \"{found}\" for range query, must be Scalar or instant \
-                 Vector"
-            );
-            return Err(ApiError::parameter("query", why));
-        }
         let time = QueryTime::Range { start, end, step_ms: step_ns / 1_000_000 };
-        Ok(QueryRequest { expr, time, options, timeout, limit, stats, packing })
+        Ok(QueryRequest { time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -128,24 +110,26 @@ async fn answer(
     let user = Caller::of(&request).user;
     let sender = QuerySender::of(&request);
     let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&app, ready, &params, packing),
+        Ok(params) => check(&app, ready, &params, packing).map(|asked| (params, asked)),
         Err(error) => Err(error),
     };
-    let mut asked = match asked {
+    let (params, mut asked) = match asked {
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
     asked.options.samples_max = user.query_samples_max(asked.options.samples_max);
     let shared = Shared::clone(&app);
     let answered = ready.query(&user, asked.timeout, move |db, context| {
+        let expr = expr(&params, asked.time, context)?;
+        drop(params);
         let start_ns = monotonic_ns();
-        let output = db.evaluate(&asked.expr, asked.time, &asked.options, context);
+        let output = db.evaluate(&expr, asked.time, &asked.options, context);
         let output = output.map_err(ApiError::from);
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
         if let Some(log) = &shared.query_log {
             let read = output.as_ref().map_or(0, |output| output.samples_read);
             let peak = output.as_ref().map(|output| output.samples_peak);
-            let text = asked.expr.text();
+            let text = expr.text();
             log.push(sender.line(text, asked.time, (read, peak), (timings, context)));
         }
         let output = output?;
@@ -156,6 +140,20 @@ async fn answer(
         Ok(payload) => payload.answer(StatusCode::OK, JSON),
         Err(error) => error.into_response(),
     }
+}
+
+/// The query, the last parameter that Prometheus checks.
+fn expr(params: &Params, time: QueryTime, context: &QueryContext) -> Result<Expr, ApiError> {
+    let expr = params.expr(context)?;
+    let is_range = matches!(time, QueryTime::Range { .. });
+    if is_range && !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
+        let found = expr.value_type().documented();
+        let why = format!(
+            "invalid expression type \"{found}\" for range query, must be Scalar or instant Vector"
+        );
+        return Err(ApiError::parameter("query", why));
+    }
+    Ok(expr)
 }
 
 /// Writes and packs the answer, on the query's thread and on its budget.

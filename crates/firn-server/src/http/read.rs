@@ -123,7 +123,8 @@ enum Started {
 /// Decompresses and checks the request, and makes the response or its first part.
 fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
     context.cancel.check()?;
-    let request = unpack(&body.bytes, &context)?;
+    let (request, held) = unpack(&body.bytes, &context)?;
+    request.compile(&context)?;
     let external = &app.config.external_labels.0;
     let queries: Vec<ReadQuery> =
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
@@ -135,6 +136,7 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
         external: external.clone(),
         samples_max: frame_bytes / SAMPLE_BYTES,
         context,
+        _held: held,
     };
     match request.response_type {
         ResponseType::Samples => whole(app, &reading, queries).map(Started::Whole),
@@ -146,11 +148,14 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
     }
 }
 
-fn unpack(body: &[u8], context: &QueryContext) -> Result<ReadRequest> {
+/// The request and its memory.
+fn unpack(body: &[u8], context: &QueryContext) -> Result<(ReadRequest, Reservation)> {
     let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX).map_err(limit_named)?;
-    let _held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
+    let _unpacked_held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
     let mut unpacked = Vec::new();
-    remote_read::decode(snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?)
+    let mut held = context.budget.empty(Pool::Query);
+    let body = snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?;
+    Ok((remote_read::decode(body, &mut held)?, held))
 }
 
 /// The view that all queries of a request are answered from.
@@ -161,6 +166,8 @@ struct Reading {
     /// In memory at one time.
     samples_max: usize,
     context: QueryContext,
+    /// The memory of the queries.
+    _held: Reservation,
 }
 
 impl Reading {

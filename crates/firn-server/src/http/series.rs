@@ -5,7 +5,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
-use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
+use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange, excerpt};
 
 use crate::answer::{ApiError, Payload};
 use crate::http::Shared;
@@ -82,7 +82,7 @@ pub(crate) async fn label_values(
 }
 
 fn bad_name(name: &str) -> Response<Body> {
-    ApiError::bad_data(format!("invalid label name: {name:?}")).into_response()
+    ApiError::bad_data(format!("invalid label name: {:?}", excerpt(name))).into_response()
 }
 
 /// The items of a list, or the API's error.
@@ -104,6 +104,9 @@ async fn answer<T: 'static>(
         }
         // With quotes and commas; the exact size is reserved once it is known.
         let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
+        // The list exists until it is written.
+        let list_bytes = about + size_of_val(found.as_slice());
+        let _list_held = context.budget.reserve(Pool::Query, list_bytes as u64)?;
         let mut held = context.budget.reserve(Pool::Query, about as u64)?;
         let body = json::success(&warnings, &[], |out| {
             out.reserve(about);
@@ -115,10 +118,10 @@ async fn answer<T: 'static>(
     .await
 }
 
-fn check(params: &Params) -> Result<ListingRequest, ApiError> {
+fn check(params: &Params, context: &QueryContext) -> Result<ListingRequest, ApiError> {
     let limit = params.limit()?;
     let range = params.range()?;
-    Ok(ListingRequest { selectors: params.selectors()?, range, limit })
+    Ok(ListingRequest { selectors: params.selectors(context)?, range, limit })
 }
 
 /// Decodes `U__` escaping of names in a path: `_2e_` is `.`, `__` is `_`. Other names are returned

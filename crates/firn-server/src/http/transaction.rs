@@ -1,6 +1,9 @@
 //! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that take
 //! effect together or not at all.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
@@ -11,10 +14,12 @@ use firn_model::{
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
-use crate::answer::{JSON, Packing, Payload, text, write_error_json};
+use crate::access::Gate;
+use crate::answer::{ApiError, JSON, Packing, Payload, text, write_error_json};
+use crate::app::Ready;
 use crate::http::admin::result_text;
 use crate::http::auth::Caller;
-use crate::http::body::BodyLimit;
+use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, client_of, ready};
@@ -87,18 +92,8 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
-            let db = std::sync::Arc::clone(&ready.db);
-            let gate = std::sync::Arc::clone(&app.gate);
-            let done = ready.write(move |_, _| {
-                let mut audited = Vec::new();
-                let done = carry_out(&db, &limits, &held.bytes, &mut audited);
-                if !audited.is_empty() {
-                    let details = json!({ "operations": audited });
-                    caller.audit(&gate, "transaction", &result_text(&done), details);
-                }
-                done
-            });
-            done.await.and_then(|done| done)
+            let audit = Audit { caller, gate: Arc::clone(&app.gate), operations: Vec::new() };
+            run(ready, app.config.query_timeout.duration(), limits, held, audit).await
         }
         Err(error) => Err(error),
     };
@@ -124,12 +119,70 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     }
 }
 
-/// Lists the deletes and the changes of ranges in `audited`.
-fn carry_out(db: &Db, limits: &Limits, body: &[u8], audited: &mut Vec<String>) -> Result<Done> {
+/// The entry of a request in the audit log.
+struct Audit {
+    caller: Caller,
+    gate: Arc<Gate>,
+    /// Deletes and changes of ranges.
+    operations: Vec<String>,
+}
+
+impl Audit {
+    fn record<T>(&self, result: &Result<T>) {
+        if !self.operations.is_empty() {
+            let details = json!({ "operations": self.operations });
+            self.caller.audit(&self.gate, "transaction", &result_text(result), details);
+        }
+    }
+}
+
+/// A decoded request and its memory.
+struct DecodedRequest {
+    operations: Vec<Operation>,
+    held: Reservation,
+    audit: Audit,
+}
+
+/// Decodes and carries out a request on a thread for writes. In between its regular expressions, if
+/// it has any, are compiled on a thread for queries, within the limits of a query.
+async fn run(
+    ready: &Ready,
+    timeout: Duration,
+    limits: Limits,
+    body: HeldBytes,
+    audit: Audit,
+) -> Result<Done> {
+    let db = Arc::clone(&ready.db);
+    let user = audit.caller.user.clone();
+    let begun = ready.write(move |_, _| {
+        let request = decoded(&db, &limits, &body.bytes, audit)?;
+        drop(body);
+        match request.operations.iter().any(Operation::needs_compiling) {
+            true => Ok(Err(request)),
+            false => carry_out(&db, request).map(Ok),
+        }
+    });
+    let request = match begun.await?? {
+        Ok(done) => return Ok(done),
+        Err(request) => request,
+    };
+    let compiled = ready.query(&user, timeout, move |_, context| {
+        let compile = |(idx, operation): (usize, &Operation)| {
+            operation.compile(context).map_err(|e| e.context(format!("operation {idx}")))
+        };
+        let compiled = request.operations.iter().enumerate().try_for_each(compile);
+        Ok(compiled.map(|()| request))
+    });
+    let request = compiled.await.map_err(ApiError::into_error)??;
+    let db = Arc::clone(&ready.db);
+    ready.write(move |_, _| carry_out(&db, request)).await?
+}
+
+fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
     let mut held =
         db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
-    let operations = decode(body, &limits.labels)?;
-    audited.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
+    let operations = decode(body, &limits.labels, &mut held)?;
+    audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
     if let Some(idx) = operations.iter().position(administrates)
         && !limits.may_administrate
     {
@@ -137,14 +190,27 @@ fn carry_out(db: &Db, limits: &Limits, body: &[u8], audited: &mut Vec<String>) -
             Some(Operation::UpdateRange { .. }) => "updates of ranges",
             _ => "deletes",
         };
-        return Err(Error::invalid(format!(
+        let refused = Err(Error::invalid(format!(
             "operation {idx}: {kind} need a server that runs with --enable-admin-api, and role admin"
         )));
+        audit.record(&refused);
+        return refused;
     }
-    let refs = references(db, &operations)?;
+    Ok(DecodedRequest { operations, held, audit })
+}
+
+fn carry_out(db: &Db, request: DecodedRequest) -> Result<Done> {
+    let DecodedRequest { operations, held, audit } = request;
+    let done = commit(db, &operations, held);
+    audit.record(&done);
+    done
+}
+
+fn commit(db: &Db, operations: &[Operation], mut held: Reservation) -> Result<Done> {
+    let refs = references(db, operations)?;
     let mut tries = 1;
     let (report, given) = loop {
-        match try_once(db, &operations, &refs) {
+        match try_once(db, operations, &refs) {
             Ok(Tried::Committed(report, given)) => break (report, given),
             Ok(Tried::Changed(error)) => return Err(error),
             Err(e) if *e.kind() == ErrorKind::Conflict && tries < TRIES_MAX => tries += 1,

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
-use firn_model::{Error, Pool, Result};
+use firn_model::{Error, Pool, Result, excerpt};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
@@ -121,7 +121,8 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
                 }
                 _ => {
                     return Err(Error::invalid(format!(
-                        "parameter extra_label is {value:?}, expected name=value"
+                        "parameter extra_label is {:?}, expected name=value",
+                        excerpt(&value)
                     )));
                 }
             },

@@ -115,7 +115,7 @@ impl BoundService {
     pub(crate) fn start<F>(
         self,
         table: Arc<ConnectionTable>,
-        serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + 'static,
+        serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + Sync + 'static,
     ) -> Service
     where
         F: Future<Output = ()> + Send + 'static,
@@ -272,7 +272,7 @@ async fn accept<F>(
     (listener, gate): (TcpListener, Arc<Gate>),
     table: Arc<ConnectionTable>,
     mut stopping: Stopping,
-    serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + 'static,
+    serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + Sync + 'static,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {

@@ -1,7 +1,7 @@
 //! Query statistics in the API: Prometheus' fields, and with `stats=all` storage and memory
 //! figures.
 
-use firn_model::QueryContext;
+use firn_model::{QueryContext, excerpt};
 use firn_promql::{QueryOutput, SampleStats};
 use firndb::QueryTime;
 
@@ -43,8 +43,9 @@ impl StatsLevel {
     pub fn warning(&self) -> Option<String> {
         let StatsLevel::Deprecated(value) = self else { return None };
         Some(format!(
-            "value {value:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
-             use \"true\" or \"all\""
+            "value {:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
+             use \"true\" or \"all\"",
+            excerpt(value)
         ))
     }
 
