@@ -261,6 +261,10 @@ pub(crate) fn make_dirs(path: &Path) -> Result<()> {
     if path.exists() && !path.is_dir() {
         return Err(Error::invalid(format!("{} is a file, expected a folder", path.display())));
     }
+    if path.is_symlink() && !path.exists() {
+        let what = "is a symbolic link to a folder that does not exist";
+        return Err(Error::invalid(format!("{} {what}", path.display())));
+    }
     match DirBuilder::new().mode(FOLDER_MODE).create(path) {
         // Another process may have created it first.
         Err(error) if !path.is_dir() => return Err(io_error("make folder", path, error)),

@@ -15,6 +15,7 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use firn_model::{Error, ErrorKind, Reservation, excerpt_within};
 
+use crate::throttle::Throttle;
 use crate::wire::json;
 
 pub(crate) const JSON: &str = "application/json";
@@ -432,7 +433,10 @@ impl From<Error> for ApiError {
             ErrorKind::Corrupt { .. } | ErrorKind::Internal => ApiErrorKind::Internal,
         };
         if matches!(kind, ApiErrorKind::Internal) {
-            tracing::error!(%error, "a query failed");
+            static FAILURES: Throttle = Throttle::new();
+            if let Some(count) = FAILURES.note(1, Instant::now()) {
+                tracing::error!("{count} queries failed; the last: {error}");
+            }
         }
         ApiError { kind, text: error.to_string() }
     }

@@ -96,7 +96,9 @@ impl App {
                 config.connections_max.to_usize(),
                 config.connections_per_client_max.get().map(|max| max.to_usize()),
             )),
-            target: interval.map(|interval| Target::new(listen, interval.duration())),
+            target: interval.map(|interval| {
+                Target::new(listen, config.self_scrape_job.0.clone(), interval.duration())
+            }),
             on_idle,
             started_ms: clock_ms(),
             quit: Notify::new(),

@@ -36,6 +36,6 @@ pub use setting::{Condition, Setting};
 pub use source::Source;
 pub use values::{
     Address, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, HostNames,
-    LabelNames, LabelPairs, LogSync, Measured, Never, Or, OriginPattern, OriginUrl, PathPatterns,
-    SettingType, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
+    LabelNames, LabelPairs, LabelValue, LogSync, Measured, Never, Or, OriginPattern, OriginUrl,
+    PathPatterns, SettingType, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
 };

@@ -27,7 +27,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `app`, `http`,
-//! `ingest`, `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
+//! `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
@@ -54,17 +54,19 @@ pub mod tally;
 mod target;
 mod telemetry;
 mod threads;
+mod throttle;
 pub mod wire;
 
 pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
 pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, redacted};
-pub use firndb::{CheckProgress, CheckReport, Loss};
+pub use firndb::{CheckProgress, CheckReport, Finding, Loss};
 pub use ingest::Ingest;
 pub use inspect::{
     DatabaseLocation, InspectGroups, check_folder, inspect_cardinality, inspect_groups,
     inspect_table, inspect_tables,
 };
+pub use machine::raise_open_files;
 pub use proxy::Proxy;
 pub use server::Server;

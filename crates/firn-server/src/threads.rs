@@ -36,6 +36,9 @@ pub(crate) struct WorkerOptions {
 // because other threads have freed memory of it meanwhile, such as a sent response.
 const IDLE_TIMES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
+const NO_THREAD: &str = "cannot start a worker thread; raise the limits on processes (ulimit -u) \
+                         and address space (ulimit -v), or set --query-concurrency-max lower";
+
 struct PoolState<S> {
     options: WorkerOptions,
     idle_states: Mutex<Vec<S>>,
@@ -74,7 +77,7 @@ impl<S: Send + 'static> Workers<S> {
             let thread = std::thread::Builder::new()
                 .name(format!("{}-{idx}", options.name))
                 .spawn(move || work(&shared, idx, &*make_state))
-                .map_err(|e| Error::unavailable("cannot start a worker thread").because(e))?;
+                .map_err(|e| Error::unavailable(NO_THREAD).because(e))?;
             threads.push(thread);
         }
         Ok(Workers { shared, threads: Mutex::new(threads) })

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand};
 use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, Secret, redacted};
 
-use crate::{allocator, http};
+use crate::{allocator, http, output};
 
 /// Path of the metrics of both kinds.
 const METRICS_PATH: &str = "/-/cache/metrics";
@@ -43,37 +43,37 @@ struct Stats {
 ///
 /// # Errors
 /// Those of the settings, of the start and of the stop; `Unavailable` when no cache responds.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn cache(cache: &Cache) -> Result<()> {
     if let Some(CacheCommand::Stats(stats)) = &cache.command {
-        print!("{}", fetch_stats(stats)?);
-        return Ok(());
+        return output::print(&fetch_stats(stats)?);
     }
     let version = env!("CARGO_PKG_VERSION");
     let loaded = cache.flags.load()?;
     loaded.warn_of_credentials();
+    output::log_warnings(&loaded.warnings);
     let config = loaded.config;
+    output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
     let data = config.data.to_string();
     match config.proxy.get() {
         Some(origin) => {
             let proxy = Proxy::start(&origin, config, allocator::release)?;
             let listen = proxy.listen();
-            println!(
+            output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
                  URL            http://{listen}/ in place of {origin:?}\n\
-                 Metrics        http://{listen}{METRICS_PATH}",
-            );
+                 Metrics        http://{listen}{METRICS_PATH}\n",
+            ));
             let served = proxy.wait_for_signal();
             served.and(proxy.stop())
         }
         None => {
             let server = CacheServer::start(config, allocator::release)?;
             let listen = server.listen();
-            println!(
+            output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
                  Address        {listen} (docs/cache-protocol.md)\n\
-                 Metrics        http://{listen}{METRICS_PATH}",
-            );
+                 Metrics        http://{listen}{METRICS_PATH}\n",
+            ));
             let served = server.wait_for_signal();
             served.and(server.stop())
         }

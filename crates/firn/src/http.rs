@@ -14,6 +14,10 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 /// `Unavailable` when the server cannot be reached or does not respond in time.
 pub(crate) fn get(address: &str, target: &str, token: Option<&str>) -> Result<Vec<u8>> {
     let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
+    if address.rsplit_once(':').is_none_or(|(host, _)| host.is_empty()) {
+        let what = format!("--server: expected HOST:PORT such as 127.0.0.1:9420, got {address:?}");
+        return Err(Error::invalid(what));
+    }
     let failed = |e: std::io::Error| {
         let shown = redacted(address);
         let what = format!("cannot reach the server at {shown}; is it running?");

@@ -12,7 +12,7 @@ use firn_server::{
 };
 use serde_json::Value;
 
-use crate::http;
+use crate::{http, output};
 
 /// `firn inspect`.
 #[derive(Debug, Subcommand)]
@@ -44,6 +44,7 @@ struct Database {
 
 impl Database {
     fn location(&self) -> Result<DatabaseLocation> {
+        output::report_warnings(&self.flags.warnings());
         let (folder, slow_tier) = self.flags.load()?;
         Ok(DatabaseLocation { folder, slow_tier, is_slow_only: self.slow_only })
     }
@@ -118,7 +119,6 @@ pub(crate) struct Groups {
 ///
 /// # Errors
 /// Those of opening the database or of the server.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
     let (report, is_json, text): (Value, bool, fn(&Value) -> String) = match inspect {
         Inspect::Groups(groups) => (groups_report(groups)?, groups.json, table),
@@ -127,24 +127,14 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
         }
         Inspect::Tables(Tables { database, table: Some(table), group, json }) => {
             return inspect_table(&database.location()?, *table, *group, &mut |part| {
-                if *json {
-                    println!("{part}")
-                } else {
-                    print!("{}", tables::part(part))
-                }
-                Ok(())
+                output::print(&if *json { format!("{part}\n") } else { tables::part(part) })
             });
         }
         Inspect::Tables(Tables { database, json, .. }) => {
             (inspect_tables(&database.location()?)?, *json, tables::levels)
         }
     };
-    if is_json {
-        println!("{report:#}")
-    } else {
-        print!("{}", text(&report))
-    }
-    Ok(())
+    output::print(&if is_json { format!("{report:#}\n") } else { text(&report) })
 }
 
 fn groups_report(groups: &Groups) -> Result<Value> {

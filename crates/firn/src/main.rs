@@ -7,9 +7,11 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `cache`, `check`, `inspect`, `user`, `http`, `allocator`.
+//! Reading order: `config`, `cache`, `check`, `inspect`, `user`, `http`, `output`, `allocator`.
 
 #![deny(unsafe_code)]
+// The macros panic when the output is closed; `output` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod allocator;
 mod cache;
@@ -17,10 +19,10 @@ mod check;
 mod config;
 mod http;
 mod inspect;
+mod output;
 mod user;
 
 use std::borrow::Cow;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -71,11 +73,11 @@ fn main() -> ExitCode {
     let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
     let done = match arguments.command {
         Command::Serve(flags) => {
-            log_to_stderr();
+            output::log_to_stderr();
             serve(&flags)
         }
         Command::Cache(cache) => {
-            log_to_stderr();
+            output::log_to_stderr();
             cache::cache(&cache)
         }
         Command::Config(config) => config::config(&config),
@@ -86,7 +88,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("firn: {error}");
+            output::report(&format!("firn: {error}\n"));
             ExitCode::FAILURE
         }
     }
@@ -109,7 +111,10 @@ fn exit_with(error: &clap::Error) -> ! {
 const START_MAX: Duration = Duration::from_secs(1);
 
 fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
-    let config = flags.load()?.config;
+    let loaded = flags.load()?;
+    output::log_warnings(&loaded.warnings);
+    let config = loaded.config;
+    output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
     let mut server = Server::start(config.clone(), allocator::release)?;
     let served = server.wait_until_ready(START_MAX).and_then(|_| {
         greet(&config, &server);
@@ -121,7 +126,6 @@ fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
 }
 
 /// Prints the addresses that a newcomer needs.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 fn greet(config: &ServeConfig, server: &Server) {
     let mut listen = server.listen();
     if listen.ip().is_unspecified() {
@@ -129,22 +133,11 @@ fn greet(config: &ServeConfig, server: &Server) {
     }
     let (version, scheme) =
         (env!("CARGO_PKG_VERSION"), if server.has_tls() { "https" } else { "http" });
-    println!(
+    output::announce(&format!(
         "FirnDB {version}   data in {}, history in {}\n\
          Web page       {scheme}://{listen}/\n\
          Grafana        data source of type Prometheus, URL {scheme}://{listen}\n\
-         Prometheus     remote_write: [{{ url: \"{scheme}://{listen}/api/v1/write\" }}]",
+         Prometheus     remote_write: [{{ url: \"{scheme}://{listen}/api/v1/write\" }}]\n",
         config.data, config.slow_tier,
-    );
-}
-
-/// Logs to standard error. `RUST_LOG` selects the messages; by default `info` and above.
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    ));
 }

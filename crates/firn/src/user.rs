@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use firn_server::{Error, NewUser, Result, UserFile, hash_password};
 
+use crate::output;
+
 /// `firn user`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum User {
@@ -75,7 +77,6 @@ pub(crate) struct Checked {
 ///
 /// # Errors
 /// `Invalid` for a file, a user or a secret that is refused; `Unavailable` when the disk fails.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn user(user: &User) -> Result<()> {
     match user {
         User::Add(add) => {
@@ -93,20 +94,20 @@ pub(crate) fn user(user: &User) -> Result<()> {
             }
             file.add(&new)?;
             file.save()?;
-            println!("{}: added {:?}", add.file.web_config.display(), add.name);
+            let path = add.file.web_config.display();
+            output::print(&format!("{path}: added {:?}\n", add.name))?;
         }
         User::Token(named) => {
             let mut file = UserFile::open(&named.file.web_config)?;
             let token = file.add_token(&named.name)?;
             file.save()?;
-            println!("{token}");
+            output::print(&format!("{token}\n"))?;
         }
         User::Check(checked) => check(checked)?,
     }
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 fn check(checked: &Checked) -> Result<()> {
     let path = checked.file.web_config.display();
     if !checked.file.web_config.exists() {
@@ -115,28 +116,25 @@ fn check(checked: &Checked) -> Result<()> {
     let file = UserFile::open(&checked.file.web_config)?;
     if let Some(name) = &checked.name {
         return match file.is_secret_of(name, &secret("Password or token: ")?)? {
-            true => {
-                println!("{path}: right for {name:?}");
-                Ok(())
-            }
+            true => output::print(&format!("{path}: right for {name:?}\n")),
             false => Err(Error::invalid(format!("{path}: wrong for {name:?}"))),
         };
     }
+    let mut text = String::new();
     for warning in file.check()? {
-        println!("warning: {warning}");
+        text += &format!("warning: {warning}\n");
     }
     for user in file.users()? {
         let password = if user.has_password { "a password" } else { "no password" };
         let scope = if user.matcher_count > 0 { ", matchers" } else { "" };
-        println!(
-            "{:?}: {}, {password}, {} tokens{scope}",
+        text += &format!(
+            "{:?}: {}, {password}, {} tokens{scope}\n",
             user.name,
             user.roles.join("+"),
             user.token_count
         );
     }
-    println!("{path}: ok");
-    Ok(())
+    output::print(&format!("{text}{path}: ok\n"))
 }
 
 /// A new password; typed twice on a terminal.

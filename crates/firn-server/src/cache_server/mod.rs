@@ -98,7 +98,7 @@ impl CacheServer {
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory.0);
+        let budget = Budget::new(config.memory_bytes());
         let slab_bytes = slab_bytes(config.size.0);
         let options = StoreOptions {
             slab_bytes,
@@ -116,7 +116,8 @@ impl CacheServer {
         gate.check_listener(bound.listen())?;
         let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
         // At least four of the largest values must fit, so that clients seldom wait for each other.
-        let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
+        let room_bytes =
+            (config.memory_bytes() / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
         let table = ConnectionTable::new(ConnectionLimits::new(

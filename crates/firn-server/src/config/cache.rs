@@ -10,6 +10,7 @@ use super::values::{
     Address, ByteSize, Count, FilePath, Folder, HostNames, Measured, Or, OriginPattern, OriginUrl,
     PathPatterns, Span, Switch, Unset,
 };
+use crate::machine;
 
 use crate::access::GateOptions;
 
@@ -43,7 +44,8 @@ settings! {
     /// Space on disk.
     size: ByteSize = "1GiB", bounds(FLASH_BYTES_MIN, UNBOUNDED);
 
-    /// Memory for the cache's index and for points that wait for the disk.
+    /// Memory for the cache's index and for points that wait for the disk. More than the memory of
+    /// the machine or of the control group is reduced to it, with a warning.
     memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
     /// Connections with requests at the same time. Beyond it the oldest connection between two
@@ -139,6 +141,16 @@ impl CacheConfig {
             is_http: true,
             refuses_matchers: true,
         }
+    }
+
+    /// Settings that take effect otherwise than they are typed.
+    fn warnings(&self) -> Vec<String> {
+        machine::warn_of(self.memory).into_iter().collect()
+    }
+
+    /// The memory limit that is in force: at most the memory of the machine.
+    pub fn memory_bytes(&self) -> u64 {
+        machine::usable(self.memory.0)
     }
 
     /// Reads the token that clients must send, if there is one: the first line of the file,

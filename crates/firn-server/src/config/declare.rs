@@ -32,6 +32,9 @@ pub trait Settings: Sized + Debug {
     /// # Errors
     /// `Invalid`, as [`Settings::read`].
     fn check(&self, reader: &SettingsReader<'_>) -> Result<()>;
+
+    /// Settings that take effect otherwise than they are typed, one sentence each.
+    fn warnings(&self) -> Vec<String>;
 }
 
 /// The value of a setting, whatever its type is.
@@ -105,6 +108,10 @@ macro_rules! settings {
 
             fn check(&self, reader: &SettingsReader<'_>) -> Result<()> {
                 self.check_together(reader)
+            }
+
+            fn warnings(&self) -> Vec<String> {
+                $Config::warnings(self)
             }
         }
     };

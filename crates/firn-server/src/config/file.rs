@@ -207,7 +207,7 @@ impl<'a> Events<'a> {
     clippy::arithmetic_side_effects,
     reason = "a distance is at most the length of the longer text"
 )]
-fn distance(source: &str, target: &str) -> usize {
+pub(super) fn distance(source: &str, target: &str) -> usize {
     let target: Vec<char> = target.chars().collect();
     let mut costs: Vec<usize> = (0..=target.len()).collect();
     for (row, from) in source.chars().enumerate() {

@@ -18,6 +18,8 @@ pub(super) struct Sources<'a> {
     pub(super) flags: &'a BTreeMap<String, String>,
     /// Variables of the environment by name.
     pub(super) environment: &'a dyn Fn(&str) -> Option<OsString>,
+    /// Names of all variables, for those that no setting has.
+    pub(super) variables: Vec<String>,
     pub(super) file: Option<&'a ConfigFile>,
 }
 

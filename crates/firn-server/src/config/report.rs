@@ -19,6 +19,9 @@ impl<C: Settings> LoadedConfig<C> {
     /// Settings without effect are comments. Passwords are left out.
     pub fn print(&self) -> String {
         let mut text = format!("# firn {}: effective settings and their sources\n", C::COMMAND);
+        for warning in &self.warnings {
+            text += &format!("# warning: {warning}\n");
+        }
         let mut section = "";
         for entry in &self.effective {
             if entry.setting.section != section {

@@ -8,8 +8,8 @@ use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
     Address, ByteSize, Count, Device, FilePath, Folder, Forever, HostNames, LabelNames, LabelPairs,
-    LogSync, Measured, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited,
-    Unset, Zero,
+    LabelValue, LogSync, Measured, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch,
+    Unlimited, Unset, Zero,
 };
 use crate::access::GateOptions;
 use crate::machine;
@@ -97,7 +97,8 @@ settings! {
     section "Memory and queries";
 
     /// Upper limit for all memory of the database. `auto` is half the memory of the machine or of
-    /// the control group of this process.
+    /// the control group of this process. More than all of that memory is reduced to it, with a
+    /// warning.
     memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
@@ -111,7 +112,8 @@ settings! {
     query_samples_max: Count = "50000000", unit("samples");
 
     /// Memory that a query may use. `auto` is a quarter of --memory.
-    query_memory: ByteSize = auto(ByteSize(memory.0 / 4)), bounds(QUERY_BYTES_MIN, UNBOUNDED);
+    query_memory: ByteSize = auto(ByteSize(machine::usable(memory.0) / 4)),
+        bounds(QUERY_BYTES_MIN, UNBOUNDED);
 
     /// Space in --data for results of range queries: the next refresh of a dashboard computes its
     /// newest steps only. 0 switches the cache off.
@@ -146,7 +148,8 @@ settings! {
 
     /// Size of unflushed samples in memory that starts a flush. `auto` is an eighth of --memory, at
     /// most 512MiB.
-    head_flush_bytes: ByteSize = auto(ByteSize((memory.0 / 8).min(HEAD_FLUSH_BYTES_MAX))),
+    head_flush_bytes: ByteSize =
+        auto(ByteSize((machine::usable(memory.0) / 8).min(HEAD_FLUSH_BYTES_MAX))),
         bounds(1, UNBOUNDED), not_with(&["read-only"]);
 
     /// Age at which flushed data is uploaded to the slow tier. It bounds the data that is lost with
@@ -188,10 +191,10 @@ settings! {
     /// Length of a label value.
     label_value_bytes_max: ByteSize = "4KiB", bounds(1, REQUEST_BYTES_MAX);
 
-    /// Size of a write request as it is sent, usually compressed.
+    /// Size of a write request as it is sent, compressed or not.
     body_bytes_max: ByteSize = "32MiB", bounds(1, REQUEST_BYTES_MAX);
 
-    /// Size of a write request after decompression.
+    /// Size of a write request after decompression, if it is compressed.
     request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
 
     /// Respond with success although a part of a write was refused, if a retry would not help: to
@@ -255,6 +258,11 @@ settings! {
     /// Interval at which the server scrapes its own metrics. `never` switches it off.
     self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
 
+    /// Label `job` of the server's own metrics. It differs from the job under which another
+    /// Prometheus scrapes this server. The limits on series never refuse these metrics.
+    self_scrape_job: LabelValue = "firndb-self",
+        only_with("self-scrape", "--self-scrape"), not_with(&["read-only"]);
+
     section "Security";
 
     /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
@@ -305,6 +313,16 @@ impl ServeConfig {
             is_http: true,
             refuses_matchers: false,
         }
+    }
+
+    /// Settings that take effect otherwise than they are typed.
+    fn warnings(&self) -> Vec<String> {
+        machine::warn_of(self.memory).into_iter().collect()
+    }
+
+    /// The memory limit that is in force: at most the memory of the machine.
+    pub fn memory_bytes(&self) -> u64 {
+        machine::usable(self.memory.0)
     }
 
     /// Limits by which new series are refused.

@@ -23,6 +23,7 @@ fn loaded<C: Settings>(
     load(&Sources {
         flags: flags.texts(),
         environment: &|name| variables.get(name).map(OsString::from),
+        variables: variables.keys().map(|name| (*name).to_owned()).collect(),
         file: file.as_ref(),
     })
 }
@@ -256,7 +257,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
         ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 10000"),
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
-        ("--group-by=a,,b", "--group-by: expected label names between commas, got \"a,,b\""),
+        (
+            "--group-by=a,,b",
+            "--group-by: expected label names between commas, without brackets and quotes, got",
+        ),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
         ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
         ("--log-streams=65", "--log-streams: expected 1 to the number of --shards, 64, got \"65\""),
@@ -271,6 +275,23 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--external-labels=a=1,b", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=1,a=2", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=", "--external-labels: expected name=value pairs"),
+        ("--external-labels={a=\"b\"}", "without braces and quotes, got \"{a="),
+        ("--external-labels=a=\"b\"", "without braces and quotes, got"),
+        ("--external-labels={a=b}", "without braces and quotes, got \"{a=b}\""),
+        ("--external-labels= a=b", "without braces and quotes, got"),
+        ("--group-by={job}", "without brackets and quotes, got \"{job}\""),
+        ("--group-by=[job,instance]", "without brackets and quotes"),
+        ("--group-by=\"job\"", "without brackets and quotes"),
+        ("--self-scrape-job=", "--self-scrape-job: expected the value of a label"),
+        ("--data=s3://bucket/x", "--data: expected a folder of this machine, not a URL"),
+        ("--data=s3:/bucket/x", "--data: expected a folder of this machine, not a URL"),
+        (
+            "--slow-tier=s3:/bucket",
+            "s3://, gs:// or az:// with bucket and prefix or \"auto\", got \"s3:/bucket\"",
+        ),
+        ("--slow-tier=s3:bucket", "./NAME for a name with a colon"),
+        ("--slow-tier=foo:bar", "./NAME for a name with a colon"),
+        ("--slow-tier=ftp://a/b", "or s3://, gs:// or az:// with bucket"),
         ("--log-sync=interval:0", "--log-sync: expected interval:MILLISECONDS"),
         ("--log-sync=sometimes", "--log-sync: expected always, never or a duration such as 100ms"),
         ("--log-device=disk", "--log-device: expected file, or memory:"),
@@ -279,7 +300,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--listen=localhost:+1", "--listen: expected an IP address and a port"),
         ("--listen=:65536", "--listen: expected an IP address and a port"),
         ("--listen=example.org:80", "--listen: expected an IP address and a port"),
-        ("--slow-tier=", "--slow-tier: expected a folder, or s3://"),
+        (
+            "--slow-tier=",
+            "--slow-tier: expected a folder (./NAME for a name with a colon), or s3://",
+        ),
     ] {
         refused::<ServeConfig>(&[arg], expected);
     }
@@ -296,6 +320,8 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         refused::<CacheConfig>(&["--proxy=http://x", &arg], "--proxy-paths: expected paths");
     }
     refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
+    refused::<CacheConfig>(&["--token-file=s3://b/t"], "a file of this machine, not a URL");
+    assert_eq!(serve(&["--slow-tier=./foo:bar"]).slow_tier.location(), "./foo:bar");
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
@@ -345,6 +371,7 @@ fn the_defaults_are_those_of_the_library() {
     assert_eq!((config.log_sync, config.log_streams), (LogSync::Always, Count(1)));
     assert_eq!(config.query_memory.0, config.memory.0 / 4);
     assert!(config.cors_origin.get().is_none() && config.allowed_hosts.is_empty());
+    assert_eq!(config.self_scrape_job.0, "firndb-self");
     assert!(!config.enable_admin_api.is_on() && !config.enable_lifecycle.is_on());
     let (options, library) = (database::options(&config, || ()), firndb::Options::default());
     assert_eq!(config.patches_max.to_usize(), library.tree.patches_max);
@@ -354,6 +381,41 @@ fn the_defaults_are_those_of_the_library() {
     assert_eq!(options.tree.retention_ms, None);
     let (ours, library) = (config.label_limits(), firn_model::LabelLimits::default());
     assert_eq!(format!("{ours:?}"), format!("{library:?}"));
+}
+
+#[test]
+fn a_mistyped_variable_is_a_warning_with_the_nearest_name() {
+    let variables = [
+        ("FIRN_RETENTOIN", "15d"),
+        ("FIRN_RETENTION", "16d"),
+        ("FIRN_CONFIG", "of another test"),
+        ("FIRN_CACHE_SIZE", "1GiB"),
+        ("FIRN_CACHE_TOKEN", "t"),
+        ("FIRN_SERVICE_HOST", "10.0.0.1"),
+        ("FIRN_PORT_9420_TCP", "tcp://10.0.0.1:9420"),
+        ("OTHER", "x"),
+    ];
+    let serve = loaded::<ServeConfig>(&[], &variables, None).unwrap();
+    let warning =
+        "FIRN_RETENTOIN: no setting has this variable; the nearest is FIRN_RETENTION".to_owned();
+    assert_eq!(serve.warnings, [warning.as_str()]);
+    assert!(serve.print().contains(&format!("\n# warning: {warning}\n")), "{}", serve.print());
+    assert_eq!(loaded::<CacheConfig>(&[], &variables, None).unwrap().warnings, [""; 0]);
+    let cache = loaded::<CacheConfig>(&[], &[("FIRN_CACHE_MEMORIES", "1GiB")], None).unwrap();
+    assert!(cache.warnings[0].ends_with("the nearest is FIRN_CACHE_MEMORY"), "{cache:?}");
+}
+
+#[test]
+fn more_memory_than_the_machine_has_is_reduced_with_a_warning() {
+    let serve = loaded::<ServeConfig>(&["--memory=900TiB"], &[], None).unwrap();
+    let [warning] = &serve.warnings[..] else { panic!("{:?}", serve.warnings) };
+    assert!(warning.starts_with("--memory: 921600GiB is more than"), "{warning}");
+    let options = database::options(&serve.config, || ());
+    let machine = crate::machine::memory_bytes();
+    assert_eq!(options.memory_bytes_max, machine);
+    assert_eq!(serve.config.query_memory.0, machine / 4);
+    let cache = loaded::<CacheConfig>(&["--memory=900TB"], &[], None).unwrap();
+    assert_eq!((cache.warnings.len(), cache.config.memory_bytes()), (1, machine));
 }
 
 #[test]
@@ -389,10 +451,10 @@ fn texts_become_the_values_they_name() {
 
 #[test]
 fn the_yaml_has_external_labels_where_prometheus_has_them() {
-    let config = serve(&["--external-labels=region=eu,zone=\"b\"", "--self-scrape=90s"]);
+    let config = serve(&["--external-labels=region=eu,zone=b\"", "--self-scrape=90s"]);
     let yaml = config.yaml();
     let global = "global:\n  scrape_interval: 1m30s\n  external_labels:\n    \
-                  \"region\": \"eu\"\n    \"zone\": \"\\\"b\\\"\"\n\
+                  \"region\": \"eu\"\n    \"zone\": \"b\\\"\"\n\
                   firn:\n  data: \"./firn-data\"\n";
     assert!(yaml.starts_with(global), "{yaml}");
     assert!(yaml.contains("\n  label-value-bytes-max: \"4KiB\"\n"), "{yaml}");

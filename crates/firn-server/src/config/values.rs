@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use firn_env::scheme_of;
 use firn_model::{Labels, MatchOp, Matcher, redacted};
 use firndb::LogDevice;
 use reqwest::Url;
@@ -350,10 +351,7 @@ impl FromStr for Folder {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Folder, ExpectedForm> {
-        match text.is_empty() || text.contains("://") {
-            true => expected("a folder of the local file system"),
-            false => Ok(Folder(text.into())),
-        }
+        local_path(text, "a folder").map(Folder)
     }
 }
 
@@ -376,6 +374,18 @@ impl SettingType for Folder {
     const KIND: &'static str = "folder";
 }
 
+/// `text` as a path of this machine. A URL, also a mistyped one, would become a folder or file of
+/// that name.
+fn local_path(text: &str, what: &str) -> Result<PathBuf, ExpectedForm> {
+    match text {
+        "" => expected(what),
+        _ if scheme_of(text).is_some() => {
+            expected(format!("{what} of this machine, not a URL; ./NAME for a name with a colon"))
+        }
+        _ => Ok(PathBuf::from(text)),
+    }
+}
+
 /// A file of the local file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePath(pub PathBuf);
@@ -384,10 +394,7 @@ impl FromStr for FilePath {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<FilePath, ExpectedForm> {
-        match text.is_empty() || text.contains("://") {
-            true => expected("a file of the local file system"),
-            false => Ok(FilePath(text.into())),
-        }
+        local_path(text, "a file").map(FilePath)
     }
 }
 
@@ -406,6 +413,9 @@ impl SettingType for FilePath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowTier(String);
 
+/// Of locations of the slow tier.
+const SCHEMES: [&str; 6] = ["s3", "s3a", "gs", "az", "azure", "file"];
+
 impl SlowTier {
     /// The folder `slow` inside `data`.
     pub fn below(data: &Path) -> SlowTier {
@@ -422,16 +432,17 @@ impl FromStr for SlowTier {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<SlowTier, ExpectedForm> {
-        if text.is_empty() {
-            return expected("a folder, or s3://, gs:// or az:// with bucket and prefix");
-        }
-        if redacted(text) != text {
-            return expected(
+        let wanted = "a folder (./NAME for a name with a colon), or s3://, gs:// or az:// with \
+                      bucket and prefix";
+        match (text, text.split_once("://"), scheme_of(text)) {
+            ("", ..) | (_, None, Some(_)) => expected(wanted),
+            (_, Some((scheme, _)), _) if !SCHEMES.contains(&scheme) => expected(wanted),
+            _ if redacted(text) != text => expected(
                 "a folder, or a URL without credentials, which are variables of the environment, \
                  such as AWS_SECRET_ACCESS_KEY",
-            );
+            ),
+            _ => Ok(SlowTier(text.to_owned())),
         }
-        Ok(SlowTier(text.to_owned()))
     }
 }
 
@@ -541,9 +552,9 @@ impl FromStr for LabelNames {
 
     fn from_str(text: &str) -> Result<LabelNames, ExpectedForm> {
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
-        match names.iter().any(String::is_empty) {
-            true => expected("label names between commas"),
-            false => Ok(LabelNames(names)),
+        match names.iter().all(|name| is_label_name(name)) {
+            true => Ok(LabelNames(names)),
+            false => expected("label names between commas, without brackets and quotes"),
         }
     }
 }
@@ -559,6 +570,11 @@ impl SettingType for LabelNames {
     const KIND: &'static str = "list of label names";
 }
 
+/// Whether a name is not empty and contains no punctuation of PromQL or YAML: `{job` is a mistake.
+fn is_label_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| "{}[]()\"'`=~!,".contains(c) || c.is_whitespace())
+}
+
 /// `name=value` pairs between commas; empty for none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LabelPairs(pub Labels);
@@ -568,7 +584,10 @@ impl FromStr for LabelPairs {
 
     fn from_str(text: &str) -> Result<LabelPairs, ExpectedForm> {
         let pairs = text.split(',').filter(|_| !text.is_empty()).map(|pair| {
-            pair.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty())
+            pair.split_once('=').filter(|(name, value)| {
+                let is_quoted = value.starts_with('"') && value.ends_with('"');
+                is_label_name(name) && !value.is_empty() && !is_quoted
+            })
         });
         let labels = pairs.collect::<Option<Vec<_>>>().and_then(|pairs| {
             // Fails for a repeated name.
@@ -576,7 +595,9 @@ impl FromStr for LabelPairs {
         });
         match labels {
             Some(labels) => Ok(LabelPairs(labels)),
-            None => expected("name=value pairs between commas, each name once"),
+            None => expected(
+                "name=value pairs between commas, each name once, without braces and quotes",
+            ),
         }
     }
 }
@@ -597,6 +618,38 @@ impl SettingType for LabelPairs {
     fn is_on(&self) -> bool {
         !self.0.is_empty()
     }
+}
+
+/// The value of a label: any text but an empty one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelValue(pub String);
+
+impl FromStr for LabelValue {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<LabelValue, ExpectedForm> {
+        match text {
+            "" => expected("the value of a label, not an empty one"),
+            _ if text.len() > LABEL_VALUE_BYTES_MAX => {
+                expected(format!("the value of a label of at most {LABEL_VALUE_BYTES_MAX} bytes"))
+            }
+            _ => Ok(LabelValue(text.to_owned())),
+        }
+    }
+}
+
+// A name that is typed; labels of series have a setting.
+const LABEL_VALUE_BYTES_MAX: usize = 256;
+
+impl Display for LabelValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl SettingType for LabelValue {
+    const VALUE_NAME: &'static str = "NAME";
+    const KIND: &'static str = "text";
 }
 
 /// A regular expression that matches a whole `Origin` header.

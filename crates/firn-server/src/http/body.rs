@@ -32,9 +32,12 @@ pub(crate) struct BodyLimit {
 impl BodyLimit {
     /// The limit of a body that is compressed or not.
     pub(crate) fn of(config: &ServeConfig, is_compressed: bool) -> BodyLimit {
-        let (size, setting) = match is_compressed {
-            true => (config.body_bytes_max, "--body-bytes-max"),
-            false => (config.request_bytes_max, "--request-bytes-max"),
+        let sent = (config.body_bytes_max, "--body-bytes-max");
+        let decoded = (config.request_bytes_max, "--request-bytes-max");
+        // An uncompressed body is sent as it is decoded: the smaller limit counts.
+        let (size, setting) = match is_compressed || sent.0 <= decoded.0 {
+            true => sent,
+            false => decoded,
         };
         BodyLimit { bytes_max: size.to_usize(), setting: Some(setting) }
     }

@@ -95,12 +95,14 @@ async fn carried_out(
     };
     match outcome {
         Ok(outcome) => {
-            app.telemetry.tallies.add(Protocol::Groups, &outcome.tally);
+            let refused = outcome.answer.as_ref().map(|answer| answer.refused.to_string());
+            let why = outcome.error.as_ref().map(Error::to_string).or(refused);
+            app.telemetry.tally(Protocol::Groups, &outcome.tally, &why.unwrap_or_default());
             answered(app, form, outcome)
         }
         Err(error) => {
             app.telemetry.tallies.refuse(Protocol::Groups);
-            failed(&error)
+            failed(app, &error)
         }
     }
 }
@@ -111,7 +113,7 @@ fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<
     let lenient = app.config.write_lenient.is_on();
     let Some(answer) = outcome.answer else {
         let none = || Error::internal("a request of groups has neither an answer nor an error");
-        return failed(&outcome.error.unwrap_or_else(none));
+        return failed(app, &outcome.error.unwrap_or_else(none));
     };
     let retry = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e)));
     let status = match &retry {
@@ -133,10 +135,10 @@ fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<
     }
 }
 
-fn failed(error: &Error) -> Response<Body> {
+fn failed(app: &App, error: &Error) -> Response<Body> {
     let response = write_error_json(error);
     if response.status().is_server_error() {
-        tracing::error!(%error, "a write of groups failed");
+        app.telemetry.log_failure("a write of groups", error);
     }
     response
 }

@@ -47,9 +47,13 @@ async fn healthy() -> Response<Body> {
     text(StatusCode::OK, "FirnDB is healthy.\n")
 }
 
-/// `/-/ready`: the database is open.
+const FENCED: &str = "Another server has taken over the slow tier: this one refuses writes. Stop it, \
+                      or see docs/tiers.md.\n";
+
+/// `/-/ready`: the database is open, and no other server has replaced this one.
 async fn ready(State(app): State<Shared>) -> Response<Body> {
     match app.ready() {
+        Some(ready) if ready.db.is_fenced() => text(StatusCode::SERVICE_UNAVAILABLE, FENCED),
         Some(_) => text(StatusCode::OK, "FirnDB is ready.\n"),
         None => text(StatusCode::SERVICE_UNAVAILABLE, starting(&app)),
     }

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -30,6 +30,7 @@ use crate::http::auth::Caller;
 use crate::http::body::{self, BodyLimit, HeldBytes};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
+use crate::throttle::Throttle;
 use crate::wire::remote_read::{
     self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
 };
@@ -395,7 +396,10 @@ fn refusal(error: &Error) -> Response<Body> {
         | ErrorKind::Timeout
         | ErrorKind::Canceled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Corrupt { .. } | ErrorKind::Internal => {
-            tracing::error!(%error, "a remote read failed");
+            static FAILURES: Throttle = Throttle::new();
+            if let Some(count) = FAILURES.note(1, Instant::now()) {
+                tracing::error!("{count} remote reads failed; the last: {error}");
+            }
             StatusCode::INTERNAL_SERVER_ERROR
         }
     };

@@ -105,7 +105,7 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
             "corruptionCount": stats.as_ref().map_or(0, damaged_places),
             "goroutineCount": thread_count(),
             "GOMAXPROCS": cores,
-            "GOMEMLIMIT": app.config.memory.0,
+            "GOMEMLIMIT": app.config.memory_bytes(),
             "GOGC": "",
             "GODEBUG": "",
             "storageRetention": app.config.storage_retention(),

@@ -13,7 +13,7 @@ use crate::http::params::{Params, refused};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::{answer, hostname};
 use crate::metadata::Metadata;
-use crate::target::{SELF_JOB, Target};
+use crate::target::Target;
 use crate::wire::json as wire_json;
 use crate::wire::number::{rfc3339, unit_duration};
 
@@ -32,12 +32,13 @@ async fn targets(State(app): State<Shared>, request: Request<Body>) -> Response<
     answer(request, |params| {
         let state = params.get("state").unwrap_or_default().to_lowercase();
         let shows = |kind: &str| state.is_empty() || state == "any" || state == kind;
-        let in_pool = |_: &&Target| params.get("scrapePool").is_none_or(|pool| pool == SELF_JOB);
+        let in_pool =
+            |target: &&Target| params.get("scrapePool").is_none_or(|pool| pool == target.job);
         let pool = app.target.iter().filter(in_pool);
         let active: Vec<Value> = pool.filter(|_| shows("active")).map(active_target).collect();
         let mut dropped_counts = Map::new();
-        if shows("dropped") && app.target.is_some() {
-            dropped_counts.insert(SELF_JOB.to_owned(), json!(0));
+        if let Some(target) = app.target.as_ref().filter(|_| shows("dropped")) {
+            dropped_counts.insert(target.job.clone(), json!(0));
         }
         Ok(json!({
             "activeTargets": active,
@@ -67,10 +68,10 @@ fn active_target(target: &Target) -> Value {
             "__scheme__": "http",
             "__scrape_interval__": interval,
             "__scrape_timeout__": timeout,
-            "job": SELF_JOB,
+            "job": target.job,
         },
         "labels": self_labels(target),
-        "scrapePool": SELF_JOB,
+        "scrapePool": target.job,
         "scrapeUrl": format!("http://{address}/metrics"),
         "globalUrl": global_url(target),
         "lastError": last.as_ref().and_then(|scrape| scrape.error.as_deref()).unwrap_or_default(),
@@ -83,7 +84,7 @@ fn active_target(target: &Target) -> Value {
 }
 
 fn self_labels(target: &Target) -> Value {
-    json!({ "instance": target.address.to_string(), "job": SELF_JOB })
+    json!({ "instance": target.address.to_string(), "job": target.job })
 }
 
 /// The target's address for other machines: the host name instead of a loopback address.
@@ -220,7 +221,7 @@ fn push_fields(metadata: &Metadata, out: &mut Vec<u8>) {
 fn matches(target: &Target, matchers: &[Matcher]) -> bool {
     let instance = target.address.to_string();
     matchers.iter().all(|matcher| match matcher.name() {
-        "job" => matcher.matches(SELF_JOB),
+        "job" => matcher.matches(&target.job),
         "instance" => matcher.matches(&instance),
         _ => matcher.matches_absent(),
     })
@@ -228,7 +229,7 @@ fn matches(target: &Target, matchers: &[Matcher]) -> bool {
 
 /// `/api/v1/scrape_pools`.
 async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let pools: &[&str] = if app.target.is_some() { &[SELF_JOB] } else { &[] };
+    let pools: Vec<&str> = app.target.iter().map(|target| target.job.as_str()).collect();
     answer(request, |_| Ok(json!({ "scrapePools": pools }))).await
 }
 

@@ -112,7 +112,7 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
             app.telemetry.tallies.refuse(Protocol::Transactions);
             let response = write_error_json(&error);
             if response.status().is_server_error() {
-                tracing::error!(%error, "a transaction failed");
+                app.telemetry.log_failure("a transaction", &error);
             }
             response
         }

@@ -168,18 +168,21 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
         Ok(outcome) => outcome,
         Err(error) => {
             app.telemetry.tallies.refuse(protocol);
-            return failed(&error);
+            return failed(app, &error);
         }
     };
-    app.telemetry.tallies.add(protocol, &outcome.tally);
+    match &outcome.error {
+        Some(error) => app.telemetry.tally(protocol, &outcome.tally, error),
+        None => app.telemetry.tally(protocol, &outcome.tally, &outcome.refused),
+    }
     let written = &app.telemetry.written;
     written.bytes_unpacked.add(outcome.unpacked_bytes);
     written.exemplars_ignored.add(outcome.exemplars_ignored);
     let lenient = app.config.write_lenient.is_on();
     if let Some(error) = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e))) {
-        return failed(&error);
+        return failed(app, &error);
     }
-    if !outcome.refused.is_empty() && !lenient {
+    if outcome.refused.is_failure() && !lenient {
         return text(StatusCode::BAD_REQUEST, format!("{}\n", outcome.refused));
     }
     let mut response = Response::new(Body::empty());
@@ -187,10 +190,10 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
     response
 }
 
-fn failed(error: &Error) -> Response<Body> {
+fn failed(app: &App, error: &Error) -> Response<Body> {
     let response = write_error(error);
     if response.status().is_server_error() {
-        tracing::error!(%error, "a write failed");
+        app.telemetry.log_failure("a write", error);
     }
     response
 }

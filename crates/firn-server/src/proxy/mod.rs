@@ -145,7 +145,7 @@ impl Proxy {
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory.0);
+        let budget = Budget::new(config.memory_bytes());
         let options = StoreOptions {
             flash_bytes_max: config.size.0,
             slab_bytes: 256 << 10,

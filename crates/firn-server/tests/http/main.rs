@@ -18,6 +18,7 @@ mod status;
 mod surroundings;
 mod tally;
 mod targets;
+mod times;
 mod transactions;
 mod write_request;
 mod xor_decoder;

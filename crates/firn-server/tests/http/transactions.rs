@@ -187,7 +187,7 @@ fn errors_of_bad_requests_name_the_mistake_and_its_position() {
             json!({ "op": "insert", "series": a, "timestamp": i64::MAX, "value": 1 }),
             400,
             "bad_data",
-            "operation 1: insert refused: timestamp",
+            "operation 1: insert refused: out of bounds: timestamp",
         ),
         (
             json!({ "op": "update", "series": a, "timestamp": 1 }),

@@ -23,6 +23,7 @@ mod influx_proxy;
 mod kill;
 mod memory;
 mod metadata;
+mod newcomer;
 mod outside;
 mod process;
 mod prometheus;

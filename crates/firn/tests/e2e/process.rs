@@ -123,13 +123,24 @@ pub(crate) fn start_prometheus(
     address: SocketAddr,
     config: &str,
 ) -> Process {
+    start_prometheus_with(program, folder, address, config, "--log.level=info")
+}
+
+/// The same with a further flag.
+pub(crate) fn start_prometheus_with(
+    program: &Path,
+    folder: &Path,
+    address: SocketAddr,
+    config: &str,
+    flag: &str,
+) -> Process {
     let file = folder.join("prometheus.yml");
     fs::write(&file, config).expect("a configuration file");
     let mut command = Command::new(program);
     command.arg(format!("--config.file={}", file.display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus-data").display()));
     command.arg(format!("--web.listen-address={address}"));
-    command.arg("--web.enable-remote-write-receiver");
+    command.args(["--web.enable-remote-write-receiver", flag]);
     let process = Process::start("prometheus", folder, &mut command);
     wait_until_ready(address, "/-/ready");
     process

@@ -13,6 +13,19 @@ pub(crate) struct WriteRequest {
 impl WriteRequest {
     /// One series with its samples (milliseconds, value).
     pub(crate) fn series(&mut self, labels: &[(&str, &str)], samples: &[(i64, f64)]) -> &mut Self {
+        let mut encoded = Vec::new();
+        for (ts, value) in samples {
+            let mut sample = vec![0x09];
+            sample.extend_from_slice(&value.to_le_bytes());
+            sample.push(0x10);
+            varint(*ts as u64, &mut sample);
+            field(0x12, &sample, &mut encoded);
+        }
+        self.series_with(labels, &encoded)
+    }
+
+    /// One series with other fields of the message, encoded.
+    pub(crate) fn series_with(&mut self, labels: &[(&str, &str)], fields: &[u8]) -> &mut Self {
         let mut series = Vec::new();
         for (name, value) in labels {
             let mut label = Vec::new();
@@ -20,13 +33,7 @@ impl WriteRequest {
             field(0x12, value.as_bytes(), &mut label);
             field(0x0a, &label, &mut series);
         }
-        for (ts, value) in samples {
-            let mut sample = vec![0x09];
-            sample.extend_from_slice(&value.to_le_bytes());
-            sample.push(0x10);
-            varint(*ts as u64, &mut sample);
-            field(0x12, &sample, &mut series);
-        }
+        series.extend_from_slice(fields);
         field(0x0a, &series, &mut self.body);
         self
     }
