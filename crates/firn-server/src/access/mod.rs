@@ -198,15 +198,16 @@ impl Gate {
         }
     }
 
-    /// A running server keeps the protection that `--require-auth` demands.
+    /// A running server keeps its kind of protection.
     fn check_demands(&self, policy: Policy) -> Result<Policy> {
         let before = self.policy();
         let has_users = |policy: &Policy| !policy.accounts.is_empty() || policy.demands_certificate;
         if before.tls.is_some() != policy.tls.is_some() {
             return Err(Error::invalid("TLS cannot be switched on or off without a restart"));
         }
-        if self.options.requires_auth && !has_users(&policy) {
-            return Err(Error::invalid("--require-auth: the file has no users"));
+        // Such as a file that an editor has truncated and not written yet.
+        if has_users(&before) && !has_users(&policy) {
+            return Err(Error::invalid("the last user cannot be removed without a restart"));
         }
         Ok(policy)
     }

@@ -401,11 +401,11 @@ fn the_command_makes_users_and_a_server_reads_them_at_once() {
     let (is_ok, text) = firn_user(&file, &["add", "second"], "x");
     assert!(!is_ok && text.contains("exists"), "{text}");
     // A mistake in the file keeps the users.
-    fs::write(&file, "users: [").expect("the file");
-    server.process.hang_up();
-    wait_for("the error", Duration::from_secs(60), || {
-        server.process.output().contains("the previous version stays")
-    });
+    for (text, error) in [("users: [", "previous version stays"), ("", "the last user cannot be")] {
+        fs::write(&file, text).expect("the file");
+        server.process.hang_up();
+        wait_for(error, Duration::from_secs(60), || server.process.output().contains(error));
+    }
     assert_eq!(server.get("/version", &basic("first", "one")).status, 200);
     assert_eq!(server.get("/version", "").status, 401);
 }
