@@ -69,6 +69,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::share_system_arena();
     allocator::purge_without_delay();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
     let done = match arguments.command {
