@@ -63,8 +63,8 @@ hostile: ## attacks on a running server within its memory limit; ONLY=words of f
 	cargo build --release --package firn --package firn-hostile
 	target/release/hostile --only "$(ONLY)" $(FLAGS)
 
-fuzz: ## fuzzers of the language, its evaluation and the cache protocol, SECONDS=n each; PACK=--pack minimises and keeps the corpus
-	cargo xtask fuzz $(SECONDS) $(PACK)
+fuzz: ## fuzzers of every decoder and of the language, SECONDS=n each; ONLY=names; PACK=--pack minimises and keeps the corpus
+	cargo xtask fuzz $(SECONDS) $(ONLY) $(PACK)
 
 promqltest: ## test files of PromQL; DIR=folder
 	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)

@@ -56,6 +56,8 @@
 
 mod break_even;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod key;
 
 use std::fmt;
@@ -75,6 +77,8 @@ const GETS_MAX: usize = 16;
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// A response with a longer value is an error.
 const VALUE_BYTES_MAX: usize = 1 << 30;
+/// Allocated for a value before its first byte; longer values grow with the bytes that arrive.
+const VALUE_BYTES_START: usize = 64 << 10;
 /// The end of a line and of a value.
 const LINE_END: &[u8] = b"\r\n";
 
@@ -408,7 +412,7 @@ impl<T> Outcome for Vec<Result<T>> {
     }
 }
 
-fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
+fn read_line(connection: &mut impl BufRead) -> Result<String> {
     let mut line = String::new();
     let read = connection.by_ref().take(LINE_BYTES_MAX).read_line(&mut line);
     let read =
@@ -420,7 +424,7 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
     Ok(line)
 }
 
-fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result<GetReply> {
+fn read_reply(connection: &mut impl BufRead, requested: Range) -> Result<GetReply> {
     let line = read_line(connection)?;
     let words: Vec<&str> = line.split(' ').collect();
     let (missing, absent, bytes) = match words.as_slice() {
@@ -445,11 +449,15 @@ fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result
     };
     let bytes = bytes.parse::<usize>().ok().filter(|&bytes| bytes <= VALUE_BYTES_MAX);
     let bytes = bytes.ok_or_else(|| unexpected(&line))?;
-    let mut value = vec![0; bytes.saturating_add(LINE_END.len())];
-    let read = connection.read_exact(&mut value);
-    read.map_err(|e| {
-        Error::Unavailable("the response of the cache was cut short".into(), Some(e))
-    })?;
+    let value_bytes = bytes.saturating_add(LINE_END.len());
+    // Grows with the bytes that arrive: the announced length may be any number.
+    let mut value = Vec::with_capacity(value_bytes.min(VALUE_BYTES_START));
+    let read = connection.by_ref().take(value_bytes as u64).read_to_end(&mut value);
+    let cut = |e| Error::Unavailable("the response of the cache was cut short".into(), e);
+    read.map_err(|e| cut(Some(e)))?;
+    if value.len() < value_bytes {
+        return Err(cut(None));
+    }
     if !value.ends_with(LINE_END) {
         return Err(unexpected("a value that is longer than its response line states"));
     }

@@ -13,7 +13,7 @@ use axum::http::header::{
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Reservation, excerpt_within};
+use firn_model::{Error, ErrorKind, Reservation, excerpt, excerpt_within};
 
 use crate::throttle::Throttle;
 use crate::wire::json;
@@ -367,7 +367,7 @@ impl ApiError {
 
     /// A parameter does not parse.
     pub(crate) fn parameter(name: &str, why: impl std::fmt::Display) -> ApiError {
-        ApiError::bad_data(format!("invalid parameter {name:?}: {why}"))
+        ApiError::bad_data(format!("invalid parameter {:?}: {why}", excerpt(name)))
     }
 
     /// The limit of a user's queries at once.

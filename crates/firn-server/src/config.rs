@@ -12,6 +12,8 @@ mod cache;
 mod declare;
 mod file;
 mod flags;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod load;
 #[cfg(test)]
 mod page;

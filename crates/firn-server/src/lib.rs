@@ -37,6 +37,8 @@ mod app;
 mod cache_server;
 pub mod config;
 mod database;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod http;
 pub mod ingest;
 mod inspect;

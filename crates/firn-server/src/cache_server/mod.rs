@@ -10,6 +10,8 @@
 //! Reading order: `protocol`, `points`, `connection`.
 
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod points;
 mod protocol;
 

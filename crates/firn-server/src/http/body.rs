@@ -115,7 +115,7 @@ fn cut_off(error: axum::Error) -> Error {
 
 impl HeldBytes {
     /// No bytes, no memory yet.
-    fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
+    pub(crate) fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
         HeldBytes { bytes: Vec::new(), held: budget.empty(pool), len_max: usize::MAX }
     }
 

@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, QueryContext, Result};
+use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, QueryContext, Result, excerpt};
 use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
@@ -160,6 +160,7 @@ fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
         "gzip" => Packed::Gzip,
         "snappy" => Packed::Snappy,
         other => {
+            let other = excerpt(other);
             return Err(format!(
                 "Content-Encoding {other:?} is not supported, send gzip, snappy or none"
             ));
@@ -174,7 +175,8 @@ fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
         }
         "application/x-protobuf" | "application/protobuf" => Ok((GroupEncoding::Protobuf, packed)),
         _ => Err(format!(
-            "Content-Type {content_type:?} is not supported, send application/json or {PROTOBUF}"
+            "Content-Type {:?} is not supported, send application/json or {PROTOBUF}",
+            excerpt(content_type)
         )),
     }
 }

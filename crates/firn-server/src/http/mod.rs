@@ -2,7 +2,7 @@
 
 mod admin;
 pub(crate) mod auth;
-mod body;
+pub(crate) mod body;
 mod computed;
 mod federate;
 mod groups;
@@ -10,7 +10,7 @@ pub(crate) mod guard;
 mod language;
 mod lifecycle;
 mod page;
-mod params;
+pub(crate) mod params;
 mod query;
 mod query_log;
 mod read;

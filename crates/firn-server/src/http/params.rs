@@ -28,7 +28,7 @@ use crate::wire::number::{parse_duration_ns, parse_time};
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     pairs: Vec<(String, String)>,
-    /// The memory of a form.
+    /// The memory of `pairs`.
     _held: Option<Reservation>,
 }
 
@@ -42,7 +42,7 @@ impl Params {
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();
-        let mut held = None;
+        let mut held = budget.empty(Pool::Query);
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
@@ -51,12 +51,22 @@ impl Params {
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
                 .map_err(bad_form)?;
-            // Two strings for each pair, of which the shortest has two bytes.
-            held = Some(budget.reserve(Pool::Query, (form.bytes.len() as u64).saturating_mul(32))?);
+            held.grow(decoded_bytes(&form.bytes))?;
             decode(&form.bytes, &mut pairs)?;
         }
-        decode(parts.uri.query().unwrap_or_default().as_bytes(), &mut pairs)?;
-        Ok(Params { pairs, _held: held })
+        if let Some(query) = parts.uri.query() {
+            held.grow(decoded_bytes(query.as_bytes()))?;
+            decode(query.as_bytes(), &mut pairs)?;
+        }
+        Ok(Params { pairs, _held: Some(held) })
+    }
+
+    /// The parameters of a form.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of_form(form: &[u8]) -> Result<Params, ApiError> {
+        let mut pairs = Vec::new();
+        decode(form, &mut pairs)?;
+        Ok(Params { pairs, _held: None })
     }
 
     /// The first value of `name` that counts; an empty one is the same as none.
@@ -166,10 +176,23 @@ fn bad_form(why: impl std::fmt::Display) -> ApiError {
     ApiError::bad_data(format!("error parsing form values: {why}"))
 }
 
+/// Memory of the pairs of a form: two bytes can become two strings.
+fn decoded_bytes(form: &[u8]) -> u64 {
+    // Two strings, and the allocator's smallest block for each.
+    const PAIR_BYTES: u64 = 48 + 2 * 16;
+    (pieces(form).count() as u64).saturating_mul(PAIR_BYTES).saturating_add(form.len() as u64)
+}
+
+/// The pairs, still encoded.
+fn pieces(form: &[u8]) -> impl Iterator<Item = &[u8]> {
+    form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty())
+}
+
 /// Appends the pairs of `name=value&name=value`. Names that are not UTF-8 match no parameter and
 /// are skipped.
 fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError> {
-    for pair in form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+    pairs.reserve_exact(pieces(form).count());
+    for pair in pieces(form) {
         let name_len = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
         let (name, value) = pair.split_at(name_len);
         let Ok(name) = String::from_utf8(unescape(name)?) else { continue };
@@ -219,6 +242,24 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Short pairs take most memory for their length: it is reserved, from the URL too.
+    #[test]
+    fn the_memory_of_pairs_is_reserved() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let pairs = "a&".repeat(1_000);
+        let request = Request::post(format!("/?{pairs}"))
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(pairs))
+            .unwrap();
+        let budget = Budget::unlimited();
+        let params = runtime.block_on(Params::read(request, &budget)).unwrap();
+        assert_eq!(params.pairs.len(), 2_000);
+        let taken = params.pairs.capacity() * size_of::<(String, String)>() + 2_000 * 16;
+        assert!(budget.usage().used_bytes >= taken as u64, "{:?}", budget.usage());
+        drop(params);
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
 
     #[test]
     fn forms_are_decoded_strictly() {

@@ -78,6 +78,7 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     let (parts, body) = request.into_parts();
     let encoding = header(&parts.headers, CONTENT_ENCODING);
     if !encoding.is_empty() && encoding != "identity" {
+        let encoding = excerpt(encoding);
         let why = format!("Content-Encoding {encoding:?} is not supported, send plain JSON\n");
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
     }

@@ -79,6 +79,7 @@ pub(crate) async fn import_exposition(
         "" | "identity" => false,
         "gzip" => true,
         other => {
+            let other = excerpt(other);
             let why = format!("Content-Encoding {other:?} is not supported, send gzip or none\n");
             return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
@@ -143,18 +144,23 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
 fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
     let encoding = header(headers, CONTENT_ENCODING);
     if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("snappy") {
+        let encoding = excerpt(encoding);
         return Err(format!("Content-Encoding {encoding:?} is not supported, send snappy"));
     }
     let content_type = header(headers, CONTENT_TYPE);
     let mut parts = content_type.split(';').map(str::trim);
     let media_type = parts.next().unwrap_or_default();
     if !media_type.is_empty() && !media_type.eq_ignore_ascii_case("application/x-protobuf") {
+        let content_type = excerpt(content_type);
         return Err(format!("Content-Type {content_type:?} is not application/x-protobuf"));
     }
     let message = parts.find_map(|part| part.strip_prefix("proto="));
     match message.map(|name| name.trim_matches('"')) {
         None | Some("prometheus.WriteRequest") => Ok(()),
-        Some(other) => Err(format!("message {other:?} is not supported, send remote write 1.0")),
+        Some(other) => {
+            let other = excerpt(other);
+            Err(format!("message {other:?} is not supported, send remote write 1.0"))
+        }
     }
 }
 

@@ -14,6 +14,8 @@
 //! `origin`.
 
 mod flights;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod influx;
 mod matrix;
 mod origin;
@@ -367,10 +369,13 @@ impl ProxyState {
             let known = reader.look_up(&store, bytes_max, least);
             let took = begun.elapsed();
             let found = reader.found(&known);
-            let answer = (found == "hit").then(|| reader.write(&known));
-            (known, found, answer, took)
+            let filled_bytes = reader.filled_bytes(&known, &[]);
+            let is_room = filled_bytes <= bytes_max && held.grow(filled_bytes).is_ok();
+            let answer = (found == "hit" && is_room).then(|| reader.write(&known));
+            (known, found, answer, took, held)
         };
-        let Ok((known, found, answer, took)) = tokio::task::spawn_blocking(look_up).await else {
+        let looked_up = tokio::task::spawn_blocking(look_up).await;
+        let Ok((known, found, answer, took, mut held)) = looked_up else {
             return Answered::Pass;
         };
         if found != "miss" {
@@ -380,13 +385,29 @@ impl ProxyState {
             self.numbers.hits.add(1);
             return Answered::Json(answer.into(), found, Arc::new(held));
         }
+        if found == "hit" {
+            return Answered::Pass;
+        }
         let missing = question.pairs_of_missing(&known);
         let begun = Instant::now();
         let fetched = match self.fetch(parts, &missing, &mut held).await {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
         };
-        if fetched.status == StatusCode::OK && fetched.may_be_shared(is_in_key) {
+        // Short points and many series take more memory than the answer's length suggests.
+        let (counted, body) = (Arc::clone(&question), fetched.body.clone());
+        let count = move || {
+            let filled_bytes = counted.filled_bytes(&known, &body);
+            (known, counted.join_bytes(&body).saturating_add(filled_bytes), filled_bytes)
+        };
+        let Ok((known, joined, filled_bytes)) = tokio::task::spawn_blocking(count).await else {
+            return Answered::Pass;
+        };
+        let received = fetched.body.len() as u64 * ANSWER_WEIGHT;
+        let is_room =
+            filled_bytes <= bytes_max && held.grow(joined.saturating_sub(received)).is_ok();
+        let is_whole = fetched.status == StatusCode::OK && is_room;
+        if is_whole && fetched.may_be_shared(is_in_key) {
             let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
             self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
