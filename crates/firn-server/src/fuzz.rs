@@ -6,7 +6,9 @@
 //! by the length of its input. Compiled for tests and fuzzers only.
 
 use axum::http::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
-use firn_model::{Budget, Error, ErrorKind, LabelLimits, LabelsBuilder, Pool, QueryContext, Result};
+use firn_model::{
+    Budget, Error, ErrorKind, LabelLimits, LabelsBuilder, Pool, QueryContext, Result,
+};
 
 use crate::access::WebConfig;
 use crate::access::login::Credentials;

@@ -35,5 +35,10 @@ fn check<C: Settings>(text: &str) {
 fn loaded<C: Settings>(text: &str) -> firn_model::Result<super::LoadedConfig<C>> {
     let file = ConfigFile::parse("firn.yaml", text)?;
     let flags = BTreeMap::new();
-    load(&Sources { flags: &flags, environment: &|_| None, variables: Vec::new(), file: Some(&file) })
+    load(&Sources {
+        flags: &flags,
+        environment: &|_| None,
+        variables: Vec::new(),
+        file: Some(&file),
+    })
 }

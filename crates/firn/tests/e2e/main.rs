@@ -18,6 +18,7 @@ mod greedy_queries;
 mod groups;
 mod hangup;
 mod hard_queries;
+mod hostile;
 mod http;
 mod influx_proxy;
 mod kill;
