@@ -284,7 +284,7 @@ fn silent() -> Vec<Attack> {
             .quick(),
         attack("50 sets without a value", beside(50, "set s 0 0 1 json 8388600\r\nx"), stored())
             .quick(),
-        attack("70 silent connections", hold(70, 3, ""), status([SILENT, CLOSED])).quick(),
+        attack("70 silent connections", hold(70, 3, ""), status([SILENT, CLOSED])),
         attack("300 silent connections", hold(300, 3, ""), status([SILENT, CLOSED])),
         attack("70 half lines", hold(70, 2, "get k 0"), status([SILENT, CLOSED])),
         attack("others beside 300 silent connections", beside(300, ""), stored()).quick(),

@@ -16,14 +16,13 @@ pub(crate) fn family() -> Family {
 fn beyond() -> Vec<Attack> {
     let open = || status([SILENT, CLOSED, 408]);
     vec![
-        attack("70 silent connections", hold(70, 3, ""), open()).quick(),
+        attack("70 silent connections", hold(70, 3, ""), open()),
         attack("300 silent connections", hold(300, 3, ""), open()).quick(),
         attack(
             "70 connections that have sent a request",
             hold(70, 3, "GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
             open().or(200),
-        )
-        .quick(),
+        ),
         attack(
             "70 connections with half a head",
             hold(70, 3, "GET /-/healthy HTTP/1.1\r\nHo"),

@@ -378,7 +378,7 @@ fn clients() -> Vec<Attack> {
         attack("70 silent connections", hold(70, 3, ""), open()).quick(),
         attack("300 silent connections", hold(300, 3, ""), open()),
         attack("60 half heads", drip(60, 100, 3, "GET /api/v1/query?query=up HTTP/1.1\r\nHost: x"), open()),
-        attack("60 forms of which a byte comes", hold(60, 3, "POST /api/v1/query_range HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 2000000\r\n\r\nq"), open()).quick(),
+        attack("60 forms of which a byte comes", hold(60, 3, "POST /api/v1/query_range HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 2000000\r\n\r\nq"), open()),
         attack("a form of 20 MB", post("/api/v1/query_range").header("Content-Type", "application/x-www-form-urlencoded").body(vec![b'a'; 20 << 20]), status([200, 400, 413, 502])).quick(),
         attack("40 forms of 2 MB", flood(40, 1, form("/api/v1/query_range", [("query", vec![b'a'; 1 << 20])])), status([200, 400, 413, 414, 429, 502, 503])).quick(),
         attack("a length and chunks", raw("POST /api/v1/query_range HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n"), status([400, CLOSED, 200, SILENT]).check(|_, target| {

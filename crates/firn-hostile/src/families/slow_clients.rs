@@ -28,7 +28,7 @@ fn writers() -> Vec<Attack> {
         )
     };
     vec![
-        attack("200 heads, a byte per 100 ms", drip(200, 100, 4, FORM), open()).quick(),
+        attack("200 heads, a byte per 100 ms", drip(200, 100, 4, FORM), open()),
         attack(
             "200 bodies, a byte per 100 ms",
             script(|target| {
@@ -144,8 +144,7 @@ fn readers() -> Vec<Attack> {
     vec![
         attack("60 clients with a response of 4 MB", deaf(60, 4, range("load", 20)), silent())
             .quick(),
-        attack("200 clients with a response of 1 MB", deaf(200, 3, query("load")), silent())
-            .quick(),
+        attack("200 clients with a response of 1 MB", deaf(200, 3, query("load")), silent()),
         attack(
             "60 clients with a federation",
             deaf(60, 3, get("/federate?match[]=load")),

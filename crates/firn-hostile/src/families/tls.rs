@@ -216,7 +216,7 @@ fn halves() -> Vec<Attack> {
     let hello =
         || record(22, &hello([3, 3], SUITES, &[(10, vec![0, 2, 0, 23]), (13, vec![0, 2, 4, 3])]));
     vec![
-        attack("60 silent connections", beside(60, Vec::new()), ok().within(8)).quick(),
+        attack("60 silent connections", beside(60, Vec::new()), ok().within(8)),
         attack("300 silent connections", beside(300, Vec::new()), ok().within(8)).quick(),
         attack("300 halves of a record", beside(300, vec![22, 3, 1, 2]), ok().within(8)).quick(),
         attack("300 hellos without an answer", beside(300, hello()), ok().within(8)).quick(),
@@ -257,10 +257,8 @@ fn inside() -> Vec<Attack> {
             "300 half heads",
             hold(60, 2, "GET /-/healthy HTTP/1.1\r\nX"),
             status([SILENT, CLOSED, TEXT]),
-        )
-        .quick(),
-        attack("40 clients that do not read", deaf(40, 3, range("load", 20)), status([SILENT]))
-            .quick(),
+        ),
+        attack("40 clients that do not read", deaf(40, 3, range("load", 20)), status([SILENT])),
         attack(
             "a write of 60 MB",
             post("/api/v1/write").make(|| vec![0; 60 << 20]),
