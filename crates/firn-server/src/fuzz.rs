@@ -148,9 +148,10 @@ pub fn remote_read(data: &[u8]) {
     let mut held = Budget::unlimited().empty(Pool::Query);
     match remote_read::decode(data, &mut held) {
         Ok(request) => {
+            let context = QueryContext::unbounded();
             for query in request.queries {
                 for matcher in &query.matchers {
-                    let _ = matcher.matches("up");
+                    let _ = matcher.compile(&context).map(|()| matcher.matches("up"));
                 }
             }
         }
@@ -173,7 +174,7 @@ pub fn compression(data: &[u8]) {
         0 => held(bytes).unpack_snappy(UNPACKED_BYTES_MAX, &budget),
         _ => held(bytes).unpack_gzip(UNPACKED_BYTES_MAX, &budget),
     };
-    if kind & 2 == 0 {
+    if kind & 2 == 0 || data.len() > UNPACKED_BYTES_MAX {
         return match unpack(data) {
             Ok(unpacked) => assert!(unpacked.bytes.len() <= UNPACKED_BYTES_MAX),
             Err(error) => check_error(&error),

@@ -4,12 +4,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::ACCEPT;
 use axum::http::{Request, Response, StatusCode};
-use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
+use firn_model::{Error, Matcher, Pool, QueryContext, TimeRange};
 
 use crate::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::app::App;
 use crate::http::auth::Caller;
-use crate::http::params::{Params, refused};
+use crate::http::params::{Params, refused, url_budget};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::federation::{FederationFormat, push_samples};
@@ -31,7 +31,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = FederationFormat::accepted(accept.unwrap_or_default());
     // GET only, so no body is read and no budget needed.
-    let params = match Params::read(request, &Budget::new(0)).await {
+    let params = match Params::read(request, &url_budget()).await {
         Ok(params) => params,
         Err(error) => return failed(&error),
     };

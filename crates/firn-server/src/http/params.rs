@@ -32,10 +32,17 @@ pub(crate) struct Params {
     _held: Option<Reservation>,
 }
 
+// A URL has at most the length of a request's head; its parameters take a multiple of it.
+const URL_PARAMS_BYTES_MAX: u64 = 8 << 20;
 // As Go's form parser.
 const FORM_BYTES_MAX: usize = 10 << 20;
 // Each selector of a request searches the whole index. Programs send some dozens.
 const SELECTOR_COUNT_MAX: usize = 1_000;
+
+/// The budget of parameters where the database may not be open.
+pub(crate) fn url_budget() -> Budget {
+    Budget::new(URL_PARAMS_BYTES_MAX)
+}
 
 impl Params {
     /// Reads the parameters of `request`. A body counts only with POST or PUT and as a form.

@@ -4,12 +4,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, excerpt};
+use firn_model::excerpt;
 use serde_json::json;
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::auth::Caller;
-use crate::http::params::Params;
+use crate::http::params::{Params, url_budget};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::{answer, success};
 use crate::http::{Shared, ready};
@@ -27,7 +27,7 @@ pub(crate) fn routes() -> Routes {
 /// `/api/v1/rules`.
 async fn rules(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let user = Caller::of(&request).user;
-    let params = match Params::read(request, &Budget::new(0)).await {
+    let params = match Params::read(request, &url_budget()).await {
         Ok(params) => params,
         Err(error) => return error.into_response(),
     };

@@ -4,13 +4,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::Budget;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, clock_ms};
 use crate::http::Shared;
-use crate::http::params::Params;
+use crate::http::params::{Params, url_budget};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::wire;
 use crate::wire::number::rfc3339;
@@ -38,7 +37,7 @@ pub(crate) async fn answer(
 ) -> Response<Body> {
     let packing = Packing::of(request.headers());
     // No body is read, so no budget is needed.
-    let answered = match Params::read(request, &Budget::new(0)).await {
+    let answered = match Params::read(request, &url_budget()).await {
         Ok(params) => data(&params),
         Err(error) => Err(error),
     };

@@ -597,7 +597,9 @@ mod tests {
             assert!(handle.set_busy());
             waiting.spawn(async move { handle.admit().await.is_ok() });
         }
-        tokio::task::yield_now().await;
+        for _ in 0..WAITING_MAX {
+            tokio::task::yield_now().await;
+        }
         let next = table.enter(client(200)).await;
         assert!(next.set_busy());
         let refused = tokio::time::timeout(Duration::from_millis(1), next.admit());

@@ -59,11 +59,18 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
 pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let bytes = (text.len() as u64).saturating_mul(TREE_BYTES_PER_BYTE);
-    let held = context.budget.reserve(Pool::Query, bytes)?;
+    let held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
     let expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
     expr.compile(context)?;
     Ok(expr)
+}
+
+/// The memory of the tree of `text`. A text over the limit is refused before it has one.
+fn tree_bytes(text: &str) -> u64 {
+    match text.len() {
+        len if len > QUERY_BYTES_MAX => 0,
+        len => (len as u64).saturating_mul(TREE_BYTES_PER_BYTE),
+    }
 }
 
 /// Parses a series selector such as `up{job="a"}`, the form of `match[]`, and compiles the patterns
@@ -75,8 +82,7 @@ pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
 pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<Vec<Matcher>> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let bytes = (text.len() as u64).saturating_mul(TREE_BYTES_PER_BYTE);
-    let _held = context.budget.reserve(Pool::Query, bytes)?;
+    let _held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
     let mut parser = Parser::new(text)?;
     let matchers = parser.whole_selector()?;
     super::compile(text, &parser.regexes, context)?;
