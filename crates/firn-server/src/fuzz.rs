@@ -36,9 +36,13 @@ const BASE_BYTES: usize = 64 << 10;
 /// A message repeats at most this much of the input.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
+/// Panics if its decoder breaks a promise.
+#[cfg(test)]
+type Check = fn(&[u8]);
+
 /// Every check of this module by the name of its fuzzer.
 #[cfg(test)]
-const CHECKS: [(&str, fn(&[u8])); 19] = [
+const CHECKS: [(&str, Check); 19] = [
     ("cache_protocol", cache_protocol),
     ("compression", compression),
     ("config_file", config_file),

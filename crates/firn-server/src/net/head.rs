@@ -91,7 +91,9 @@ pub(super) fn check(head: &[u8]) -> Result<RequestHead, HeadRefusal> {
 }
 
 /// Method, target, and the bytes from the space behind the target.
-fn request_line(head: &[u8]) -> Result<(&[u8], &[u8], &[u8]), HeadRefusal> {
+type RequestLine<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+
+fn request_line(head: &[u8]) -> Result<RequestLine<'_>, HeadRefusal> {
     let malformed = || bad("the request line is malformed; expected: METHOD TARGET HTTP/1.1");
     let space = |bytes: &[u8]| bytes.iter().position(|&byte| matches!(byte, b' ' | b'\n'));
     let (method, rest) =
