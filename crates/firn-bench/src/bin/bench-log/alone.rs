@@ -13,7 +13,8 @@ use firn_env::{Disk, OpenMode};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, ShardId};
 
-use crate::transactions::{ROUNDS, RUN, SEGMENT_BYTES};
+use crate::store::{RUN, SEGMENT_BYTES};
+use crate::transactions::ROUNDS;
 use crate::work::start_log;
 use crate::{Outcome, SHARD_COUNT, STREAM_COUNT, aim};
 

@@ -9,6 +9,7 @@ mod cost;
 mod recovery;
 mod replayed;
 mod senders;
+mod store;
 mod transactions;
 mod work;
 

@@ -10,7 +10,7 @@ use firn_log::{EntryKind, Log, LogSetup, StreamId};
 use firn_model::{CommitSeq, Error, LogPosition, Result, RowBatch, ShardId, decode_varint};
 
 use crate::Outcome;
-use crate::transactions::{Store, series};
+use crate::store::{Store, series};
 
 /// The result of a replay.
 pub(crate) struct Recovered {
