@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve dist test deps lint settings bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
+.PHONY: help serve dist test deps lint settings hostile bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -59,8 +59,12 @@ soak: ## more simulation seeds, histories, log restarts, damaged bytes, comparis
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firndb --test results -- --nocapture invariant_9
 	FIRN_MEMORY_MIB=128 cargo test --package firn --test e2e memory:: -- --nocapture
 
-fuzz: ## fuzzers of the language, its evaluation and the cache protocol, SECONDS=n each; PACK=--pack minimises and keeps the corpus
-	cargo xtask fuzz $(SECONDS) $(PACK)
+hostile: ## attacks on a running server within its memory limit; ONLY=words of families, FLAGS=--verbose; writes target/bench/hostile.json
+	cargo build --release --package firn --package firn-hostile
+	target/release/hostile --only "$(ONLY)" $(FLAGS)
+
+fuzz: ## fuzzers of every decoder and of the language, SECONDS=n each; ONLY=names; PACK=--pack minimises and keeps the corpus
+	cargo xtask fuzz $(SECONDS) $(ONLY) $(PACK)
 
 promqltest: ## test files of PromQL; DIR=folder
 	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| firn_promqltest::check_evaluation(data));
+firn_fuzz::fuzzer!(firn_promqltest::check_evaluation, base_bytes: 64 << 20, bytes_per_byte: 4096);

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| firn_promqltest::check_text(data));
+firn_fuzz::fuzzer!(firn_promqltest::check_text, base_bytes: 2 << 20, bytes_per_byte: 4096);

@@ -22,7 +22,7 @@ const fn program(name: &'static str, package: &'static str, tests: &'static str)
     Program { name, package, tests }
 }
 
-const DEBIAN_PROGRAMS: [Program; 8] = [
+const DEBIAN_PROGRAMS: [Program; 9] = [
     program("prometheus", "prometheus", "comparisons with Prometheus, proxy, remote read, Grafana"),
     program("prometheus-node-exporter", "prometheus-node-exporter", "scrapes of a real exporter"),
     program("influxd", "influxdb", "proxy of InfluxDB"),
@@ -30,6 +30,7 @@ const DEBIAN_PROGRAMS: [Program; 8] = [
     program("curl", "curl", "commands of the documents"),
     program("zstd", "zstd", "the reader of docs/formats"),
     program("python3", "python3", "the Python client, the reader of docs/formats"),
+    program("c++", "g++", "20 s of each fuzzer"),
     program("victoria-metrics", "victoria-metrics", ""),
 ];
 

@@ -7,6 +7,7 @@ mod fuzz;
 mod packages;
 mod release;
 mod tidy;
+mod unit;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +20,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   serve [ARGUMENTS]        builds the server and starts it
   dist                     builds the program for packages into target/dist
   deps                     installs the programs that tests start
-  fuzz [SECONDS] [--pack]  runs each fuzzer; --pack minimises and keeps the corpus";
+  fuzz [SECONDS] [NAME...] [--pack]
+                           runs fuzzers; --pack minimises and keeps the corpus";
 
 fn main() -> ExitCode {
     // `cargo run` sets the variable; the program may also be started by hand.
@@ -60,8 +62,8 @@ fn test() -> Result<(), String> {
     step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
     step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
     let start = Instant::now();
-    fuzz::check()?;
-    println!("== fuzzers compile: ok, {} s", start.elapsed().as_secs());
+    fuzz::test()?;
+    println!("== fuzzers: ok, {} s", start.elapsed().as_secs());
     weak_memory()
 }
 
@@ -89,6 +91,7 @@ fn lint() -> Result<(), String> {
     step("format of the fuzzers", &fuzzers)?;
     tidy::check(&[])?;
     packages::check()?;
+    unit::check()?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     step("lints", &clippy)
 }

@@ -19,18 +19,25 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// The error of a response that refuses the request.
 pub(crate) fn refusal(answer: &str) -> Error {
     match answer.split_once(' ') {
-        Some(("CLIENT_ERROR", message)) => Error::Invalid(message.to_owned()),
-        Some(("SERVER_ERROR", message)) => Error::Server(message.to_owned()),
+        Some(("CLIENT_ERROR", message)) => Error::Invalid(shown(message).to_owned()),
+        Some(("SERVER_ERROR", message)) => Error::Server(shown(message).to_owned()),
         _ => unexpected(answer),
     }
 }
 
 /// The error of a response that the protocol does not have.
 pub(crate) fn unexpected(response: &str) -> Error {
+    let response = shown(response);
     Error::Unavailable(
         format!("unexpected response of the cache: {response:?}; is it a firn cache server?"),
         None,
     )
+}
+
+/// The start of a server's text: a line may have 64 KiB.
+fn shown(text: &str) -> &str {
+    const SHOWN_BYTES_MAX: usize = 512;
+    text.get(..text.floor_char_boundary(SHOWN_BYTES_MAX)).unwrap_or(text)
 }
 
 impl fmt::Display for Error {

@@ -56,8 +56,11 @@
 
 mod break_even;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod key;
 
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -74,6 +77,8 @@ const GETS_MAX: usize = 16;
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// A response with a longer value is an error.
 const VALUE_BYTES_MAX: usize = 1 << 30;
+/// Allocated for a value before its first byte; longer values grow with the bytes that arrive.
+const VALUE_BYTES_START: usize = 64 << 10;
 /// The end of a line and of a value.
 const LINE_END: &[u8] = b"\r\n";
 
@@ -90,12 +95,20 @@ pub enum Format {
 }
 
 /// Options of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The token that the servers require, if any.
     pub token: Option<String>,
     /// Timeout of connecting, and of each response.
     pub timeout: Duration,
+}
+
+/// Without the token.
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = self.token.as_ref().map(|_| "xxxxx");
+        f.debug_struct("Options").field("token", &token).field("timeout", &self.timeout).finish()
+    }
 }
 
 /// The cached part of a range.
@@ -147,12 +160,18 @@ impl Client {
     /// selects the server of a key.
     ///
     /// # Errors
-    /// `Invalid` without servers.
+    /// `Invalid` without servers, and for a token with other characters than `!` to `~`.
     pub fn new(servers: &[&str], options: Options) -> Result<Client> {
         if servers.is_empty() {
             return Err(Error::Invalid(
                 "cannot create a cache client: expected at least one server as host:port, got none"
                     .into(),
+            ));
+        }
+        let is_word = |token: &String| token.bytes().all(|byte| byte.is_ascii_graphic());
+        if options.token.as_ref().is_some_and(|token| token.is_empty() || !is_word(token)) {
+            return Err(Error::Invalid(
+                "cannot create a cache client: expected a token of characters from ! to ~".into(),
             ));
         }
         let names: Vec<String> = servers.iter().map(|&name| name.to_owned()).collect();
@@ -393,7 +412,7 @@ impl<T> Outcome for Vec<Result<T>> {
     }
 }
 
-fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
+fn read_line(connection: &mut impl BufRead) -> Result<String> {
     let mut line = String::new();
     let read = connection.by_ref().take(LINE_BYTES_MAX).read_line(&mut line);
     let read =
@@ -405,7 +424,7 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
     Ok(line)
 }
 
-fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result<GetReply> {
+fn read_reply(connection: &mut impl BufRead, requested: Range) -> Result<GetReply> {
     let line = read_line(connection)?;
     let words: Vec<&str> = line.split(' ').collect();
     let (missing, absent, bytes) = match words.as_slice() {
@@ -430,11 +449,15 @@ fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result
     };
     let bytes = bytes.parse::<usize>().ok().filter(|&bytes| bytes <= VALUE_BYTES_MAX);
     let bytes = bytes.ok_or_else(|| unexpected(&line))?;
-    let mut value = vec![0; bytes.saturating_add(LINE_END.len())];
-    let read = connection.read_exact(&mut value);
-    read.map_err(|e| {
-        Error::Unavailable("the response of the cache was cut short".into(), Some(e))
-    })?;
+    let value_bytes = bytes.saturating_add(LINE_END.len());
+    // Grows with the bytes that arrive: the announced length may be any number.
+    let mut value = Vec::with_capacity(value_bytes.min(VALUE_BYTES_START));
+    let read = connection.by_ref().take(value_bytes as u64).read_to_end(&mut value);
+    let cut = |e| Error::Unavailable("the response of the cache was cut short".into(), e);
+    read.map_err(|e| cut(Some(e)))?;
+    if value.len() < value_bytes {
+        return Err(cut(None));
+    }
     if !value.ends_with(LINE_END) {
         return Err(unexpected("a value that is longer than its response line states"));
     }
@@ -457,4 +480,21 @@ fn checked(key: &str, line: String) -> Result<Vec<u8>> {
         )));
     }
     Ok(line.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_one_word_and_not_shown() {
+        let options = |token: &str| Options { token: Some(token.to_owned()), ..Options::default() };
+        let client = Client::new(&["localhost:9421"], options("hunter2")).unwrap();
+        assert!(!format!("{client:?}").contains("hunter2"), "{client:?}");
+        // The rest would be a command.
+        for token in ["", "a b", "hunter2\r\nset k 0 0 9 json 2\r\n[]"] {
+            let error = Client::new(&["localhost:9421"], options(token)).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
 }

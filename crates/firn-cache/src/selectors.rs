@@ -141,11 +141,13 @@ impl Selectors {
     pub(crate) fn defined(&mut self, group: GroupId, labels: &Labels, group_count_max: usize) {
         let own = self.by_metric.get(labels.metric_name()).map_or(&[][..], Vec::as_slice);
         for &id in own.iter().chain(&self.of_any_metric) {
-            if let Some(selector) = self.selectors.get_mut(id).and_then(Option::as_mut)
-                && matches_all(&selector.matchers, labels)
-            {
+            let Some(selector) = self.selectors.get_mut(id).and_then(Option::as_mut) else {
+                continue;
+            };
+            if matches_all(&selector.matchers, labels) {
                 selector.groups.insert(group, group_count_max);
             }
+            selector.matchers.iter().for_each(Matcher::shrink);
         }
     }
 
@@ -210,6 +212,7 @@ impl Selectors {
 
     fn insert(&mut self, matchers: &[Matcher], groups: Groups) -> usize {
         let matchers: Arc<[Matcher]> = Arc::from(matchers);
+        matchers.iter().for_each(Matcher::shrink);
         let selector = Selector {
             matchers: Arc::clone(&matchers),
             groups,

@@ -123,7 +123,8 @@ impl Engine {
             report.findings.push(Finding { error, loss, is_repaired: true });
         }
         for place in &self.recovery.report.damage {
-            let error = Error::corrupt("log or manifest", 0, place.clone());
+            // The text names file and offset.
+            let error = Error::invalid(place.clone());
             report.findings.push(Finding { error, loss: None, is_repaired: false });
         }
         match not_ours {

@@ -1,8 +1,8 @@
 //! A consistent copy of the whole database that opens like the original.
 //!
 //! It contains everything that the manifest names at one moment: index segments, tables of both
-//! tiers, deletes, and a manifest of its own. It has no log: a flush moves its rows to tables
-//! first.
+//! tiers, deletes, and a manifest of its own. It also contains the file of metadata. It has no log:
+//! a flush moves its rows to tables first.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use firn_model::{Error, ErrorKind, Pool, Result};
 use crate::edit::{Edit, Room};
 use crate::folder::new_mark;
 use crate::manifest::Manifest;
-use crate::{Engine, parts};
+use crate::{Engine, metadata, parts};
 
 /// Summary of [`Engine::copy_to`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +73,7 @@ impl Engine {
                 self.copy_one(target, &table.path(), table.bytes, &mut report)?;
             }
         }
+        metadata::copy(&self.rooms.env, target)?;
         target.disk.sync_dir("")?;
         manifest.commit(&Edit::default(), || state)?;
         Ok(report)

@@ -34,8 +34,9 @@
 //! numbers, tombstones), `Pressure`, `Flusher`, `IndexUpkeep`, `Transactions`, `SlowTier`. Their
 //! methods take `rooms::Rooms` and each other as arguments. Only `Engine` sees all of them.
 //!
-//! **Reading order**: `rooms`, `ledger`; write path: `write`, `definitions`, `resolve`, `transact`,
-//! `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read path:
+//! **Reading order**: `rooms`, `ledger`; write path: `accepted`, `write`, `definitions`, `resolve`,
+//! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read
+//! path:
 //! `snapshot`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`, `slow`, `check`,
 //! `copy`; opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`,
 //! `manifest_format`, `edit`, `parts`, `folder`; then `sequence`, `wakeup`, `options`, `stats`,
@@ -49,6 +50,7 @@
 #[macro_use]
 mod mutants;
 
+mod accepted;
 mod changes;
 mod check;
 mod commit;
@@ -64,6 +66,7 @@ mod logged;
 mod manifest;
 mod manifest_format;
 mod mend;
+mod metadata;
 mod open;
 mod options;
 mod parts;
@@ -90,8 +93,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use firn_env::Env;
-use firn_model::{Budget, ChangeSink, Reclaim, Result, Timestamp};
+use firn_model::{Budget, ChangeSink, Reclaim, Result};
 
+pub use accepted::{AcceptedTimes, RefusedTime, TimeRefusal};
 pub use check::{CheckProgress, CheckReport, Finding, Loss};
 pub use copy::CopyReport;
 pub use delete::DeleteReport;
@@ -158,10 +162,20 @@ impl Engine {
         &self.rooms.env
     }
 
-    /// The largest timestamp that a write accepts now: the clock plus
-    /// [`EngineOptions::future_ms_max`].
-    pub fn latest_ts(&self) -> Timestamp {
-        self.rooms.latest_ts()
+    /// The timestamps that a write accepts now: not older than the retention, and at most
+    /// [`EngineOptions::future_ms_max`] after the clock.
+    pub fn accepted_times(&self) -> AcceptedTimes {
+        self.rooms.accepted_times()
+    }
+
+    /// Whether another server has taken the slow tier over: this one refuses writes.
+    pub fn is_fenced(&self) -> bool {
+        self.slow.is_fenced()
+    }
+
+    /// The number of shards, which was fixed when the database was created.
+    pub fn shard_count(&self) -> usize {
+        self.rooms.bits.shard_count()
     }
 
     /// Sets the receiver of every change, which is called before the change is visible. Call it

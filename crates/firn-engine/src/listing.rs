@@ -91,6 +91,7 @@ impl Snapshot {
         let shown = self.index().label_names(Some(&shown), &context.cancel)?;
         let mut names = Vec::with_capacity(candidates.len());
         for name in candidates {
+            context.cancel.check()?;
             let mut matchers = matchers.to_vec();
             matchers.push(Matcher::new(name.as_str(), MatchOp::NotEqual, "")?);
             if shown.binary_search(&name).is_ok()

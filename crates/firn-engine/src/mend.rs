@@ -100,7 +100,10 @@ impl<'a> IndexMender<'a> {
             self.repairs.push((path, None));
             return Ok(());
         }
-        if self.options.forget_lost_index { self.forget(&path) } else { Err(advised(&error)) }
+        match self.options.forget_lost_index {
+            true => self.forget(&path),
+            false => Err(advised(&error, self.options.repair_index)),
+        }
     }
 
     fn slices(&self) -> Vec<&[u8]> {
@@ -162,19 +165,39 @@ fn put_aside(disk: &dyn Disk, path: &str) -> Result<String> {
     }
 }
 
-fn advised(error: &Error) -> Error {
+/// The error with the ways that are left; `is_repair`: a repair has just failed.
+fn advised(error: &Error, is_repair: bool) -> Error {
     let ErrorKind::Corrupt { file, offset } = error.kind() else {
         return Error::internal(error.what());
+    };
+    // The block's own advice, which the sentence repeats or contradicts.
+    let what = error.what().trim_end_matches(": run `firn check --repair`");
+    let way = match is_repair {
+        true => "no block of the file is readable: start `firn serve` with",
+        false => {
+            "run `firn check --repair`, which keeps its readable series, or start `firn serve` with"
+        }
     };
     Error::corrupt(
         file.as_str(),
         *offset,
         format!(
-            "{}; the slow tier has no copy. Rewrite the file with its readable series (`firn \
-             check --repair`), or restore it from a backup of this folder, or start with \
-             --forget-lost-index: then the samples of its series cannot be queried any more, and \
-             all other series remain",
-            error.what()
+            "{what}; the slow tier has no copy. {way} --forget-lost-index: then the samples of its \
+             series cannot be queried any more, and all other series remain"
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_repair_does_not_advise_a_repair() {
+        let error = Error::corrupt("index/1.seg", 0, "block checksum: run `firn check --repair`");
+        let told = advised(&error, false).to_string();
+        assert_eq!(told.matches("`firn check --repair`").count(), 1, "{told}");
+        let told = advised(&error, true).to_string();
+        assert!(!told.contains("repair`") && told.contains("--forget-lost-index"), "{told}");
+    }
 }

@@ -35,7 +35,7 @@ use crate::replayed::{ChangeTimes, ReplayedLog};
 use crate::rooms::Rooms;
 use crate::scheduler::Lanes;
 use crate::sequence::Sequence;
-use crate::slow::description::Description;
+use crate::slow::description::{self, Description};
 use crate::slow::requests::CountedBucket;
 use crate::slow::state::SlowTier;
 use crate::slow::{claim, follow};
@@ -149,6 +149,7 @@ fn open_as_recorded(
     progress: &RecoveryProgress,
 ) -> Result<Engine> {
     let locks = lock(&env)?;
+    check_access(&*env.bucket)?;
     let requests = Arc::new(CountedBucket::new(env.bucket));
     let bucket: Arc<dyn Bucket> = Arc::<CountedBucket>::clone(&requests);
     let env = Env { bucket, ..env };
@@ -227,6 +228,21 @@ fn lock(env: &Env) -> Result<FolderLocks> {
     let data = env.disk.lock()?;
     let log = env.log.as_ref().map(|disk| disk.lock()).transpose()?;
     Ok(FolderLocks { _data: data, _log: log })
+}
+
+/// Refuses a slow tier whose bucket does not exist or whose credentials are wrong: without a person
+/// it would never work. A store that is down is no reason not to start.
+fn check_access(bucket: &dyn Bucket) -> Result<()> {
+    match bucket.check_access(description::KEY) {
+        Err(error) if *error.kind() == ErrorKind::Invalid => {
+            Err(error.context("the slow tier cannot be used"))
+        }
+        Err(error) => {
+            tracing::warn!("the slow tier is not reachable; uploads wait and are retried: {error}");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Puts the slow tier's state in place of the folder's, for a replica. Refuses a new database where

@@ -1,5 +1,6 @@
 //! Resolving label sets to series references: lookups, and definitions of new series.
 
+use firn_index::Index;
 use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef};
 
 use crate::Engine;
@@ -9,6 +10,20 @@ impl Engine {
     /// is durable with the first row of its series. Without memory for new series, known ones are
     /// still resolved.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        self.resolve_by(labels, Index::resolve)
+    }
+
+    /// As [`Engine::resolve`], for series of the program itself: no limit on new series refuses
+    /// them, though they count.
+    pub fn resolve_exempt(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        self.resolve_by(labels, Index::resolve_exempt)
+    }
+
+    fn resolve_by(
+        &self,
+        labels: &[Labels],
+        resolve: fn(&Index, &[Labels], &mut Vec<Result<SeriesRef>>),
+    ) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
         if let Err(e) = self.slow.check_writable(&self.rooms) {
             let refused = || Error::new(e.kind().clone(), e.what());
@@ -16,7 +31,7 @@ impl Engine {
             return labels.iter().map(known).collect();
         }
         let found = self.with_index_memory(labels.iter(), || {
-            self.rooms.index.resolve(labels, &mut refs);
+            resolve(&self.rooms.index, labels, &mut refs);
             let known = refs
                 .iter()
                 .zip(labels)

@@ -8,10 +8,11 @@ use firn_env::Env;
 use firn_head::Head;
 use firn_index::Index;
 use firn_log::{Log, StreamId};
-use firn_model::{Budget, LogPosition, ShardBits, Timestamp};
+use firn_model::{Budget, LogPosition, ShardBits};
 use firn_tree::Tree;
 use parking_lot::RwLock;
 
+use crate::accepted::AcceptedTimes;
 use crate::options::EngineOptions;
 use crate::wakeup::Wakeup;
 
@@ -34,9 +35,10 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
-    /// The largest timestamp that a write accepts now.
-    pub(crate) fn latest_ts(&self) -> Timestamp {
-        self.env.clock.now_ms().saturating_add(self.options.future_ms_max)
+    /// The timestamps that a write accepts now.
+    pub(crate) fn accepted_times(&self) -> AcceptedTimes {
+        let (now, options) = (self.env.clock.now_ms(), &self.options);
+        AcceptedTimes::new(now, options.tree.retention_ms, options.future_ms_max)
     }
 
     /// All streams of the log.

@@ -213,10 +213,30 @@ impl Engine {
             Ok(())
         });
         committed.map_err(|e| e.context(job))?;
+        if job.kind() == JobKind::Drop {
+            self.note_expired(job);
+        }
         if matches!(job.kind(), JobKind::Drop | JobKind::Clean) {
             self.upkeep.note_data_gone();
         }
         Ok(())
+    }
+
+    /// Logs and counts the tables that retention, or the limit of the slow tier, has dropped.
+    fn note_expired(&self, job: &Job) {
+        let (count, samples) = (job.inputs().count() as u64, job.input_values());
+        let (bytes, range) = (job.input_bytes(), job.input_range());
+        tracing::info!(
+            tables = count,
+            samples,
+            bytes,
+            start_ms = range.start,
+            end_ms = range.end,
+            "dropped data beyond the retention or the limit of the slow tier"
+        );
+        self.counters.expired_tables.add(count);
+        self.counters.expired_samples.add(samples);
+        self.counters.expired_bytes.add(bytes);
     }
 
     /// Releases `bytes` of flushed memory, or all that there is, oldest rows first: tables contain

@@ -26,6 +26,9 @@ pub(crate) struct Counters {
     pub(crate) samples_written: Counter,
     pub(crate) deletes: Counter,
     pub(crate) transactions: Counter,
+    pub(crate) expired_tables: Counter,
+    pub(crate) expired_samples: Counter,
+    pub(crate) expired_bytes: Counter,
     pub(crate) reads: Arc<ReadCounters>,
 }
 
@@ -62,6 +65,12 @@ pub struct Stats {
     pub transactions: u64,
     /// Transactions refused since the start because another transaction touched their reads.
     pub conflicts: u64,
+    /// Tables dropped since the start by retention or by the limit of the slow tier.
+    pub expired_tables: u64,
+    /// Samples in those tables.
+    pub expired_samples: u64,
+    /// Bytes of those tables.
+    pub expired_bytes: u64,
     /// Deletes that may still hide something.
     pub tombstones: u64,
     /// Memory of those deletes.
@@ -103,6 +112,9 @@ impl Engine {
             deletes: self.counters.deletes.get(),
             transactions: self.counters.transactions.get(),
             conflicts: self.transactions.conflict_count(),
+            expired_tables: self.counters.expired_tables.get(),
+            expired_samples: self.counters.expired_samples.get(),
+            expired_bytes: self.counters.expired_bytes.get(),
             tombstones: tombstones.len() as u64,
             tombstone_bytes: tombstones.heap_bytes(),
             flushes: self.flusher.flush_count(),

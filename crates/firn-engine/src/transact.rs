@@ -163,15 +163,12 @@ impl Transaction<'_> {
     /// Writes a sample, whether or not one exists.
     ///
     /// # Errors
-    /// `Invalid` for a timestamp too far in the future, `Busy` without memory. The commit reports
-    /// an unknown series.
+    /// `Invalid` for a timestamp outside of [`Engine::accepted_times`], `Busy` without memory. The
+    /// commit reports an unknown series.
     pub fn insert(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
-        let latest = self.engine.rooms.latest_ts();
-        if ts > latest {
-            return Err(Error::invalid(format!(
-                "insert refused: timestamp {ts} is too far in the future, the latest accepted is \
-                 {latest}; correct the clock of the sender"
-            )));
+        let times = self.engine.rooms.accepted_times();
+        if let Some(refusal) = times.refusal(ts) {
+            return Err(Error::invalid(format!("insert refused: {}", times.explain(ts, refusal))));
         }
         self.put(series, ts, value)
     }

@@ -15,6 +15,7 @@ use firn_model::{
 };
 
 use crate::Engine;
+use crate::accepted::TimeRefusal;
 use crate::sequence::InFlight;
 
 /// The outcome of a batch.
@@ -23,10 +24,14 @@ pub struct WriteReport {
     /// Values that are durable and visible. Several values of one series and time count separately,
     /// though only the last is visible.
     pub written: u64,
-    /// Values refused because their timestamp is later than [`Engine::latest_ts`].
+    /// Values refused because their timestamp is later than [`Engine::accepted_times`].
     pub too_far_ahead: u64,
-    /// The largest refused timestamp.
-    pub too_far_ahead_max: Option<Timestamp>,
+    /// Values refused because they are older than the retention.
+    pub too_old: u64,
+    /// Values refused because their timestamp is in seconds instead of milliseconds.
+    pub in_seconds: u64,
+    /// One of the refused timestamps.
+    pub refused_ts: Option<Timestamp>,
     /// Values refused because their series does not exist.
     pub unknown: u64,
 }
@@ -101,9 +106,9 @@ impl Engine {
     /// Removes cells that may not be written, and counts them.
     fn refuse(&self, batch: &mut RowBatch, is_known: bool) -> Result<WriteReport> {
         let mut report = WriteReport::default();
-        let latest = self.rooms.latest_ts();
+        let times = self.rooms.accepted_times();
         let series = |cell: &Cell| SeriesRef { group: cell.group, slot: cell.slot };
-        if batch.cells().iter().all(|cell| cell.ts <= latest)
+        if batch.cells().iter().all(|cell| times.contains(cell.ts))
             && (is_known
                 || self.rooms.index.find_unknown(batch.cells().iter().map(series))?.is_none())
         {
@@ -116,13 +121,16 @@ impl Engine {
                     failed = Some(e);
                     false
                 });
-            if cell.ts > latest {
-                report.too_far_ahead += 1;
-                report.too_far_ahead_max = report.too_far_ahead_max.max(Some(cell.ts));
-            } else if !known {
-                report.unknown += 1;
+            let refusal = times.refusal(cell.ts);
+            match refusal {
+                Some(TimeRefusal::TooFarAhead) => report.too_far_ahead += 1,
+                Some(TimeRefusal::TooOld) => report.too_old += 1,
+                Some(TimeRefusal::InSeconds) => report.in_seconds += 1,
+                None if !known => report.unknown += 1,
+                None => return true,
             }
-            known && cell.ts <= latest
+            report.refused_ts = report.refused_ts.or(refusal.map(|_| cell.ts));
+            false
         });
         failed.map_or(Ok(report), Err)
     }

@@ -82,6 +82,16 @@ pub trait Bucket: fmt::Debug + Send + Sync {
     /// Removes objects. A missing object is not an error.
     fn delete(&self, keys: &[String]) -> Result<()>;
 
+    /// Checks at a start that the store can be used, with one small read of `key`, which may be
+    /// missing, and without long retries.
+    ///
+    /// # Errors
+    /// `Invalid` if the store refuses it for good: the bucket does not exist, or the credentials
+    /// are wrong. `Unavailable` if the store does not answer in time.
+    fn check_access(&self, key: &str) -> Result<()> {
+        check_key(key)
+    }
+
     /// The file system folder that the bucket consists of, if it is one; keys are paths below it.
     /// For [`crate::copy_object`].
     fn folder(&self) -> Option<&Path> {

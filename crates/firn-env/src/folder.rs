@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use firn_model::{Error, Result};
 
 use crate::bucket::{check_key, corrupt_range};
 use crate::io_error::io_error;
-use crate::local::{make_dirs, sync_dir};
+use crate::local::{FILE_MODE, make_dirs, sync_dir};
 use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
 
 /// The folder of unfinished objects and of the lock for puts; it contains no objects.
@@ -107,7 +107,9 @@ impl FolderBucket {
         let name = format!("{}-{since:x}-{number}.tmp", std::process::id());
         let path = self.root.join(OWN_FOLDER).join(name);
         let write = || {
-            let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(FILE_MODE);
+            let mut file = options.open(&path)?;
             file.write_all(bytes)?;
             file.set_modified(now)?;
             file.sync_all()
@@ -146,7 +148,8 @@ impl FolderBucket {
     fn lock(&self) -> Result<File> {
         let path = self.root.join(OWN_FOLDER).join("lock");
         let mut options = OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(false).open(&path);
+        options.write(true).create(true).truncate(false).mode(FILE_MODE);
+        let opened = options.open(&path);
         let locked = opened.and_then(|file| file.lock().map(|()| file));
         locked.map_err(|e| io_error("lock", &path, e))
     }

@@ -18,6 +18,9 @@ pub(crate) fn io_error(verb: &str, path: &Path, error: io::Error) -> Error {
         io::ErrorKind::PermissionDenied => Error::unavailable(format!(
             "{action}: permission denied; allow this user to read and write there"
         )),
+        _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+            Error::unavailable(format!("{action}: raise the limit on open files (ulimit -n)"))
+        }
         _ => Error::unavailable(action),
     };
     boundary.because(error)

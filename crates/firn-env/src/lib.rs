@@ -52,7 +52,7 @@ pub use local::{LOCK_FILE, LocalDisk};
 pub use mapped::Mapped;
 pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
-pub use open::{open_bucket, open_bucket_with};
+pub use open::{open_bucket, open_bucket_with, scheme_of};
 #[cfg(feature = "remote")]
 pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};
 

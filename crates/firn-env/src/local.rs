@@ -1,9 +1,9 @@
 //! The machine's disk: one folder of a Linux file system.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +15,11 @@ use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
 
 /// The file in the root folder that a process locks; it contains that process's id.
 pub const LOCK_FILE: &str = "LOCK";
+
+/// Modes of new files and folders: only the user of the process has access. The modes of existing
+/// ones are not changed.
+pub(crate) const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
 
 /// Size of the writes of zeros: large enough that the system call costs little compared with the
 /// copy, small enough for the second-level cache.
@@ -76,7 +81,9 @@ impl Disk for LocalDisk {
             OpenMode::Read => ("open", File::open(&path)),
             OpenMode::Write => ("open", OpenOptions::new().read(true).write(true).open(&path)),
             OpenMode::Create => {
-                ("create", OpenOptions::new().read(true).write(true).create_new(true).open(&path))
+                let mut options = OpenOptions::new();
+                options.read(true).write(true).create_new(true).mode(FILE_MODE);
+                ("create", options.open(&path))
             }
         };
         match opened {
@@ -87,7 +94,8 @@ impl Disk for LocalDisk {
 
     fn create_dir(&self, path: &DiskPath) -> Result<()> {
         let path = self.path(path)?;
-        fs::create_dir_all(&path).map_err(|e| io_error("make folder", &path, e))
+        let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&path);
+        made.map_err(|e| io_error("make folder", &path, e))
     }
 
     fn list(&self, path: &DiskPath) -> Result<Vec<String>> {
@@ -133,7 +141,7 @@ impl Disk for LocalDisk {
         let failed = |e| io_error("lock", &path, e);
         // Not truncated: the file names the holder until this process has the lock.
         let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false);
+        let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
         let mut file = options.open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -253,7 +261,11 @@ pub(crate) fn make_dirs(path: &Path) -> Result<()> {
     if path.exists() && !path.is_dir() {
         return Err(Error::invalid(format!("{} is a file, expected a folder", path.display())));
     }
-    match fs::create_dir(path) {
+    if path.is_symlink() && !path.exists() {
+        let what = "is a symbolic link to a folder that does not exist";
+        return Err(Error::invalid(format!("{} {what}", path.display())));
+    }
+    match DirBuilder::new().mode(FOLDER_MODE).create(path) {
         // Another process may have created it first.
         Err(error) if !path.is_dir() => return Err(io_error("make folder", path, error)),
         _ => {}
@@ -302,6 +314,34 @@ mod tests {
         assert!(error.to_string().contains(&format!("LOCK is held by process {pid}")), "{error}");
         drop(lock);
         disk.lock().unwrap();
+    }
+
+    /// Before, folders had mode 0755 and files 0644: every user of the machine could read the data.
+    #[test]
+    fn new_folders_and_files_are_for_their_owner_only() {
+        use std::os::unix::fs::MetadataExt;
+        let (folder, disk) = disk();
+        disk.create_dir("a/b").unwrap();
+        disk.open("a/b/file", OpenMode::Create).unwrap();
+        let _lock = disk.lock().unwrap();
+        let bucket = crate::FolderBucket::open(folder.path().join("slow")).unwrap();
+        let bytes = Arc::from(*b"x");
+        crate::Bucket::put(&bucket, "t/1", bytes, crate::PutMode::Create).unwrap();
+        for (path, mode) in [
+            ("some", 0o700),
+            ("some/data", 0o700),
+            ("some/data/a", 0o700),
+            ("some/data/a/b", 0o700),
+            ("some/data/a/b/file", 0o600),
+            ("some/data/LOCK", 0o600),
+            ("slow", 0o700),
+            ("slow/.firn-bucket/lock", 0o600),
+            ("slow/t", 0o700),
+            ("slow/t/1", 0o600),
+        ] {
+            let found = fs::metadata(folder.path().join(path)).unwrap().mode() & 0o777;
+            assert_eq!(found, mode, "{path}: {found:o}, expected {mode:o}");
+        }
     }
 
     #[test]

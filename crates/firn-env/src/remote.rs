@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{Error, ErrorKind, Result, redacted};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use object_store::path::Path;
@@ -47,6 +47,23 @@ const LIMIT_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// Error codes in the XML of stores for a missing bucket.
 const NO_BUCKET_CODES: [&str; 2] = ["<Code>NoSuchBucket", "<Code>ContainerNotFound"];
+
+/// Codes of credentials that will not become right by themselves.
+const REFUSALS: [&str; 10] = [
+    "AccessDenied",
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "NotSignedUp",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+];
+
+/// A start waits this long for a store that does not answer.
+const ACCESS_WAIT: Duration = Duration::from_secs(5);
 
 /// Requests need little CPU time; two threads keep TLS off the caller's thread.
 const THREAD_COUNT: usize = 2;
@@ -77,6 +94,7 @@ pub struct RemoteBucket {
 }
 
 struct Client {
+    /// Without credentials.
     url: String,
     stores: Stores,
     prefix: Path,
@@ -118,11 +136,12 @@ impl RemoteBucket {
             .enable_all()
             .build()
             .map_err(|e| {
+                let url = redacted(url);
                 Error::unavailable(format!("cannot start threads for {url}")).because(e)
             })?;
         let request_count_max = options.request_count_max.clamp(4, Semaphore::MAX_PERMITS);
         let shared = Client {
-            url: url.trim_end_matches('/').to_owned(),
+            url: redacted(url.trim_end_matches('/')).into_owned(),
             stores,
             prefix,
             give_up,
@@ -190,6 +209,11 @@ impl Bucket for RemoteBucket {
     fn delete(&self, keys: &[String]) -> Result<()> {
         let keys = keys.to_vec();
         self.run(|shared| async move { shared.delete(keys).await })?
+    }
+
+    fn check_access(&self, key: &str) -> Result<()> {
+        let key = key.to_owned();
+        self.run(|shared| async move { shared.check_access(&key).await })?
     }
 }
 
@@ -359,6 +383,43 @@ impl Client {
         Ok(ObjectInfo { key: key.to_owned(), bytes: meta.size, version: version_of(&meta) })
     }
 
+    async fn check_access(&self, key: &str) -> Result<()> {
+        let location = self.location(key)?;
+        // A read, because the response to `head` has no body, which names a missing bucket.
+        let read = self.stores.once.get_range(&location, 0..1);
+        let error = match timeout_at(Instant::now() + ACCESS_WAIT, read).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                return Err(Error::unavailable(format!(
+                    "{}: the store did not answer within {} s",
+                    self.url,
+                    ACCESS_WAIT.as_secs()
+                )));
+            }
+        };
+        use object_store::Error as Store;
+        let text = error.to_string();
+        let code = code_of(&text);
+        let is_refused = REFUSALS.contains(&code)
+            || matches!(error, Store::PermissionDenied { .. } | Store::Unauthenticated { .. });
+        if NO_BUCKET_CODES.iter().any(|code| text.contains(code)) {
+            return Err(Error::invalid(self.no_bucket()));
+        }
+        if matches!(error, Store::NotFound { .. }) {
+            return Ok(());
+        }
+        if is_refused {
+            let code = if code.is_empty() { String::new() } else { format!(" ({code})") };
+            return Err(Error::invalid(format!(
+                "{}: the store refused the credentials{code}; check them and their rights in the \
+                 environment (AWS_*, GOOGLE_* or AZURE_*)",
+                self.url
+            )));
+        }
+        Err(Error::unavailable(format!("{}: the store does not answer", self.url)).because(error))
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
         // Stores list by whole key components; a partial last component is compared here.
         let folder = prefix.rsplit_once('/').map_or("", |parts| parts.0);
@@ -486,7 +547,7 @@ impl Client {
             ),
             _ => Error::unavailable(action),
         };
-        boundary.because(error)
+        boundary.because(store::ShownCause::new(&error))
     }
 
     fn no_bucket(&self) -> String {
@@ -499,6 +560,12 @@ impl ObjectInfo {
         let version = put.e_tag.or(put.version).unwrap_or_default();
         ObjectInfo { key: key.to_owned(), bytes, version }
     }
+}
+
+/// The code in the XML of an error of S3 or Azure; empty if there is none.
+fn code_of(text: &str) -> &str {
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    code.map_or("", |(code, _)| code).trim()
 }
 
 /// All current stores return entity tags; the fallbacks are for others.

@@ -15,7 +15,7 @@ use crate::jobs::{
     self, JobCatalog, MergeJob, ReadCopy, Repaired, SealJob, WrittenSegment, WrittenSegments,
 };
 use crate::known_refs::KnownRefs;
-use crate::limits::{LimitCounters, NewSeries, SegmentCensus};
+use crate::limits::{Admission, LimitCounters, NewSeries, SegmentCensus};
 use crate::memory::index::{GrowingGroup, MemberRun, MemoryIndex, SeriesPosition};
 use crate::memory::lookup::Lookup;
 use crate::options::IndexOptions;
@@ -62,6 +62,7 @@ struct NewLabelSet<'l> {
     whole: &'l Labels,
     /// The identity labels of the group that it joins; `None`: a lone series.
     identity: Option<Labels>,
+    admission: Admission,
 }
 
 // A lookup of a known series takes about 0.5 us, a definition 1 us (examples/footprint.rs), so a
@@ -124,6 +125,21 @@ impl Index {
     /// set, `TooLarge` if the index has no space for more text, `Corrupt` if a damaged segment may
     /// contain the label set.
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
+        self.resolve_admitted(labels, Admission::Limited, out);
+    }
+
+    /// As [`Index::resolve`], for series of the program itself: no limit on new series refuses
+    /// them, though they count.
+    pub fn resolve_exempt(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
+        self.resolve_admitted(labels, Admission::Exempt, out);
+    }
+
+    fn resolve_admitted(
+        &self,
+        labels: &[Labels],
+        admission: Admission,
+        out: &mut Vec<Result<SeriesRef>>,
+    ) {
         out.clear();
         out.reserve(labels.len());
         let generation = self.generation();
@@ -144,7 +160,8 @@ impl Index {
         }
         missing.retain(|&idx| !labels[idx].is_empty());
         let whole: Vec<&Labels> = missing.iter().map(|&idx| &labels[idx]).collect();
-        let found = self.find_or_define(&whole, |labels| self.identity_by_options(labels));
+        let identity_of = |labels: &Labels| self.identity_by_options(labels);
+        let found = self.find_or_define(&whole, admission, identity_of);
         for (&idx, found) in missing.iter().zip(found) {
             out[idx] = found;
         }
@@ -172,7 +189,8 @@ impl Index {
             let whole =
                 batch.iter().map(|m| join(group_labels, m)).collect::<Result<Vec<Labels>>>()?;
             let whole: Vec<&Labels> = whole.iter().collect();
-            for found in self.find_or_define(&whole, |_| Some(group_labels.clone())) {
+            let identity_of = |_: &Labels| Some(group_labels.clone());
+            for found in self.find_or_define(&whole, Admission::Limited, identity_of) {
                 series.push(found?);
             }
         }
@@ -196,6 +214,7 @@ impl Index {
     fn find_or_define(
         &self,
         whole: &[&Labels],
+        admission: Admission,
         identity_of: impl Fn(&Labels) -> Option<Labels>,
     ) -> Vec<Result<SeriesRef>> {
         let mut version = self.version();
@@ -204,7 +223,7 @@ impl Index {
             whole.iter().map(|labels| finder.find(labels).transpose()).collect();
         for (whole, found) in whole.chunks(BATCH_NEW).zip(found.chunks_mut(BATCH_NEW)) {
             if found.iter().any(Option::is_none) {
-                self.define_missing(&mut version, whole, &identity_of, found);
+                self.define_missing(&mut version, whole, (admission, &identity_of), found);
             }
         }
         found.into_iter().flatten().collect()
@@ -215,13 +234,13 @@ impl Index {
         &self,
         version: &mut Arc<IndexVersion>,
         whole: &[&Labels],
-        identity_of: impl Fn(&Labels) -> Option<Labels>,
+        (admission, identity_of): (Admission, impl Fn(&Labels) -> Option<Labels>),
         found: &mut [Option<Result<SeriesRef>>],
     ) {
         let mut wanted: Vec<NewLabelSet<'_>> = Vec::with_capacity(whole.len());
         for (&whole, found) in whole.iter().zip(&*found) {
             let identity = if found.is_none() { identity_of(whole) } else { None };
-            wanted.push(NewLabelSet { whole, identity });
+            wanted.push(NewLabelSet { whole, identity, admission });
         }
         // Groups of older segments that take more members, by identity labels.
         let mut growing: HashMap<&Labels, Option<GrowingGroup>> = HashMap::new();
@@ -304,7 +323,12 @@ impl Index {
         let group_labels = || identity.clone().unwrap_or_else(Labels::empty);
         let group: Option<&dyn Fn() -> Labels> = identity.is_some().then_some(&group_labels);
         let new = NewSeries { metric: whole.metric_name(), group };
-        self.shared.limits.lock().admit(&new, &SegmentCensus { version, active: memory })?;
+        let mut limits = self.shared.limits.lock();
+        match wanted.admission {
+            Admission::Limited => limits.admit(&new, &SegmentCensus { version, active: memory })?,
+            Admission::Exempt => limits.admit_exempt(&new),
+        }
+        drop(limits);
         let mut define = || {
             lookup.intern(memory, whole)?;
             let Some(identity) = identity else {

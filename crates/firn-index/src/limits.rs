@@ -38,6 +38,15 @@ pub(crate) struct NewSeries<'a> {
     pub(crate) group: Option<&'a dyn Fn() -> Labels>,
 }
 
+/// Whether the limits apply to a new series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// They do.
+    Limited,
+    /// The series is counted and never refused: it is the program's own.
+    Exempt,
+}
+
 /// The limits and their counters.
 #[derive(Debug)]
 pub(crate) struct LimitCounters {
@@ -87,6 +96,18 @@ impl LimitCounters {
         self.refilled_ms = Some(now_ms);
         let tokens = self.tokens.saturating_add(elapsed_ms.saturating_mul(per_second));
         self.tokens = tokens.min(tokens_max(Some(per_second)));
+    }
+
+    /// Counts one more series that the limits do not concern.
+    pub(crate) fn admit_exempt(&mut self, new: &NewSeries<'_>) {
+        if let Some(count) = self.by_metric.get_mut(&self.hasher.hash_one(new.metric)) {
+            *count += 1;
+        }
+        if let Some(group) = new.group
+            && let Some(count) = self.by_group.get_mut(&self.hasher.hash_one(group()))
+        {
+            *count += 1;
+        }
     }
 
     /// Forgets all counts, because series left or an admitted one was not defined. They are counted

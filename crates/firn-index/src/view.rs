@@ -87,16 +87,22 @@ impl IndexView {
     }
 
     /// The groups and slots of [`IndexView::select`], with a key under `grouping` for each series.
+    /// Only series that also match the context's `scope`.
     ///
     /// # Errors
-    /// As [`MatchedSeries::collect_groups`].
+    /// As [`MatchedSeries::collect_groups`] and [`Matcher::compile`].
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
         context: &QueryContext,
     ) -> Result<Matches> {
-        self.select(matchers, &context.cancel)?.collect_groups(grouping, context)
+        matchers.iter().try_for_each(|matcher| matcher.compile(context))?;
+        let selected = match context.scope.is_empty() {
+            true => self.select(matchers, &context.cancel),
+            false => self.select(&[matchers, &context.scope].concat(), &context.cancel),
+        };
+        selected?.collect_groups(grouping, context)
     }
 
     /// The labels of a series; `None` if the view does not contain it.

@@ -288,6 +288,17 @@ impl Reservation {
         self.grow(if has_room { missing + ahead } else { missing })
     }
 
+    /// As [`Reservation::cover`] to exactly `bytes`, but only of free memory: nothing is reclaimed,
+    /// so that the caller may hold any lock. Returns whether the reservation covers `bytes`.
+    pub fn cover_of_free(&mut self, bytes: u64) -> bool {
+        let missing = bytes.saturating_sub(self.bytes);
+        let has_room = missing == 0 || self.budget.has_room(self.pool, missing);
+        if has_room {
+            self.take(missing);
+        }
+        has_room
+    }
+
     /// Counts `bytes` that are in use already or must be: data read back at startup, memory that a
     /// shard with durable rows needs. May exceed the limit; other requests are then refused.
     pub fn take(&mut self, bytes: u64) {
@@ -528,6 +539,8 @@ mod tests {
         assert_eq!(budget.usage().refused[Pool::Query as usize], 0);
         held.cover(5).unwrap();
         assert_eq!(held.bytes(), 9_500, "the threshold of queries; nothing was reclaimed");
+        assert!(held.cover_of_free(9_500) && !held.cover_of_free(9_501));
+        assert_eq!(held.bytes(), 9_500);
         assert!(held.cover(9_501).unwrap_err().is_retriable());
     }
 

@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Error, Result};
+use crate::{Error, Result, excerpt};
 
 /// The label that holds a metric's name.
 pub const METRIC_NAME: &str = "__name__";
@@ -43,7 +43,7 @@ pub struct LabelsBuilder {
 }
 
 /// Upper limits on a label set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LabelLimits {
     /// Number of pairs in a set.
     pub label_count_max: usize,
@@ -299,10 +299,13 @@ fn check<'t>(
     for pair in pairs {
         let (name, value) = (name_of(pair), value_of(pair));
         if name.is_empty() {
-            return Err(Error::invalid(format!("label with value {value:?} has an empty name")));
+            return Err(Error::invalid(format!(
+                "label with value {:?} has an empty name",
+                excerpt(value)
+            )));
         }
         if last.replace(name) == Some(name) {
-            return Err(Error::invalid(format!("label {name:?} is repeated")));
+            return Err(Error::invalid(format!("label {:?} is repeated", excerpt(name))));
         }
         if name.len() > limits.name_bytes_max {
             return Err(Error::too_large(format!(
@@ -314,7 +317,8 @@ fn check<'t>(
         }
         if value.len() > limits.value_bytes_max {
             return Err(Error::too_large(format!(
-                "value of label {name:?} has {} bytes, over the limit of {} (value_bytes_max)",
+                "value of label {:?} has {} bytes, over the limit of {} (value_bytes_max)",
+                excerpt(name),
                 value.len(),
                 limits.value_bytes_max
             )));

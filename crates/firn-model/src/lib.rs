@@ -2,7 +2,7 @@
 //!
 //! **Owns** labels and matchers, ids, time ranges, rows of the write path, column batches of the
 //! read path, the seams [`Select`] (the selection of a query) and [`Change`] (the change feed from
-//! the engine to a cache), the memory [`Budget`], and the boundary [`Error`].
+//! the engine to a cache), the memory [`Budget`], the boundary [`Error`], and [`Secret`]s.
 //!
 //! **Never** does I/O, reads a clock, starts a thread or uses another room.
 //!
@@ -15,8 +15,9 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`,
-//! `batch`, `select`, `query_stats`, `change`, `budget`, `error`.
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
+//! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `budget`,
+//! `secret`, `error`, `excerpt`, `network_thread`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -24,22 +25,29 @@
 mod batch;
 mod budget;
 mod change;
+mod compiled_regex;
 mod error;
+mod excerpt;
 mod histogram;
 mod id;
 mod label;
 mod matcher;
+mod network_thread;
 mod pattern;
+mod pattern_syntax;
 mod query_stats;
 mod row;
 mod sample;
+mod secret;
 mod select;
 mod time;
 
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
+pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
+pub use excerpt::{excerpt, excerpt_within};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
@@ -47,10 +55,12 @@ pub use label::{
     encode_varint,
 };
 pub use matcher::{MatchOp, Matcher};
+pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;
 pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
+pub use secret::{Secret, redacted};
 pub use select::{
     CancelToken, Grouping, HelperPermit, Helpers, QueryContext, Select, Selected, Selection,
 };

@@ -1,12 +1,10 @@
 //! Matchers: conditions of a selector on one label.
 
 use std::fmt;
-use std::sync::Arc;
-
-use regex::Regex;
+use std::sync::{Arc, OnceLock};
 
 use crate::pattern::Pattern;
-use crate::{Error, Result};
+use crate::{CompiledRegex, QueryContext, Result};
 
 /// The comparison of a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,62 +26,71 @@ pub struct Matcher {
     op: MatchOp,
     value: String,
     pattern: Pattern,
-    /// Only for [`Pattern::Regex`]. Shared, because a regular expression allocates working memory
-    /// when used.
-    regex: Option<Arc<Regex>>,
-}
-
-// Compiled size limit of a regular expression; 10,000 alternatives fit.
-const REGEX_BYTES_MAX: usize = 16 << 20;
-// Cache size limit of a regular expression; with less memory it is slower, but correct.
-const REGEX_CACHE_BYTES_MAX: usize = 2 << 20;
-
-/// Describes an error in a regular expression in one line, in Go's words where they are known.
-fn regex_fault(value: &str, error: &regex::Error) -> String {
-    let text = error.to_string();
-    let reason = text.lines().last().unwrap_or_default();
-    let reason = match reason.strip_prefix("error: ").unwrap_or(reason) {
-        "unclosed group" => "missing closing )",
-        "unopened group" => "unexpected )",
-        other => other,
-    };
-    format!("error parsing regexp: {reason}: `^(?s:{value})$`")
+    /// Only for [`Pattern::Regex`]; empty until it is compiled, once for all clones.
+    regex: Option<Arc<OnceLock<CompiledRegex>>>,
 }
 
 impl Matcher {
-    /// Builds a matcher. A regular expression is compiled here, once, if the pattern needs one:
-    /// compiling takes 100 microseconds, more than a small query.
+    /// Builds a matcher and compiles its pattern: for patterns of our own, of settings and of
+    /// programs. A pattern of a stranger is parsed ([`Matcher::parsed`]) and compiled within the
+    /// limits of its query.
     ///
     /// # Errors
-    /// `Invalid` for a regular expression that does not compile or is too large.
+    /// `Invalid` for a regular expression that does not compile, `TooLarge` over the limits.
     pub fn new(name: impl Into<String>, op: MatchOp, value: impl Into<String>) -> Result<Matcher> {
-        Matcher::bounded(name, op, value, REGEX_BYTES_MAX)
+        let matcher = Matcher::parsed(name, op, value);
+        if matcher.needs_compiling() {
+            matcher.compile(&QueryContext::unbounded())?;
+        }
+        Ok(matcher)
     }
 
-    /// As [`Matcher::new`], with a limit on the compiled size, for callers that receive many
-    /// regular expressions at once.
-    ///
-    /// # Errors
-    /// As [`Matcher::new`].
-    pub fn bounded(
-        name: impl Into<String>,
-        op: MatchOp,
-        value: impl Into<String>,
-        regex_bytes_max: usize,
-    ) -> Result<Matcher> {
+    /// Builds a matcher without compiling its pattern, which takes longer than a small query.
+    /// [`Matcher::compile`] follows before the first use.
+    pub fn parsed(name: impl Into<String>, op: MatchOp, value: impl Into<String>) -> Matcher {
         let (name, value) = (name.into(), value.into());
         let pattern = Pattern::of(op, &value);
-        let regex = match pattern {
-            Pattern::Regex => Some(Arc::new(
-                regex::RegexBuilder::new(&format!("^(?s:{value})$"))
-                    .size_limit(regex_bytes_max.min(REGEX_BYTES_MAX))
-                    .dfa_size_limit(regex_bytes_max.min(REGEX_CACHE_BYTES_MAX))
-                    .build()
-                    .map_err(|e| Error::invalid(regex_fault(&value, &e)))?,
-            )),
-            _ => None,
-        };
-        Ok(Matcher { name, op, value, pattern, regex })
+        let regex = (pattern == Pattern::Regex).then(Arc::default);
+        Matcher { name, op, value, pattern, regex }
+    }
+
+    /// Whether [`Matcher::compile`] has work to do.
+    pub fn needs_compiling(&self) -> bool {
+        self.regex.as_ref().is_some_and(|regex| regex.get().is_none())
+    }
+
+    /// Compiles the pattern within the limits of a query, for all clones. Does nothing if it is
+    /// compiled or needs no compiling.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no regular expression, `TooLarge` over the limits of one expression, of
+    /// the request and of the query's memory, `Busy` without memory, `Canceled`, `Timeout`.
+    pub fn compile(&self, context: &QueryContext) -> Result<()> {
+        if let Some(regex) = &self.regex
+            && regex.get().is_none()
+        {
+            // Another thread may have compiled it meanwhile.
+            let _ = regex.set(CompiledRegex::new(&self.value, context)?);
+        }
+        Ok(())
+    }
+
+    /// Releases working memory of the compiled pattern beyond some KiB: for matchers that are kept
+    /// after their query.
+    pub fn shrink(&self) {
+        if let Some(regex) = self.regex.as_ref().and_then(|regex| regex.get()) {
+            regex.shrink();
+        }
+    }
+
+    /// The compiled pattern; `None` if it needs none.
+    pub fn regex(&self) -> Option<&CompiledRegex> {
+        let regex = self.regex.as_ref()?;
+        if regex.get().is_none() {
+            debug_assert!(false, "{self} is used before it is compiled");
+            self.compile(&QueryContext::unbounded()).ok()?;
+        }
+        regex.get()
     }
 
     /// `name = value`.
@@ -122,7 +129,7 @@ impl Matcher {
     pub fn pattern_takes(&self, value: &str) -> bool {
         self.pattern
             .takes(value)
-            .unwrap_or_else(|| self.regex.as_ref().is_some_and(|regex| regex.is_match(value)))
+            .unwrap_or_else(|| self.regex().is_some_and(|regex| regex.is_match(value)))
     }
 
     /// Whether a label with `value` matches.

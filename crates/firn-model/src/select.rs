@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{
-    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, Result, TimeRange,
+    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, RegexAllowance, Result,
+    TimeRange,
 };
 
 /// The selection of one selector of a query.
@@ -56,8 +57,13 @@ pub struct QueryContext {
     pub budget: Budget,
     /// Helper threads that the query may borrow.
     pub helpers: Helpers,
+    /// The regular expressions that its request may still compile.
+    pub regexes: RegexAllowance,
     /// Statistics of the query.
     pub stats: Arc<QueryStats>,
+    /// Matchers of the user on whose behalf the query runs: other series do not exist for it. The
+    /// index adds them to every selection.
+    pub scope: Arc<[Matcher]>,
 }
 
 impl QueryContext {
@@ -68,7 +74,14 @@ impl QueryContext {
 
     /// A context without helpers.
     pub fn new(cancel: CancelToken, budget: Budget) -> QueryContext {
-        QueryContext { cancel, budget, helpers: Helpers::new(0), stats: Arc::default() }
+        QueryContext {
+            cancel,
+            budget,
+            helpers: Helpers::new(0),
+            regexes: RegexAllowance::default(),
+            stats: Arc::default(),
+            scope: Arc::default(),
+        }
     }
 }
 

@@ -7,10 +7,12 @@
 //! no I/O. It starts threads only as scoped helpers of one evaluation, at most as many as the
 //! query's context lends.
 //!
-//! **Path through**: [`parse`] returns an [`Expr`]. [`eval()`] replaces everything that depends on
-//! the query's times (`plan`) and reads each selector group by group (`eval/scan`). For each series
-//! it computes one column with one value per step. Below an aggregation the column is folded into
-//! its group at once; other operators and functions combine columns.
+//! **Path through**: [`prepare`] returns an [`Expr`]: [`parse`] reads the text, which is linear in
+//! its length, and [`Expr::compile`] compiles patterns within a query's limits. [`eval()`] replaces
+//! everything that depends on the query's times (`plan`) and reads each selector group by group
+//! (`eval/scan`). For each series it computes one column with one value per step. Below an
+//! aggregation the column is folded into its group at once; other operators and functions combine
+//! columns.
 //!
 //! **Invariants**
 //! - A step of a range query has the same bits as an instant query at that time: partial aggregates
@@ -63,7 +65,7 @@ mod syntax;
 pub mod test_util;
 mod value;
 
-use firn_model::Timestamp;
+use firn_model::{LabelLimits, Timestamp};
 
 pub use depends::{Dependency, Reach, dependencies};
 pub use eval::tally::SampleStats;
@@ -74,11 +76,11 @@ pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
-    Subquery, ValueType, parse, parse_selector,
+    Subquery, ValueType, parse, parse_matchers, parse_selector, prepare,
 };
 pub use value::{
-    Annotation, AnnotationKind, Annotations, HistogramPoint, PointValue, QueryOutput, Series,
-    Value, VectorPoint,
+    Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,
+    Series, Value, VectorPoint,
 };
 
 use eval::window::Steps;
@@ -106,6 +108,12 @@ pub struct EvalOptions {
     /// Whether to count the samples of each step, which costs a few per cent of the evaluation's
     /// time.
     pub counts_samples: bool,
+    /// Whether `start_timestamp` has results (Prometheus' feature `use-start-timestamps`): 0 for a
+    /// sample whose start is unknown. Off by default, as in Prometheus. Functions of counters use
+    /// start timestamps wherever storage returns them.
+    pub start_timestamps: bool,
+    /// The longest names and values of labels that functions may make: those that writes may store.
+    pub labels_max: LabelLimits,
 }
 
 impl EvalOptions {
@@ -120,6 +128,8 @@ impl EvalOptions {
             subquery_step_ms: 60_000,
             delayed_name_removal: false,
             counts_samples: false,
+            start_timestamps: false,
+            labels_max: LabelLimits::default(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use firn_model::{Histogram, Labels, Sample, Timestamp};
+use firn_model::{Histogram, Labels, Reservation, Sample, Timestamp};
 
 pub use firn_model::PointValue;
 
@@ -160,4 +160,34 @@ pub struct QueryOutput {
     pub samples_peak: u64,
     /// The samples of each step, with [`crate::EvalOptions::counts_samples`] only.
     pub samples: Option<SampleStats>,
+    /// The reservation of the value's memory.
+    pub held: HeldMemory,
+}
+
+/// The memory of a [`QueryOutput`], reserved as long as any clone lives. All are equal: two results
+/// with the same content are the same result.
+#[derive(Clone, Debug, Default)]
+pub struct HeldMemory(Vec<Arc<Reservation>>);
+
+impl HeldMemory {
+    /// Holds `reservation`.
+    pub fn new(reservation: Reservation) -> HeldMemory {
+        HeldMemory(vec![Arc::new(reservation)])
+    }
+
+    /// Holds the memory of `other` too.
+    pub fn add(&mut self, other: HeldMemory) {
+        self.0.extend(other.0);
+    }
+
+    /// The number of reserved bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|one| one.bytes()).sum()
+    }
+}
+
+impl PartialEq for HeldMemory {
+    fn eq(&self, _: &HeldMemory) -> bool {
+        true
+    }
 }

@@ -8,10 +8,14 @@
 mod conformance;
 #[path = "promql/corpus.rs"]
 mod corpus;
+#[path = "promql/counting.rs"]
+mod counting;
 #[path = "promql/errors.rs"]
 mod errors;
 #[path = "promql/grouping.rs"]
 mod grouping;
+#[path = "promql/memory.rs"]
+mod memory;
 #[path = "promql/names.rs"]
 mod names;
 #[path = "promql/nonsense.rs"]

@@ -200,7 +200,12 @@ fn run_case(case: &Case, store: &MemorySelect) -> Verdict {
 }
 
 fn options(base: EvalOptions) -> EvalOptions {
-    EvalOptions { samples_max: SAMPLES_MAX, delayed_name_removal: true, ..base }
+    EvalOptions {
+        samples_max: SAMPLES_MAX,
+        delayed_name_removal: true,
+        start_timestamps: true,
+        ..base
+    }
 }
 
 fn evaluate(store: &MemorySelect, query: &str, base: EvalOptions) -> Result<QueryOutput, String> {

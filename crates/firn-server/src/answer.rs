@@ -2,7 +2,9 @@
 
 use std::io::Write;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::header::{
@@ -11,8 +13,9 @@ use axum::http::header::{
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Reservation};
+use firn_model::{Error, ErrorKind, Reservation, excerpt, excerpt_within};
 
+use crate::throttle::Throttle;
 use crate::wire::json;
 
 pub(crate) const JSON: &str = "application/json";
@@ -53,8 +56,11 @@ pub(crate) enum ApiErrorKind {
     Internal,
     Unavailable,
     NotFound,
+    /// The user has too many queries at once.
+    TooMany,
 }
 
+const ERROR_BYTES_MAX: usize = 4_096;
 // Smaller bodies fit into one packet; compressing them only costs time.
 const PACKED_BYTES_MIN: usize = 1_024;
 // 2 ns a byte; JSON of numbers gets no smaller by the next levels.
@@ -131,8 +137,19 @@ impl Payload {
         if packing == Packing::Plain || bytes.len() < PACKED_BYTES_MIN {
             return Payload { bytes, packing: Packing::Plain, held };
         }
+        let mut held = held;
+        // While it is packed both forms exist. Without memory for that it is sent as it is.
+        let packed_bytes = bytes.len() as u64 / 2;
+        if held.as_mut().is_some_and(|held| held.grow(packed_bytes).is_err()) {
+            return Payload { bytes, packing: Packing::Plain, held };
+        }
         match packing.pack(&bytes) {
-            Ok(packed) => Payload { bytes: packed, packing, held },
+            Ok(packed) => {
+                if let Some(held) = &mut held {
+                    held.shrink(held.bytes().saturating_sub(packed.capacity() as u64));
+                }
+                Payload { bytes: packed, packing, held }
+            }
             // Writing into a Vec does not fail; the plain body is right in any case.
             Err(_) => Payload { bytes, packing: Packing::Plain, held },
         }
@@ -140,8 +157,7 @@ impl Payload {
 
     /// The answer with this body.
     pub(crate) fn answer(self, status: StatusCode, content_type: &'static str) -> Response<Body> {
-        let body = HeldBody { bytes: Some(Bytes::from(self.bytes)), _held: self.held };
-        let mut response = Response::new(Body::new(body));
+        let mut response = Response::new(Body::new(FramedBody::new(self.bytes, self.held)));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -153,13 +169,60 @@ impl Payload {
     }
 }
 
-/// A body that keeps its reservation until it is sent or the client disconnects.
-struct HeldBody {
-    bytes: Option<Bytes>,
+/// A body that is sent in frames. Its memory and its reservation last until the connection has
+/// written the last of them; of a body that a client reads slowly, the sent half is released first.
+struct FramedBody {
+    rest: Bytes,
+    /// Bytes before `rest` that are still in memory.
+    sent: usize,
+    /// Empty, to reserve a copy of the rest.
+    next_held: Option<Reservation>,
+    started: Option<Instant>,
+}
+
+// hyper holds some frames at a time.
+const FRAME_BYTES: usize = 64 << 10;
+// A client that keeps pace has received the whole body before this time.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
+const COPIED_BYTES_MIN: usize = 1 << 20;
+
+/// Bytes with their reservation, both released with the last frame that refers to them.
+struct ReservedBytes {
+    bytes: Vec<u8>,
     _held: Option<Reservation>,
 }
 
-impl axum::body::HttpBody for HeldBody {
+impl AsRef<[u8]> for ReservedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl FramedBody {
+    fn new(bytes: Vec<u8>, mut held: Option<Reservation>) -> FramedBody {
+        let next_held = held.as_mut().map(|held| held.split(0));
+        let rest = Bytes::from_owner(ReservedBytes { bytes, _held: held });
+        FramedBody { rest, sent: 0, next_held, started: None }
+    }
+
+    /// Copies the unsent bytes if the client is slow and half was sent, so that the sent half is
+    /// released. All copies together are no longer than the body.
+    fn release_sent(&mut self) {
+        let started = *self.started.get_or_insert_with(Instant::now);
+        let is_half_sent = self.sent >= self.rest.len() && self.rest.len() >= COPIED_BYTES_MIN;
+        if !is_half_sent || started.elapsed() < SLOW_AFTER {
+            return;
+        }
+        let Some(next_held) = &mut self.next_held else { return };
+        let mut held = next_held.split(0);
+        if held.grow(self.rest.len() as u64).is_ok() {
+            let rest = ReservedBytes { bytes: self.rest.to_vec(), _held: Some(held) };
+            (self.rest, self.sent) = (Bytes::from_owner(rest), 0);
+        }
+    }
+}
+
+impl axum::body::HttpBody for FramedBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -167,21 +230,69 @@ impl axum::body::HttpBody for HeldBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
-        Poll::Ready(self.bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))))
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        self.release_sent();
+        let frame_bytes = self.rest.len().min(FRAME_BYTES);
+        self.sent += frame_bytes;
+        let frame = self.rest.split_to(frame_bytes);
+        Poll::Ready(Some(Ok(hyper::body::Frame::data(frame))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
+        self.rest.is_empty()
     }
 
     fn size_hint(&self) -> hyper::body::SizeHint {
-        hyper::body::SizeHint::with_exact(self.bytes.as_ref().map_or(0, |b| b.len() as u64))
+        hyper::body::SizeHint::with_exact(self.rest.len() as u64)
     }
+}
+
+/// Bytes that several clients receive, with the reservation of all of them.
+struct SharedBytes {
+    bytes: Bytes,
+    _held: Arc<Reservation>,
+}
+
+impl AsRef<[u8]> for SharedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A body of shared bytes. The reservation lasts until the last client has received it.
+pub(crate) fn shared_body(bytes: Bytes, held: Arc<Reservation>) -> Body {
+    let rest = Bytes::from_owner(SharedBytes { bytes, _held: held });
+    Body::new(FramedBody { rest, sent: 0, next_held: None, started: None })
+}
+
+/// An error of no handler: JSON for paths of the API, one line of text for others.
+pub(crate) fn error(is_api: bool, status: StatusCode, why: String) -> Response<Body> {
+    if !is_api {
+        return text(status, why + "\n");
+    }
+    let name = match status {
+        StatusCode::NOT_FOUND => "not_found",
+        StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => "timeout",
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => "unavailable",
+        status if status.is_server_error() => "internal",
+        _ => "bad_data",
+    };
+    Payload::new(json::failure(name, &why), Packing::Plain, None).answer(status, JSON)
 }
 
 /// A text answer.
 pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
-    Payload::new(text.into().into_bytes(), Packing::Plain, None).answer(status, TEXT)
+    let mut text = text.into();
+    if status.is_client_error() || status.is_server_error() {
+        // As in JSON, an error repeats only the beginning of a client's input.
+        let short = excerpt_within(&text, ERROR_BYTES_MAX);
+        if short.len() != text.len() {
+            text = short.into_owned() + "\n";
+        }
+    }
+    Payload::new(text.into_bytes(), Packing::Plain, None).answer(status, TEXT)
 }
 
 /// An empty success.
@@ -256,10 +367,30 @@ impl ApiError {
 
     /// A parameter does not parse.
     pub(crate) fn parameter(name: &str, why: impl std::fmt::Display) -> ApiError {
-        ApiError::bad_data(format!("invalid parameter {name:?}: {why}"))
+        ApiError::bad_data(format!("invalid parameter {:?}: {why}", excerpt(name)))
     }
 
-    fn status(&self) -> StatusCode {
+    /// The limit of a user's queries at once.
+    pub(crate) fn too_many_queries() -> ApiError {
+        let text = "too many queries of this user at once (users.limits.queries_at_once)";
+        ApiError { kind: ApiErrorKind::TooMany, text: text.to_owned() }
+    }
+
+    /// The same for writers, whose errors have other codes.
+    pub(crate) fn into_error(self) -> Error {
+        let kind = match self.kind {
+            ApiErrorKind::BadData | ApiErrorKind::Execution => ErrorKind::Invalid,
+            ApiErrorKind::Canceled => ErrorKind::Canceled,
+            ApiErrorKind::Timeout => ErrorKind::Timeout,
+            ApiErrorKind::Unavailable => ErrorKind::Unavailable,
+            ApiErrorKind::NotFound => ErrorKind::NotFound,
+            ApiErrorKind::Internal => ErrorKind::Internal,
+            ApiErrorKind::TooMany => ErrorKind::Busy { retry_after_ms: 1_000 },
+        };
+        Error::new(kind, self.text)
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
         match self.kind {
             ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
             ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
@@ -268,6 +399,7 @@ impl ApiError {
             // Prometheus' status for `unavailable` is 500, which its clients expect.
             ApiErrorKind::Unavailable | ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ApiErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
@@ -280,6 +412,7 @@ impl ApiError {
             ApiErrorKind::Internal => "internal",
             ApiErrorKind::Unavailable => "unavailable",
             ApiErrorKind::NotFound => "not_found",
+            ApiErrorKind::TooMany => "too_many_requests",
         }
     }
 }
@@ -300,7 +433,10 @@ impl From<Error> for ApiError {
             ErrorKind::Corrupt { .. } | ErrorKind::Internal => ApiErrorKind::Internal,
         };
         if matches!(kind, ApiErrorKind::Internal) {
-            tracing::error!(%error, "a query failed");
+            static FAILURES: Throttle = Throttle::new();
+            if let Some(count) = FAILURES.note(1, Instant::now()) {
+                tracing::error!("{count} queries failed; the last: {error}");
+            }
         }
         ApiError { kind, text: error.to_string() }
     }
@@ -309,13 +445,70 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let body = json::failure(self.name(), &self.text);
-        Payload::new(body, Packing::Plain, None).answer(self.status(), JSON)
+        let mut response = Payload::new(body, Packing::Plain, None).answer(self.status(), JSON);
+        if matches!(self.kind, ApiErrorKind::TooMany) {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::HttpBody;
+    use firn_model::{Budget, Pool};
+
     use super::*;
+
+    fn next_frame(body: &mut FramedBody) -> Option<Bytes> {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(body).poll_frame(&mut context) {
+            Poll::Ready(frame) => frame.map(|frame| frame.unwrap().into_data().unwrap()),
+            Poll::Pending => panic!("a frame is always ready"),
+        }
+    }
+
+    #[test]
+    fn the_last_frame_releases_the_reservation_of_a_body() {
+        let budget = Budget::new(100 << 20);
+        let bytes: Vec<u8> = (0..4 << 20).map(|idx| (idx / 777) as u8).collect();
+        for is_slow in [false, true] {
+            let held = budget.reserve(Pool::Query, bytes.len() as u64).unwrap();
+            let mut body = FramedBody::new(bytes.clone(), Some(held));
+            assert_eq!(body.size_hint().exact(), Some(bytes.len() as u64));
+            let (mut received, mut least) = (Vec::new(), u64::MAX);
+            let mut last = None;
+            while let Some(frame) = next_frame(&mut body) {
+                assert!(frame.len() <= FRAME_BYTES);
+                received.extend_from_slice(&frame);
+                last = Some(frame);
+                let used = budget.usage().used_bytes;
+                assert!(used >= (bytes.len() - received.len()) as u64);
+                least = least.min(used);
+                if is_slow && received.len() == FRAME_BYTES {
+                    body.started = body.started.and_then(|at| at.checked_sub(SLOW_AFTER));
+                }
+            }
+            assert!(received == bytes && body.is_end_stream());
+            drop(body);
+            assert!(budget.usage().used_bytes > 0, "the last frame was not written yet");
+            assert_eq!(least <= 1 << 20, is_slow, "{least} bytes are the least in memory");
+            drop(last);
+            assert_eq!(budget.usage().used_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn a_body_without_memory_for_its_packed_form_is_sent_plain() {
+        let bytes = vec![b'x'; 1 << 20];
+        for (limit, packing) in [(1 << 20, Packing::Plain), (2 << 20, Packing::Gzip)] {
+            let budget = Budget::unlimited().part(limit);
+            let held = budget.reserve(Pool::Query, bytes.len() as u64).unwrap();
+            let payload = Payload::new(bytes.clone(), Packing::Gzip, Some(held));
+            assert_eq!(payload.packing, packing);
+            assert!(budget.usage().used_bytes >= payload.bytes.capacity() as u64);
+        }
+    }
 
     #[test]
     fn accept_encoding_is_read_with_weights() {

@@ -5,14 +5,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
+use firn_model::{CancelToken, Error, QueryContext, QueryStats, RegexAllowance, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::answer::{ApiError, ApiErrorKind, Payload};
+use crate::access::Gate;
+use crate::access::account::User;
+use crate::access::line_log::LineLog;
+use crate::answer::{ApiError, ApiErrorKind};
 use crate::config::ServeConfig;
+use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
+use crate::metadata_file;
 use crate::metrics_text::{Kind, MetricsText};
+use crate::net::{ConnectionLimits, ConnectionTable};
 use crate::target::Target;
 use crate::telemetry::{Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
@@ -26,8 +32,16 @@ pub(crate) struct App {
     pub(crate) on_idle: fn(),
     /// Where the server listens, with the port that the system chose.
     pub(crate) listen: SocketAddr,
+    /// Refuses requests that a web page may have sent.
+    pub(crate) guard: Arc<Guard>,
+    /// The connections of the main listener.
+    pub(crate) connections: Arc<ConnectionTable>,
     pub(crate) progress: RecoveryProgress,
     pub(crate) telemetry: Telemetry,
+    /// Users and TLS.
+    pub(crate) gate: Arc<Gate>,
+    /// `--query-log`.
+    pub(crate) query_log: Option<LineLog>,
     pub(crate) metadata: MetadataStore,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
@@ -69,22 +83,48 @@ const CACHED_SERIES_MAX: usize = 50_000_000;
 
 impl App {
     /// The state before the database is open.
-    pub(crate) fn new(config: ServeConfig, on_idle: fn(), listen: SocketAddr) -> App {
+    pub(crate) fn new(
+        config: ServeConfig,
+        on_idle: fn(),
+        listen: SocketAddr,
+        (gate, query_log): (Arc<Gate>, Option<LineLog>),
+    ) -> App {
         let interval = config.self_scrape_interval();
+        let metadata = MetadataStore::within(config.memory.0);
         App {
-            target: interval.map(|interval| Target::new(listen, interval.duration())),
+            connections: ConnectionTable::new(ConnectionLimits::new(
+                config.connections_max.to_usize(),
+                config.connections_per_client_max.get().map(|max| max.to_usize()),
+            )),
+            target: interval.map(|interval| {
+                Target::new(listen, config.self_scrape_job.0.clone(), interval.duration())
+            }),
             on_idle,
             started_ms: clock_ms(),
             quit: Notify::new(),
             admin_work: Arc::default(),
+            guard: Arc::new(Guard::new(listen, &config.allowed_hosts, &config.cors_origin)),
             config,
             listen,
             progress: RecoveryProgress::default(),
             telemetry: Telemetry::default(),
-            metadata: MetadataStore::default(),
+            gate,
+            query_log,
+            metadata,
             ready: OnceLock::new(),
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Reads the web configuration again and opens the logs again, as after SIGHUP.
+    ///
+    /// # Errors
+    /// Those of the file. The previous version stays.
+    pub(crate) fn reload(&self) -> Result<()> {
+        if let Some(log) = &self.query_log {
+            log.reopen();
+        }
+        self.gate.reload()
     }
 
     /// The database and its threads, once it is open and until the server stops.
@@ -108,6 +148,10 @@ impl App {
     /// `Unavailable` when a thread cannot be started.
     pub(crate) fn become_ready(&self, db: Arc<Db>) -> Result<()> {
         let config = &self.config;
+        metadata_file::load(&self.metadata, &db);
+        if let Some(target) = &self.target {
+            target.metadata.open(db.budget());
+        }
         let limits = IngestLimits {
             labels: config.label_limits(),
             request_bytes_max: config.request_bytes_max.to_usize(),
@@ -175,7 +219,18 @@ impl App {
         let ready = self.ready();
         text.gauge("firn_ready", "1 if the database is open.", f64::from(ready.is_some()));
         write_process(&mut text);
+        self.connections.write_text(&mut text);
         self.telemetry.write_text(&mut text);
+        self.gate.write_text(&mut text);
+        if let Some(log) = &self.query_log {
+            let (_, dropped) = log.counts();
+            text.counter(
+                "firn_query_log_dropped_lines_total",
+                "Lines that the query log lost because its device was slow or failed.",
+                dropped as f64,
+            );
+        }
+        self.guard.write_text(&mut text);
         if let Some(ready) = ready {
             let queries = [
                 ("firn_queries_running", "Running queries.", &ready.queries_running),
@@ -199,6 +254,7 @@ impl App {
                 "Memory of the sender cache.",
                 usage.bytes as f64,
             );
+            self.metadata.write_text(&mut text);
             crate::stats::write_text(&ready.db.stats(), &mut text);
             if let Some(results) = ready.db.result_stats() {
                 crate::stats::write_results(&results, &mut text);
@@ -227,17 +283,22 @@ impl Ready {
             .await
     }
 
-    /// Runs `job` on a thread for queries as soon as one is free, for at most `timeout` in total.
+    /// Runs `job` for `user` on a thread for queries as soon as one is free, for at most `timeout`
+    /// in total.
     /// The job is cancelled when the time is over, and when this future is dropped.
-    pub(crate) async fn query(
+    ///
+    /// Texts of a client are parsed and compiled here too: that can take as long as a query.
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
+        user: &User,
         timeout: Duration,
-        job: impl FnOnce(&Db, &QueryContext) -> Result<Payload, ApiError> + Send + 'static,
-    ) -> Result<Payload, ApiError> {
+        job: impl FnOnce(&Db, &QueryContext) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
         let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
-        let context = self.query_context(cancel.clone());
+        let Some(user_query) = user.begin_query() else { return Err(ApiError::too_many_queries()) };
+        let context = self.query_context(user, cancel.clone());
         let started = Arc::new(AtomicBool::new(false));
         let has_started = Arc::clone(&started);
         let queued = Instant::now();
@@ -246,7 +307,7 @@ impl Ready {
         let work = async {
             let permit = permits.acquire_owned().await;
             let done = self.queries.run(move |()| {
-                let _permit = permit;
+                let (_permit, _user_query) = (permit, user_query);
                 drop(waiting);
                 let _running = RaisedGauge::by_one(&running);
                 context.cancel.check()?;
@@ -276,13 +337,15 @@ impl Ready {
         }
     }
 
-    /// The context of one query: its budget, helper threads and statistics.
-    pub(crate) fn query_context(&self, cancel: CancelToken) -> QueryContext {
+    /// The context of one query of `user`: its series, its budget, helper threads and statistics.
+    pub(crate) fn query_context(&self, user: &User, cancel: CancelToken) -> QueryContext {
         QueryContext {
             cancel,
             budget: self.db.budget().part(self.query_bytes_max),
             helpers: self.db.helpers().clone(),
+            regexes: RegexAllowance::default(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
+            scope: Arc::clone(user.scope()),
         }
     }
 

@@ -12,6 +12,8 @@ mod cache;
 mod declare;
 mod file;
 mod flags;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod load;
 #[cfg(test)]
 mod page;
@@ -35,7 +37,7 @@ pub use serve::ServeConfig;
 pub use setting::{Condition, Setting};
 pub use source::Source;
 pub use values::{
-    Address, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, LabelNames,
-    LabelPairs, LogSync, Measured, Never, Or, OriginPattern, OriginUrl, SettingType, ShardCount,
-    SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
+    Address, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, HostNames,
+    LabelNames, LabelPairs, LabelValue, LogSync, Measured, Never, Or, OriginPattern, OriginUrl,
+    PathPatterns, SettingType, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
 };

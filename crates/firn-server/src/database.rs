@@ -9,6 +9,7 @@ use firndb::{
 };
 
 use crate::config::{LogSync, ServeConfig, Span};
+use crate::machine;
 
 /// Opens the database of `config`. `progress` shows how much of the log has been read. Idle threads
 /// call `on_idle`.
@@ -23,6 +24,7 @@ pub(crate) fn open(
 ) -> Result<Arc<Db>> {
     let folder = &config.data;
     let device = &config.log_device.0;
+    machine::warn_if_readable(folder, "fast");
     let db = device
         .choose(&config.data)
         .and_then(|()| firndb::local_env_with_slow_tier(&config.data, config.slow_tier.location()))
@@ -52,8 +54,16 @@ pub(crate) fn open(
     for tail in &recovery.torn_tails {
         tracing::info!("{tail}");
     }
+    if db.shard_count() != config.shards.get() && !config.read_only.is_on() {
+        tracing::warn!(
+            "--shards: {} has no effect: the database was created with {} shards and keeps them; \
+             set --shards={1}",
+            config.shards,
+            db.shard_count()
+        );
+    }
     if let Some(bytes) = config.result_cache_bytes() {
-        if let Err(error) = db.enable_result_cache(results(config.memory.0, bytes)) {
+        if let Err(error) = db.enable_result_cache(results(config.memory_bytes(), bytes)) {
             // Queries work without the cache, so its failure does not stop the database.
             tracing::warn!("results are not cached: {error}");
         }
@@ -107,7 +117,7 @@ pub(crate) fn options(config: &ServeConfig, on_idle: fn()) -> Options {
     let times = arena_bytes as usize / convert.arena_bytes_max;
     convert.sparse_arena_times = times.clamp(4, convert.sparse_arena_times);
     Options {
-        memory_bytes_max: config.memory.0,
+        memory_bytes_max: config.memory_bytes(),
         shard_count: config.shards.get(),
         stream_count: Some(config.log_streams.to_usize()),
         head_bytes_max: config.head_flush_bytes.0,
@@ -132,8 +142,8 @@ pub(crate) fn options(config: &ServeConfig, on_idle: fn()) -> Options {
         },
         head: HeadOptions {
             convert,
-            hot_bytes_max: config.memory.0 / 8,
-            cooling_bytes_max: config.memory.0 / 8,
+            hot_bytes_max: config.memory_bytes() / 8,
+            cooling_bytes_max: config.memory_bytes() / 8,
             ..HeadOptions::default()
         },
         tree: TreeOptions {

@@ -13,14 +13,16 @@ pub mod groups;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
+use std::mem;
 use std::sync::Arc;
 
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
-    SeriesRef, Timestamp,
+    SeriesLimit, SeriesRef, Timestamp,
 };
 use parking_lot::Mutex;
 
+use crate::access::account::TokenBucket;
 use crate::metadata::MetadataStore;
 use crate::sender_cache::SenderCache;
 use crate::tally::{Reason, Tally};
@@ -59,6 +61,8 @@ pub struct IngestLimits {
 pub struct Scratch {
     batch: RowBatch,
     held: Option<Reservation>,
+    /// Of the user of this request, if its rate of new series is limited.
+    pub(crate) new_series: Option<Arc<TokenBucket>>,
 }
 
 /// A decompressed and decoded request, with its memory reservation.
@@ -81,6 +85,8 @@ struct Work {
     builder: LabelsBuilder,
     /// Memory of new series between index and log, until the request ends.
     new_bytes: u64,
+    /// As [`Scratch::new_series`].
+    new_series: Option<Arc<TokenBucket>>,
 }
 
 /// The outcome of a request.
@@ -101,13 +107,21 @@ pub struct Outcome {
     generation: u32,
 }
 
+/// The rules for the series of a request.
+#[derive(Clone, Copy, Debug)]
+struct SeriesRules {
+    labels: LabelLimits,
+    /// Whether the limits on new series apply.
+    is_limited: bool,
+}
+
 /// Permanently refused parts of a request.
 #[derive(Debug, Default)]
 pub struct RefusedParts {
     /// Series whose labels break a rule.
     pub series_count: u64,
-    /// Samples too far after the clock.
-    pub future_count: u64,
+    /// Samples whose timestamps are out of bounds.
+    pub time_count: u64,
     /// Native histogram samples.
     pub histogram_count: u64,
     first: Vec<String>,
@@ -165,17 +179,18 @@ impl Ingest {
         // The smallest meaningful sample takes 13 bytes of this protocol.
         let mut decoding = self.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
         let Decoding { unpacked, work, held } = &mut decoding;
+        work.new_series = scratch.new_series.take();
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
         remote_write::decode(body, &self.hasher, &mut work.decoded)?;
+        metadata.put(&mut work.decoded.metadata);
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             remote_write::labels(body.get(series.span()).unwrap_or(&[]), builder)?;
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let mut outcome = self.fill(work, (held, body.len()), &parse, &mut scratch.batch);
+        let mut outcome = self.fill(work, (held, body.len()), (&parse, true), &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
-        metadata.put(work.decoded.metadata.drain(..));
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }
@@ -193,29 +208,63 @@ impl Ingest {
         scratch: &mut Scratch,
         metadata: &MetadataStore,
     ) -> Result<Outcome> {
+        let rules = SeriesRules { labels: self.limits.labels, is_limited: true };
+        self.exposition_by(rules, text, default_ts, extra, scratch, metadata)
+    }
+
+    /// As [`Ingest::exposition`], for the server's own metrics: limits on series and labels are for
+    /// data of others.
+    ///
+    /// # Errors
+    /// As [`Ingest::exposition`].
+    pub fn own_exposition(
+        &self,
+        text: &[u8],
+        ts: Timestamp,
+        extra: &ExtraLabels,
+        scratch: &mut Scratch,
+        metadata: &MetadataStore,
+    ) -> Result<Outcome> {
+        let rules = SeriesRules { labels: LabelLimits::default(), is_limited: false };
+        self.exposition_by(rules, text, ts, extra, scratch, metadata)
+    }
+
+    fn exposition_by(
+        &self,
+        rules: SeriesRules,
+        text: &[u8],
+        default_ts: Timestamp,
+        extra: &ExtraLabels,
+        scratch: &mut Scratch,
+        metadata: &MetadataStore,
+    ) -> Result<Outcome> {
         // `a 1 1000` is a series and a sample in 9 bytes.
         let mut decoding = self.begin(0, text.len().saturating_mul(12))?;
         let Decoding { work, held, .. } = &mut decoding;
+        work.new_series = scratch.new_series.take();
         let key = extra.key(&self.hasher);
         exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
-        let latest = self.latest();
+        let times = self.db.accepted_times();
         for (series, samples) in work.decoded.iter() {
-            if let Some(sample) = samples.iter().find(|sample| sample.ts > latest) {
+            let refused =
+                samples.iter().find_map(|sample| Some((sample.ts, times.refusal(sample.ts)?)));
+            if let Some((ts, refusal)) = refused {
                 let at = series.span().start;
-                let why = exposition::at_line(text, at, too_far_ahead(sample.ts));
+                let why = exposition::at_line(text, at, times.explain(ts, refusal));
                 return Ok(Outcome::of(&work.decoded).failed(why, Reason::Request));
             }
         }
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             exposition::labels(text, series.span(), extra, builder)?;
-            builder.build(&self.limits.labels).map_err(|broken| {
+            builder.build(&rules.labels).map_err(|broken| {
                 // Nothing is written yet, so a broken rule too refuses the import as a whole.
                 LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
             })
         };
-        let mut outcome = self.fill(work, (held, 0), &parse, &mut scratch.batch);
+        metadata.put(&mut work.decoded.metadata);
+        let is_limited = rules.is_limited;
+        let mut outcome = self.fill(work, (held, 0), (&parse, is_limited), &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
-        metadata.put(work.decoded.metadata.drain(..));
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }
@@ -226,7 +275,7 @@ impl Ingest {
         &self,
         work: &mut Work,
         (held, unpacked_bytes): (&mut Reservation, usize),
-        parse: &ParseLabels<'_>,
+        (parse, is_limited): (&ParseLabels<'_>, bool),
         batch: &mut RowBatch,
     ) -> Outcome {
         batch.clear();
@@ -236,20 +285,21 @@ impl Ingest {
         work.new_bytes = work.unknown_label_bytes();
         let wanted = (unpacked_bytes + work.needed_bytes()) as u64 + work.new_bytes;
         held.shrink(held.bytes().saturating_sub(wanted));
-        let resolved = held
-            .cover(wanted)
-            .and_then(|()| self.resolve_unknown(generation, work, parse, &mut outcome));
+        let resolved = held.cover(wanted).and_then(|()| {
+            self.resolve_unknown(generation, work, (parse, is_limited), &mut outcome)
+        });
         if let Err(why) = resolved {
             // Nothing is written yet; series refused earlier are counted with the rest.
             return Outcome::of(&work.decoded).failed(why, Reason::Request);
         }
-        let latest = self.latest();
+        let times = self.db.accepted_times();
         for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
             let Some(series_ref) = *found else { continue };
             for sample in samples {
-                if sample.ts > latest {
-                    outcome.tally.reject(Reason::TooFarAhead, 1);
-                    outcome.refused.future(sample.ts, || describe(series, parse));
+                if let Some(refusal) = times.refusal(sample.ts) {
+                    outcome.tally.reject(Reason::of_time(refusal), 1);
+                    let why = times.explain(sample.ts, refusal);
+                    outcome.refused.time(|| format!("{}: {why}", describe(series, parse)));
                     continue;
                 }
                 batch.push(series_ref, sample.ts, sample.value);
@@ -266,10 +316,9 @@ impl Ingest {
         }
         match self.db.write_known(batch, outcome.generation) {
             Ok(report) => {
-                outcome.tally.stored = report.written;
-                outcome.tally.reject(Reason::TooFarAhead, report.too_far_ahead);
-                outcome.tally.reject(Reason::Removed, report.unknown);
-                outcome.refused.future_count += report.too_far_ahead;
+                outcome.tally.add_report(&report);
+                outcome.refused.time_count +=
+                    report.too_far_ahead + report.too_old + report.in_seconds;
                 if report.unknown > 0 {
                     outcome.error = Some(Error::unavailable(format!(
                         "{} samples belong to series that were removed during the write; send them again",
@@ -288,6 +337,35 @@ impl Ingest {
         }
     }
 
+    /// Refuses series that do not exist and exceed the rate of the user.
+    fn admit_new(
+        &self,
+        bucket: &TokenBucket,
+        work: &mut Work,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let found = self.db.find(&work.labels)?;
+        let mut admitted = bucket.take_up_to(found.iter().filter(|one| one.is_none()).count());
+        let (unknown, labels) = (mem::take(&mut work.unknown), mem::take(&mut work.labels));
+        for ((idx, labels), found) in unknown.into_iter().zip(labels).zip(found) {
+            if found.is_none() && admitted == 0 {
+                let limit = SeriesLimit::PerSecond;
+                let kind = ErrorKind::SeriesLimit { limit, retry_after_ms: 1_000 };
+                let what = "new series exceed the rate of this user \
+                            (users.limits.new_series_per_second); retry later";
+                let why = Error::new(kind, what);
+                let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
+                outcome.tally.reject_series(Reason::of(&why), sample_count);
+                outcome.without_series(why, &labels);
+                continue;
+            }
+            admitted -= usize::from(found.is_none());
+            work.unknown.push(idx);
+            work.labels.push(labels);
+        }
+        Ok(())
+    }
+
     /// Parses the labels of series that the cache does not know and resolves them in the database.
     ///
     /// # Errors
@@ -296,7 +374,7 @@ impl Ingest {
         &self,
         generation: u32,
         work: &mut Work,
-        parse: &ParseLabels<'_>,
+        (parse, is_limited): (&ParseLabels<'_>, bool),
         outcome: &mut Outcome,
     ) -> Result<()> {
         work.unknown.clear();
@@ -320,7 +398,13 @@ impl Ingest {
         if work.labels.is_empty() {
             return Ok(());
         }
-        let resolved = self.db.resolve(&work.labels);
+        if let Some(bucket) = work.new_series.take() {
+            self.admit_new(&bucket, work, outcome)?;
+        }
+        let resolved = match is_limited {
+            true => self.db.resolve(&work.labels),
+            false => self.db.resolve_exempt(&work.labels),
+        };
         for ((&idx, labels), resolved) in work.unknown.iter().zip(&work.labels).zip(resolved) {
             match (resolved, work.found.get_mut(idx as usize)) {
                 (Ok(series_ref), Some(found)) => *found = Some(series_ref),
@@ -338,10 +422,6 @@ impl Ingest {
         });
         self.cache.insert(generation, known);
         Ok(())
-    }
-
-    fn latest(&self) -> Timestamp {
-        self.db.latest_ts()
     }
 
     /// Buffers for a request of `unpacked_bytes` that decodes to at most `decoded_bytes_max`, both
@@ -439,7 +519,13 @@ impl Outcome {
 impl RefusedParts {
     /// Whether nothing was refused.
     pub fn is_empty(&self) -> bool {
-        self.series_count + self.future_count + self.histogram_count == 0
+        self.series_count + self.time_count + self.histogram_count == 0
+    }
+
+    /// Whether the response is an error. For data that a server does not store at all, such as
+    /// exemplars in Prometheus, it is not: a sender would count the whole request as failed.
+    pub fn is_failure(&self) -> bool {
+        self.series_count + self.time_count > 0
     }
 
     fn series(&mut self, why: &Error) {
@@ -447,15 +533,15 @@ impl RefusedParts {
         self.name(|| why.to_string());
     }
 
-    fn future(&mut self, ts: Timestamp, describe: impl Fn() -> String) {
-        self.future_count += 1;
-        self.name(|| format!("{}: {}", describe(), too_far_ahead(ts)));
+    fn time(&mut self, why: impl FnOnce() -> String) {
+        self.time_count += 1;
+        self.name(why);
     }
 
     fn histograms(&mut self, count: u64) {
         self.histogram_count = count;
         if count > 0 {
-            self.first.push("native histograms are not supported yet".to_owned());
+            self.first.push("native histograms are not stored".to_owned());
         }
     }
 
@@ -471,7 +557,7 @@ impl fmt::Display for RefusedParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [
             (self.series_count, "series"),
-            (self.future_count, "samples too far in the future"),
+            (self.time_count, "samples out of bounds"),
             (self.histogram_count, "native histogram samples"),
         ];
         f.write_str("not written: ")?;
@@ -483,10 +569,6 @@ impl fmt::Display for RefusedParts {
         }
         Ok(())
     }
-}
-
-fn too_far_ahead(ts: Timestamp) -> String {
-    format!("out of bounds: timestamp {ts} is too far in the future")
 }
 
 /// A series in text form, for messages.

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use firn_codec::ColumnOutline;
-use firn_model::{Error, ErrorKind, Labels, Matcher, Result};
+use firn_model::{Error, ErrorKind, Labels, Matcher, QueryContext, Result, excerpt};
 use firndb::{
     BlockOutline, CancelToken, CheckProgress, CheckReport, ChunkOutline, Cost, CostOptions, Db,
     GroupCost, GroupCosts, GroupId, Level, Options, RecoveryProgress, TableId, TableRecord,
@@ -40,7 +40,7 @@ pub struct InspectGroups {
 }
 
 impl InspectGroups {
-    /// Parses selectors and a duration such as `2h`.
+    /// Parses selectors and a duration such as `2h` of our own user.
     ///
     /// # Errors
     /// `Invalid` with the text that does not parse.
@@ -49,14 +49,28 @@ impl InspectGroups {
         top: usize,
         partition: &str,
     ) -> Result<InspectGroups> {
-        let parse = |text| {
-            firn_promql::parse_selector(text)
-                .map_err(|e| Error::invalid(format!("selector {text:?}: {e}")))
+        InspectGroups::parse_within(selectors, top, partition, &QueryContext::unbounded())
+    }
+
+    /// As [`InspectGroups::parse`], within the limits of `context`.
+    ///
+    /// # Errors
+    /// As [`InspectGroups::parse`], and those of [`firn_promql::parse_selector`].
+    pub(crate) fn parse_within<'a>(
+        selectors: impl Iterator<Item = &'a str>,
+        top: usize,
+        partition: &str,
+        context: &QueryContext,
+    ) -> Result<InspectGroups> {
+        let parse = |text: &str| {
+            let named = |e: Error| e.context(format!("selector {:?}", excerpt(text)));
+            firn_promql::parse_selector(text, context).map_err(named)
         };
         let partition_ms =
             parse_unit_duration_ms(partition).filter(|&ms| ms > 0).ok_or_else(|| {
                 Error::invalid(format!(
-                    "partition: expected a duration such as 2h, got {partition:?}"
+                    "partition: expected a duration such as 2h, got {:?}",
+                    excerpt(partition)
                 ))
             })?;
         let options = CostOptions { partition_ms, ..CostOptions::default() };

@@ -26,42 +26,49 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `service`, `server`, `database`, `answer`, `app`, `http`, `ingest`,
-//! `tally`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
+//! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `app`, `http`,
+//! `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod answer;
 mod app;
 mod cache_server;
 pub mod config;
 mod database;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod http;
 pub mod ingest;
 mod inspect;
 mod machine;
 pub mod metadata;
+mod metadata_file;
 mod metrics_text;
+mod net;
 mod proxy;
 mod self_scrape;
 pub mod sender_cache;
 mod server;
-mod service;
 mod stats;
 pub mod tally;
 mod target;
 mod telemetry;
 mod threads;
+mod throttle;
 pub mod wire;
 
+pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
-pub use firn_model::{Error, ErrorKind, GroupId, Result};
-pub use firndb::{CheckProgress, CheckReport, Loss};
+pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, redacted};
+pub use firndb::{CheckProgress, CheckReport, Finding, Loss};
 pub use ingest::Ingest;
 pub use inspect::{
     DatabaseLocation, InspectGroups, check_folder, inspect_cardinality, inspect_groups,
     inspect_table, inspect_tables,
 };
+pub use machine::raise_open_files;
 pub use proxy::Proxy;
 pub use server::Server;

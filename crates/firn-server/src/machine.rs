@@ -1,17 +1,62 @@
 //! Memory that this process may use, and memory that it uses: from control groups and `/proc`.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::config::ByteSize;
 
 /// Assumed if neither `/proc/meminfo` nor a control group can be read: a small machine.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 // Control groups of version 1 report a number near this without a limit: the largest multiple of a
 // page.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
+// Tables, log segments and index files that are open at the same time, with room for a merge.
+const DATABASE_FILES: u64 = 256;
 
 /// Memory that this process may use, in bytes: that of the machine, or the smallest limit of its
 /// control groups.
 pub(crate) fn memory_bytes() -> u64 {
+    known_memory_bytes().unwrap_or(UNKNOWN_BYTES)
+}
+
+/// The part of a memory limit of `bytes` that this process can use.
+pub(crate) fn usable(bytes: u64) -> u64 {
+    bytes.min(known_memory_bytes().unwrap_or(u64::MAX))
+}
+
+/// A warning if `memory`, a setting, exceeds the memory that this process may use.
+pub(crate) fn warn_of(memory: ByteSize) -> Option<String> {
+    let usable_mib = usable(memory.0) >> 20;
+    (usable(memory.0) < memory.0).then(|| {
+        format!(
+            "--memory: {memory} is more than this machine or its control group has; the limit is \
+             {usable_mib}MiB, all of it, and other programs may run out of memory: set less"
+        )
+    })
+}
+
+/// `None` where neither the machine's memory nor a limit can be read.
+fn known_memory_bytes() -> Option<u64> {
     memory_bytes_of(&|path| fs::read_to_string(path).ok())
+}
+
+/// Raises this process's limit on open files as far as the system allows. Returns a warning if that
+/// is too few for `connections_max` connections and the files of a database.
+pub fn raise_open_files(connections_max: u64) -> Option<String> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // If it fails, the current limit holds.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    // `None` is no limit.
+    let files = getrlimit(Resource::Nofile).current?;
+    let wanted = connections_max.saturating_add(DATABASE_FILES);
+    (files < wanted).then(|| {
+        format!(
+            "{files} files may be open, and --connections-max={connections_max} needs {wanted}: \
+             raise the limit (ulimit -n, LimitNOFILE) or lower the setting"
+        )
+    })
 }
 
 /// Resident anonymous memory of this process, in bytes. It excludes pages of files, which the
@@ -23,14 +68,27 @@ pub(crate) fn anonymous_bytes() -> Option<u64> {
     Some(resident.saturating_sub(of_files) * rustix::param::page_size() as u64)
 }
 
-fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> u64 {
+/// Warns of data that other users of the machine can read, as older versions created it. The modes
+/// are not changed, because a backup may rely on them. `inner` is a folder in `folder`.
+pub(crate) fn warn_if_readable(folder: &Path, inner: &str) {
+    let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o077 != 0);
+    if is_open(folder) && is_open(&folder.join(inner)) {
+        let folder = folder.display();
+        tracing::warn!(
+            "other users of this machine can read {folder}; if no program of theirs needs it, run: \
+             chmod 700 {folder}"
+        );
+    }
+}
+
+fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
     let machine = read("/proc/meminfo").and_then(|text| {
         let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         kib.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1_024)
     });
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let limits = groups.lines().flat_map(|line| limits_of(line, read));
-    machine.into_iter().chain(limits).min().unwrap_or(UNKNOWN_BYTES)
+    machine.into_iter().chain(limits).min()
 }
 
 /// The limits in one line of `/proc/self/cgroup`, `number:controllers:path`: of that group and of
@@ -69,17 +127,17 @@ fn limits_of<'a>(
 mod tests {
     use super::*;
 
-    fn check(files: &[(&str, &str)], expected: u64) {
+    fn check(files: &[(&str, &str)], expected: impl Into<Option<u64>>) {
         let read = |path: &str| {
             files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned())
         };
-        assert_eq!(memory_bytes_of(&read), expected, "{files:?}");
+        assert_eq!(memory_bytes_of(&read), expected.into(), "{files:?}");
     }
 
     #[test]
     fn the_smallest_limit_counts() {
         let machine = ("/proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n");
-        check(&[], UNKNOWN_BYTES);
+        check(&[], None);
         check(&[machine], 16 << 20);
         // Version 2, a service in a slice: the slice's limit is the smaller one.
         let own = ("/proc/self/cgroup", "0::/system.slice/firn.service\n");
@@ -117,6 +175,16 @@ mod tests {
         check(&[machine, first, none], 16 << 20);
         // A group may be allowed more than the machine has.
         check(&[machine, own, ("/sys/fs/cgroup/memory.max", "1099511627776\n")], 16 << 20);
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_reduced_with_a_warning() {
+        let machine = known_memory_bytes().expect("/proc is there");
+        assert_eq!((usable(1 << 20), usable(u64::MAX)), (1 << 20, machine));
+        assert_eq!(warn_of(ByteSize(machine)), None);
+        let warning = warn_of(ByteSize(machine + 1)).expect("a warning");
+        let limit = format!("the limit is {}MiB", machine >> 20);
+        assert!(warning.starts_with("--memory: ") && warning.contains(&limit), "{warning}");
     }
 
     #[test]

@@ -8,16 +8,17 @@ use firn_model::{Error, Result, Timestamp};
 use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
+use crate::metadata::MetadataBatch;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{Stopping, stopped};
+use crate::net::{Stopping, stopped};
 use crate::tally::Protocol;
-use crate::target::{SELF_JOB, Scrape, Target};
+use crate::target::{Scrape, Target};
 use crate::wire::exposition::ExtraLabels;
 
 /// Scrapes at once and then at the configured interval, until `stop` is true.
 pub(crate) async fn run(app: Arc<App>, mut stop: Stopping) {
     let Some(target) = &app.target else { return };
-    let labels = [("job", SELF_JOB.to_owned()), ("instance", target.address.to_string())];
+    let labels = [("job", target.job.clone()), ("instance", target.address.to_string())];
     let extra = ExtraLabels(labels.map(|(name, value)| (name.to_owned(), value)).to_vec());
     let mut ticks = tokio::time::interval(target.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -55,9 +56,14 @@ async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp
     let written = ready.write(move |ingest, scratch| {
         let Some(target) = &shared.target else { return Ok(()) };
         let told = &target.metadata;
-        let outcome = ingest.exposition(text.as_bytes(), ts, &extra, scratch, told)?;
+        let outcome = ingest.own_exposition(text.as_bytes(), ts, &extra, scratch, told)?;
         shared.telemetry.tallies.add(Protocol::SelfScrape, &outcome.tally);
-        shared.metadata.put(told.list(None, usize::MAX));
+        let mut all = MetadataBatch::default();
+        told.visit(None, usize::MAX, |name, metadata| {
+            all.push(name, metadata.clone(), usize::MAX);
+            Ok(())
+        })?;
+        shared.metadata.put(&mut all);
         outcome.error.map_or(Ok(()), Err)
     });
     written.await?

@@ -8,13 +8,19 @@ use firn_model::{Error, Result};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
+use crate::access::Gate;
+use crate::access::line_log::LineLog;
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
+use crate::http::{Face, HTTP};
 use crate::machine;
+use crate::metadata_file;
+use crate::net::{
+    self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
+};
 use crate::self_scrape;
-use crate::service::{BoundService, Service, Stopping, stopped, terminated};
 
 /// A server and its database. Dropping it without [`Server::stop`] is like a crash: no acknowledged
 /// data is lost, and the next start replays the log.
@@ -23,7 +29,12 @@ pub struct Server {
     app: Arc<App>,
     opened: Option<oneshot::Receiver<Result<()>>>,
     service: Service,
+    /// The listener of `--admin-listen`.
+    admin: Option<Service>,
 }
+
+// Of the listener of `--admin-listen`: monitoring, and an administrator.
+const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Server {
     /// Listens at once, so that clients can follow the progress of the start, and opens the
@@ -33,17 +44,48 @@ impl Server {
     /// # Errors
     /// `Unavailable` when the address is taken.
     pub fn start(config: ServeConfig, on_idle: fn()) -> Result<Server> {
-        let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?;
-        let app = Arc::new(App::new(config, on_idle, bound.listen()));
-        let connections_max = app.config.connections_max.to_usize();
-        let service = http::serve::serve(bound, http::router(Arc::clone(&app)), connections_max);
+        let gate = Arc::new(Gate::open(config.gate_options(), on_idle)?);
+        let query_log = config.query_log.get().map(|path| LineLog::open(&path.0, "--query-log"));
+        let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?.with_gate(&gate);
+        gate.check_listener(bound.listen())?;
+        let admin_bound = match config.admin_listen.get() {
+            Some(address) => {
+                let bound = BoundService::bind_small("firn-admin", address.0, on_idle)
+                    .map_err(|e| e.context("--admin-listen"))?
+                    .with_gate(&gate);
+                gate.check_listener(bound.listen())?;
+                Some(bound)
+            }
+            None => None,
+        };
+        let logs = (gate, query_log.transpose()?);
+        let app = Arc::new(App::new(config, on_idle, bound.listen(), logs));
+        let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };
+        let router = http::router(Arc::clone(&app), face);
+        let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
+        let admin = admin_bound.map(|bound| {
+            let table = ConnectionTable::new(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX, None));
+            net::serve(bound, table, http::router(Arc::clone(&app), Face::Admin), HTTP)
+        });
+        let reloaded = Arc::clone(&app);
+        service.keep_current(&app.gate, move || reloaded.reload())?;
         let opened = open(&app, &service)?;
-        Ok(Server { app, opened: Some(opened), service })
+        Ok(Server { app, opened: Some(opened), service, admin })
     }
 
     /// The address of the socket, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
         self.service.listen()
+    }
+
+    /// The address of the listener of `--admin-listen`.
+    pub fn admin_listen(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(Service::listen)
+    }
+
+    /// Whether the address speaks TLS.
+    pub fn has_tls(&self) -> bool {
+        self.app.gate.tls().is_some()
     }
 
     /// Waits until the database is open, for `at_most`. Returns whether it is.
@@ -91,16 +133,25 @@ impl Server {
     /// that were not flushed.
     pub fn stop(self) -> Result<()> {
         let app = self.app;
-        self.service.stop(|| {
+        let closed = self.service.stop(|| {
             app.stop_being_ready();
+            app.gate.stop();
             match app.opened() {
                 Some(ready) => {
                     ready.stop();
+                    if !app.config.read_only.is_on() {
+                        metadata_file::save_or_log(&app.metadata, &ready.db);
+                    }
                     ready.db.close()
                 }
                 None => Ok(()),
             }
-        })
+        });
+        // Last, so that it answers until the end.
+        if let Some(admin) = self.admin {
+            admin.stop(|| ());
+        }
+        closed
     }
 }
 
@@ -119,6 +170,7 @@ fn open(app: &Arc<App>, service: &Service) -> Result<oneshot::Receiver<Result<()
                     ready.db.budget().set_meter(machine::anonymous_bytes);
                 }
                 runtime.spawn(watch_memory(Arc::clone(&app), stopping.clone()));
+                runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(self_scrape::run(app, stopping));
             }
             // After an early stop there is no receiver.

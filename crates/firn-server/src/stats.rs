@@ -319,6 +319,21 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
             "Transactions that were refused because of a conflict.",
             stats.conflicts,
         ),
+        (
+            "firn_expired_tables_total",
+            "Tables dropped by --retention or --slow-bytes-max.",
+            stats.expired_tables,
+        ),
+        (
+            "firn_expired_samples_total",
+            "Samples dropped by --retention or --slow-bytes-max.",
+            stats.expired_samples,
+        ),
+        (
+            "firn_expired_bytes_total",
+            "Bytes of the tables dropped by --retention or --slow-bytes-max.",
+            stats.expired_bytes,
+        ),
         ("firn_flushes_total", "Flushes of the head to tables.", stats.flushes),
         (
             "firn_head_recycled_bytes_total",

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{Error, ErrorKind, SeriesLimit};
+use firndb::{TimeRefusal, WriteReport};
 
 use crate::metrics_text::{Kind, MetricsText};
 
@@ -30,6 +31,10 @@ pub enum Reason {
     LabelLimit,
     /// Their timestamps are too far after the clock.
     TooFarAhead,
+    /// Their timestamps are older than the retention.
+    TooOld,
+    /// Their timestamps are in seconds instead of milliseconds.
+    InSeconds,
     /// They are native histograms.
     NativeHistogram,
     /// Their series is new and over a limit.
@@ -80,7 +85,8 @@ impl Protocol {
         Protocol::Transactions,
     ];
 
-    fn name(self) -> &'static str {
+    /// The value of the label `protocol` of counters.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Protocol::RemoteWrite => "remote_write",
             Protocol::Import => "import",
@@ -93,7 +99,7 @@ impl Protocol {
 
 impl Reason {
     /// Every reason, by its number.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 14] = [
         Reason::InvalidLabels,
         Reason::LabelLimit,
         Reason::TooFarAhead,
@@ -106,6 +112,8 @@ impl Reason {
         Reason::Busy,
         Reason::Unavailable,
         Reason::Request,
+        Reason::TooOld,
+        Reason::InSeconds,
     ];
 
     /// The reason for an error that refused a series or a batch.
@@ -116,6 +124,15 @@ impl Reason {
             ErrorKind::SeriesLimit { limit, .. } => Reason::SeriesLimit(limit),
             ErrorKind::Busy { .. } => Reason::Busy,
             _ => Reason::Unavailable,
+        }
+    }
+
+    /// The reason for a refused timestamp.
+    pub fn of_time(refusal: TimeRefusal) -> Reason {
+        match refusal {
+            TimeRefusal::TooFarAhead => Reason::TooFarAhead,
+            TimeRefusal::TooOld => Reason::TooOld,
+            TimeRefusal::InSeconds => Reason::InSeconds,
         }
     }
 
@@ -131,6 +148,8 @@ impl Reason {
             Reason::Busy => 9,
             Reason::Unavailable => 10,
             Reason::Request => 11,
+            Reason::TooOld => 12,
+            Reason::InSeconds => 13,
         }
     }
 
@@ -140,6 +159,8 @@ impl Reason {
             Reason::InvalidLabels => "invalid_labels",
             Reason::LabelLimit => "label_limit",
             Reason::TooFarAhead => "too_far_ahead",
+            Reason::TooOld => "too_old",
+            Reason::InSeconds => "timestamp_in_seconds",
             Reason::NativeHistogram => "native_histogram",
             Reason::SeriesLimit(limit) => limit.name(),
             Reason::Removed => "removed",
@@ -172,6 +193,15 @@ impl Tally {
         self.reject(reason, sample_count);
     }
 
+    /// Counts the outcome of a batch, whose timestamps are checked once more when it is written.
+    pub(crate) fn add_report(&mut self, report: &WriteReport) {
+        self.stored = report.written;
+        self.reject(Reason::TooFarAhead, report.too_far_ahead);
+        self.reject(Reason::TooOld, report.too_old);
+        self.reject(Reason::InSeconds, report.in_seconds);
+        self.reject(Reason::Removed, report.unknown);
+    }
+
     /// Rejects all undecided samples.
     pub fn reject_rest(&mut self, reason: Reason) {
         let rest = self.received - self.stored - self.rejected.iter().sum::<u64>();
@@ -181,6 +211,11 @@ impl Tally {
     /// Samples that were rejected for `reason`.
     pub fn rejected(&self, reason: Reason) -> u64 {
         self.rejected[reason.number()]
+    }
+
+    /// All samples that were not written.
+    pub fn rejected_count(&self) -> u64 {
+        self.rejected.iter().sum()
     }
 
     /// Whether every sample is counted once.

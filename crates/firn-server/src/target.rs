@@ -13,6 +13,8 @@ use crate::metadata::MetadataStore;
 pub(crate) struct Target {
     /// Its listen address: label `instance` of its series.
     pub(crate) address: SocketAddr,
+    /// Label `job` of its series, and the name of its scrape pool.
+    pub(crate) job: String,
     /// Time between two scrapes.
     pub(crate) interval: Duration,
     /// The metadata of its last scrape.
@@ -30,16 +32,17 @@ pub(crate) struct Scrape {
     pub(crate) error: Option<String>,
 }
 
-/// The job of the server's own series, and the name of its scrape pool.
-pub(crate) const SELF_JOB: &str = "firn";
-
 // Prometheus' default; a scrape is not longer than its interval either.
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
+// The server has some hundred metrics.
+const METADATA_BYTES_MAX: u64 = 1 << 20;
+
 impl Target {
     /// A target that was not scraped yet.
-    pub(crate) fn new(address: SocketAddr, interval: Duration) -> Target {
-        Target { address, interval, metadata: MetadataStore::default(), last: Mutex::new(None) }
+    pub(crate) fn new(address: SocketAddr, job: String, interval: Duration) -> Target {
+        let (metadata, last) = (MetadataStore::new(METADATA_BYTES_MAX), Mutex::new(None));
+        Target { address, job, interval, metadata, last }
     }
 
     /// How long a scrape may take.

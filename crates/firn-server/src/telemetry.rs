@@ -1,13 +1,16 @@
 //! The server's own metrics and those of its process.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use firn_model::Error;
 use parking_lot::Mutex;
 
 use crate::metrics_text::{Kind, MetricsText};
-use crate::tally::Tallies;
+use crate::tally::{Protocol, Tallies, Tally};
+use crate::throttle::Throttle;
 
 /// The server's counters. Updated per request, never per sample.
 #[derive(Debug, Default)]
@@ -19,6 +22,8 @@ pub(crate) struct Telemetry {
     pub(crate) samples_read: Counter,
     pub(crate) remote_reads: Gauge,
     pub(crate) self_scrape_failures: Counter,
+    rejections: Throttle,
+    failures: Throttle,
 }
 
 /// Counters of the write path.
@@ -84,6 +89,22 @@ impl Telemetry {
             None => durations.over += 1,
         }
         durations.seconds_sum += seconds;
+    }
+
+    /// Counts the samples of a request, and logs that some of them were rejected, with the reason
+    /// of this request.
+    pub(crate) fn tally(&self, protocol: Protocol, tally: &Tally, why: &dyn fmt::Display) {
+        self.tallies.add(protocol, tally);
+        if let Some(samples) = self.rejections.note(tally.rejected_count(), Instant::now()) {
+            tracing::warn!("rejected {samples} samples; the last by {}: {why}", protocol.name());
+        }
+    }
+
+    /// Logs that a request failed by no fault of the client.
+    pub(crate) fn log_failure(&self, request: &str, error: &Error) {
+        if let Some(count) = self.failures.note(1, Instant::now()) {
+            tracing::error!("{count} requests failed; the last was {request}: {error}");
+        }
     }
 
     /// Writes all of it.
@@ -223,9 +244,9 @@ mod tests {
         assert!(text.contains("{handler=\"a\\\"b\\\\c\\nd\",le=\"60.0\"} 0\n"), "{text}");
         assert!(text.contains("process_resident_memory_bytes "), "{text}");
         assert!(decoded.samples.iter().all(|sample| sample.ts == 7));
-        assert!(decoded.metadata.iter().any(|(name, known)| {
-            name == "firn_http_requests_total"
-                && known.help == "Completed HTTP requests by handler and status code."
+        assert!(decoded.metadata.entries().iter().any(|(name, known)| {
+            **name == *"firn_http_requests_total"
+                && *known.help == *"Completed HTTP requests by handler and status code."
         }));
     }
 }

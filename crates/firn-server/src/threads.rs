@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Context;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, as_network_thread};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
@@ -34,6 +35,9 @@ pub(crate) struct WorkerOptions {
 // An idle thread releases memory after the first time. It does so once more after the second one,
 // because other threads have freed memory of it meanwhile, such as a sent response.
 const IDLE_TIMES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
+
+const NO_THREAD: &str = "cannot start a worker thread; raise the limits on processes (ulimit -u) \
+                         and address space (ulimit -v), or set --query-concurrency-max lower";
 
 struct PoolState<S> {
     options: WorkerOptions,
@@ -73,7 +77,7 @@ impl<S: Send + 'static> Workers<S> {
             let thread = std::thread::Builder::new()
                 .name(format!("{}-{idx}", options.name))
                 .spawn(move || work(&shared, idx, &*make_state))
-                .map_err(|e| Error::unavailable("cannot start a worker thread").because(e))?;
+                .map_err(|e| Error::unavailable(NO_THREAD).because(e))?;
             threads.push(thread);
         }
         Ok(Workers { shared, threads: Mutex::new(threads) })
@@ -175,6 +179,14 @@ fn next_job<S>(shared: &PoolState<S>, idx: usize) -> Option<Job<S>> {
     }
 }
 
+/// Runs `work` and marks the thread that polls it as one that serves sockets: a debug build panics
+/// if it parses a query or compiles a regular expression.
+pub(crate) async fn on_network_thread<F: Future>(work: F) -> F::Output {
+    let mut work = std::pin::pin!(work);
+    let poll = |context: &mut Context<'_>| as_network_thread(true, || work.as_mut().poll(context));
+    std::future::poll_fn(poll).await
+}
+
 impl<S> std::fmt::Debug for Workers<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.shared.options.fmt(f)
@@ -186,6 +198,28 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[tokio::test]
+    #[cfg(debug_assertions)]
+    async fn a_parse_on_a_network_thread_panics_and_one_on_a_worker_does_not() {
+        use firn_model::{MatchOp, Matcher, QueryContext};
+        let options =
+            WorkerOptions { name: "test", thread_count: 1, queue_len_max: 1, on_idle: || () };
+        let workers = Workers::start(options, || ()).unwrap();
+        let works: [fn(); 3] = [
+            || drop(firn_promql::prepare("up", &QueryContext::unbounded())),
+            || drop(firn_promql::parse_selector("up", &QueryContext::unbounded())),
+            || drop(Matcher::new("a", MatchOp::Regex, "a[bc]")),
+        ];
+        for work in works {
+            let on_network = on_network_thread(async { catch_unwind(work).is_err() });
+            assert!(on_network.await, "a network thread must not compile");
+            let on_worker = on_network_thread(workers.run(move |()| work()));
+            assert!(on_worker.await.is_ok());
+            work();
+        }
+        workers.stop();
+    }
 
     #[tokio::test]
     async fn jobs_reuse_states_panics_are_contained_and_the_queue_is_bounded() {

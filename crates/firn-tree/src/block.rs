@@ -144,7 +144,7 @@ pub(crate) fn unpack<'a>(
     if found != expected || u64::from(body_bytes) != body.len() as u64 {
         return Err(bad(format!(
             "block checksum {found:#010x}, expected {expected:#010x} over {} bytes; other blocks \
-             stay readable: run `firn check --repair`, or restore this file from a backup",
+             stay readable: run `firn check --repair`",
             body.len()
         )));
     }

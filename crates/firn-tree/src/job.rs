@@ -97,6 +97,17 @@ impl Job {
         self.work.inputs.iter().map(|table| table.record.bytes).sum()
     }
 
+    /// Values in the tables that it reads (or drops).
+    pub fn input_values(&self) -> u64 {
+        self.work.inputs.iter().map(|table| table.record.value_count).sum()
+    }
+
+    /// From the first to the last timestamp of the tables that it reads (or drops).
+    pub fn input_range(&self) -> TimeRange {
+        let ranges = self.work.inputs.iter().map(|table| table.record.time_range);
+        ranges.reduce(|all, one| all.union(one)).unwrap_or(TimeRange::EMPTY)
+    }
+
     /// The newest commit of the tables that it reads (or drops).
     pub fn newest_seq(&self) -> CommitSeq {
         let seqs = self.work.inputs.iter().map(|table| table.record.seq.max);

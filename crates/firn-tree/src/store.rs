@@ -238,7 +238,8 @@ fn damage(read: &Read<'_>, error: Error) -> Error {
         ErrorKind::NotFound => Error::corrupt(
             read.table.path(),
             read.offset,
-            "the table is missing although the manifest names it; restore it from a backup",
+            "the table is missing although the manifest names it: run `firn check --repair` to \
+             continue without it",
         )
         .because(error),
         _ => error,

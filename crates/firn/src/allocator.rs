@@ -31,6 +31,25 @@ pub(crate) fn purge_without_delay() {
     unsafe { mi_option_set(PURGE_DELAY, 0) }
 }
 
+/// Makes all threads share one arena of the system's allocator, which only C libraries and the
+/// runtime use. By default each thread maps 64 MiB of addresses at its first allocation: 1 GiB at
+/// the start of a server, so that it failed under a limit of 2 GiB (`ulimit -v`).
+#[cfg(target_env = "gnu")]
+#[expect(unsafe_code, reason = "the interface in Rust does not have it")]
+pub(crate) fn share_system_arena() {
+    /// `M_ARENA_MAX` of malloc.h.
+    const ARENA_MAX: c_int = -8;
+    // SAFETY: as malloc.h declares it.
+    unsafe extern "C" {
+        fn mallopt(parameter: c_int, value: c_int) -> c_int;
+    }
+    // SAFETY: no thread but this one exists yet; a refused option changes nothing.
+    unsafe { mallopt(ARENA_MAX, 1) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+pub(crate) fn share_system_arena() {}
+
 /// Releases the memory that this thread has freed, and memory of this thread that others have
 /// freed. Idle threads call it: mimalloc searches the pages of a thread only when that thread
 /// allocates, so each idle thread would keep megabytes.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result};
+use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, Secret, redacted};
 
-use crate::{allocator, http};
+use crate::{allocator, http, output};
 
 /// Path of the metrics of both kinds.
 const METRICS_PATH: &str = "/-/cache/metrics";
@@ -36,42 +36,44 @@ struct Stats {
 
     /// Token of the cache, if it was started with --token-file
     #[arg(long, env = "FIRN_CACHE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: Option<String>,
+    token: Option<Secret>,
 }
 
 /// Runs a cache until it is stopped, or prints statistics of a running one.
 ///
 /// # Errors
 /// Those of the settings, of the start and of the stop; `Unavailable` when no cache responds.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn cache(cache: &Cache) -> Result<()> {
     if let Some(CacheCommand::Stats(stats)) = &cache.command {
-        print!("{}", fetch_stats(stats)?);
-        return Ok(());
+        return output::print(&fetch_stats(stats)?);
     }
     let version = env!("CARGO_PKG_VERSION");
-    let config = cache.flags.load()?.config;
+    let loaded = cache.flags.load()?;
+    loaded.warn_of_credentials();
+    output::log_warnings(&loaded.warnings);
+    let config = loaded.config;
+    output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
     let data = config.data.to_string();
     match config.proxy.get() {
         Some(origin) => {
             let proxy = Proxy::start(&origin, config, allocator::release)?;
             let listen = proxy.listen();
-            println!(
+            output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
                  URL            http://{listen}/ in place of {origin:?}\n\
-                 Metrics        http://{listen}{METRICS_PATH}",
-            );
+                 Metrics        http://{listen}{METRICS_PATH}\n",
+            ));
             let served = proxy.wait_for_signal();
             served.and(proxy.stop())
         }
         None => {
             let server = CacheServer::start(config, allocator::release)?;
             let listen = server.listen();
-            println!(
+            output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
                  Address        {listen} (docs/cache-protocol.md)\n\
-                 Metrics        http://{listen}{METRICS_PATH}",
-            );
+                 Metrics        http://{listen}{METRICS_PATH}\n",
+            ));
             let served = server.wait_for_signal();
             served.and(server.stop())
         }
@@ -79,7 +81,7 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
 }
 
 fn fetch_stats(stats: &Stats) -> Result<String> {
-    let token = stats.token.as_deref();
+    let token = stats.token.as_ref().map(Secret::expose);
     let body = http::get(&stats.server, METRICS_PATH, token)?;
     let text = String::from_utf8_lossy(&body).into_owned();
     let samples: BTreeMap<&str, f64> = text
@@ -93,7 +95,7 @@ fn fetch_stats(stats: &Stats) -> Result<String> {
         let what = format!(
             "no firn cache responds at {}: expected its metrics, got {first:?}; check --server and \
              --token",
-            stats.server
+            redacted(&stats.server)
         );
         return Err(Error::unavailable(what));
     }

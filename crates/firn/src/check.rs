@@ -1,13 +1,15 @@
 //! `firn check`: checks every byte of a database against its checksum, and repairs it.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use firn_server::{
-    CheckProgress, CheckReport, DatabaseFlags, Error, ErrorKind, GroupId, Loss, Result,
-    check_folder,
+    CheckProgress, CheckReport, DatabaseFlags, Error, Finding, GroupId, Loss, Result, check_folder,
 };
+
+use crate::output;
 
 /// `firn check`.
 #[derive(Debug, Args)]
@@ -32,8 +34,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 /// Checks a database and prints the report.
 ///
 /// # Errors
-/// `Corrupt` when damage remains.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
+/// Those of opening the database; `Invalid` when damage remains, whether or not the report could be
+/// printed.
 pub(crate) fn check(check: &Check) -> Result<()> {
     let is_terminal = std::io::stderr().is_terminal();
     let mut printed = Instant::now();
@@ -41,23 +43,32 @@ pub(crate) fn check(check: &Check) -> Result<()> {
         if printed.elapsed() >= PROGRESS_INTERVAL {
             printed = Instant::now();
             let line = progress_line(progress);
-            if is_terminal { eprint!("\r{line}") } else { eprintln!("{line}") }
+            output::report(&if is_terminal { format!("\r{line}") } else { line + "\n" });
         }
     };
+    output::report_warnings(&check.database.warnings());
     let (folder, slow_tier) = check.database.load()?;
     let repairs = (check.repair, check.forget_lost_history);
     let report = check_folder(&folder, slow_tier.as_deref(), repairs, &mut each)?;
     if is_terminal {
-        eprintln!();
+        output::report("\n");
     }
-    print!("{}", text(&report, check.repair));
-    match report.findings.iter().find(|finding| !finding.is_repaired) {
-        None => Ok(()),
-        Some(first) => {
-            let kind = ErrorKind::Corrupt { file: folder.display().to_string(), offset: 0 };
-            Err(Error::new(kind, format!("the database is damaged: {}", first.error)))
-        }
-    }
+    let printed = output::print(&text(&report));
+    remaining_damage(&report, &folder, check.repair).and(printed)
+}
+
+/// An error if damage remains, with the way out.
+fn remaining_damage(report: &CheckReport, folder: &Path, repairs: bool) -> Result<()> {
+    let remaining: Vec<&Finding> = report.findings.iter().filter(|f| !f.is_repaired).collect();
+    let Some(first) = remaining.first() else { return Ok(()) };
+    let (folder, count) = (folder.display(), remaining.len());
+    let advice = match repairs {
+        false => "run `firn check --repair`, which lists all losses".to_owned(),
+        true => format!("the repair could not mend the first one: {}", first.error),
+    };
+    Err(Error::invalid(format!(
+        "the database in {folder} is damaged: {count} damaged places remain; {advice}"
+    )))
 }
 
 fn progress_line(progress: &CheckProgress) -> String {
@@ -71,7 +82,7 @@ fn progress_line(progress: &CheckProgress) -> String {
     )
 }
 
-fn text(report: &CheckReport, repairs: bool) -> String {
+fn text(report: &CheckReport) -> String {
     let mut lines = vec![format!(
         "read {} files with {} bytes; found {} damaged blocks and {} orphaned files",
         report.progress.files_done,
@@ -96,11 +107,6 @@ fn text(report: &CheckReport, repairs: bool) -> String {
         lines.push(format!(
             "orphan    {orphan}: the server removes it; a file at the start, an object after 1 h"
         ));
-    }
-    if !repairs && report.findings.iter().any(|finding| finding.loss.is_some()) {
-        lines.push(
-            "Run firn check --repair to rewrite damaged files without the lost data.".to_owned(),
-        );
     }
     lines.join("\n") + "\n"
 }
@@ -131,5 +137,41 @@ fn loss_text(loss: Option<&Loss>) -> String {
              or else loses the series with labels in it"
                 .to_owned()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(repaired: &[bool]) -> CheckReport {
+        let finding = |&is_repaired: &bool| Finding {
+            error: Error::corrupt("tables/7", 24, "checksum 0x1a, expected 0x2b"),
+            loss: Some(Loss::Unknown),
+            is_repaired,
+        };
+        CheckReport { findings: repaired.iter().map(finding).collect(), ..CheckReport::default() }
+    }
+
+    #[test]
+    fn the_error_names_the_folder_the_number_of_places_and_the_next_step() {
+        let folder = Path::new("./firn-data");
+        let check = |repaired: &[bool], repairs| {
+            remaining_damage(&report(repaired), folder, repairs).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[], false), Ok(()));
+        assert_eq!(check(&[true], true), Ok(()));
+        let found = "the database in ./firn-data is damaged: 2 damaged places remain";
+        assert_eq!(
+            check(&[false, true, false], false),
+            Err(format!("{found}; run `firn check --repair`, which lists all losses"))
+        );
+        assert_eq!(
+            check(&[false, false], true),
+            Err(format!(
+                "{found}; the repair could not mend the first one: tables/7 at byte 24: checksum \
+                 0x1a, expected 0x2b"
+            ))
+        );
     }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueEnum};
 use firn_server::{CacheConfig, Flags, Result, ServeConfig};
 
+use crate::output;
+
 /// `firn config`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
@@ -47,21 +49,24 @@ pub(crate) enum CommandName {
 ///
 /// # Errors
 /// `Invalid`, naming the source, the setting, the expected form and the text.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn config(config: &Config) -> Result<()> {
     match config {
         Config::Print { command: None } => {
-            print!("{}", Flags::<ServeConfig>::default().load()?.print());
+            output::print(&Flags::<ServeConfig>::default().load()?.print())
         }
-        Config::Print { command: Some(Print::Serve(flags)) } => print!("{}", flags.load()?.print()),
-        Config::Print { command: Some(Print::Cache(flags)) } => print!("{}", flags.load()?.print()),
+        Config::Print { command: Some(Print::Serve(flags)) } => {
+            output::print(&flags.load()?.print())
+        }
+        Config::Print { command: Some(Print::Cache(flags)) } => {
+            output::print(&flags.load()?.print())
+        }
         Config::Check { command, file } => {
-            match command {
-                CommandName::Serve => Flags::<ServeConfig>::load_file(file).map(drop),
-                CommandName::Cache => Flags::<CacheConfig>::load_file(file).map(drop),
-            }?;
-            println!("{}: ok", file.display());
+            let warnings = match command {
+                CommandName::Serve => Flags::<ServeConfig>::load_file(file)?.warnings,
+                CommandName::Cache => Flags::<CacheConfig>::load_file(file)?.warnings,
+            };
+            output::report_warnings(&warnings);
+            output::print(&format!("{}: ok\n", file.display()))
         }
     }
-    Ok(())
 }

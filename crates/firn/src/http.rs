@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use firn_server::{Error, Result};
+use firn_server::{Error, Result, redacted};
 
 const TIMEOUT: Duration = Duration::from_secs(150);
 
@@ -14,8 +14,13 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 /// `Unavailable` when the server cannot be reached or does not respond in time.
 pub(crate) fn get(address: &str, target: &str, token: Option<&str>) -> Result<Vec<u8>> {
     let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
+    if address.rsplit_once(':').is_none_or(|(host, _)| host.is_empty()) {
+        let what = format!("--server: expected HOST:PORT such as 127.0.0.1:9420, got {address:?}");
+        return Err(Error::invalid(what));
+    }
     let failed = |e: std::io::Error| {
-        let what = format!("cannot reach the server at {address}; is it running?");
+        let shown = redacted(address);
+        let what = format!("cannot reach the server at {shown}; is it running?");
         Error::unavailable(what).because(e)
     };
     let mut stream = TcpStream::connect(address).map_err(failed)?;

@@ -8,11 +8,11 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand};
 use firn_server::{
     DatabaseFlags, DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups,
-    inspect_table, inspect_tables,
+    inspect_table, inspect_tables, redacted,
 };
 use serde_json::Value;
 
-use crate::http;
+use crate::{http, output};
 
 /// `firn inspect`.
 #[derive(Debug, Subcommand)]
@@ -44,6 +44,7 @@ struct Database {
 
 impl Database {
     fn location(&self) -> Result<DatabaseLocation> {
+        output::report_warnings(&self.flags.warnings());
         let (folder, slow_tier) = self.flags.load()?;
         Ok(DatabaseLocation { folder, slow_tier, is_slow_only: self.slow_only })
     }
@@ -93,6 +94,10 @@ pub(crate) struct Groups {
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
 
+    /// Token of a user with role read, if the server has users
+    #[arg(long, env = "FIRN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+
     /// Select groups with a member that matches, such as '{job="node"}'; may be repeated
     #[arg(long = "match", value_name = "SELECTOR")]
     selectors: Vec<String>,
@@ -114,7 +119,6 @@ pub(crate) struct Groups {
 ///
 /// # Errors
 /// Those of opening the database or of the server.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
     let (report, is_json, text): (Value, bool, fn(&Value) -> String) = match inspect {
         Inspect::Groups(groups) => (groups_report(groups)?, groups.json, table),
@@ -123,24 +127,14 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
         }
         Inspect::Tables(Tables { database, table: Some(table), group, json }) => {
             return inspect_table(&database.location()?, *table, *group, &mut |part| {
-                if *json {
-                    println!("{part}")
-                } else {
-                    print!("{}", tables::part(part))
-                }
-                Ok(())
+                output::print(&if *json { format!("{part}\n") } else { tables::part(part) })
             });
         }
         Inspect::Tables(Tables { database, json, .. }) => {
             (inspect_tables(&database.location()?)?, *json, tables::levels)
         }
     };
-    if is_json {
-        println!("{report:#}")
-    } else {
-        print!("{}", text(&report))
-    }
-    Ok(())
+    output::print(&if is_json { format!("{report:#}\n") } else { text(&report) })
 }
 
 fn groups_report(groups: &Groups) -> Result<Value> {
@@ -160,6 +154,7 @@ const SERVER_TOP_MAX: usize = 10_000;
 /// The report of a running server.
 fn server_report(server: &str, groups: &Groups) -> Result<Value> {
     let address = server.strip_prefix("http://").unwrap_or(server).trim_end_matches('/');
+    let shown = redacted(address);
     let top = if groups.top == 0 { SERVER_TOP_MAX } else { groups.top.min(SERVER_TOP_MAX) };
     let mut params = form_urlencoded::Serializer::new(String::new());
     params.append_pair("limit", &top.to_string()).append_pair("partition", &groups.partition);
@@ -167,17 +162,17 @@ fn server_report(server: &str, groups: &Groups) -> Result<Value> {
         params.append_pair("match[]", selector);
     }
     let target = format!("/api/v1/status/groups?{}", params.finish());
-    let body = http::get(address, &target, None)?;
+    let body = http::get(address, &target, groups.token.as_deref())?;
     let json: Value = serde_json::from_slice(&body).map_err(|_| {
         let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
-        let what = format!("the server at {address}: expected JSON, got {:?}", start.trim());
+        let what = format!("the server at {shown}: expected JSON, got {:?}", start.trim());
         firn_server::Error::unavailable(what)
     })?;
     match json.get("data") {
         Some(report) => Ok(report.clone()),
         None => {
             let error = json["error"].as_str().unwrap_or("no report");
-            Err(firn_server::Error::invalid(format!("the server at {address}: {error}")))
+            Err(firn_server::Error::invalid(format!("the server at {shown}: {error}")))
         }
     }
 }

@@ -7,9 +7,11 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `cache`, `check`, `inspect`, `http`, `allocator`.
+//! Reading order: `config`, `cache`, `check`, `inspect`, `user`, `http`, `output`, `allocator`.
 
 #![deny(unsafe_code)]
+// The macros panic when the output is closed; `output` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod allocator;
 mod cache;
@@ -17,13 +19,15 @@ mod check;
 mod config;
 mod http;
 mod inspect;
+mod output;
+mod user;
 
-use std::io::IsTerminal;
+use std::borrow::Cow;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Flags, ServeConfig, Server};
+use firn_server::{Flags, ServeConfig, Server, redacted};
 
 /// FirnDB, a time series database compatible with Prometheus
 ///
@@ -59,30 +63,47 @@ enum Command {
     /// Show the contents of a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
+    /// Add users and tokens to a web configuration, and check it
+    #[command(subcommand)]
+    User(user::User),
 }
 
 fn main() -> ExitCode {
+    allocator::share_system_arena();
     allocator::purge_without_delay();
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
     let done = match arguments.command {
         Command::Serve(flags) => {
-            log_to_stderr();
+            output::log_to_stderr();
             serve(&flags)
         }
         Command::Cache(cache) => {
-            log_to_stderr();
+            output::log_to_stderr();
             cache::cache(&cache)
         }
         Command::Config(config) => config::config(&config),
         Command::Check(check) => check::check(&check),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
+        Command::User(user) => user::user(&user),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("firn: {error}");
+            output::report(&format!("firn: {error}\n"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints the help, or the mistake in the arguments without the passwords that it repeats.
+fn exit_with(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    match redacted(&text) {
+        Cow::Owned(shown) if error.use_stderr() => {
+            eprint!("{shown}");
+            std::process::exit(error.exit_code())
+        }
+        _ => error.exit(),
     }
 }
 
@@ -91,7 +112,10 @@ fn main() -> ExitCode {
 const START_MAX: Duration = Duration::from_secs(1);
 
 fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
-    let config = flags.load()?.config;
+    let loaded = flags.load()?;
+    output::log_warnings(&loaded.warnings);
+    let config = loaded.config;
+    output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
     let mut server = Server::start(config.clone(), allocator::release)?;
     let served = server.wait_until_ready(START_MAX).and_then(|_| {
         greet(&config, &server);
@@ -103,29 +127,18 @@ fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
 }
 
 /// Prints the addresses that a newcomer needs.
-#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 fn greet(config: &ServeConfig, server: &Server) {
     let mut listen = server.listen();
     if listen.ip().is_unspecified() {
         listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
-    let version = env!("CARGO_PKG_VERSION");
-    println!(
+    let (version, scheme) =
+        (env!("CARGO_PKG_VERSION"), if server.has_tls() { "https" } else { "http" });
+    output::announce(&format!(
         "FirnDB {version}   data in {}, history in {}\n\
-         Web page       http://{listen}/\n\
-         Grafana        data source of type Prometheus, URL http://{listen}\n\
-         Prometheus     remote_write: [{{ url: \"http://{listen}/api/v1/write\" }}]",
+         Web page       {scheme}://{listen}/\n\
+         Grafana        data source of type Prometheus, URL {scheme}://{listen}\n\
+         Prometheus     remote_write: [{{ url: \"{scheme}://{listen}/api/v1/write\" }}]\n",
         config.data, config.slow_tier,
-    );
-}
-
-/// Logs to standard error. `RUST_LOG` selects the messages; by default `info` and above.
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    ));
 }

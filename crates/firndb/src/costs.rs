@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(costs.total.net_bytes(), worst.net_bytes() + cost.net_bytes());
         // Tables have the same cost as memory, and a selector selects groups.
         db.flush().unwrap();
-        let only = firn_promql::parse_selector("{device=\"p7\"}").unwrap();
+        let only = firn_promql::parse_matchers("{device=\"p7\"}").unwrap();
         let flushed = db.group_costs(&[only], &options, &db.context()).unwrap();
         assert_eq!(flushed.groups, costs.groups[1..]);
     }

@@ -196,7 +196,7 @@ impl Db {
             resolved.unwrap_or_else(|| Err(Error::internal("resolving returned no reference")))?;
         let mut batch = RowBatch::default();
         batch.push(series, ts, value);
-        all_written(&self.write(&mut batch)?)?;
+        all_written(self, &self.write(&mut batch)?)?;
         Ok(series)
     }
 
@@ -242,7 +242,7 @@ impl Db {
         let refs = self.resolve_group(group_labels, members, ForeignMember::Refuse)?;
         let mut batch = RowBatch::default();
         refs.push_row(&mut batch, ts, values);
-        all_written(&self.write(&mut batch)?)?;
+        all_written(self, &self.write(&mut batch)?)?;
         Ok(refs)
     }
 
@@ -343,11 +343,15 @@ fn whole_labels(group_labels: &Labels, members: &[Labels]) -> Result<Vec<Labels>
 }
 
 /// Checks that all samples were written.
-fn all_written(report: &WriteReport) -> Result<()> {
-    if let Some(ts) = report.too_far_ahead_max {
-        return Err(Error::invalid(format!(
-            "timestamp {ts} is too far in the future; check the clock of the writer"
-        )));
+fn all_written(db: &Db, report: &WriteReport) -> Result<()> {
+    if let Some(ts) = report.refused_ts {
+        let times = db.accepted_times();
+        let why = match times.refusal(ts) {
+            Some(refusal) => times.explain(ts, refusal).to_string(),
+            // The clock has moved since.
+            None => format!("timestamp {ts} was out of bounds; retry"),
+        };
+        return Err(Error::invalid(why));
     }
     match report.unknown {
         0 => Ok(()),

@@ -106,12 +106,12 @@ use std::thread::JoinHandle;
 pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
-    BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline, CommitReport,
-    ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding, HeadOptions,
-    IndexOptions, Lane, Level, LogOptions, Loss, LostSamples, LostSeries, ObjectKind,
+    AcceptedTimes, BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline,
+    CommitReport, ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding,
+    HeadOptions, IndexOptions, Lane, Level, LogOptions, Loss, LostSamples, LostSeries, ObjectKind,
     RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples,
     SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
-    Transaction, TreeOptions, WalkOptions, WriteReport,
+    TimeRefusal, Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -246,6 +246,12 @@ impl Db {
     /// ```
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         self.engine.resolve(labels)
+    }
+
+    /// As [`Db::resolve`], for series of the program itself, such as its own metrics: no limit on
+    /// new series refuses them, though they count.
+    pub fn resolve_exempt(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        self.engine.resolve_exempt(labels)
     }
 
     /// The generation of references. References issued under another generation must be resolved
@@ -413,9 +419,19 @@ impl Db {
         &self.helpers
     }
 
-    /// The largest timestamp that a write accepts now.
-    pub fn latest_ts(&self) -> Timestamp {
-        self.engine.latest_ts()
+    /// The timestamps that a write accepts now.
+    pub fn accepted_times(&self) -> AcceptedTimes {
+        self.engine.accepted_times()
+    }
+
+    /// Whether another server has taken the slow tier over: this one refuses writes for good.
+    pub fn is_fenced(&self) -> bool {
+        self.engine.is_fenced()
+    }
+
+    /// The number of shards, which was fixed when the database was created.
+    pub fn shard_count(&self) -> usize {
+        self.engine.shard_count()
     }
 
     /// The current time of the database's clock, in milliseconds.

@@ -37,6 +37,10 @@ impl LogDevice {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(LogDevice::File),
+            Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
+                let what = "is a file, or in one; expected a folder";
+                return Err(Error::invalid(format!("{} {what}", folder.display())));
+            }
             Err(e) => {
                 return Err(
                     Error::unavailable(format!("cannot read {}", path.display())).because(e)

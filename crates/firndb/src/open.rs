@@ -79,6 +79,22 @@ impl Db {
         copied
     }
 
+    /// Replaces the types and help texts of metrics, in a format of the caller. Durable on return.
+    ///
+    /// # Errors
+    /// `Closed`, and `Unavailable` if the disk fails or is full.
+    pub fn save_metadata(&self, payload: &[u8]) -> Result<()> {
+        self.engine.save_metadata(payload)
+    }
+
+    /// The bytes of the last [`Db::save_metadata`]; `None` without one.
+    ///
+    /// # Errors
+    /// `Corrupt` if the file is damaged, `Invalid` for a newer version, `Unavailable`.
+    pub fn load_metadata(&self) -> Result<Option<Vec<u8>>> {
+        self.engine.load_metadata()
+    }
+
     fn copy_to_unfinished(
         &self,
         folder: &Path,

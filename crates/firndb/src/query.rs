@@ -1,8 +1,10 @@
 //! The query path: parse, freeze a view, evaluate.
 
+use std::collections::BTreeSet;
+
 use firn_model::{
-    CancelToken, Error, Grouping, Labels, MatchOp, Matcher, Pool, QueryContext, Result, Selection,
-    SeriesRef, TimeRange, Timestamp,
+    CancelToken, Error, Grouping, LabelLimits, Labels, MatchOp, Matcher, Pool, QueryContext,
+    Result, Selection, SeriesRef, TimeRange, Timestamp,
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
@@ -34,11 +36,18 @@ pub struct QueryOptions {
     pub samples_max: u64,
     /// Whether to count the samples of each step; see [`QueryOutput::samples`].
     pub counts_samples: bool,
+    /// The longest names and values of labels that functions such as `label_join` may make.
+    pub labels_max: LabelLimits,
 }
 
 impl Default for QueryOptions {
     fn default() -> QueryOptions {
-        QueryOptions { lookback_ms: 5 * 60_000, samples_max: 50_000_000, counts_samples: false }
+        QueryOptions {
+            lookback_ms: 5 * 60_000,
+            samples_max: 50_000_000,
+            counts_samples: false,
+            labels_max: LabelLimits::default(),
+        }
     }
 }
 
@@ -79,8 +88,7 @@ impl Db {
         options: &QueryOptions,
         context: &QueryContext,
     ) -> Result<QueryOutput> {
-        let expr = firn_promql::parse(text).map_err(|e| Error::invalid(e.to_string()))?;
-        self.evaluate(&expr, time, options, context)
+        self.evaluate(&firn_promql::prepare(text, context)?, time, options, context)
     }
 
     /// Like [`Db::query`] for a parsed expression.
@@ -102,9 +110,14 @@ impl Db {
             lookback_ms: options.lookback_ms,
             samples_max: options.samples_max,
             counts_samples: options.counts_samples,
+            labels_max: options.labels_max,
             ..times
         };
-        if let (QueryTime::Range { .. }, Some(results)) = (time, self.results.get()) {
+        // Before the result cache shares the matchers with writers.
+        expr.compile(context)?;
+        // Kept results are those of all series; a query with a scope sees only some of them.
+        let results = self.results.get().filter(|_| context.scope.is_empty());
+        if let (QueryTime::Range { .. }, Some(results)) = (time, results) {
             let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
             if options.counts_samples {
                 let snapshot = self.snapshot();
@@ -165,6 +178,7 @@ impl Db {
         let mut series = Vec::new();
         let mut held = context.budget.empty(Pool::Query);
         for matchers in selectors {
+            context.cancel.check()?;
             let found = snapshot.present(&one_key(matchers, range), context)?;
             for group in &found.groups {
                 context.cancel.check()?;
@@ -193,10 +207,19 @@ impl Db {
         context: &QueryContext,
     ) -> Result<Vec<String>> {
         let snapshot = self.snapshot();
-        let mut names = Vec::new();
+        // Many selectors have the same names.
+        let mut names = BTreeSet::new();
+        let mut held = context.budget.empty(Pool::Query);
         for matchers in or_every_series(selectors) {
-            names.extend(snapshot.label_names(&matchers, range, context)?);
+            context.cancel.check()?;
+            for name in snapshot.label_names(&matchers, range, context)? {
+                if !names.contains(&name) {
+                    held.grow((name.len() + NAME_BYTES) as u64)?;
+                    names.insert(name);
+                }
+            }
         }
+        let mut names = names.into_iter().collect();
         sort_and_cut(&mut names, limit);
         Ok(names)
     }
@@ -218,6 +241,7 @@ impl Db {
         let mut values = Vec::new();
         let mut all_held = context.budget.empty(Pool::Query);
         for mut matchers in or_every_series(selectors) {
+            context.cancel.check()?;
             // Series without the label have no value to list.
             matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
             // Grouped by this label alone, the keys are the values: no label set is built.
@@ -234,12 +258,17 @@ impl Db {
     /// The metrics and labels with the most series; at most `top` entries per list.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`.
+    /// `Canceled`, `Timeout`; `Invalid` for a context with a scope.
     pub fn cardinality(&self, top: usize, context: &QueryContext) -> Result<Cardinality> {
+        if !context.scope.is_empty() {
+            return Err(Error::invalid("the cardinality of a part of the series is not counted"));
+        }
         self.snapshot().index().cardinality(top, &context.cancel)
     }
 }
 
+// The memory of a name in a set beside its text.
+const NAME_BYTES: usize = 64;
 // The memory of a label set beside its text.
 const LABELS_BYTES: usize = size_of::<Labels>() + 16;
 

@@ -16,8 +16,8 @@ use firn_model::{
     Timestamp,
 };
 use firn_promql::{
-    Annotations, EvalOptions, Expr, HistogramPoint, PartResult, QueryOutput, Reach, Series, Value,
-    ValueType,
+    Annotations, EvalOptions, Expr, HeldMemory, HistogramPoint, PartResult, QueryOutput, Reach,
+    Series, Value, ValueType,
 };
 
 /// The cache's folder on the fast tier.
@@ -124,9 +124,9 @@ impl Results {
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
         // If a hit exceeds the query's limits, the evaluation reports the error.
-        let _held = hold(&[&found.answer], options.samples_max, query.context)?;
+        let held = HeldMemory::new(hold(&[&found.answer], options.samples_max, query.context)?);
         let Some((start, end)) = found.missing else {
-            return Some(Ok(output(matrix(found.answer, Answer::default()))));
+            return Some(Ok(output(matrix(found.answer, Answer::default()), held)));
         };
         let missing = ResultQuery { start, end, ..question };
         let view = QueryView { session, snapshot };
@@ -134,6 +134,7 @@ impl Results {
         Some(self.compute(query, &view, &missing, is_kept).map(|(mut output, computed)| {
             if let Some(computed) = computed {
                 output.value = Value::Matrix(matrix(found.answer, computed));
+                output.held.add(held);
             }
             output
         }))
@@ -269,11 +270,17 @@ impl Results {
                 Reach::Fixed(range) => (Span::Fixed(range), range.start),
             };
             oldest.is_none_or(|oldest| needed > oldest).then_some(())?;
+            // The matchers of a kept result are tried on every new series, while its write waits.
+            let mut regexes = one.matchers.iter().filter_map(Matcher::regex);
+            regexes.all(|regex| regex.state_count() <= REGEX_STATES_MAX).then_some(())?;
             dependencies.push(Dependency { matchers: one.matchers, span });
         }
         Some(dependencies)
     }
 }
+
+/// The most states of a regular expression in a kept result.
+const REGEX_STATES_MAX: usize = 4_096;
 
 /// A distinct number for each retention; 0 for none.
 fn owner_of(retention_ms: Option<i64>) -> u64 {
@@ -387,12 +394,13 @@ fn unite<T>(points: &mut Vec<T>, others: &mut Vec<T>, ts: impl Fn(&T) -> Timesta
     }
 }
 
-fn output(series: Vec<Series>) -> QueryOutput {
+fn output(series: Vec<Series>, held: HeldMemory) -> QueryOutput {
     QueryOutput {
         value: Value::Matrix(series),
         annotations: Annotations::default(),
         samples_read: 0,
         samples_peak: 0,
         samples: None,
+        held,
     }
 }

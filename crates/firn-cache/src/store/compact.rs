@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use firn_model::{Pool, Reservation, Result, TimeRange, Timestamp};
 
-use super::state::{Body, FlashSlab, Node, Store, StoreOptions, StoreState};
+use super::state::{Body, EXTENT_BYTES, FlashSlab, Node, Store, StoreOptions, StoreState};
 use crate::key_index::{Deltas, Segment};
 use crate::mutant::mutant;
 use crate::policy::SlabId;
@@ -78,11 +78,16 @@ impl StoreState {
         let is_worth_it = live <= MERGED_SHARE_MAX * chosen.len() as f64;
         // Policies that evict whole slabs merge every crowd, as in the paper.
         if self.policy.keeps_used_ranges() && !is_worth_it {
-            self.crowds_at = self.stats.slabs_written + (trigger as u64 / 4).max(1);
+            self.postpone_merges(trigger);
             return None;
         }
         let is_hot = chosen.iter().any(|&id| self.policy.is_hot(id));
         self.merge_of(&chosen, slab_bytes, is_hot, false)
+    }
+
+    /// The next crowd is considered once more slabs are written.
+    fn postpone_merges(&mut self, trigger: usize) {
+        self.crowds_at = self.stats.slabs_written + (trigger as u64 / 4).max(1);
     }
 
     /// Plans the merge of some slabs of one field; `None` while there is no memory for it.
@@ -213,8 +218,14 @@ impl Store {
             }
         }
         points.sort_by(|a, b| (a.ts, &a.key).cmp(&(b.ts, &b.key)));
-        let outputs = cut(&points, &merge);
-        self.state.lock().merged(&merge, outputs);
+        let (outputs, is_complete) = cut(&points, &merge);
+        let mut state = self.state.lock();
+        if is_complete || merge.is_rescue {
+            state.merged(&merge, outputs);
+        } else {
+            // The points of one time need several slabs, in which they are already.
+            state.postpone_merges(self.options.compaction_trigger);
+        }
     }
 
     /// The reachable points of a slab.
@@ -264,8 +275,9 @@ fn choose(crowd: Vec<Candidate>, trigger: usize) -> Vec<SlabId> {
     fresh.iter().chain(&compacted).map(|one| one.1).collect()
 }
 
-/// Cuts the points into slabs; all points of one timestamp stay together.
-fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
+/// Cuts the points into slabs; all points of one timestamp stay together. The result is `false` if
+/// some of those are dropped because they need more than one slab.
+fn cut(points: &[Gathered], merge: &Merge) -> (Vec<Output>, bool) {
     // A 16th for extents and for keys with a complete range but no point.
     let room = merge.slab_bytes / 16 * 15;
     let mut outputs = Vec::new();
@@ -289,6 +301,11 @@ fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
             start = ts;
         }
         for point in group {
+            // Keys that share points take memory by the square of their number: nothing is added to
+            // a slab that is dropped below.
+            if slab.slab_bytes(0) > merge.slab_bytes {
+                break;
+            }
             let note_bytes = merge.live.get(&point.key).map_or(0, |key| key.note.len());
             let position = slab.add_key(&point.key, note_bytes);
             slab.push(position, ts, point.head.as_ref(), &point.payload);
@@ -296,8 +313,19 @@ fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
     }
     outputs.push(Output { slab, range: TimeRange::new(start, Timestamp::MAX) });
     outputs.iter_mut().for_each(|output| add_keys_without_points(output, merge));
+    let is_complete = outputs.iter().all(|output| {
+        let extent_bytes = extent_count(output, merge) * EXTENT_BYTES;
+        output.slab.slab_bytes(extent_bytes) <= merge.slab_bytes
+    });
     outputs.retain(|output| output.slab.slab_bytes(0) <= merge.slab_bytes);
-    outputs
+    (outputs, is_complete)
+}
+
+/// Extents of an output: a slab has to have room for them when it is written.
+fn extent_count(output: &Output, merge: &Merge) -> usize {
+    let keys = output.slab.keys().iter().filter_map(|text| merge.live.get(text));
+    let is_here = |one: &&(TimeRange, Segment)| one.0.overlaps(output.range);
+    keys.map(|key| key.segments.iter().filter(is_here).count()).sum()
 }
 
 /// Adds keys whose range is complete but empty: they have to be in the slab too.

@@ -406,3 +406,51 @@ fn a_range_trimmed_during_a_merge_stays_trimmed() {
     assert_eq!(store.get(&ask(TimeRange::new(800, 1_000))).missing, gone);
     assert!(store.stats().slabs_compacted > 1);
 }
+
+/// 30,000 keys with one point each, all of them equal, took 2 GiB in a merge, whose result was then
+/// too large for a slab and dropped.
+#[test]
+fn equal_points_of_more_keys_than_a_slab_holds_stay_cached() {
+    const KEY_COUNT: usize = 6_000;
+    const SLAB_BYTES: u32 = 64 << 10;
+    let (disk, budget) = (Sim::new(1).env().disk, Budget::new(16 << 20));
+    let options = StoreOptions {
+        slab_bytes: SLAB_BYTES,
+        flash_bytes_max: 64 * u64::from(SLAB_BYTES),
+        header_bytes_max: 64 << 10,
+        ..options(None)
+    };
+    let store = Store::open(disk, "points", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
+    let range = TimeRange::new(0, 1);
+    let points = [Point { ts: 1, head: None, payload: b"2" }];
+    for number in 0..KEY_COUNT {
+        let key = format!("key-{number}").into_bytes();
+        let fill = Fill {
+            key: &key,
+            field: FIELD,
+            range,
+            number: CommitSeq(0),
+            note: b"",
+            points: &points,
+        };
+        assert_eq!(store.set(&fill), range);
+        while store.work() {}
+    }
+    store.flush();
+    assert!(store.stats().slabs_written > 4, "a crowd");
+    let is_cached = |number: &usize| {
+        let key = format!("key-{number}").into_bytes();
+        let ask = Lookup {
+            key: &key,
+            field: FIELD,
+            range,
+            number: CommitSeq(0),
+            partial_bytes_min: 0,
+            bytes_max: u64::MAX,
+        };
+        store.get(&ask).missing.is_empty()
+    };
+    let cached_count = (0..KEY_COUNT).filter(is_cached).count();
+    // Some keys of a slab are dropped if its header grows by a block when it is written.
+    assert!(cached_count >= KEY_COUNT / 100 * 99, "{cached_count}, {:?}", store.stats());
+}

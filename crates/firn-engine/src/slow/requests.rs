@@ -142,6 +142,11 @@ impl Bucket for CountedBucket {
         self.below.delete(keys)
     }
 
+    fn check_access(&self, key: &str) -> Result<()> {
+        self.count(Request::Get, key, 1);
+        self.below.check_access(key)
+    }
+
     fn folder(&self) -> Option<&Path> {
         self.below.folder()
     }

@@ -1146,6 +1146,8 @@ impl World {
             7 | 8 => self.rng.below(400) as i64 * grid,
             _ => self.rng.below(40) as i64 * 3_600_000,
         };
+        // Writes beyond the retention are refused. The hour is for the clock, which moves later.
+        let back = self.retention_ms().map_or(back, |ms| back.min(ms - 3_600_000));
         (now - back).div_euclid(grid) * grid
     }
 

@@ -1,10 +1,11 @@
 //! Creates clients of an object store from a URL and environment variables.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, redacted};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -48,9 +49,11 @@ pub(super) fn open(
 ) -> Result<(Stores, Path)> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    if bucket.is_empty() || bucket.contains('@') {
+    let shown = redacted(url);
+    if bucket.is_empty() || shown != url {
         return Err(Error::invalid(format!(
-            "{url} names no bucket: expected {scheme}://bucket/prefix"
+            "{shown} names no bucket: expected {scheme}://bucket/prefix; credentials are variables \
+             of the environment, such as AWS_SECRET_ACCESS_KEY"
         )));
     }
     let prefix = Path::parse(prefix.trim_matches('/'))
@@ -137,7 +140,7 @@ fn s3(
         builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
     }
     let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
-    Ok(Arc::new(built.map_err(|e| unusable("s3", bucket, "AWS_*", e))?))
+    Ok(Arc::new(built.map_err(|e| unusable("s3", bucket, ("AWS_*", variables), e))?))
 }
 
 fn google(
@@ -153,7 +156,7 @@ fn google(
         builder = builder.with_config(GoogleConfigKey::Client(key), value);
     }
     let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
-    Ok(Arc::new(built.map_err(|e| unusable("gs", bucket, "GOOGLE_*", e))?))
+    Ok(Arc::new(built.map_err(|e| unusable("gs", bucket, ("GOOGLE_*", variables), e))?))
 }
 
 fn azure(
@@ -169,7 +172,7 @@ fn azure(
         builder = builder.with_config(AzureConfigKey::Client(key), value);
     }
     let built = builder.with_container_name(bucket).with_retry(tuning.retry).build();
-    Ok(Arc::new(built.map_err(|e| unusable("az", bucket, "AZURE_*", e))?))
+    Ok(Arc::new(built.map_err(|e| unusable("az", bucket, ("AZURE_*", variables), e))?))
 }
 
 /// The variables that a client knows. Others with the same prefix belong to other programs.
@@ -190,16 +193,50 @@ fn refuse_silent_http(variables: &[(String, String)]) -> Result<()> {
     let allowed = value("aws_allow_http").is_some_and(|v| matches!(v, "true" | "1" | "TRUE"));
     if endpoint.starts_with("http://") && !allowed {
         return Err(Error::invalid(format!(
-            "AWS_ENDPOINT is {endpoint}, which is not encrypted: use https, or set \
-             AWS_ALLOW_HTTP=true"
+            "AWS_ENDPOINT is {}, which is not encrypted: use https, or set AWS_ALLOW_HTTP=true",
+            redacted(endpoint)
         )));
     }
     Ok(())
 }
 
-fn unusable(scheme: &str, bucket: &str, variables: &str, error: object_store::Error) -> Error {
+fn unusable(
+    scheme: &str,
+    bucket: &str,
+    (names, variables): (&str, &[(String, String)]),
+    error: object_store::Error,
+) -> Error {
+    let mut cause = ShownCause::new(&error);
+    // A client that cannot read a variable may quote it.
+    const QUOTED_BYTES_MIN: usize = 4;
+    let is_secret = |name: &str| {
+        ["key", "secret", "token", "password", "credential"].iter().any(|part| name.contains(part))
+    };
+    for (_, value) in variables.iter().filter(|variable| is_secret(&variable.0)) {
+        if value.len() >= QUOTED_BYTES_MIN {
+            cause.0 = cause.0.replace(value.as_str(), "xxxxx");
+        }
+    }
     Error::invalid(format!(
-        "{scheme}://{bucket}: the settings are invalid; check the variables {variables}"
+        "{scheme}://{bucket}: the settings are invalid; check the variables {names}"
     ))
-    .because(error)
+    .because(cause)
 }
+
+/// The text of a store's error and its causes, without the credentials of the URLs in it.
+#[derive(Debug)]
+pub(super) struct ShownCause(String);
+
+impl ShownCause {
+    pub(super) fn new(error: &object_store::Error) -> ShownCause {
+        ShownCause(redacted(&error.to_string()).into_owned())
+    }
+}
+
+impl fmt::Display for ShownCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ShownCause {}

@@ -475,6 +475,34 @@ fn malformed_urls_and_variables_are_refused() {
     assert!(error.to_string().contains("set AWS_ALLOW_HTTP=true"), "{error}");
 }
 
+/// Before, the whole URL or variable was repeated.
+#[test]
+fn credentials_in_the_wrong_place_are_not_repeated() {
+    for url in [
+        "s3://key:hush-hush@bucket/prefix",
+        "s3://key:hush/hush-hush+x@bucket",
+        "s3://key:hush-hush/bucket",
+        "s3://bucket?secret=hush-hush",
+        "gs://hush-hush@bucket",
+        "ftp://key:hush-hush@host",
+    ] {
+        let error = open(url, 1, &RemoteOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Invalid, "{error}");
+        assert!(!format!("{error} {error:?}").contains("hush-hush"), "{error}");
+    }
+    for (url, name, value) in [
+        ("s3://b", "AWS_ENDPOINT", "http://key:hush-hush@127.0.0.1:1"),
+        ("gs://b", "GOOGLE_SERVICE_ACCOUNT_KEY", "\"hush-hush\""),
+        ("az://b", "AZURE_STORAGE_ACCOUNT_KEY", "hush-hush"),
+    ] {
+        let variables = [(name.to_owned(), value.to_owned())];
+        let Err(error) = RemoteBucket::open(url, variables, &RemoteOptions::default()) else {
+            continue;
+        };
+        assert!(!format!("{error} {error:?}").contains("hush-hush"), "{error}");
+    }
+}
+
 #[test]
 fn google_and_azure_buckets_open_and_secrets_stay_hidden() {
     let variables = [

@@ -213,6 +213,8 @@ fn lists_of_scan(
     cancel: &CancelToken,
 ) -> Result<(IdSet, IdSet)> {
     let (mut groups, mut sets) = (Vec::new(), Vec::new());
+    let regex = matcher.regex();
+    let per_lock = regex.map_or(ITEMS_PER_LOCK, |regex| regex.texts_per_check(ITEMS_PER_LOCK));
     let mut next = 0;
     loop {
         cancel.check()?;
@@ -221,13 +223,13 @@ fn lists_of_scan(
         if rest.is_empty() {
             return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
         }
-        for &pair in rest.iter().take(ITEMS_PER_LOCK) {
+        for &pair in rest.iter().take(per_lock) {
             if matcher.pattern_takes(memory.pairs.value_text(pair)) {
                 memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
                 memory.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
-        next += ITEMS_PER_LOCK.min(rest.len());
+        next += per_lock.min(rest.len());
     }
 }
 

@@ -43,6 +43,35 @@ fn new_series_over_the_limit_are_refused_and_known_ones_resolve() {
     assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
 }
 
+/// Series of the program itself are never refused, and count for the others.
+#[test]
+fn exempt_series_are_defined_beyond_every_limit() {
+    let limits = SeriesLimits {
+        series_max: Some(4),
+        series_per_metric_max: Some(2),
+        series_per_group_max: Some(2),
+        new_series_per_second_max: Some(0),
+    };
+    let index = open(&disk(), limited(limits), &[]).unwrap();
+    let own: Vec<Labels> =
+        (0..5).map(|idx| labels(&format!("__name__=m,job=j,instance=1,idx={idx}"))).collect();
+    let mut out = Vec::new();
+    for _ in 0..2 {
+        index.resolve_exempt(&own, &mut out);
+        assert!(out.iter().all(Result::is_ok), "{out:?}");
+    }
+    assert_eq!(refusals(&index, &["a=1"]), [Some(SeriesLimit::Total)]);
+    let loose = SeriesLimits { series_max: None, ..limits };
+    let index = open(&disk(), limited(loose), &[]).unwrap();
+    index.resolve_exempt(&own[..1], &mut out);
+    let texts = ["__name__=m,x=1", "__name__=other,job=j,instance=1"];
+    assert_eq!(refusals(&index, &texts), [Some(SeriesLimit::PerSecond); 2]);
+    // The counts of metric and group exist now.
+    index.resolve_exempt(&own[1..], &mut out);
+    let expected = [Some(SeriesLimit::PerMetric), Some(SeriesLimit::PerGroup)];
+    assert_eq!(refusals(&index, &texts), expected);
+}
+
 /// Counts start from the content of the index: in a sealed segment, in the log, in a sibling.
 #[test]
 fn metrics_and_groups_are_counted_over_seals_replay_and_siblings() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use firn_model::{Error, Labels, METRIC_NAME, Result};
 
 use super::fold::Fold;
+use super::meter::Meter;
 use super::top;
 use super::vector::{ABSENT, VectorSeries, is_absent};
 use crate::functions::quantile::quantile;
@@ -22,29 +23,39 @@ pub(crate) struct Groups {
 impl Groups {
     /// Groups by the labels in `grouping`, or by all other labels with `without`. With
     /// `already_keyed`, the series' labels are group labels already because storage grouped them.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
     pub(crate) fn new(
         series: &[VectorSeries],
         grouping: &[String],
         without: bool,
         already_keyed: bool,
-    ) -> Groups {
+        meter: &mut Meter,
+    ) -> Result<Groups> {
+        // The group of each series, twice: by series and by group.
+        meter.reserve_items(series.len(), 2 * size_of::<usize>())?;
         if grouping.is_empty() && !without && !series.is_empty() {
-            return Groups { labels: vec![Labels::empty()], of: vec![0; series.len()] };
+            return Ok(Groups { labels: vec![Labels::empty()], of: vec![0; series.len()] });
         }
         let mut groups = Groups { labels: Vec::new(), of: Vec::with_capacity(series.len()) };
         let mut by_labels: HashMap<Labels, usize> = HashMap::new();
         for one in series {
+            meter.check_canceled()?;
             let key = match already_keyed {
                 true => one.labels.clone(),
                 false => group_labels(&one.labels, grouping, without),
             };
-            let labels = &mut groups.labels;
-            groups.of.push(*by_labels.entry(key).or_insert_with_key(|key| {
-                labels.push(key.clone());
-                labels.len() - 1
-            }));
+            let known = by_labels.get(&key).copied();
+            if known.is_none() {
+                meter.reserve_labels(key.as_encoded().len())?;
+                meter.reserve_entries(2)?;
+                by_labels.insert(key.clone(), groups.labels.len());
+                groups.labels.push(key);
+            }
+            groups.of.push(known.unwrap_or(groups.labels.len() - 1));
         }
-        groups
+        Ok(groups)
     }
 
     /// The members of every group.
@@ -69,17 +80,29 @@ fn group_labels(labels: &Labels, grouping: &[String], without: bool) -> Labels {
 
 /// `sum`, `avg`, `count`, `min`, `max`, `group`, `stddev`, `stdvar`, `quantile`: one series per
 /// group.
+///
+/// # Errors
+/// As [`Meter::reserve`].
 pub(crate) fn reduce(
     op: AggregateOp,
     param: &[f64],
     series: &[VectorSeries],
     groups: Groups,
     step_count: usize,
-) -> Vec<VectorSeries> {
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
+    for labels in &groups.labels {
+        meter.reserve_series(labels.as_encoded().len(), step_count)?;
+    }
     let columns = match op {
-        AggregateOp::Quantile => quantiles(param, series, &groups, step_count),
+        AggregateOp::Quantile => {
+            // The values of one step.
+            meter.reserve_items(series.len(), 8)?;
+            quantiles(param, series, &groups, step_count)
+        }
         op if Fold::can(op) => {
             let mut fold = Fold::new(op, step_count);
+            meter.reserve((groups.labels.len() as u64).saturating_mul(fold.group_bytes()))?;
             groups.labels.iter().for_each(|_| fold.open_group());
             series.iter().zip(&groups.of).for_each(|(one, &group)| fold.add(group, &one.values));
             fold.finish()
@@ -91,10 +114,9 @@ pub(crate) fn reduce(
         drops[group] |= one.drop_name;
     }
     let named = groups.labels.into_iter().zip(drops).zip(columns);
-    named
-        .map(|((labels, drop_name), values)| VectorSeries::floats(labels, drop_name, values))
-        .filter(|series| !series.is_empty())
-        .collect()
+    let series =
+        named.map(|((labels, drop_name), values)| VectorSeries::floats(labels, drop_name, values));
+    Ok(series.filter(|series| !series.is_empty()).collect())
 }
 
 fn quantiles(
@@ -125,30 +147,46 @@ fn quantiles(
 /// In an instant query, `topk` and `bottomk` return the series of a group in the order of their
 /// values.
 ///
+/// `limitk` selects the first series in the order of labels, which Prometheus has wherever a query
+/// reads more than its newest block. The order in which series were created is not kept by a
+/// restart, and not known for series of different shards.
+///
 /// # Errors
-/// `Invalid` for a parameter that is not a count.
+/// `Invalid` for a parameter that is not a count, and as [`Meter::reserve`].
 pub(crate) fn select(
     op: AggregateOp,
     param: &[f64],
     series: Vec<VectorSeries>,
     groups: &Groups,
+    meter: &mut Meter,
 ) -> Result<Vec<VectorSeries>> {
     if !check_param(op, param)? {
         return Ok(Vec::new());
     }
+    // The lists of groups, the list of selected series and their order.
+    meter.reserve_items(series.len(), 2 * size_of::<VectorSeries>() + 4 * size_of::<usize>())?;
     if let AggregateOp::Topk | AggregateOp::Bottomk = op {
         // Counts are truncated; values below 1 select nothing.
         let counts: Vec<usize> =
             param.iter().map(|&limit| (limit as i64).max(0) as usize).collect();
-        return Ok(top::select(op == AggregateOp::Topk, &counts, series, &groups.lists()));
+        let lists = groups.lists();
+        top::reserve(&counts, &lists, meter)?;
+        return Ok(top::select(op == AggregateOp::Topk, &counts, series, &lists));
+    }
+    for one in &series {
+        meter.reserve_items(one.values.len(), if one.histograms.is_empty() { 8 } else { 16 })?;
     }
     let nothing = |series: &VectorSeries| {
         VectorSeries::floats(Labels::empty(), false, vec![ABSENT; series.values.len()])
     };
     let mut kept: Vec<VectorSeries> = series.iter().map(nothing).collect();
     let mut order = Vec::new();
-    for members in groups.lists() {
+    for mut members in groups.lists() {
+        if op == AggregateOp::Limitk {
+            members.sort_unstable_by(|&a, &b| series[a].labels.cmp(&series[b].labels));
+        }
         for (step, &limit) in param.iter().enumerate() {
+            meter.check_canceled()?;
             let mut present: Vec<usize> =
                 members.iter().copied().filter(|&idx| series[idx].has_point(step)).collect();
             match op {
@@ -247,13 +285,17 @@ pub(crate) fn value_label(name: &[u8]) -> Result<&str> {
 }
 
 /// `count_values`: the number of occurrences of each value, with the value as the label `name`.
+///
+/// # Errors
+/// As [`Meter::reserve`]: each value takes a series with a column of its own.
 pub(crate) fn count_values(
     name: &str,
     series: &[VectorSeries],
     grouping: &[String],
     without: bool,
     step_count: usize,
-) -> Vec<VectorSeries> {
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
     // The value's label is a group label even if `by` does not name it.
     let mut grouping = grouping.to_vec();
     if !without {
@@ -261,6 +303,7 @@ pub(crate) fn count_values(
     }
     let mut output = super::vector::OutputSeries::default();
     for one in series {
+        meter.check_canceled()?;
         let mut last: Option<(u64, usize)> = None;
         for (step, &value) in one.values.iter().enumerate() {
             if is_absent(value) {
@@ -271,7 +314,7 @@ pub(crate) fn count_values(
                 _ => {
                     let labels = one.labels.with(name, &format_f(value));
                     let labels = group_labels(&labels, &grouping, without);
-                    output.slot(&labels, false, step_count)
+                    output.slot(&labels, false, step_count, meter)?
                 }
             };
             last = Some((value.to_bits(), slot));
@@ -281,17 +324,24 @@ pub(crate) fn count_values(
         let histograms = one.histograms.iter().enumerate();
         for (step, histogram) in histograms.filter_map(|(step, h)| Some((step, h.as_ref()?))) {
             let labels = one.labels.with(name, &histogram::text(histogram));
-            let slot = output.slot(&group_labels(&labels, &grouping, without), false, step_count);
+            let labels = group_labels(&labels, &grouping, without);
+            let slot = output.slot(&labels, false, step_count, meter)?;
             let count = &mut output.series[slot].values[step];
             *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
         }
     }
-    output.finish()
+    Ok(output.finish())
 }
 
 #[cfg(test)]
 mod tests {
+    use firn_model::QueryContext;
+
     use super::*;
+
+    fn meter() -> Meter {
+        Meter::new(u64::MAX, &QueryContext::unbounded())
+    }
 
     fn series(name: &str, values: &[f64]) -> VectorSeries {
         let labels = Labels::from_pairs([("name", name)]).unwrap();
@@ -310,9 +360,31 @@ mod tests {
     #[test]
     fn topk_puts_nan_last_and_keeps_ties_in_order() {
         let all = vec![series("a", &[f64::NAN]), series("b", &[1.0]), series("c", &[2.0])];
-        let groups = Groups::new(&all, &[], false, false);
-        let got = select(AggregateOp::Topk, &[2.0], all, &groups).unwrap();
+        let groups = Groups::new(&all, &[], false, false, &mut meter()).unwrap();
+        let got = select(AggregateOp::Topk, &[2.0], all, &groups, &mut meter()).unwrap();
         let names: Vec<_> = got.iter().map(|s| s.labels.get("name").unwrap()).collect();
         assert_eq!(names, ["c", "b"]);
+    }
+
+    /// The order in which storage returns series depends on its shards.
+    #[test]
+    fn limitk_keeps_the_first_labels_whatever_the_order_of_series() {
+        let absent = ABSENT;
+        let mut all =
+            vec![series("c", &[1.0, 4.0]), series("a", &[absent, 2.0]), series("b", &[3.0, 3.0])];
+        for _ in 0..3 {
+            all.rotate_left(1);
+            let groups = Groups::new(&all, &[], false, false, &mut meter()).unwrap();
+            let select = |param: &[f64]| {
+                select(AggregateOp::Limitk, param, all.clone(), &groups, &mut meter()).unwrap()
+            };
+            let mut kept = select(&[1.0, 2.0]);
+            kept.sort_by(|a, b| a.labels.cmp(&b.labels));
+            let points: Vec<_> = kept
+                .iter()
+                .map(|s| (s.labels.get("name").unwrap(), s.has_point(0), s.has_point(1)))
+                .collect();
+            assert_eq!(points, [("a", false, true), ("b", true, true)]);
+        }
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use firn_model::{Histogram, Labels};
+use firn_model::{Histogram, Labels, Result};
 
 use super::aggregate::{Groups, reduce};
+use super::meter::Meter;
 use super::vector::{ABSENT, VectorSeries, is_absent, keep_floats};
 use crate::histogram::{MeanHistogram, Operation, Remark, Remarks, SumHistogram};
 use crate::syntax::AggregateOp;
@@ -23,6 +24,9 @@ pub(crate) struct AggregateNotes {
 }
 
 /// Like [`reduce`] for series that may contain histograms.
+///
+/// # Errors
+/// As [`Meter::reserve`].
 pub(crate) fn reduce_mixed(
     op: AggregateOp,
     param: &[f64],
@@ -30,11 +34,18 @@ pub(crate) fn reduce_mixed(
     groups: Groups,
     step_count: usize,
     notes: &mut AggregateNotes,
-) -> Vec<VectorSeries> {
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
+    meter.reserve_items(series.len(), size_of::<usize>())?;
+    for labels in &groups.labels {
+        // A column of floats and one of histograms.
+        meter.reserve_series(labels.as_encoded().len(), step_count.saturating_mul(2))?;
+        meter.reserve_entries(1)?;
+    }
     let (labels, of) = (groups.labels.clone(), groups.of.clone());
-    let floats = reduce(op, param, &series, groups, step_count);
+    let floats = reduce(op, param, &series, groups, step_count, meter)?;
     if series.iter().all(|series| series.histograms.is_empty()) {
-        return floats;
+        return Ok(floats);
     }
     let mut floats: HashMap<Labels, VectorSeries> =
         floats.into_iter().map(|series| (series.labels.clone(), series)).collect();
@@ -69,7 +80,7 @@ pub(crate) fn reduce_mixed(
         _ => notes.ignored |= ignore(&mut series),
     }
     results.retain(|series| !series.is_empty());
-    results
+    Ok(results)
 }
 
 /// Removes histograms; returns whether there was one.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use firn_model::{Error, Histogram, Labels, METRIC_NAME, PointValue, ResetHint, Result};
 
+use super::meter::Meter;
 use super::vector::{
     ABSENT, OutputSeries, VectorSeries, is_absent, is_metadata_label, labels_text,
 };
@@ -244,21 +245,28 @@ fn points_with_scalar(
 /// `and`, `or`, `unless`.
 ///
 /// # Errors
-/// `Invalid` if two resulting series have one label set at one step.
+/// `Invalid` if two resulting series have one label set at one step, and as [`Meter::reserve`].
 pub(crate) fn sets(
     op: BinaryOp,
     lhs: Vec<VectorSeries>,
     rhs: Vec<VectorSeries>,
     matching: &Matching,
     step_count: usize,
+    meter: &mut Meter,
 ) -> Result<Vec<VectorSeries>> {
     let signature = Signature { matching };
     // The deciding side: a point present there keeps or drops the points of the other side.
     let deciding = if op == BinaryOp::Or { &lhs } else { &rhs };
     let mut present: HashMap<Labels, Vec<bool>> = HashMap::new();
     for series in deciding {
-        let steps =
-            present.entry(signature.of(&series.labels)).or_insert_with(|| vec![false; step_count]);
+        meter.check_canceled()?;
+        let key = signature.of(&series.labels);
+        if !present.contains_key(&key) {
+            meter.reserve_labels(key.as_encoded().len())?;
+            meter.reserve_entries(1)?;
+            meter.reserve(step_count as u64)?;
+        }
+        let steps = present.entry(key).or_insert_with(|| vec![false; step_count]);
         for (step, present) in steps.iter_mut().enumerate() {
             *present |= series.has_point(step);
         }
@@ -279,7 +287,7 @@ pub(crate) fn sets(
         return Ok(filtered);
     }
     kept.append(&mut filtered);
-    super::vector::merge_same_labels(kept)
+    super::vector::merge_same_labels(kept, meter)
 }
 
 /// The labels by which series match.
@@ -333,20 +341,24 @@ impl VectorOperation<'_> {
     ///
     /// # Errors
     /// `Invalid` when series match many-to-many, or many-to-one without `group_left` or
-    /// `group_right`.
+    /// `group_right`, and as [`Meter::reserve`].
     pub(crate) fn run(
         &self,
         lhs: Vec<VectorSeries>,
         rhs: Vec<VectorSeries>,
         notes: &mut PointNotes,
+        meter: &mut Meter,
     ) -> Result<Vec<VectorSeries>> {
         let (many, one) = if self.swapped() { (rhs, lhs) } else { (lhs, rhs) };
+        // Candidates and flags of each step, for one group at a time.
+        meter.reserve_items(self.step_count, 8)?;
         let active = self.active_steps(&many, &one);
         let mut output = OutputSeries::default();
-        for (signature, group) in &self.groups(&many, &one) {
+        for (signature, group) in &self.groups(&many, &one, meter)? {
+            meter.check_canceled()?;
             let candidates = self.one_side(signature, group, &one, &active)?;
             let sides = Sides { many: &many, one: &one, candidates: &candidates, active: &active };
-            self.group(signature, group, &sides, &mut output, notes)?;
+            self.group(signature, group, &sides, &mut output, notes, meter)?;
         }
         Ok(output.finish())
     }
@@ -379,13 +391,26 @@ impl VectorOperation<'_> {
     }
 
     /// The groups, ordered by the first series with their signature.
-    fn groups(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<(Labels, Group)> {
+    fn groups(
+        &self,
+        many: &[VectorSeries],
+        one: &[VectorSeries],
+        meter: &mut Meter,
+    ) -> Result<Vec<(Labels, Group)>> {
         let signature = Signature { matching: self.matching };
         let mut groups: Vec<(Labels, Group)> = Vec::new();
         let mut by_signature: HashMap<Labels, usize> = HashMap::new();
         let all = many.iter().map(|s| (s, true)).enumerate();
         for (idx, (series, is_many)) in all.chain(one.iter().map(|s| (s, false)).enumerate()) {
+            meter.check_canceled()?;
             let labels = signature.of(&series.labels);
+            // An index in a list of its own, at least four long.
+            meter.reserve_items(4, size_of::<usize>())?;
+            if !by_signature.contains_key(&labels) {
+                meter.reserve_labels(labels.as_encoded().len())?;
+                meter.reserve_items(2, size_of::<(Labels, Group)>())?;
+                meter.reserve_entries(1)?;
+            }
             let group_idx = *by_signature.entry(labels.clone()).or_insert_with(|| {
                 groups.push((labels, Group::default()));
                 groups.len() - 1
@@ -393,7 +418,7 @@ impl VectorOperation<'_> {
             let group = &mut groups[group_idx].1;
             if is_many { group.many.push(idx) } else { group.one.push(idx) }
         }
-        groups
+        Ok(groups)
     }
 
     /// The index of the selected series of the "one" side at each step.
@@ -439,6 +464,7 @@ impl VectorOperation<'_> {
         sides: &Sides<'_>,
         output: &mut OutputSeries,
         notes: &mut PointNotes,
+        meter: &mut Meter,
     ) -> Result<()> {
         let Sides { many, one, candidates, active } = *sides;
         let (fill_many, fill_one) = self.fills();
@@ -448,6 +474,7 @@ impl VectorOperation<'_> {
             && !group.one.iter().any(|&idx| has_histograms(&one[idx]));
         let mut seen = MatchedSteps::new(self.matching.cardinality, self.step_count);
         for &idx in &group.many {
+            meter.check_canceled()?;
             let series = &many[idx];
             let mut pair = PairResult::default();
             for step in 0..self.step_count {
@@ -462,17 +489,18 @@ impl VectorOperation<'_> {
                         (operand(other, step), &other.labels)
                     }
                 };
-                let target = pair.target(self, candidates[step], &series.labels, labels, &mut seen);
+                let sides = (&series.labels, labels);
+                let target = pair.target(self, candidates[step], sides, &mut seen, meter)?;
                 seen.mark(target, step)?;
                 if is_plain && let Operand::Float(other) = other {
                     if let Some(result) = self.float_result(series.values[step], other) {
-                        let slot = pair.slot(self, series.drop_name, output);
+                        let slot = pair.slot(self, series.drop_name, output, meter)?;
                         output.put(slot, step, result)?;
                     }
                     continue;
                 }
                 if let Some(result) = self.result(operand(series, step), other, notes) {
-                    let slot = pair.slot(self, series.drop_name, output);
+                    let slot = pair.slot(self, series.drop_name, output, meter)?;
                     output.put_point(slot, step, result)?;
                 }
             }
@@ -484,10 +512,10 @@ impl VectorOperation<'_> {
                 continue;
             }
             let other = &one[candidate as usize];
-            pair.target(self, candidate, signature, &other.labels, &mut seen);
+            pair.target(self, candidate, (signature, &other.labels), &mut seen, meter)?;
             let filled = Operand::Float(fill);
             if let Some(result) = self.result(filled, operand(other, step), notes) {
-                let slot = pair.slot(self, false, output);
+                let slot = pair.slot(self, false, output, meter)?;
                 output.put_point(slot, step, result)?;
             }
         }
@@ -560,17 +588,17 @@ impl PairResult {
         &mut self,
         operation: &VectorOperation<'_>,
         candidate: u32,
-        many: &Labels,
-        one: &Labels,
+        (many, one): (&Labels, &Labels),
         seen: &mut MatchedSteps,
-    ) -> usize {
+        meter: &mut Meter,
+    ) -> Result<usize> {
         if self.candidate != Some(candidate) {
             self.labels = operation.result_labels(many, one);
-            self.target = seen.target(&self.labels);
+            self.target = seen.target(&self.labels, meter)?;
             self.candidate = Some(candidate);
             self.slot = None;
         }
-        self.target
+        Ok(self.target)
     }
 
     /// The output slot of the result; created when the first point is stored.
@@ -579,12 +607,15 @@ impl PairResult {
         operation: &VectorOperation<'_>,
         drop_name: bool,
         output: &mut OutputSeries,
-    ) -> usize {
-        let labels = &self.labels;
-        *self.slot.get_or_insert_with(|| {
-            let drop_name = operation.return_bool || drop_name;
-            output.slot(labels, drop_name, operation.step_count)
-        })
+        meter: &mut Meter,
+    ) -> Result<usize> {
+        if let Some(slot) = self.slot {
+            return Ok(slot);
+        }
+        let drop_name = operation.return_bool || drop_name;
+        let slot = output.slot(&self.labels, drop_name, operation.step_count, meter)?;
+        self.slot = Some(slot);
+        Ok(slot)
     }
 }
 
@@ -604,15 +635,19 @@ impl MatchedSteps {
         MatchedSteps { cardinality, matched, targets: Vec::new(), by_labels: HashMap::new() }
     }
 
-    fn target(&mut self, labels: &Labels) -> usize {
+    fn target(&mut self, labels: &Labels, meter: &mut Meter) -> Result<usize> {
         if self.cardinality == Cardinality::OneToOne {
-            return 0;
+            return Ok(0);
         }
-        let (targets, step_count) = (&mut self.targets, self.matched.len());
-        *self.by_labels.entry(labels.clone()).or_insert_with(|| {
-            targets.push(vec![false; step_count]);
-            targets.len() - 1
-        })
+        if let Some(&idx) = self.by_labels.get(labels) {
+            return Ok(idx);
+        }
+        meter.reserve_labels(labels.as_encoded().len())?;
+        meter.reserve_entries(2)?;
+        meter.reserve(self.matched.len() as u64)?;
+        self.targets.push(vec![false; self.matched.len()]);
+        self.by_labels.insert(labels.clone(), self.targets.len() - 1);
+        Ok(self.targets.len() - 1)
     }
 
     fn mark(&mut self, target: usize, step: usize) -> Result<()> {

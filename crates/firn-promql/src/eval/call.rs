@@ -16,7 +16,7 @@ use crate::histogram;
 use crate::plan;
 use crate::syntax::{AggregateOp, BoundaryMode, FunctionId, MatrixSelector, Node, NodeKind, Span};
 
-impl Evaluator<'_> {
+impl<'a> Evaluator<'a> {
     pub(super) fn call(
         &mut self,
         span: Span,
@@ -44,6 +44,7 @@ impl Evaluator<'_> {
             }
             F::Absent => {
                 let series = self.vector(&args[0], steps)?;
+                self.meter.reserve_series(args[0].bytes(), steps.count)?;
                 absent(&series, &args[0], steps.count)?
             }
             F::Timestamp => self.timestamp(&args[0], steps)?,
@@ -91,7 +92,8 @@ impl Evaluator<'_> {
 
     /// Only samples have start timestamps; computed points have none.
     fn start_timestamp(&mut self, arg: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
-        let NodeKind::Selector(selector) = &arg.kind else {
+        let (NodeKind::Selector(selector), true) = (&arg.kind, self.options.start_timestamps)
+        else {
             self.vector(arg, steps)?;
             return Ok(Vec::new());
         };
@@ -109,6 +111,7 @@ impl Evaluator<'_> {
     ) -> Result<Vec<VectorSeries>> {
         let mut series = self.vector(&args[0], steps)?;
         series.retain(VectorSeries::has_histograms);
+        self.meter.reserve_items(steps.count, 8)?;
         for one in &mut series {
             let histograms = std::mem::take(&mut one.histograms);
             let numbers = histograms.iter().map(|h| h.as_ref().map_or(ABSENT, |h| number(h)));
@@ -123,6 +126,7 @@ impl Evaluator<'_> {
             self.sample_times(selector, steps)?
         } else {
             let mut series = self.vector(arg, steps)?;
+            self.meter.reserve_items(steps.count, 8)?;
             let times = step_seconds(steps);
             for series in &mut series {
                 for (step, &time) in times.iter().enumerate() {
@@ -145,6 +149,7 @@ impl Evaluator<'_> {
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         let Some(arg) = arg else {
+            self.meter.reserve_series(0, steps.count)?;
             // Whole seconds, truncated towards zero as in Prometheus.
             let values = steps.times().map(|ts| date_part(function, (ts / 1000) as f64)).collect();
             return Ok(vec![VectorSeries::floats(Labels::empty(), false, values)]);
@@ -217,6 +222,7 @@ impl Evaluator<'_> {
                     range_ms: subquery.range.ms(),
                     range_seconds: subquery.range.seconds(),
                     params: &params,
+                    cancel: &self.context.cancel,
                 };
                 let grid = self.grid(subquery, &call.frame)?;
                 self.read_grid(&grid, steps, &call)?
@@ -225,6 +231,7 @@ impl Evaluator<'_> {
         };
         if function == FunctionId::AbsentOverTime {
             self.remarks.clear();
+            self.meter.reserve_series(window.bytes(), steps.count)?;
             return absent(&series, window, steps.count);
         }
         let pushed_name = match (&window.kind, grouping) {
@@ -242,6 +249,7 @@ impl Evaluator<'_> {
         } else if *grouping == Grouping::Series && strip_names(&mut series) {
             // In contrast to other functions, these do not merge series with equal labels and
             // disjoint steps.
+            self.meter.reserve_entries(series.len())?;
             let mut seen = HashSet::new();
             if !series.iter().all(|series| seen.insert(series.labels.clone())) {
                 return Err(same_labels_error());
@@ -290,7 +298,10 @@ impl Evaluator<'_> {
         matrix: &MatrixSelector,
         params: &'p [Vec<f64>],
         steps: &Steps,
-    ) -> Result<RangeCall<'p>> {
+    ) -> Result<RangeCall<'p>>
+    where
+        'a: 'p,
+    {
         check_boundary(function, matrix.selector.boundary)?;
         Ok(RangeCall {
             function,
@@ -299,6 +310,7 @@ impl Evaluator<'_> {
             range_ms: matrix.range.ms(),
             range_seconds: matrix.range.seconds(),
             params,
+            cancel: &self.context.cancel,
         })
     }
 

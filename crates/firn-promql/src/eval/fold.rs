@@ -5,7 +5,7 @@
 //! of all other steps. So a step of a range query has the same bits as an instant query.
 
 use super::vector::{ABSENT, has_absent, is_absent};
-use crate::functions::kahan::{Mean, Sum};
+use crate::functions::kahan::{Mean, Sum, TAME_MAX};
 use crate::syntax::AggregateOp;
 
 /// The accumulators of all groups of one aggregation.
@@ -122,6 +122,14 @@ struct SumColumn {
     rests: Vec<f64>,
     /// Whether every step has received a value.
     is_full: bool,
+    /// Whether all values were below [`TAME_MAX`].
+    is_tame: bool,
+}
+
+/// Whether each step has a value below [`TAME_MAX`]; without a branch per value.
+fn is_whole_and_tame(values: &[f64]) -> bool {
+    let is_tame = |block: &[f64]| block.iter().fold(true, |all, v| all & (v.abs() < TAME_MAX));
+    values.chunks(64).all(is_tame)
 }
 
 impl GroupColumns for SumColumns {
@@ -131,25 +139,27 @@ impl GroupColumns for SumColumns {
 
     fn open(&mut self, step_count: usize) {
         let (sums, rests) = (vec![ABSENT; step_count], vec![0.0; step_count]);
-        self.groups.push(SumColumn { sums, rests, is_full: false });
+        self.groups.push(SumColumn { sums, rests, is_full: false, is_tame: true });
     }
 
     fn add(&mut self, group: usize, values: &[f64]) {
-        let SumColumn { sums, rests, is_full } = &mut self.groups[group];
+        let SumColumn { sums, rests, is_full, is_tame } = &mut self.groups[group];
         let steps = sums.iter_mut().zip(rests).zip(values);
-        let is_whole = !has_absent(values);
-        if is_whole && *is_full {
+        let is_plain = is_whole_and_tame(values);
+        if is_plain && *is_full && *is_tame {
             for ((sum, rest), &value) in steps {
                 let mut total = Sum { sum: *sum, rest: *rest };
-                total.add(value);
+                total.add_tame(value);
                 (*sum, *rest) = (total.sum, total.rest);
             }
             return;
         }
+        *is_full |= is_plain || !has_absent(values);
         for ((sum, rest), &value) in steps {
             if is_absent(value) {
                 continue;
             }
+            *is_tame &= value.abs() < TAME_MAX;
             if is_absent(*sum) {
                 *sum = value;
                 continue;
@@ -158,7 +168,6 @@ impl GroupColumns for SumColumns {
             total.add(value);
             (*sum, *rest) = (total.sum, total.rest);
         }
-        *is_full |= is_whole;
     }
 
     fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
@@ -307,7 +316,7 @@ mod tests {
                         6 => -9.0..9.0f64,
                         1 => prop::sample::select(vec![
                             ABSENT, f64::NAN, f64::INFINITY, f64::NEG_INFINITY,
-                            1e300, -0.0, 1.7e308,
+                            1e300, -0.0, 1.7e308, f64::MAX, -f64::MAX, 1e291,
                         ]),
                     ],
                     5,
@@ -332,6 +341,9 @@ mod tests {
         assert_eq!(run(AggregateOp::Sum, &members), [2.0; 3]);
         assert_eq!(run(AggregateOp::Avg, &members), [0.5; 3]);
         assert_eq!(run(AggregateOp::Count, &members), [4.0; 3]);
+        // A column of the largest number, after a full one: its rounding error is not NaN.
+        let far = [[-1e292; 3], [f64::MAX; 3], [-f64::MAX; 3]].map(|column| column.to_vec());
+        assert_eq!(run(AggregateOp::Sum, &far), [-1e292; 3]);
         assert_eq!(run(AggregateOp::Max, &[vec![f64::NAN, ABSENT], vec![1.0, ABSENT]])[0], 1.0);
     }
 }

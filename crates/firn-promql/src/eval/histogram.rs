@@ -29,9 +29,11 @@ impl Evaluator<'_> {
         let quantiles = self.scalar(&args[0], steps)?;
         let series = self.vector(&args[1], steps)?;
         self.note_quantiles(&quantiles, args[0].span);
-        let groups = self.bucket_groups(&series, args[1].span);
+        let groups = self.bucket_groups(&series, args[1].span)?;
         let mut found: Vec<VectorSeries> = Vec::new();
         for group in &groups {
+            self.meter.check_canceled()?;
+            self.meter.reserve_series(0, steps.count)?;
             found.push(self.group_quantile(group, &series, &quantiles, args[1].span, steps));
         }
         self.finish(found)
@@ -45,23 +47,27 @@ impl Evaluator<'_> {
     ) -> Result<Vec<VectorSeries>> {
         let series = self.vector(&args[0], steps)?;
         let name = String::from_utf8_lossy(super::labels::text(args, 1)?).into_owned();
+        self.check_label_name("histogram_quantiles", &name)?;
         let mut all = Vec::new();
         for arg in &args[2..] {
             let quantiles = self.scalar(arg, steps)?;
             self.note_quantiles(&quantiles, arg.span);
             all.push(quantiles);
         }
-        let groups = self.bucket_groups(&series, args[0].span);
+        let groups = self.bucket_groups(&series, args[0].span)?;
         let mut output = OutputSeries::default();
+        // The column of one group.
+        self.meter.reserve_items(steps.count, 8)?;
         for quantiles in &all {
             for group in &groups {
+                self.meter.check_canceled()?;
                 let column = self.group_quantile(group, &series, quantiles, args[0].span, steps);
                 for (step, &value) in column.values.iter().enumerate() {
                     if is_absent(value) {
                         continue;
                     }
                     let labels = column.labels.with(&name, &open_metrics(quantiles[step]));
-                    let slot = output.slot(&labels, false, steps.count);
+                    let slot = output.slot(&labels, false, steps.count, &mut self.meter)?;
                     output.put(slot, step, value)?;
                 }
             }
@@ -79,9 +85,11 @@ impl Evaluator<'_> {
         let (lower, upper) = (self.scalar(&args[0], steps)?, self.scalar(&args[1], steps)?);
         let series = self.vector(&args[2], steps)?;
         let span = args[2].span;
-        let groups = self.bucket_groups(&series, span);
+        let groups = self.bucket_groups(&series, span)?;
         let mut found: Vec<VectorSeries> = Vec::new();
         for group in &groups {
+            self.meter.check_canceled()?;
+            self.meter.reserve_series(0, steps.count)?;
             let name = group.labels.metric_name();
             let notes = &mut self.notes;
             found.push(group.column(&series, steps, |step, histogram| match histogram {
@@ -99,7 +107,7 @@ impl Evaluator<'_> {
     }
 
     /// Drops series without a value, and metric names.
-    fn finish(&self, mut found: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
+    fn finish(&mut self, mut found: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
         found.retain(|series| !series.is_empty());
         self.drop_names(&mut found)?;
         Ok(found)
@@ -138,13 +146,19 @@ impl Evaluator<'_> {
     /// Groups series into histograms. Series that differ only in `le` form one classic histogram; a
     /// native histogram forms its own. If both have the same labels at a step, neither has a value
     /// there.
-    fn bucket_groups(&mut self, series: &[VectorSeries], span: Span) -> Vec<BucketGroup> {
+    fn bucket_groups(&mut self, series: &[VectorSeries], span: Span) -> Result<Vec<BucketGroup>> {
         let mut groups: Vec<BucketGroup> = Vec::new();
         let mut by_labels: HashMap<Labels, usize> = HashMap::new();
         for (idx, one) in series.iter().enumerate() {
             if one.values.iter().all(|value| is_absent(*value)) {
                 continue;
             }
+            self.meter.check_canceled()?;
+            // A bound in a list of at least four, and possibly a group.
+            self.meter.reserve_items(4, size_of::<(f64, usize)>())?;
+            self.meter.reserve_items(2, size_of::<BucketGroup>())?;
+            self.meter.reserve_labels(one.labels.as_encoded().len())?;
+            self.meter.reserve_entries(1)?;
             let bound = one.labels.get("le").unwrap_or("");
             let Ok(upper) = bound.parse::<f64>() else {
                 let name = match self.options.delayed_name_removal {
@@ -168,6 +182,8 @@ impl Evaluator<'_> {
             group.bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| labels(a).cmp(labels(b))));
         }
         for (idx, one) in series.iter().enumerate().filter(|(_, one)| one.has_histograms()) {
+            self.meter.reserve_items(2, size_of::<BucketGroup>())?;
+            self.meter.reserve_entries(1)?;
             let group = *by_labels.entry(one.labels.clone()).or_insert_with_key(|labels| {
                 groups.push(BucketGroup::new(labels.clone()));
                 groups.len() - 1
@@ -184,7 +200,7 @@ impl Evaluator<'_> {
                 self.notes.warn(span, format!("{text} for metric name {name}"));
             }
         }
-        groups
+        Ok(groups)
     }
 }
 

@@ -73,13 +73,18 @@ impl Evaluator<'_> {
         // By metric name, then by identifying labels.
         let mut by_target: BTreeMap<String, BTreeMap<Labels, Candidates>> = BTreeMap::new();
         for (idx, series) in info.iter().enumerate() {
+            // Identifying labels and an entry in each of three lists.
+            self.meter.reserve_labels(series.labels.as_encoded().len())?;
+            self.meter.reserve_entries(3)?;
             let metric = by_target.entry(series.labels.metric_name().to_owned()).or_default();
             metric.entry(target(&series.labels)).or_default().series.push(idx);
         }
         let mut output = OutputSeries::default();
         for series in &base {
+            self.meter.check_canceled()?;
             if info_selector.is_info(&series.labels) {
-                let slot = output.slot(&series.labels, series.drop_name, steps.count);
+                let drop_name = series.drop_name;
+                let slot = output.slot(&series.labels, drop_name, steps.count, &mut self.meter)?;
                 (0..steps.count).try_for_each(|step| output.copy(slot, step, series))?;
                 continue;
             }
@@ -102,7 +107,7 @@ impl Evaluator<'_> {
                     Some((same, slot)) if *same == newest => *slot,
                     _ => {
                         let labels = enriched(&series.labels, &newest, &info, &info_selector)?;
-                        output.slot(&labels, series.drop_name, steps.count)
+                        output.slot(&labels, series.drop_name, steps.count, &mut self.meter)?
                     }
                 };
                 output.copy(slot, step, series)?;
@@ -124,6 +129,9 @@ impl Evaluator<'_> {
         let mut matchers = Vec::new();
         for name in IDENTIFYING {
             let of_base = base.iter().filter(|series| !info_selector.is_info(&series.labels));
+            // Each value at most three times, escaped: in a set, in the pattern, in its literals.
+            let bytes = of_base.clone().filter_map(|series| series.labels.get(name)).map(str::len);
+            self.meter.reserve_items(bytes.sum::<usize>() + base.len() * 24, 6)?;
             let values: BTreeSet<String> =
                 of_base.filter_map(|series| series.labels.get(name)).map(regex::escape).collect();
             if !values.is_empty() {

@@ -142,11 +142,16 @@ impl Kernel for NewestTimes {
     }
 }
 
-/// The start timestamp, in seconds, of the newest sample of each window, where it has one.
+/// The start timestamp, in seconds, of the newest sample of each window; 0 if it is unknown.
 pub(super) struct NewestStarts;
 
 impl Kernel for NewestStarts {
-    fn floats(&self, _: Samples<'_>, _: &mut [f64]) -> Result<()> {
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+        for (window, out) in samples.windows.iter().zip(out) {
+            if window.last().is_some_and(|last| !is_absent(samples.values[last])) {
+                *out = 0.0;
+            }
+        }
         Ok(())
     }
 
@@ -158,7 +163,7 @@ impl Kernel for NewestStarts {
     ) -> Result<()> {
         for (window, out) in samples.windows.iter().zip(&mut out.values) {
             let newest = window.last().map(|last| &samples.entries[last]);
-            if let Some(entry) = newest.filter(|e| e.start != 0 && !is_stale(&e.value)) {
+            if let Some(entry) = newest.filter(|entry| !is_stale(&entry.value)) {
                 *out = entry.start as f64 / 1000.0;
             }
         }

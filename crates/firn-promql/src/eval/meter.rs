@@ -1,10 +1,23 @@
 //! The memory of a query: counted in samples against the query's limit and in bytes against the
 //! budget.
+//!
+//! Everything whose size the data or the query decides is reserved before it is allocated: a column
+//! per series and step, a label set per series, an entry per group. `tests/promql/memory.rs` checks
+//! every function and operator with an allocator that counts.
 
-use firn_model::{Error, Pool, QueryContext, Reservation, Result};
+use firn_model::{CancelToken, Error, Pool, QueryContext, Reservation, Result, Sample};
 
 use super::tally::SampleStats;
 use super::vector::{Evaluated, VectorSeries};
+use crate::value::Series;
+
+/// The memory of a series beside its labels and points: its entry in a list that may have grown to
+/// twice its length, and the overhead of two allocations.
+const SERIES_BYTES: usize = 2 * size_of::<VectorSeries>() + 32;
+/// The memory of an entry of a map by labels, which may be half empty.
+const MAP_ENTRY_BYTES: usize = 64;
+/// The memory of a label set beside its text: the two counts of an `Arc`.
+const LABELS_BYTES: usize = 16;
 
 /// Counts held samples and bytes; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a
 /// node.
@@ -14,6 +27,7 @@ pub(crate) struct Meter {
     held: u64,
     held_bytes: u64,
     reservation: Reservation,
+    cancel: CancelToken,
     /// Samples read from storage.
     pub(crate) read: u64,
     /// The largest number of samples held at one time.
@@ -32,7 +46,9 @@ pub(crate) struct MeterMark {
 impl Meter {
     pub(crate) fn new(samples_max: u64, context: &QueryContext) -> Meter {
         let reservation = context.budget.empty(Pool::Query);
-        Meter { samples_max, held: 0, held_bytes: 0, reservation, read: 0, peak: 0, samples: None }
+        let cancel = context.cancel.clone();
+        let (held, held_bytes, read, peak, samples) = (0, 0, 0, 0, None);
+        Meter { samples_max, held, held_bytes, reservation, cancel, read, peak, samples }
     }
 
     pub(crate) fn mark(&self) -> MeterMark {
@@ -61,22 +77,68 @@ impl Meter {
     pub(crate) fn hold(&mut self, series: &VectorSeries) -> Result<()> {
         let samples = series.point_count() as u64;
         self.check(samples)?;
-        let histograms: usize = series.histograms.iter().flatten().map(|h| h.heap_bytes()).sum();
-        let places = series.histograms.len() * size_of::<usize>() + histograms;
-        let bytes = series.values.len() * 8 + series.labels.as_encoded().len() + places;
-        let bytes = bytes as u64;
         self.held += samples;
-        self.reserve(bytes)
+        self.reserve(bytes_of(series))
     }
 
-    /// Counts memory of the node that is evaluated now.
+    /// Counts memory that the evaluation of the current node is about to take.
     ///
     /// # Errors
     /// `TooLarge` over the query's part of the budget, `Busy` when all of it is used up.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.reservation.grow(bytes)?;
-        self.held_bytes += bytes;
+        self.held_bytes = self.held_bytes.saturating_add(bytes);
         Ok(())
+    }
+
+    /// Reserves `count` items of `item_bytes` each.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn reserve_items(&mut self, count: usize, item_bytes: usize) -> Result<()> {
+        self.reserve((count as u64).saturating_mul(item_bytes as u64))
+    }
+
+    /// Reserves a series with `label_bytes` of labels and `step_count` floats.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn reserve_series(&mut self, label_bytes: usize, step_count: usize) -> Result<()> {
+        let labels = (SERIES_BYTES + label_bytes) as u64;
+        self.reserve((step_count as u64).saturating_mul(8).saturating_add(labels))
+    }
+
+    /// Reserves a series of a resulting matrix.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn reserve_matrix(&mut self, label_bytes: usize, point_count: usize) -> Result<()> {
+        self.reserve(matrix_bytes(label_bytes, point_count))
+    }
+
+    /// Reserves a label set with `label_bytes` of text.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn reserve_labels(&mut self, label_bytes: usize) -> Result<()> {
+        self.reserve((label_bytes + LABELS_BYTES) as u64)
+    }
+
+    /// Reserves `count` entries of a map by labels that exist already.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn reserve_entries(&mut self, count: usize) -> Result<()> {
+        self.reserve_items(count, MAP_ENTRY_BYTES)
+    }
+
+    /// Fails once the query was cancelled. Called once per series by loops that may take long for
+    /// each.
+    ///
+    /// # Errors
+    /// `Timeout` or `Canceled`.
+    pub(crate) fn check_canceled(&self) -> Result<()> {
+        self.cancel.check()
     }
 
     /// Starts counting for a grid of `step_count` steps, if statistics are requested. Returns the
@@ -91,13 +153,55 @@ impl Meter {
     /// # Errors
     /// As [`Meter::hold`].
     pub(crate) fn settle(&mut self, mark: MeterMark, result: &Evaluated) -> Result<()> {
-        self.reservation.shrink(self.held_bytes - mark.held_bytes);
         self.held = mark.held;
-        self.held_bytes = mark.held_bytes;
+        let mut samples = 0;
+        let bytes = match result {
+            Evaluated::Vector(series) => {
+                samples = series.iter().map(|one| one.point_count() as u64).sum();
+                series.iter().map(bytes_of).sum()
+            }
+            Evaluated::Scalar(values) => size_of_val(&values[..]) as u64,
+            Evaluated::Text(bytes) => bytes.len() as u64,
+        };
         match result {
-            Evaluated::Vector(series) => series.iter().try_for_each(|series| self.hold(series)),
-            Evaluated::Scalar(values) => self.check(values.len() as u64),
-            Evaluated::Text(_) => Ok(()),
+            Evaluated::Scalar(values) => self.check(values.len() as u64)?,
+            _ => self.check(samples)?,
         }
+        self.held += samples;
+        self.keep(mark, bytes)
     }
+
+    /// Keeps `bytes` of everything reserved since `mark`.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`], if fewer were reserved.
+    pub(crate) fn keep(&mut self, mark: MeterMark, bytes: u64) -> Result<()> {
+        let since = self.held_bytes.saturating_sub(mark.held_bytes);
+        if bytes > since {
+            return self.reserve(bytes - since);
+        }
+        self.reservation.shrink(since - bytes);
+        self.held_bytes = mark.held_bytes.saturating_add(bytes);
+        Ok(())
+    }
+
+    /// The reservation of everything that is still held.
+    pub(crate) fn into_reservation(self) -> Reservation {
+        self.reservation
+    }
+}
+
+/// The memory of a series of a matrix.
+pub(crate) fn matrix_bytes(label_bytes: usize, point_count: usize) -> u64 {
+    // The list of series may have grown to twice its length.
+    let series = (2 * size_of::<Series>() + 32 + label_bytes) as u64;
+    (point_count as u64).saturating_mul(size_of::<Sample>() as u64).saturating_add(series)
+}
+
+/// The memory of a series.
+pub(crate) fn bytes_of(series: &VectorSeries) -> u64 {
+    let histograms: usize = series.histograms.iter().flatten().map(|h| h.heap_bytes()).sum();
+    let places = series.histograms.len() * size_of::<usize>() + histograms;
+    let labels = SERIES_BYTES + series.labels.as_encoded().len();
+    (series.values.len() * 8 + labels + places) as u64
 }

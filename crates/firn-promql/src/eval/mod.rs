@@ -1,8 +1,8 @@
 //! Evaluation over all steps and all series at once.
 //!
 //! A node evaluates to columns (`vector`), which are read through windows (`window`, `scan`,
-//! `kernel`, `select`). Reading order after those: `evaluator`, this file (the nodes),
-//! `call`, `histogram`, `labels`, `info`, `aggregate`, `aggregate_mixed` (with histograms),
+//! `kernel`, `select`). Reading order after those: `evaluator`, this file (the nodes), `call`,
+//! `histogram`, `labels`, `template`, `info`, `aggregate`, `aggregate_mixed` (with histograms),
 //! `binary`, `subquery`, `output`. Beside them: `meter` (limits), `tally` (statistics), `detail`
 //! and `totals` (histograms read without buckets) and `notes` (annotations).
 
@@ -24,6 +24,7 @@ mod scan;
 mod select;
 mod subquery;
 pub(crate) mod tally;
+mod template;
 mod top;
 mod totals;
 pub(crate) mod vector;
@@ -37,8 +38,8 @@ use firn_model::{Error, Grouping, QueryContext, Result, Select};
 use crate::histogram::{Remark, scaled};
 use crate::parts::PartResult;
 use crate::plan;
-use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
-use crate::value::QueryOutput;
+use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span, ValueType};
+use crate::value::{HeldMemory, QueryOutput};
 use crate::{EvalOptions, syntax};
 
 use aggregate::Groups;
@@ -52,6 +53,9 @@ use notes::Notes;
 use tally::SampleStats;
 use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
 use window::Steps;
+
+/// The statistics of one step.
+const STEP_STATS_BYTES: usize = 16;
 
 /// Evaluates `expr` over one frozen view of storage.
 ///
@@ -79,6 +83,7 @@ pub fn eval_with_parts(
     options: &EvalOptions,
     context: &QueryContext,
 ) -> Result<QueryOutput> {
+    expr.compile(context)?;
     if let Some(step_ms) = options.step_ms {
         plan::check_range(expr)?;
         if step_ms <= 0 {
@@ -88,20 +93,26 @@ pub fn eval_with_parts(
     let steps = options.steps();
     let mut meter = Meter::new(options.samples_max, context);
     meter.check(steps.count as u64)?;
-    meter.samples = options.counts_samples.then(|| SampleStats::new(steps.count));
+    if options.counts_samples {
+        meter.reserve_items(steps.count, STEP_STATS_BYTES)?;
+        meter.samples = Some(SampleStats::new(steps.count));
+    }
+    // The tree exists twice: as parsed, and resolved.
+    meter.reserve_items(expr.root.bytes(), 2)?;
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
     let detail = HistogramDetail::default();
     let mut evaluator =
         Evaluator { part_results, select, context, options, meter, notes, remarks, detail };
     let value = evaluator.output(&root, &steps)?;
-    let meter = evaluator.meter;
+    let mut meter = evaluator.meter;
     Ok(QueryOutput {
         value,
         annotations: evaluator.notes.finish(expr),
         samples_read: meter.read,
         samples_peak: meter.peak,
-        samples: meter.samples,
+        samples: meter.samples.take(),
+        held: HeldMemory::new(meter.into_reservation()),
     })
 }
 
@@ -111,12 +122,18 @@ impl Evaluator<'_> {
         self.context.cancel.check()?;
         let mark = self.meter.mark();
         let part_result = self.part_results.iter().find(|result| result.span == node.span);
+        if node.value_type() == ValueType::Scalar {
+            self.meter.reserve_items(steps.count, 8)?;
+        }
         let result = if let Some(part_result) = part_result {
+            for series in &part_result.series {
+                self.meter.reserve_series(series.labels.as_encoded().len(), steps.count)?;
+            }
             Evaluated::Vector(part_result.columns(steps))
         } else if steps.count > 1 && plan::is_step_invariant(node) {
             let one =
                 self.once(|evaluator| evaluator.node_at_steps(node, &Steps::one(steps.start)))?;
-            broadcast(one, steps.count)
+            self.broadcast(one, steps.count)?
         } else {
             self.node_at_steps(node, steps)?
         };
@@ -234,7 +251,8 @@ impl Evaluator<'_> {
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         if binary.op.is_set() {
-            return binary::sets(binary.op, lhs, rhs, &binary.matching, steps.count);
+            let (matching, meter) = (&binary.matching, &mut self.meter);
+            return binary::sets(binary.op, lhs, rhs, matching, steps.count, meter);
         }
         let operation = VectorOperation {
             op: binary.op,
@@ -244,7 +262,7 @@ impl Evaluator<'_> {
             delayed_names: self.options.delayed_name_removal,
         };
         let mut found = PointNotes::new();
-        let result = operation.run(lhs, rhs, &mut found);
+        let result = operation.run(lhs, rhs, &mut found, &mut self.meter);
         self.note_points(span, binary.op, found);
         result
     }
@@ -285,8 +303,10 @@ impl Evaluator<'_> {
                 Some(NodeKind::String(name)) => aggregate::value_label(name)?,
                 _ => return Err(Error::internal("count_values without a label's name")),
             };
+            self.check_label_name("count_values", name)?;
             let series = self.vector(&aggregate.expr, steps)?;
-            return Ok(aggregate::count_values(name, &series, grouping, without, steps.count));
+            let meter = &mut self.meter;
+            return aggregate::count_values(name, &series, grouping, without, steps.count, meter);
         }
         let mut param = Vec::new();
         if let Some(node) = &aggregate.param {
@@ -318,15 +338,16 @@ impl Evaluator<'_> {
             if !is_limit && aggregate_mixed::ignore(&mut series) {
                 self.notes.ignored_histogram(span, op.text());
             }
-            let groups = Groups::new(&series, grouping, without, is_keyed);
-            return aggregate::select(op, &param, series, &groups);
+            let groups = Groups::new(&series, grouping, without, is_keyed, &mut self.meter)?;
+            return aggregate::select(op, &param, series, &groups, &mut self.meter);
         }
-        let groups = Groups::new(&series, grouping, without, is_keyed);
+        let groups = Groups::new(&series, grouping, without, is_keyed, &mut self.meter)?;
         if series.iter().all(|series| series.histograms.is_empty()) {
-            return Ok(aggregate::reduce(op, &param, &series, groups, steps.count));
+            return aggregate::reduce(op, &param, &series, groups, steps.count, &mut self.meter);
         }
         let mut found = AggregateNotes::default();
-        let result = reduce_mixed(op, &param, series, groups, steps.count, &mut found);
+        let meter = &mut self.meter;
+        let result = reduce_mixed(op, &param, series, groups, steps.count, &mut found, meter)?;
         self.note_aggregate(aggregate, name.filter(|_| is_keyed), found);
         Ok(result)
     }
@@ -381,7 +402,7 @@ impl Evaluator<'_> {
         if steps.count > 1 && plan::is_step_invariant(node) {
             let one = Steps::one(steps.start);
             let once = self.once(|evaluator| evaluator.grouped(node, &one, grouping))?;
-            return match broadcast(Evaluated::Vector(once), steps.count) {
+            return match self.broadcast(Evaluated::Vector(once), steps.count)? {
                 Evaluated::Vector(series) => Ok(series),
                 _ => Err(Error::internal("repeating a vector did not return a vector")),
             };
@@ -434,15 +455,28 @@ impl Evaluator<'_> {
     ///
     /// # Errors
     /// `Invalid` if two series then have one label set at one step.
-    fn drop_names(&self, series: &mut Vec<VectorSeries>) -> Result<()> {
+    fn drop_names(&mut self, series: &mut Vec<VectorSeries>) -> Result<()> {
         if self.options.delayed_name_removal {
             series.iter_mut().for_each(|series| series.drop_name = true);
             return Ok(());
         }
         if vector::strip_names(series) {
-            *series = vector::merge_same_labels(std::mem::take(series))?;
+            *series = vector::merge_same_labels(std::mem::take(series), &mut self.meter)?;
         }
         Ok(())
+    }
+
+    /// Repeats the value of one step for `count` steps. The copies are counted and reserved first:
+    /// they may take thousands of times the memory of the step.
+    fn broadcast(&mut self, one: Evaluated, count: usize) -> Result<Evaluated> {
+        if let Evaluated::Vector(series) = &one {
+            let points: usize = series.iter().map(VectorSeries::point_count).sum();
+            self.meter.check((points as u64).saturating_mul(count as u64))?;
+            let columns = |one: &VectorSeries| 1 + usize::from(!one.histograms.is_empty());
+            let column_count = series.iter().map(columns).sum::<usize>();
+            self.meter.reserve_items(count, column_count.saturating_mul(8))?;
+        }
+        Ok(broadcast(one, count))
     }
 }
 

@@ -2,16 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use firn_model::excerpt;
+
 use crate::functions::calendar::rfc3339;
 use crate::histogram::{NanEffect, Remark};
 use crate::syntax::{Expr, Span, format_g, go_quote};
 use crate::value::{Annotation, AnnotationKind, Annotations};
+
+/// The memory of all annotations. A response contains ten of each kind; the others are counted.
+const TEXT_BYTES_MAX: usize = 256 << 10;
+/// The memory of an annotation beside its text.
+const NOTE_BYTES: usize = 64;
 
 /// The annotations so far; duplicates at one position count once.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     list: BTreeSet<(AnnotationKind, String, Span)>,
     forced: BTreeMap<(String, Span), MonotonicityFix>,
+    /// The memory of both.
+    bytes: usize,
 }
 
 /// A correction of a classic histogram with falling counts.
@@ -27,11 +36,19 @@ pub(crate) struct MonotonicityFix {
 
 impl Notes {
     pub(crate) fn warn(&mut self, span: Span, text: impl Into<String>) {
-        self.list.insert((AnnotationKind::Warning, text.into(), span));
+        self.insert(AnnotationKind::Warning, span, text.into());
     }
 
     pub(crate) fn info(&mut self, span: Span, text: impl Into<String>) {
-        self.list.insert((AnnotationKind::Info, text.into(), span));
+        self.insert(AnnotationKind::Info, span, text.into());
+    }
+
+    /// Adds an annotation. One per series is possible, so those beyond a limit are dropped.
+    fn insert(&mut self, kind: AnnotationKind, span: Span, text: String) {
+        let bytes = text.len() + NOTE_BYTES;
+        if self.bytes + bytes <= TEXT_BYTES_MAX && self.list.insert((kind, text, span)) {
+            self.bytes += bytes;
+        }
     }
 
     pub(crate) fn invalid_quantile(&mut self, span: Span, got: f64) {
@@ -109,16 +126,22 @@ impl Notes {
     }
 
     pub(crate) fn bad_bucket(&mut self, span: Span, name: &str, label: &str) {
-        let label = go_quote(label.as_bytes());
+        let label = go_quote(excerpt(label).as_bytes());
         let text = format!("bucket label \"le\" is missing or has a malformed value of {label}");
         self.warn(span, with_name(text, name));
     }
 
     pub(crate) fn forced_monotonic(&mut self, span: Span, name: &str, forced: MonotonicityFix) {
-        let kept = self
-            .forced
-            .entry((name.to_owned(), span))
-            .or_insert(MonotonicityFix { count: 0, ..forced });
+        let key = (name.to_owned(), span);
+        if !self.forced.contains_key(&key) {
+            // Its text has some 300 bytes.
+            let bytes = 2 * name.len() + 5 * NOTE_BYTES;
+            if self.bytes + bytes > TEXT_BYTES_MAX {
+                return;
+            }
+            self.bytes += bytes;
+        }
+        let kept = self.forced.entry(key).or_insert(MonotonicityFix { count: 0, ..forced });
         kept.ts_min = kept.ts_min.min(forced.ts_min);
         kept.ts_max = kept.ts_max.max(forced.ts_max);
         kept.bucket_min = kept.bucket_min.min(forced.bucket_min);
@@ -129,6 +152,8 @@ impl Notes {
 
     /// All annotations with their positions in `expr`'s text.
     pub(crate) fn finish(mut self, expr: &Expr) -> Annotations {
+        // The texts of `forced` are within the limit.
+        self.bytes = 0;
         for ((name, span), forced) in std::mem::take(&mut self.forced) {
             let text = "input to histogram_quantile needed to be fixed for monotonicity (see \
                         https://prometheus.io/docs/prometheus/latest/querying/functions/\

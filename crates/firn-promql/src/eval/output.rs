@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use firn_model::{Labels, Result, Sample};
 
 use super::evaluator::Evaluator;
+use super::meter::{Meter, matrix_bytes};
 use super::vector::{
     Evaluated, VectorSeries, is_absent, is_metadata_label, merge_same_labels, same_labels_error,
 };
@@ -24,9 +25,11 @@ impl Evaluator<'_> {
             return Ok(Value::Matrix(Vec::new()));
         }
         let ts = steps.start;
+        let mark = self.meter.mark();
         match self.node(root, steps)? {
             Evaluated::Text(value) => Ok(Value::String { ts, value }),
             Evaluated::Scalar(values) if is_range => {
+                self.meter.reserve_matrix(0, values.len())?;
                 let series = VectorSeries::floats(Labels::empty(), false, values);
                 Ok(Value::Matrix(vec![to_series(series, steps)]))
             }
@@ -34,18 +37,33 @@ impl Evaluator<'_> {
                 Ok(Value::Scalar { ts, value: values.first().copied().unwrap_or(f64::NAN) })
             }
             Evaluated::Vector(series) => {
-                let series = drop_marked_names(series)?;
+                let series = drop_marked_names(series, &mut self.meter)?;
+                let label_bytes: usize =
+                    series.iter().map(|one| one.labels.as_encoded().len()).sum();
                 if is_range {
-                    let mut matrix: Vec<Series> =
-                        series.into_iter().map(|series| to_series(series, steps)).collect();
+                    let bytes = |one: &VectorSeries| {
+                        matrix_bytes(one.labels.as_encoded().len(), one.point_count())
+                    };
+                    let held = series.iter().map(bytes).sum();
+                    self.meter.reserve(held)?;
+                    let mut matrix: Vec<Series> = Vec::with_capacity(series.len());
+                    matrix.extend(series.into_iter().map(|series| to_series(series, steps)));
                     self.sort_by_labels(&mut matrix);
+                    self.meter.keep(mark, held)?;
                     return Ok(Value::Matrix(matrix));
                 }
+                self.meter.reserve_items(series.len(), size_of::<VectorPoint>())?;
+                let held = series.len() * (size_of::<VectorPoint>() + 16) + label_bytes;
+                let histograms = series.iter().flat_map(|one| &one.histograms).flatten();
+                let histograms: usize = histograms.map(|h| h.heap_bytes()).sum();
                 let point = |series: VectorSeries| {
                     let value = series.point(0)?;
                     Some(VectorPoint { labels: series.labels, ts, value })
                 };
-                Ok(Value::Vector(series.into_iter().filter_map(point).collect()))
+                let mut points = Vec::with_capacity(series.len());
+                points.extend(series.into_iter().filter_map(point));
+                self.meter.keep(mark, (held + histograms) as u64)?;
+                Ok(Value::Vector(points))
             }
         }
     }
@@ -55,6 +73,7 @@ impl Evaluator<'_> {
             NodeKind::Matrix(matrix) => self.raw(matrix, steps)?,
             NodeKind::Subquery(subquery) => {
                 let all = self.raw_grid(subquery, steps)?;
+                self.meter.reserve_entries(all.len())?;
                 unite(all)?
             }
             _ => Vec::new(),
@@ -65,13 +84,15 @@ impl Evaluator<'_> {
 
     fn sort_by_labels(&self, matrix: &mut [Series]) {
         let stats = &self.context.stats;
-        stats.timed(&stats.sort_ns, || matrix.sort_by(|a, b| a.labels.cmp(&b.labels)));
+        // No two series have the same labels; an unstable sort takes no memory.
+        stats.timed(&stats.sort_ns, || matrix.sort_unstable_by(|a, b| a.labels.cmp(&b.labels)));
     }
 }
 
 fn to_series(series: VectorSeries, steps: &Steps) -> Series {
     let points = series.values.iter().enumerate().filter(|(_, value)| !is_absent(**value));
-    let floats = points.map(|(step, &value)| Sample { ts: steps.at(step), value }).collect();
+    let mut floats = Vec::with_capacity(points.clone().count());
+    floats.extend(points.map(|(step, &value)| Sample { ts: steps.at(step), value }));
     let points = series.histograms.into_iter().enumerate();
     let placed = |(step, histogram): (usize, Option<_>)| {
         Some(HistogramPoint { ts: steps.at(step), histogram: histogram? })
@@ -81,14 +102,17 @@ fn to_series(series: VectorSeries, steps: &Steps) -> Series {
 
 /// The last step of delayed name removal: marked names are dropped, and series with equal labels
 /// are merged.
-fn drop_marked_names(mut series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
+fn drop_marked_names(
+    mut series: Vec<VectorSeries>,
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
     let mut changed = false;
     for one in series.iter_mut().filter(|series| series.drop_name) {
         one.labels = one.labels.filter(|name| !is_metadata_label(name));
         one.drop_name = false;
         changed = true;
     }
-    if changed { merge_same_labels(series) } else { Ok(series) }
+    if changed { merge_same_labels(series, meter) } else { Ok(series) }
 }
 
 /// The same for series with points at times of their own.

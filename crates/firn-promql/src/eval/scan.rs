@@ -14,9 +14,10 @@ use firn_model::{
 };
 
 use super::kernel::Kernel;
+use super::meter::bytes_of;
 use super::tally::SampleStats;
 use super::vector::{ABSENT, VectorSeries};
-use super::window::{Frame, MemberSamples, Scratch, Windows};
+use super::window::{Frame, MemberSamples, Scratch, WINDOWS_STEP_BYTES, Windows};
 use crate::histogram::Remarks;
 
 /// The approximate number of values per read: 2 MiB, so that little memory is in use and decoded
@@ -32,6 +33,8 @@ const MEMBER_VALUES: u64 = 64;
 const HELPER_VALUES_MIN: u64 = 1 << 18;
 /// The maximum number of values that a pending read of a helper may hold.
 const HELD_VALUES_MAX: u64 = 1 << 22;
+/// The memory of the windows that a thread keeps for the next batch, unless one takes more.
+const KEPT_WINDOWS_BYTES_MAX: usize = 4 << 20;
 
 /// A matched selection.
 pub(super) struct Scan<'a> {
@@ -81,8 +84,8 @@ impl<'a> Scan<'a> {
         &self,
         each: &mut dyn FnMut(u32, MemberSamples<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (mut reads, mut reader) =
-            (ReadPlan::new(&*self.selected, self.frame), Reader::default());
+        let mut reads = ReadPlan::new(&*self.selected, self.frame);
+        let mut reader = Reader::new(self, None)?;
         while let Some(groups) = reads.next() {
             let values = self.read(groups.clone(), &mut reader, each)?;
             reads.learn(groups, values);
@@ -98,13 +101,13 @@ impl<'a> Scan<'a> {
         stats: &mut Option<SampleStats>,
     ) -> Result<()> {
         let mut reads = ReadPlan::new(&*self.selected, self.frame);
-        let mut reader = Reader { stats: stats.take(), ..Reader::default() };
+        let mut reader = Reader::new(self, stats.take())?;
         while let Some(groups) = reads.next() {
             let values = self.compute(groups.clone(), &mut reader, kernel, sink)?;
             reads.learn(groups, values);
             let permit = self.context.helpers.take(reads.helpers_wanted());
             if permit.count() > 0 {
-                self.run_together(permit.count(), reads, kernel, sink, &mut reader.stats)?;
+                self.run_together(permit.count(), reads, kernel, sink, &mut reader)?;
                 break;
             }
         }
@@ -119,33 +122,42 @@ impl<'a> Scan<'a> {
         reads: ReadPlan<'_>,
         kernel: &dyn Kernel,
         sink: &mut dyn Sink,
-        stats: &mut Option<SampleStats>,
+        reader: &mut Reader,
     ) -> Result<()> {
+        let mut stats = reader.stats.take();
+        let counted = || stats.as_ref().map(|_| SampleStats::new(self.frame.steps.count));
+        reader.stats = counted();
+        let helper_stats: Vec<_> = (0..helper_count).map(|_| counted()).collect();
+        let stats = &mut stats;
         let work = ScanProgress { reads, sink, issued: 0, due: 0, failed: None, stats };
         let shared = SharedScan { work: Mutex::new(work), turn: Condvar::new() };
         std::thread::scope(|scope| {
-            for _ in 0..helper_count {
+            for stats in helper_stats {
                 let thread = std::thread::Builder::new().name("firn-helper".into());
-                // If the thread cannot be started, the other threads do its part.
-                let _ = thread.spawn_scoped(scope, || self.run_worker(&shared, kernel));
+                // If the thread cannot be started or has no memory, the other threads do its part.
+                let shared = &shared;
+                let _ = thread.spawn_scoped(scope, move || {
+                    if let Ok(mut reader) = Reader::new(self, stats) {
+                        self.run_worker(shared, &mut reader, kernel);
+                    }
+                });
             }
-            self.run_worker(&shared, kernel);
+            self.run_worker(&shared, reader, kernel);
         });
         let work = shared.work.into_inner().unwrap_or_else(PoisonError::into_inner);
-        work.failed.map_or(Ok(()), Err)
+        let failed = work.failed;
+        reader.stats = work.stats.take();
+        failed.map_or(Ok(()), Err)
     }
 
     /// The loop of each thread: take a read, compute it, wait for its turn, deliver the result.
-    fn run_worker(&self, shared: &SharedScan<'_>, kernel: &dyn Kernel) {
-        let counted =
-            shared.lock().stats.as_ref().map(|_| SampleStats::new(self.frame.steps.count));
-        let mut reader = Reader { stats: counted, ..Reader::default() };
+    fn run_worker(&self, shared: &SharedScan<'_>, reader: &mut Reader, kernel: &dyn Kernel) {
         let mut done = PendingRead::new(self.context);
         let watch = StopOnPanic(shared);
         loop {
             let Some((ticket, groups)) = shared.lock().take() else { break };
             done.clear();
-            let values = self.compute(groups.clone(), &mut reader, kernel, &mut done);
+            let values = self.compute(groups.clone(), reader, kernel, &mut done);
             let mut work = shared.lock();
             while work.due != ticket && work.failed.is_none() {
                 work = watch.0.turn.wait(work).unwrap_or_else(PoisonError::into_inner);
@@ -176,12 +188,16 @@ impl<'a> Scan<'a> {
     ) -> Result<u64> {
         let step_count = self.frame.steps.count;
         let (mut out, mut stats) = (std::mem::take(&mut reader.out), reader.stats.take());
+        let mut scratch = self.context.budget.empty(Pool::Query);
         let values = self.read(groups, reader, &mut |key, reading| {
             // A window function may take long for a single member.
             self.context.cancel.check()?;
             sink.count(reading.len() as u64, reading.longest() as u64)?;
             if let Some(stats) = stats.as_mut().filter(|_| kernel.looks_at_windows()) {
                 stats.windows(reading);
+            }
+            if kernel.looks_at_windows() {
+                scratch.cover(reading.scratch_bytes())?;
             }
             let points = stats.as_mut().filter(|_| !kernel.looks_at_windows());
             match reading {
@@ -406,24 +422,43 @@ impl Sink for PendingRead {
     }
 
     fn mixed(&mut self, key: u32, series: VectorSeries, remarks: Remarks) -> Result<()> {
+        self.held.grow(bytes_of(&series))?;
         self.members.push(PendingMember::Mixed { key, series: Box::new(series), remarks });
         Ok(())
     }
 }
 
 /// Buffers that a thread reuses between reads.
-#[derive(Default)]
 struct Reader {
     /// Windows over the time columns of the last batch; series that were scraped together often
-    /// share their time column.
+    /// share their time column. A batch with more columns computes the others when it meets them.
     windows: Vec<(Arc<[Timestamp]>, Windows)>,
+    windows_max: usize,
     scratch: Scratch,
     out: Vec<f64>,
     /// The samples of each step, if statistics are requested.
     stats: Option<SampleStats>,
+    /// The memory of everything above that has one entry per step.
+    held: Reservation,
 }
 
 impl Reader {
+    /// Buffers for the steps of `scan`.
+    ///
+    /// # Errors
+    /// `TooLarge` or `Busy` without memory for them.
+    fn new(scan: &Scan<'_>, stats: Option<SampleStats>) -> Result<Reader> {
+        let step_count = scan.frame.steps.count;
+        let windows_bytes = step_count.saturating_mul(WINDOWS_STEP_BYTES);
+        let windows_max = (KEPT_WINDOWS_BYTES_MAX / windows_bytes.max(1)).max(1);
+        // The windows of a time column and of a member with gaps, a column and statistics.
+        let steps_bytes = step_count.saturating_mul(8 + 16);
+        let bytes = windows_bytes.saturating_mul(2).saturating_add(steps_bytes);
+        let held = scan.context.budget.reserve(Pool::Query, bytes as u64)?;
+        let (windows, scratch, out) = Default::default();
+        Ok(Reader { windows, windows_max, scratch, out, stats, held })
+    }
+
     /// Calls `each` with the key and the samples of every member of `batch`.
     fn each_column(
         &mut self,
@@ -432,28 +467,51 @@ impl Reader {
         keep_stale: bool,
         each: &mut dyn FnMut(u32, MemberSamples<'_>) -> Result<()>,
     ) -> Result<()> {
-        for (idx, times) in batch.times.iter().enumerate() {
-            match self.windows.get_mut(idx) {
-                Some((known, _)) if Arc::ptr_eq(known, times) || known == times => {}
-                Some((known, windows)) => {
-                    *known = Arc::clone(times);
-                    windows.compute(times, frame);
-                }
-                None => {
-                    let mut windows = Windows::default();
-                    windows.compute(times, frame);
-                    self.windows.push((Arc::clone(times), windows));
-                }
-            }
+        let kept = self.windows_max.min(batch.times.len());
+        for (idx, times) in batch.times.iter().enumerate().take(kept) {
+            self.compute_windows(idx, times, frame)?;
         }
         for column in &batch.columns {
+            let time_idx = column.time_idx as usize;
+            let unknown = || Error::internal("a column without its times");
+            let place = if time_idx < kept { time_idx } else { kept.saturating_sub(1) };
+            if batch.times.len() > kept {
+                let times = batch.times.get(time_idx).ok_or_else(unknown)?;
+                self.compute_windows(place, times, frame)?;
+            }
             let (times, windows) = self
                 .windows
-                .get(column.time_idx as usize)
-                .filter(|_| (column.time_idx as usize) < batch.times.len())
-                .ok_or_else(|| Error::internal("a column without its times"))?;
+                .get(place)
+                .filter(|_| time_idx < batch.times.len())
+                .ok_or_else(unknown)?;
             if let Some(reading) = self.scratch.read(times, column, windows, keep_stale) {
                 each(column.key, reading)?;
+            }
+        }
+        Ok(())
+    }
+    /// Computes the windows over `times` at a place of the list, unless they are there.
+    fn compute_windows(
+        &mut self,
+        place: usize,
+        times: &Arc<[Timestamp]>,
+        frame: &Frame,
+    ) -> Result<()> {
+        match self.windows.get_mut(place) {
+            Some((known, _)) if Arc::ptr_eq(known, times) || known == times => {}
+            Some((known, windows)) => {
+                *known = Arc::clone(times);
+                windows.compute(times, frame);
+            }
+            None => {
+                // The first is reserved with the other buffers.
+                if place > 0 {
+                    let bytes = frame.steps.count.saturating_mul(WINDOWS_STEP_BYTES);
+                    self.held.grow(bytes as u64)?;
+                }
+                let mut windows = Windows::default();
+                windows.compute(times, frame);
+                self.windows.push((Arc::clone(times), windows));
             }
         }
         Ok(())

@@ -77,6 +77,11 @@ impl Evaluator<'_> {
                 stats.windows(reading);
             }
             let mut series = Series::new(scan.label(key)?.clone(), Vec::new());
+            held += reading.longest() as u64;
+            meter.check(held)?;
+            // Two more at the boundaries of an extended window.
+            let label_bytes = series.labels.as_encoded().len();
+            meter.reserve_matrix(label_bytes, reading.windows().longest() + 2)?;
             match reading {
                 MemberSamples::Floats(samples) => {
                     let Some(window) = samples.windows.iter().next() else { return Ok(()) };
@@ -104,8 +109,6 @@ impl Evaluator<'_> {
                     }
                 }
             }
-            held += reading.longest() as u64;
-            meter.check(held)?;
             if !series.is_empty() {
                 found.push(series);
             }

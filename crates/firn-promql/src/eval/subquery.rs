@@ -8,12 +8,15 @@ use super::evaluator::Evaluator;
 use super::kernel::Kernel;
 use super::select::push_point;
 use super::tally::SampleStats;
-use super::vector::{ABSENT, VectorSeries};
-use super::window::{Frame, MemberSamples, Scratch, Steps, Windows};
+use super::vector::{ABSENT, VectorSeries, is_absent};
+use super::window::{Frame, MemberSamples, Scratch, Steps, WINDOWS_STEP_BYTES, Windows};
 use crate::histogram::Remarks;
 use crate::plan;
 use crate::syntax::Subquery;
 use crate::value::Series;
+
+/// The memory of a point of the grid: its time, its statistics, and a copy of one series' points.
+const GRID_POINT_BYTES: usize = 8 + 16 + 28;
 
 /// The points of a subquery.
 pub(super) struct SubqueryPoints {
@@ -30,6 +33,8 @@ impl Evaluator<'_> {
         let steps = plan::subquery_steps(subquery, &frame.steps, self.options.subquery_step_ms);
         // The grid takes memory even without series.
         self.meter.check(steps.count as u64)?;
+        self.meter.reserve_items(steps.count, GRID_POINT_BYTES)?;
+        self.meter.reserve_items(frame.steps.count, WINDOWS_STEP_BYTES)?;
         let outside = self.meter.count_steps(steps.count);
         let series = match steps.count {
             0 => Vec::new(),
@@ -59,7 +64,12 @@ impl Evaluator<'_> {
     ) -> Result<Vec<VectorSeries>> {
         let mut found = Vec::new();
         let mut scratch = Scratch::default();
+        // The column of one series, and the scratch memory of a window function for it.
+        self.meter.reserve_items(steps.count, 8)?;
+        self.meter.reserve_items(grid.windows.longest(), 56)?;
+        self.meter.reserve_items(grid.times.len(), 12)?;
         for series in &grid.series {
+            self.meter.check_canceled()?;
             let reading = scratch.read_series(&grid.times, series, &grid.windows);
             let Some(reading) = reading else { continue };
             let values = vec![ABSENT; steps.count];
@@ -99,8 +109,16 @@ impl Evaluator<'_> {
             samples.queryable_per_step.iter_mut().take(1).for_each(|n| *n += inside.queryable());
         }
         let window = grid.windows.iter().next().unwrap_or(0..0);
+        for series in &grid.series {
+            let points = series.values[window.clone()].iter();
+            let floats = points.filter(|value| !is_absent(**value)).count();
+            let histograms = series.histograms.get(window.clone()).unwrap_or_default();
+            self.meter.reserve_matrix(0, floats + histograms.iter().flatten().count())?;
+        }
         let named = |series: &VectorSeries| {
-            let mut points = Series::new(series.labels.clone(), Vec::new());
+            let floats = series.values[window.clone()].iter().filter(|value| !is_absent(**value));
+            let floats = Vec::with_capacity(floats.count());
+            let mut points = Series::new(series.labels.clone(), floats);
             for (idx, &ts) in window.clone().zip(&grid.times[window.clone()]) {
                 if let Some(value) = series.point(idx) {
                     push_point(&mut points, ts, &value);

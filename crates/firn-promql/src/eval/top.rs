@@ -3,10 +3,27 @@
 
 use std::cmp::Ordering;
 
+use firn_model::Result;
+
+use super::meter::Meter;
 use super::vector::{ABSENT, VectorSeries, is_absent};
 
 /// Up to this number the points are kept sorted by insertion; more are sorted at the end.
 const KEPT_IN_ORDER_MAX: usize = 128;
+
+/// Reserves the lists of the best points that [`select`] keeps, one per step.
+///
+/// # Errors
+/// As [`Meter::reserve`].
+pub(super) fn reserve(counts: &[usize], groups: &[Vec<usize>], meter: &mut Meter) -> Result<()> {
+    let members_max = groups.iter().map(Vec::len).max().unwrap_or(0);
+    for &count in counts {
+        let kept = if count > KEPT_IN_ORDER_MAX { members_max } else { count.min(members_max) };
+        // A list may grow to twice its length, and sorting copies it.
+        meter.reserve_items(2 * kept + 2, 2 * size_of::<(f64, usize)>())?;
+    }
+    Ok(())
+}
 
 /// Selects points. `counts` is the number of points per group at each step; `groups` lists the
 /// members of each group.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use firn_model::{
     Error, Histogram, HistogramBucket, Labels, METRIC_NAME, PointValue, Result, STALE_NAN,
-    STALE_NAN_BITS,
+    STALE_NAN_BITS, excerpt,
 };
+
+use super::meter::Meter;
 
 /// Marks a step without a point in a column.
 ///
@@ -194,20 +196,25 @@ pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
 /// Merges series with equal labels, in the order of first appearance.
 ///
 /// # Errors
-/// `Invalid` if two of them have a point at the same step.
-pub(crate) fn merge_same_labels(series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
-    let mut output = OutputSeries::default();
+/// `Invalid` if two of them have a point at the same step, and as [`Meter::reserve`].
+pub(crate) fn merge_same_labels(
+    series: Vec<VectorSeries>,
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
+    meter.reserve_entries(series.len())?;
+    meter.reserve_items(series.len(), 2 * size_of::<VectorSeries>())?;
+    let mut merged: Vec<VectorSeries> = Vec::new();
     let mut by_labels: HashMap<Labels, usize> = HashMap::with_capacity(series.len());
     for one in series {
         match by_labels.get(&one.labels) {
             None => {
-                by_labels.insert(one.labels.clone(), output.series.len());
-                output.series.push(one);
+                by_labels.insert(one.labels.clone(), merged.len());
+                merged.push(one);
             }
-            Some(&idx) => output.series[idx].unite(one)?,
+            Some(&idx) => merged[idx].unite(one)?,
         }
     }
-    Ok(output.series)
+    Ok(merged)
 }
 
 /// Series under construction whose labels may differ from step to step.
@@ -218,16 +225,28 @@ pub(crate) struct OutputSeries {
 }
 
 impl OutputSeries {
-    /// The slot of the series with `labels`; a new series has `step_count` empty steps.
-    pub(crate) fn slot(&mut self, labels: &Labels, drop_name: bool, step_count: usize) -> usize {
+    /// The slot of the series with `labels`; a new series has `step_count` empty steps, which are
+    /// reserved before they are allocated.
+    ///
+    /// # Errors
+    /// As [`Meter::reserve`].
+    pub(crate) fn slot(
+        &mut self,
+        labels: &Labels,
+        drop_name: bool,
+        step_count: usize,
+        meter: &mut Meter,
+    ) -> Result<usize> {
         if let Some(&idx) = self.by_labels.get(labels) {
-            return idx;
+            return Ok(idx);
         }
+        meter.reserve_series(labels.as_encoded().len(), step_count)?;
+        meter.reserve_entries(1)?;
         let idx = self.series.len();
         self.by_labels.insert(labels.clone(), idx);
         let values = vec![ABSENT; step_count];
         self.series.push(VectorSeries::floats(labels.clone(), drop_name, values));
-        idx
+        Ok(idx)
     }
 
     /// Sets one point.
@@ -285,18 +304,20 @@ impl OutputSeries {
     }
 
     /// The series with at least one point.
-    pub(crate) fn finish(self) -> Vec<VectorSeries> {
-        self.series.into_iter().filter(|series| !series.is_empty()).collect()
+    pub(crate) fn finish(mut self) -> Vec<VectorSeries> {
+        self.series.retain(|series| !series.is_empty());
+        self.series
     }
 }
 
-/// Labels in the format of Prometheus' messages: `{__name__="a", b="c"}`.
+/// Labels in the format of Prometheus' messages: `{__name__="a", b="c"}`; the beginning of long
+/// ones.
 pub(crate) fn labels_text(labels: &Labels) -> String {
     let pairs: Vec<String> = labels
         .iter()
         .map(|(name, value)| format!("{name}={}", crate::syntax::go_quote(value.as_bytes())))
         .collect();
-    format!("{{{}}}", pairs.join(", "))
+    excerpt(&format!("{{{}}}", pairs.join(", "))).into_owned()
 }
 
 #[cfg(test)]
@@ -312,6 +333,10 @@ mod tests {
 
     #[test]
     fn equal_labels_unite_unless_they_overlap() {
+        let merge_same_labels = |series| {
+            let mut meter = Meter::new(u64::MAX, &firn_model::QueryContext::unbounded());
+            merge_same_labels(series, &mut meter)
+        };
         let one = |values: &[f64]| VectorSeries::floats(Labels::empty(), false, values.to_vec());
         let merged = merge_same_labels(vec![one(&[1.0, ABSENT]), one(&[ABSENT, 2.0])]).unwrap();
         assert_eq!(merged.len(), 1);

@@ -84,6 +84,10 @@ impl Frame {
     }
 }
 
+/// The memory of [`Windows`] per step.
+pub(crate) const WINDOWS_STEP_BYTES: usize =
+    size_of::<(u32, u32)>() + size_of::<Extrapolation>() + size_of::<u32>();
+
 /// The entries of one time column in each step's window. Used by one call of one function.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
@@ -101,6 +105,7 @@ impl Windows {
     /// The bounds of all steps over `times`, which strictly rise. O(times + steps).
     pub(crate) fn compute(&mut self, times: &[Timestamp], frame: &Frame) {
         self.clear();
+        self.bounds.reserve_exact(frame.steps.count);
         let (mut first, mut end) = (0, 0);
         for idx in 0..frame.steps.count {
             let (after, through) = frame.bounds(idx);
@@ -219,6 +224,15 @@ impl MemberSamples<'_> {
                 samples.entries[entries].iter().map(weight).sum()
             }
         }
+    }
+
+    /// The memory that a window function may take beside its result: some partial aggregates for
+    /// the samples of a window, and a count for each sample.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        const WINDOW_SAMPLE_BYTES: usize = 56;
+        const SAMPLE_BYTES: usize = 12;
+        let window = self.windows().longest().saturating_mul(WINDOW_SAMPLE_BYTES);
+        window.saturating_add(self.len().saturating_mul(SAMPLE_BYTES)) as u64
     }
 
     /// The weight of the longest window under the sample limit.

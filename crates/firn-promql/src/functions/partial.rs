@@ -11,7 +11,10 @@
 //! backwards and once forwards, for any number of windows that contain it, and nothing is ever
 //! subtracted. Source: the algorithm of van Herk and of Gil and Werman for running maxima.
 
+use firn_model::Result;
+
 use super::kahan::Sum;
+use super::range_call::CancelCheck;
 use crate::eval::window::{Frame, Samples};
 
 /// The aggregate of a run of neighbouring samples.
@@ -24,12 +27,16 @@ pub(crate) trait Partial: Copy {
 
 /// Aggregates every window that is not empty; `finish` computes a value from its partial aggregate
 /// and its values.
+///
+/// # Errors
+/// `Timeout` or `Canceled`.
 pub(crate) fn each<P: Partial>(
     samples: Samples<'_>,
     frame: &Frame,
+    mut check: CancelCheck<'_>,
     out: &mut [f64],
     finish: impl Fn(P, &[f64]) -> f64,
-) {
+) -> Result<()> {
     let Samples { times, values, windows } = samples;
     let splits = windows.splits(times, frame);
     // The boundary of the last window, the aggregates before it (the nearest entry first) and the
@@ -42,6 +49,7 @@ pub(crate) fn each<P: Partial>(
         if window.is_empty() {
             continue;
         }
+        check.step(window.len())?;
         if split != border as usize {
             split = border as usize;
             before.clear();
@@ -67,6 +75,7 @@ pub(crate) fn each<P: Partial>(
         };
         *out = finish(all, &values[window]);
     }
+    Ok(())
 }
 
 impl Partial for Sum {
@@ -79,6 +88,30 @@ impl Partial for Sum {
         self.add(later.sum);
         self.rest += later.rest;
         self
+    }
+}
+
+/// A sum with the sizes that decide whether the order of its additions matters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrderedSum {
+    pub(crate) sum: Sum,
+    /// The greatest absolute value, NaN aside.
+    pub(crate) peak: f64,
+    /// Whether some addition was rounded.
+    pub(crate) is_rounded: bool,
+}
+
+impl Partial for OrderedSum {
+    fn of(entry: usize, value: f64) -> OrderedSum {
+        OrderedSum { sum: Sum::of(entry, value), peak: value.abs(), is_rounded: false }
+    }
+
+    fn unite(self, later: OrderedSum) -> OrderedSum {
+        let mut sum = self.sum;
+        sum.add(later.sum.sum);
+        let is_rounded = self.is_rounded | later.is_rounded | (sum.rest != self.sum.rest);
+        sum.rest += later.sum.rest;
+        OrderedSum { sum, peak: self.peak.max(later.peak), is_rounded }
     }
 }
 
@@ -114,10 +147,14 @@ pub(crate) struct VariancePartial {
 }
 
 impl VariancePartial {
-    /// The variance; `None` if a step overflowed or met an infinity or NaN.
+    /// The variance. `None` if the order of the additions matters: if a step came near an overflow
+    /// or met an infinity or NaN, or if the values differ by little more than their rounding
+    /// errors.
     pub(crate) fn variance(&self) -> Option<f64> {
         let squares = self.squares.sum + self.squares.rest;
-        squares.is_finite().then_some(squares / self.count)
+        let noise = self.mean.sum * 1e-12;
+        let is_noise = squares != 0.0 && squares < self.count * noise * noise;
+        (squares < 1e300 && !is_noise).then_some(squares / self.count)
     }
 }
 

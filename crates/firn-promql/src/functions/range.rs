@@ -2,9 +2,10 @@
 
 use firn_model::{Error, Result, Timestamp};
 
-use super::partial::Extreme;
+use super::kahan::Sum;
+use super::partial::{Extreme, OrderedSum, Partial};
 use super::quantile::SortedWindow;
-use super::range_call::RangeCall;
+use super::range_call::{CancelCheck, RangeCall};
 use super::rate::{RateKind, count_pairs, extrapolated, instant, is_change};
 use super::{extended, over_time, partial, quantile, regression};
 use crate::eval::kernel::Kernel;
@@ -34,26 +35,31 @@ impl Kernel for RangeCall<'_> {
             F::Idelta => instant(false, samples, out),
             F::Resets => self.pairs(samples, |before, after| after < before, out),
             F::Changes => self.pairs(samples, is_change, out),
-            F::AvgOverTime => partial::each(samples, &self.frame, out, over_time::mean),
-            F::SumOverTime => partial::each(samples, &self.frame, out, over_time::sum),
-            F::StdvarOverTime => partial::each(samples, &self.frame, out, over_time::variance),
-            F::StddevOverTime => partial::each(samples, &self.frame, out, |all, values| {
-                over_time::variance(all, values).sqrt()
-            }),
+            F::AvgOverTime if over_time::has_both_signs(samples.values) => {
+                self.aggregated(samples, out, over_time::mean::<OrderedSum>)?;
+            }
+            F::AvgOverTime => self.aggregated(samples, out, over_time::mean::<Sum>)?,
+            F::SumOverTime if over_time::has_both_signs(samples.values) => {
+                self.aggregated(samples, out, over_time::sum::<OrderedSum>)?;
+            }
+            F::SumOverTime => self.aggregated(samples, out, over_time::sum::<Sum>)?,
+            F::StdvarOverTime => self.aggregated(samples, out, over_time::variance)?,
+            F::StddevOverTime => self
+                .aggregated(samples, out, |all, values| over_time::variance(all, values).sqrt())?,
             F::MinOverTime => {
-                partial::each(samples, &self.frame, out, |all: Extreme<false, false>, _| all.value);
+                self.aggregated(samples, out, |all: Extreme<false, false>, _| all.value)?;
             }
             F::MaxOverTime => {
-                partial::each(samples, &self.frame, out, |all: Extreme<true, false>, _| all.value);
+                self.aggregated(samples, out, |all: Extreme<true, false>, _| all.value)?;
             }
             F::TsOfMinOverTime => {
                 let time =
                     |all: Extreme<false, true>, _: &[f64]| seconds(&samples.times[all.entry]);
-                partial::each(samples, &self.frame, out, time);
+                self.aggregated(samples, out, time)?;
             }
             F::TsOfMaxOverTime => {
                 let time = |all: Extreme<true, true>, _: &[f64]| seconds(&samples.times[all.entry]);
-                partial::each(samples, &self.frame, out, time);
+                self.aggregated(samples, out, time)?;
             }
             F::CountOverTime => each(samples, out, |w| Some(w.values.len() as f64)),
             F::LastOverTime => each(samples, out, |w| w.values.last().copied()),
@@ -63,24 +69,26 @@ impl Kernel for RangeCall<'_> {
             F::TsOfLastOverTime => each(samples, out, |w| w.times.last().map(seconds)),
             F::MadOverTime => {
                 let mut scratch = Vec::new();
-                sorted(samples, out, |_, values| quantile::median_deviation(values, &mut scratch));
+                self.sorted(samples, out, |_, values| {
+                    quantile::median_deviation(values, &mut scratch)
+                })?;
             }
-            F::QuantileOverTime => sorted(samples, out, |step, values| {
+            F::QuantileOverTime => self.sorted(samples, out, |step, values| {
                 quantile::quantile_of_sorted(self.param(0, step), values)
-            }),
-            F::Deriv => each(samples, out, |w| {
+            })?,
+            F::Deriv => self.walked(samples, out, |w| {
                 // Times relative to the first sample keep the numbers small.
                 let two = w.values.len() > 1;
                 two.then(|| regression::line(w.times, w.values, w.times[0]).0)
-            }),
-            F::PredictLinear => each(samples, out, |w| {
+            })?,
+            F::PredictLinear => self.walked(samples, out, |w| {
                 let two = w.values.len() > 1;
                 two.then(|| {
                     let now = self.frame.steps.at(w.step);
                     let (slope, value) = regression::line(w.times, w.values, now);
                     slope * self.param(0, w.step) + value
                 })
-            }),
+            })?,
             F::DoubleExponentialSmoothing => return self.smooth(samples, out),
             _ => return Err(Error::internal("not a function of windows")),
         }
@@ -108,7 +116,7 @@ impl RangeCall<'_> {
 
     fn smooth(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
         let mut refused = None;
-        each(samples, out, |w| {
+        self.walked(samples, out, |w| {
             let (smoothing, trending) = (self.param(0, w.step), self.param(1, w.step));
             for (name, factor, short) in [("smoothing", smoothing, "sf"), ("trend", trending, "tf")]
             {
@@ -122,8 +130,54 @@ impl RangeCall<'_> {
                 }
             }
             (w.values.len() > 1).then(|| regression::smooth(w.values, smoothing, trending))
-        });
+        })?;
         refused.map_or(Ok(()), |what| Err(Error::invalid(what)))
+    }
+
+    /// Aggregates every window from partial aggregates; `finish` may visit the samples.
+    fn aggregated<P: Partial>(
+        &self,
+        samples: Samples<'_>,
+        out: &mut [f64],
+        finish: impl Fn(P, &[f64]) -> f64,
+    ) -> Result<()> {
+        partial::each(samples, &self.frame, CancelCheck::new(self.cancel), out, finish)
+    }
+
+    /// As [`each`], for a `compute` that visits every sample of its window.
+    fn walked(
+        &self,
+        samples: Samples<'_>,
+        out: &mut [f64],
+        mut compute: impl FnMut(FloatWindow<'_>) -> Option<f64>,
+    ) -> Result<()> {
+        let mut check = CancelCheck::new(self.cancel);
+        let mut stopped = Ok(());
+        each(samples, out, |w| {
+            if stopped.is_ok() {
+                stopped = check.step(w.values.len());
+            }
+            if stopped.is_ok() { compute(w) } else { None }
+        });
+        stopped
+    }
+
+    /// Runs `compute` over the sorted values of every window that is not empty.
+    fn sorted(
+        &self,
+        samples: Samples<'_>,
+        out: &mut [f64],
+        mut compute: impl FnMut(usize, &[f64]) -> f64,
+    ) -> Result<()> {
+        let mut check = CancelCheck::new(self.cancel);
+        let mut moving = SortedWindow::default();
+        for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
+            if !window.is_empty() {
+                check.step(window.len())?;
+                *out = compute(step, moving.move_to(samples.values, window));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -151,22 +205,13 @@ fn each(
     }
 }
 
-/// Runs `compute` over the sorted values of every window that is not empty.
-fn sorted(samples: Samples<'_>, out: &mut [f64], mut compute: impl FnMut(usize, &[f64]) -> f64) {
-    let mut moving = SortedWindow::default();
-    for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
-        if !window.is_empty() {
-            *out = compute(step, moving.move_to(samples.values, window));
-        }
-    }
-}
-
 fn seconds(ts: &Timestamp) -> f64 {
     *ts as f64 / 1000.0
 }
 
 #[cfg(test)]
 mod tests {
+    use firn_model::CancelToken;
     use proptest::prelude::*;
 
     use super::*;
@@ -214,6 +259,7 @@ mod tests {
             range_ms: frame.before,
             range_seconds: frame.before as f64 / 1000.0,
             params: &params,
+            cancel: &CancelToken::new(),
         };
         let mut out = vec![ABSENT; frame.steps.count];
         call.floats(Samples { times, values, windows: &windows }, &mut out).unwrap();
@@ -228,6 +274,7 @@ mod tests {
             6 => (0u8..5).prop_map(f64::from),
             1 => prop::sample::select(vec![
                 f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e100, -1e100, 1.7e308, -0.0, 5e-324,
+                -1e308, f64::MAX, f64::MIN, 1e50, -1e50,
             ]),
         ]
     }

@@ -45,9 +45,17 @@ impl<'a> MixedWindow<'a> {
 
     /// Whether the start timestamp of sample `idx`, which is not the first, shows that the counter
     /// restarted after the previous sample.
+    ///
+    /// A start at the previous sample is a restart only if that sample's own start is known: a
+    /// series of unknown start repeats the time of its first sample. 0, the sample's own time and
+    /// later times are unknown.
     pub(super) fn starts_anew(&self, idx: usize) -> bool {
         let (start, before) = (self.entries[idx].start, self.entries[idx - 1].start);
-        start != 0 && start != before && start >= self.times[idx - 1] && start < self.times[idx]
+        let (time, time_before) = (self.times[idx], self.times[idx - 1]);
+        if start == 0 || start == before || start >= time {
+            return false;
+        }
+        start > time_before || (start == time_before && before != 0 && before < time_before)
     }
 
     pub(super) fn has_overlap(&self) -> bool {

@@ -182,7 +182,9 @@ fn rate(
                 let to_zero = (kind.is_counter && histograms[0].count >= 0.0)
                     .then_some((histograms[0].count, change.count));
                 change.scale(extrapolation.factor(to_zero) / divisor);
-                change.reset_hint = ResetHint::Gauge;
+                if histograms.len() > 1 {
+                    change.reset_hint = ResetHint::Gauge;
+                }
                 PointValue::Histogram(Arc::new(change.finish()))
             })
         }
@@ -252,7 +254,10 @@ fn histogram_change(
     remarks: &mut Remarks,
 ) -> Option<RunningHistogram<f64>> {
     let (first, last) = (histograms[0], histograms[histograms.len() - 1]);
-    note_hints(is_counter, histograms, remarks);
+    // A single histogram, whose start is known, is its own change.
+    if histograms.len() > 1 {
+        note_hints(is_counter, histograms, remarks);
+    }
     let is_reset = |idx: usize| {
         is_counter
             && (window.starts_anew(idx) || detects_reset(histograms[idx], histograms[idx - 1]))

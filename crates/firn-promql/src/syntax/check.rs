@@ -9,7 +9,8 @@ use super::{
 };
 use crate::syntax::ValueType;
 
-/// Checks `root` and everything below it.
+/// Checks `root` and everything below it. A matcher that is not compiled yet counts as one that an
+/// absent label does not pass, so a second check follows the compilation.
 ///
 /// # Errors
 /// The first error in Prometheus' order.
@@ -215,7 +216,7 @@ impl Checker<'_> {
             }
             return Ok(());
         }
-        if selector.matchers.iter().all(|matcher| matcher.matches_absent()) {
+        if selector.matchers.iter().all(|one| !one.needs_compiling() && one.matches_absent()) {
             let what = "vector selector must contain at least one non-empty matcher";
             return self.fail(span, what);
         }

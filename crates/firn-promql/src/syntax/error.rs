@@ -2,7 +2,12 @@
 
 use std::fmt;
 
+use firn_model::excerpt_within;
+
 use crate::syntax::Span;
+
+// Messages repeat parts of the query, which may be a megabyte.
+const MESSAGE_BYTES_MAX: usize = 1_024;
 
 /// The reason why a text is not a query. Displayed as in Prometheus: `1:3: parse error: unexpected
 /// end of input`.
@@ -22,7 +27,9 @@ impl ParseError {
     /// An error at `span` of `text`.
     pub(crate) fn at(text: &str, span: Span, message: impl Into<String>) -> ParseError {
         let (line, column) = if text.is_empty() { (0, 0) } else { line_column(text, span.start) };
-        ParseError { message: message.into(), span, line, column }
+        let message = message.into();
+        let message = excerpt_within(&message, MESSAGE_BYTES_MAX).into_owned();
+        ParseError { message, span, line, column }
     }
 }
 
@@ -36,6 +43,12 @@ impl fmt::Display for ParseError {
 }
 
 impl std::error::Error for ParseError {}
+
+impl From<ParseError> for firn_model::Error {
+    fn from(error: ParseError) -> firn_model::Error {
+        firn_model::Error::invalid(error.to_string())
+    }
+}
 
 /// Line and column of byte `at`, both from 1; columns count bytes.
 pub(crate) fn line_column(text: &str, at: u32) -> (u32, u32) {

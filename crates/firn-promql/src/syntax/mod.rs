@@ -25,11 +25,13 @@ mod value_type;
 
 use std::sync::Arc;
 
-use firn_model::{Matcher, Timestamp};
+use firn_model::{
+    Error, ErrorKind, Matcher, Pattern, QueryContext, Reservation, Result, Timestamp,
+};
 
 pub use error::ParseError;
 pub use function::Function;
-pub use parser::{parse, parse_selector};
+pub use parser::{parse, parse_matchers, parse_selector, prepare};
 pub use pretty::Pretty;
 pub use value_type::ValueType;
 
@@ -64,9 +66,26 @@ pub struct Expr {
     text: Arc<str>,
     /// The tree.
     pub root: Node,
+    /// The matchers with patterns to compile, with their positions, in the order of the text.
+    regexes: Arc<[(Matcher, Span)]>,
+    /// The memory of the tree.
+    _held: Option<Arc<Reservation>>,
 }
 
 impl Expr {
+    /// Compiles the patterns of the matchers within the limits of a query. [`crate::eval()`] calls
+    /// this first; later calls do nothing.
+    ///
+    /// # Errors
+    /// `Invalid` with the position of the first pattern that is no regular expression, or of the
+    /// first selector that would select every series; otherwise as [`Matcher::compile`].
+    pub fn compile(&self, context: &QueryContext) -> Result<()> {
+        compile(&self.text, &self.regexes, context)?;
+        if !self.regexes.is_empty() {
+            check::check(&self.text, &self.root)?;
+        }
+        Ok(())
+    }
     /// The query text.
     pub fn text(&self) -> &str {
         &self.text
@@ -79,13 +98,24 @@ impl Expr {
 
     /// One of its nodes as an expression, with positions in the whole.
     pub(crate) fn part(&self, node: &Node) -> Expr {
-        Expr { text: Arc::clone(&self.text), root: node.clone() }
+        Expr { root: node.clone(), ..self.clone() }
     }
 
     /// Line and column of `span`'s first byte, both from 1, columns in bytes.
     pub fn position(&self, span: Span) -> (u32, u32) {
         line_column(&self.text, span.start)
     }
+}
+
+/// Compiles the matchers of `text`; faults are reported at their positions.
+fn compile(text: &str, regexes: &[(Matcher, Span)], context: &QueryContext) -> Result<()> {
+    let compile = |(matcher, span): &(Matcher, Span)| {
+        matcher.compile(context).map_err(|error| match error.kind() {
+            ErrorKind::Invalid => Error::from(ParseError::at(text, *span, error.to_string())),
+            _ => error,
+        })
+    };
+    regexes.iter().try_for_each(compile)
 }
 
 /// A part of a query with its position.
@@ -159,6 +189,36 @@ impl Node {
         }
     }
 
+    /// The approximate memory of the tree below this node.
+    pub(crate) fn bytes(&self) -> usize {
+        let inner = match &self.kind {
+            NodeKind::Number { .. } => 0,
+            NodeKind::String(bytes) => bytes.len(),
+            NodeKind::Selector(selector) => selector.bytes(),
+            NodeKind::Matrix(matrix) => matrix.selector.bytes(),
+            NodeKind::Subquery(subquery) => {
+                size_of::<Subquery>().saturating_add(subquery.expr.bytes())
+            }
+            NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => inner.bytes(),
+            NodeKind::Binary(binary) => {
+                let labels = [&binary.matching.labels, &binary.matching.include];
+                labels
+                    .into_iter()
+                    .fold(size_of::<Binary>(), |sum, names| sum.saturating_add(names_bytes(names)))
+                    .saturating_add(binary.lhs.bytes())
+                    .saturating_add(binary.rhs.bytes())
+            }
+            NodeKind::Aggregate(aggregate) => size_of::<Aggregate>()
+                .saturating_add(names_bytes(&aggregate.grouping))
+                .saturating_add(aggregate.param.as_ref().map_or(0, Node::bytes))
+                .saturating_add(aggregate.expr.bytes()),
+            NodeKind::Call { args, .. } => {
+                args.iter().fold(0, |sum: usize, arg| sum.saturating_add(arg.bytes()))
+            }
+        };
+        size_of::<Node>().saturating_add(inner)
+    }
+
     /// The node without parentheses around it.
     pub fn unparen(&self) -> &Node {
         let mut node = self;
@@ -167,6 +227,26 @@ impl Node {
         }
         node
     }
+}
+
+impl Selector {
+    fn bytes(&self) -> usize {
+        let matcher = |matcher: &Matcher| {
+            let literals = match matcher.pattern() {
+                Pattern::OneOf(literals) => names_bytes(literals),
+                _ => matcher.value().len(),
+            };
+            let texts = matcher.name().len().saturating_add(matcher.value().len());
+            size_of::<Matcher>().saturating_add(texts).saturating_add(literals)
+        };
+        let matchers = self.matchers.iter().map(matcher).fold(0, usize::saturating_add);
+        size_of::<MatrixSelector>().saturating_add(matchers)
+    }
+}
+
+fn names_bytes(names: &[String]) -> usize {
+    let bytes = |name: &String| size_of::<String>().saturating_add(name.len());
+    names.iter().map(bytes).fold(0, usize::saturating_add)
 }
 
 /// A duration in the query: known, or computed from the query's step and range.

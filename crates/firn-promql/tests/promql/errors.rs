@@ -1,9 +1,14 @@
 //! Errors have Prometheus' messages and positions.
 
-use firn_promql::{parse, parse_selector};
+use firn_model::{Matcher, QueryContext};
+use firn_promql::prepare;
+
+fn parse_selector(text: &str) -> firn_model::Result<Vec<Matcher>> {
+    firn_promql::parse_selector(text, &QueryContext::unbounded())
+}
 
 fn check(text: &str, expected: &str) {
-    let got = parse(text).unwrap_err().to_string();
+    let got = prepare(text, &QueryContext::unbounded()).unwrap_err().to_string();
     assert_eq!(got, expected, "for {text:?}");
 }
 

@@ -225,9 +225,8 @@ impl Generator<'_> {
             }
             _ => {
                 let inner = self.vector_with(depth - 1, |inner| {
-                    inner.nameless().is_some()
-                        && inner.traits.digits == Digits::Exact
-                        && inner.traits.is_tame
+                    // Infinities, NaN and numbers out of range have a date too.
+                    inner.nameless().is_some() && inner.traits.digits == Digits::Exact
                 });
                 let series = inner.nameless().unwrap_or_default();
                 let text = match self.choices.one_in(2) && !forgets_offset(&inner.text) {

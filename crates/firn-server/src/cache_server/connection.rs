@@ -10,23 +10,39 @@
 )]
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
 use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
 use super::{ServerState, points};
-use crate::service::{Stopping, stopped};
+use crate::access::AuditEntry;
+use crate::access::account::Roles;
+use crate::access::login::{Credentials, LoginRefusal, is_equal};
+use crate::net::{
+    Accepted, ConnectionHandle, SHORT_TRANSFER_LIMITS, Stopping, TRANSFER_LIMITS, TransferClock,
+    TransferLimits, Transport, after, stopped,
+};
 
-/// Time limit of a started request or response.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// From the first byte of a line to its last.
+const LINE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that has to send a token first does so within this time.
+const AUTH_TIMEOUT: Duration = Duration::from_secs(10);
+/// A request waits for the memory of its value this long.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(30);
+/// While other requests wait for memory, one whose client makes no progress releases its own after
+/// this time.
+const WAIT_WITHOUT_ROOM: Duration = Duration::from_secs(2);
+/// Memory for the first bytes of a value; it grows as they arrive.
+const FIRST_BYTES: usize = 16 << 10;
 /// Gets of one client that run in parallel.
 const GETS_MAX: usize = 16;
 /// Bytes per read.
@@ -39,15 +55,23 @@ pub(super) const VALUE_WEIGHT: u64 = 5;
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
 /// Longest head of an HTTP request.
 const HTTP_LINES_MAX: usize = 100;
-const METRICS_PATH: &[u8] = b"/-/cache/metrics";
+const METRICS_PATH: &str = "/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
     shared: &'a Arc<ServerState>,
-    stream: TcpStream,
+    stream: Transport,
+    handle: Arc<ConnectionHandle>,
+    stop: Stopping,
+    accepted: Instant,
+    /// Of the value that is received.
+    read_clock: TransferClock,
     /// Received bytes; the unprocessed ones start at `start`.
     buffer: Vec<u8>,
     start: usize,
     is_trusted: bool,
+    client: SocketAddr,
+    /// Roles of the user that is logged in; all without users.
+    roles: Roles,
 }
 
 /// The connection ends: the client disconnected, was idle for too long or quit, or the start of its
@@ -61,26 +85,48 @@ impl From<io::Error> for End {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(stream: TcpStream, shared: &'a Arc<ServerState>) -> Connection<'a> {
-        let is_trusted = shared.token.is_none();
-        Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
+    pub(super) fn new(
+        accepted: Accepted,
+        shared: &'a Arc<ServerState>,
+        stop: Stopping,
+    ) -> Connection<'a> {
+        let Accepted { transport: stream, client, handle } = accepted;
+        Connection {
+            shared,
+            stream,
+            client,
+            handle,
+            stop,
+            accepted: Instant::now(),
+            read_clock: TransferClock::default(),
+            buffer: Vec::new(),
+            start: 0,
+            is_trusted: shared.token.is_none() && !shared.gate.has_users(),
+            roles: Roles::ALL,
+        }
     }
 
     /// Serves requests until the client disconnects, or until the server stops and running requests
     /// are complete.
-    pub(super) async fn run(mut self, mut stop: Stopping) {
+    pub(super) async fn run(mut self) {
+        let mut stop = self.stop.clone();
         loop {
             if self.start == self.buffer.len() {
+                self.handle.set_idle();
+                let latest = self.accepted.checked_add(AUTH_TIMEOUT).filter(|_| !self.is_trusted);
                 let idle = self.shared.config.idle.duration();
+                let idle = latest.map_or(idle, |at| at.saturating_duration_since(Instant::now()));
                 let begun = tokio::select! {
                     begun = timeout(idle, self.read_more()) => begun,
                     () = stopped(&mut stop) => return,
                 };
-                if !matches!(begun, Ok(Ok(()))) {
+                if !matches!(begun, Ok(Ok(()))) || !self.handle.set_head() {
                     return;
                 }
             }
+            self.read_clock = TransferClock::default();
             if self.answer_next().await.is_err() {
+                self.handle.set_closing();
                 // The last response must arrive: a connection closed with unread bytes is reset.
                 let _ = self.stream.shutdown().await;
                 let mut rest = [0; READ_BYTES];
@@ -100,14 +146,34 @@ impl<'a> Connection<'a> {
                 return self.refuse(Refused { problem, skip_bytes: None }).await;
             }
         };
+        if !self.handle.set_busy() {
+            return Err(End);
+        }
         let command = match parse_line(&line, self.shared.config.value_bytes_max.to_usize()) {
             Ok(command) => command,
             Err(refused) => return self.refuse(refused).await,
         };
-        let is_open = matches!(command, Command::Auth(_) | Command::Quit | Command::Http(_));
+        let is_open = matches!(
+            command,
+            Command::Auth(_) | Command::Quit | Command::Http(_) | Command::ForeignHttp
+        );
         if !self.is_trusted && !is_open {
             let problem = "not authenticated; send first: auth TOKEN".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
+        }
+        let needs = match command {
+            Command::Get(..) if !self.roles.read => Some(("read", None)),
+            Command::Set(_, _, bytes) if !self.roles.write => Some(("write", Some(bytes))),
+            Command::Delete(_) if !self.roles.write => Some(("write", Some(0))),
+            _ => None,
+        };
+        if let Some((role, skip_bytes)) = needs {
+            let problem = format!("this command needs role {role}");
+            return self.refuse(Refused { problem, skip_bytes }).await;
+        }
+        if !is_open && let Err(why) = self.handle.admit().await {
+            self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
+            return Err(End);
         }
         match command {
             Command::Auth(token) => self.authenticate(&token).await,
@@ -120,6 +186,7 @@ impl<'a> Connection<'a> {
             }
             Command::Quit => Err(End),
             Command::Http(path) => self.http(&path).await,
+            Command::ForeignHttp => self.refuse_http().await,
         }
     }
 
@@ -135,32 +202,60 @@ impl<'a> Connection<'a> {
     }
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
-        if !self.is_token(token) {
+        let Some(roles) = self.log_in(&Credentials::Token(token.to_vec())).await else {
             let problem = "wrong token".to_owned();
             return self.refuse(Refused { problem, skip_bytes: None }).await;
-        }
-        self.is_trusted = true;
+        };
+        (self.is_trusted, self.roles) = (true, roles);
+        // At the limit, its first command tries again.
+        let _ = self.handle.try_admit();
         self.write(b"OK\r\n").await
     }
 
-    /// Whether `token` is the right one, or none is required.
-    fn is_token(&self, token: &[u8]) -> bool {
-        // Digests are compared, so that the time reveals nothing about the token.
-        let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-        let wanted = self.shared.token.as_ref();
-        wanted.is_none_or(|wanted| digest(wanted.as_bytes()).as_ref() == digest(token).as_ref())
+    /// The roles of `credentials`; `None` if they are wrong.
+    async fn log_in(&self, credentials: &Credentials) -> Option<Roles> {
+        if let (Some(wanted), Credentials::Token(token)) = (&self.shared.token, credentials) {
+            // Digests are compared, so that the time reveals nothing about the token.
+            let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
+            if is_equal(digest(wanted.expose().as_bytes()).as_ref(), digest(token).as_ref()) {
+                return Some(Roles::ALL);
+            }
+        }
+        let gate = &self.shared.gate;
+        if !gate.has_users() {
+            return self.shared.token.is_none().then_some(Roles::ALL);
+        }
+        match gate.log_in(&gate.policy(), credentials, self.client.ip()).await {
+            Ok(user) => Some(user.roles()),
+            Err(LoginRefusal::Wrong) => {
+                gate.audit(&AuditEntry {
+                    user: credentials.user_name(),
+                    address: Some(self.client),
+                    action: "login",
+                    result: "rejected",
+                    details: serde_json::Value::Null,
+                });
+                None
+            }
+            Err(LoginRefusal::Missing | LoginRefusal::Later(_)) => None,
+        }
     }
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
         self.shared.numbers.sets.add(1);
-        let _room = self.room((bytes as u64).saturating_mul(VALUE_WEIGHT)).await?;
-        let value = self.value(bytes).await?;
+        let Some((value, _arrived)) = self.value(bytes).await? else {
+            // The rest of the value follows, and its sender may send nothing.
+            return self.no_room().await;
+        };
         let end = self.line().await?;
         if end.is_none_or(|end| !end.is_empty()) {
             let problem =
                 format!("expected the end of the line after {bytes} bytes; is the value longer?");
             return self.refuse(Refused { problem, skip_bytes: None }).await;
         }
+        // The value has its own memory already.
+        let decoded = (bytes as u64).saturating_mul(VALUE_WEIGHT.saturating_sub(1));
+        let Some(_room) = self.room(decoded).await else { return self.no_room().await };
         let cache = Arc::clone(&self.shared.cache);
         let answer = blocking(move || {
             let points = match points::decode(format, place.range, &value) {
@@ -177,6 +272,7 @@ impl<'a> Connection<'a> {
             }
         });
         let answer = answer.await;
+        drop(_room);
         self.respond(&answer).await
     }
 
@@ -203,7 +299,7 @@ impl<'a> Connection<'a> {
             batch.push(more);
         }
         self.shared.numbers.gets.add(batch.len() as u64);
-        let _room = self.room(weight).await?;
+        let Some(_room) = self.room(weight).await else { return self.no_room().await };
         let answers: Vec<Answer> = batch
             .into_iter()
             .map(|(place, format, least)| {
@@ -264,29 +360,65 @@ impl<'a> Connection<'a> {
     /// Serves the metrics to a browser or Prometheus, and nothing else.
     async fn http(&mut self, path: &[u8]) -> Result<(), End> {
         let mut is_trusted = self.is_trusted;
+        let mut headers = HeaderMap::new();
         for _ in 0..HTTP_LINES_MAX {
             let Some(line) = self.line().await?.filter(|line| !line.is_empty()) else { break };
             let line = String::from_utf8_lossy(&line).into_owned();
-            let bearer =
-                line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-            let bearer = bearer.and_then(|(_, value)| value.trim().strip_prefix("Bearer "));
-            is_trusted |= bearer.is_some_and(|token| self.is_token(token.as_bytes()));
-        }
-        let (status, body) = match path {
-            _ if !is_trusted => {
-                ("401 Unauthorized", "expected Authorization: Bearer TOKEN\n".into())
+            let Some((name, value)) = line.split_once(':') else { continue };
+            let value = value.trim();
+            if name.eq_ignore_ascii_case("authorization") {
+                if !is_trusted {
+                    let roles = self.log_in(&Credentials::of(Some(value))).await;
+                    is_trusted = roles.is_some_and(|roles| roles.read);
+                }
+            } else if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
+                headers.append(name, value);
             }
-            METRICS_PATH => ("200 OK", self.shared.metrics()),
+        }
+        let uri = std::str::from_utf8(path).ok().and_then(|path| path.parse::<Uri>().ok());
+        let admitted = match &uri {
+            Some(uri) => self.shared.guard.admit(&Method::GET, uri, &headers),
+            None => Ok(None),
+        };
+        let (status, body) = match (uri, admitted) {
+            (None, _) => (StatusCode::BAD_REQUEST, "the path is not valid\n".to_owned()),
+            (_, Err((refusal, what))) => (refusal.status(), format!("{what}\n")),
+            _ if !is_trusted => {
+                (StatusCode::UNAUTHORIZED, "expected Authorization: Bearer TOKEN\n".to_owned())
+            }
+            (Some(uri), _) if uri.path() == METRICS_PATH => (StatusCode::OK, self.shared.metrics()),
             _ => (
-                "404 Not Found",
-                "this is firn cache; its metrics are at /-/cache/metrics\n".into(),
+                StatusCode::NOT_FOUND,
+                format!("this is firn cache; its metrics are at {METRICS_PATH}\n"),
             ),
         };
-        let answer = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        self.respond_http(status, &body).await
+    }
+
+    /// Refuses all other HTTP and closes the connection: the lines behind may be commands that a
+    /// web page wrote into the body of a request.
+    async fn refuse_http(&mut self) -> Result<(), End> {
+        self.shared.numbers.client_errors.add(1);
+        let body = format!(
+            "this is firn cache, which does not speak HTTP except for GET {METRICS_PATH}; its \
+             protocol is in docs/cache-protocol.md\n"
+        );
+        self.respond_http(StatusCode::METHOD_NOT_ALLOWED, &body).await
+    }
+
+    async fn respond_http(&mut self, status: StatusCode, body: &str) -> Result<(), End> {
+        let mut headers = HeaderMap::new();
+        self.shared.guard.protect(None, &mut headers);
+        let mut answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
             crate::answer::TEXT,
             body.len()
         );
+        for (name, value) in &headers {
+            answer += &format!("{name}: {}\r\n", value.to_str().unwrap_or_default());
+        }
+        answer += "\r\n";
+        answer += body;
         self.write(answer.as_bytes()).await?;
         Err(End)
     }
@@ -301,21 +433,49 @@ impl<'a> Connection<'a> {
         self.write(answer).await
     }
 
-    /// Reserves memory for values of `bytes` in all; waits until others release some.
-    async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, End> {
-        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.shared.room_kib);
-        Arc::clone(&self.shared.room).acquire_many_owned(kib).await.map_err(|_| End)
+    /// Reserves memory for values of `bytes` in all; waits until others release some. `None` if
+    /// that takes too long.
+    async fn room(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let kib = kib(bytes).clamp(1, self.shared.room_kib);
+        let room = Arc::clone(&self.shared.room).acquire_many_owned(kib);
+        timeout(ROOM_TIMEOUT, room).await.ok()?.ok()
     }
 
+    /// Reports that there was no memory, and closes the connection.
+    async fn no_room(&mut self) -> Result<(), End> {
+        let why = "no memory for this value now (--memory); try again";
+        self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
+        Err(End)
+    }
+
+    /// Writes as fast as the client reads. A stalled response releases its memory while others wait
+    /// for it.
     async fn write(&mut self, bytes: &[u8]) -> Result<(), End> {
-        match timeout(REQUEST_TIMEOUT, self.stream.write_all(bytes)).await {
-            Ok(written) => Ok(written?),
-            Err(_) => Err(End),
+        let (mut rest, mut clock) = (bytes, TransferClock::default());
+        while !rest.is_empty() {
+            let latest = clock.waits(self.transfer_limits());
+            let soon = after(WAIT_WITHOUT_ROOM);
+            match timeout_at(latest.min(soon), self.stream.write(rest)).await {
+                Ok(written) => {
+                    let written = written?;
+                    clock.moved(written);
+                    rest = rest.get(written..).filter(|_| written > 0).ok_or(End)?;
+                }
+                Err(_) if latest <= soon || is_used_up(&self.shared.room) => return Err(End),
+                Err(_) => {}
+            }
         }
+        // TLS may still hold a part of it.
+        let latest = clock.waits(self.transfer_limits());
+        Ok(timeout_at(latest, self.stream.flush()).await.map_err(|_| End)??)
     }
 
     /// The next line without its end; `None` if it is too long.
     async fn line(&mut self) -> Result<Option<Vec<u8>>, End> {
+        timeout(LINE_TIMEOUT, self.line_in_time()).await.map_err(|_| End)?
+    }
+
+    async fn line_in_time(&mut self) -> Result<Option<Vec<u8>>, End> {
         loop {
             if let Some(line) = self.line_here() {
                 let line = line.to_vec();
@@ -325,7 +485,7 @@ impl<'a> Connection<'a> {
             if self.unread().len() > LINE_BYTES_MAX {
                 return Ok(None);
             }
-            self.read_soon().await?;
+            self.read_more().await?;
         }
     }
 
@@ -352,16 +512,52 @@ impl<'a> Connection<'a> {
         self.step(end.map_or(0, |end| end.saturating_add(1)));
     }
 
-    async fn value(&mut self, bytes: usize) -> Result<Vec<u8>, End> {
+    /// Receives a value, with its memory, which grows as bytes arrive: a length is announced for
+    /// free. `None` if there is no memory.
+    async fn value(
+        &mut self,
+        bytes: usize,
+    ) -> Result<Option<(Vec<u8>, OwnedSemaphorePermit)>, End> {
+        let arriving = Arc::clone(&self.shared.arriving);
         let here = self.unread().len().min(bytes);
-        let mut value = Vec::with_capacity(bytes);
-        value.extend_from_slice(self.unread().get(..here).unwrap_or_default());
-        self.step(here);
-        value.resize(bytes, 0);
-        let rest = value.get_mut(here..).unwrap_or_default();
-        match timeout(REQUEST_TIMEOUT, self.stream.read_exact(rest)).await {
-            Ok(read) => read.map(|_| value).map_err(End::from),
-            Err(_) => Err(End),
+        let mut value = Vec::new();
+        let Ok(mut held) = Arc::clone(&arriving).try_acquire_many_owned(0) else {
+            return Ok(None);
+        };
+        let mut capacity = here.max(FIRST_BYTES).min(bytes);
+        loop {
+            let missing = kib(capacity as u64).saturating_add(1);
+            let missing = missing.saturating_sub(u32::try_from(held.num_permits()).unwrap_or(0));
+            let more = Arc::clone(&arriving).acquire_many_owned(missing);
+            match timeout(WAIT_WITHOUT_ROOM, more).await {
+                Ok(Ok(more)) => held.merge(more),
+                _ => return Ok(None),
+            }
+            value.reserve_exact(capacity.saturating_sub(value.len()));
+            if value.is_empty() {
+                value.extend_from_slice(self.unread().get(..here).unwrap_or_default());
+                self.step(here);
+            }
+            while value.len() < capacity {
+                let wanted = capacity.saturating_sub(value.len()) as u64;
+                let limits = self.transfer_limits();
+                let latest = self.read_clock.waits(limits);
+                let soon = after(WAIT_WITHOUT_ROOM);
+                let mut part = (&mut self.stream).take(wanted);
+                match timeout_at(latest.min(soon), part.read_buf(&mut value)).await {
+                    Ok(read) => match read? {
+                        0 => return Err(End),
+                        read => self.read_clock.moved(read),
+                    },
+                    Err(_) if latest <= soon => return Err(End),
+                    Err(_) if is_used_up(&arriving) => return Ok(None),
+                    Err(_) => {}
+                }
+            }
+            if capacity >= bytes {
+                return Ok(Some((value, held)));
+            }
+            capacity = capacity.saturating_mul(2).min(bytes);
         }
     }
 
@@ -382,23 +578,46 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Reads more of a request that has begun.
+    /// Reads more of a value, as fast as the client sends it.
     async fn read_soon(&mut self) -> Result<(), End> {
-        timeout(REQUEST_TIMEOUT, self.read_more()).await.map_err(|_| End)?
+        loop {
+            let limits = self.transfer_limits();
+            let latest = self.read_clock.waits(limits);
+            let soon = after(WAIT_WITHOUT_ROOM);
+            match timeout_at(latest.min(soon), self.read_more()).await {
+                Ok(read) => return read,
+                Err(_) if latest <= soon => return Err(End),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A stop does not wait for slow clients.
+    fn transfer_limits(&self) -> TransferLimits {
+        if *self.stop.borrow() { SHORT_TRANSFER_LIMITS } else { TRANSFER_LIMITS }
     }
 
     async fn read_more(&mut self) -> Result<(), End> {
         self.buffer.drain(..self.start);
         self.start = 0;
-        let len = self.buffer.len();
-        self.buffer.resize(len.saturating_add(READ_BYTES), 0);
-        let read = self.stream.read(self.buffer.get_mut(len..).unwrap_or_default()).await;
-        self.buffer.truncate(len.saturating_add(*read.as_ref().unwrap_or(&0)));
-        match read? {
+        self.buffer.reserve(READ_BYTES);
+        match self.stream.read_buf(&mut self.buffer).await? {
             0 => Err(End),
-            _ => Ok(()),
+            read => {
+                self.read_clock.moved(read);
+                Ok(())
+            }
         }
     }
+}
+
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes >> 10).unwrap_or(u32::MAX)
+}
+
+/// Whether a request waits for permits: it takes all that are free.
+fn is_used_up(room: &Semaphore) -> bool {
+    room.available_permits() == 0
 }
 
 const PANICKED: &str = "SERVER_ERROR this request panicked, which is a bug\r\n";

@@ -10,6 +10,8 @@
 //! Reading order: `protocol`, `points`, `connection`.
 
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod points;
 mod protocol;
 
@@ -18,14 +20,16 @@ use std::sync::Arc;
 
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
-use firn_model::{Budget, Error, Result};
-use tokio::net::TcpStream;
+use firn_model::{Budget, Error, Result, Secret};
 use tokio::sync::Semaphore;
 
 use self::connection::Connection;
-use crate::config::CacheConfig;
+use crate::access::{Gate, GateOptions};
+use crate::config::{CacheConfig, Or};
+use crate::http::guard::Guard;
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{BoundService, Service, Stopping};
+use crate::net::{Accepted, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
 
 /// The folder of the points below the cache's folder.
@@ -48,14 +52,21 @@ pub struct CacheServer {
 struct ServerState {
     config: CacheConfig,
     /// The token that clients must send first, if there is one.
-    token: Option<String>,
+    token: Option<Secret>,
+    /// Users and TLS.
+    gate: Arc<Gate>,
+    /// Refuses requests for metrics that a web page may have sent.
+    guard: Guard,
     /// Smaller parts are not returned, unless a get names another size.
     partial_bytes_min: u64,
     cache: Arc<SharedCache>,
     /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
     /// regardless of its neighbours.
     read_bytes_max: u64,
-    /// KiB of memory for values in flight.
+    /// KiB of memory for values that arrive. Their clients may take their time; `room` does not
+    /// wait for them.
+    arriving: Arc<Semaphore>,
+    /// KiB of memory for decoded values and responses.
     room: Arc<Semaphore>,
     room_kib: u32,
     numbers: CommandCounters,
@@ -82,11 +93,14 @@ impl CacheServer {
     /// fails, `Busy` when another process has the folder.
     pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
         let token = config.read_token()?;
+        let options = GateOptions { is_http: false, ..config.gate_options(token.is_some()) };
+        let gate = Arc::new(Gate::open(options, on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory.0);
+        let budget = Budget::new(config.memory_bytes());
         let slab_bytes = slab_bytes(config.size.0);
         let options = StoreOptions {
             slab_bytes,
@@ -101,18 +115,29 @@ impl CacheServer {
         let written = Arc::clone(&cache);
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
         let bound = BoundService::bind("firn-cache-net", config.listen.0, on_idle)?;
+        gate.check_listener(bound.listen())?;
         let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
         // At least four of the largest values must fit, so that clients seldom wait for each other.
-        let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
+        let room_bytes =
+            (config.memory_bytes() / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
-        let connections_max = config.connections_max.to_usize();
+        let table = ConnectionTable::new(ConnectionLimits::new(
+            config.connections_max.to_usize(),
+            config.connections_per_client_max.get().map(|max| max.to_usize()),
+        ));
+        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &Or::default());
         let shared = Arc::new(ServerState {
             config,
             token,
+            gate,
+            guard,
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
+            arriving: Arc::new(Semaphore::new(
+                room_kib as usize / connection::VALUE_WEIGHT as usize,
+            )),
             room: Arc::new(Semaphore::new(room_kib as usize)),
             room_kib,
             numbers: CommandCounters::default(),
@@ -120,9 +145,12 @@ impl CacheServer {
             _lock: lock,
         });
         let served = Arc::clone(&shared);
-        let service = bound.start(connections_max, move |stream, stopping| {
-            serve(stream, Arc::clone(&served), stopping)
-        });
+        let gate = Arc::clone(&shared.gate);
+        let service = bound
+            .with_gate(&gate)
+            .start(table, move |accepted, stopping| serve(accepted, Arc::clone(&served), stopping));
+        let reloaded = Arc::clone(&gate);
+        service.keep_current(&gate, move || reloaded.reload())?;
         Ok(CacheServer { service, shared })
     }
 
@@ -145,14 +173,17 @@ impl CacheServer {
     /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
-        self.service.stop(|| shared.cache.close())
+        self.service.stop(|| {
+            shared.gate.stop();
+            shared.cache.close()
+        })
     }
 }
 
 /// Serves one client until it disconnects or the server stops.
-async fn serve(stream: TcpStream, shared: Arc<ServerState>, stopping: Stopping) {
+async fn serve(accepted: Accepted, shared: Arc<ServerState>, stopping: Stopping) {
     shared.numbers.connections.rise();
-    Connection::new(stream, &shared).run(stopping).await;
+    Connection::new(accepted, &shared, stopping).run().await;
     shared.numbers.connections.fall();
 }
 
@@ -161,6 +192,7 @@ impl ServerState {
     fn metrics(&self) -> String {
         let mut out = MetricsText::default();
         write_process(&mut out);
+        self.gate.write_text(&mut out);
         let numbers = &self.numbers;
         out.gauge("firn_cache_connections", "Open connections.", numbers.connections.get() as f64);
         let name = "firn_cache_requests_total";
@@ -177,6 +209,7 @@ impl ServerState {
         {
             out.sample(name, &[("side", side)], counter.get() as f64);
         }
+        self.guard.write_text(&mut out);
         crate::stats::write_store(&self.cache.stats(), &mut out);
         out.finish()
     }

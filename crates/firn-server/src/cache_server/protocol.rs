@@ -15,6 +15,8 @@ use firn_model::{TimeRange, Timestamp};
 pub(super) const LINE_BYTES_MAX: usize = 8 << 10;
 /// A longer key is refused.
 pub(super) const KEY_BYTES_MAX: usize = 4 << 10;
+/// The start of the version in the first line of an HTTP request.
+const HTTP_VERSION: &[u8] = b"HTTP/";
 /// Fields of a key: each has slabs of its own, and an open one in memory.
 pub(super) const FIELDS_MAX: u64 = 16;
 
@@ -46,6 +48,8 @@ pub(super) enum Command {
     Quit,
     /// `GET <path>`: an HTTP client.
     Http(Vec<u8>),
+    /// A line of an HTTP request other than that: a browser, or a client of another server.
+    ForeignHttp,
 }
 
 /// Why a line is refused.
@@ -72,6 +76,10 @@ impl Format {
 pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command, Refused> {
     let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     match words.as_slice() {
+        [b"GET", path, version] if version.starts_with(HTTP_VERSION) => {
+            Ok(Command::Http(path.to_vec()))
+        }
+        _ if is_http(&words) => Ok(Command::ForeignHttp),
         [b"get", key, field, start, end, format, rest @ ..] if rest.len() <= 1 => {
             let place = place(key, field, start, end)?;
             let format = parse_format(format)?;
@@ -100,7 +108,6 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
         [b"auth", token] => Ok(Command::Auth(token.to_vec())),
         [b"version"] => Ok(Command::Version),
         [b"quit"] => Ok(Command::Quit),
-        [b"GET", path, _] => Ok(Command::Http(path.to_vec())),
         [b"set", ..] => Err(Refused {
             problem: "expected: set KEY FIELD START END json|binary BYTES".into(),
             skip_bytes: None,
@@ -110,12 +117,32 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
         }
         [b"delete", ..] => Err(refused("expected: delete KEY FIELD START END".into())),
         [b"auth", ..] => Err(refused("expected: auth TOKEN".into())),
-        [word, ..] => Err(refused(format!(
-            "unknown command {}; expected get, set, delete, auth, version or quit",
-            shown(word)
-        ))),
-        [] => Err(refused("expected a command, got an empty line".into())),
+        // A client of another protocol. Its next lines may look like commands: a mail, a header, a
+        // form, a TLS session.
+        [word, ..] => Err(Refused {
+            problem: format!(
+                "unknown command {}; expected get, set, delete, auth, version or quit",
+                shown(word)
+            ),
+            skip_bytes: None,
+        }),
+        [] => Err(Refused { problem: "expected a command".into(), skip_bytes: None }),
     }
+}
+
+/// Whether a line belongs to an HTTP request: it starts with a method, ends with a version, or is a
+/// header.
+fn is_http(words: &[&[u8]]) -> bool {
+    const METHODS: [&[u8]; 10] = [
+        b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH",
+        b"PRI",
+    ];
+    let first = words.first().copied().unwrap_or_default();
+    let ends_with_version =
+        words.len() > 1 && words.last().is_some_and(|word| word.starts_with(HTTP_VERSION));
+    let name = first.split(|&byte| byte == b':').next().unwrap_or_default();
+    let is_host = name.eq_ignore_ascii_case(b"host") && name.len() < first.len();
+    METHODS.contains(&first) || ends_with_version || is_host || first.ends_with(b":")
 }
 
 fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<RangeKey, Refused> {
@@ -211,8 +238,11 @@ mod tests {
     #[test]
     fn errors_are_named_and_the_connection_continues_if_possible() {
         for (line, problem, skip_bytes) in [
-            ("", "unknown command \"\"", Some(0)),
-            ("flush_all", "unknown command \"flush_all\"", Some(0)),
+            ("", "unknown command \"\"", None),
+            ("flush_all", "unknown command \"flush_all\"", None),
+            ("EHLO example.org", "unknown command \"EHLO\"", None),
+            ("\u{16}\u{3}\u{1}", "unknown command", None),
+            ("*3", "unknown command \"*3\"", None),
             ("get k 0 9 5 json", "range 9 to 5 ends before it starts", Some(0)),
             ("get k 16 0 5 json", "field is \"16\", expected a number from 0 to 15", Some(0)),
             ("get k 0 x 5 json", "start is \"x\"", Some(0)),
@@ -231,6 +261,31 @@ mod tests {
             assert!(refused.problem.contains(problem), "{line}: {}", refused.problem);
             assert_eq!(refused.skip_bytes, skip_bytes, "{line}");
             assert!(!refused.problem.contains(['\r', '\n']), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_of_http_are_no_commands() {
+        for line in [
+            "POST / HTTP/1.1",
+            "POST",
+            "PUT /k HTTP/1.1",
+            "OPTIONS * HTTP/1.1",
+            "CONNECT a:1 HTTP/1.1",
+            "PRI * HTTP/2.0",
+            "GET /",
+            "GET / HTCPCP/1.0",
+            "set / HTTP/1.1",
+            "delete k 0 5 HTTP/1.1",
+            "Host: 127.0.0.1:9421",
+            "host:x",
+            "HOST : x",
+            "Content-Type: text/plain",
+        ] {
+            let is_foreign = line != "HOST : x";
+            assert_eq!(parsed(line) == Ok(Command::ForeignHttp), is_foreign, "{line}");
+            let ends = matches!(parsed(line), Err(Refused { skip_bytes: None, .. }));
+            assert!(is_foreign || ends, "{line}");
         }
     }
 

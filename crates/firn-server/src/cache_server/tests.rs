@@ -25,6 +25,62 @@ fn config(folder: &std::path::Path) -> CacheConfig {
     from_flags(&flags).unwrap()
 }
 
+/// Clients that announce values and send nothing hold no memory.
+#[test]
+fn silent_sets_delay_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "16MiB"),
+        ("memory", "16MiB"),
+        ("value-bytes-max", "8MiB"),
+    ];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    let mut silent: Vec<Client> = (0..40).map(|_| Client::new(&server)).collect();
+    for client in &mut silent {
+        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
+        client.send("set k 0 0 9 json 8000000\r\n[");
+    }
+    let mut client = Client::new(&server);
+    // Without the mend the answer comes after a minute.
+    client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    assert_eq!(client.set("k", 0, 9, "[[1,2]]"), "STORED 0 9");
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    server.stop().unwrap();
+}
+
+/// Connections that have not sent the token take no place from one that has.
+#[test]
+fn clients_without_the_token_shut_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, token) = (folder.path().join("cache"), folder.path().join("token"));
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let (data, token) = (data.display().to_string(), token.display().to_string());
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "16MiB"),
+        ("connections-max", "2"),
+        ("token-file", &token),
+    ];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    let mut trusted = Client::new(&server);
+    assert_eq!(trusted.ask("auth s3cret\r\n"), "OK");
+    let mut strangers: Vec<Client> = (0..300).map(|_| Client::new(&server)).collect();
+    for client in strangers.iter_mut().step_by(2) {
+        let _ = client.0.get_mut().write_all(b"auth ");
+    }
+    let mut client = Client::new(&server);
+    client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    assert_eq!(client.ask("auth s3cret\r\n"), "OK");
+    assert_eq!(client.set("k", 0, 9, "[[1,2]]"), "STORED 0 9");
+    assert_eq!(trusted.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    assert!(strangers[0].is_closed(), "it made room for newer ones");
+    server.stop().unwrap();
+}
+
 struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -102,7 +158,6 @@ fn errors_are_reported_and_the_next_request_is_served() {
     let long = "x".repeat(100_001);
     for (request, problem) in [
         ("get k 0 9 0 json\r\n".to_owned(), "range 9 to 0 ends before it starts"),
-        ("nonsense\r\n".to_owned(), "unknown command \"nonsense\""),
         (format!("set k 0 0 9 json 100001\r\n{long}\r\n"), "100000 are allowed"),
         ("set k 0 9 0 json 4\r\n[[]]\r\n".to_owned(), "ends before it starts"),
         ("set k 0 0 9 json 4\r\n[[]]\r\n".to_owned(), "expected a JSON list of [time,value]"),
@@ -115,6 +170,8 @@ fn errors_are_reported_and_the_next_request_is_served() {
     }
     // The start of the next request is unknown: the connection ends after an error.
     for (request, problem) in [
+        ("nonsense\r\n".to_owned(), "unknown command \"nonsense\""),
+        ("\r\n".to_owned(), "unknown command \"\""),
         (format!("get {long}\r\n"), "a line has more than 8192 bytes"),
         ("set k 0 0 9 json\r\n[]\r\n".to_owned(), "expected: set KEY"),
         ("set k 0 0 9 json 2\r\n[[1,2]]\r\n".to_owned(), "is the value longer?"),
@@ -190,7 +247,7 @@ fn a_token_is_wanted_first() {
     assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
     let http = |header: &str| {
         let mut client = Client::new(&server);
-        client.send(&format!("GET /-/cache/metrics HTTP/1.1\r\nHost: x\r\n{header}\r\n"));
+        client.send(&format!("GET /-/cache/metrics HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"));
         let mut text = String::new();
         client.0.read_to_string(&mut text).unwrap();
         text
@@ -202,6 +259,75 @@ fn a_token_is_wanted_first() {
     assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
     assert!(metrics.contains("\nfirn_cache_requests_total{command=\"get\"} 1\n"), "{metrics}");
     assert!(metrics.contains("\nfirn_cache_errors_total{side=\"client\"} 2\n"), "{metrics}");
+    server.stop().unwrap();
+}
+
+/// A web page makes a browser send these: the body, or a header, has commands. Before, they were
+/// carried out.
+#[test]
+fn commands_in_other_protocols_are_not_carried_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
+    let poison = "set k 0 0 9 json 8\r\n[[1,666]]\r\n";
+    let poison = poison.replace(" 8\r", " 9\r");
+    let http =
+        "Host: 127.0.0.1:9421\r\nOrigin: http://evil.example\r\nContent-Type: text/plain\r\n";
+    for foreign in [
+        format!("POST / HTTP/1.1\r\n{http}Content-Length: 99\r\n\r\n{poison}"),
+        format!("OPTIONS / HTTP/1.1\r\n{http}\r\n{poison}"),
+        format!("GET /-/cache/metrics HTTP/1.1\r\n{poison}\r\n\r\n{poison}"),
+        format!("GET /-/cache/metrics\r\n{poison}"),
+        format!("{http}{poison}"),
+        format!("EHLO evil.example\r\n{poison}QUIT\r\n"),
+        format!("*1\r\n$4\r\nPING\r\n{poison}"),
+        format!("\x16\x03\x01\x02\x00\x01\n{poison}"),
+        format!("\r\n{poison}"),
+    ] {
+        let mut client = Client::new(&server);
+        client.send(&foreign);
+        let mut answer = String::new();
+        let _ = client.0.read_to_string(&mut answer);
+        assert!(!answer.contains("STORED"), "{foreign}: {answer}");
+        let mut other = Client::new(&server);
+        assert_eq!(other.ask("get k 0 0 9 json\r\n"), "NOT_FOUND", "{foreign}");
+        let is_http = foreign.starts_with("POST") || foreign.starts_with("Host");
+        assert_eq!(
+            answer.starts_with("HTTP/1.1 405 "),
+            is_http || foreign.starts_with("OPT") || foreign.starts_with("GET /-/cache/metrics\r"),
+            "{answer}"
+        );
+    }
+    assert_eq!(Client::new(&server).ask(&poison), "STORED 0 9", "it is a command");
+    server.stop().unwrap();
+}
+
+#[test]
+fn pages_of_other_sites_read_no_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
+    let get = |path: &str, headers: &str| {
+        let mut client = Client::new(&server);
+        client.send(&format!("GET {path} HTTP/1.1\r\n{headers}\r\n"));
+        let mut text = String::new();
+        client.0.read_to_string(&mut text).unwrap();
+        text
+    };
+    let metrics = "/-/cache/metrics";
+    let cross = "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n";
+    for (path, headers, status) in [
+        (metrics, "Host: localhost:9421\r\n", 200),
+        (metrics, "", 200),
+        (metrics, "Host: evil.example\r\n", 421),
+        (metrics, "Host: localhost\r\nHost: evil.example\r\n", 421),
+        ("http://evil.example/-/cache/metrics", "Host: localhost\r\n", 421),
+        (metrics, cross, 403),
+        ("/", "Host: localhost\r\n", 404),
+    ] {
+        let answer = get(path, headers);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path} {headers}: {answer}");
+        assert!(answer.contains("x-content-type-options: nosniff\r\n"), "{answer}");
+        assert!(!answer.contains("access-control-"), "{answer}");
+    }
     server.stop().unwrap();
 }
 

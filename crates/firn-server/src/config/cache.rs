@@ -1,14 +1,18 @@
 //! The settings of `firn cache`, alone and with `--proxy`.
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, Secret};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Unset,
+    Address, ByteSize, Count, FilePath, Folder, HostNames, Measured, Or, OriginPattern, OriginUrl,
+    PathPatterns, Span, Switch, Unset,
 };
+use crate::machine;
+
+use crate::access::GateOptions;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -40,18 +44,54 @@ settings! {
     /// Space on disk.
     size: ByteSize = "1GiB", bounds(FLASH_BYTES_MIN, UNBOUNDED);
 
-    /// Memory for the cache's index and for points that wait for the disk.
+    /// Memory for the cache's index and for points that wait for the disk. More than the memory of
+    /// the machine or of the control group is reduced to it, with a warning.
     memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
-    /// Connections that are open at the same time. Further ones wait.
+    /// Connections with requests at the same time. Beyond it the oldest connection between two
+    /// requests is closed, and further requests wait. Metrics are answered in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
+
+    /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
+    /// --connections-max, and all of it for clients on this machine.
+    connections_per_client_max: Or<Measured, Count> = "auto",
+        unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Smallest part of a request that the cache returns. For smaller parts the client, or the
     /// database behind the proxy, computes the whole response. A get may name another size. `auto`
     /// is 512KiB, and with --proxy is measured from the response times of the database.
     partial_bytes_min: Or<Measured, ByteSize> = "auto", bounds(0, UNBOUNDED);
 
+    /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
+    /// with keys of its own (docs/security.md). A running cache reads changes of it, also after
+    /// SIGHUP. `none` admits every client.
+    web_config: Or<Unset, FilePath> = "none";
+
+    /// Refuse to start without users or --token-file, and without TLS on an address that others
+    /// reach.
+    require_auth: Switch = "false";
+
+    /// File for a JSON line on each reload, refused login and refused request. `stderr` is standard
+    /// error.
+    audit_log: Or<Unset, FilePath> = "none";
+
+    /// Names and addresses by which clients reach this cache over HTTP, separated by commas, beside
+    /// localhost and the address in --listen. A request with another Host header is refused, so
+    /// that no web page reaches the cache under a name of its own (DNS rebinding). `*` allows every
+    /// name. Without this setting a cache that does not listen on loopback allows every name.
+    allowed_hosts: HostNames = "";
+
     section "With --proxy";
+
+    /// Origins whose web pages may send requests and read responses: a regular expression for the
+    /// whole origin. `none` allows only pages of the database itself, reached through the proxy.
+    cors_origin: Or<Unset, OriginPattern> = "none", only_with("proxy", "--proxy");
+
+    /// Further paths of the database that clients may request, with every method, separated by
+    /// commas: /api/v1/admin/tsdb/snapshot, or /api/v1/admin/* with all paths below it. Without
+    /// this setting clients may query, write samples, and open the pages of the database; paths and
+    /// statements that administrate it are refused. `/*` forwards everything.
+    proxy_paths: Or<Unset, PathPatterns> = "none", only_with("proxy", "--proxy");
 
     /// Age from which on the database does not change its samples any more. Younger samples are not
     /// cached.
@@ -60,6 +100,16 @@ settings! {
     /// Size of a response above which it is forwarded and not cached.
     answer_bytes_max: ByteSize = "64MiB",
         bounds(1, RESPONSE_BYTES_MAX), only_with("proxy", "--proxy");
+
+    /// File with the certificates of the authorities that may sign the origin's certificate. `none`
+    /// is those of the system.
+    origin_ca_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
+
+    /// File with a certificate and its key, both in PEM form, that the origin demands from clients.
+    origin_identity_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
+    /// Time after which a database that does not respond, or stops in the middle of a response, has
+    /// failed.
+    origin_timeout: Span = "5m", only_with("proxy", "--proxy");
 
     section "Without --proxy";
 
@@ -80,12 +130,35 @@ impl CacheConfig {
         Ok(())
     }
 
+    /// Users and TLS of the listener.
+    pub(crate) fn gate_options(&self, has_token: bool) -> GateOptions {
+        let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
+        GateOptions {
+            file: path(&self.web_config),
+            audit_log: path(&self.audit_log),
+            requires_auth: self.require_auth.is_on(),
+            has_token,
+            is_http: true,
+            refuses_matchers: true,
+        }
+    }
+
+    /// Settings that take effect otherwise than they are typed.
+    fn warnings(&self) -> Vec<String> {
+        machine::warn_of(self.memory).into_iter().collect()
+    }
+
+    /// The memory limit that is in force: at most the memory of the machine.
+    pub fn memory_bytes(&self) -> u64 {
+        machine::usable(self.memory.0)
+    }
+
     /// Reads the token that clients must send, if there is one: the first line of the file,
     /// trimmed.
     ///
     /// # Errors
     /// `Invalid` when the file cannot be read or contains no token.
-    pub fn read_token(&self) -> Result<Option<String>> {
+    pub fn read_token(&self) -> Result<Option<Secret>> {
         let Some(path) = self.token_file.get() else { return Ok(None) };
         let text = std::fs::read_to_string(&path.0)
             .map_err(|e| Error::invalid(format!("cannot read --token-file {path}")).because(e))?;
@@ -97,6 +170,6 @@ impl CacheConfig {
                  characters without blanks in its first line"
             )));
         }
-        Ok(Some(token))
+        Ok(Some(Secret::new(token)))
     }
 }

@@ -32,14 +32,15 @@ pub trait Settings: Sized + Debug {
     /// # Errors
     /// `Invalid`, as [`Settings::read`].
     fn check(&self, reader: &SettingsReader<'_>) -> Result<()>;
+
+    /// Settings that take effect otherwise than they are typed, one sentence each.
+    fn warnings(&self) -> Vec<String>;
 }
 
 /// The value of a setting, whatever its type is.
 #[derive(Clone, Debug)]
 pub struct SettingValue {
-    /// Reads back to the same value.
-    pub text: String,
-    /// The same without passwords.
+    /// Reads back to the same value, unless it contains a password, which is hidden.
     pub shown: String,
     /// See [`SettingType::is_on`].
     pub is_on: bool,
@@ -47,7 +48,7 @@ pub struct SettingValue {
 
 impl<T: SettingType> From<&T> for SettingValue {
     fn from(value: &T) -> SettingValue {
-        SettingValue { text: value.to_string(), shown: value.shown(), is_on: value.is_on() }
+        SettingValue { shown: value.shown(), is_on: value.is_on() }
     }
 }
 
@@ -107,6 +108,10 @@ macro_rules! settings {
 
             fn check(&self, reader: &SettingsReader<'_>) -> Result<()> {
                 self.check_together(reader)
+            }
+
+            fn warnings(&self) -> Vec<String> {
+                $Config::warnings(self)
             }
         }
     };

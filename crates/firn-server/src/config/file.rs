@@ -13,26 +13,33 @@
 )]
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, redacted};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::setting::Setting;
 use super::source::Source;
 
 /// A configuration file, parsed and not yet checked.
-#[derive(Debug)]
 pub(super) struct ConfigFile {
     path: String,
     entries: BTreeMap<String, FileEntry>,
 }
 
-#[derive(Debug)]
 struct FileEntry {
     text: String,
     /// Of the key, counted from 1.
     line: usize,
+}
+
+/// Without the values, which may be passwords.
+impl fmt::Debug for ConfigFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<&String> = self.entries.keys().collect();
+        f.debug_struct("ConfigFile").field("path", &self.path).field("keys", &keys).finish()
+    }
 }
 
 impl ConfigFile {
@@ -178,7 +185,8 @@ impl<'a> Events<'a> {
     fn item(&self, key: &str, text: &str, style: ScalarStyle, line: usize) -> Result<String> {
         let text = self.scalar(key, text, style, line)?;
         if text.contains(',') {
-            let what = format!("{key}: expected elements without a comma, got {text:?}");
+            let got = redacted(&text);
+            let what = format!("{key}: expected elements without a comma, got {got:?}");
             return Err(self.error(line, what));
         }
         Ok(text)
@@ -188,7 +196,7 @@ impl<'a> Events<'a> {
         self.error(line, format!("{key}: expected a value, a list or a mapping of plain values"))
     }
 
-    fn error(&self, line: usize, what: impl std::fmt::Display) -> Error {
+    fn error(&self, line: usize, what: impl fmt::Display) -> Error {
         Error::invalid(format!("{}:{line}: {what}", self.path))
     }
 }
@@ -199,7 +207,7 @@ impl<'a> Events<'a> {
     clippy::arithmetic_side_effects,
     reason = "a distance is at most the length of the longer text"
 )]
-fn distance(source: &str, target: &str) -> usize {
+pub(super) fn distance(source: &str, target: &str) -> usize {
     let target: Vec<char> = target.chars().collect();
     let mut costs: Vec<usize> = (0..=target.len()).collect();
     for (row, from) in source.chars().enumerate() {

@@ -1,29 +1,40 @@
 //! The command line: flags of a command, made from its table.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
-use firn_model::Result;
+use firn_model::{Error, Result};
 
 use super::declare::Settings;
-use super::file::ConfigFile;
-use super::load::{LoadedConfig, load, reader};
+use super::file::{ConfigFile, distance};
+use super::load::{LoadedConfig, load, reader, unknown_variables};
 use super::reader::Sources;
 use super::serve::ServeConfig;
 use super::setting::Setting;
 use super::values::{Folder, SlowTier};
 
 const CONFIG: &str = "config";
+// Edits of a mistyped name: two letters exchanged are two.
+const NEAR_DISTANCE: usize = 2;
 
 /// The flags of a command as they were typed. With `#[command(flatten)]` they are part of a parser
 /// that clap derives.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Flags<C> {
     texts: BTreeMap<String, String>,
     file: Option<PathBuf>,
     config: PhantomData<C>,
+}
+
+/// Without the texts, which may be passwords.
+impl<C> fmt::Debug for Flags<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.texts.keys().collect();
+        f.debug_struct("Flags").field("names", &names).field("file", &self.file).finish()
+    }
 }
 
 /// No flags.
@@ -51,7 +62,12 @@ impl<C: Settings> Flags<C> {
 
     /// The file that the flag or its variable names.
     fn config_file(&self) -> Result<Option<ConfigFile>> {
-        let variable = || std::env::var_os(file_variable::<C>()).map(PathBuf::from);
+        let name = file_variable::<C>();
+        let variable = || std::env::var_os(&name).map(PathBuf::from);
+        if self.file.is_none() && variable().is_some_and(|path| path.as_os_str().is_empty()) {
+            let what = format!("{name}: expected a file, got \"\"; unset it to use none");
+            return Err(Error::invalid(what));
+        }
         self.file.clone().or_else(variable).as_deref().map(ConfigFile::read).transpose()
     }
 
@@ -61,7 +77,8 @@ impl<C: Settings> Flags<C> {
         read: impl FnOnce(&Sources<'_>) -> Result<T>,
     ) -> Result<T> {
         let environment = |name: &str| std::env::var_os(name);
-        read(&Sources { flags: &self.texts, environment: &environment, file })
+        let variables = variable_names();
+        read(&Sources { flags: &self.texts, environment: &environment, variables, file })
     }
 
     fn read_matches(&mut self, matches: &ArgMatches, is_read: impl Fn(&str) -> bool) {
@@ -82,7 +99,8 @@ impl<C: Settings> Flags<C> {
     pub fn load_file(path: &Path) -> Result<LoadedConfig<C>> {
         let file = ConfigFile::read(path)?;
         let flags = BTreeMap::new();
-        load(&Sources { flags: &flags, environment: &|_| None, file: Some(&file) })
+        let variables = Vec::new();
+        load(&Sources { flags: &flags, environment: &|_| None, variables, file: Some(&file) })
     }
 }
 
@@ -91,8 +109,14 @@ impl<C: Settings> Flags<C> {
 pub(crate) fn from_flags<C: Settings>(flags: &[(&str, &str)]) -> Result<C> {
     let flags = flags.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
     let flags = flags.collect();
-    let sources = Sources { flags: &flags, environment: &|_| None, file: None };
+    let variables = Vec::new();
+    let sources = Sources { flags: &flags, environment: &|_| None, variables, file: None };
     load(&sources).map(|loaded| loaded.config)
+}
+
+/// Names of the variables of this process; one that is not UTF-8 is no setting's.
+fn variable_names() -> Vec<String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect()
 }
 
 /// Name of the variable that names the configuration file.
@@ -147,6 +171,19 @@ impl DatabaseFlags {
             let slow_tier: Option<SlowTier> = reader.value_unless_auto("slow-tier")?;
             Ok((folder.0, slow_tier.map(|slow_tier| slow_tier.to_string())))
         })
+    }
+
+    /// Mistakes in the environment that do not stop the command, one sentence each: variables that
+    /// nearly name one of these settings. Other ones are for `firn serve`.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut names = variable_names();
+        let is_near = |name: &String| {
+            let settings = ServeConfig::TABLE.iter().filter(|row| Self::NAMES.contains(&row.name));
+            let mut variables = settings.map(|row| row.variable(ServeConfig::PREFIX));
+            variables.any(|variable| distance(name, &variable) <= NEAR_DISTANCE)
+        };
+        names.retain(is_near);
+        unknown_variables(ServeConfig::TABLE, ServeConfig::PREFIX, &names)
     }
 }
 

@@ -3,6 +3,7 @@
 use firn_model::{Error, Result};
 
 use super::declare::Settings;
+use super::file::distance;
 use super::reader::{SettingsReader, Sources};
 use super::setting::Setting;
 use super::source::Source;
@@ -27,6 +28,8 @@ pub struct LoadedConfig<C> {
     pub config: C,
     /// Each of them, in the order of the table.
     pub effective: Vec<EffectiveSetting>,
+    /// Mistakes that do not stop the command, one sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Reads and checks the settings of a command.
@@ -63,7 +66,35 @@ pub(super) fn load<C: Settings>(sources: &Sources<'_>) -> Result<LoadedConfig<C>
         effective.push(EffectiveSetting { setting, value, source, without_effect });
     }
     config.check(&reader)?;
-    Ok(LoadedConfig { config, effective })
+    let mut warnings = unknown_variables(C::TABLE, C::PREFIX, &sources.variables);
+    warnings.extend(config.warnings());
+    Ok(LoadedConfig { config, effective, warnings })
+}
+
+/// A warning for each variable that looks like one of the command and is none. It is no error:
+/// other programs set variables too.
+pub(super) fn unknown_variables(
+    table: &[Setting],
+    prefix: &str,
+    variables: &[String],
+) -> Vec<String> {
+    let names = table.iter().map(|setting| setting.variable(prefix));
+    let known: Vec<String> = names.chain([format!("{prefix}CONFIG")]).collect();
+    let is_other = |rest: &str| {
+        // Of the other command and of its client; of Kubernetes, for a service named `firn`.
+        (prefix == "FIRN_" && rest.starts_with("CACHE_"))
+            || (prefix == "FIRN_CACHE_" && rest == "TOKEN")
+            || ["SERVICE_", "PORT_"].iter().any(|start| rest.starts_with(start))
+    };
+    let unknown = variables.iter().filter(|name| {
+        name.strip_prefix(prefix).is_some_and(|rest| !is_other(rest)) && !known.contains(name)
+    });
+    let warn = |name: &String| {
+        let nearest = known.iter().min_by_key(|known| distance(name, known));
+        let nearest = nearest.map(String::as_str).unwrap_or_default();
+        format!("{name}: no setting has this variable; the nearest is {nearest}")
+    };
+    unknown.map(warn).collect()
 }
 
 /// Reads single settings of a command.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, excerpt, redacted};
 
 use super::file::ConfigFile;
 use super::setting::Setting;
@@ -18,6 +18,8 @@ pub(super) struct Sources<'a> {
     pub(super) flags: &'a BTreeMap<String, String>,
     /// Variables of the environment by name.
     pub(super) environment: &'a dyn Fn(&str) -> Option<OsString>,
+    /// Names of all variables, for those that no setting has.
+    pub(super) variables: Vec<String>,
     pub(super) file: Option<&'a ConfigFile>,
 }
 
@@ -82,7 +84,8 @@ impl<'a> SettingsReader<'a> {
         let variable = setting.variable(self.prefix);
         if let Some(text) = (self.sources.environment)(&variable) {
             let text = text.into_string().map_err(|text| {
-                Error::invalid(format!("{variable}: expected UTF-8, got {}", text.display()))
+                let got = text.to_string_lossy();
+                Error::invalid(format!("{variable}: expected UTF-8, got {:?}", redacted(&got)))
             })?;
             return Ok((text, Source::Variable(variable)));
         }
@@ -92,9 +95,10 @@ impl<'a> SettingsReader<'a> {
 }
 
 fn refusal(setting: &Setting, source: &Source, expected: &ExpectedForm, text: &str) -> Error {
+    // Any text may be a URL with a password in the wrong place.
     let got = match setting.is_secret && text.contains('@') {
         true => String::new(),
-        false => format!(", got {text:?}"),
+        false => format!(", got {:?}", excerpt(&redacted(text))),
     };
     Error::invalid(format!("{}: expected {expected}{got}", source.label(setting)))
 }

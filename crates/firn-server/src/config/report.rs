@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::cache::CacheConfig;
 use super::declare::Settings;
 use super::load::LoadedConfig;
 use super::serve::ServeConfig;
@@ -18,6 +19,9 @@ impl<C: Settings> LoadedConfig<C> {
     /// Settings without effect are comments. Passwords are left out.
     pub fn print(&self) -> String {
         let mut text = format!("# firn {}: effective settings and their sources\n", C::COMMAND);
+        for warning in &self.warnings {
+            text += &format!("# warning: {warning}\n");
+        }
         let mut section = "";
         for entry in &self.effective {
             if entry.setting.section != section {
@@ -39,6 +43,24 @@ impl<C: Settings> LoadedConfig<C> {
             };
         }
         text
+    }
+}
+
+impl LoadedConfig<CacheConfig> {
+    /// Warns of credentials that every user of this machine can read in the list of processes.
+    pub fn warn_of_credentials(&self) {
+        let has_credentials =
+            self.config.proxy.get().is_some_and(|origin| origin.has_credentials());
+        let is_flag = self
+            .effective
+            .iter()
+            .any(|entry| entry.setting.name == "proxy" && entry.source == Source::Flag);
+        if has_credentials && is_flag {
+            tracing::warn!(
+                "--proxy contains credentials, which other users of this machine can see in the \
+                 list of processes; set FIRN_CACHE_PROXY or use a configuration file instead"
+            );
+        }
     }
 }
 

@@ -7,9 +7,11 @@ use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, Device, Folder, Forever, LabelNames, LabelPairs, LogSync, Never, Or,
-    OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Zero,
+    Address, ByteSize, Count, Device, FilePath, Folder, Forever, HostNames, LabelNames, LabelPairs,
+    LabelValue, LogSync, Measured, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch,
+    Unlimited, Unset, Zero,
 };
+use crate::access::GateOptions;
 use crate::machine;
 
 const KIB: u64 = 1 << 10;
@@ -95,7 +97,8 @@ settings! {
     section "Memory and queries";
 
     /// Upper limit for all memory of the database. `auto` is half the memory of the machine or of
-    /// the control group of this process.
+    /// the control group of this process. More than all of that memory is reduced to it, with a
+    /// warning.
     memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
@@ -109,7 +112,8 @@ settings! {
     query_samples_max: Count = "50000000", unit("samples");
 
     /// Memory that a query may use. `auto` is a quarter of --memory.
-    query_memory: ByteSize = auto(ByteSize(memory.0 / 4)), bounds(QUERY_BYTES_MIN, UNBOUNDED);
+    query_memory: ByteSize = auto(ByteSize(machine::usable(memory.0) / 4)),
+        bounds(QUERY_BYTES_MIN, UNBOUNDED);
 
     /// Space in --data for results of range queries: the next refresh of a dashboard computes its
     /// newest steps only. 0 switches the cache off.
@@ -144,7 +148,8 @@ settings! {
 
     /// Size of unflushed samples in memory that starts a flush. `auto` is an eighth of --memory, at
     /// most 512MiB.
-    head_flush_bytes: ByteSize = auto(ByteSize((memory.0 / 8).min(HEAD_FLUSH_BYTES_MAX))),
+    head_flush_bytes: ByteSize =
+        auto(ByteSize((machine::usable(memory.0) / 8).min(HEAD_FLUSH_BYTES_MAX))),
         bounds(1, UNBOUNDED), not_with(&["read-only"]);
 
     /// Age at which flushed data is uploaded to the slow tier. It bounds the data that is lost with
@@ -186,10 +191,10 @@ settings! {
     /// Length of a label value.
     label_value_bytes_max: ByteSize = "4KiB", bounds(1, REQUEST_BYTES_MAX);
 
-    /// Size of a write request as it is sent, usually compressed.
+    /// Size of a write request as it is sent, compressed or not.
     body_bytes_max: ByteSize = "32MiB", bounds(1, REQUEST_BYTES_MAX);
 
-    /// Size of a write request after decompression.
+    /// Size of a write request after decompression, if it is compressed.
     request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
 
     /// Respond with success although a part of a write was refused, if a retry would not help: to
@@ -214,17 +219,37 @@ settings! {
     /// Address and port to listen on. Port 0 selects a free one.
     listen: Address = "127.0.0.1:9420";
 
-    /// Connections that are open at the same time. Further ones wait.
+    /// Address and port of a second listener, for health, readiness and metrics, which has a thread
+    /// of its own. /-/quit, /-/reload and /api/v1/admin are then served only there.
+    admin_listen: Or<Unset, Address> = "none";
+
+    /// Connections with requests at the same time. Beyond it the oldest connection between two
+    /// requests is closed, and further requests wait. Health, readiness and metrics are answered
+    /// in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
-    /// Origins whose web pages may read responses: a regular expression for the whole origin.
-    cors_origin: OriginPattern = ".*";
+    /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
+    /// --connections-max, and all of it for clients on this machine.
+    connections_per_client_max: Or<Measured, Count> = "auto",
+        unit("connections"), bounds(1, CONNECTIONS_MAX);
+
+    /// Origins whose web pages may send requests and read responses: a regular expression for the
+    /// whole origin, such as https://grafana.example. `none` allows only the page of this server.
+    cors_origin: Or<Unset, OriginPattern> = "none";
+
+    /// Names and addresses by which clients reach this server, separated by commas, beside
+    /// localhost and the address in --listen. A request with another Host header is refused, so
+    /// that no web page reaches the server under a name of its own (DNS rebinding). `*` allows
+    /// every name. Without this setting a server that does not listen on loopback allows every
+    /// name.
+    allowed_hosts: HostNames = "";
 
     /// Labels that distinguish this server from others, as name=value pairs separated by commas.
     /// Federation, remote read and /api/v1/status/config return them.
     external_labels: LabelPairs = "";
 
-    /// Let HTTP clients delete series, clean up after deletes and take snapshots.
+    /// Let HTTP clients delete series, clean up after deletes, take snapshots, and delete or update
+    /// ranges in transactions.
     enable_admin_api: Switch = "false";
 
     /// Let HTTP clients stop the server with /-/quit and call /-/reload.
@@ -232,6 +257,29 @@ settings! {
 
     /// Interval at which the server scrapes its own metrics. `never` switches it off.
     self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
+
+    /// Label `job` of the server's own metrics. It differs from the job under which another
+    /// Prometheus scrapes this server. The limits on series never refuse these metrics.
+    self_scrape_job: LabelValue = "firndb-self",
+        only_with("self-scrape", "--self-scrape"), not_with(&["read-only"]);
+
+    section "Security";
+
+    /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
+    /// with keys of its own (docs/security.md). A running server reads changes of it, also after
+    /// SIGHUP. `none` admits every client.
+    web_config: Or<Unset, FilePath> = "none";
+
+    /// Refuse to start without users, and without TLS on an address that others reach.
+    require_auth: Switch = "false";
+
+    /// File for a JSON line on each delete, snapshot, range transaction, reload, refused login and
+    /// refused request. `stderr` is standard error.
+    audit_log: Or<Unset, FilePath> = "none";
+
+    /// File for a JSON line on each query, as Prometheus' query_log_file, with user and cost.
+    /// `stderr` is standard error.
+    query_log: Or<Unset, FilePath> = "none";
 }
 
 /// In files a second sync costs more than a second stream saves (docs/decisions/0010).
@@ -252,6 +300,29 @@ impl ServeConfig {
             return Err(reader.refuse("query-memory", expected));
         }
         Ok(())
+    }
+
+    /// Users and TLS of the listeners.
+    pub(crate) fn gate_options(&self) -> GateOptions {
+        let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
+        GateOptions {
+            file: path(&self.web_config),
+            audit_log: path(&self.audit_log),
+            requires_auth: self.require_auth.is_on(),
+            has_token: false,
+            is_http: true,
+            refuses_matchers: false,
+        }
+    }
+
+    /// Settings that take effect otherwise than they are typed.
+    fn warnings(&self) -> Vec<String> {
+        machine::warn_of(self.memory).into_iter().collect()
+    }
+
+    /// The memory limit that is in force: at most the memory of the machine.
+    pub fn memory_bytes(&self) -> u64 {
+        machine::usable(self.memory.0)
     }
 
     /// Limits by which new series are refused.

@@ -23,6 +23,7 @@ fn loaded<C: Settings>(
     load(&Sources {
         flags: flags.texts(),
         environment: &|name| variables.get(name).map(OsString::from),
+        variables: variables.keys().map(|name| (*name).to_owned()).collect(),
         file: file.as_ref(),
     })
 }
@@ -98,7 +99,7 @@ fn check_print<C: Settings>(flags: &[&str]) {
     }
 }
 
-const ODD_VALUES: [&str; 17] = [
+const ODD_VALUES: [&str; 18] = [
     "--memory=1000000000",
     "--retention=400d",
     "--fast-bytes-max=100000000",
@@ -110,6 +111,7 @@ const ODD_VALUES: [&str; 17] = [
     "--write-lenient",
     "--external-labels=region=eu,zone=\"b\" # c",
     "--cors-origin=https?://[^,]*",
+    "--allowed-hosts=db.example,10.0.0.1,::1",
     "--result-cache=0",
     "--enable-admin-api",
     "--enable-lifecycle=true",
@@ -125,20 +127,22 @@ fn printed_settings_are_a_configuration_file() {
     check_print::<ServeConfig>(&["--read-only", "--slow-tier=s3://bucket", "--memory=1GiB"]);
     check_print::<CacheConfig>(&[]);
     check_print::<CacheConfig>(&["--proxy=http://localhost:9090/p", "--settle=1m"]);
+    let paths = "--proxy-paths=/api/v1/admin/*,/b";
+    check_print::<CacheConfig>(&["--proxy=http://localhost:9090/p", paths, "--cors-origin=.*"]);
     check_print::<CacheConfig>(&["--token-file=/a b", "--partial-bytes-min=0"]);
 }
 
 #[test]
 fn printed_settings_name_sources_and_hide_passwords() {
-    let loaded = loaded::<CacheConfig>(
+    let first = loaded::<CacheConfig>(
         &["--proxy=http://user:hunter2@origin:9090"],
         &[("FIRN_CACHE_SIZE", "2GiB")],
         Some("memory: 64MiB\n\nsettle: 1m\n"),
     )
     .unwrap();
-    let printed = loaded.print();
+    let printed = first.print();
     assert!(!printed.contains("hunter2"), "{printed}");
-    assert!(!format!("{loaded:?}").contains("hunter2"));
+    assert!(!format!("{first:?}").contains("hunter2"));
     for (line, source) in [
         ("proxy: \"http://user:xxxxx@origin:9090/\"", "# flag"),
         ("size: 2GiB", "# FIRN_CACHE_SIZE"),
@@ -151,8 +155,36 @@ fn printed_settings_name_sources_and_hide_passwords() {
         assert!(found.ends_with(source), "{found}");
     }
     refused::<CacheConfig>(&["--proxy=ftp://user:hunter2@origin"], "--proxy: expected http://");
-    let error = loaded_error(&["--proxy=ftp://user:hunter2@origin"]);
-    assert!(!error.contains("hunter2"), "{error}");
+    for arg in [
+        "--proxy=ftp://user:hunter2@origin",
+        "--proxy=user:hunter2@origin",
+        "--proxy=hunter2@origin",
+        "--listen=http://user:hunter2@origin",
+        "--data=s3://user:hunter2@origin",
+        "--size=http://origin?password=hunter2",
+        "--allowed-hosts=user:hunter2@origin",
+    ] {
+        let error = loaded_error(&[arg]);
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    for proxy in ["http://hunter2@origin", "http://:hunter2@origin", "http:user:hunter2@origin"] {
+        let proxy = format!("--proxy={proxy}");
+        let token = loaded::<CacheConfig>(&[&proxy], &[], None).unwrap();
+        assert!(!format!("{token:?} {}", token.print()).contains("hunter2"), "{token:?}");
+        assert!(!format!("{:?}", token.config.values()).contains("hunter2"));
+    }
+    for tier in ["s3://key:hunter2@bucket", "s3://key:hunter2/bucket", "s3://b?key=hunter2"] {
+        let arg = format!("--slow-tier={tier}");
+        let error = loaded::<ServeConfig>(&[&arg], &[], None).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("AWS_SECRET_ACCESS_KEY") && !error.contains("hunter2"), "{error}");
+    }
+    let command = Flags::<CacheConfig>::augment_args(Command::new("firn"));
+    let matches = command.try_get_matches_from(["firn", "--proxy=http://u:hunter2@o"]).unwrap();
+    let flags = Flags::<CacheConfig>::from_arg_matches(&matches).unwrap();
+    assert!(!format!("{flags:?}").contains("hunter2"), "{flags:?}");
+    let file = ConfigFile::parse("f", "proxy: http://u:hunter2@o").unwrap();
+    assert!(!format!("{file:?}").contains("hunter2"), "{file:?}");
 }
 
 fn loaded_error(flags: &[&str]) -> String {
@@ -225,7 +257,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
         ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 10000"),
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
-        ("--group-by=a,,b", "--group-by: expected label names between commas, got \"a,,b\""),
+        (
+            "--group-by=a,,b",
+            "--group-by: expected label names between commas, without brackets and quotes, got",
+        ),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
         ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
         ("--log-streams=65", "--log-streams: expected 1 to the number of --shards, 64, got \"65\""),
@@ -234,15 +269,41 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--slow-cache-bytes-max=1KiB", "expected at least 8MiB or \"0\""),
         ("--result-cache=1MiB", "--result-cache: expected at least 8MiB or \"0\", got \"1MiB\""),
         ("--cors-origin=(", "--cors-origin: expected a regular expression"),
+        ("--allowed-hosts=a,,b", "--allowed-hosts: expected host names"),
+        ("--allowed-hosts=a:80", "--allowed-hosts: expected host names or addresses without ports"),
+        ("--allowed-hosts=http://a", "--allowed-hosts: expected host names"),
         ("--external-labels=a=1,b", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=1,a=2", "--external-labels: expected name=value pairs"),
         ("--external-labels=a=", "--external-labels: expected name=value pairs"),
+        ("--external-labels={a=\"b\"}", "without braces and quotes, got \"{a="),
+        ("--external-labels=a=\"b\"", "without braces and quotes, got"),
+        ("--external-labels={a=b}", "without braces and quotes, got \"{a=b}\""),
+        ("--external-labels= a=b", "without braces and quotes, got"),
+        ("--group-by={job}", "without brackets and quotes, got \"{job}\""),
+        ("--group-by=[job,instance]", "without brackets and quotes"),
+        ("--group-by=\"job\"", "without brackets and quotes"),
+        ("--self-scrape-job=", "--self-scrape-job: expected the value of a label"),
+        ("--data=s3://bucket/x", "--data: expected a folder of this machine, not a URL"),
+        ("--data=s3:/bucket/x", "--data: expected a folder of this machine, not a URL"),
+        (
+            "--slow-tier=s3:/bucket",
+            "s3://, gs:// or az:// with bucket and prefix or \"auto\", got \"s3:/bucket\"",
+        ),
+        ("--slow-tier=s3:bucket", "./NAME for a name with a colon"),
+        ("--slow-tier=foo:bar", "./NAME for a name with a colon"),
+        ("--slow-tier=ftp://a/b", "or s3://, gs:// or az:// with bucket"),
         ("--log-sync=interval:0", "--log-sync: expected interval:MILLISECONDS"),
         ("--log-sync=sometimes", "--log-sync: expected always, never or a duration such as 100ms"),
         ("--log-device=disk", "--log-device: expected file, or memory:"),
         ("--write-lenient=yes", "--write-lenient: expected true or false, got \"yes\""),
         ("--listen=nowhere", "--listen: expected an IP address and a port such as 127.0.0.1:9420"),
-        ("--slow-tier=", "--slow-tier: expected a folder, or s3://"),
+        ("--listen=localhost:+1", "--listen: expected an IP address and a port"),
+        ("--listen=:65536", "--listen: expected an IP address and a port"),
+        ("--listen=example.org:80", "--listen: expected an IP address and a port"),
+        (
+            "--slow-tier=",
+            "--slow-tier: expected a folder (./NAME for a name with a colon), or s3://",
+        ),
     ] {
         refused::<ServeConfig>(&[arg], expected);
     }
@@ -254,13 +315,21 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         &["--proxy=nowhere"],
         "--proxy: expected http:// or https:// with a host",
     );
+    for paths in ["a", "/a,", "/a*/b", "/a?b", "*", "/%2e"] {
+        let arg = format!("--proxy-paths={paths}");
+        refused::<CacheConfig>(&["--proxy=http://x", &arg], "--proxy-paths: expected paths");
+    }
     refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
+    refused::<CacheConfig>(&["--token-file=s3://b/t"], "a file of this machine, not a URL");
+    assert_eq!(serve(&["--slow-tier=./foo:bar"]).slow_tier.location(), "./foo:bar");
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
 #[test]
 fn a_setting_without_effect_is_refused_with_the_other_one() {
-    for arg in ["--settle=1m", "--answer-bytes-max=1MiB"] {
+    let with_proxy =
+        ["--settle=1m", "--answer-bytes-max=1MiB", "--cors-origin=a", "--proxy-paths=/a"];
+    for arg in with_proxy {
         refused::<CacheConfig>(&[arg], "has no effect without --proxy");
     }
     for arg in ["--idle=1m", "--value-bytes-max=1MiB", "--token-file=t"] {
@@ -301,7 +370,8 @@ fn the_defaults_are_those_of_the_library() {
     assert_eq!(config.group_by.0, ["job", "instance"]);
     assert_eq!((config.log_sync, config.log_streams), (LogSync::Always, Count(1)));
     assert_eq!(config.query_memory.0, config.memory.0 / 4);
-    assert!(config.cors_origin.0.matches("http://anywhere"));
+    assert!(config.cors_origin.get().is_none() && config.allowed_hosts.is_empty());
+    assert_eq!(config.self_scrape_job.0, "firndb-self");
     assert!(!config.enable_admin_api.is_on() && !config.enable_lifecycle.is_on());
     let (options, library) = (database::options(&config, || ()), firndb::Options::default());
     assert_eq!(config.patches_max.to_usize(), library.tree.patches_max);
@@ -311,6 +381,41 @@ fn the_defaults_are_those_of_the_library() {
     assert_eq!(options.tree.retention_ms, None);
     let (ours, library) = (config.label_limits(), firn_model::LabelLimits::default());
     assert_eq!(format!("{ours:?}"), format!("{library:?}"));
+}
+
+#[test]
+fn a_mistyped_variable_is_a_warning_with_the_nearest_name() {
+    let variables = [
+        ("FIRN_RETENTOIN", "15d"),
+        ("FIRN_RETENTION", "16d"),
+        ("FIRN_CONFIG", "of another test"),
+        ("FIRN_CACHE_SIZE", "1GiB"),
+        ("FIRN_CACHE_TOKEN", "t"),
+        ("FIRN_SERVICE_HOST", "10.0.0.1"),
+        ("FIRN_PORT_9420_TCP", "tcp://10.0.0.1:9420"),
+        ("OTHER", "x"),
+    ];
+    let serve = loaded::<ServeConfig>(&[], &variables, None).unwrap();
+    let warning =
+        "FIRN_RETENTOIN: no setting has this variable; the nearest is FIRN_RETENTION".to_owned();
+    assert_eq!(serve.warnings, [warning.as_str()]);
+    assert!(serve.print().contains(&format!("\n# warning: {warning}\n")), "{}", serve.print());
+    assert_eq!(loaded::<CacheConfig>(&[], &variables, None).unwrap().warnings, [""; 0]);
+    let cache = loaded::<CacheConfig>(&[], &[("FIRN_CACHE_MEMORIES", "1GiB")], None).unwrap();
+    assert!(cache.warnings[0].ends_with("the nearest is FIRN_CACHE_MEMORY"), "{cache:?}");
+}
+
+#[test]
+fn more_memory_than_the_machine_has_is_reduced_with_a_warning() {
+    let serve = loaded::<ServeConfig>(&["--memory=900TiB"], &[], None).unwrap();
+    let [warning] = &serve.warnings[..] else { panic!("{:?}", serve.warnings) };
+    assert!(warning.starts_with("--memory: 921600GiB is more than"), "{warning}");
+    let options = database::options(&serve.config, || ());
+    let machine = crate::machine::memory_bytes();
+    assert_eq!(options.memory_bytes_max, machine);
+    assert_eq!(serve.config.query_memory.0, machine / 4);
+    let cache = loaded::<CacheConfig>(&["--memory=900TB"], &[], None).unwrap();
+    assert_eq!((cache.warnings.len(), cache.config.memory_bytes()), (1, machine));
 }
 
 #[test]
@@ -346,11 +451,26 @@ fn texts_become_the_values_they_name() {
 
 #[test]
 fn the_yaml_has_external_labels_where_prometheus_has_them() {
-    let config = serve(&["--external-labels=region=eu,zone=\"b\"", "--self-scrape=90s"]);
+    let config = serve(&["--external-labels=region=eu,zone=b\"", "--self-scrape=90s"]);
     let yaml = config.yaml();
     let global = "global:\n  scrape_interval: 1m30s\n  external_labels:\n    \
-                  \"region\": \"eu\"\n    \"zone\": \"\\\"b\\\"\"\n\
+                  \"region\": \"eu\"\n    \"zone\": \"b\\\"\"\n\
                   firn:\n  data: \"./firn-data\"\n";
     assert!(yaml.starts_with(global), "{yaml}");
     assert!(yaml.contains("\n  label-value-bytes-max: \"4KiB\"\n"), "{yaml}");
+}
+
+#[test]
+fn an_address_has_short_forms() {
+    let f = |text: &str, want: &str| {
+        let address = text.parse::<Address>().unwrap();
+        assert_eq!(address.to_string(), want, "{text}");
+        assert_eq!(address.to_string().parse(), Ok(address));
+    };
+    f("localhost:9420", "127.0.0.1:9420");
+    f("9420", "127.0.0.1:9420");
+    f("127.0.0.1:0", "127.0.0.1:0");
+    f("[::1]:9420", "[::1]:9420");
+    let everywhere = ":9420".parse::<Address>().unwrap().0;
+    assert!(everywhere.ip().is_unspecified() && everywhere.port() == 9420);
 }

@@ -12,13 +12,14 @@
 
 use std::fmt::{self, Debug, Display};
 use std::marker::PhantomData;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use firn_model::{Labels, MatchOp, Matcher};
+use firn_env::scheme_of;
+use firn_model::{Labels, MatchOp, Matcher, redacted};
 use firndb::LogDevice;
 use reqwest::Url;
 
@@ -66,7 +67,7 @@ pub trait SettingType: Debug + Display + FromStr<Err = ExpectedForm> {
         true
     }
 
-    /// The value without passwords.
+    /// The value without passwords, which `Display` hides too where there may be one.
     fn shown(&self) -> String {
         self.to_string()
     }
@@ -296,7 +297,8 @@ impl SettingType for Switch {
     }
 }
 
-/// An IP address and a port.
+/// An IP address and a port. `localhost:9420` and `9420` are addresses of this machine only, and
+/// `:9420` is every address of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub SocketAddr);
 
@@ -304,8 +306,29 @@ impl FromStr for Address {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Address, ExpectedForm> {
-        let parsed = text.parse().map(Address);
-        parsed.or_else(|_| expected("an IP address and a port such as 127.0.0.1:9420"))
+        let (host, port) = text.rsplit_once(':').unwrap_or(("localhost", text));
+        let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+        let ip = match host {
+            "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            "" => Some(unspecified()),
+            _ => None,
+        };
+        let short = ip.zip(port.parse().ok().filter(|_| is_number)).map(SocketAddr::from);
+        short.or_else(|| text.parse().ok()).map(Address).ok_or_else(|| {
+            ExpectedForm(
+                "an IP address and a port such as 127.0.0.1:9420 or [::1]:9420, or localhost:9420, \
+                 or :9420 for all addresses"
+                    .to_owned(),
+            )
+        })
+    }
+}
+
+/// Every address of this machine: of both families where there is IPv6.
+fn unspecified() -> IpAddr {
+    match Path::new("/proc/net/if_inet6").exists() {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 
@@ -328,7 +351,7 @@ impl FromStr for Folder {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Folder, ExpectedForm> {
-        if text.is_empty() { expected("a folder") } else { Ok(Folder(text.into())) }
+        local_path(text, "a folder").map(Folder)
     }
 }
 
@@ -351,6 +374,18 @@ impl SettingType for Folder {
     const KIND: &'static str = "folder";
 }
 
+/// `text` as a path of this machine. A URL, also a mistyped one, would become a folder or file of
+/// that name.
+fn local_path(text: &str, what: &str) -> Result<PathBuf, ExpectedForm> {
+    match text {
+        "" => expected(what),
+        _ if scheme_of(text).is_some() => {
+            expected(format!("{what} of this machine, not a URL; ./NAME for a name with a colon"))
+        }
+        _ => Ok(PathBuf::from(text)),
+    }
+}
+
 /// A file of the local file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePath(pub PathBuf);
@@ -359,7 +394,7 @@ impl FromStr for FilePath {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<FilePath, ExpectedForm> {
-        if text.is_empty() { expected("a file") } else { Ok(FilePath(text.into())) }
+        local_path(text, "a file").map(FilePath)
     }
 }
 
@@ -378,6 +413,9 @@ impl SettingType for FilePath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowTier(String);
 
+/// Of locations of the slow tier.
+const SCHEMES: [&str; 6] = ["s3", "s3a", "gs", "az", "azure", "file"];
+
 impl SlowTier {
     /// The folder `slow` inside `data`.
     pub fn below(data: &Path) -> SlowTier {
@@ -394,10 +432,17 @@ impl FromStr for SlowTier {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<SlowTier, ExpectedForm> {
-        if text.is_empty() {
-            return expected("a folder, or s3://, gs:// or az:// with bucket and prefix");
+        let wanted = "a folder (./NAME for a name with a colon), or s3://, gs:// or az:// with \
+                      bucket and prefix";
+        match (text, text.split_once("://"), scheme_of(text)) {
+            ("", ..) | (_, None, Some(_)) => expected(wanted),
+            (_, Some((scheme, _)), _) if !SCHEMES.contains(&scheme) => expected(wanted),
+            _ if redacted(text) != text => expected(
+                "a folder, or a URL without credentials, which are variables of the environment, \
+                 such as AWS_SECRET_ACCESS_KEY",
+            ),
+            _ => Ok(SlowTier(text.to_owned())),
         }
-        Ok(SlowTier(text.to_owned()))
     }
 }
 
@@ -429,6 +474,23 @@ impl OriginUrl {
     pub fn url(&self) -> &Url {
         &self.url
     }
+
+    /// Identifies the origin and the user, without the user's password: a cache file contains a
+    /// digest of it.
+    pub fn owner(&self) -> String {
+        if self.url.password().is_none() {
+            return self.text.clone();
+        }
+        let mut url = self.url.clone();
+        // Fails only for URLs without a host.
+        let _ = url.set_password(None);
+        url.to_string()
+    }
+
+    /// Whether it contains a user or a password.
+    pub fn has_credentials(&self) -> bool {
+        !self.url.username().is_empty() || self.url.password().is_some()
+    }
 }
 
 impl FromStr for OriginUrl {
@@ -449,9 +511,10 @@ impl FromStr for OriginUrl {
     }
 }
 
+/// Without passwords, as everywhere but in requests.
 impl Display for OriginUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.shown())
     }
 }
 
@@ -467,12 +530,15 @@ impl SettingType for OriginUrl {
     const IS_SECRET: bool = true;
 
     fn shown(&self) -> String {
-        if self.url.password().is_none() {
+        if !self.has_credentials() {
             return self.text.clone();
         }
         let mut url = self.url.clone();
-        // Fails only for URLs without a host.
-        let _ = url.set_password(Some("xxxxx"));
+        // A user alone is a token. Both fail only for URLs without a host.
+        let _ = match self.url.password() {
+            Some(_) => url.set_password(Some("xxxxx")),
+            None => url.set_username("xxxxx"),
+        };
         url.to_string()
     }
 }
@@ -486,9 +552,9 @@ impl FromStr for LabelNames {
 
     fn from_str(text: &str) -> Result<LabelNames, ExpectedForm> {
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
-        match names.iter().any(String::is_empty) {
-            true => expected("label names between commas"),
-            false => Ok(LabelNames(names)),
+        match names.iter().all(|name| is_label_name(name)) {
+            true => Ok(LabelNames(names)),
+            false => expected("label names between commas, without brackets and quotes"),
         }
     }
 }
@@ -504,6 +570,11 @@ impl SettingType for LabelNames {
     const KIND: &'static str = "list of label names";
 }
 
+/// Whether a name is not empty and contains no punctuation of PromQL or YAML: `{job` is a mistake.
+fn is_label_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| "{}[]()\"'`=~!,".contains(c) || c.is_whitespace())
+}
+
 /// `name=value` pairs between commas; empty for none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LabelPairs(pub Labels);
@@ -513,7 +584,10 @@ impl FromStr for LabelPairs {
 
     fn from_str(text: &str) -> Result<LabelPairs, ExpectedForm> {
         let pairs = text.split(',').filter(|_| !text.is_empty()).map(|pair| {
-            pair.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty())
+            pair.split_once('=').filter(|(name, value)| {
+                let is_quoted = value.starts_with('"') && value.ends_with('"');
+                is_label_name(name) && !value.is_empty() && !is_quoted
+            })
         });
         let labels = pairs.collect::<Option<Vec<_>>>().and_then(|pairs| {
             // Fails for a repeated name.
@@ -521,7 +595,9 @@ impl FromStr for LabelPairs {
         });
         match labels {
             Some(labels) => Ok(LabelPairs(labels)),
-            None => expected("name=value pairs between commas, each name once"),
+            None => expected(
+                "name=value pairs between commas, each name once, without braces and quotes",
+            ),
         }
     }
 }
@@ -542,6 +618,38 @@ impl SettingType for LabelPairs {
     fn is_on(&self) -> bool {
         !self.0.is_empty()
     }
+}
+
+/// The value of a label: any text but an empty one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelValue(pub String);
+
+impl FromStr for LabelValue {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<LabelValue, ExpectedForm> {
+        match text {
+            "" => expected("the value of a label, not an empty one"),
+            _ if text.len() > LABEL_VALUE_BYTES_MAX => {
+                expected(format!("the value of a label of at most {LABEL_VALUE_BYTES_MAX} bytes"))
+            }
+            _ => Ok(LabelValue(text.to_owned())),
+        }
+    }
+}
+
+// A name that is typed; labels of series have a setting.
+const LABEL_VALUE_BYTES_MAX: usize = 256;
+
+impl Display for LabelValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl SettingType for LabelValue {
+    const VALUE_NAME: &'static str = "NAME";
+    const KIND: &'static str = "text";
 }
 
 /// A regular expression that matches a whole `Origin` header.
@@ -568,6 +676,97 @@ impl Display for OriginPattern {
 impl SettingType for OriginPattern {
     const VALUE_NAME: &'static str = "REGEX";
     const KIND: &'static str = "regular expression";
+}
+
+/// Host names and addresses between commas, without ports; `*` stands for all, an empty text for
+/// none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostNames(Vec<String>);
+
+impl HostNames {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `host` is one of them. Case does not count.
+    pub fn has(&self, host: &str) -> bool {
+        self.0.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(host))
+    }
+}
+
+impl FromStr for HostNames {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<HostNames, ExpectedForm> {
+        let names = text.split(',').map(str::trim).filter(|_| !text.is_empty());
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let is_name = |name: &String| {
+            let is_address = name.parse::<IpAddr>().is_ok();
+            let is_host_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            is_address || name == "*" || (!name.is_empty() && name.chars().all(is_host_char))
+        };
+        match names.iter().all(is_name) {
+            true => Ok(HostNames(names)),
+            false => expected("host names or addresses without ports between commas, or *"),
+        }
+    }
+}
+
+impl Display for HostNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+impl SettingType for HostNames {
+    const VALUE_NAME: &'static str = "HOSTS";
+    const KIND: &'static str = "list of host names";
+
+    fn is_on(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+/// Paths between commas; a final `*` stands for any rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPatterns(Vec<String>);
+
+impl PathPatterns {
+    /// Whether one of them matches `path`.
+    pub fn matches(&self, path: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => path == pattern,
+        })
+    }
+}
+
+impl FromStr for PathPatterns {
+    type Err = ExpectedForm;
+
+    fn from_str(text: &str) -> Result<PathPatterns, ExpectedForm> {
+        let patterns: Vec<String> = text.split(',').map(|path| path.trim().to_owned()).collect();
+        let is_pattern = |pattern: &String| {
+            let path = pattern.strip_suffix('*').unwrap_or(pattern);
+            path.starts_with('/') && !path.contains(['*', '?', '#', '%', '\\'])
+        };
+        match patterns.iter().all(is_pattern) {
+            true => Ok(PathPatterns(patterns)),
+            false => expected("paths such as /api/v1/admin/* between commas"),
+        }
+    }
+}
+
+impl Display for PathPatterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+impl SettingType for PathPatterns {
+    const VALUE_NAME: &'static str = "PATHS";
+    const KIND: &'static str = "list of paths";
 }
 
 /// When a write is acknowledged.
@@ -655,6 +854,13 @@ pub struct Or<W, T> {
 pub trait Word: Debug {
     /// How it is typed.
     const TEXT: &'static str;
+}
+
+/// The word.
+impl<W, T> Default for Or<W, T> {
+    fn default() -> Or<W, T> {
+        Or { value: None, word: PhantomData }
+    }
 }
 
 impl<W: Word, T: Clone> Or<W, T> {

@@ -4,39 +4,54 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::{MethodFilter, on};
-use firn_model::{Error, Result, Timestamp};
+use firn_model::{Error, Result, Timestamp, excerpt};
 use firndb::Db;
+use serde_json::{Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::app::{App, clock_ms};
+use crate::http::auth::Caller;
 use crate::http::params::Params;
-use crate::http::{Shared, ready};
-use crate::wire::json;
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::{Shared, client_of, ready};
+use crate::metadata_file;
+use crate::wire::json as api;
 use crate::wire::number::rfc3339;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
-    Router::new()
-        .route("/api/v1/admin/tsdb/delete_series", on(POST_PUT, delete_series))
-        .route("/api/v1/admin/tsdb/clean_tombstones", on(POST_PUT, clean_tombstones))
-        .route("/api/v1/admin/tsdb/snapshot", on(POST_PUT, snapshot))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Admin, Methods::PostPut, "/api/v1/admin/tsdb/delete_series", delete_series)
+        .route(
+            Access::Admin,
+            Methods::PostPut,
+            "/api/v1/admin/tsdb/clean_tombstones",
+            clean_tombstones,
+        )
+        .route(Access::Admin, Methods::PostPut, "/api/v1/admin/tsdb/snapshot", snapshot)
 }
 
 /// `delete_series`: hides the samples of all series that match, at once and for good.
 async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
     };
-    let asked = params.selectors().and_then(|selectors| Ok((selectors, params.range()?)));
-    let (selectors, range) = match asked {
+    let selected: Vec<String> = params.all("match[]").map(|text| excerpt(text).into()).collect();
+    let Ok(ready) = ready(&app) else {
+        return no_content(Err(Error::closed("the server is stopping")));
+    };
+    let timeout = app.config.query_timeout.duration();
+    let asked = ready.query(&caller.user, timeout, move |_, context| {
+        Ok((params.selectors(context)?, params.range()?))
+    });
+    let (selectors, range) = match asked.await {
         Ok((selectors, _)) if selectors.is_empty() => {
             return ApiError::bad_data("no match[] parameter provided").into_response();
         }
@@ -47,30 +62,40 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         true => Ok(()),
         false => db.delete(&selectors, range).map(|report| {
             let (series, range) = (report.series, (range.start, range.end));
-            tracing::info!(series, ?range, ?selectors, "deleted");
+            tracing::info!(%client, series, ?range, ?selectors, "deleted series");
         }),
     });
-    no_content(deleted.await)
+    let deleted = deleted.await;
+    let details = json!({ "match": selected, "start": range.start, "end": range.end });
+    caller.audit(&app.gate, "series.delete", &result_text(&deleted), details);
+    no_content(deleted)
 }
 
 /// `clean_tombstones`: responds once no table contains deleted samples.
 async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     if let Err(response) = params(&app, request).await {
         return response;
     }
+    tracing::info!(%client, "cleaning up after deletes");
     // Not dropped with the request: the work continues after the client disconnects.
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
     let cleaned = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
         db.clean_tombstones()
     });
-    no_content(cleaned.await)
+    let cleaned = cleaned.await;
+    caller.audit(&app.gate, "tombstones.clean", &result_text(&cleaned), Value::Null);
+    no_content(cleaned)
 }
 
 /// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. It contains its
 /// slow tier if ours is a folder; otherwise the copy's slow tier is the key prefix
 /// `snapshots/<name>` of ours.
 async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
+    let client = client_of(request.extensions());
     let params = match params(&app, request).await {
         Ok(params) => params,
         Err(response) => return response,
@@ -79,7 +104,7 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
         None => false,
         Some(Some(skip_head)) => skip_head,
         Some(None) => {
-            let text = params.get("skip_head").unwrap_or_default();
+            let text = excerpt(params.get("skip_head").unwrap_or_default());
             let why = format!("unable to parse boolean {text:?}");
             return ApiError::parameter("skip_head", why).into_response();
         }
@@ -88,25 +113,41 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
     let name = snapshot_name(clock_ms());
     let folder = app.config.data.join("snapshots").join(&name);
     let slow_tier = remote_place(app.config.slow_tier.location(), &name);
+    let shared = Shared::clone(&app);
     let copied = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
-        copy(db, &folder, slow_tier.as_deref(), skip_head)
+        if !shared.config.read_only.is_on() {
+            metadata_file::save(&shared.metadata, db)?;
+        }
+        copy(db, &folder, slow_tier.as_deref(), skip_head, &client)
     });
-    match copied.await {
+    let copied = copied.await;
+    caller.audit(&app.gate, "snapshot.take", &result_text(&copied), json!({ "name": name }));
+    match copied {
         Ok(()) => {
             let name = [("name", name.as_str())];
-            let body =
-                json::success(&[], &[], |out| json::push_object(name, out, json::push_string));
+            let body = api::success(&[], &[], |out| api::push_object(name, out, api::push_string));
             Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
         }
         Err(error) => ApiError::from(error).into_response(),
     }
 }
 
-fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Result<()> {
+/// `ok` or the error, for the audit log.
+pub(super) fn result_text<T>(done: &Result<T>) -> String {
+    done.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned())
+}
+
+fn copy(
+    db: &Db,
+    folder: &Path,
+    slow_tier: Option<&str>,
+    skip_head: bool,
+    client: &str,
+) -> Result<()> {
     let report = db.copy_to(folder, slow_tier, skip_head)?;
     let (folder, slow_tier) = (folder.display(), slow_tier.unwrap_or("in the folder"));
-    tracing::info!(%folder, %slow_tier, ?report, "a snapshot was made");
+    tracing::info!(%client, %folder, %slow_tier, ?report, "made a snapshot");
     Ok(())
 }
 
@@ -114,7 +155,7 @@ fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Res
 async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Body>> {
     if !app.config.enable_admin_api.is_on() {
         // Prometheus' clients expect status 500 and this type.
-        let body = json::failure("unavailable", "admin APIs disabled");
+        let body = api::failure("unavailable", "admin APIs disabled");
         let payload = Payload::new(body, Packing::Plain, None);
         return Err(payload.answer(StatusCode::INTERNAL_SERVER_ERROR, JSON));
     }

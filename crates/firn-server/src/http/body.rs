@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_LENGTH;
-use firn_model::{Budget, Error, Pool, Reservation, Result};
+use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
 use http_body_util::BodyExt;
 
 use crate::config::ServeConfig;
@@ -17,6 +17,8 @@ use crate::wire::snappy;
 pub(crate) struct HeldBytes {
     pub(crate) bytes: Vec<u8>,
     held: Reservation,
+    /// More will not be pushed.
+    len_max: usize,
 }
 
 /// The largest body that a request may have.
@@ -30,9 +32,12 @@ pub(crate) struct BodyLimit {
 impl BodyLimit {
     /// The limit of a body that is compressed or not.
     pub(crate) fn of(config: &ServeConfig, is_compressed: bool) -> BodyLimit {
-        let (size, setting) = match is_compressed {
-            true => (config.body_bytes_max, "--body-bytes-max"),
-            false => (config.request_bytes_max, "--request-bytes-max"),
+        let sent = (config.body_bytes_max, "--body-bytes-max");
+        let decoded = (config.request_bytes_max, "--request-bytes-max");
+        // An uncompressed body is sent as it is decoded: the smaller limit counts.
+        let (size, setting) = match is_compressed || sent.0 <= decoded.0 {
+            true => sent,
+            false => decoded,
         };
         BodyLimit { bytes_max: size.to_usize(), setting: Some(setting) }
     }
@@ -43,16 +48,24 @@ impl BodyLimit {
     }
 }
 
-// A sender that needs longer for one request has failed or is malicious.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-// Reserved at once for a body of unknown length.
+// While new series are refused for lack of memory, a body that makes no progress for this long
+// releases its own. Without such a need the connection's pace decides.
+const WAIT_WITHOUT_MEMORY: Duration = Duration::from_secs(2);
+// Room for some hundred new series.
+const SERIES_BYTES: u64 = 256 << 10;
+// Reserved for the first bytes of a body.
+const FIRST_BYTES: usize = 16 << 10;
+// A short body grows in larger steps.
+const SHORT_BYTES: usize = 1 << 20;
+// Per read of a decoder.
 const STEP_BYTES: usize = 64 << 10;
 
-/// Reads all of `body`, whose memory is `pool`'s.
+/// Reads all of `body`, whose memory is `pool`'s: reserved as the bytes arrive, because a length is
+/// announced for free.
 ///
 /// # Errors
 /// `TooLarge` over `limit`, before anything is read if the length is announced; `Busy` without
-/// memory; `Invalid` when the sender stops in the middle or takes over a minute.
+/// memory; `Invalid` when the sender stops in the middle, `Timeout` when it is too slow.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -64,33 +77,46 @@ pub(crate) async fn read(
         return Err(too_large(limit));
     }
     let mut read = HeldBytes::empty(budget, pool);
-    read.held.grow(announced.unwrap_or(0))?;
-    read.bytes.reserve_exact(announced.unwrap_or(0) as usize);
-    let reading = async {
-        let mut body = body;
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|e| Error::invalid("the body ends early").because(e))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if read.bytes.len() + data.len() > limit.bytes_max {
-                return Err(too_large(limit));
+    // At most the limit.
+    read.len_max = announced.map_or(limit.bytes_max, |len| len as usize);
+    let mut body = body;
+    loop {
+        let frame = match tokio::time::timeout(WAIT_WITHOUT_MEMORY, body.frame()).await {
+            Ok(Some(frame)) => frame.map_err(cut_off)?,
+            Ok(None) => return Ok(read),
+            Err(_) if budget.missing_bytes(Pool::Index, SERIES_BYTES) == 0 => continue,
+            Err(_) => {
+                let why = "memory is short and the body makes no progress; retry later";
+                return Err(Error::busy(1_000, why));
             }
-            read.push(&data)?;
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        if read.bytes.len() + data.len() > limit.bytes_max {
+            return Err(too_large(limit));
         }
-        Ok(())
-    };
-    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
-        Ok(done) => done.map(|()| read),
-        Err(_) => Err(Error::invalid(format!(
-            "the body did not arrive within {} seconds",
-            BODY_TIMEOUT.as_secs()
-        ))),
+        read.push(&data)?;
     }
+}
+
+/// The body ended before its end; the connection below knows why.
+fn cut_off(error: axum::Error) -> Error {
+    let mut source = Some(&error as &dyn std::error::Error);
+    while let Some(cause) = source {
+        match cause.downcast_ref::<std::io::Error>().map(|e| (e.kind(), e.to_string())) {
+            Some((std::io::ErrorKind::TimedOut, why)) => {
+                return Error::new(ErrorKind::Timeout, why);
+            }
+            Some((std::io::ErrorKind::InvalidData, why)) => return Error::invalid(why),
+            _ => source = cause.source(),
+        }
+    }
+    Error::invalid("the body ends early").because(error)
 }
 
 impl HeldBytes {
     /// No bytes, no memory yet.
-    fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
-        HeldBytes { bytes: Vec::new(), held: budget.empty(pool) }
+    pub(crate) fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
+        HeldBytes { bytes: Vec::new(), held: budget.empty(pool), len_max: usize::MAX }
     }
 
     /// Adds `data` after reserving its memory.
@@ -98,11 +124,18 @@ impl HeldBytes {
     /// # Errors
     /// `Busy` without memory.
     pub(crate) fn push(&mut self, data: &[u8]) -> Result<()> {
-        let wanted = self.bytes.len() + data.len();
-        if wanted as u64 > self.held.bytes() {
-            // Doubled, as the vector does.
-            let target = wanted.max(2 * self.bytes.len()).max(STEP_BYTES) as u64;
-            self.held.grow(target - self.held.bytes())?;
+        let (len, wanted) = (self.bytes.len(), self.bytes.len() + data.len());
+        if wanted > self.bytes.capacity() {
+            let factor = if wanted < SHORT_BYTES { 4 } else { 2 };
+            let ahead = (factor * len).max(FIRST_BYTES).min(self.len_max);
+            let capacity = wanted.max(ahead);
+            // While they are moved, the bytes exist twice.
+            let released = self.bytes.capacity() as u64;
+            self.held.grow(capacity as u64)?;
+            let mut moved = Vec::with_capacity(capacity);
+            moved.append(&mut self.bytes);
+            self.bytes = moved;
+            self.held.shrink(released);
         }
         self.bytes.extend_from_slice(data);
         Ok(())
@@ -151,4 +184,86 @@ impl HeldBytes {
 fn too_large(limit: BodyLimit) -> Error {
     let setting = limit.setting.map_or_else(String::new, |name| format!(" ({name})"));
     Error::too_large(format!("the body is over the limit of {} bytes{setting}", limit.bytes_max))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::http::HeaderValue;
+    use bytes::Bytes;
+    use hyper::body::Frame;
+
+    use super::*;
+
+    /// Sends frames, then nothing.
+    struct StalledBody(Vec<Bytes>);
+
+    impl axum::body::HttpBody for StalledBody {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
+            match self.0.pop() {
+                Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                None => Poll::Pending,
+            }
+        }
+    }
+
+    fn headers(length: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(CONTENT_LENGTH, HeaderValue::from_static(length))])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_announced_length_reserves_nothing_and_a_stalled_body_yields_to_new_series() {
+        let budget = Budget::new(100 << 20);
+        let limit = BodyLimit::constant(32 << 20);
+        let read_stalled = async |frames: Vec<Bytes>| {
+            let body = Body::new(StalledBody(frames));
+            let memory = (&budget, Pool::Requests);
+            let headers = headers("33554432");
+            let reading = read(&headers, body, limit, memory);
+            let used = async {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                budget.usage().used_bytes
+            };
+            tokio::select! { read = reading => Err(read.unwrap_err()), used = used => Ok(used) }
+        };
+        assert_eq!(read_stalled(Vec::new()).await.unwrap(), 0);
+        let some = vec![Bytes::from_static(b"some")];
+        assert_eq!(read_stalled(some.clone()).await.unwrap(), FIRST_BYTES as u64);
+        let _used = budget.reserve(Pool::Jobs, 80 << 20).unwrap();
+        let error = read_stalled(some).await.unwrap_err();
+        assert!(error.is_retriable() && error.to_string().contains("no progress"), "{error}");
+        assert_eq!(budget.usage().used_bytes, 80 << 20);
+    }
+
+    #[tokio::test]
+    async fn memory_grows_with_the_body_up_to_its_length() {
+        let budget = Budget::new(100 << 20);
+        for length in [0, 1, 5_000, 100_000, 3_000_000] {
+            let body = vec![7; length];
+            let text: &'static str = length.to_string().leak();
+            for headers in [headers(text), HeaderMap::new()] {
+                let body = Body::new(http_body_util::Full::from(body.clone()));
+                let limit = BodyLimit::constant(4 << 20);
+                let read = read(&headers, body, limit, (&budget, Pool::Requests)).await.unwrap();
+                assert_eq!(read.bytes.len(), length);
+                assert_eq!(read.held.bytes(), read.bytes.capacity() as u64);
+            }
+        }
+        let mut held = HeldBytes::empty(&budget, Pool::Requests);
+        for _ in 0..1_000 {
+            held.push(&[7; 3_000]).unwrap();
+            assert!(held.held.bytes() >= held.bytes.capacity() as u64);
+        }
+        assert!(held.bytes.capacity() <= 8_000_000);
+        drop(held);
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
 }

@@ -1,23 +1,23 @@
 //! `/federate`: the newest samples for another Prometheus.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::ACCEPT;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::get;
-use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
+use firn_model::{Error, Matcher, Pool, QueryContext, TimeRange};
 
 use crate::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::app::App;
-use crate::http::params::Params;
+use crate::http::auth::Caller;
+use crate::http::params::{Params, refused, url_budget};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::federation::{FederationFormat, push_samples};
 use firndb::Db;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/federate", get(federate))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Get, "/federate", federate)
 }
 
 /// `/federate`.
@@ -27,19 +27,17 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
         Err(response) => return response,
     };
     let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = FederationFormat::accepted(accept.unwrap_or_default());
     // GET only, so no body is read and no budget needed.
-    let selectors = match Params::read(request, &Budget::new(0)).await {
-        Ok(params) => selectors(&params),
-        Err(error) => Err(error),
-    };
-    let selectors = match selectors {
-        Ok(selectors) => selectors,
+    let params = match Params::read(request, &url_budget()).await {
+        Ok(params) => params,
         Err(error) => return failed(&error),
     };
     let shared = Shared::clone(&app);
-    let answered = ready.query(app.config.query_timeout.duration(), move |db, context| {
+    let answered = ready.query(&user, app.config.query_timeout.duration(), move |db, context| {
+        let selectors = selectors(&params, context)?;
         let samples = write(db, &shared, &selectors, format, context)?;
         Ok(Payload::new(samples.0, packing, Some(samples.1)))
     });
@@ -49,10 +47,13 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
     }
 }
 
-fn selectors(params: &Params) -> Result<Vec<Vec<Matcher>>, ApiError> {
-    let parse =
-        |text| firn_promql::parse_selector(text).map_err(|why| ApiError::bad_data(why.to_string()));
-    params.all("match[]").map(parse).collect()
+/// The selectors. Unlike elsewhere, one may select every series.
+fn selectors(params: &Params, context: &QueryContext) -> Result<Vec<Vec<Matcher>>, ApiError> {
+    let parse = |text| {
+        firn_promql::parse_selector(text, context)
+            .map_err(|why| refused(why, |why| ApiError::bad_data(why.to_string())))
+    };
+    params.selector_texts()?.into_iter().map(parse).collect()
 }
 
 fn write(
@@ -81,6 +82,7 @@ fn write(
 fn failed(error: &ApiError) -> Response<Body> {
     let status = match error.kind {
         ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
+        ApiErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
         ApiErrorKind::Timeout | ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };

@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
-use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
-use firndb::GroupSummary;
+use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, QueryContext, Result, excerpt};
+use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
     ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
 use crate::app::App;
+use crate::http::auth::Caller;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
 use crate::http::params::Params;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::ingest::groups::GroupsOutcome;
@@ -30,11 +30,12 @@ use crate::wire::json;
 use crate::wire::number::push_u64;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/groups", get(list).post(define))
-        .route("/api/v1/groups/write", post(write))
-        .route("/api/v1/groups/{group}", get(show))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::Get, "/api/v1/groups", list)
+        .route(Access::Write, Methods::Post, "/api/v1/groups", define)
+        .route(Access::Write, Methods::Post, "/api/v1/groups/write", write)
+        .route(Access::Read, Methods::Get, "/api/v1/groups/{group}", show)
 }
 
 const PROTOBUF: &str = "application/x-protobuf";
@@ -67,6 +68,9 @@ async fn carried_out(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    if let Err(error) = Caller::of(&request).check_unlimited_series() {
+        return write_error_json(&error);
+    }
     let (parts, body) = request.into_parts();
     let (form, packed) = match form_of(&parts.headers) {
         Ok(form) => form,
@@ -91,12 +95,14 @@ async fn carried_out(
     };
     match outcome {
         Ok(outcome) => {
-            app.telemetry.tallies.add(Protocol::Groups, &outcome.tally);
+            let refused = outcome.answer.as_ref().map(|answer| answer.refused.to_string());
+            let why = outcome.error.as_ref().map(Error::to_string).or(refused);
+            app.telemetry.tally(Protocol::Groups, &outcome.tally, &why.unwrap_or_default());
             answered(app, form, outcome)
         }
         Err(error) => {
             app.telemetry.tallies.refuse(Protocol::Groups);
-            failed(&error)
+            failed(app, &error)
         }
     }
 }
@@ -107,7 +113,7 @@ fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<
     let lenient = app.config.write_lenient.is_on();
     let Some(answer) = outcome.answer else {
         let none = || Error::internal("a request of groups has neither an answer nor an error");
-        return failed(&outcome.error.unwrap_or_else(none));
+        return failed(app, &outcome.error.unwrap_or_else(none));
     };
     let retry = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e)));
     let status = match &retry {
@@ -129,10 +135,10 @@ fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<
     }
 }
 
-fn failed(error: &Error) -> Response<Body> {
+fn failed(app: &App, error: &Error) -> Response<Body> {
     let response = write_error_json(error);
     if response.status().is_server_error() {
-        tracing::error!(%error, "a write of groups failed");
+        app.telemetry.log_failure("a write of groups", error);
     }
     response
 }
@@ -154,6 +160,7 @@ fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
         "gzip" => Packed::Gzip,
         "snappy" => Packed::Snappy,
         other => {
+            let other = excerpt(other);
             return Err(format!(
                 "Content-Encoding {other:?} is not supported, send gzip, snappy or none"
             ));
@@ -168,7 +175,8 @@ fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
         }
         "application/x-protobuf" | "application/protobuf" => Ok((GroupEncoding::Protobuf, packed)),
         _ => Err(format!(
-            "Content-Type {content_type:?} is not supported, send application/json or {PROTOBUF}"
+            "Content-Type {:?} is not supported, send application/json or {PROTOBUF}",
+            excerpt(content_type)
         )),
     }
 }
@@ -180,13 +188,14 @@ struct GroupListRequest {
     limit: usize,
 }
 
-fn check(params: &Params) -> Result<GroupListRequest, ApiError> {
+fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, ApiError> {
     let with_lone = match params.get("lone") {
         None | Some("false") => false,
         Some("true") => true,
         Some(_) => return Err(ApiError::parameter("lone", "expected true or false")),
     };
-    Ok(GroupListRequest { selectors: params.selectors()?, with_lone, limit: params.limit()? })
+    let limit = params.limit()?;
+    Ok(GroupListRequest { selectors: params.selectors(context)?, with_lone, limit })
 }
 
 /// `GET /api/v1/groups`.
@@ -228,9 +237,9 @@ async fn show(
     computed(
         app,
         request,
-        |_| Ok(()),
+        |_, _| Ok(()),
         move |db, (), context, packing| {
-            let found = db.group(group)?;
+            let found = db.group(group)?.and_then(|found| within(&context.scope, found));
             let found = found
                 .ok_or_else(|| Error::not_found(format!("group {} does not exist", group.0)))?;
             let bytes = found.members.iter().map(|(_, labels)| 64 + 2 * labels.as_encoded().len());
@@ -251,6 +260,19 @@ async fn show(
         },
     )
     .await
+}
+
+/// The members in the scope of a user; `None` without any.
+fn within(scope: &[Matcher], mut found: GroupMembers) -> Option<GroupMembers> {
+    if scope.is_empty() {
+        return Some(found);
+    }
+    let GroupMembers { labels: shared, members, .. } = &mut found;
+    members.retain(|(_, own)| {
+        let value = |name: &str| own.get(name).or_else(|| shared.get(name)).unwrap_or_default();
+        scope.iter().all(|matcher| matcher.matches(value(matcher.name())))
+    });
+    (!found.members.is_empty()).then_some(found)
 }
 
 fn push_head(group: GroupId, labels: &Labels, is_lone: bool, out: &mut Vec<u8>) {

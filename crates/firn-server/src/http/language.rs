@@ -3,28 +3,28 @@
 
 use std::fmt::{self, Write as _};
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::on;
 use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
+use crate::http::auth::Caller;
 use crate::http::computed::computed;
-use crate::http::params::Params;
-use crate::http::{GET_POST, Shared, ready};
+use crate::http::params::{Params, refused};
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::tree::push_tree;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/format_query", on(GET_POST, format_query))
-        .route("/api/v1/parse_query", on(GET_POST, parse_query))
-        .route("/api/v1/query_exemplars", on(GET_POST, query_exemplars))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::GetPost, "/api/v1/format_query", format_query)
+        .route(Access::Read, Methods::GetPost, "/api/v1/parse_query", parse_query)
+        .route(Access::Read, Methods::GetPost, "/api/v1/query_exemplars", query_exemplars)
 }
 
 // Upper bound of the output per byte of a query: a node of a tree. Lines are counted while they are
@@ -102,8 +102,12 @@ pub(crate) async fn query_exemplars(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let user = Caller::of(&request).user;
     let checked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => has_selectors(&params),
+        Ok(params) => {
+            let timeout = app.config.query_timeout.duration();
+            ready.query(&user, timeout, move |_, context| has_selectors(&params, context)).await
+        }
         Err(error) => Err(error),
     };
     match checked {
@@ -117,14 +121,16 @@ pub(crate) async fn query_exemplars(
 }
 
 /// Whether the checked query selects anything.
-fn has_selectors(params: &Params) -> Result<bool, ApiError> {
+fn has_selectors(params: &Params, context: &QueryContext) -> Result<bool, ApiError> {
     let start = params.time("start")?.unwrap_or(Timestamp::MIN);
     let end = params.time("end")?.unwrap_or(Timestamp::MAX);
     if end < start {
         return Err(ApiError::bad_data("end timestamp must not be before start timestamp"));
     }
     // Without the parameter's name before it, unlike everywhere else.
-    let expr = params.expr_or_why()?.map_err(|why| ApiError::bad_data(why.to_string()))?;
+    let text = params.get("query").unwrap_or_default();
+    let expr = firn_promql::prepare(text, context)
+        .map_err(|why| refused(why, |why| ApiError::bad_data(why.to_string())))?;
     let selections = firn_promql::selections(&expr, &EvalOptions::instant(0));
     Ok(selections.map_or(true, |selections| !selections.is_empty()))
 }

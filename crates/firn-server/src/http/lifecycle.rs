@@ -1,23 +1,38 @@
 //! Health, and requests that concern the process itself.
 
-use axum::Router;
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::{MethodFilter, get, on};
+
+use firn_model::Error;
+use serde_json::Value;
 
 use crate::answer::{Packing, Payload, text};
+use crate::http::admin::result_text;
+use crate::http::auth::Caller;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, starting};
 
-/// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/-/healthy", get(healthy))
-        .route("/-/ready", get(ready))
-        .route("/-/reload", on(POST_PUT, reload).get(not_by_get))
-        .route("/-/quit", on(POST_PUT, quit).get(not_by_get))
+/// Paths that are answered at every limit of connections.
+pub(crate) const HEALTH_PATHS: &[&str] = &["/-/healthy", "/-/ready", "/metrics"];
+
+/// The routes of [`HEALTH_PATHS`].
+pub(crate) fn health_routes() -> Routes {
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/metrics", metrics)
+        .route(Access::Open, Methods::Get, "/-/healthy", healthy)
+        .route(Access::Open, Methods::Get, "/-/ready", ready)
+}
+
+/// The other routes of this file.
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Admin, Methods::PostPut, "/-/reload", reload)
+        .route(Access::Admin, Methods::Get, "/-/reload", not_by_get)
+        .route(Access::Admin, Methods::PostPut, "/-/quit", quit)
+        .route(Access::Admin, Methods::Get, "/-/quit", not_by_get)
 }
 
 /// `/metrics`.
@@ -32,29 +47,46 @@ async fn healthy() -> Response<Body> {
     text(StatusCode::OK, "FirnDB is healthy.\n")
 }
 
-/// `/-/ready`: the database is open.
+const FENCED: &str = "Another server has taken over the slow tier: this one refuses writes. Stop it, \
+                      or see docs/tiers.md.\n";
+
+/// `/-/ready`: the database is open, and no other server has replaced this one.
 async fn ready(State(app): State<Shared>) -> Response<Body> {
     match app.ready() {
+        Some(ready) if ready.db.is_fenced() => text(StatusCode::SERVICE_UNAVAILABLE, FENCED),
         Some(_) => text(StatusCode::OK, "FirnDB is ready.\n"),
         None => text(StatusCode::SERVICE_UNAVAILABLE, starting(&app)),
     }
 }
 
-/// `/-/reload`: succeeds without effect. Settings cannot change while the process runs, but
-/// programs that watch a configuration file for Prometheus call it and must not see an error.
-async fn reload(State(app): State<Shared>) -> Response<Body> {
+/// `/-/reload`: reads the web configuration again, as SIGHUP does. Other settings cannot change
+/// while the process runs.
+async fn reload(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
-    text(StatusCode::OK, "Settings are read at the start only: nothing to reload.\n")
+    let (gate, shared) = (Arc::clone(&app.gate), Arc::clone(&app));
+    let reloaded = tokio::task::spawn_blocking(move || shared.reload()).await;
+    let reloaded =
+        reloaded.unwrap_or_else(|_| Err(Error::internal("the reload panicked, which is a bug")));
+    let caller = Caller::of(&request);
+    caller.audit(&gate, "server.reload", &result_text(&reloaded), Value::Null);
+    match reloaded {
+        Ok(()) => text(StatusCode::OK, "The web configuration was read again.\n"),
+        Err(error) => {
+            text(StatusCode::INTERNAL_SERVER_ERROR, format!("failed to reload config: {error}\n"))
+        }
+    }
 }
 
 /// `/-/quit`: stops as after SIGTERM, this answer included.
-async fn quit(State(app): State<Shared>) -> Response<Body> {
+async fn quit(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
-    tracing::info!("stopping: a client requested it");
+    let caller = Caller::of(&request);
+    tracing::info!(user = caller.user.name(), address = ?caller.address, "stopping: a client requested it");
+    caller.audit(&app.gate, "server.quit", "ok", Value::Null);
     app.quit.notify_one();
     text(StatusCode::OK, "Requesting termination... Goodbye!")
 }

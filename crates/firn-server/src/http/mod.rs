@@ -1,19 +1,22 @@
 //! HTTP: routes, and the steps around every request.
 
 mod admin;
-mod body;
+pub(crate) mod auth;
+pub(crate) mod body;
 mod computed;
 mod federate;
 mod groups;
+pub(crate) mod guard;
 mod language;
 mod lifecycle;
 mod page;
-mod params;
+pub(crate) mod params;
 mod query;
+mod query_log;
 mod read;
+pub(crate) mod roles;
 mod rules;
 mod series;
-pub(crate) mod serve;
 mod status;
 mod targets;
 mod transaction;
@@ -26,30 +29,81 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
-use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, HeaderMap, HeaderValue, ORIGIN, VARY,
-};
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::header::{ALLOW, HeaderValue};
+use axum::http::{Extensions, Method, Request, Response, StatusCode, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::routing::{MethodFilter, get};
 
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
+use crate::http::roles::{Access, Methods, Routes};
+use crate::net::{ClientAddress, HttpOptions};
+use crate::threads::on_network_thread;
 
-const API: &str = "/api/v1/";
+pub(crate) const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;
 
-/// Endpoints that take their parameters from the URL or from a posted form.
-pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POST);
+/// The routes of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Face {
+    /// All of them.
+    Whole,
+    /// Those that do not need [`Face::Admin`].
+    Public,
+    /// Health, metrics, the lifecycle and the admin API.
+    Admin,
+}
 
-/// Every route: each file names its own, one line per path.
-pub(crate) fn router(app: Shared) -> Router {
-    let routes = Router::new()
-        .route("/", get(page::page))
-        .merge(admin::routes())
-        .merge(lifecycle::routes())
+/// How requests of the database are answered.
+pub(crate) const HTTP: HttpOptions =
+    HttpOptions { open_paths: lifecycle::HEALTH_PATHS, explains_errors: true };
+
+/// The router of a listener: its routes, and the steps around every request.
+pub(crate) fn router(app: Shared, face: Face) -> Router {
+    let guard = Arc::clone(&app.guard);
+    let routes = table(face)
+        .into_router()
+        .fallback(async move |uri: Uri| not_found(face, uri.path()))
+        .method_not_allowed_fallback(async || {
+            text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
+        })
+        .layer(from_fn_with_state(Arc::clone(&app), around))
+        .with_state(app);
+    // The router itself names the methods of a path, after all layers of its own.
+    Router::new()
+        .fallback_service(routes)
+        .layer(from_fn(list_methods))
+        .layer(from_fn_with_state(guard, guard::guard))
+}
+
+fn not_found(face: Face, path: &str) -> Response<Body> {
+    let is_admin = path.starts_with("/api/v1/admin/") || matches!(path, "/-/quit" | "/-/reload");
+    text(
+        StatusCode::NOT_FOUND,
+        match face {
+            Face::Public if is_admin => "this path is served on the address of --admin-listen\n",
+            _ => "404 page not found\n",
+        },
+    )
+}
+
+/// The routes of a listener with their access: each file names its own, one line per path.
+pub(crate) fn table(face: Face) -> Routes {
+    let health = lifecycle::health_routes();
+    match face {
+        Face::Whole => health.merge(admin_routes()).merge(public_routes()),
+        Face::Public => health.merge(public_routes()),
+        Face::Admin => health.merge(admin_routes()),
+    }
+}
+
+fn admin_routes() -> Routes {
+    admin::routes().merge(lifecycle::routes())
+}
+
+fn public_routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::Get, "/", page::page)
         .merge(query::routes())
         .merge(read::routes())
         .merge(rules::routes())
@@ -62,20 +116,18 @@ pub(crate) fn router(app: Shared) -> Router {
         .merge(transaction::routes())
         .merge(tsdb::routes())
         .merge(write::routes())
-        .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
-        .method_not_allowed_fallback(async || {
-            text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
-        })
-        .layer(from_fn_with_state(Arc::clone(&app), around))
-        .with_state(app);
-    // The router itself names the methods of a path, after all layers of its own.
-    Router::new().fallback_service(routes).layer(from_fn(list_methods))
 }
 
 /// The database, or the response that reports the progress of its start.
 #[expect(clippy::result_large_err, reason = "the error is the answer, and is rare")]
 pub(crate) fn ready(app: &App) -> Result<&Ready, Response<Body>> {
     app.ready().ok_or_else(|| text(StatusCode::SERVICE_UNAVAILABLE, starting(app)))
+}
+
+/// The address of the client, for the log.
+pub(crate) fn client_of(extensions: &Extensions) -> String {
+    let client = extensions.get::<ClientAddress>();
+    client.map_or_else(|| "unknown".to_owned(), |client| client.0.to_string())
 }
 
 /// How far the start is.
@@ -89,25 +141,24 @@ pub(crate) fn starting(app: &App) -> String {
     format!("Service Unavailable: starting, {done} of {total} bytes of log are read{left}\n")
 }
 
-/// Cross-origin headers, preflight answers, and counting.
+/// Answers to `OPTIONS`, and counting. The guard adds the headers of a preflight.
 async fn around(
     State(app): State<Shared>,
     path: Option<MatchedPath>,
-    request: Request<Body>,
+    mut request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
+    request.extensions_mut().insert(Arc::clone(&app.gate));
     let unanswered = Unanswered::new(&app, path.as_ref());
-    let origin = request.headers().get(ORIGIN).cloned();
     let is_api = request.uri().path().starts_with(API);
     let mut response = if is_api && request.method() == Method::OPTIONS {
         no_content()
     } else {
-        next.run(request).await
+        on_network_thread(next.run(request)).await
     };
-    let origin = origin.filter(|origin| {
-        origin.to_str().is_ok_and(|origin| app.config.cors_origin.0.matches(origin))
-    });
-    allow_origin(origin, response.headers_mut());
+    for (name, value) in &app.gate.policy().headers {
+        response.headers_mut().insert(name, value.clone());
+    }
     unanswered.answered(response.status());
     response
 }
@@ -151,15 +202,4 @@ async fn list_methods(request: Request<Body>, next: Next) -> Response<Body> {
         }
     }
     response
-}
-
-fn allow_origin(origin: Option<HeaderValue>, headers: &mut HeaderMap) {
-    headers.append(VARY, HeaderValue::from_static("Origin"));
-    let Some(origin) = origin else { return };
-    let fixed = HeaderValue::from_static;
-    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, OPTIONS"));
-    headers
-        .insert(ACCESS_CONTROL_ALLOW_HEADERS, fixed("Accept, Authorization, Content-Type, Origin"));
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, fixed("Date"));
 }

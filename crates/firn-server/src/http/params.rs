@@ -14,8 +14,11 @@ use std::num::IntErrorKind;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Request};
-use firn_model::{Budget, Matcher, Pool, Reservation, TimeRange, Timestamp};
-use firn_promql::{Expr, ParseError};
+use firn_model::{
+    Budget, Error, ErrorKind, Matcher, Pool, QueryContext, Reservation, TimeRange, Timestamp,
+    excerpt,
+};
+use firn_promql::Expr;
 
 use crate::answer::ApiError;
 use crate::http::body::{self, BodyLimit};
@@ -25,21 +28,28 @@ use crate::wire::number::{parse_duration_ns, parse_time};
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     pairs: Vec<(String, String)>,
-    /// The memory of a form.
+    /// The memory of `pairs`.
     _held: Option<Reservation>,
 }
 
+// A URL has at most the length of a request's head; its parameters take a multiple of it.
+const URL_PARAMS_BYTES_MAX: u64 = 8 << 20;
 // As Go's form parser.
 const FORM_BYTES_MAX: usize = 10 << 20;
-// A tree takes some 50 times the memory of its text; the longest queries of programs have 100 kB.
-const QUERY_BYTES_MAX: usize = 1 << 20;
+// Each selector of a request searches the whole index. Programs send some dozens.
+const SELECTOR_COUNT_MAX: usize = 1_000;
+
+/// The budget of parameters where the database may not be open.
+pub(crate) fn url_budget() -> Budget {
+    Budget::new(URL_PARAMS_BYTES_MAX)
+}
 
 impl Params {
     /// Reads the parameters of `request`. A body counts only with POST or PUT and as a form.
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();
-        let mut held = None;
+        let mut held = budget.empty(Pool::Query);
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
@@ -48,12 +58,22 @@ impl Params {
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
                 .map_err(bad_form)?;
-            // Two strings for each pair, of which the shortest has two bytes.
-            held = Some(budget.reserve(Pool::Query, (form.bytes.len() as u64).saturating_mul(32))?);
+            held.grow(decoded_bytes(&form.bytes))?;
             decode(&form.bytes, &mut pairs)?;
         }
-        decode(parts.uri.query().unwrap_or_default().as_bytes(), &mut pairs)?;
-        Ok(Params { pairs, _held: held })
+        if let Some(query) = parts.uri.query() {
+            held.grow(decoded_bytes(query.as_bytes()))?;
+            decode(query.as_bytes(), &mut pairs)?;
+        }
+        Ok(Params { pairs, _held: Some(held) })
+    }
+
+    /// The parameters of a form.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of_form(form: &[u8]) -> Result<Params, ApiError> {
+        let mut pairs = Vec::new();
+        decode(form, &mut pairs)?;
+        Ok(Params { pairs, _held: None })
     }
 
     /// The first value of `name` that counts; an empty one is the same as none.
@@ -93,21 +113,11 @@ impl Params {
         self.get(name).map(parse_duration_ns).transpose()
     }
 
-    /// `query`, parsed.
-    pub(crate) fn expr(&self) -> Result<Expr, ApiError> {
-        let expr = self.expr_or_why()?;
-        expr.map_err(|why| ApiError::parameter("query", why))
-    }
-
-    /// `query`, parsed, or the parser's error.
-    pub(crate) fn expr_or_why(&self) -> Result<Result<Expr, ParseError>, ApiError> {
+    /// `query`, parsed and compiled within the limits of `context`. Runs on a query thread.
+    pub(crate) fn expr(&self, context: &QueryContext) -> Result<Expr, ApiError> {
         let text = self.get("query").unwrap_or_default();
-        if text.len() > QUERY_BYTES_MAX {
-            let why =
-                format!("the query has {} bytes, at most {QUERY_BYTES_MAX} are read", text.len());
-            return Err(ApiError::parameter("query", why));
-        }
-        Ok(firn_promql::parse(text))
+        firn_promql::prepare(text, context)
+            .map_err(|why| refused(why, |why| ApiError::parameter("query", why)))
     }
 
     /// `limit`: 0, which means none, if it is absent.
@@ -123,6 +133,7 @@ impl Params {
                     IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
                     _ => "invalid syntax",
                 };
+                let text = excerpt(text);
                 Err(ApiError::parameter("limit", format!("strconv.Atoi: parsing {text:?}: {why}")))
             }
         }
@@ -135,29 +146,60 @@ impl Params {
         Ok(TimeRange::new(start, end))
     }
 
-    /// `match[]`: selectors, each with at least one matcher that an absent label does not pass.
-    pub(crate) fn selectors(&self) -> Result<Vec<Vec<Matcher>>, ApiError> {
+    /// The texts of `match[]`.
+    pub(crate) fn selector_texts(&self) -> Result<Vec<&str>, ApiError> {
+        let texts: Vec<&str> = self.all("match[]").collect();
+        if texts.len() > SELECTOR_COUNT_MAX {
+            let count = texts.len();
+            let why = format!("got {count} selectors, expected at most {SELECTOR_COUNT_MAX}");
+            return Err(ApiError::parameter("match[]", why));
+        }
+        Ok(texts)
+    }
+
+    /// `match[]`: selectors, each with at least one matcher that an absent label does not pass,
+    /// compiled within the limits of `context`. Runs on a query thread.
+    pub(crate) fn selectors(&self, context: &QueryContext) -> Result<Vec<Vec<Matcher>>, ApiError> {
         let parse = |text| {
-            let matchers =
-                firn_promql::parse_selector(text).map_err(|e| ApiError::parameter("match[]", e))?;
+            let matchers = firn_promql::parse_selector(text, context)
+                .map_err(|why| refused(why, |why| ApiError::parameter("match[]", why)))?;
             if matchers.iter().all(Matcher::matches_absent) {
                 let why = "match[] must contain at least one non-empty matcher";
                 return Err(ApiError::parameter("match[]", why));
             }
             Ok(matchers)
         };
-        self.all("match[]").map(parse).collect()
+        self.selector_texts()?.into_iter().map(parse).collect()
     }
+}
+
+/// The API's error for a text that is not a query: `named` if the text is wrong, otherwise as for
+/// any query.
+pub(crate) fn refused(why: Error, named: impl FnOnce(Error) -> ApiError) -> ApiError {
+    if *why.kind() == ErrorKind::Invalid { named(why) } else { why.into() }
 }
 
 fn bad_form(why: impl std::fmt::Display) -> ApiError {
     ApiError::bad_data(format!("error parsing form values: {why}"))
 }
 
+/// Memory of the pairs of a form: two bytes can become two strings.
+fn decoded_bytes(form: &[u8]) -> u64 {
+    // Two strings, and the allocator's smallest block for each.
+    const PAIR_BYTES: u64 = 48 + 2 * 16;
+    (pieces(form).count() as u64).saturating_mul(PAIR_BYTES).saturating_add(form.len() as u64)
+}
+
+/// The pairs, still encoded.
+fn pieces(form: &[u8]) -> impl Iterator<Item = &[u8]> {
+    form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty())
+}
+
 /// Appends the pairs of `name=value&name=value`. Names that are not UTF-8 match no parameter and
 /// are skipped.
 fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError> {
-    for pair in form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+    pairs.reserve_exact(pieces(form).count());
+    for pair in pieces(form) {
         let name_len = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
         let (name, value) = pair.split_at(name_len);
         let Ok(name) = String::from_utf8(unescape(name)?) else { continue };
@@ -207,6 +249,24 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Short pairs take most memory for their length: it is reserved, from the URL too.
+    #[test]
+    fn the_memory_of_pairs_is_reserved() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let pairs = "a&".repeat(1_000);
+        let request = Request::post(format!("/?{pairs}"))
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(pairs))
+            .unwrap();
+        let budget = Budget::unlimited();
+        let params = runtime.block_on(Params::read(request, &budget)).unwrap();
+        assert_eq!(params.pairs.len(), 2_000);
+        let taken = params.pairs.capacity() * size_of::<(String, String)>() + 2_000 * 16;
+        assert!(budget.usage().used_bytes >= taken as u64, "{:?}", budget.usage());
+        drop(params);
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
 
     #[test]
     fn forms_are_decoded_strictly() {

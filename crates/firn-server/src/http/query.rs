@@ -2,33 +2,36 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::on;
 use firn_model::{Pool, QueryContext};
 use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, Ready, monotonic_ns};
+use crate::http::auth::Caller;
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared, ready};
+use crate::http::query_log::QuerySender;
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::query_stats::{StatsLevel, Timings};
 use firndb::{QueryOptions, QueryTime};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/query", on(GET_POST, instant))
-        .route("/api/v1/query_range", on(GET_POST, range))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::GetPost, "/api/v1/query", instant).route(
+        Access::Read,
+        Methods::GetPost,
+        "/api/v1/query_range",
+        range,
+    )
 }
 
-/// A query whose parameters are checked.
+/// A query whose parameters are checked, except for its text.
 struct QueryRequest {
-    expr: Expr,
     time: QueryTime,
     options: QueryOptions,
     timeout: Duration,
@@ -49,16 +52,8 @@ pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -
         let timeout = timeout(app, params)?;
         let stats = stats_level(params);
         let options = options(app, params, &stats)?;
-        let expr = params.expr()?;
-        Ok(QueryRequest {
-            expr,
-            time: QueryTime::Instant(ts),
-            options,
-            timeout,
-            limit,
-            stats,
-            packing,
-        })
+        let time = QueryTime::Instant(ts);
+        Ok(QueryRequest { time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -96,17 +91,8 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
         let timeout = timeout(app, params)?;
         let stats = stats_level(params);
         let options = options(app, params, &stats)?;
-        let expr = params.expr()?;
-        if !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
-            let found = expr.value_type().documented();
-            let why = format!(
-                "invalid expression type \"{found}\" for range query, must be Scalar or instant \
-                 Vector"
-            );
-            return Err(ApiError::parameter("query", why));
-        }
         let time = QueryTime::Range { start, end, step_ms: step_ns / 1_000_000 };
-        Ok(QueryRequest { expr, time, options, timeout, limit, stats, packing })
+        Ok(QueryRequest { time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -121,19 +107,32 @@ async fn answer(
         Err(response) => return response,
     };
     let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
+    let sender = QuerySender::of(&request);
     let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&app, ready, &params, packing),
+        Ok(params) => check(&app, ready, &params, packing).map(|asked| (params, asked)),
         Err(error) => Err(error),
     };
-    let asked = match asked {
+    let (params, mut asked) = match asked {
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
+    asked.options.samples_max = user.query_samples_max(asked.options.samples_max);
     let shared = Shared::clone(&app);
-    let answered = ready.query(asked.timeout, move |db, context| {
+    let answered = ready.query(&user, asked.timeout, move |db, context| {
+        let expr = expr(&params, asked.time, context)?;
+        drop(params);
         let start_ns = monotonic_ns();
-        let output = db.evaluate(&asked.expr, asked.time, &asked.options, context)?;
+        let output = db.evaluate(&expr, asked.time, &asked.options, context);
+        let output = output.map_err(ApiError::from);
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
+        if let Some(log) = &shared.query_log {
+            let read = output.as_ref().map_or(0, |output| output.samples_read);
+            let peak = output.as_ref().map(|output| output.samples_peak);
+            let text = expr.text();
+            log.push(sender.line(text, asked.time, (read, peak), (timings, context)));
+        }
+        let output = output?;
         shared.telemetry.samples_read.add(output.samples_read);
         encode(&output, &asked, timings, context)
     });
@@ -141,6 +140,20 @@ async fn answer(
         Ok(payload) => payload.answer(StatusCode::OK, JSON),
         Err(error) => error.into_response(),
     }
+}
+
+/// The query, the last parameter that Prometheus checks.
+fn expr(params: &Params, time: QueryTime, context: &QueryContext) -> Result<Expr, ApiError> {
+    let expr = params.expr(context)?;
+    let is_range = matches!(time, QueryTime::Range { .. });
+    if is_range && !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
+        let found = expr.value_type().documented();
+        let why = format!(
+            "invalid expression type \"{found}\" for range query, must be Scalar or instant Vector"
+        );
+        return Err(ApiError::parameter("query", why));
+    }
+    Ok(expr)
 }
 
 /// Writes and packs the answer, on the query's thread and on its budget.
@@ -200,6 +213,7 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
         lookback_ms,
         samples_max: app.config.query_samples_max.0,
         counts_samples: *stats != StatsLevel::None,
+        labels_max: app.config.label_limits(),
     })
 }
 

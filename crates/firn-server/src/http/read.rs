@@ -9,14 +9,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use firn_model::{
     CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, Timestamp,
@@ -24,18 +23,22 @@ use firn_model::{
 use firndb::{SeriesWalk, Snapshot, WalkOptions};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use crate::answer::{Packing, Payload, text};
+use crate::access::account::UserQuery;
+use crate::answer::{ApiError, Packing, Payload, text};
 use crate::app::{App, CancelOnDrop};
+use crate::http::auth::Caller;
 use crate::http::body::{self, BodyLimit, HeldBytes};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, ready};
+use crate::throttle::Throttle;
 use crate::wire::remote_read::{
     self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
 };
 use crate::wire::snappy;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/read", post(read))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Post, "/api/v1/read", read)
 }
 
 // As Prometheus: of the body, compressed and decompressed.
@@ -51,6 +54,10 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let user = Caller::of(&request).user;
+    let Some(user_query) = user.begin_query() else {
+        return ApiError::too_many_queries().into_response();
+    };
     let (parts, body) = request.into_parts();
     let memory = (ready.db.budget(), Pool::Query);
     let limit = BodyLimit::constant(BODY_BYTES_MAX);
@@ -61,7 +68,7 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     let running = Running::new(&app);
     let cancel = CancelToken::new();
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
-    let context = ready.query_context(cancel.clone());
+    let context = ready.query_context(&user, cancel.clone());
     let starting = async {
         let place = ready.read_permit().await?;
         let shared = Arc::clone(&app);
@@ -76,8 +83,12 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
             response
         }
         Ok((place, Started::Stream { first, rest })) => {
-            let held =
-                Held { running, _place: place, _canceled_when_dropped: canceled_when_dropped };
+            let held = Held {
+                running,
+                _place: place,
+                _user_query: user_query,
+                _canceled_when_dropped: canceled_when_dropped,
+            };
             stream(first, rest, held)
         }
         Err(error) => refusal(&error),
@@ -113,7 +124,8 @@ enum Started {
 /// Decompresses and checks the request, and makes the response or its first part.
 fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
     context.cancel.check()?;
-    let request = unpack(&body.bytes, &context)?;
+    let (request, held) = unpack(&body.bytes, &context)?;
+    request.compile(&context)?;
     let external = &app.config.external_labels.0;
     let queries: Vec<ReadQuery> =
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
@@ -125,6 +137,7 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
         external: external.clone(),
         samples_max: frame_bytes / SAMPLE_BYTES,
         context,
+        _held: held,
     };
     match request.response_type {
         ResponseType::Samples => whole(app, &reading, queries).map(Started::Whole),
@@ -136,11 +149,14 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
     }
 }
 
-fn unpack(body: &[u8], context: &QueryContext) -> Result<ReadRequest> {
+/// The request and its memory.
+fn unpack(body: &[u8], context: &QueryContext) -> Result<(ReadRequest, Reservation)> {
     let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX).map_err(limit_named)?;
-    let _held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
+    let _unpacked_held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
     let mut unpacked = Vec::new();
-    remote_read::decode(snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?)
+    let mut held = context.budget.empty(Pool::Query);
+    let body = snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?;
+    Ok((remote_read::decode(body, &mut held)?, held))
 }
 
 /// The view that all queries of a request are answered from.
@@ -151,6 +167,8 @@ struct Reading {
     /// In memory at one time.
     samples_max: usize,
     context: QueryContext,
+    /// The memory of the queries.
+    _held: Reservation,
 }
 
 impl Reading {
@@ -263,6 +281,7 @@ impl ReadStream {
 struct Held {
     running: Running,
     _place: OwnedSemaphorePermit,
+    _user_query: UserQuery,
     _canceled_when_dropped: CancelOnDrop,
 }
 
@@ -377,7 +396,10 @@ fn refusal(error: &Error) -> Response<Body> {
         | ErrorKind::Timeout
         | ErrorKind::Canceled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Corrupt { .. } | ErrorKind::Internal => {
-            tracing::error!(%error, "a remote read failed");
+            static FAILURES: Throttle = Throttle::new();
+            if let Some(count) = FAILURES.note(1, Instant::now()) {
+                tracing::error!("{count} remote reads failed; the last: {error}");
+            }
             StatusCode::INTERNAL_SERVER_ERROR
         }
     };

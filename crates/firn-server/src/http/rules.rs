@@ -1,28 +1,57 @@
 //! Rules and alerts: parameters are checked; the lists are empty.
 
-use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response};
-use axum::routing::get;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use firn_model::excerpt;
 use serde_json::json;
 
-use crate::answer::ApiError;
-use crate::http::Shared;
-use crate::http::params::Params;
-use crate::http::status::answer;
+use crate::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::auth::Caller;
+use crate::http::params::{Params, url_budget};
+use crate::http::roles::{Access, Methods, Routes};
+use crate::http::status::{answer, success};
+use crate::http::{Shared, ready};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/rules", get(rules)).route("/api/v1/alerts", get(alerts))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Read, Methods::Get, "/api/v1/rules", rules).route(
+        Access::Read,
+        Methods::Get,
+        "/api/v1/alerts",
+        alerts,
+    )
 }
 
 /// `/api/v1/rules`.
-async fn rules(request: Request<Body>) -> Response<Body> {
-    answer(request, |params| {
-        check(params)?;
-        Ok(json!({ "groups": [] }))
-    })
-    .await
+async fn rules(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let user = Caller::of(&request).user;
+    let params = match Params::read(request, &url_budget()).await {
+        Ok(params) => params,
+        Err(error) => return error.into_response(),
+    };
+    let checked = if params.all("match[]").next().is_none() {
+        check(&params)
+    } else {
+        let ready = match ready(&app) {
+            Ok(ready) => ready,
+            Err(response) => return response,
+        };
+        let timeout = app.config.query_timeout.duration();
+        let checked = ready.query(&user, timeout, move |_, context| {
+            params.selectors(context)?;
+            check(&params)
+        });
+        checked.await
+    };
+    match checked {
+        Ok(()) => {
+            let body = success(&json!({ "groups": [] }));
+            Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+        }
+        Err(error) => error.into_response(),
+    }
 }
 
 /// `/api/v1/alerts`.
@@ -30,12 +59,14 @@ async fn alerts(request: Request<Body>) -> Response<Body> {
     answer(request, |_| Ok(json!({ "alerts": [] }))).await
 }
 
-/// Checks the parameters. Any text is a valid `rule_name[]`, `rule_group[]` and `file[]`.
+/// Checks the other parameters. Any text is a valid `rule_name[]`, `rule_group[]` and `file[]`.
 fn check(params: &Params) -> Result<(), ApiError> {
-    params.selectors()?;
     let kind = params.get("type").unwrap_or_default().to_lowercase();
     if !["", "alert", "record"].contains(&kind.as_str()) {
-        return Err(ApiError::parameter("type", format!("not supported value {kind:?}")));
+        return Err(ApiError::parameter(
+            "type",
+            format!("not supported value {:?}", excerpt(&kind)),
+        ));
     }
     if params.get("exclude_alerts").is_some_and(|text| parse_bool(text).is_none()) {
         let why = "error converting exclude_alerts: it is neither true nor false";
@@ -61,6 +92,7 @@ fn check(params: &Params) -> Result<(), ApiError> {
         }
         // A token names the group that comes next, and there is none.
         Some(token) => {
+            let token = excerpt(token);
             let why = format!("invalid group_next_token {token:?}. were rule groups changed?");
             Err(ApiError::parameter("group_next_token", why))
         }

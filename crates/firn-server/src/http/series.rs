@@ -1,27 +1,26 @@
 //! `series`, `labels` and label values.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
-use axum::routing::{get, on};
-use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
+use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange, excerpt};
 
 use crate::answer::{ApiError, Payload};
+use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::wire::json;
 use firndb::Db;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/series", on(GET_POST, series))
-        .route("/api/v1/labels", on(GET_POST, label_names))
-        .route("/api/v1/label/{name}/values", get(label_values))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::GetPost, "/api/v1/series", series)
+        .route(Access::Read, Methods::GetPost, "/api/v1/labels", label_names)
+        .route(Access::Read, Methods::Get, "/api/v1/label/{name}/values", label_values)
 }
 
 /// The parameters of every listing.
@@ -83,7 +82,7 @@ pub(crate) async fn label_values(
 }
 
 fn bad_name(name: &str) -> Response<Body> {
-    ApiError::bad_data(format!("invalid label name: {name:?}")).into_response()
+    ApiError::bad_data(format!("invalid label name: {:?}", excerpt(name))).into_response()
 }
 
 /// The items of a list, or the API's error.
@@ -105,6 +104,9 @@ async fn answer<T: 'static>(
         }
         // With quotes and commas; the exact size is reserved once it is known.
         let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
+        // The list exists until it is written.
+        let list_bytes = about + size_of_val(found.as_slice());
+        let _list_held = context.budget.reserve(Pool::Query, list_bytes as u64)?;
         let mut held = context.budget.reserve(Pool::Query, about as u64)?;
         let body = json::success(&warnings, &[], |out| {
             out.reserve(about);
@@ -116,10 +118,10 @@ async fn answer<T: 'static>(
     .await
 }
 
-fn check(params: &Params) -> Result<ListingRequest, ApiError> {
+fn check(params: &Params, context: &QueryContext) -> Result<ListingRequest, ApiError> {
     let limit = params.limit()?;
     let range = params.range()?;
-    Ok(ListingRequest { selectors: params.selectors()?, range, limit })
+    Ok(ListingRequest { selectors: params.selectors(context)?, range, limit })
 }
 
 /// Decodes `U__` escaping of names in a path: `_2e_` is `.`, `__` is `_`. Other names are returned

@@ -1,18 +1,16 @@
 //! The server's description of itself. All of it is available before the database is open.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::get;
-use firn_model::Budget;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::{App, clock_ms};
 use crate::http::Shared;
-use crate::http::params::Params;
+use crate::http::params::{Params, url_budget};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::wire;
 use crate::wire::number::rfc3339;
 
@@ -20,16 +18,16 @@ use crate::wire::number::rfc3339;
 const PROMETHEUS_VERSION: &str = "3.15.0";
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/version", get(version))
-        .route("/api/v1/status/buildinfo", get(build_info))
-        .route("/api/v1/status/runtimeinfo", get(runtime_info))
-        .route("/api/v1/status/flags", get(flags))
-        .route("/api/v1/status/config", get(config))
-        .route("/api/v1/status/walreplay", get(recovery))
-        .route("/api/v1/features", get(features))
-        .route("/api/v1/notifications", get(notifications))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::Read, Methods::Get, "/version", version)
+        .route(Access::Read, Methods::Get, "/api/v1/status/buildinfo", build_info)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/runtimeinfo", runtime_info)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/flags", flags)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/config", config)
+        .route(Access::Read, Methods::Get, "/api/v1/status/walreplay", recovery)
+        .route(Access::Read, Methods::Get, "/api/v1/features", features)
+        .route(Access::Read, Methods::Get, "/api/v1/notifications", notifications)
 }
 
 /// Answers a GET that needs no database: parameters in, data out.
@@ -39,7 +37,7 @@ pub(crate) async fn answer(
 ) -> Response<Body> {
     let packing = Packing::of(request.headers());
     // No body is read, so no budget is needed.
-    let answered = match Params::read(request, &Budget::new(0)).await {
+    let answered = match Params::read(request, &url_budget()).await {
         Ok(params) => data(&params),
         Err(error) => Err(error),
     };
@@ -106,7 +104,7 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
             "corruptionCount": stats.as_ref().map_or(0, damaged_places),
             "goroutineCount": thread_count(),
             "GOMAXPROCS": cores,
-            "GOMEMLIMIT": app.config.memory.0,
+            "GOMEMLIMIT": app.config.memory_bytes(),
             "GOGC": "",
             "GODEBUG": "",
             "storageRetention": app.config.storage_retention(),

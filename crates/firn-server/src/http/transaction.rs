@@ -1,40 +1,52 @@
 //! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that take
 //! effect together or not at all.
 
-use axum::Router;
+use std::sync::Arc;
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
 use firn_model::{
-    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef, TimeRange,
+    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef,
+    TimeRange, excerpt,
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 
-use crate::answer::{JSON, Packing, Payload, text, write_error_json};
-use crate::http::body::BodyLimit;
+use crate::access::Gate;
+use crate::answer::{ApiError, JSON, Packing, Payload, text, write_error_json};
+use crate::app::Ready;
+use crate::http::admin::result_text;
+use crate::http::auth::Caller;
+use crate::http::body::{BodyLimit, HeldBytes};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
-use crate::http::{Shared, body, ready};
+use crate::http::{Shared, body, client_of, ready};
+use serde_json::json;
+
 use crate::tally::{Protocol, Tally};
 use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
 /// The route of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/transaction", post(transact))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::ReadWrite, Methods::Post, "/api/v1/transaction", transact)
 }
 
 // Conflicts are retried here if the request contains everything that it depends on.
 const TRIES_MAX: u32 = 10;
 // Operations in memory, for each byte of the body.
 const DECODED_BYTES_PER_BYTE: u64 = 4;
+// Operations of one request that the audit log names.
+const AUDITED_COUNT_MAX: usize = 100;
 // Of an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 
 /// The limits of a request.
 struct Limits {
     labels: LabelLimits,
-    may_delete: bool,
+    /// Deletes, and updates of ranges: one request may change everything.
+    may_administrate: bool,
 }
 
 /// The response.
@@ -42,6 +54,8 @@ struct Done {
     body: Vec<u8>,
     held: Reservation,
     report: CommitReport,
+    /// Deletes, and updates of ranges.
+    administrative_count: usize,
 }
 
 /// How one try ended.
@@ -57,15 +71,21 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let caller = Caller::of(&request);
+    if let Err(error) = caller.check_unlimited_series() {
+        return write_error_json(&error);
+    }
     let (parts, body) = request.into_parts();
     let encoding = header(&parts.headers, CONTENT_ENCODING);
     if !encoding.is_empty() && encoding != "identity" {
+        let encoding = excerpt(encoding);
         let why = format!("Content-Encoding {encoding:?} is not supported, send plain JSON\n");
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
     }
+    let client = client_of(&parts.extensions);
     let limits = Limits {
         labels: app.config.label_limits(),
-        may_delete: app.config.enable_admin_api.is_on(),
+        may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
     };
     let limit = BodyLimit::of(&app.config, false);
     let memory = (ready.db.budget(), Pool::Requests);
@@ -73,14 +93,18 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
-            let db = std::sync::Arc::clone(&ready.db);
-            let done = ready.write(move |_, _| carry_out(&db, &limits, &held.bytes));
-            done.await.and_then(|done| done)
+            let audit = Audit { caller, gate: Arc::clone(&app.gate), operations: Vec::new() };
+            run(ready, app.config.query_timeout.duration(), limits, held, audit).await
         }
         Err(error) => Err(error),
     };
     match done {
-        Ok(Done { body, held, report }) => {
+        Ok(Done { body, held, report, administrative_count }) => {
+            if administrative_count > 0 {
+                let (written, seq) = (report.written_samples, report.seq.map(|seq| seq.0));
+                let count = administrative_count;
+                tracing::info!(%client, count, written, seq, "committed deletes or range updates");
+            }
             let tally = Tally::of_stored(report.written_samples);
             app.telemetry.tallies.add(Protocol::Transactions, &tally);
             Payload::new(body, Packing::Plain, Some(held)).answer(StatusCode::OK, JSON)
@@ -89,30 +113,105 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
             app.telemetry.tallies.refuse(Protocol::Transactions);
             let response = write_error_json(&error);
             if response.status().is_server_error() {
-                tracing::error!(%error, "a transaction failed");
+                app.telemetry.log_failure("a transaction", &error);
             }
             response
         }
     }
 }
 
-fn carry_out(db: &Db, limits: &Limits, body: &[u8]) -> Result<Done> {
+/// The entry of a request in the audit log.
+struct Audit {
+    caller: Caller,
+    gate: Arc<Gate>,
+    /// Deletes and changes of ranges.
+    operations: Vec<String>,
+}
+
+impl Audit {
+    fn record<T>(&self, result: &Result<T>) {
+        if !self.operations.is_empty() {
+            let details = json!({ "operations": self.operations });
+            self.caller.audit(&self.gate, "transaction", &result_text(result), details);
+        }
+    }
+}
+
+/// A decoded request and its memory.
+struct DecodedRequest {
+    operations: Vec<Operation>,
+    held: Reservation,
+    audit: Audit,
+}
+
+/// Decodes and carries out a request on a thread for writes. In between its regular expressions, if
+/// it has any, are compiled on a thread for queries, within the limits of a query.
+async fn run(
+    ready: &Ready,
+    timeout: Duration,
+    limits: Limits,
+    body: HeldBytes,
+    audit: Audit,
+) -> Result<Done> {
+    let db = Arc::clone(&ready.db);
+    let user = audit.caller.user.clone();
+    let begun = ready.write(move |_, _| {
+        let request = decoded(&db, &limits, &body.bytes, audit)?;
+        drop(body);
+        match request.operations.iter().any(Operation::needs_compiling) {
+            true => Ok(Err(request)),
+            false => carry_out(&db, request).map(Ok),
+        }
+    });
+    let request = match begun.await?? {
+        Ok(done) => return Ok(done),
+        Err(request) => request,
+    };
+    let compiled = ready.query(&user, timeout, move |_, context| {
+        let compile = |(idx, operation): (usize, &Operation)| {
+            operation.compile(context).map_err(|e| e.context(format!("operation {idx}")))
+        };
+        let compiled = request.operations.iter().enumerate().try_for_each(compile);
+        Ok(compiled.map(|()| request))
+    });
+    let request = compiled.await.map_err(ApiError::into_error)??;
+    let db = Arc::clone(&ready.db);
+    ready.write(move |_, _| carry_out(&db, request)).await?
+}
+
+fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
     let mut held =
         db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
-    let operations = decode(body, &limits.labels)?;
-    let is_delete =
-        |one: &Operation| matches!(one, Operation::Delete { .. } | Operation::DeleteRange { .. });
-    if let Some(idx) = operations.iter().position(is_delete)
-        && !limits.may_delete
+    let operations = decode(body, &limits.labels, &mut held)?;
+    audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
+    if let Some(idx) = operations.iter().position(administrates)
+        && !limits.may_administrate
     {
-        return Err(Error::invalid(format!(
-            "operation {idx}: deletes need a server that runs with --enable-admin-api"
+        let kind = match operations.get(idx) {
+            Some(Operation::UpdateRange { .. }) => "updates of ranges",
+            _ => "deletes",
+        };
+        let refused = Err(Error::invalid(format!(
+            "operation {idx}: {kind} need a server that runs with --enable-admin-api, and role admin"
         )));
+        audit.record(&refused);
+        return refused;
     }
-    let refs = references(db, &operations)?;
+    Ok(DecodedRequest { operations, held, audit })
+}
+
+fn carry_out(db: &Db, request: DecodedRequest) -> Result<Done> {
+    let DecodedRequest { operations, held, audit } = request;
+    let done = commit(db, &operations, held);
+    audit.record(&done);
+    done
+}
+
+fn commit(db: &Db, operations: &[Operation], mut held: Reservation) -> Result<Done> {
+    let refs = references(db, operations)?;
     let mut tries = 1;
     let (report, given) = loop {
-        match try_once(db, &operations, &refs) {
+        match try_once(db, operations, &refs) {
             Ok(Tried::Committed(report, given)) => break (report, given),
             Ok(Tried::Changed(error)) => return Err(error),
             Err(e) if *e.kind() == ErrorKind::Conflict && tries < TRIES_MAX => tries += 1,
@@ -121,7 +220,34 @@ fn carry_out(db: &Db, limits: &Limits, body: &[u8]) -> Result<Done> {
     };
     held.grow(given.iter().map(text_bytes).sum())?;
     let body = encode(report.seq.map(|seq| seq.0), &given);
-    Ok(Done { body, held, report })
+    let administrative_count = operations.iter().filter(|one| administrates(one)).count();
+    Ok(Done { body, held, report, administrative_count })
+}
+
+/// Whether an operation needs `--enable-admin-api`: it removes samples, or changes all samples of a
+/// selector.
+fn administrates(operation: &Operation) -> bool {
+    match operation {
+        Operation::Delete { .. }
+        | Operation::DeleteRange { .. }
+        | Operation::UpdateRange { .. } => true,
+        Operation::Read { .. } | Operation::Insert { .. } | Operation::Update { .. } => false,
+    }
+}
+
+/// An operation that the audit log names.
+fn audit_text(operation: &Operation) -> Option<String> {
+    let text = match operation {
+        Operation::Delete { point } => format!("delete {} at {}", point.labels, point.ts),
+        Operation::DeleteRange { what } => format!("delete {:?} {:?}", what.matchers, what.range),
+        Operation::UpdateRange { what, .. } => {
+            format!("update {:?} {:?}", what.matchers, what.range)
+        }
+        Operation::Read { .. } | Operation::Insert { .. } | Operation::Update { .. } => {
+            return None;
+        }
+    };
+    Some(excerpt(&text).into_owned())
 }
 
 /// The series of each operation; those of inserts are defined if they are new.

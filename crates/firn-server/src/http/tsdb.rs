@@ -1,27 +1,26 @@
 //! The contents of the database: cardinality and tables.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use axum::routing::get;
 use firn_model::QueryContext;
 use serde_json::{Value, json};
 
 use crate::answer::{ApiError, Payload};
 use crate::http::Shared;
 use crate::http::computed::computed;
-use crate::http::params::Params;
+use crate::http::params::{Params, refused};
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::success;
 use crate::inspect::{InspectGroups, costs_json};
 use firndb::{Db, TableId, TableRecord};
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/status/tsdb", get(cardinality))
-        .route("/api/v1/status/tsdb/blocks", get(blocks))
-        .route("/api/v1/status/groups", get(groups))
+pub(crate) fn routes() -> Routes {
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/tsdb", cardinality)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/tsdb/blocks", blocks)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/status/groups", groups)
 }
 
 const TOP_DEFAULT: usize = 10;
@@ -51,7 +50,7 @@ async fn cardinality(State(app): State<Shared>, request: Request<Body>) -> Respo
     .await
 }
 
-fn top(params: &Params) -> Result<usize, ApiError> {
+fn top(params: &Params, _: &QueryContext) -> Result<usize, ApiError> {
     let Some(text) = params.get("limit") else { return Ok(TOP_DEFAULT) };
     match text.parse::<usize>() {
         Ok(0) | Err(_) => Err(ApiError::bad_data("limit must be a positive number")),
@@ -71,7 +70,7 @@ async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<B
     answer(
         app,
         request,
-        |_| Ok(()),
+        |_, _| Ok(()),
         |db, (), _| {
             let snapshot = db.snapshot();
             let mut tables: Vec<&TableRecord> = snapshot.tables().collect();
@@ -84,10 +83,12 @@ async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<B
 
 /// `/api/v1/status/groups`: savings and costs of each group (docs/groups.md).
 async fn groups(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let check = |params: &Params| {
+    let check = |params: &Params, context: &QueryContext| {
         let partition = params.get("partition").unwrap_or("2h");
-        let asked = InspectGroups::parse(params.all("match[]"), top(params)?, partition);
-        asked.map_err(|error| ApiError::bad_data(error.to_string()))
+        let selectors = params.selector_texts()?.into_iter();
+        let top = top(params, context)?;
+        let asked = InspectGroups::parse_within(selectors, top, partition, context);
+        asked.map_err(|why| refused(why, |why| ApiError::bad_data(why.to_string())))
     };
     answer(app, request, check, |db, asked, context| {
         let costs = db.group_costs(&asked.selectors, &asked.options, context)?;
@@ -115,11 +116,11 @@ fn ulid(id: TableId) -> String {
     format!("{:026}", id.0)
 }
 
-/// Parameters are checked at once; the data is computed like a query.
-async fn answer<T: Send + 'static>(
+/// All is computed like a query.
+async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
-    check: fn(&Params) -> Result<T, ApiError>,
+    check: fn(&Params, &QueryContext) -> Result<T, ApiError>,
     data: fn(&Db, &T, &QueryContext) -> Result<Value, ApiError>,
 ) -> Response<Body> {
     computed(app, request, check, move |db, asked, context, packing| {

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::post;
-use firn_model::{Error, Pool, Result};
+use firn_model::{Error, Pool, Result, excerpt};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
+use crate::http::auth::Caller;
 use crate::http::body::BodyLimit;
+use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
 use crate::tally::Protocol;
@@ -21,10 +21,13 @@ use crate::wire::exposition::ExtraLabels;
 use crate::wire::number::parse_time;
 
 /// The routes of this file.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/api/v1/write", post(remote_write))
-        .route("/api/v1/import/prometheus", post(import_exposition))
+pub(crate) fn routes() -> Routes {
+    Routes::new().route(Access::Write, Methods::Post, "/api/v1/write", remote_write).route(
+        Access::Write,
+        Methods::Post,
+        "/api/v1/import/prometheus",
+        import_exposition,
+    )
 }
 
 /// `POST /api/v1/write`: Prometheus remote write 1.0.
@@ -36,6 +39,7 @@ pub(crate) async fn remote_write(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let new_series = Caller::of(&request).user.new_series();
     let (parts, body) = request.into_parts();
     // Checked before the body is read: a corrupt body must not turn 415 into 400.
     if let Err(why) = is_remote_write_1(&parts.headers) {
@@ -49,6 +53,7 @@ pub(crate) async fn remote_write(
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(&app);
             let written = ready.write(move |ingest, scratch| {
+                scratch.new_series = new_series;
                 ingest.remote_write(&held.bytes, scratch, &shared.metadata)
             });
             written.await.and_then(|written| written)
@@ -68,11 +73,13 @@ pub(crate) async fn import_exposition(
         Ok(ready) => ready,
         Err(response) => return response,
     };
+    let new_series = Caller::of(&request).user.new_series();
     let (parts, body) = request.into_parts();
     let packed = match header(&parts.headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
         "" | "identity" => false,
         "gzip" => true,
         other => {
+            let other = excerpt(other);
             let why = format!("Content-Encoding {other:?} is not supported, send gzip or none\n");
             return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
@@ -94,6 +101,7 @@ pub(crate) async fn import_exposition(
                 if packed {
                     held = held.unpack_gzip(request_bytes_max, &budget)?;
                 }
+                scratch.new_series = new_series;
                 ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
             });
             written.await.and_then(|written| written)
@@ -114,7 +122,8 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
                 }
                 _ => {
                     return Err(Error::invalid(format!(
-                        "parameter extra_label is {value:?}, expected name=value"
+                        "parameter extra_label is {:?}, expected name=value",
+                        excerpt(&value)
                     )));
                 }
             },
@@ -135,18 +144,23 @@ fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
 fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
     let encoding = header(headers, CONTENT_ENCODING);
     if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("snappy") {
+        let encoding = excerpt(encoding);
         return Err(format!("Content-Encoding {encoding:?} is not supported, send snappy"));
     }
     let content_type = header(headers, CONTENT_TYPE);
     let mut parts = content_type.split(';').map(str::trim);
     let media_type = parts.next().unwrap_or_default();
     if !media_type.is_empty() && !media_type.eq_ignore_ascii_case("application/x-protobuf") {
+        let content_type = excerpt(content_type);
         return Err(format!("Content-Type {content_type:?} is not application/x-protobuf"));
     }
     let message = parts.find_map(|part| part.strip_prefix("proto="));
     match message.map(|name| name.trim_matches('"')) {
         None | Some("prometheus.WriteRequest") => Ok(()),
-        Some(other) => Err(format!("message {other:?} is not supported, send remote write 1.0")),
+        Some(other) => {
+            let other = excerpt(other);
+            Err(format!("message {other:?} is not supported, send remote write 1.0"))
+        }
     }
 }
 
@@ -160,18 +174,21 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
         Ok(outcome) => outcome,
         Err(error) => {
             app.telemetry.tallies.refuse(protocol);
-            return failed(&error);
+            return failed(app, &error);
         }
     };
-    app.telemetry.tallies.add(protocol, &outcome.tally);
+    match &outcome.error {
+        Some(error) => app.telemetry.tally(protocol, &outcome.tally, error),
+        None => app.telemetry.tally(protocol, &outcome.tally, &outcome.refused),
+    }
     let written = &app.telemetry.written;
     written.bytes_unpacked.add(outcome.unpacked_bytes);
     written.exemplars_ignored.add(outcome.exemplars_ignored);
     let lenient = app.config.write_lenient.is_on();
     if let Some(error) = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e))) {
-        return failed(&error);
+        return failed(app, &error);
     }
-    if !outcome.refused.is_empty() && !lenient {
+    if outcome.refused.is_failure() && !lenient {
         return text(StatusCode::BAD_REQUEST, format!("{}\n", outcome.refused));
     }
     let mut response = Response::new(Body::empty());
@@ -179,10 +196,10 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
     response
 }
 
-fn failed(error: &Error) -> Response<Body> {
+fn failed(app: &App, error: &Error) -> Response<Body> {
     let response = write_error(error);
     if response.status().is_server_error() {
-        tracing::error!(%error, "a write failed");
+        app.telemetry.log_failure("a write", error);
     }
     response
 }

@@ -11,7 +11,7 @@ use firn_model::{
 };
 use firndb::ForeignMember;
 
-use crate::ingest::{Ingest, Outcome, too_far_ahead};
+use crate::ingest::{Ingest, Outcome};
 use crate::tally::{Reason, Tally};
 use crate::wire::groups::{
     Cell, Columns, Group, GroupEncoding, GroupsAnswer, GroupsRequest, Refusal, Refusals,
@@ -125,11 +125,10 @@ impl Ingest {
                 (why, reason)
             })?;
             answer.written = report.written;
-            tally.stored = report.written;
-            tally.reject(Reason::TooFarAhead, report.too_far_ahead);
-            tally.reject(Reason::Removed, report.unknown);
+            tally.add_report(&report);
             // Checked before; a reference that the database refuses here was removed since.
-            let refused = report.unknown + report.too_far_ahead;
+            let refused =
+                report.unknown + report.too_far_ahead + report.too_old + report.in_seconds;
             if refused > 0 {
                 answer.refused.value_count += refused;
                 *error = Some(Error::unavailable(format!(
@@ -152,15 +151,15 @@ impl Ingest {
         tally: &mut Tally,
     ) {
         let Some(group) = request.groups.get(group_idx) else { return };
-        let latest = self.latest();
+        let times = self.db.accepted_times();
         let mut refused_counts = vec![0; resolved.refs.len()];
         for (row_idx, (ts, cells)) in request.rows_of(group).enumerate() {
             let refusal =
                 |value_count, reason, why| Refusal { group_idx, row_idx, value_count, reason, why };
-            if ts > latest {
-                let value_count = cells.len() as u64;
-                tally.reject(Reason::TooFarAhead, value_count);
-                refused.push(refusal(value_count, Reason::TooFarAhead, too_far_ahead(ts)));
+            if let Some(time) = times.refusal(ts) {
+                let (value_count, reason) = (cells.len() as u64, Reason::of_time(time));
+                tally.reject(reason, value_count);
+                refused.push(refusal(value_count, reason, times.explain(ts, time).to_string()));
                 continue;
             }
             if let Some((value_count, reason)) =

@@ -29,8 +29,8 @@ use crate::wire::number::push_time;
 /// Longer than any label set or value.
 const TEXT_BYTES_MAX: usize = 64 << 20;
 
-/// A label set by its meaning. Sorts as Prometheus sorts a matrix.
-type Labels = BTreeMap<String, String>;
+/// A label set by its meaning, sorted by name. Sorts as Prometheus sorts a matrix.
+type Labels = Box<[(String, String)]>;
 /// The label sets that steps share, encoded.
 type Head = Arc<[u8]>;
 
@@ -121,11 +121,13 @@ impl Matrix {
             && reply.is_partial != Some(true);
         is_whole.then_some(())?;
         let mut matrix = Matrix::default();
-        for series in &reply.data.result {
+        for series in reply.data.result {
             let place = matrix.place(series.metric.get().as_bytes()).ok()?;
             // A matrix does not repeat labels.
-            matrix.series[place].points.is_empty().then_some(())?;
-            for (values, is_histogram) in [(&series.values, false), (&series.histograms, true)] {
+            let points = &mut matrix.series[place].points;
+            points.is_empty().then_some(())?;
+            points.reserve_exact(series.values.len() + series.histograms.len());
+            for (values, is_histogram) in [(series.values, false), (series.histograms, true)] {
                 for (time, value) in values {
                     let ts = time_of(time.get())?;
                     let is_step = steps.contains(ts) && grid.floor(ts) == ts;
@@ -164,6 +166,7 @@ impl Matrix {
     pub(super) fn append(&mut self, other: &Matrix) -> Result<()> {
         for series in &other.series {
             let place = self.place(&other.text[series.metric.clone()])?;
+            self.series[place].points.reserve_exact(series.points.len());
             for point in &series.points {
                 self.push(place, point.ts, point.is_histogram, &other.text[point.place.clone()]);
             }
@@ -283,8 +286,9 @@ impl Matrix {
 
     /// The series with these labels.
     fn place(&mut self, metric: &[u8]) -> Result<usize> {
-        let labels: Labels = serde_json::from_slice(metric)
+        let labels: BTreeMap<String, String> = serde_json::from_slice(metric)
             .map_err(|e| Error::corrupt("cached answer", 0, "no label set").because(e))?;
+        let labels: Labels = labels.into_iter().collect();
         let Matrix { text, series, places } = self;
         let place = places.entry(labels).or_insert_with(|| {
             let start = text.len();

@@ -2,18 +2,24 @@
 //!
 //! **Path of a range query**: identical concurrent requests become one (`flights`); the cached part
 //! of the answer is read from slabs on flash; the one missing range of steps is fetched from the
-//! origin, and its settled part is stored. All other requests are forwarded unchanged. The response
-//! is the JSON that the origin would send.
+//! origin, and its settled part is stored. The response is the JSON that the origin would send.
+//!
+//! Requests that `policy` lists are forwarded unchanged, others are refused. Headers of the
+//! connection are removed first, so that keys are made of the headers that the origin receives.
 //!
 //! Source: TSCache (PVLDB 2021), sections 3.2 (query and time range as key) and 3.3 (partial hits),
 //! as a proxy.
 //!
-//! Reading order: `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB; `origin`.
+//! Reading order: `policy`, `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB;
+//! `origin`.
 
 mod flights;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod influx;
 mod matrix;
 mod origin;
+mod policy;
 mod question;
 mod range;
 
@@ -26,9 +32,10 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use axum::http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::get;
 use bytes::BytesMut;
 use firn_cache::{Background, OwnerHistory, Store, StoreOptions};
@@ -40,22 +47,32 @@ use hyper::body::Frame;
 use parking_lot::Mutex;
 
 use self::flights::Flights;
-use self::origin::{FetchError, Fetched, Origin};
+use self::origin::{FetchError, Fetched, Origin, end_to_end};
+use self::policy::{Admitted, NotForwarded};
 use self::question::{Question, is_asked_at};
-use crate::answer::{JSON, Packing, Payload, TEXT, text};
+use self::range::is_in_key;
+use crate::access::Gate;
+use crate::answer::{JSON, Packing, Payload, TEXT, no_content, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
-use crate::http::serve::serve;
+use crate::http::auth;
+use crate::http::guard::{self, Guard};
+use crate::http::roles::{self, Access};
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
-use crate::service::{BoundService, Service};
+use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
 use crate::telemetry::{Counter, write_process};
 
 /// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
 /// Path of the proxy's own metrics. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
+/// Errors without a text are the origin's.
+const HTTP: HttpOptions = HttpOptions { open_paths: &[METRICS_PATH], explains_errors: false };
 /// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
+/// Memory of a form, in multiples of its length: as received, as pairs, as the question.
+const FORM_WEIGHT: u64 = 4;
 /// Memory of an answer in flight, in multiples of its length: as received, as values, as sent.
 const ANSWER_WEIGHT: u64 = 6;
 /// Memory of all answers in flight, in multiples of the longest one that is parsed.
@@ -76,6 +93,10 @@ pub struct Proxy {
 struct ProxyState {
     config: CacheConfig,
     origin: Origin,
+    /// Users and TLS.
+    gate: Arc<Gate>,
+    /// Refuses requests that a web page may have sent.
+    guard: Arc<Guard>,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
@@ -90,6 +111,7 @@ struct ProxyState {
 #[derive(Debug, Default)]
 struct ProxyCounters {
     passed: Counter,
+    refused: Counter,
     hits: Counter,
     partial_hits: Counter,
     misses: Counter,
@@ -118,13 +140,14 @@ impl Proxy {
     /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has
     /// the folder.
     pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
-        let owner = xxhash_rust::xxh3::xxh3_64(origin.to_string().as_bytes());
-        let origin = Origin::new(origin)?;
+        let owner = xxhash_rust::xxh3::xxh3_64(origin.owner().as_bytes());
+        let origin = Origin::new(origin, &config)?;
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory.0);
+        let budget = Budget::new(config.memory_bytes());
         let options = StoreOptions {
             flash_bytes_max: config.size.0,
             slab_bytes: 256 << 10,
@@ -136,12 +159,21 @@ impl Proxy {
         let store = Arc::new(store);
         let written = Arc::clone(&store);
         let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
-        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?;
-        let connections_max = config.connections_max.to_usize();
+        let gate = Arc::new(Gate::open(config.gate_options(false), on_idle)?);
+        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?.with_gate(&gate);
+        gate.check_listener(bound.listen())?;
+        let table = ConnectionTable::new(ConnectionLimits::new(
+            config.connections_max.to_usize(),
+            config.connections_per_client_max.get().map(|max| max.to_usize()),
+        ));
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
+        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &config.cors_origin);
+        let guard = Arc::new(guard.for_proxy());
         let shared = Arc::new(ProxyState {
             config,
             origin,
+            gate,
+            guard: Arc::clone(&guard),
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
@@ -156,8 +188,15 @@ impl Proxy {
                 get(async |State(shared): State<Arc<ProxyState>>| metrics(&shared)),
             )
             .fallback(answer)
-            .with_state(Arc::clone(&shared));
-        let service = serve(bound, router, connections_max);
+            .method_not_allowed_fallback(async || {
+                text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
+            })
+            .layer(from_fn_with_state(Arc::clone(&shared), guarded))
+            .with_state(Arc::clone(&shared))
+            .layer(from_fn_with_state(guard, guard::guard));
+        let service = serve(bound, table, router, HTTP);
+        let reloaded = Arc::clone(&shared.gate);
+        service.keep_current(&shared.gate, move || reloaded.reload())?;
         Ok(Proxy { service, shared })
     }
 
@@ -181,22 +220,70 @@ impl Proxy {
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
         self.service.stop(|| {
+            shared.gate.stop();
             shared.store.flush();
             shared.store.checkpoint().map(|_| ())
         })
     }
 }
 
+/// Lets requests through whose user may call the origin's endpoint. The origin does not see the
+/// proxy's own users.
+async fn guarded(
+    State(shared): State<Arc<ProxyState>>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response<Body> {
+    // A browser sends no credentials with it. The guard has checked whether a page may send more.
+    if request.method() == Method::OPTIONS {
+        return no_content();
+    }
+    request.extensions_mut().insert(Arc::clone(&shared.gate));
+    let access = match request.uri().path() {
+        METRICS_PATH => Access::Read,
+        path => roles::access_of(request.method(), path),
+    };
+    let mut response = match auth::check(access, &mut request).await {
+        Ok(()) => {
+            if shared.gate.has_users() {
+                request.headers_mut().remove(AUTHORIZATION);
+            }
+            next.run(request).await
+        }
+        Err(refusal) => *refusal,
+    };
+    for (name, value) in &shared.gate.policy().headers {
+        response.headers_mut().insert(name, value.clone());
+    }
+    response
+}
+
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
-    let (parts, body) = request.into_parts();
-    let is_asked = is_asked_at(parts.uri.path()) && !parts.headers.contains_key(CONTENT_ENCODING);
-    let is_form = parts.method == Method::POST && has_form(&parts.headers);
-    let is_plain = parts.method == Method::GET && body.is_end_stream();
-    if !is_asked || !(is_plain || is_form) {
+    let (mut parts, body) = request.into_parts();
+    parts.headers = end_to_end(&parts.headers);
+    let admitted = match policy::check(&parts, shared.config.proxy_paths.get().as_ref()) {
+        Ok(admitted) => admitted,
+        Err(refused) => return shared.refuse(&parts, &refused),
+    };
+    let reads_only = admitted == Admitted::IfStatementsRead;
+    let query = parts.uri.query().unwrap_or_default().as_bytes();
+    if reads_only && let Err(refused) = policy::check_statements(&[query]) {
+        return shared.refuse(&parts, &refused);
+    }
+    let has_plain_body = !parts.headers.contains_key(CONTENT_ENCODING);
+    let is_form = parts.method == Method::POST && has_plain_body && has_form(&parts.headers);
+    let is_plain = parts.method == Method::GET && has_plain_body && body.is_end_stream();
+    if reads_only && !is_form && !body.is_end_stream() {
+        return shared.refuse(&parts, &policy::unreadable_statements());
+    }
+    if !is_asked_at(parts.uri.path()) || !(is_plain || is_form) {
         return shared.pass(parts, body).await;
     }
-    let form = match form(body).await {
-        Form::Whole(form) => form,
+    let (form, _held) = match form(body, &shared.answers).await {
+        Form::Whole(form, held) => (form, held),
+        Form::TooLong(_) if reads_only => {
+            return shared.refuse(&parts, &policy::unreadable_statements());
+        }
         Form::TooLong(body) => return shared.pass(parts, body).await,
         // A chunked body has no declared length: the origin would take the received part for all of
         // it.
@@ -204,6 +291,9 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
             return text(StatusCode::BAD_REQUEST, format!("the form was cut off: {why}\n"));
         }
     };
+    if reads_only && let Err(refused) = policy::check_statements(&[&form]) {
+        return shared.refuse(&parts, &refused);
+    }
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
@@ -240,13 +330,22 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
                 ),
             }
         }
-        Answered::AsIs(fetched, _held) => fetched.answer(),
+        // It may have a cookie or be another client's own.
+        Answered::AsIs(fetched, _held) if !is_own && !fetched.may_be_shared(is_in_key) => {
+            shared.pass(parts, Body::from(form)).await
+        }
+        Answered::AsIs(fetched, held) => fetched.answer(held),
         Answered::Pass => shared.pass(parts, Body::from(form)).await,
         Answered::Failed(why) => shared.origin.unreachable(&why),
     }
 }
 
 impl ProxyState {
+    fn refuse(&self, parts: &Parts, refused: &NotForwarded) -> Response<Body> {
+        self.numbers.refused.add(1);
+        guard::refused(refused.status, &refused.what, parts.uri.path())
+    }
+
     async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
         self.numbers.passed.add(1);
         self.origin.pass(parts, body).await
@@ -270,10 +369,13 @@ impl ProxyState {
             let known = reader.look_up(&store, bytes_max, least);
             let took = begun.elapsed();
             let found = reader.found(&known);
-            let answer = (found == "hit").then(|| reader.write(&known));
-            (known, found, answer, took)
+            let filled_bytes = reader.filled_bytes(&known, &[]);
+            let is_room = filled_bytes <= bytes_max && held.grow(filled_bytes).is_ok();
+            let answer = (found == "hit" && is_room).then(|| reader.write(&known));
+            (known, found, answer, took, held)
         };
-        let Ok((known, found, answer, took)) = tokio::task::spawn_blocking(look_up).await else {
+        let looked_up = tokio::task::spawn_blocking(look_up).await;
+        let Ok((known, found, answer, took, mut held)) = looked_up else {
             return Answered::Pass;
         };
         if found != "miss" {
@@ -283,13 +385,29 @@ impl ProxyState {
             self.numbers.hits.add(1);
             return Answered::Json(answer.into(), found, Arc::new(held));
         }
+        if found == "hit" {
+            return Answered::Pass;
+        }
         let missing = question.pairs_of_missing(&known);
         let begun = Instant::now();
         let fetched = match self.fetch(parts, &missing, &mut held).await {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
         };
-        if fetched.status == StatusCode::OK {
+        // Short points and many series take more memory than the answer's length suggests.
+        let (counted, body) = (Arc::clone(&question), fetched.body.clone());
+        let count = move || {
+            let filled_bytes = counted.filled_bytes(&known, &body);
+            (known, counted.join_bytes(&body).saturating_add(filled_bytes), filled_bytes)
+        };
+        let Ok((known, joined, filled_bytes)) = tokio::task::spawn_blocking(count).await else {
+            return Answered::Pass;
+        };
+        let received = fetched.body.len() as u64 * ANSWER_WEIGHT;
+        let is_room =
+            filled_bytes <= bytes_max && held.grow(joined.saturating_sub(received)).is_ok();
+        let is_whole = fetched.status == StatusCode::OK && is_room;
+        if is_whole && fetched.may_be_shared(is_in_key) {
             let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
             self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
@@ -357,25 +475,28 @@ impl HttpBody for Begun {
 
 /// The body of a request with the content type of a form.
 enum Form {
-    Whole(Bytes),
-    /// As it came.
+    /// With its memory.
+    Whole(Bytes, Reservation),
+    /// As it came: it is too long, or memory is short.
     TooLong(Body),
     /// It was cut off, with the reason. A body reports that once; later reads see a regular end.
     Cut(axum::Error),
 }
 
-async fn form(mut body: Body) -> Form {
-    let mut form = BytesMut::new();
+async fn form(mut body: Body, budget: &Budget) -> Form {
+    let (mut form, mut held) = (BytesMut::new(), budget.empty(Pool::Requests));
     while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(frame) => form.extend_from_slice(&frame.into_data().unwrap_or_default()),
+        let data = match frame {
+            Ok(frame) => frame.into_data().unwrap_or_default(),
             Err(why) => return Form::Cut(why),
-        }
-        if form.len() > FORM_BYTES_MAX {
+        };
+        form.extend_from_slice(&data);
+        let has_room = held.grow(data.len() as u64 * FORM_WEIGHT).is_ok();
+        if form.len() > FORM_BYTES_MAX || !has_room {
             return Form::TooLong(Body::new(Begun { read: Some(form.freeze()), rest: body }));
         }
     }
-    Form::Whole(form.freeze())
+    Form::Whole(form.freeze(), held)
 }
 
 fn has_form(headers: &HeaderMap) -> bool {
@@ -387,6 +508,7 @@ fn has_form(headers: &HeaderMap) -> bool {
 fn metrics(shared: &ProxyState) -> Response<Body> {
     let mut out = MetricsText::default();
     write_process(&mut out);
+    shared.gate.write_text(&mut out);
     let numbers = &shared.numbers;
     let name = "firn_proxy_range_queries_total";
     out.family(name, Kind::Counter, "Range queries by result of the cache lookup.");
@@ -400,6 +522,11 @@ fn metrics(shared: &ProxyState) -> Response<Body> {
             "firn_proxy_forwarded_requests_total",
             "Requests forwarded to the origin without the cache.",
             &numbers.passed,
+        ),
+        (
+            "firn_proxy_refused_requests_total",
+            "Requests refused because their path, method or statement is not forwarded.",
+            &numbers.refused,
         ),
         (
             "firn_proxy_collapsed_requests_total",
@@ -424,6 +551,7 @@ fn metrics(shared: &ProxyState) -> Response<Body> {
             .map(|size| size.0)
             .unwrap_or_else(|| shared.break_even.lock().bytes_min() / STORED_SHARE) as f64,
     );
+    shared.guard.write_text(&mut out);
     crate::stats::write_store(&shared.store.stats(), &mut out);
     let mut response = Response::new(Body::from(out.finish()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));

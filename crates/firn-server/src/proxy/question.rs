@@ -1,4 +1,6 @@
 //! A query that the cache supports: PromQL or InfluxQL.
+//!
+//! Its key is made of the headers that the origin receives.
 
 use axum::http::request::Parts;
 use firn_cache::Store;
@@ -11,6 +13,17 @@ const RANGE_PATH: &str = "/api/v1/query_range";
 const INFLUX_PATH: &str = "/query";
 /// Prometheus' instant queries: the same end, nothing to keep.
 const INSTANT_PATH: &str = "/api/v1/query";
+
+/// Memory of a point of a matrix: two slices as parsed, in a vector that grows, and its place.
+const POINT_BYTES: u64 = 96;
+/// Memory of a row of a table: its list of slices, or its entry and its text.
+const ROW_BYTES: u64 = 160;
+/// Memory of a series beside its labels: as parsed, in two maps, and its points.
+const OBJECT_BYTES: u64 = 256;
+/// Memory of a label, as parsed and joined: two strings with their blocks.
+const LABEL_BYTES: u64 = 160;
+/// Copies of an answer's text: as received, parsed, joined, and written.
+const TEXT_WEIGHT: u64 = 4;
 
 #[derive(Debug)]
 pub(super) enum Question {
@@ -115,6 +128,35 @@ impl Question {
             (Question::Influx(request), CachedAnswer::Influx(cached)) => request.write(cached),
             (_, CachedAnswer::Range(cached)) => cached.write(),
             (Question::Range(_), CachedAnswer::Influx(_)) => Vec::new(),
+        }
+    }
+
+    /// Estimated memory of [`Question::join`], never much too small. Costs a scan of the answer.
+    pub(super) fn join_bytes(&self, answer: &[u8]) -> u64 {
+        let list_bytes = match self {
+            Question::Range(_) => POINT_BYTES,
+            Question::Influx(_) => ROW_BYTES,
+        };
+        let count = |wanted: u8| answer.iter().filter(|&&byte| byte == wanted).count() as u64;
+        [
+            (answer.len() as u64).saturating_mul(TEXT_WEIGHT),
+            count(b'[').saturating_mul(list_bytes),
+            count(b'{').saturating_mul(OBJECT_BYTES),
+            count(b':').saturating_mul(LABEL_BYTES),
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+    }
+
+    /// Estimated bytes of empty buckets that are written although they are stored nowhere: those of
+    /// the cached series, and of the series in an answer for the missing part.
+    pub(super) fn filled_bytes(&self, cached: &CachedAnswer, answer: &[u8]) -> u64 {
+        match (self, cached) {
+            (Question::Influx(request), CachedAnswer::Influx(cached)) => {
+                let in_answer = answer.iter().filter(|&&byte| byte == b'{').count() as u64;
+                request.filled_bytes(in_answer.saturating_add(cached.series_count()))
+            }
+            _ => 0,
         }
     }
 

@@ -18,34 +18,31 @@ const STEPS_MAX: u64 = 11_000;
 /// Prometheus' default. The origin's may differ without harm: only the newest sample that a step
 /// reads determines whether the step is settled.
 const LOOKBACK_MS: i64 = 5 * 60_000;
-/// The longest query that is parsed.
-const QUERY_BYTES_MAX: usize = 1 << 20;
+/// The longest query that is parsed, on a network thread, which takes a millisecond. Longer ones
+/// are forwarded unchanged.
+const QUERY_BYTES_MAX: usize = 128 << 10;
 
+/// Requests with more parameters are forwarded.
+const PARAMETERS_MAX: usize = 64;
 /// Parameters that the key or the lookup contains in parsed form, like `step`.
 const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
 /// Headers without influence on the answer. All others are part of its key, because they may name a
 /// tenant or a user.
-const NEUTRAL_HEADERS: [&str; 32] = [
-    "accept",
-    "accept-charset",
+const NEUTRAL_HEADERS: [&str; 22] = [
     "accept-encoding",
     "accept-language",
     "cache-control",
-    "connection",
     "content-length",
     "content-type",
     "dnt",
     "expect",
-    "forwarded",
     "host",
-    "keep-alive",
     "origin",
     "pragma",
     "priority",
     "referer",
-    "te",
     "traceparent",
     "tracestate",
     "uber-trace-id",
@@ -53,16 +50,13 @@ const NEUTRAL_HEADERS: [&str; 32] = [
     "via",
     "x-dashboard-uid",
     "x-datasource-uid",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-proto",
     "x-panel-id",
     "x-query-group-id",
     "x-request-id",
 ];
-// Narrow on purpose: `x-forwarded-user` and `x-grafana-user` identify a user.
-const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
+// Narrow on purpose: `x-forwarded-user` and `x-grafana-user` identify a user, and databases behind
+// another proxy may decide by `x-forwarded-for` and `x-forwarded-host`.
+const NEUTRAL_HEADER_PREFIXES: [&str; 4] = ["sec-ch-", "sec-fetch-", "sec-gpc", "x-b3-"];
 
 /// A range query that the cache supports.
 #[derive(Debug)]
@@ -98,6 +92,13 @@ impl RangeRequest {
     ) -> Option<RangeRequest> {
         let get = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str());
         let is_whole = WHOLE_ANSWER_PARAMETERS.iter().any(|name| get(name).is_some());
+        // Servers disagree on which of two values counts, except where the name is that of a list.
+        let is_repeated = |(idx, (name, _)): (usize, &(String, String))| {
+            !name.ends_with("[]") && pairs.iter().skip(idx + 1).any(|other| other.0 == *name)
+        };
+        if pairs.len() > PARAMETERS_MAX || pairs.iter().enumerate().any(is_repeated) {
+            return None;
+        }
         let query = get("query").filter(|query| query.len() <= QUERY_BYTES_MAX)?;
         let (start, end) = (parse_time(get("start")?).ok()?, parse_time(get("end")?).ok()?);
         let step_ns = parse_duration_ns(get("step")?).ok()?;
@@ -254,7 +255,8 @@ fn key(
     let mut others: Vec<&(String, String)> =
         pairs.iter().filter(|(name, _)| !NEUTRAL_PARAMETERS.contains(&name.as_str())).collect();
     others.retain(|(name, _)| name != "step");
-    others.sort();
+    // Stable: values of one name keep their order.
+    others.sort_by(|a, b| a.0.cmp(&b.0));
     let mut form = form_urlencoded::Serializer::new(String::new());
     form.extend_pairs(others);
     let mut key = format!("{step_ms} {phase_ms} {}?{}\n", parts.uri.path(), form.finish());
@@ -272,17 +274,22 @@ pub(super) fn wants_fresh(headers: &HeaderMap) -> bool {
     })
 }
 
-/// A digest of all headers that may select another answer, and of `others`.
+/// Whether the key of a request contains the header `name`, in lower case.
+pub(super) fn is_in_key(name: &str) -> bool {
+    let has_prefix = NEUTRAL_HEADER_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    !has_prefix && !NEUTRAL_HEADERS.contains(&name)
+}
+
+/// A digest of all headers that may select another answer, and of `others`. `headers` are those
+/// that the origin receives.
 pub(super) fn digest(headers: &HeaderMap, others: &[(&str, &[u8])]) -> [u8; 32] {
     let mut named: Vec<(&str, &[u8])> = headers
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_bytes()))
-        .filter(|(name, _)| {
-            let has_prefix = NEUTRAL_HEADER_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-            !has_prefix && !NEUTRAL_HEADERS.contains(name)
-        })
+        .filter(|(name, _)| is_in_key(name))
         .collect();
-    named.sort_unstable();
+    // Stable: a server may use the first or the last of several values.
+    named.sort_by_key(|(name, _)| *name);
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
     for (name, value) in named.into_iter().chain(others.iter().copied()) {
         for text in [name.as_bytes(), value] {
@@ -337,7 +344,7 @@ mod tests {
         {
             assert!(asked(query, &[], &[]).is_none(), "{query}");
         }
-        for more in [("stats", "all"), ("limit", "3")] {
+        for more in [("stats", "all"), ("limit", "3"), ("query", "b"), ("step", "15s")] {
             assert!(asked("a", &[more], &[]).is_none(), "{more:?}");
         }
         assert!(asked("a", &[], &[("cache-control", "no-cache")]).is_none());
@@ -355,9 +362,19 @@ mod tests {
             key("sum by (x) (a)", &[], &[("x-scope-orgid", "1")]),
             key("sum by (x) (a)", &[], &[("x-forwarded-user", "u")]),
             key("sum by (x) (a)", &[], &[("x-grafana-user", "u")]),
+            key("sum by (x) (a)", &[], &[("x-forwarded-for", "10.0.0.1")]),
+            key("sum by (x) (a)", &[], &[("x-forwarded-host", "tenant")]),
+            key("sum by (x) (a)", &[], &[("sec-user", "u")]),
+            key("sum by (x) (a)", &[], &[("cookie", "session=1")]),
+            key("sum by (x) (a)", &[], &[("range", "bytes=0-1")]),
+            key("sum by (x) (a)", &[], &[("accept", "text/csv")]),
         ] {
             assert_ne!(plain, other);
         }
+        let tenants = |order: [&'static str; 2]| {
+            key("a", &[], &order.map(|tenant| ("x-scope-orgid", tenant)))
+        };
+        assert_ne!(tenants(["1", "2"]), tenants(["2", "1"]), "the first or the last may count");
         let secret = key("a", &[], &[("authorization", "Bearer hidden")]);
         assert!(!String::from_utf8_lossy(&secret).contains("hidden"));
     }

@@ -3,14 +3,305 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
 use super::*;
 use crate::config::from_flags;
+
+/// A database of many tenants. It answers every range query with one point, whose label `tenant` is
+/// the first `X-Scope-OrgID` of the request, and with the header in `X-Test-Answer`.
+struct FakeOrigin {
+    address: SocketAddr,
+    /// The heads that arrived.
+    heads: Arc<Mutex<Vec<String>>>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FakeOrigin {
+    fn start() -> FakeOrigin {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let heads = Arc::<Mutex<Vec<String>>>::default();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (seen, over) = (Arc::clone(&heads), Arc::clone(&is_over));
+        let thread = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let mut stream = stream.unwrap();
+                let (mut head, mut byte) = (Vec::new(), [0]);
+                while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) > 0 {
+                    head.extend_from_slice(&byte);
+                }
+                let head = String::from_utf8_lossy(&head).into_owned();
+                let header = |name: &str| {
+                    head.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+                };
+                let tenant = header("x-scope-orgid: ").unwrap_or_else(|| "none".to_owned());
+                let more = header("x-test-answer: ").map(|line| line + "\r\n");
+                let body = format!(
+                    "{{\"status\":\"success\",\"data\":{{\"resultType\":\"matrix\",\"result\":\
+                     [{{\"metric\":{{\"tenant\":\"{tenant}\"}},\"values\":[[1000,\"1\"]]}}]}}}}"
+                );
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\
+                     Access-Control-Allow-Origin: *\r\n{}Content-Length: {}\r\n\r\n{body}",
+                    more.unwrap_or_default(),
+                    body.len()
+                );
+                seen.lock().push(head);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        FakeOrigin { address, heads, is_over, thread: Some(thread) }
+    }
+
+    /// The first lines of the requests since the last call.
+    fn lines(&self) -> Vec<String> {
+        let heads = std::mem::take(&mut *self.heads.lock());
+        heads.iter().map(|head| head.lines().next().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+impl Drop for FakeOrigin {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A proxy of its own for a test.
+struct RunningProxy {
+    proxy: Proxy,
+    _folder: tempfile::TempDir,
+}
+
+impl RunningProxy {
+    fn start(origin: &str, more: &[(&str, &str)]) -> RunningProxy {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().display().to_string();
+        let flags = [
+            ("listen", "127.0.0.1:0"),
+            ("data", &data),
+            ("size", "64MiB"),
+            ("memory", "64MiB"),
+            ("answer-bytes-max", "1MiB"),
+            ("partial-bytes-min", "0"),
+            ("settle", "1ms"),
+            ("proxy", origin),
+        ];
+        let flags: Vec<(&str, &str)> = flags.into_iter().chain(more.iter().copied()).collect();
+        let config = from_flags::<CacheConfig>(&flags).unwrap();
+        let proxy = Proxy::start(&config.proxy.get().unwrap(), config, || ()).unwrap();
+        RunningProxy { proxy, _folder: folder }
+    }
+
+    /// Sends a request without a body. Returns the whole response.
+    fn send(&self, method: &str, target: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(self.proxy.listen()).unwrap();
+        let host = if headers.contains("Host: ") { "" } else { "Host: localhost\r\n" };
+        let end = if headers.contains("Connection: ") { "" } else { "Connection: close\r\n" };
+        let head = format!("{method} {target} HTTP/1.1\r\n{host}{end}{headers}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// A range query; the tenant in its answer, and whether it came from the cache.
+    fn ask(&self, headers: &str) -> (String, bool) {
+        let target = "/api/v1/query_range?query=up&start=1000&end=1000&step=15";
+        let answer = self.send("GET", target, headers);
+        let tenant = answer.split_once("\"tenant\":\"").map(|(_, behind)| behind);
+        let tenant = tenant.and_then(|behind| behind.split('"').next());
+        let tenant = tenant.unwrap_or_else(|| panic!("{headers}: {answer}")).to_owned();
+        (tenant, answer.contains("x-firn-cache: hit"))
+    }
+}
+
+/// Before, a header that `Connection` names was removed for the origin and counted for the key: an
+/// answer without a tenant was stored under the name of one.
+#[test]
+fn the_key_is_made_of_the_headers_that_are_forwarded() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let stripped = "X-Scope-OrgID: a\r\nConnection: close, X-Scope-OrgID\r\n";
+    let lower = "x-scope-orgid: a\r\nconnection: x-SCOPE-orgid\r\nConnection: close\r\n";
+    assert_eq!(proxy.ask(stripped), ("none".to_owned(), false));
+    assert_eq!(proxy.ask(lower), ("none".to_owned(), true));
+    assert_eq!(proxy.ask(""), ("none".to_owned(), true), "it is a request without a tenant");
+    assert_eq!(proxy.ask("X-Scope-OrgID: a\r\n"), ("a".to_owned(), false));
+    assert_eq!(proxy.ask("X-Scope-OrgID: a\r\n"), ("a".to_owned(), true));
+    // The first of several counts here, the last elsewhere.
+    let both = |first: &str, second: &str| {
+        proxy.ask(&format!("X-Scope-OrgID: {first}\r\nX-Scope-OrgID: {second}\r\n"))
+    };
+    assert_eq!(both("b", "c"), ("b".to_owned(), false));
+    assert_eq!(both("c", "b"), ("c".to_owned(), false));
+    // Users do not share answers.
+    for user in
+        ["Authorization: Basic YTpi", "Cookie: session=1", "X-Grafana-User: u", "Accept: x/y"]
+    {
+        assert!(!proxy.ask(&format!("{user}\r\n")).1, "{user}");
+        assert!(proxy.ask(&format!("{user}\r\n")).1, "{user}");
+    }
+    // A parameter that is given twice may mean either.
+    let twice = "/api/v1/query_range?query=up&query=down&start=1000&end=1000&step=15";
+    assert!(!proxy.send("GET", twice, "").contains("x-firn-cache"));
+    proxy.proxy.stop().unwrap();
+}
+
+/// Such answers belong to one client, or to one time.
+#[test]
+fn answers_that_the_origin_marks_are_not_stored() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    for (answer, is_stored) in [
+        ("Vary: Origin, Accept-Encoding", true),
+        ("Vary: Authorization", true),
+        ("Cache-Control: max-age=60", true),
+        ("Vary: *", false),
+        ("Vary: User-Agent", false),
+        ("Set-Cookie: session=1", false),
+        ("Cache-Control: private", false),
+        ("Cache-Control: max-age=1, No-Store", false),
+    ] {
+        let header = format!("X-Test-Answer: {answer}\r\n");
+        assert!(!proxy.ask(&header).1, "{answer}");
+        assert_eq!(proxy.ask(&header).1, is_stored, "{answer}");
+    }
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, `/../admin` was sent to the origin with the proxy's credentials.
+#[test]
+fn requests_stay_below_the_prefix_and_on_the_list() {
+    let origin = FakeOrigin::start();
+    let url = format!("http://proxy:s%40cret@{}/tenant/", origin.address);
+    let proxy = RunningProxy::start(&url, &[("proxy-paths", "/extra/*")]);
+    for target in [
+        "/../admin",
+        "/%2e%2e/admin",
+        "/.%2E/admin",
+        "/%252e%252e/admin",
+        "/..;/admin",
+        "/extra/../../admin",
+        "/extra/..%2f..%2fadmin",
+        "/extra/..\\..\\admin",
+        "//evil.example/api/v1/query",
+        "http://localhost/../admin",
+        "*",
+    ] {
+        let answer = proxy.send("GET", target, "");
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{target}: {answer}");
+    }
+    for (method, target) in [
+        ("POST", "/api/v1/admin/tsdb/delete_series"),
+        ("PUT", "/api/v1/admin/tsdb/snapshot"),
+        ("POST", "/-/quit"),
+        ("DELETE", "/api/v1/query"),
+        ("GET", "/debug/pprof/heap"),
+        ("POST", "/query?q=DROP+DATABASE+d"),
+        ("GET", "/query?q=SELECT+a+INTO+b+FROM+c"),
+    ] {
+        let answer = proxy.send(method, target, "");
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{method} {target}: {answer}");
+        assert!(answer.contains("--proxy-paths"), "{answer}");
+    }
+    let overridden = proxy.send("GET", "/api/v1/query", "X-HTTP-Method-Override: DELETE\r\n");
+    assert!(overridden.starts_with("HTTP/1.1 400 "), "{overridden}");
+    let connect = proxy.send("CONNECT", "evil.example:80", "");
+    assert!(connect.starts_with("HTTP/1.1 4"), "{connect}");
+    assert_eq!(origin.lines(), Vec::<String>::new(), "nothing reached the origin");
+
+    for (method, target, line) in [
+        ("GET", "/api/v1/query?query=up", "GET /tenant/api/v1/query?query=up HTTP/1.1"),
+        ("DELETE", "/extra/x", "DELETE /tenant/extra/x HTTP/1.1"),
+        ("GET", "/query?q=SHOW+DATABASES", "GET /tenant/query?q=SHOW+DATABASES HTTP/1.1"),
+        ("GET", "http://localhost/-/ready", "GET /tenant/-/ready HTTP/1.1"),
+    ] {
+        let answer = proxy.send(method, target, "");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{method} {target}: {answer}");
+        let head = origin.heads.lock().last().cloned().unwrap();
+        // proxy:s@cret
+        assert!(head.contains("authorization: Basic cHJveHk6c0BjcmV0\r\n"), "{head}");
+        assert_eq!(origin.lines(), [line]);
+    }
+    proxy.send("GET", "/api/v1/query", "Authorization: Bearer own\r\n");
+    let head = origin.heads.lock().last().cloned().unwrap();
+    assert!(head.contains("authorization: Bearer own\r\n") && !head.contains("Basic"), "{head}");
+    proxy.proxy.stop().unwrap();
+}
+
+#[test]
+fn foreign_pages_use_no_proxy() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(
+        &format!("http://{}", origin.address),
+        &[("cors-origin", "http://grafana"), ("proxy-paths", "/*")],
+    );
+    for (method, target) in [
+        ("POST", "/api/v1/query"),
+        ("POST", "/api/v1/write"),
+        ("DELETE", "/x"),
+        ("OPTIONS", "/api/v1/query"),
+        ("POST", METRICS_PATH),
+    ] {
+        let preflight = "Access-Control-Request-Method: POST\r\n";
+        let headers = format!("Origin: http://evil.example\r\n{preflight}");
+        let answer = proxy.send(method, target, &headers);
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{method} {target}: {answer}");
+    }
+    for target in ["/api/v1/query", "/", METRICS_PATH, "/api/v1/query_range?query=up"] {
+        let answer = proxy.send("GET", target, "Host: evil.example\r\n");
+        assert!(answer.starts_with("HTTP/1.1 421 "), "{target}: {answer}");
+    }
+    assert_eq!(origin.lines(), Vec::<String>::new(), "nothing reached the origin");
+    // The origin's `Access-Control-Allow-Origin: *` is not passed on.
+    let answer = proxy.send("GET", "/api/v1/query", "Origin: http://evil.example\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("access-control"), "{answer}");
+    assert!(answer.contains("x-content-type-options: nosniff"), "{answer}");
+    let answer = proxy.send("GET", "/api/v1/query", "Origin: http://grafana\r\n");
+    assert!(answer.contains("access-control-allow-origin: http://grafana\r\n"), "{answer}");
+    let preflight = "Origin: http://grafana\r\nAccess-Control-Request-Method: POST\r\n";
+    assert!(proxy.send("OPTIONS", "/x", preflight).starts_with("HTTP/1.1 204 "));
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, the answer and the log repeated the URL with its parameters.
+#[test]
+fn an_origin_that_is_down_leaves_no_secret_in_the_answer() {
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = RunningProxy::start(&format!("http://proxy:canary@{gone}"), &[]);
+    let statement = "SELECT+mean(a)+FROM+b+WHERE+time>=0s+AND+time<=90s+GROUP+BY+time(1s)";
+    for target in [
+        "/query?u=admin&p=canary&q=SHOW+DATABASES".to_owned(),
+        format!(
+            "/query?u=admin&p=canary&db=d&epoch=ms&q={}",
+            statement.replace('>', "%3E").replace('<', "%3C")
+        ),
+        "/write?u=admin&p=canary".to_owned(),
+        "/api/v1/query_range?query=up&start=1000&end=1000&step=15&token=canary".to_owned(),
+    ] {
+        let method = if target.starts_with("/write") { "POST" } else { "GET" };
+        let answer = proxy.send(method, &target, "Authorization: Bearer canary\r\n");
+        assert!(answer.starts_with("HTTP/1.1 502 "), "{target}: {answer}");
+        assert!(!answer.contains("canary") && answer.contains(&gone.to_string()), "{answer}");
+    }
+    assert!(!format!("{:?}", proxy.proxy).contains("canary"), "debug output");
+    proxy.proxy.stop().unwrap();
+}
 
 /// Sends a form in chunks with `body` verbatim, and waits for the response if `stays`. Returns the
 /// response.
 fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
     let mut stream = TcpStream::connect(proxy.listen()).unwrap();
-    let head = "POST /query?db=d HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
+    let head = "POST /query?db=d HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
                 Content-Type: application/x-www-form-urlencoded\r\n\r\n";
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
     if !stays {
@@ -25,7 +316,7 @@ fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
 /// InfluxDB accepts changes as forms: a part of one may be another change, and a larger one.
 #[test]
 fn a_form_that_breaks_off_never_reaches_the_origin() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
     // The first request that arrives, with its chunks.
     let first = std::thread::spawn(move || {
@@ -49,6 +340,8 @@ fn a_form_that_breaks_off_never_reaches_the_origin() {
         ("connections-max", "4"),
         ("settle", "1ms"),
         ("proxy", &origin),
+        // Statements that change the database.
+        ("proxy-paths", "/query"),
     ];
     let config = from_flags::<CacheConfig>(&flags).unwrap();
     let proxy = Proxy::start(&config.proxy.get().unwrap(), config, || ()).unwrap();

@@ -16,7 +16,7 @@ use std::ops::Range;
 use firn_model::{Error, Result, Sample};
 use xxhash_rust::xxh3::xxh3_128_with_secret;
 
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, MetadataBatch};
 
 /// One series of a request: the position of its label bytes, their hash, and its samples.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +41,13 @@ pub struct Decoded {
     /// The samples of all series, one after the other.
     pub samples: Vec<Sample>,
     /// Types and help texts in the request.
-    pub metadata: Vec<(String, Metadata)>,
+    pub metadata: MetadataBatch,
     /// Exemplars, which are accepted and dropped.
     pub exemplar_count: u64,
     /// Native histogram samples, which are refused.
     pub histogram_count: u64,
-    /// Bytes that `series` and `samples` may take; a request that decodes to more is refused.
+    /// Bytes that all of them may take: metadata beyond it is dropped, a request with more series
+    /// and samples is refused.
     pub bytes_max: usize,
 }
 
@@ -104,6 +105,12 @@ impl Decoded {
         Ok(())
     }
 
+    /// Adds metadata of a metric, or drops it if there is no room.
+    pub fn push_metadata(&mut self, name: &str, metadata: Metadata) {
+        let room = self.bytes_max.saturating_sub(self.item_bytes());
+        self.metadata.push(name, metadata, room);
+    }
+
     /// Every series with its samples.
     pub fn iter(&self) -> impl Iterator<Item = (&EncodedSeries, &[Sample])> + '_ {
         let mut start = 0;
@@ -122,8 +129,12 @@ impl Decoded {
         end_of(idx).and_then(|end| self.samples.get(start..end)).unwrap_or(&[])
     }
 
-    /// Memory of series and samples, their references and cells included.
+    /// Memory of series and samples, their references and cells included, and of metadata.
     pub fn working_bytes(&self) -> usize {
+        self.item_bytes().saturating_add(self.metadata.bytes())
+    }
+
+    fn item_bytes(&self) -> usize {
         self.series.len().saturating_add(self.samples.len()).saturating_mul(Decoded::ITEM_BYTES)
     }
 

@@ -17,7 +17,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use firn_model::{Error, LabelsBuilder, METRIC_NAME, Result, Sample, Timestamp};
+use firn_model::{Error, LabelsBuilder, METRIC_NAME, Result, Sample, Timestamp, excerpt};
 
 use crate::metadata::{Metadata, MetricType};
 use crate::wire::LabelFault;
@@ -115,7 +115,7 @@ pub fn labels(
             } else if quoted {
                 return Err(cursor.error("the metric's name is repeated").into());
             } else {
-                return Err(cursor.error(format!("label {name:?} has no `=`")).into());
+                return Err(cursor.error(format!("label {:?} has no `=`", excerpt(&name))).into());
             }
             cursor.skip_blanks();
             if !cursor.take(b',') && cursor.peek() != Some(b'}') {
@@ -277,14 +277,14 @@ impl<'a> Cursor<'a> {
         let value = std::str::from_utf8(text).ok().and_then(parse_float).ok_or_else(|| {
             self.error(match text {
                 [] => "expected a value after the series".to_owned(),
-                _ => format!("{:?} is not a value", String::from_utf8_lossy(text)),
+                _ => format!("{:?} is not a value", excerpt(&String::from_utf8_lossy(text))),
             })
         })?;
         let ts = match self.token() {
             [] => default_ts,
             text => parse_timestamp(text).ok_or_else(|| {
                 let text = String::from_utf8_lossy(text);
-                self.error(format!("{text:?} is not a timestamp in whole milliseconds"))
+                self.error(format!("{:?} is not a timestamp in whole milliseconds", excerpt(&text)))
             })?,
         };
         self.skip_blanks();
@@ -338,22 +338,30 @@ fn comment(cursor: &mut Cursor<'_>, out: &mut Decoded) -> Result<()> {
             "histogram" => MetricType::Histogram,
             "summary" => MetricType::Summary,
             "untyped" => MetricType::Unknown,
-            other => return Err(cursor.error(format!("invalid metric type {other:?}"))),
+            other => {
+                let found = excerpt(other);
+                return Err(cursor.error(format!("invalid metric type {found:?}")));
+            }
         };
         Metadata { kind, ..Metadata::default() }
     } else {
-        Metadata { help: unescape(text, false).into_owned(), ..Metadata::default() }
+        Metadata::new(MetricType::Unknown, &unescape(text, false), "")
     };
-    merge(out, name, found, keyword == b"TYPE");
+    merge(out, &name, found, keyword == b"TYPE");
     Ok(())
 }
 
 /// Merges adjacent HELP and TYPE lines of a metric into one entry.
-fn merge(out: &mut Decoded, name: String, found: Metadata, is_type: bool) {
+fn merge(out: &mut Decoded, name: &str, found: Metadata, is_type: bool) {
     match out.metadata.last_mut() {
-        Some((last, known)) if *last == name && is_type => known.kind = found.kind,
-        Some((last, known)) if *last == name => known.help = found.help,
-        _ => out.metadata.push((name, found)),
+        Some((last, known)) if **last == *name && is_type => known.kind = found.kind,
+        // Added again, because its help text counts.
+        Some((last, known)) if **last == *name => {
+            let kind = known.kind;
+            out.metadata.pop();
+            out.push_metadata(name, Metadata { kind, ..found });
+        }
+        _ => out.push_metadata(name, found),
     }
 }
 

@@ -22,7 +22,7 @@ use std::fmt;
 
 use firn_model::{
     Error, GroupId, LabelLimits, Labels, METRIC_NAME, Reservation, Result, SeriesRef, Slot,
-    Timestamp,
+    Timestamp, excerpt,
 };
 use firndb::ForeignMember;
 
@@ -268,7 +268,8 @@ const LABELS_BYTES: usize = 128;
 const CELL_BYTES: usize = 64;
 const ROW_BYTES: usize = 48;
 const GROUP_BYTES: usize = 256;
-const SLOT_BYTES: usize = 32;
+// With its place in the map that finds repeated slots.
+const SLOT_BYTES: usize = 64;
 const STEP_BYTES: u64 = 64 << 10;
 
 impl Columns {
@@ -345,8 +346,12 @@ fn column_at(idx: usize) -> Result<u32> {
 
 fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Result<()> {
     if let Some((name, _)) = member.iter().find(|(name, _)| labels.get(name).is_some()) {
+        let (member, labels) = (member.to_string(), labels.to_string());
         return Err(Error::invalid(format!(
-            "{member} repeats label {name:?} of its group {labels}; leave it out"
+            "{} repeats label {:?} of its group {}; leave it out",
+            excerpt(&member),
+            excerpt(name),
+            excerpt(&labels)
         )));
     }
     if labels.get(METRIC_NAME).is_none() {
@@ -355,8 +360,9 @@ fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Res
     let label_count = labels.count().saturating_add(member.count());
     if label_count > label_count_max {
         return Err(Error::too_large(format!(
-            "{member} has {label_count} labels with those of its group, the limit is \
-             {label_count_max} (label_count_max)"
+            "{} has {label_count} labels with those of its group, the limit is {label_count_max} \
+             (label_count_max)",
+            excerpt(&member.to_string())
         )));
     }
     Ok(())
@@ -372,7 +378,8 @@ fn check_repeats<T: std::hash::Hash + Eq + fmt::Debug>(columns: &[T], what: &str
     for (idx, column) in columns.iter().enumerate() {
         if let Some(first) = seen.insert(column, idx) {
             return Err(Error::invalid(format!(
-                "{what}[{first}] and {what}[{idx}] are the same: {column:?}"
+                "{what}[{first}] and {what}[{idx}] are the same: {}",
+                excerpt(&format!("{column:?}"))
             )));
         }
     }
@@ -381,7 +388,8 @@ fn check_repeats<T: std::hash::Hash + Eq + fmt::Debug>(columns: &[T], what: &str
 
 fn has_name(labels: &Labels) -> Result<()> {
     if labels.metric_name().is_empty() {
-        return Err(Error::invalid(format!("series {labels} has no __name__")));
+        let labels = labels.to_string();
+        return Err(Error::invalid(format!("series {} has no __name__", excerpt(&labels))));
     }
     Ok(())
 }

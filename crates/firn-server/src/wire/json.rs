@@ -1,6 +1,6 @@
 //! Prometheus' JSON, written by hand: a query's answer is millions of numbers and nothing else.
 
-use firn_model::{Histogram, Labels};
+use firn_model::{Histogram, Labels, excerpt_within};
 use firn_promql::{
     BoundedBucket, PointValue, QueryOutput, Series, Value, VectorPoint, all_buckets,
 };
@@ -104,13 +104,20 @@ pub fn push_labels(labels: &Labels, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
+/// The beginning of a successful answer; the value of `data` and `}` follow.
+pub const SUCCESS_HEAD: &[u8] = br#"{"status":"success","data":"#;
+
+/// Bytes of an error's text. A text that repeats a client's input is shortened where it is made;
+/// this is for those that repeat much of it.
+const ERROR_BYTES_MAX: usize = 4_096;
+
 /// A whole successful answer; `push_data` writes the value of `data`.
 pub fn success(
     warnings: &[String],
     infos: &[String],
     push_data: impl FnOnce(&mut Vec<u8>),
 ) -> Vec<u8> {
-    let mut out = br#"{"status":"success","data":"#.to_vec();
+    let mut out = SUCCESS_HEAD.to_vec();
     push_data(&mut out);
     push_notes("warnings", warnings, &mut out);
     push_notes("infos", infos, &mut out);
@@ -123,7 +130,7 @@ pub fn failure(error_type: &str, text: &str) -> Vec<u8> {
     let mut out = br#"{"status":"error","errorType":"#.to_vec();
     push_string(error_type, &mut out);
     out.extend_from_slice(br#","error":"#);
-    push_string(text, &mut out);
+    push_string(&excerpt_within(text, ERROR_BYTES_MAX), &mut out);
     out.push(b'}');
     out
 }
@@ -309,7 +316,7 @@ mod tests {
     use std::sync::Arc;
 
     use firn_model::{HistogramBucket, Sample};
-    use firn_promql::{Annotations, HistogramPoint};
+    use firn_promql::{Annotations, HeldMemory, HistogramPoint};
 
     use super::*;
 
@@ -320,6 +327,7 @@ mod tests {
             samples_read: 0,
             samples_peak: 0,
             samples: None,
+            held: HeldMemory::default(),
         };
         let bytes = query_answer(&output, limit, None, |_| {});
         assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");

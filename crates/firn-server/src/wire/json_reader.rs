@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, excerpt};
 
 /// A walk over one JSON text.
 #[derive(Debug)]
@@ -153,6 +153,7 @@ impl<'a> JsonReader<'a> {
         let len = rest.bytes().take_while(|byte| is_part(byte)).count();
         let number = rest.get(..len).unwrap_or_default();
         if !is_number(number) {
+            let number = excerpt(number);
             return Err(self.fault(format!("expected a JSON number, got {number:?}")));
         }
         self.step(len);
@@ -163,7 +164,9 @@ impl<'a> JsonReader<'a> {
     pub(crate) fn integer<T: std::str::FromStr>(&mut self, wanted: &str) -> Read<T> {
         let start = self.skip_blanks();
         let number = self.number()?;
-        number.parse().map_err(|_| self.fault_at(start, format!("{number} is not {wanted}")))
+        number
+            .parse()
+            .map_err(|_| self.fault_at(start, format!("{} is not {wanted}", excerpt(number))))
     }
 
     /// Skips `null` if it is next.

@@ -9,7 +9,7 @@
     )
 )]
 
-use firn_model::{Error, Result, Timestamp};
+use firn_model::{Error, Result, Timestamp, excerpt};
 
 /// The NaN that Prometheus' parsers return for each of its text forms. Other payloads are possible
 /// only in binary protocols.
@@ -131,7 +131,7 @@ pub fn parse_time(text: &str) -> Result<Timestamp> {
     } else if let Some(ts) = parse_rfc3339(text) {
         return Ok(ts);
     }
-    Err(Error::invalid(format!("cannot parse {text:?} to a valid timestamp")))
+    Err(Error::invalid(format!("cannot parse {:?} to a valid timestamp", excerpt(text))))
 }
 
 /// A duration of the API: seconds as a float, or `1h30m`. Nanoseconds, as Go holds them.
@@ -147,14 +147,15 @@ pub fn parse_duration_ns(text: &str) -> Result<i64> {
         let ns = seconds * 1e9;
         if ns.is_nan() || ns.abs() > i64::MAX as f64 {
             return Err(Error::invalid(format!(
-                "cannot parse {text:?} to a valid duration. It overflows int64"
+                "cannot parse {:?} to a valid duration. It overflows int64",
+                excerpt(text)
             )));
         }
         return Ok(ns as i64);
     }
-    parse_unit_duration_ms(text)
-        .and_then(|ms| ms.checked_mul(1_000_000))
-        .ok_or_else(|| Error::invalid(format!("cannot parse {text:?} to a valid duration")))
+    parse_unit_duration_ms(text).and_then(|ms| ms.checked_mul(1_000_000)).ok_or_else(|| {
+        Error::invalid(format!("cannot parse {:?} to a valid duration", excerpt(text)))
+    })
 }
 
 /// `1y2w3d4h5m6s7ms`: each unit once, in this order. Milliseconds.

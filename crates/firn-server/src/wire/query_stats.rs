@@ -1,7 +1,7 @@
 //! Query statistics in the API: Prometheus' fields, and with `stats=all` storage and memory
 //! figures.
 
-use firn_model::QueryContext;
+use firn_model::{QueryContext, excerpt};
 use firn_promql::{QueryOutput, SampleStats};
 use firndb::QueryTime;
 
@@ -43,8 +43,9 @@ impl StatsLevel {
     pub fn warning(&self) -> Option<String> {
         let StatsLevel::Deprecated(value) = self else { return None };
         Some(format!(
-            "value {value:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
-             use \"true\" or \"all\""
+            "value {:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
+             use \"true\" or \"all\"",
+            excerpt(value)
         ))
     }
 
@@ -77,19 +78,23 @@ impl StatsLevel {
 }
 
 fn push_timings(timings: Timings, context: &QueryContext, out: &mut Vec<u8>) {
+    push_object(timing_fields(timings, context), out, |ns, out| push_float(ns as f64 / 1e9, out));
+}
+
+/// Nanoseconds of the stages of a query, under Prometheus' names.
+pub fn timing_fields(timings: Timings, context: &QueryContext) -> [(&'static str, u64); 6] {
     let stats = &context.stats;
     let (queue_ns, sort_ns) = (stats.queue_ns.get(), stats.sort_ns.get());
     // Several threads may select at once; their sum may then exceed the elapsed time.
     let select_ns = stats.select_ns.get().min(timings.eval_ns);
-    let fields = [
+    [
         ("evalTotalTime", timings.eval_ns),
         ("resultSortTime", sort_ns),
         ("queryPreparationTime", select_ns),
         ("innerEvalTime", timings.eval_ns.saturating_sub(select_ns + sort_ns)),
         ("execQueueTime", queue_ns),
         ("execTotalTime", queue_ns + timings.eval_ns),
-    ];
-    push_object(fields, out, |ns, out| push_float(ns as f64 / 1e9, out));
+    ]
 }
 
 /// The samples' fields, each with a comma after it; those of single steps if their times are known.
@@ -134,12 +139,17 @@ fn step_time(time: QueryTime, idx: usize) -> i64 {
 
 /// Statistics beyond Prometheus': reads of the index and the tiers, and memory.
 fn push_storage(output: &QueryOutput, context: &QueryContext, out: &mut Vec<u8>) {
-    let stats = &context.stats;
     out.extend_from_slice(br#","storage":"#);
-    let fields = [
+    push_object(cost_fields(output.samples_read, context), out, push_u64);
+}
+
+/// Reads and memory of a query.
+pub fn cost_fields(samples_decoded: u64, context: &QueryContext) -> [(&'static str, u64); 11] {
+    let stats = &context.stats;
+    [
         ("groupsScanned", stats.groups_scanned.get()),
         ("groupsMatched", stats.groups_matched.get()),
-        ("samplesDecoded", output.samples_read),
+        ("samplesDecoded", samples_decoded),
         ("memoryBytes", stats.memory_bytes.get()),
         ("localBytes", stats.fast_bytes.get()),
         ("slowBytes", stats.slow_bytes.get()),
@@ -148,6 +158,5 @@ fn push_storage(output: &QueryOutput, context: &QueryContext, out: &mut Vec<u8>)
         ("resultStepsKept", stats.steps_kept.get()),
         ("resultStepsMissing", stats.steps_not_kept.get()),
         ("peakBytes", context.budget.usage().peak_bytes),
-    ];
-    push_object(fields, out, push_u64);
+    ]
 }

@@ -140,28 +140,27 @@ fn decode_label<'a>(mut message: Reader<'a>) -> Result<(&'a [u8], &'a [u8])> {
 }
 
 fn decode_metadata(mut message: Reader<'_>, out: &mut Decoded) -> Result<()> {
-    let mut name = String::new();
-    let mut metadata = Metadata::default();
+    let (mut name, mut help, mut unit) = ("", "", "");
+    let mut kind = MetricType::Unknown;
     while !message.is_done() {
         let at = message.at();
         match message.key()? {
-            (1, WireType::Varint) => metadata.kind = metric_type(message.varint()?),
+            (1, WireType::Varint) => kind = metric_type(message.varint()?),
             (2, WireType::Bytes) => name = text(message.bytes()?, at)?,
-            (4, WireType::Bytes) => metadata.help = text(message.bytes()?, at)?,
-            (5, WireType::Bytes) => metadata.unit = text(message.bytes()?, at)?,
+            (4, WireType::Bytes) => help = text(message.bytes()?, at)?,
+            (5, WireType::Bytes) => unit = text(message.bytes()?, at)?,
             (field @ (1 | 2 | 4 | 5), wire) => {
                 return Err(wrong_type(at, "MetricMetadata", field, wire));
             }
             (field, wire) => message.skip(field, wire)?,
         }
     }
-    out.metadata.push((name, metadata));
+    out.push_metadata(name, Metadata::new(kind, help, unit));
     Ok(())
 }
 
-fn text(bytes: &[u8], at: usize) -> Result<String> {
-    let text = std::str::from_utf8(bytes).map_err(|e| malformed(at, "not UTF-8").because(e))?;
-    Ok(text.to_owned())
+fn text(bytes: &[u8], at: usize) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|e| malformed(at, "not UTF-8").because(e))
 }
 
 fn metric_type(number: u64) -> MetricType {

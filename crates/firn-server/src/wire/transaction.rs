@@ -12,7 +12,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use firn_model::{
-    LabelLimits, Labels, LabelsBuilder, METRIC_NAME, Matcher, Result, Sample, TimeRange, Timestamp,
+    Error, LabelLimits, Labels, LabelsBuilder, METRIC_NAME, Matcher, QueryContext, Reservation,
+    Result, Sample, TimeRange, Timestamp, excerpt,
 };
 use firndb::SeriesSamples;
 
@@ -23,6 +24,9 @@ use crate::wire::number::{push_float, push_i64, push_u64};
 
 /// Operations of one request.
 const OPERATION_COUNT_MAX: usize = 10_000;
+// Memory of a selector for each byte of its text.
+const SELECTOR_BYTES_PER_BYTE: u64 = 96;
+const NO_MATCHER: &str = "match must contain at least one non-empty matcher";
 
 /// The effect of an operation.
 #[derive(Debug, PartialEq)]
@@ -97,11 +101,15 @@ struct Fields {
     digest: Option<String>,
 }
 
-/// Reads a body.
+/// Reads a body. `held` grows by the memory of selectors, which [`Operation::compile`] compiles.
 ///
 /// # Errors
-/// `Invalid` with byte and path of the mistake.
-pub(crate) fn decode(body: &[u8], limits: &LabelLimits) -> Result<Vec<Operation>> {
+/// `Invalid` with byte and path of the mistake; `Busy` without memory.
+pub(crate) fn decode(
+    body: &[u8],
+    limits: &LabelLimits,
+    held: &mut Reservation,
+) -> Result<Vec<Operation>> {
     let mut operations = Vec::new();
     read_json(body, |reader| {
         let mut has_operations = false;
@@ -114,7 +122,7 @@ pub(crate) fn decode(body: &[u8], limits: &LabelLimits) -> Result<Vec<Operation>
                         let what = format!("over {OPERATION_COUNT_MAX} operations: send fewer");
                         return Err(reader.fault(what));
                     }
-                    operations.push(operation(reader, limits)?);
+                    operations.push(operation(reader, limits, held)?);
                     Ok(())
                 })
             }
@@ -125,10 +133,14 @@ pub(crate) fn decode(body: &[u8], limits: &LabelLimits) -> Result<Vec<Operation>
     Ok(operations)
 }
 
-fn operation(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Operation> {
+fn operation(
+    reader: &mut JsonReader<'_>,
+    limits: &LabelLimits,
+    held: &mut Reservation,
+) -> Read<Operation> {
     let start = reader.at();
     let mut fields = Fields::default();
-    reader.object(|reader, key| field(reader, key, &mut fields, limits))?;
+    reader.object(|reader, key| field(reader, key, &mut fields, (limits, held)))?;
     fields.into_operation().map_err(|what| reader.fault_at(start, what))
 }
 
@@ -136,7 +148,7 @@ fn field(
     reader: &mut JsonReader<'_>,
     key: &str,
     fields: &mut Fields,
-    limits: &LabelLimits,
+    (limits, held): (&LabelLimits, &mut Reservation),
 ) -> Read<()> {
     fn set<T>(
         reader: &mut JsonReader<'_>,
@@ -161,7 +173,7 @@ fn field(
     match key {
         "op" => set(reader, key, &mut fields.op, text),
         "series" => set(reader, key, &mut fields.series, |reader| labels(reader, limits)),
-        "match" => set(reader, key, &mut fields.matchers, selector),
+        "match" => set(reader, key, &mut fields.matchers, |reader| selector(reader, held)),
         "timestamp" => set(reader, key, &mut fields.timestamp, ms),
         "start" => set(reader, key, &mut fields.start, ms),
         "end" => set(reader, key, &mut fields.end, ms),
@@ -187,15 +199,48 @@ fn labels(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Labels> {
     }
 }
 
-fn selector(reader: &mut JsonReader<'_>) -> Read<Vec<Matcher>> {
+/// The matchers, not compiled yet.
+fn selector(reader: &mut JsonReader<'_>, held: &mut Reservation) -> Read<Vec<Matcher>> {
     let start = reader.at();
     let text = reader.string()?;
+    let bytes = (text.len() as u64).saturating_mul(SELECTOR_BYTES_PER_BYTE);
+    held.grow(bytes).map_err(|e| reader.refuse_at(start, e))?;
     let matchers =
-        firn_promql::parse_selector(&text).map_err(|e| reader.fault_at(start, e.to_string()))?;
-    if matchers.iter().all(Matcher::matches_absent) {
-        return Err(reader.fault_at(start, "match must contain at least one non-empty matcher"));
+        firn_promql::parse_matchers(&text).map_err(|e| reader.fault_at(start, e.to_string()))?;
+    if matchers.iter().all(|one| !one.needs_compiling() && one.matches_absent()) {
+        return Err(reader.fault_at(start, NO_MATCHER));
     }
     Ok(matchers)
+}
+
+impl Operation {
+    /// Compiles the patterns of the selector within the limits of `context`.
+    ///
+    /// # Errors
+    /// As [`Matcher::compile`], and `Invalid` for a selector that selects every series.
+    pub(crate) fn compile(&self, context: &QueryContext) -> Result<()> {
+        let matchers = self.matchers();
+        matchers.iter().try_for_each(|matcher| matcher.compile(context))?;
+        if !matchers.is_empty() && matchers.iter().all(Matcher::matches_absent) {
+            return Err(Error::invalid(NO_MATCHER));
+        }
+        Ok(())
+    }
+
+    /// Whether [`Operation::compile`] has work to do.
+    pub(crate) fn needs_compiling(&self) -> bool {
+        self.matchers().iter().any(Matcher::needs_compiling)
+    }
+
+    /// The matchers of its selector; none if it names a series.
+    fn matchers(&self) -> &[Matcher] {
+        match self {
+            Operation::Read { what, .. }
+            | Operation::UpdateRange { what, .. }
+            | Operation::DeleteRange { what } => &what.matchers,
+            Operation::Insert { .. } | Operation::Update { .. } | Operation::Delete { .. } => &[],
+        }
+    }
 }
 
 impl Fields {
@@ -221,6 +266,7 @@ impl Fields {
             "delete" if self.series.is_some() => Operation::Delete { point: self.point(&op)? },
             "delete" => Operation::DeleteRange { what: self.selection(&op)? },
             other => {
+                let other = excerpt(other);
                 return Err(format!("op {other:?} is none of read, insert, update and delete"));
             }
         };

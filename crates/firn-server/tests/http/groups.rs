@@ -418,7 +418,7 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     f(json!([]), 400, &["groups[0]", "expected an object, got an array"]);
     let names: Vec<Value> =
         (0..1_000).map(|idx| json!({ "__name__": format!("metric_{idx}") })).collect();
-    f(json!({ "labels": {}, "members": names }), 413, &["20000 bytes"]);
+    f(json!({ "labels": {}, "members": names }), 413, &["10000 bytes", "--body-bytes-max"]);
     let raw = |headers: &[(&str, &str)], body: &[u8]| {
         send(server.at(), "POST", "/api/v1/groups", headers, body)
     };

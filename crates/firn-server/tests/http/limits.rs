@@ -52,7 +52,7 @@ fn a_query_stops_when_its_client_goes() {
     let server = with_one_place();
     let at = server.at();
     let mut client = TcpStream::connect(at).expect("a connection");
-    write!(client, "GET {} HTTP/1.1\r\nHost: x\r\n\r\n", endless()).expect("sent");
+    write!(client, "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", endless()).expect("sent");
     wait_until("the query runs", || metric(at, "firn_queries_running") == 1.0);
     drop(client);
     wait_until("the query stops", || metric(at, "firn_queries_running") == 0.0);
@@ -67,7 +67,7 @@ fn queries_wait_for_a_place_as_long_as_their_timeout() {
     let server = with_one_place();
     let at = server.at();
     let mut client = TcpStream::connect(at).expect("a connection");
-    write!(client, "GET {} HTTP/1.1\r\nHost: x\r\n\r\n", endless()).expect("sent");
+    write!(client, "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", endless()).expect("sent");
     wait_until("the query runs", || metric(at, "firn_queries_running") == 1.0);
     let (status, kind, text) = api_error(at, "query", &[("query", "1"), ("timeout", "50ms")]);
     assert_eq!((status, kind.as_str()), (503, "timeout"));
@@ -164,7 +164,8 @@ fn slow_readers_block_no_other() {
     let params = [("query", "m"), ("start", "1700000000"), ("end", "1700000200"), ("step", "0.1")];
     let mut slow = TcpStream::connect(at).expect("a connection");
     let target = url("/api/v1/query_range", &params);
-    write!(slow, "GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
+    write!(slow, "GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .expect("sent");
     let mut first = [0; 16];
     slow.read_exact(&mut first).expect("the answer begins");
     api(at, "query", &[("query", "1")]);

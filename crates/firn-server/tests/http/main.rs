@@ -2,6 +2,7 @@
 //! its status and message.
 
 mod admin;
+mod browsers;
 mod client;
 mod federation;
 mod groups;
@@ -17,6 +18,7 @@ mod status;
 mod surroundings;
 mod tally;
 mod targets;
+mod times;
 mod transactions;
 mod write_request;
 mod xor_decoder;

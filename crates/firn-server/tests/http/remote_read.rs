@@ -247,7 +247,7 @@ fn bad_requests_are_refused_in_plain_text() {
     let announced = [("Content-Length", "34603008")];
     let mut stream = TcpStream::connect(at).expect("a connection");
     let head = format!(
-        "POST /api/v1/read HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}: {}\r\n\r\n",
+        "POST /api/v1/read HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{}: {}\r\n\r\n",
         announced[0].0, announced[0].1
     );
     stream.write_all(head.as_bytes()).expect("the head is taken");
@@ -316,8 +316,10 @@ fn stalled(at: SocketAddr) -> TcpStream {
     let all = query(0, i64::MAX, &[matcher(0, "__name__", "much")]);
     let body = pack(&request(&[all], &[STREAM]));
     let mut stream = TcpStream::connect(at).expect("a connection");
-    let head =
-        format!("POST /api/v1/read HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /api/v1/read HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body)).expect("it is taken");
     let mut first = [0; 12];
     stream.read_exact(&mut first).expect("an answer");

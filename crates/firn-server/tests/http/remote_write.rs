@@ -127,7 +127,7 @@ fn broken_series_are_named_and_the_others_written() {
 }
 
 #[test]
-fn clocks_that_are_ahead_and_native_histograms_are_refused() {
+fn clocks_that_are_ahead_are_refused_and_native_histograms_are_counted() {
     let server = Running::start(&["--future-max=1h"]);
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
@@ -135,16 +135,24 @@ fn clocks_that_are_ahead_and_native_histograms_are_refused() {
     let ahead =
         series(&[("__name__", "m"), ("a", "1")]).sample(T, 1.0).sample(now + 7_200_000, 2.0);
     let answer = Message::default().series(ahead).send(server.at());
-    check_refused(&answer, 400, &["1 samples", "too far in the future", "m{a=\"1\"}"]);
+    check_refused(
+        &answer,
+        400,
+        &["1 samples out of bounds", "too far in the future", "m{a=\"1\"}"],
+    );
     assert_eq!(values(&server, "m")[0].1, "1", "the other sample was written");
     let soon = series(&[("__name__", "soon")]).sample(now + 1_800_000, 1.0);
     assert_eq!(Message::default().series(soon).send(server.at()).status, 204);
     let histogram = series(&[("__name__", "h")]).sample(T, 3.0).bytes(4, [8, 1]);
-    let answer = Message::default().series(histogram).send(server.at());
-    check_refused(&answer, 400, &["1 native histogram samples", "not supported"]);
+    let answer = Message::default().series(histogram.clone()).send(server.at());
+    // As exemplars: a sender would count all samples of the request as failed.
+    assert_eq!((answer.status, answer.text().as_str()), (204, ""));
+    let bad = series(&[("a", "1")]).sample(T, 1.0);
+    let answer = Message::default().series(histogram).series(bad).send(server.at());
+    check_refused(&answer, 400, &["not written: 1 series, 1 native histogram samples: "]);
     assert_eq!(values(&server, "h")[0].1, "3");
     let metrics = get(server.at(), "/metrics").text();
-    assert!(metrics.contains(",reason=\"native_histogram\"} 1\n"), "{metrics}");
+    assert!(metrics.contains(",reason=\"native_histogram\"} 2\n"), "{metrics}");
     assert!(metrics.contains(",reason=\"too_far_ahead\"} 1\n"), "{metrics}");
 }
 
@@ -174,10 +182,19 @@ fn bodies_over_a_limit_are_refused_before_they_are_unpacked() {
     );
     let bomb = Message::default().bytes(99, vec![0; 200_000]);
     check_refused(&bomb.send(server.at()), 413, &["declares 200"]);
+    // An uncompressed body is limited as it is sent.
+    let import = |server: &Running, text: &str| {
+        send(server.at(), "POST", "/api/v1/import/prometheus", &[], text.as_bytes())
+    };
+    let text = "m 1\n".repeat(3_000);
+    check_refused(&import(&server, &text), 413, &["10000 bytes", "(--body-bytes-max)"]);
+    let other = Running::start(&["--request-bytes-max=9999"]);
+    check_refused(&import(&other, &text), 413, &["9999 bytes", "(--request-bytes-max)"]);
     // Without a length announced the limit holds as well.
     let chunk = format!("{:x}\r\n{}\r\n", 20_000, "x".repeat(20_000));
     let mut stream = TcpStream::connect(server.at()).expect("a connection");
-    let head = "POST /api/v1/write HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head =
+        "POST /api/v1/write HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all((head.to_owned() + &chunk).as_bytes()).expect("sent");
     let mut status = [0; 13];
     stream.read_exact(&mut status).expect("an answer");

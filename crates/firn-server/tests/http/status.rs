@@ -68,7 +68,7 @@ fn flags_are_texts_by_our_names_and_by_prometheus_names() {
         ("web.enable-lifecycle", "false"),
         ("web.enable-remote-write-receiver", "true"),
         ("web.listen-address", &listen),
-        ("web.cors.origin", ".*"),
+        ("web.cors.origin", "none"),
         ("web.max-connections", "512"),
         ("storage.tsdb.retention.time", "30d"),
         ("storage.tsdb.path", flags["data"].as_str()),

@@ -44,7 +44,7 @@ fn unknown_paths_and_methods_get_plain_text_errors() {
 
 #[test]
 fn other_origins_and_packed_answers() {
-    let server = Running::start(&[]);
+    let server = Running::start(&["--cors-origin=.*"]);
     let at = server.at();
     let plain = get(at, "/metrics");
     assert!(plain.headers.iter().any(|(name, value)| name == "vary" && value == "Origin"));
@@ -179,10 +179,45 @@ fn a_second_server_on_the_folder_is_refused_and_never_ready() {
     second.stop().expect("nothing to lose");
 }
 
+/// Limits are for the data of others: with the strictest ones the server still shows itself, under
+/// its own name.
+#[test]
+fn limits_on_series_do_not_concern_its_own_metrics() {
+    let server = Running::start(&[
+        "--self-scrape=100ms",
+        "--self-scrape-job=me",
+        "--series-max=1",
+        "--series-per-metric-max=1",
+        "--series-per-group-max=1",
+        "--new-series-per-second-max=1",
+        "--label-count-max=1",
+        "--label-name-bytes-max=1",
+        "--label-value-bytes-max=1",
+    ]);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let query = [("query", "count by (job) ({job=\"me\",__name__=~\"firn_.*\"}) > 100")];
+        let data = api(server.at(), "query", &query);
+        if data["result"][0]["metric"]["job"] == "me" {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "limits refuse its own series: {data}");
+        std::thread::yield_now();
+    }
+    let targets = api(server.at(), "targets", &[]);
+    assert_eq!(targets["activeTargets"][0]["health"], "up", "{targets}");
+    assert_eq!(targets["activeTargets"][0]["labels"]["job"], "me", "{targets}");
+    // They count: others have no room.
+    let other = send(server.at(), "POST", "/api/v1/import/prometheus", &[], b"m 1\n");
+    assert_eq!(other.status, 400, "{}", other.text());
+    let other = send(server.at(), "POST", "/api/v1/import/prometheus", &[], b"{\"m\"} 1\n");
+    assert_eq!(other.status, 400, "{}", other.text());
+}
+
 #[test]
 fn it_scrapes_itself_from_the_first_second() {
     let server = Running::start(&["--self-scrape=1h"]);
-    let query = format!("up{{job=\"firn\",instance=\"{}\"}}", server.at());
+    let query = format!("up{{job=\"firndb-self\",instance=\"{}\"}}", server.at());
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
         let data = api(server.at(), "query", &[("query", &query)]);

@@ -242,7 +242,9 @@ fn samples_of_a_failed_write_are_counted() {
     let block = snap::raw::Encoder::new().compress_vec(&request.0).expect("fits");
     let write = || {
         let mut scratch = Scratch::default();
-        ingest.remote_write(&block, &mut scratch, &MetadataStore::default()).expect("well formed")
+        ingest
+            .remote_write(&block, &mut scratch, &MetadataStore::new(1 << 20))
+            .expect("well formed")
     };
     assert_eq!((write().tally.stored, write().tally.rejected(Reason::InvalidLabels)), (2, 1));
     db.close().expect("a clean close");

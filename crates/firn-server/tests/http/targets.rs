@@ -29,7 +29,7 @@ fn the_server_is_its_own_target() {
     let target = &data["activeTargets"][0];
     assert_eq!(data["activeTargets"].as_array().map(Vec::len), Some(1));
     assert_eq!(data["droppedTargets"].to_string(), "[]");
-    assert_eq!(data["droppedTargetCounts"].to_string(), r#"{"firn":0}"#);
+    assert_eq!(data["droppedTargetCounts"].to_string(), r#"{"firndb-self":0}"#);
     assert_eq!(
         target["discoveredLabels"],
         serde_json::json!({
@@ -38,12 +38,12 @@ fn the_server_is_its_own_target() {
             "__scheme__": "http",
             "__scrape_interval__": "1h",
             "__scrape_timeout__": "10s",
-            "job": "firn",
+            "job": "firndb-self",
         })
     );
-    assert_eq!(target["labels"], serde_json::json!({ "instance": address, "job": "firn" }));
+    assert_eq!(target["labels"], serde_json::json!({ "instance": address, "job": "firndb-self" }));
     let text = |name: &str| target[name].as_str().unwrap_or("no text").to_owned();
-    assert_eq!((text("scrapePool"), text("health")), ("firn".to_owned(), "up".to_owned()));
+    assert_eq!((text("scrapePool"), text("health")), ("firndb-self".to_owned(), "up".to_owned()));
     assert_eq!(text("scrapeUrl"), format!("http://{address}/metrics"));
     let port = format!(":{}/metrics", server.at().port());
     assert!(text("globalUrl").starts_with("http://") && text("globalUrl").ends_with(&port));
@@ -69,14 +69,17 @@ fn targets_are_filtered_by_state_and_pool() {
         assert_eq!((active, data["droppedTargetCounts"].to_string().as_str()), want, "{params:?}");
         assert_eq!(data["droppedTargets"].to_string(), "[]");
     };
-    f(&[("state", "any")], (1, r#"{"firn":0}"#));
+    f(&[("state", "any")], (1, r#"{"firndb-self":0}"#));
     f(&[("state", "active")], (1, "{}"));
     f(&[("state", "Active")], (1, "{}"));
-    f(&[("state", "dropped")], (0, r#"{"firn":0}"#));
+    f(&[("state", "dropped")], (0, r#"{"firndb-self":0}"#));
     f(&[("state", "other")], (0, "{}"));
-    f(&[("scrapePool", "firn")], (1, r#"{"firn":0}"#));
-    f(&[("scrapePool", "other")], (0, r#"{"firn":0}"#));
-    assert_eq!(api(server.at(), "scrape_pools", &[]).to_string(), r#"{"scrapePools":["firn"]}"#);
+    f(&[("scrapePool", "firndb-self")], (1, r#"{"firndb-self":0}"#));
+    f(&[("scrapePool", "other")], (0, r#"{"firndb-self":0}"#));
+    assert_eq!(
+        api(server.at(), "scrape_pools", &[]).to_string(),
+        r#"{"scrapePools":["firndb-self"]}"#
+    );
 
     // Without scraping: present and empty, not 404.
     let server = Running::start(&[]);
@@ -98,16 +101,16 @@ fn a_targets_metadata_is_that_of_its_scrape() {
     };
     let one = f(&[("metric", "firn_flushes_total")]);
     let want = serde_json::json!([{
-        "target": { "instance": address, "job": "firn" },
+        "target": { "instance": address, "job": "firndb-self" },
         "type": "counter",
         "help": "Flushes of the head to tables.",
         "unit": "",
     }]);
     assert_eq!(Value::Array(one), want);
     let all = f(&[]);
-    assert!(all.len() > 50 && all.iter().all(|entry| entry["target"]["job"] == "firn"));
+    assert!(all.len() > 50 && all.iter().all(|entry| entry["target"]["job"] == "firndb-self"));
     assert!(all.iter().any(|entry| entry["metric"] == "up"));
-    let selector = format!("{{job=\"firn\",instance=~\"{address}|x\",zone=\"\"}}");
+    let selector = format!("{{job=\"firndb-self\",instance=~\"{address}|x\",zone=\"\"}}");
     assert_eq!(f(&[("match_target", &selector)]).len(), all.len());
     assert_eq!(f(&[("match_target", "{job=\"other\"}")]).len(), 0);
     assert_eq!(f(&[("match_target", "{zone=\"a\"}")]).len(), 0);

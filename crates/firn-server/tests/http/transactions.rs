@@ -130,6 +130,12 @@ fn errors_of_bad_requests_name_the_mistake_and_its_position() {
             "operation 1: ",
         ),
         (
+            json!({ "op": "update", "match": "a", "value": 1 }),
+            400,
+            "bad_data",
+            "operation 1: updates of ranges need a server that runs with --enable-admin-api",
+        ),
+        (
             json!({ "op": "delete", "match": "a" }),
             400,
             "bad_data",
@@ -181,7 +187,7 @@ fn errors_of_bad_requests_name_the_mistake_and_its_position() {
             json!({ "op": "insert", "series": a, "timestamp": i64::MAX, "value": 1 }),
             400,
             "bad_data",
-            "operation 1: insert refused: timestamp",
+            "operation 1: insert refused: out of bounds: timestamp",
         ),
         (
             json!({ "op": "update", "series": a, "timestamp": 1 }),

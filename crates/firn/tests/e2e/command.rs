@@ -13,7 +13,7 @@ fn a_first_run_shows_its_own_data_and_stops_on_sigterm() {
     let mut server = start_firn(folder.path(), address);
     // The server scrapes itself from the first second on.
     crate::process::wait_for("self-scrape", std::time::Duration::from_secs(60), || {
-        api(address, "/api/v1/query", &[("query", "up{job=\"firn\"}")])
+        api(address, "/api/v1/query", &[("query", "up{job=\"firndb-self\"}")])
             .is_ok_and(|data| data["result"][0]["value"][1] == "1")
     });
     let page = get(address, "/").expect("a page");
@@ -139,6 +139,33 @@ fn a_port_that_is_taken_is_named() {
     let output = firn(other.path(), address).output().expect("firn runs");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains(&address.to_string()), "{text}");
+}
+
+/// The shell examples of the documents, each document on a new server. Lines that start programs
+/// are left out.
+#[test]
+fn examples_of_the_documents_work_on_a_new_database() {
+    for (name, count) in [("transactions.md", 1), ("groups.md", 5), ("operations.md", 2)] {
+        let path = crate::process::repository().join("docs").join(name);
+        let text = std::fs::read_to_string(path).expect("a document");
+        let fenced = text.split("```sh\n").skip(1).map(|rest| {
+            let block = rest.split("```").next().unwrap_or_default();
+            block.lines().filter(|line| !line.starts_with("firn ")).collect::<Vec<_>>().join("\n")
+        });
+        let blocks: Vec<String> = fenced.filter(|block| block.contains("curl ")).collect();
+        assert_eq!(blocks.len(), count, "{name}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = free_address();
+        let mut command = firn(folder.path(), address);
+        command.arg("--enable-admin-api");
+        let _server = Process::start("firn", folder.path(), &mut command);
+        wait_until_ready(address, "/-/ready");
+        let start = "set -e; curl() { command curl -sS --fail-with-body \"$@\"; }\n".to_owned();
+        let script = start + &blocks.join("\n").replace("localhost:9420", &address.to_string());
+        let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success() && !text.contains("\"error\""), "{name}: {text}");
+    }
 }
 
 /// The curl lines of the README, run as they are printed.

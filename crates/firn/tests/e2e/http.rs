@@ -26,8 +26,26 @@ pub(crate) fn request(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Option<Answer> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).ok()?;
+    let mut stream = connect(address)?;
+    exchange(&mut stream, address, method, path, headers, body)
+}
+
+/// A connection with a time limit for reads.
+pub(crate) fn connect(address: SocketAddr) -> Option<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+    Some(stream)
+}
+
+/// One request on `stream`, which ends with it.
+pub(crate) fn exchange(
+    stream: &mut (impl Read + Write),
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Option<Answer> {
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));

@@ -5,18 +5,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod access;
 mod cache_server;
 mod command;
+mod connections;
 mod deletes;
 mod differential;
 mod documents;
 mod failing_log;
 mod grafana;
+mod greedy_queries;
 mod groups;
+mod hangup;
+mod hard_queries;
+mod hostile;
 mod http;
 mod influx_proxy;
 mod kill;
 mod memory;
+mod metadata;
+mod newcomer;
 mod outside;
 mod process;
 mod prometheus;
@@ -27,6 +35,8 @@ mod replay;
 mod replaying;
 mod result_cache;
 mod scrapes;
+mod secrets;
 mod strace;
 mod tiers;
+mod tls;
 mod transactions;

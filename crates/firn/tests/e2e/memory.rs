@@ -209,10 +209,10 @@ fn memory_metrics(address: SocketAddr) -> String {
 /// The most anonymous memory that a process was seen with. The kernel reclaims pages of files, its
 /// code among them, by itself.
 #[derive(Default)]
-struct Peak(AtomicU64);
+pub(crate) struct Peak(AtomicU64);
 
 impl Peak {
-    fn watch(&self, pid: u32, done: &AtomicBool) {
+    pub(crate) fn watch(&self, pid: u32, done: &AtomicBool) {
         loop {
             let is_last = done.load(Ordering::Relaxed);
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -226,7 +226,7 @@ impl Peak {
         }
     }
 
-    fn check(&self, limit_bytes: u64) {
+    pub(crate) fn check(&self, limit_bytes: u64) {
         let peak = self.0.load(Ordering::Relaxed);
         assert!(peak > 0 && peak <= limit_bytes / 10 * 11, "{peak} bytes for {limit_bytes}");
     }

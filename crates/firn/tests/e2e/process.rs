@@ -55,6 +55,12 @@ impl Process {
         self.signal("-KILL", &self.child_pid());
     }
 
+    /// SIGHUP: a server reloads.
+    pub(crate) fn hang_up(&self) {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args(["-HUP", &pid]).status().expect("kill runs");
+    }
+
     fn child_pid(&self) -> String {
         let pid = self.child.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -117,13 +123,24 @@ pub(crate) fn start_prometheus(
     address: SocketAddr,
     config: &str,
 ) -> Process {
+    start_prometheus_with(program, folder, address, config, "--log.level=info")
+}
+
+/// The same with a further flag.
+pub(crate) fn start_prometheus_with(
+    program: &Path,
+    folder: &Path,
+    address: SocketAddr,
+    config: &str,
+    flag: &str,
+) -> Process {
     let file = folder.join("prometheus.yml");
     fs::write(&file, config).expect("a configuration file");
     let mut command = Command::new(program);
     command.arg(format!("--config.file={}", file.display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus-data").display()));
     command.arg(format!("--web.listen-address={address}"));
-    command.arg("--web.enable-remote-write-receiver");
+    command.args(["--web.enable-remote-write-receiver", flag]);
     let process = Process::start("prometheus", folder, &mut command);
     wait_until_ready(address, "/-/ready");
     process

@@ -197,7 +197,7 @@ fn missing_samples(prometheus: SocketAddr, firn: SocketAddr, at: i64) -> Option<
         series
             .into_iter()
             // FirnDB also has series of its own.
-            .filter(|series| series["metric"]["job"] != "firn")
+            .filter(|series| series["metric"]["job"] != "firndb-self")
             .map(|series| (series["metric"].to_string(), series["values"].clone()))
             .collect()
     };

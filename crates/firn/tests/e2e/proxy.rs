@@ -143,7 +143,7 @@ fn a_prometheus_responds_the_same_behind_the_proxy() {
         &format!("/api/v1/query?query=sum(load)&time={end}"),
         "/api/v1/labels",
         "/api/v1/series?match[]=load",
-        "/no/such/path",
+        "/api/v1/status/buildinfo",
         "/",
     ] {
         let direct = http::get(prometheus_at, path).expect("an answer");
@@ -151,6 +151,8 @@ fn a_prometheus_responds_the_same_behind_the_proxy() {
         assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{path}");
         assert_eq!(found(&proxied), None, "{path}");
     }
+    let unlisted = http::get(proxy_at, "/no/such/path").expect("an answer");
+    assert_eq!(unlisted.status, 403, "{}", unlisted.body);
     assert!(metric(proxy_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 20.0);
     assert!(metric(proxy_at, "firn_proxy_forwarded_requests_total") >= 9.0);
 

@@ -13,6 +13,19 @@ pub(crate) struct WriteRequest {
 impl WriteRequest {
     /// One series with its samples (milliseconds, value).
     pub(crate) fn series(&mut self, labels: &[(&str, &str)], samples: &[(i64, f64)]) -> &mut Self {
+        let mut encoded = Vec::new();
+        for (ts, value) in samples {
+            let mut sample = vec![0x09];
+            sample.extend_from_slice(&value.to_le_bytes());
+            sample.push(0x10);
+            varint(*ts as u64, &mut sample);
+            field(0x12, &sample, &mut encoded);
+        }
+        self.series_with(labels, &encoded)
+    }
+
+    /// One series with other fields of the message, encoded.
+    pub(crate) fn series_with(&mut self, labels: &[(&str, &str)], fields: &[u8]) -> &mut Self {
         let mut series = Vec::new();
         for (name, value) in labels {
             let mut label = Vec::new();
@@ -20,13 +33,7 @@ impl WriteRequest {
             field(0x12, value.as_bytes(), &mut label);
             field(0x0a, &label, &mut series);
         }
-        for (ts, value) in samples {
-            let mut sample = vec![0x09];
-            sample.extend_from_slice(&value.to_le_bytes());
-            sample.push(0x10);
-            varint(*ts as u64, &mut sample);
-            field(0x12, &sample, &mut series);
-        }
+        series.extend_from_slice(fields);
         field(0x0a, &series, &mut self.body);
         self
     }
@@ -49,11 +56,17 @@ impl WriteRequest {
 
     /// Sends the request; `None` without a response.
     pub(crate) fn post(&self, address: SocketAddr) -> Option<Answer> {
+        self.post_as(address, "Bearer none")
+    }
+
+    /// Sends the request with the header `Authorization`, which a server without users ignores.
+    pub(crate) fn post_as(&self, address: SocketAddr, authorization: &str) -> Option<Answer> {
         let body = snap::raw::Encoder::new().compress_vec(&self.body).expect("fits in memory");
         let headers = [
             ("Content-Type", "application/x-protobuf"),
             ("Content-Encoding", "snappy"),
             ("X-Prometheus-Remote-Write-Version", "0.1.0"),
+            ("Authorization", authorization),
         ];
         http::request(address, "POST", "/api/v1/write", &headers, &body)
     }

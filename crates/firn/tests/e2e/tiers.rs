@@ -19,6 +19,12 @@ struct SlowTier {
 }
 
 fn start(folder: &Path, name: &str, slow: &SlowTier, flags: &[&str]) -> (Process, SocketAddr) {
+    let (process, address) = spawn(folder, name, slow, flags);
+    wait_until_ready(address, "/-/ready");
+    (process, address)
+}
+
+fn spawn(folder: &Path, name: &str, slow: &SlowTier, flags: &[&str]) -> (Process, SocketAddr) {
     let address = free_address();
     let mut command = firn(&folder.join(name), address);
     command.args(["--slow-tier", &slow.place, "--self-scrape", "never"]);
@@ -26,9 +32,7 @@ fn start(folder: &Path, name: &str, slow: &SlowTier, flags: &[&str]) -> (Process
     if !flags.contains(&"--read-only") {
         command.args(["--flush-age-max", "1s", "--upload-age-max", "1s"]);
     }
-    let process = Process::start(name, folder, &mut command);
-    wait_until_ready(address, "/-/ready");
-    (process, address)
+    (Process::start(name, folder, &mut command), address)
 }
 
 fn write(address: SocketAddr, idx: i64) -> u16 {
@@ -101,8 +105,12 @@ fn check_slow_tier(folder: &Path, slow: &SlowTier) {
     wait_for("the replica", MINUTE, || newest(replica_at).as_deref() == Some("60"));
 
     // It was not lost after all: it detects that it was replaced, and accepts no more writes.
-    let (_first, first_at) = start(folder, "first", slow, &[]);
-    wait_for("the fence", MINUTE, || write(first_at, 70) == 503);
+    let (_first, first_at) = spawn(folder, "first", slow, &[]);
+    wait_for("the fence", MINUTE, || {
+        let ready = get(first_at, "/-/ready");
+        ready.is_some_and(|answer| answer.status == 503 && answer.body.contains("taken over"))
+    });
+    assert_eq!(write(first_at, 70), 503);
     assert_eq!(metric(first_at, "firn_slow_tier_fenced"), Some(1.0));
     assert!(newest(first_at).is_some(), "it still answers");
     assert_eq!(write(second_at, 80), 204);

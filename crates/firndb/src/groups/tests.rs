@@ -372,7 +372,7 @@ fn groups_are_listed_if_a_member_matches() {
     let f = |selector: &str| {
         let selectors = match selector {
             "" => Vec::new(),
-            selector => vec![firn_promql::parse_selector(selector).unwrap()],
+            selector => vec![firn_promql::parse_matchers(selector).unwrap()],
         };
         let groups = db.groups(&selectors, false, &db.context()).unwrap();
         let mut found: Vec<(String, u64, u32)> =

@@ -5,10 +5,9 @@
 
 use std::ops::Range;
 
-use firn_model::{CancelToken, Matcher, Pattern, Result};
+use firn_model::{CancelToken, CompiledRegex, Matcher, Pattern, RegexSearch, Result};
 use regex_automata::hybrid::LazyStateID;
-use regex_automata::hybrid::dfa::{Cache, DFA};
-use regex_automata::{Input, MatchKind};
+use regex_automata::{Anchored, Input};
 
 use crate::sealed::read::segment::Sealed;
 
@@ -17,9 +16,6 @@ const TRIED_MAX: u32 = 128;
 // Values skipped one by one before searching the next one without the dead prefix.
 const PASSED_MAX: u32 = 32;
 const VALUES_PER_CHECK: u32 = 1_024;
-// Enough states for all but abusive patterns; beyond that, values are tried one by one.
-const CACHE_BYTES: usize = 8 << 20;
-const NFA_BYTES_MAX: usize = 16 << 20;
 
 /// The outcome that a value's prefix determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +40,18 @@ trait Automaton {
 
     /// Whether a value that ends here matches; `None` if the automaton cannot decide.
     fn passes_at_end(&mut self, state: Self::State) -> Option<bool>;
+
+    /// Whether a whole value matches.
+    fn takes(&mut self, value: &[u8]) -> bool;
+
+    /// Ends the exclusive use of the matcher's expression; no other method is called after it.
+    fn release(&mut self) {}
+}
+
+/// Values to match between two checks for cancellation.
+fn values_per_check(matcher: &Matcher) -> u32 {
+    let most = VALUES_PER_CHECK as usize;
+    matcher.regex().map_or(most, |regex| regex.texts_per_check(most)) as u32
 }
 
 impl Sealed {
@@ -61,9 +69,9 @@ impl Sealed {
                 self.walk_values(pairs, matcher, &mut Contains::new(text.as_bytes()), cancel, each)
             }
             _ if pairs.len() as u32 > TRIED_MAX
-                && let Some(mut regex) = Regex::new(matcher.value()) =>
+                && let Some(regex) = matcher.regex() =>
             {
-                self.walk_values(pairs, matcher, &mut regex, cancel, each)
+                self.walk_values(pairs, matcher, &mut RegexWalk::new(regex), cancel, each)
             }
             _ => self.try_values(pairs, matcher, cancel, &mut each),
         }
@@ -77,8 +85,9 @@ impl Sealed {
         each: &mut impl FnMut(u32),
     ) -> Result<()> {
         let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
+        let per_check = values_per_check(matcher);
         for pair in pairs {
-            if pair.is_multiple_of(VALUES_PER_CHECK) {
+            if pair.is_multiple_of(per_check) {
                 cancel.check()?;
             }
             walk.advance()?;
@@ -98,8 +107,10 @@ impl Sealed {
         mut each: impl FnMut(u32),
     ) -> Result<()> {
         let Some(start) = machine.start() else {
+            machine.release();
             return self.try_values(pairs, matcher, cancel, &mut each);
         };
+        let per_check = values_per_check(matcher);
         let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
         // The state after each byte of the current value, as far as computed.
         let mut states = vec![start];
@@ -107,7 +118,7 @@ impl Sealed {
         let (mut passed, mut walked) = (0u32, 0u32);
         while walk.next_id() < u64::from(pairs.end) {
             walked += 1;
-            if walked.is_multiple_of(VALUES_PER_CHECK) {
+            if walked.is_multiple_of(per_check) {
                 cancel.check()?;
             }
             let pair = walk.next_id() as u32;
@@ -152,11 +163,12 @@ impl Sealed {
             if settled.is_some_and(|(_, outlook)| outlook == PrefixVerdict::Unknown) {
                 settled = None;
             }
-            if passes.unwrap_or_else(|| takes(matcher, text)) {
+            if passes.unwrap_or_else(|| machine.takes(text)) {
                 each(pair);
             }
             if machine.start().is_none() {
                 // The automaton is exhausted, so its earlier states are invalid.
+                machine.release();
                 let rest = pair + 1..pairs.end;
                 return self.try_values(rest, matcher, cancel, &mut each);
             }
@@ -220,54 +232,57 @@ impl Automaton for Contains<'_> {
     fn passes_at_end(&mut self, seen: usize) -> Option<bool> {
         Some(seen == self.text.len())
     }
+
+    fn takes(&mut self, value: &[u8]) -> bool {
+        let all = value.iter().fold(0, |seen, &byte| match seen {
+            seen if seen == self.text.len() => seen,
+            seen => self.step(seen, byte).0,
+        });
+        all == self.text.len()
+    }
 }
 
-/// A regular expression as a lazily built automaton.
+/// The automaton of a regular expression, which it builds while it walks.
 #[derive(Debug)]
-struct Regex {
-    dfa: DFA,
-    cache: Cache,
+struct RegexWalk<'r> {
+    /// `None` once released: matching single values needs the expression too.
+    search: Option<RegexSearch<'r>>,
+    /// Of the automaton's cache, when the walk began.
+    clear_count: usize,
     /// Set when earlier states have become invalid.
     is_exhausted: bool,
 }
 
-impl Regex {
-    /// The anchored automaton of a matcher's pattern; `None` if it cannot be built.
-    fn new(pattern: &str) -> Option<Regex> {
-        let config = DFA::config()
-            .match_kind(MatchKind::All)
-            .unicode_word_boundary(true)
-            .cache_capacity(CACHE_BYTES)
-            .skip_cache_capacity_check(true);
-        let dfa = DFA::builder()
-            .configure(config)
-            .thompson(
-                regex_automata::nfa::thompson::Config::new().nfa_size_limit(Some(NFA_BYTES_MAX)),
-            )
-            .build(&format!("^(?s:{pattern})$"))
-            .ok()?;
-        let cache = dfa.create_cache();
-        Some(Regex { dfa, cache, is_exhausted: false })
+impl<'r> RegexWalk<'r> {
+    fn new(regex: &'r CompiledRegex) -> RegexWalk<'r> {
+        let mut search = regex.search();
+        let clear_count = search.automaton().1.clear_count();
+        RegexWalk { search: Some(search), clear_count, is_exhausted: false }
     }
 }
 
-impl Automaton for Regex {
+impl Automaton for RegexWalk<'_> {
     type State = LazyStateID;
 
     fn start(&mut self) -> Option<LazyStateID> {
         if self.is_exhausted {
             return None;
         }
-        self.dfa.start_state_forward(&mut self.cache, &Input::new("")).ok()
+        let (dfa, cache) = self.search.as_mut()?.automaton();
+        let input = Input::new("").anchored(Anchored::Yes);
+        let start = dfa.start_state_forward(cache, &input).ok();
+        // A cleared cache has reassigned all state ids.
+        self.is_exhausted = cache.clear_count() > self.clear_count;
+        start.filter(|_| !self.is_exhausted)
     }
 
     fn step(&mut self, state: LazyStateID, byte: u8) -> (LazyStateID, PrefixVerdict) {
-        if self.is_exhausted {
+        let Some(search) = self.search.as_mut().filter(|_| !self.is_exhausted) else {
             return (state, PrefixVerdict::Unknown);
-        }
-        let next = self.dfa.next_state(&mut self.cache, state, byte);
-        // A cleared cache has reassigned all state ids.
-        self.is_exhausted = next.is_err() || self.cache.clear_count() > 0;
+        };
+        let (dfa, cache) = search.automaton();
+        let next = dfa.next_state(cache, state, byte);
+        self.is_exhausted = next.is_err() || cache.clear_count() > self.clear_count;
         match next {
             Ok(next) if !self.is_exhausted => {
                 let outlook = match next {
@@ -285,12 +300,19 @@ impl Automaton for Regex {
     }
 
     fn passes_at_end(&mut self, state: LazyStateID) -> Option<bool> {
-        if self.is_exhausted {
-            return None;
-        }
-        let end = self.dfa.next_eoi_state(&mut self.cache, state);
-        self.is_exhausted = end.is_err() || self.cache.clear_count() > 0;
+        let search = self.search.as_mut().filter(|_| !self.is_exhausted)?;
+        let (dfa, cache) = search.automaton();
+        let end = dfa.next_eoi_state(cache, state);
+        self.is_exhausted = end.is_err() || cache.clear_count() > self.clear_count;
         let end = end.ok().filter(|end| !self.is_exhausted && !end.is_quit())?;
         Some(end.is_match())
+    }
+
+    fn takes(&mut self, value: &[u8]) -> bool {
+        self.search.as_mut().is_some_and(|search| search.is_match(value))
+    }
+
+    fn release(&mut self) {
+        self.search = None;
     }
 }

@@ -12,7 +12,7 @@ mod selector;
 
 use std::sync::Arc;
 
-use firn_model::Matcher;
+use firn_model::{Matcher, Pool, QueryContext, assert_not_network_thread};
 
 use super::error::ParseError;
 use super::lexer::{Keyword, Token, TokenKind, Tokens, tokenize};
@@ -24,38 +24,78 @@ use super::{
 /// The maximum height of a tree. Evaluation recurses over it; 400 levels need less than half of a 2
 /// MiB stack.
 const HEIGHT_MAX: u32 = 400;
+/// The maximum length of a query. The longest queries of programs have 100 kB.
+const QUERY_BYTES_MAX: usize = 1 << 20;
+/// The maximum number of operands of a query.
+const PART_COUNT_MAX: usize = 100_000;
+/// The maximum number of matchers of a selector.
+const MATCHER_COUNT_MAX: usize = 1_000;
+/// Memory of tokens and tree for each byte of a query; matchers such as `a=""` need the most.
+const TREE_BYTES_PER_BYTE: u64 = 96;
 
-/// Parses and type-checks a query.
+/// Parses and type-checks a query, without compiling the patterns of its matchers. For the text of
+/// a stranger, use [`prepare`], which limits its memory.
 ///
 /// # Errors
-/// The first error with its position, with Prometheus' message.
+/// The first error with its position, with Prometheus' message. Faults in regular expressions are
+/// found by [`Expr::compile`].
 pub fn parse(text: &str) -> Result<Expr, ParseError> {
-    let mut parser = Parser::new(text);
+    let mut parser = Parser::new(text)?;
     if parser.peek() == TokenKind::Eof {
         return Err(parser.error(Span::default(), "no expression found in input"));
     }
     let root = parser.expression(1)?;
     parser.expect_end()?;
     check::check(text, &root)?;
-    Ok(Expr { text: Arc::from(text), root })
+    Ok(Expr { text: Arc::from(text), root, regexes: parser.regexes.into(), _held: None })
 }
 
-/// Parses a series selector such as `up{job="a"}`, the form of `match[]`. The caller decides
-/// whether to accept a selector that matches every series, as in Prometheus.
+/// Parses and type-checks a query and compiles the patterns of its matchers, all within the limits
+/// of `context`. Their memory stays reserved as long as the expression lives.
+///
+/// # Errors
+/// `Invalid` with the first error and its position, with Prometheus' message; `TooLarge` and `Busy`
+/// without memory, `Canceled`, `Timeout`.
+pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
+    assert_not_network_thread();
+    context.cancel.check()?;
+    let held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
+    let expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
+    expr.compile(context)?;
+    Ok(expr)
+}
+
+/// The memory of the tree of `text`. A text over the limit is refused before it has one.
+fn tree_bytes(text: &str) -> u64 {
+    match text.len() {
+        len if len > QUERY_BYTES_MAX => 0,
+        len => (len as u64).saturating_mul(TREE_BYTES_PER_BYTE),
+    }
+}
+
+/// Parses a series selector such as `up{job="a"}`, the form of `match[]`, and compiles the patterns
+/// of its matchers within the limits of `context`. The caller decides whether to accept a selector
+/// that matches every series, as in Prometheus.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<Vec<Matcher>> {
+    assert_not_network_thread();
+    context.cancel.check()?;
+    let _held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
+    let mut parser = Parser::new(text)?;
+    let matchers = parser.whole_selector()?;
+    super::compile(text, &parser.regexes, context)?;
+    Ok(matchers)
+}
+
+/// As [`parse_selector`] without compiling the patterns and without limits of memory: for texts
+/// whose memory the caller has reserved.
 ///
 /// # Errors
 /// The first error with its position.
-pub fn parse_selector(text: &str) -> Result<Vec<Matcher>, ParseError> {
-    let mut parser = Parser::new(text);
-    if parser.peek() != TokenKind::LeftBrace && !is_metric_name(parser.peek()) {
-        return Err(parser.unexpected("", ""));
-    }
-    let node = parser.selector()?;
-    parser.expect_end()?;
-    match node.kind {
-        NodeKind::Selector(selector) => Ok(selector.matchers),
-        _ => Err(parser.error(node.span, "expected a series selector")),
-    }
+pub fn parse_matchers(text: &str) -> Result<Vec<Matcher>, ParseError> {
+    Parser::new(text)?.whole_selector()
 }
 
 struct Parser<'a> {
@@ -64,27 +104,45 @@ struct Parser<'a> {
     next: usize,
     /// The current recursion depth.
     depth: u32,
+    /// The number of operands so far.
+    part_count: usize,
     /// The end of the last token that can end an expression.
     closing: u32,
-    /// The bytes that each regular expression may compile to: all of a query's share one limit.
-    regex_bytes_max: usize,
+    /// See [`Expr`].
+    regexes: Vec<(Matcher, Span)>,
 }
-
-// A query has a handful of regular expressions; a hostile one has tens of thousands, each only a
-// few bytes of text.
-const REGEXES_BYTES_MAX: usize = 128 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
-    fn new(input: &'a str) -> Parser<'a> {
-        let tokens = tokenize(input);
-        let is_regex =
-            |token: &&Token| matches!(token.kind, TokenKind::MatchRegex | TokenKind::MatchNotRegex);
-        let regex_count = tokens.list.iter().filter(is_regex).count();
-        let regex_bytes_max = REGEXES_BYTES_MAX.checked_div(regex_count);
-        let regex_bytes_max = regex_bytes_max.unwrap_or(REGEXES_BYTES_MAX);
-        Parser { input, tokens, next: 0, depth: 0, closing: 0, regex_bytes_max }
+    fn new(input: &'a str) -> Parsed<Parser<'a>> {
+        if input.len() > QUERY_BYTES_MAX {
+            let what =
+                format!("the query has {} bytes, at most {QUERY_BYTES_MAX} are read", input.len());
+            return Err(ParseError::at(input, Span::default(), what));
+        }
+        Ok(Parser {
+            input,
+            tokens: tokenize(input),
+            next: 0,
+            depth: 0,
+            part_count: 0,
+            closing: 0,
+            regexes: Vec::new(),
+        })
+    }
+
+    /// The matchers of a text that is one selector.
+    fn whole_selector(&mut self) -> Parsed<Vec<Matcher>> {
+        if self.peek() != TokenKind::LeftBrace && !is_metric_name(self.peek()) {
+            return Err(self.unexpected("", ""));
+        }
+        let node = self.selector()?;
+        self.expect_end()?;
+        match node.kind {
+            NodeKind::Selector(selector) => Ok(selector.matchers),
+            _ => Err(self.error(node.span, "expected a series selector")),
+        }
     }
 
     // Tokens.
@@ -174,6 +232,11 @@ impl<'a> Parser<'a> {
 
     /// An expression of operators that bind at least as tightly as `tightness_min`.
     fn expression(&mut self, tightness_min: u8) -> Parsed<Node> {
+        self.part_count = self.part_count.saturating_add(1);
+        if self.part_count > PART_COUNT_MAX {
+            let what = format!("the expression has over {PART_COUNT_MAX} parts");
+            return Err(self.error(self.token().span, what));
+        }
         let depth = self.depth;
         let mut lhs = self.nested(Parser::operand)?;
         while let TokenKind::Operator(op) = self.peek() {

@@ -2,7 +2,7 @@
 
 use firn_model::{METRIC_NAME, MatchOp, Matcher};
 
-use super::{Parsed, Parser};
+use super::{MATCHER_COUNT_MAX, Parsed, Parser};
 use crate::syntax::lexer::TokenKind;
 use crate::syntax::{BinaryOp, BoundaryMode, Length, Node, NodeKind, Selector};
 
@@ -38,6 +38,10 @@ impl Parser<'_> {
             if self.accept(TokenKind::RightBrace).is_some() {
                 return Ok(matchers);
             }
+            if matchers.len() == MATCHER_COUNT_MAX {
+                let what = format!("a selector has over {MATCHER_COUNT_MAX} matchers");
+                return Err(self.error(self.token().span, what));
+            }
             matchers.push(self.matcher(CONTEXT)?);
             if self.accept(TokenKind::Comma).is_none() && self.peek() != TokenKind::RightBrace {
                 return Err(self.unexpected(CONTEXT, "\",\" or \"}\""));
@@ -69,8 +73,11 @@ impl Parser<'_> {
         self.take();
         let value_token = self.expect(TokenKind::String, context, "string")?;
         let value = self.string_text(value_token)?;
-        Matcher::bounded(name, op, value, self.regex_bytes_max)
-            .map_err(|error| self.error(name_token.span.to(value_token.span), error.to_string()))
+        let matcher = Matcher::parsed(name, op, value);
+        if matcher.needs_compiling() {
+            self.regexes.push((matcher.clone(), name_token.span.to(value_token.span)));
+        }
+        Ok(matcher)
     }
 }
 

@@ -5,6 +5,8 @@
 //! first and last bucket, which the range cuts, are fetched every time, in one request with all
 //! other missing parts: one statement per part.
 
+#[cfg(any(test, fuzzing))]
+pub(in crate::proxy) mod fuzz;
 mod statement;
 mod table;
 
@@ -186,6 +188,17 @@ impl StatementRequest {
         Ok(CachedBuckets { table, missing: left, is_nothing })
     }
 
+    /// Estimated bytes of this many series whose buckets are all empty, if such are written.
+    pub(in crate::proxy) fn filled_bytes(&self, series_count: u64) -> u64 {
+        // A time, brackets, and twice for a text that grows.
+        const ROW_BYTES: u64 = 24;
+        let Some(fills) = &self.statement.fills else { return 0 };
+        let fill_bytes: usize = fills.iter().map(|fill| fill.len() + 1).sum();
+        let bucket_count = ((self.buckets.end - self.buckets.start) / self.interval_ms + 1) as u64;
+        let row_bytes = 2 * (ROW_BYTES + fill_bytes as u64);
+        bucket_count.saturating_mul(series_count).saturating_mul(row_bytes)
+    }
+
     /// The parameters that request the parts.
     pub(in crate::proxy) fn pairs_of(&self, parts: &[(i64, i64)]) -> Vec<(String, String)> {
         let statements: Vec<String> =
@@ -259,6 +272,11 @@ impl StatementRequest {
 }
 
 impl CachedBuckets {
+    /// How many series the cached part has.
+    pub(in crate::proxy) fn series_count(&self) -> u64 {
+        self.table.series_count()
+    }
+
     /// The result of the lookup for the response header.
     pub(in crate::proxy) fn found(&self) -> &'static str {
         match () {
@@ -312,6 +330,22 @@ mod tests {
         format!(
             "SELECT sum(v) FROM m WHERE time >= {first_ms}ms AND time <= {last_ms}ms GROUP BY time(1s)"
         )
+    }
+
+    /// Empty buckets are stored nowhere and written all: one stored row can become a megabyte.
+    #[test]
+    fn filled_buckets_are_counted_before_they_are_written() {
+        let request = asked(&statement(0, 19_999_999), &[("epoch", "ms")], &[]).unwrap();
+        let answer = "{\"results\":[{\"statement_id\":0,\"series\":[{\"name\":\"m\",\
+                      \"columns\":[\"time\",\"sum\"],\"values\":[[1000,1]]}]}]}";
+        let table = Table::parse(answer.as_bytes(), &[request.buckets(request.buckets)]).unwrap();
+        let cached = CachedBuckets { table, missing: Vec::new(), is_nothing: false };
+        let written = request.write(&cached);
+        assert!(written.len() > 300_000, "{} bytes", written.len());
+        let counted = request.filled_bytes(cached.series_count());
+        assert!(counted >= written.capacity() as u64, "{counted}");
+        let without = statement(0, 19_999_999) + " fill(none)";
+        assert_eq!(asked(&without, &[("epoch", "ms")], &[]).unwrap().filled_bytes(9), 0);
     }
 
     #[test]

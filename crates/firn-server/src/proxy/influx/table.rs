@@ -110,8 +110,8 @@ impl Table {
                 // In another order an answer from parts would differ from the origin's.
                 before.as_ref().is_none_or(|before| *before < name).then_some(())?;
                 let kept = table.series(&name, &head)?;
-                for row in &series.values {
-                    let (ts, row) = buckets.row(row)?;
+                for row in series.values {
+                    let (ts, row) = buckets.row(&row)?;
                     if let Some(row) = row {
                         kept.rows.insert(ts, row).is_none().then_some(())?;
                     }
@@ -120,6 +120,11 @@ impl Table {
             }
         }
         Some(table)
+    }
+
+    /// How many series there are.
+    pub(super) fn series_count(&self) -> u64 {
+        self.series.len() as u64
     }
 
     /// Adds a point from the cache.
@@ -246,6 +251,8 @@ impl Buckets<'_> {
             && self.range.contains(ts)
             && (ts - self.range.start) % self.interval_ms == 0;
         is_bucket.then_some(())?;
+        // A row of a time alone has no text to store.
+        (!values.is_empty()).then_some(())?;
         let values: Vec<&str> = values.iter().map(|value| value.get()).collect();
         let is_nothing = self.fills.is_some_and(|fills| values == fills);
         Some((ts, (!is_nothing).then(|| values.join(","))))
@@ -281,6 +288,20 @@ mod tests {
     fn buckets(fills: Option<&'static [&'static str]>) -> Buckets<'static> {
         let range = TimeRange::new(1_000, 4_000);
         Buckets { range, interval_ms: 1_000, unit_ns: 1_000_000, fills }
+    }
+
+    /// Found by fuzzing: such a row was written as `[1000,]`.
+    #[test]
+    fn rows_without_values_are_not_parsed() {
+        let answer = |row: &str| {
+            format!(
+                "{{\"results\":[{{\"statement_id\":0,\"series\":[{{\"name\":\"m\",\
+                 \"columns\":[\"time\",\"a\"],\"values\":[{row}]}}]}}]}}"
+            )
+        };
+        let parse = |row| Table::parse(answer(row).as_bytes(), &[buckets(None)]);
+        assert!(parse("[1000,1]").is_some());
+        assert!(parse("[1000]").is_none() && parse("[]").is_none());
     }
 
     #[test]

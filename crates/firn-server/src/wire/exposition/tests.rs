@@ -95,13 +95,13 @@ fn types_and_help_become_metadata() {
     let mut decoded = Decoded::default();
     decoded.clear(1 << 20);
     decode(text.as_bytes(), 0, 0, &SpanHasher::random(), &mut decoded).unwrap();
-    let f = |kind, help: &str| Metadata { kind, help: help.to_owned(), unit: String::new() };
+    let f = |name: &str, kind, help| (Box::from(name), Metadata::new(kind, help, ""));
     assert_eq!(
-        decoded.metadata,
+        decoded.metadata.entries(),
         [
-            ("a".to_owned(), f(MetricType::Counter, "one\n\\ \"two\"")),
-            ("b".to_owned(), f(MetricType::Gauge, "")),
-            ("c.d".to_owned(), f(MetricType::Unknown, "")),
+            f("a", MetricType::Counter, "one\n\\ \"two\""),
+            f("b", MetricType::Gauge, ""),
+            f("c.d", MetricType::Unknown, ""),
         ]
     );
 }

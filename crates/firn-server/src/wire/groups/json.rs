@@ -9,7 +9,9 @@
     )
 )]
 
-use firn_model::{GroupId, LabelLimits, Labels, LabelsBuilder, Result, STALE_NAN, Slot, Timestamp};
+use firn_model::{
+    GroupId, LabelLimits, Labels, LabelsBuilder, Result, STALE_NAN, Slot, Timestamp, excerpt,
+};
 use firndb::ForeignMember;
 
 use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, column_at, parts};
@@ -37,7 +39,8 @@ pub(super) fn decode(
                     "refuse" => ForeignMember::Refuse,
                     "use" => ForeignMember::Use,
                     other => {
-                        let what = format!("{other:?} is neither \"refuse\" nor \"use\"");
+                        let what =
+                            format!("{:?} is neither \"refuse\" nor \"use\"", excerpt(other));
                         return Err(reader.fault_at(at, what));
                     }
                 };
@@ -190,12 +193,12 @@ pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     let text = reader.number()?;
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(Some(value)),
-        _ => Err(reader.fault_at(start, format!("{text} is over the largest double"))),
+        _ => Err(reader.fault_at(start, format!("{} is over the largest double", excerpt(text)))),
     }
 }
 
 pub(in crate::wire) fn once(reader: &JsonReader<'_>, is_first: bool, key: &str) -> Read<()> {
-    if is_first { Ok(()) } else { Err(reader.fault(format!("{key} is repeated"))) }
+    if is_first { Ok(()) } else { Err(reader.fault(format!("{} is repeated", excerpt(key)))) }
 }
 
 pub(in crate::wire) fn unknown(reader: &JsonReader<'_>) -> crate::wire::json_reader::JsonFault {

@@ -9,7 +9,9 @@
     )
 )]
 
-use firn_model::{Error, Labels, MatchOp, Matcher, Result, TimeRange, Timestamp};
+use firn_model::{
+    Error, Labels, MatchOp, Matcher, QueryContext, Reservation, Result, TimeRange, Timestamp,
+};
 
 use crate::wire::protobuf::{Reader, WireType, wrong_type};
 use crate::wire::{LabelFault, utf8};
@@ -44,14 +46,19 @@ pub enum ResponseType {
 // Prometheus sends one query a request with as many matchers as a selector has.
 const QUERY_COUNT_MAX: usize = 1_000;
 const MATCHER_COUNT_MAX: usize = 10_000;
+// Memory of a matcher beside its texts, and for each byte of a text: a regular expression that is a
+// list of literals becomes that list.
+const MATCHER_BYTES: u64 = 256;
+const TEXT_BYTES_PER_BYTE: u64 = 3;
+const PATTERN_BYTES_PER_BYTE: u64 = 64;
 
-/// Decodes an uncompressed request.
+/// Decodes an uncompressed request. `held` grows by its memory before that is taken. Regular
+/// expressions are compiled by [`ReadRequest::compile`].
 ///
 /// # Errors
 /// `Invalid` for a malformed request, for response types none of which is known, and for a matcher
-/// of unknown type or with an invalid regular expression; `TooLarge` for too many queries or
-/// matchers.
-pub fn decode(body: &[u8]) -> Result<ReadRequest> {
+/// of unknown type; `TooLarge` for too many queries or matchers; `Busy` without memory.
+pub fn decode(body: &[u8], held: &mut Reservation) -> Result<ReadRequest> {
     let mut queries = Vec::new();
     let mut accepted = Vec::new();
     let mut matcher_count = 0;
@@ -60,7 +67,7 @@ pub fn decode(body: &[u8]) -> Result<ReadRequest> {
         let at = request.at();
         match request.key()? {
             (1, WireType::Bytes) => {
-                let query = decode_query(request.message()?, &mut matcher_count)?;
+                let query = decode_query(request.message()?, &mut matcher_count, held)?;
                 if queries.len() == QUERY_COUNT_MAX {
                     return Err(too_many(QUERY_COUNT_MAX, "queries"));
                 }
@@ -79,6 +86,17 @@ pub fn decode(body: &[u8]) -> Result<ReadRequest> {
         }
     }
     Ok(ReadRequest { queries, response_type: negotiate(&accepted)? })
+}
+
+impl ReadRequest {
+    /// Compiles the regular expressions within the limits of `context`.
+    ///
+    /// # Errors
+    /// As [`Matcher::compile`].
+    pub fn compile(&self, context: &QueryContext) -> Result<()> {
+        let mut matchers = self.queries.iter().flat_map(|query| &query.matchers);
+        matchers.try_for_each(|matcher| matcher.compile(context))
+    }
 }
 
 impl ReadQuery {
@@ -114,7 +132,11 @@ fn negotiate(accepted: &[u64]) -> Result<ResponseType> {
     })
 }
 
-fn decode_query(mut message: Reader<'_>, matcher_count: &mut usize) -> Result<ReadQuery> {
+fn decode_query(
+    mut message: Reader<'_>,
+    matcher_count: &mut usize,
+    held: &mut Reservation,
+) -> Result<ReadQuery> {
     let mut query = ReadQuery { range: TimeRange::new(0, 0), matchers: Vec::new() };
     while !message.is_done() {
         let at = message.at();
@@ -126,7 +148,7 @@ fn decode_query(mut message: Reader<'_>, matcher_count: &mut usize) -> Result<Re
                 if *matcher_count > MATCHER_COUNT_MAX {
                     return Err(too_many(MATCHER_COUNT_MAX, "matchers"));
                 }
-                query.matchers.push(decode_matcher(message.message()?)?);
+                query.matchers.push(decode_matcher(message.message()?, held)?);
             }
             (field @ 1..=3, wire) => return Err(wrong_type(at, "Query", field, wire)),
             (field, wire) => message.skip(field, wire)?,
@@ -135,7 +157,7 @@ fn decode_query(mut message: Reader<'_>, matcher_count: &mut usize) -> Result<Re
     Ok(query)
 }
 
-fn decode_matcher(mut message: Reader<'_>) -> Result<Matcher> {
+fn decode_matcher(mut message: Reader<'_>, held: &mut Reservation) -> Result<Matcher> {
     let (mut kind, mut name, mut value) = (0, &[][..], &[][..]);
     while !message.is_done() {
         let at = message.at();
@@ -158,7 +180,14 @@ fn decode_matcher(mut message: Reader<'_>) -> Result<Matcher> {
             )));
         }
     };
-    Matcher::new(text("name of a matcher", name)?, op, text("value of a matcher", value)?)
+    let per_byte = match op {
+        MatchOp::Equal | MatchOp::NotEqual => TEXT_BYTES_PER_BYTE,
+        MatchOp::Regex | MatchOp::NotRegex => PATTERN_BYTES_PER_BYTE,
+    };
+    let text_bytes = (name.len() as u64).saturating_add(value.len() as u64);
+    held.grow(text_bytes.saturating_mul(per_byte).saturating_add(MATCHER_BYTES))?;
+    let (name, value) = (text("name of a matcher", name)?, text("value of a matcher", value)?);
+    Ok(Matcher::parsed(name, op, value))
 }
 
 fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {

@@ -1,4 +1,4 @@
-use firn_model::{ErrorKind, STALE_NAN, TimeRange};
+use firn_model::{ErrorKind, Pool, QueryContext, STALE_NAN, TimeRange};
 
 use super::*;
 use crate::wire::crc32c::crc32c;
@@ -9,6 +9,14 @@ fn message(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     write(&mut out);
     out
+}
+
+/// Decodes and compiles without limits.
+fn decode_all(body: &[u8]) -> firn_model::Result<ReadRequest> {
+    let context = QueryContext::unbounded();
+    let request = decode(body, &mut context.budget.empty(Pool::Query))?;
+    request.compile(&context)?;
+    Ok(request)
 }
 
 fn matcher(kind: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
@@ -40,23 +48,23 @@ fn request(queries: &[Vec<u8>], accepted: &[u64]) -> Vec<u8> {
 #[test]
 fn requests_are_understood() {
     let matchers: Vec<Vec<u8>> = (0..4).map(|kind| matcher(kind, b"a", b"b.*")).collect();
-    let asked = decode(&request(&[query(-5, i64::MAX, &matchers), Vec::new()], &[])).unwrap();
+    let asked = decode_all(&request(&[query(-5, i64::MAX, &matchers), Vec::new()], &[])).unwrap();
     assert_eq!(asked.response_type, ResponseType::Samples);
     let named: Vec<String> = asked.queries[0].matchers.iter().map(ToString::to_string).collect();
     assert_eq!(named, [r#"a="b.*""#, r#"a!="b.*""#, r#"a=~"b.*""#, r#"a!~"b.*""#]);
     assert_eq!(asked.queries[0].range, TimeRange::new(-5, i64::MAX));
     assert_eq!(asked.queries[1].range, TimeRange::new(0, 0));
-    assert!(decode(&[]).unwrap().queries.is_empty());
+    assert!(decode_all(&[]).unwrap().queries.is_empty());
 }
 
 #[test]
 fn the_first_known_response_type_is_taken() {
-    let f = |accepted: &[u64]| decode(&request(&[], accepted)).map(|asked| asked.response_type);
+    let f = |accepted: &[u64]| decode_all(&request(&[], accepted)).map(|asked| asked.response_type);
     assert_eq!(f(&[]).unwrap(), ResponseType::Samples);
     assert_eq!(f(&[1, 0]).unwrap(), ResponseType::StreamedXorChunks);
     assert_eq!(f(&[0, 1]).unwrap(), ResponseType::Samples);
     assert_eq!(f(&[7, 1]).unwrap(), ResponseType::StreamedXorChunks);
-    let packed = decode(&message(|out| push_bytes(2, &[1, 0], out))).unwrap();
+    let packed = decode_all(&message(|out| push_bytes(2, &[1, 0], out))).unwrap();
     assert_eq!(packed.response_type, ResponseType::StreamedXorChunks);
     let refused = f(&[7, 9]).unwrap_err().to_string();
     assert!(refused.contains("[7, 9]") && refused.contains("SAMPLES"), "{refused}");
@@ -65,7 +73,7 @@ fn the_first_known_response_type_is_taken() {
 #[test]
 fn bad_requests_are_named() {
     let f = |matcher: Vec<u8>, want: &str| {
-        let refused = decode(&request(&[query(0, 1, &[matcher])], &[])).unwrap_err();
+        let refused = decode_all(&request(&[query(0, 1, &[matcher])], &[])).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::Invalid), "{refused}");
         assert!(refused.to_string().contains(want), "{refused}");
     };
@@ -75,10 +83,10 @@ fn bad_requests_are_named() {
     f(matcher(0, b"a", b"\xff"), "value of a matcher");
     f(vec![0x08], "cut short");
     f(vec![0x0d, 0, 0, 0, 0], "field 1 of LabelMatcher has wire type 5");
-    let refused = decode(&request(&vec![Vec::new(); 1_001], &[])).unwrap_err();
+    let refused = decode_all(&request(&vec![Vec::new(); 1_001], &[])).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::TooLarge) && refused.what().contains("queries"));
     let matchers = vec![matcher(0, b"a", b"b"); 10_001];
-    let refused = decode(&request(&[query(0, 1, &matchers)], &[])).unwrap_err();
+    let refused = decode_all(&request(&[query(0, 1, &matchers)], &[])).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::TooLarge) && refused.what().contains("matchers"));
 }
 
@@ -91,7 +99,7 @@ fn external_labels_are_not_matched_in_storage() {
         matcher(2, b"region", b"eu"),
         matcher(0, b"other", b"eu"),
     ];
-    let asked = decode(&request(&[query(0, 1, &matchers)], &[])).unwrap().queries.remove(0);
+    let asked = decode_all(&request(&[query(0, 1, &matchers)], &[])).unwrap().queries.remove(0);
     let asked = asked.without_external(&external);
     let named: Vec<String> = asked.matchers.iter().map(ToString::to_string).collect();
     assert_eq!(named, [r#"region="""#, r#"region="us""#, r#"region=~"eu""#, r#"other="eu""#]);

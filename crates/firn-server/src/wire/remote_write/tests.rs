@@ -285,10 +285,12 @@ fn check_against_plain(body: &[u8]) -> Result<(), TestCaseError> {
             prop_assert_eq!(decoded.histogram_count, plain.histograms);
             let metadata: Vec<_> = decoded
                 .metadata
+                .entries()
                 .iter()
-                .map(|(name, m)| (name.clone(), m.help.clone(), m.unit.clone()))
+                .map(|(name, m)| (name.to_string(), m.help.to_string(), m.unit.to_string()))
                 .collect();
-            let wanted: Vec<_> = plain.metadata.into_iter().map(|m| (m.1, m.2, m.3)).collect();
+            let named = plain.metadata.into_iter().filter(|m| !m.1.is_empty());
+            let wanted: Vec<_> = named.map(|m| (m.1, m.2, m.3)).collect();
             prop_assert_eq!(metadata, wanted);
         }
         (Some(plain), Err(error)) => {

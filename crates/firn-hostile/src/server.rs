@@ -1,0 +1,360 @@
+//! The server under attack: a process of its own with limits on memory, address space and files.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::client::{Answer, Connection, exchange, get};
+use crate::dial::Dialer;
+use crate::families::origin::Origin;
+
+/// `--memory` of the server.
+pub(crate) const MEMORY_MIB: u64 = 128;
+/// The limit of its address space. Idle it has about 400 MiB: 45 stacks of 2 MiB, an arena of the
+/// allocator, the program.
+const ADDRESS_SPACE_MIB: u64 = 1_024;
+const START_TIME_MAX: Duration = Duration::from_secs(30);
+const LOG_LINES: usize = 5;
+
+/// The program's command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `firn serve`.
+    Database,
+    /// `firn cache`.
+    Cache,
+    /// `firn cache --proxy`, before an origin that records its requests.
+    Proxy,
+}
+
+/// Files and further flags that a family needs, made in its folder before the first start.
+type Prepare = fn(&Path) -> io::Result<Vec<String>>;
+
+/// How a family's server starts.
+pub(crate) struct Setup {
+    pub(crate) kind: Kind,
+    flags: Vec<String>,
+    prepare: Option<Prepare>,
+    /// Of the load that queries read; 0 is none.
+    pub(crate) series: usize,
+    /// `RLIMIT_FSIZE`: a file that would grow beyond it fails as on a full disk, and regular writes
+    /// may be refused.
+    file_bytes_max: Option<u64>,
+    /// Sent with every request that is not anonymous.
+    authorization: Option<String>,
+    /// Sent first on the connections of probes to a cache.
+    token: Option<&'static str>,
+    has_tls: bool,
+    /// Of the health check.
+    pub(crate) health_path: &'static str,
+}
+
+impl Setup {
+    /// A database with the load.
+    pub(crate) fn database(flags: &[&str]) -> Setup {
+        Setup { series: 5_000, ..Setup::of(Kind::Database, "/-/healthy", flags) }
+    }
+
+    /// A cache of points.
+    pub(crate) fn cache(flags: &[&str]) -> Setup {
+        Setup::of(Kind::Cache, "", flags)
+    }
+
+    /// A proxy.
+    pub(crate) fn proxy(flags: &[&str]) -> Setup {
+        Setup::of(Kind::Proxy, "/-/cache/metrics", flags)
+    }
+
+    fn of(kind: Kind, health_path: &'static str, flags: &[&str]) -> Setup {
+        Setup {
+            kind,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            prepare: None,
+            series: 0,
+            file_bytes_max: None,
+            authorization: None,
+            token: None,
+            has_tls: false,
+            health_path,
+        }
+    }
+
+    /// The prepared files make it speak TLS.
+    pub(crate) fn tls(mut self) -> Setup {
+        self.has_tls = true;
+        self
+    }
+
+    /// With the token of a cache.
+    pub(crate) fn token(mut self, token: &'static str) -> Setup {
+        self.token = Some(token);
+        self
+    }
+
+    /// Without the load.
+    pub(crate) fn empty(mut self) -> Setup {
+        self.series = 0;
+        self
+    }
+
+    /// With files of its own.
+    pub(crate) fn prepared(mut self, prepare: Prepare) -> Setup {
+        self.prepare = Some(prepare);
+        self
+    }
+
+    /// With small files.
+    pub(crate) fn file_bytes_max(mut self, bytes: u64) -> Setup {
+        self.file_bytes_max = Some(bytes);
+        self
+    }
+
+    /// With credentials.
+    pub(crate) fn authorized(mut self, authorization: &str) -> Setup {
+        self.authorization = Some(authorization.to_owned());
+        self
+    }
+}
+
+/// A started server, as its attackers see it.
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    /// Its address, and whether it speaks TLS.
+    pub(crate) dialer: Dialer,
+    authorization: Option<String>,
+    token: Option<&'static str>,
+    health_path: &'static str,
+    /// Regular writes may be refused, but not lost.
+    pub(crate) is_full: bool,
+    folder: tempfile::TempDir,
+    pub(crate) origin: Option<Origin>,
+}
+
+/// The process; killed when dropped.
+pub(crate) struct Server {
+    child: Child,
+    program: PathBuf,
+    arguments: Vec<String>,
+    file_bytes_max: Option<u64>,
+    /// Its attackers' view.
+    pub(crate) target: Target,
+    log_folder: PathBuf,
+    starts: usize,
+}
+
+impl Target {
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.dialer.address()
+    }
+
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
+    /// Commands of the cache's protocol after the token, if there is one.
+    pub(crate) fn with_token(&self, commands: &str) -> Vec<u8> {
+        let token = self.token.map(|token| format!("auth {token}\r\n"));
+        (token.unwrap_or_default() + commands).into_bytes()
+    }
+
+    /// The folder of the server's data and files.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The folder of its data.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder().join("data")
+    }
+
+    /// All that the server has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder().join("log")).unwrap_or_default()
+    }
+
+    /// A new connection.
+    pub(crate) fn connect(&self) -> io::Result<Box<dyn Connection>> {
+        self.dialer.connect()
+    }
+
+    /// A new connection, without TLS in any case.
+    pub(crate) fn connect_plain(&self) -> io::Result<TcpStream> {
+        self.dialer.connect_plain()
+    }
+
+    /// Whether it serves requests.
+    fn is_ready(&self) -> bool {
+        match self.kind {
+            Kind::Database => get("/-/ready").anonymous().send(self).status == 200,
+            Kind::Cache => {
+                let answers = exchange(self, &self.with_token("version\r\nquit\r\n"));
+                answers.first().is_some_and(|answer| answer.text().contains("VERSION"))
+            }
+            _ => get(self.health_path).send(self).status == 200,
+        }
+    }
+}
+
+impl Server {
+    /// Starts it in a new folder and waits until it answers.
+    ///
+    /// # Errors
+    /// If it ends or does not answer in time, with the end of its log.
+    pub(crate) fn start(program: &Path, setup: &Setup) -> Result<Server, String> {
+        let folder = tempfile::Builder::new().prefix("firn-hostile-").tempdir();
+        let folder = folder.map_err(|e| format!("cannot make a folder: {e}"))?;
+        let address = free_address().map_err(|e| format!("no free port: {e}"))?;
+        let origin = match setup.kind {
+            Kind::Proxy => Some(Origin::start().map_err(|e| format!("the origin: {e}"))?),
+            _ => None,
+        };
+        let mut arguments = vec![
+            if setup.kind == Kind::Database { "serve" } else { "cache" }.to_owned(),
+            format!("--data={}", folder.path().join("data").display()),
+            format!("--listen={address}"),
+            format!("--memory={MEMORY_MIB}MiB"),
+        ];
+        arguments.extend(setup.flags.iter().cloned());
+        if let Some(origin) = &origin {
+            arguments.push(format!("--proxy={}", origin.url()));
+        }
+        if let Some(prepare) = setup.prepare {
+            arguments.extend(prepare(folder.path()).map_err(|e| format!("cannot prepare: {e}"))?);
+        }
+        let target = Target {
+            kind: setup.kind,
+            dialer: Dialer::new(address, setup.has_tls),
+            authorization: setup.authorization.clone(),
+            token: setup.token,
+            is_full: setup.file_bytes_max.is_some(),
+            health_path: setup.health_path,
+            folder,
+            origin,
+        };
+        let file_bytes_max = setup.file_bytes_max;
+        let child = spawn(program, &arguments, file_bytes_max, &target)?;
+        let program = program.to_path_buf();
+        let log_folder = target.folder().to_path_buf();
+        let mut server =
+            Server { child, program, arguments, file_bytes_max, target, log_folder, starts: 1 };
+        server.wait_until_healthy()?;
+        Ok(server)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the process has ended, and how.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok()??;
+        Some(format!("the process ended with {status}; {}", self.log_end()))
+    }
+
+    /// Kills it without warning and starts it again on the same folder and port.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub(crate) fn restart(&mut self) -> Result<(), String> {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.starts += 1;
+        self.child = spawn(&self.program, &self.arguments, self.file_bytes_max, &self.target)?;
+        self.wait_until_healthy()
+    }
+
+    /// SIGTERM, then the time until the process has ended.
+    ///
+    /// # Errors
+    /// If it does not end within `time_max`, or ends with an error.
+    pub(crate) fn stop(&mut self, time_max: Duration) -> Result<(), String> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM).map_err(|e| format!("cannot stop: {e}"))?;
+        }
+        let start = Instant::now();
+        while start.elapsed() < time_max {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => return Err(format!("SIGTERM ended it with {status}")),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        Err(format!("SIGTERM did not end it within {time_max:?}"))
+    }
+
+    fn wait_until_healthy(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        loop {
+            if self.target.is_ready() {
+                return Ok(());
+            }
+            if let Some(how) = self.ended() {
+                return Err(format!("cannot start the server: {how}"));
+            }
+            if start.elapsed() > START_TIME_MAX {
+                return Err(format!("the server does not answer; {}", self.log_end()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log_end(&self) -> String {
+        let log = fs::read_to_string(self.log_folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        format!("its log ends with: {}", lines[lines.len().saturating_sub(LOG_LINES)..].join(" | "))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(
+    program: &Path,
+    arguments: &[String],
+    file_bytes_max: Option<u64>,
+    target: &Target,
+) -> Result<Child, String> {
+    // The shell sets limits on itself, then becomes the server. A file at its limit sends SIGXFSZ,
+    // which would end the process where a full disk would not.
+    let files = file_bytes_max.map(|bytes| format!("trap '' XFSZ; ulimit -f {}; ", bytes >> 9));
+    let limits = format!("{}ulimit -v {}; ", files.unwrap_or_default(), ADDRESS_SPACE_MIB << 10);
+    let log = fs::OpenOptions::new().create(true).append(true).open(target.folder().join("log"));
+    let log = log.map_err(|e| format!("cannot open the log: {e}"))?;
+    let stdout = log.try_clone().map_err(|e| format!("cannot open the log: {e}"))?;
+    Command::new("sh")
+        .args(["-c", &format!("{limits}exec \"$0\" \"$@\"")])
+        .arg(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(log)
+        .spawn()
+        .map_err(|e| format!("cannot start {}: {e}", program.display()))
+}
+
+fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}
+
+/// Sends a request until the server accepts it or `time_max` has passed: after an attack it may
+/// still be busy, which is not a loss of data.
+pub(crate) fn insist(time_max: Duration, send: impl Fn() -> Answer, wanted: u16) -> Answer {
+    let start = Instant::now();
+    loop {
+        let answer = send();
+        if answer.status == wanted || start.elapsed() > time_max {
+            return answer;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,114 @@
+//! The replacement of `label_replace`: text with references to capture groups.
+
+/// A replacement: `$1`, `$name` and `${name}` refer to capture groups, `$$` is a dollar. Groups
+/// that do not exist are empty. A dollar before anything else is text.
+#[derive(Clone, Copy)]
+pub(super) struct Template<'t> {
+    pub(super) text: &'t str,
+}
+
+/// A part of a template. Parts are read from the text each time: a template of a megabyte has no
+/// list of them.
+enum Part<'t> {
+    Text(&'t str),
+    Group(&'t str),
+}
+
+impl<'t> Template<'t> {
+    /// The length of [`Template::expand`], without building it.
+    pub(super) fn expanded_bytes(self, captures: &regex::Captures<'_>) -> usize {
+        self.parts().fold(0usize, |sum, part| sum.saturating_add(value(&part, captures).len()))
+    }
+
+    /// The template with the values of the groups.
+    pub(super) fn expand(self, captures: &regex::Captures<'_>, expanded_bytes: usize) -> String {
+        let mut expanded = String::with_capacity(expanded_bytes);
+        self.parts().for_each(|part| expanded.push_str(value(&part, captures)));
+        expanded
+    }
+
+    fn parts(self) -> impl Iterator<Item = Part<'t>> {
+        let mut rest = self.text;
+        std::iter::from_fn(move || {
+            let dollar = rest.find('$');
+            let Some(after) = dollar.and_then(|at| rest.get(at + 1..)) else {
+                return (!rest.is_empty()).then(|| Part::Text(std::mem::take(&mut rest)));
+            };
+            if dollar != Some(0) {
+                let (text, from_dollar) = rest.split_at(rest.len() - after.len() - 1);
+                rest = from_dollar;
+                return Some(Part::Text(text));
+            }
+            let (part, end) = reference(after);
+            rest = end;
+            Some(part)
+        })
+    }
+}
+
+/// The part that begins with a dollar before `after`, and the text behind it.
+fn reference(after: &str) -> (Part<'_>, &str) {
+    if let Some(end) = after.strip_prefix('$') {
+        return (Part::Text("$"), end);
+    }
+    if let Some((name, end)) = after.strip_prefix('{').and_then(|inside| inside.split_once('}')) {
+        return (Part::Group(name), end);
+    }
+    let is_name = |c: char| c == '_' || c.is_ascii_alphanumeric();
+    let name_end = after.find(|c| !is_name(c)).unwrap_or(after.len());
+    match after.split_at(name_end) {
+        ("", _) => (Part::Text("$"), after),
+        (name, end) => (Part::Group(name), end),
+    }
+}
+
+fn value<'v>(part: &Part<'v>, captures: &'v regex::Captures<'_>) -> &'v str {
+    match part {
+        Part::Text(text) => text,
+        Part::Group(name) => {
+            let group = match name.parse::<usize>() {
+                Ok(idx) => captures.get(idx),
+                Err(_) => captures.name(name),
+            };
+            group.map_or("", |group| group.as_str())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn references_are_replaced_and_other_dollars_kept() {
+        let regex = regex::Regex::new("(?P<a>x+)(y)?").unwrap();
+        let captures = regex.captures("xx").unwrap();
+        let f = |text: &str| {
+            let template = Template { text };
+            let bytes = template.expanded_bytes(&captures);
+            let expanded = template.expand(&captures, bytes);
+            assert_eq!(expanded.len(), bytes, "{text}");
+            expanded
+        };
+        assert_eq!(f("<$1-${a}-$a>"), "<xx-xx-xx>");
+        assert_eq!(f("$2$9$nothing${nothing}$1a"), "");
+        assert_eq!(f("$$1 $ ${ $- é$"), "$1 $ ${ $- é$");
+        assert_eq!(f(""), "");
+    }
+
+    proptest! {
+        /// The library's own expansion builds the text at once.
+        #[test]
+        fn an_expansion_is_that_of_the_library(text in "[$a1{}é_ ]{0,12}") {
+            let regex = regex::Regex::new("(?P<a>x+)(y)?").unwrap();
+            let captures = regex.captures("axx").unwrap();
+            let mut expected = String::new();
+            captures.expand(&text, &mut expected);
+            let template = Template { text: &text };
+            let bytes = template.expanded_bytes(&captures);
+            prop_assert_eq!(template.expand(&captures, bytes), expected);
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Changes of the web configuration by `firn user`. The text keeps its comments and order: lines
+//! are added, and the result is parsed before it replaces the file.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use firn_model::{Error, Result};
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::login::is_equal;
+use super::web_config::{WebConfig, read_file};
+use super::yaml::{self, KeyValue, Node, NodeValue};
+use super::{GateOptions, load};
+use crate::wire::json;
+
+/// A web configuration that `firn user` changes.
+#[derive(Clone, Debug)]
+pub struct UserFile {
+    path: PathBuf,
+    text: String,
+}
+
+/// A user to add.
+#[derive(Clone, Debug, Default)]
+pub struct NewUser {
+    /// Its name.
+    pub name: String,
+    /// From [`hash_password`]; `None` for a user with tokens only.
+    pub password_hash: Option<String>,
+    /// `read`, `write`, `admin`.
+    pub roles: Vec<String>,
+    /// A selector that all selectors of the user are joined with.
+    pub matchers: Option<String>,
+}
+
+/// A user as `firn user check` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserSummary {
+    /// Its name.
+    pub name: String,
+    /// Its roles.
+    pub roles: Vec<&'static str>,
+    /// Whether it has a password.
+    pub has_password: bool,
+    /// Its tokens.
+    pub token_count: usize,
+    /// Its matchers.
+    pub matcher_count: usize,
+}
+
+/// As `htpasswd -B -C 10`: 70 ms of one core.
+const BCRYPT_COST: u32 = 10;
+/// bcrypt ignores further bytes.
+const PASSWORD_BYTES_MAX: usize = 72;
+const TOKEN_BYTES: usize = 32;
+
+/// The bcrypt hash of a password.
+///
+/// # Errors
+/// `Invalid` for an empty or too long one.
+pub fn hash_password(password: &str) -> Result<String> {
+    if password.is_empty() || password.len() > PASSWORD_BYTES_MAX || password.contains('\0') {
+        return Err(Error::invalid(format!(
+            "expected a password of 1 to {PASSWORD_BYTES_MAX} bytes, got {}",
+            password.len()
+        )));
+    }
+    bcrypt::hash(password, BCRYPT_COST)
+        .map_err(|e| Error::internal("the password cannot be hashed").because(e))
+}
+
+impl UserFile {
+    /// Reads the file; a missing one is empty.
+    ///
+    /// # Errors
+    /// `Invalid` for a file that cannot be read or used.
+    pub fn open(path: &Path) -> Result<UserFile> {
+        let text = match path.exists() {
+            true => read_file(path, "--web-config")?,
+            false => String::new(),
+        };
+        WebConfig::parse(path, &text)?;
+        Ok(UserFile { path: path.to_owned(), text })
+    }
+
+    /// Every user, in the order of the file.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn users(&self) -> Result<Vec<UserSummary>> {
+        summaries(&self.path, &self.text)
+    }
+
+    /// Checks the file as a server does, with the certificates that it names; returns warnings.
+    ///
+    /// # Errors
+    /// Those of a start.
+    pub fn check(&self) -> Result<Vec<String>> {
+        let config = WebConfig::parse(&self.path, &self.text)?;
+        let options = GateOptions { file: Some(self.path.clone()), ..GateOptions::default() };
+        load(&options).1?;
+        Ok(config.warnings)
+    }
+
+    /// Whether `secret` is the password or a token of a user.
+    ///
+    /// # Errors
+    /// Those of the file; `NotFound` for an unknown user.
+    pub fn is_secret_of(&self, name: &str, secret: &str) -> Result<bool> {
+        let config = WebConfig::parse(&self.path, &self.text)?;
+        let account = config.accounts.iter().find(|account| account.name == name);
+        let account = account.ok_or_else(|| self.unknown(name))?;
+        let token = digest(&SHA256, secret.as_bytes());
+        let is_token = account.tokens.iter().any(|known| is_equal(known, token.as_ref()));
+        let hash = account.password.as_ref();
+        Ok(is_token || hash.is_some_and(|hash| bcrypt::verify(secret, &hash.0).unwrap_or(false)))
+    }
+
+    /// Adds a user.
+    ///
+    /// # Errors
+    /// `Invalid` for a user that is there already, and for a file that must be changed by hand.
+    pub fn add(&mut self, user: &NewUser) -> Result<()> {
+        let entries = self.entries()?;
+        let users = entries.iter().find(|entry| entry.key == "users");
+        if find_user(users, &user.name).is_some() {
+            let what = format!("{}: user {:?} exists", self.path.display(), user.name);
+            return Err(Error::invalid(what));
+        }
+        let mut fields = vec![format!("name: {}", quoted(&user.name))];
+        fields.push(format!("roles: [{}]", user.roles.join(", ")));
+        fields.extend(user.password_hash.iter().map(|hash| format!("password: {}", quoted(hash))));
+        fields.extend(user.matchers.iter().map(|text| format!("matchers: {}", quoted(text))));
+        let lines = |indent: usize| {
+            let first = format!("{:indent$}- {}\n", "", fields[0]);
+            let rest = fields[1..].iter().map(|field| format!("{:indent$}  {field}\n", ""));
+            std::iter::once(first).chain(rest).collect::<String>()
+        };
+        let changed = match users {
+            Some(users) => match self.indent_below(users) {
+                Some(indent) => self.with_lines(users.line, &lines(indent)),
+                None => return Err(self.by_hand("users", &lines(2))),
+            },
+            None => {
+                let mut text = self.text.clone();
+                if !text.is_empty() && !text.ends_with('\n') {
+                    text.push('\n');
+                }
+                text + "users:\n" + &lines(2)
+            }
+        };
+        self.change(changed, "users", &lines(2), |before, after| {
+            let is_new = |one: &UserSummary| before.iter().all(|other| other.name != one.name);
+            let is_known = before.iter().any(|one| one.name == user.name);
+            after.len() == before.len() + usize::from(!is_known)
+                && after.iter().filter(|one| is_new(one)).all(|one| one.name == user.name)
+        })
+    }
+
+    /// Adds a token to a user and returns it. The file contains only its digest.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown user; as [`UserFile::add`].
+    pub fn add_token(&mut self, name: &str) -> Result<String> {
+        let mut random = [0; TOKEN_BYTES];
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| Error::unavailable("the system has no random numbers"))?;
+        let token = format!("firn_{}", hexadecimal(&random));
+        let hash = format!("sha256:{}", hexadecimal(digest(&SHA256, token.as_bytes()).as_ref()));
+        let entries = self.entries()?;
+        let users = entries.iter().find(|entry| entry.key == "users");
+        let Some((user, fields)) = find_user(users, name) else {
+            let is_basic = self.users()?.iter().any(|one| one.name == name);
+            return Err(match is_basic {
+                true => Error::invalid(format!(
+                    "user {name:?} is in basic_auth_users only; add roles by `firn user add \
+                     {name} --no-password`, it keeps its password"
+                )),
+                false => self.unknown(name),
+            });
+        };
+        let field = |key: &str| fields.iter().find(|entry| entry.key == key);
+        let by_hand = format!("    tokens:\n      - {hash}\n");
+        let changed = match field("tokens") {
+            Some(tokens) => {
+                let Some(indent) = self.indent_below(tokens) else {
+                    return Err(self.by_hand(name, &by_hand));
+                };
+                self.with_lines(tokens.line, &format!("{:indent$}- {hash}\n", ""))
+            }
+            None => {
+                let is_block = self.line(user.line).as_bytes().get(user.column) != Some(&b'{');
+                let Some(named) = field("name").filter(|_| is_block) else {
+                    return Err(self.by_hand(name, &by_hand));
+                };
+                let indent = user.column;
+                let lines = format!("{:indent$}tokens:\n{:indent$}  - {hash}\n", "", "");
+                self.with_lines(named.line, &lines)
+            }
+        };
+        self.change(changed, name, &by_hand, |before, after| {
+            let count = |all: &[UserSummary]| {
+                all.iter().find(|one| one.name == name).map_or(0, |one| one.token_count)
+            };
+            after.len() == before.len() && count(after) == count(before) + 1
+        })?;
+        Ok(token)
+    }
+
+    /// Replaces the file, which only its owner can read, or its group if it could before.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails.
+    pub fn save(&self) -> Result<()> {
+        let cannot = |e: std::io::Error| {
+            Error::unavailable(format!("cannot write {}", self.path.display())).because(e)
+        };
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let mut file =
+            tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).map_err(cannot)?;
+        file.write_all(self.text.as_bytes()).map_err(cannot)?;
+        let mut mode = 0o600;
+        if let Ok(before) = fs::metadata(&self.path) {
+            mode = before.mode() & 0o640 | 0o600;
+            // A server that runs as another user must be able to read it. Only root may change the
+            // owner; others keep their own file.
+            let owner = (before.uid(), before.gid());
+            let _ = std::os::unix::fs::fchown(file.as_file(), Some(owner.0), Some(owner.1));
+        }
+        file.as_file().set_permissions(fs::Permissions::from_mode(mode)).map_err(cannot)?;
+        file.as_file().sync_all().map_err(cannot)?;
+        file.persist(&self.path).map_err(|e| cannot(e.error))?;
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        text: String,
+        place: &str,
+        lines: &str,
+        is_right: impl FnOnce(&[UserSummary], &[UserSummary]) -> bool,
+    ) -> Result<()> {
+        let before = self.users()?;
+        match summaries(&self.path, &text) {
+            Ok(after) if is_right(&before, &after) => {
+                self.text = text;
+                Ok(())
+            }
+            // The refusal of the user itself, such as unknown roles.
+            Err(error) if text.starts_with(&self.text) => Err(error),
+            _ => Err(self.by_hand(place, lines)),
+        }
+    }
+
+    fn entries(&self) -> Result<Vec<KeyValue>> {
+        let file = self.path.display().to_string();
+        match yaml::parse(&file, &self.text)?.map(|root| root.value) {
+            Some(NodeValue::Map(entries)) => Ok(entries),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn line(&self, line: usize) -> &str {
+        self.text.lines().nth(line.saturating_sub(1)).unwrap_or_default()
+    }
+
+    /// The column of the dashes of a list below a key; `None` if it is not a list of lines.
+    fn indent_below(&self, entry: &KeyValue) -> Option<usize> {
+        let key_line = self.line(entry.line);
+        let ends_there =
+            key_line.split('#').next().is_some_and(|key| key.trim_end().ends_with(':'));
+        let column = key_line.len() - key_line.trim_start_matches([' ', '-']).len();
+        match &entry.value.value {
+            _ if !ends_there => None,
+            NodeValue::Scalar(None) => Some(column + 2),
+            NodeValue::List(items) => {
+                let line = self.line(items.first()?.line);
+                let indent = line.len() - line.trim_start().len();
+                line.trim_start().starts_with('-').then_some(indent)
+            }
+            _ => None,
+        }
+    }
+
+    /// The text with `lines` after a line.
+    fn with_lines(&self, after: usize, lines: &str) -> String {
+        let mut text = String::new();
+        for (idx, line) in self.text.split_inclusive('\n').enumerate() {
+            text.push_str(line);
+            if idx + 1 == after {
+                if !line.ends_with('\n') {
+                    text.push('\n');
+                }
+                text.push_str(lines);
+            }
+        }
+        text
+    }
+
+    fn by_hand(&self, place: &str, lines: &str) -> Error {
+        let path = self.path.display();
+        Error::invalid(format!(
+            "{path} has a layout that this command does not change; add to {place} by hand:\n{lines}"
+        ))
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        Error::not_found(format!("{} has no user {name:?}", self.path.display()))
+    }
+}
+
+fn find_user<'a>(users: Option<&'a KeyValue>, name: &str) -> Option<(&'a Node, &'a [KeyValue])> {
+    let NodeValue::List(items) = &users?.value.value else { return None };
+    items.iter().find_map(|item| {
+        let NodeValue::Map(fields) = &item.value else { return None };
+        let is_it = fields.iter().any(|field| {
+            field.key == "name"
+                && matches!(&field.value.value, NodeValue::Scalar(Some(text)) if text == name)
+        });
+        is_it.then_some((item, fields.as_slice()))
+    })
+}
+
+fn summaries(path: &Path, text: &str) -> Result<Vec<UserSummary>> {
+    let summary = |account: &std::sync::Arc<super::account::Account>| UserSummary {
+        name: account.name.clone(),
+        roles: account.roles.names(),
+        has_password: account.password.is_some(),
+        token_count: account.tokens.len(),
+        matcher_count: account.scope.len(),
+    };
+    Ok(WebConfig::parse(path, text)?.accounts.iter().map(summary).collect())
+}
+
+/// A text as YAML: a JSON string is one.
+fn quoted(text: &str) -> String {
+    let mut quoted = Vec::new();
+    json::push_string(text, &mut quoted);
+    String::from_utf8_lossy(&quoted).into_owned()
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str, role: &str) -> NewUser {
+        let hash = bcrypt::hash("secret", 4).unwrap();
+        let roles = vec![role.to_owned()];
+        NewUser { name: name.to_owned(), password_hash: Some(hash), roles, matchers: None }
+    }
+
+    fn file(text: &str) -> UserFile {
+        UserFile { path: "/nowhere/web.yml".into(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn users_and_tokens_are_added_and_comments_stay() {
+        for text in [
+            "",
+            "# TLS comes later\nhttp_server_config: {http2: false}",
+            "users:\n",
+            "users: # people\n# the first\n- name: eve\n  roles: [read]\nrate_limit: {burst: 1}\n",
+            "users:\n    - roles: [read]\n      name: eve\n      tokens:\n",
+        ] {
+            let mut changed = file(text);
+            changed.add(&user("al \"x\"", "read")).unwrap();
+            changed
+                .add(&NewUser { matchers: Some("{a=\"b\"}".into()), ..user("bob", "read") })
+                .unwrap();
+            let tokens = [(); 2].map(|()| changed.add_token("bob").unwrap());
+            assert!(changed.is_secret_of("bob", &tokens[0]).unwrap(), "{}", changed.text);
+            assert!(changed.is_secret_of("bob", &tokens[1]).unwrap());
+            assert!(changed.is_secret_of("al \"x\"", "secret").unwrap());
+            assert!(!changed.is_secret_of("bob", "firn_0").unwrap());
+            assert!(!changed.text.contains(&tokens[0]));
+            if text.contains("eve") {
+                changed.add_token("eve").unwrap();
+            }
+            for line in text.lines() {
+                assert!(changed.text.lines().any(|kept| kept == line), "{line}\n{}", changed.text);
+            }
+            let bob = changed.users().unwrap().into_iter().find(|one| one.name == "bob").unwrap();
+            assert_eq!((bob.token_count, bob.matcher_count, bob.roles), (2, 1, vec!["read"]));
+            let twice = changed.add(&user("bob", "read")).unwrap_err().to_string();
+            assert!(twice.contains("exists"), "{twice}");
+        }
+    }
+
+    #[test]
+    fn other_layouts_are_left_alone() {
+        for text in
+            ["users: [{name: bob, roles: [read]}]\n", "{users: [{name: bob, roles: [read]}]}\n"]
+        {
+            let mut flow = file(text);
+            let error = flow.add(&user("eve", "read")).unwrap_err().to_string();
+            assert!(error.contains("by hand") && error.contains("eve"), "{error}");
+            assert!(flow.add_token("bob").unwrap_err().to_string().contains("by hand"));
+            assert_eq!(flow.text, text);
+        }
+        let mut empty = file("");
+        assert!(empty.add(&user("eve", "king")).unwrap_err().to_string().contains("expected read"));
+        assert!(empty.add_token("eve").unwrap_err().to_string().contains("no user"));
+    }
+
+    #[test]
+    fn a_saved_file_is_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.yml");
+        let mut new = UserFile::open(&path).unwrap();
+        new.add(&user("bob", "read")).unwrap();
+        new.save().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let mut again = UserFile::open(&path).unwrap();
+        again.add_token("bob").unwrap();
+        again.save().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(UserFile::open(&path).unwrap().users().unwrap()[0].token_count, 1);
+        assert!(hash_password("").is_err() && hash_password(&"x".repeat(73)).is_err());
+    }
+}

@@ -1,0 +1,484 @@
+//! Guard: checks requests that a web page may have made a browser send, and restricts by headers
+//! how a browser uses responses. The outermost layer of `firn serve` and of the proxy; the cache
+//! server checks requests for its metrics with it.
+//!
+//! Programs (Prometheus, Grafana's backend, curl) send none of the headers that are checked except
+//! `Host`. A browser always sends `Host`, sends `Origin` with every request that is not a plain
+//! read, and sends `Sec-Fetch-Site` to loopback and over TLS. The rules, for users: section "Web
+//! pages" of docs/operations.md.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, CONTENT_SECURITY_POLICY, HOST,
+    HeaderMap, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
+use axum::http::uri::Authority;
+use axum::http::{Method, Request, Response, StatusCode, Uri};
+use axum::middleware::Next;
+use firn_model::excerpt;
+
+use crate::answer::{JSON, Packing, Payload, text};
+use crate::config::{HostNames, Or, OriginPattern, Unset};
+use crate::metrics_text::{Kind, MetricsText};
+use crate::telemetry::Counter;
+use crate::wire::json;
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+
+/// Of a response that is not a page: nothing in it runs, loads or is framed.
+const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
+/// Of pages that the proxy's origin serves: they are its own, but no other page frames them.
+const FOREIGN_POLICY: &str = "frame-ancestors 'none'";
+
+/// The rules of one listener.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    listen: SocketAddr,
+    hosts: HostNames,
+    origins: Or<Unset, OriginPattern>,
+    /// `Content-Security-Policy` of responses without one.
+    policy: &'static str,
+    refused: [Counter; GuardRule::ALL.len()],
+}
+
+/// A rule that refuses requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GuardRule {
+    /// It names a host that is not this server's: DNS rebinding.
+    Host,
+    /// A page of another origin sent it.
+    Origin,
+}
+
+impl GuardRule {
+    const ALL: [GuardRule; 2] = [GuardRule::Host, GuardRule::Origin];
+
+    fn name(self) -> &'static str {
+        match self {
+            GuardRule::Host => "host",
+            GuardRule::Origin => "origin",
+        }
+    }
+
+    /// The status of the response.
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            GuardRule::Host => StatusCode::MISDIRECTED_REQUEST,
+            GuardRule::Origin => StatusCode::FORBIDDEN,
+        }
+    }
+}
+
+impl Guard {
+    /// The guard of a database or cache that listens on `listen`.
+    pub(crate) fn new(
+        listen: SocketAddr,
+        hosts: &HostNames,
+        origins: &Or<Unset, OriginPattern>,
+    ) -> Guard {
+        Guard {
+            listen,
+            hosts: hosts.clone(),
+            origins: origins.clone(),
+            policy: DATA_POLICY,
+            refused: Default::default(),
+        }
+    }
+
+    /// The same in front of another server, whose pages may be anything.
+    pub(crate) fn for_proxy(self) -> Guard {
+        Guard { policy: FOREIGN_POLICY, ..self }
+    }
+
+    /// Checks the head of a request. Returns the origin whose pages may read the response, if the
+    /// request names an allowed one.
+    ///
+    /// # Errors
+    /// The rule that refuses it, with one sentence that names the setting.
+    pub(crate) fn admit(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Option<HeaderValue>, (GuardRule, String)> {
+        let admitted =
+            self.check_host(uri, headers).and_then(|()| self.check_origin(method, headers));
+        if let Err((refusal, _)) = &admitted
+            && let Some(counter) = self.refused.get(*refusal as usize)
+        {
+            counter.add(1);
+        }
+        admitted
+    }
+
+    /// Adds the headers that restrict a browser, and those that let pages of `origin` read the
+    /// response. Other headers that permit reading are removed.
+    pub(crate) fn protect(&self, origin: Option<HeaderValue>, headers: &mut HeaderMap) {
+        let fixed = HeaderValue::from_static;
+        headers.insert(X_CONTENT_TYPE_OPTIONS, fixed("nosniff"));
+        headers.entry(X_FRAME_OPTIONS).or_insert(fixed("DENY"));
+        headers.entry(CONTENT_SECURITY_POLICY).or_insert(fixed(self.policy));
+        headers.entry(REFERRER_POLICY).or_insert(fixed("no-referrer"));
+        // Requests by CORS, such as Grafana's in browser mode, are not subject to it.
+        headers.insert(RESOURCE_POLICY, fixed("same-origin"));
+        headers.append(VARY, fixed("Origin"));
+        let foreign: Vec<HeaderName> = headers
+            .keys()
+            .filter(|name| name.as_str().starts_with("access-control-"))
+            .cloned()
+            .collect();
+        for name in foreign {
+            headers.remove(name);
+        }
+        let Some(origin) = origin else { return };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, OPTIONS"));
+        headers.insert(
+            ACCESS_CONTROL_ALLOW_HEADERS,
+            fixed("Accept, Authorization, Content-Type, Origin"),
+        );
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, fixed("Date"));
+    }
+
+    /// Its counters.
+    pub(crate) fn write_text(&self, out: &mut MetricsText) {
+        let name = "firn_http_guard_refused_requests_total";
+        out.family(
+            name,
+            Kind::Counter,
+            "Requests refused because a web page may have sent them, by rule.",
+        );
+        for (rule, counter) in GuardRule::ALL.iter().zip(&self.refused) {
+            out.sample(name, &[("rule", rule.name())], counter.get() as f64);
+        }
+    }
+
+    /// Whether names are restricted: on loopback always, elsewhere only with a list.
+    fn checks_hosts(&self) -> bool {
+        self.listen.ip().to_canonical().is_loopback() || !self.hosts.is_empty()
+    }
+
+    fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), (GuardRule, String)> {
+        let mut named = headers.get_all(HOST).iter();
+        let host = named.next();
+        let more = named.next();
+        if more.is_some() {
+            return Err((GuardRule::Host, "the request has more than one Host header".to_owned()));
+        }
+        if !self.checks_hosts() {
+            return Ok(());
+        }
+        let refuse = |host: &str| {
+            let host = excerpt(host);
+            let what = format!(
+                "the host {host:?} is not allowed: this server is reached as localhost, at its \
+                 address, and under the names in --allowed-hosts; add the name there"
+            );
+            Err((GuardRule::Host, what))
+        };
+        // An absolute target replaces the header.
+        if let Some(authority) = uri.authority()
+            && !self.is_own(authority.as_str())
+        {
+            return refuse(authority.as_str());
+        }
+        // Version 1.0 may leave the header out; no browser does.
+        let Some(host) = host else { return Ok(()) };
+        match host.to_str() {
+            Ok(text) if self.is_own(text) => Ok(()),
+            Ok(text) => refuse(text),
+            Err(_) => refuse("?"),
+        }
+    }
+
+    /// Whether `authority`, a host with or without a port, names this server.
+    fn is_own(&self, authority: &str) -> bool {
+        let Ok(parsed) = authority.parse::<Authority>() else { return false };
+        if authority.contains('@') {
+            return false;
+        }
+        let host = parsed.host();
+        let host = host.strip_suffix('.').unwrap_or(host);
+        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        if let Ok(ip) = address.unwrap_or(host).parse::<IpAddr>() {
+            let (ip, own) = (ip.to_canonical(), self.listen.ip().to_canonical());
+            return ip.is_loopback() || ip == own || self.hosts.has(&ip.to_string());
+        }
+        host.eq_ignore_ascii_case("localhost") || self.hosts.has(host)
+    }
+
+    fn check_origin(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Option<HeaderValue>, (GuardRule, String)> {
+        let origin = headers.get(ORIGIN);
+        let origin_text = origin.map(|origin| origin.to_str().unwrap_or("?"));
+        let is_allowed = origin_text
+            .is_some_and(|text| self.origins.get().is_some_and(|origins| origins.0.matches(text)));
+        if is_allowed {
+            return Ok(origin.cloned());
+        }
+        let header =
+            |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+        let site = header(&FETCH_SITE);
+        let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        let is_foreign = match (is_read, origin_text, site) {
+            // A preflight requests permission.
+            (true, Some(text), _) if headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) => {
+                !is_same_origin(text, headers)
+            }
+            // A foreign page cannot read the response, but can measure it. Links to this server
+            // work; frames and images do not.
+            (true, _, Some("cross-site")) => {
+                let dest = header(&FETCH_DEST).unwrap_or_default();
+                header(&FETCH_MODE) != Some("navigate")
+                    || matches!(dest, "iframe" | "frame" | "embed" | "object")
+            }
+            (true, ..) => false,
+            // Pages of one site are of different origins: another port of localhost is another
+            // program.
+            (false, _, Some("cross-site" | "same-site")) => true,
+            (false, Some(text), _) => !is_same_origin(text, headers),
+            (false, None, _) => false,
+        };
+        match is_foreign {
+            true => {
+                let from = origin_text.map_or_else(
+                    || "a web page of another site".to_owned(),
+                    |text| format!("web pages of the origin {:?}", excerpt(text)),
+                );
+                let what = format!(
+                    "requests of {from} are refused; to allow an origin, add it to --cors-origin"
+                );
+                Err((GuardRule::Origin, what))
+            }
+            false => Ok(None),
+        }
+    }
+}
+
+/// The layer: refuses, or passes the request on and adds the headers to the response.
+pub(crate) async fn guard(
+    State(guard): State<Arc<Guard>>,
+    request: Request<Body>,
+    next: Next,
+) -> Response<Body> {
+    let admitted = guard.admit(request.method(), request.uri(), request.headers());
+    let (mut response, origin) = match admitted {
+        Ok(origin) => (next.run(request).await, origin),
+        Err((refusal, what)) => (refused(refusal.status(), &what, request.uri().path()), None),
+    };
+    guard.protect(origin, response.headers_mut());
+    response
+}
+
+/// A refusal in the form of the path: JSON below `/api/`, else a line of text.
+pub(crate) fn refused(status: StatusCode, what: &str, path: &str) -> Response<Body> {
+    if path.contains("/api/") {
+        let body = json::failure("forbidden", what);
+        return Payload::new(body, Packing::Plain, None).answer(status, JSON);
+    }
+    text(status, format!("{what}\n"))
+}
+
+/// Whether `origin` is the origin under which the client reached this server. The scheme does not
+/// count, because a proxy in front may have removed TLS.
+fn is_same_origin(origin: &str, headers: &HeaderMap) -> bool {
+    let Some((scheme, authority)) = origin.split_once("://") else { return false };
+    let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let default_port = match scheme {
+        "http" => ":80",
+        "https" => ":443",
+        _ => return false,
+    };
+    let plain = |text: &str| text.strip_suffix(default_port).unwrap_or(text).to_ascii_lowercase();
+    plain(authority) == plain(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard_on(listen: &str, hosts: &str, origins: &str) -> Guard {
+        Guard::new(listen.parse().unwrap(), &hosts.parse().unwrap(), &origins.parse().unwrap())
+    }
+
+    /// The rule of `guard` that refuses a request; `None` if it is admitted.
+    fn refusal(
+        guard: &Guard,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+    ) -> Option<GuardRule> {
+        let mut request = Request::builder().method(method).uri(target);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let admitted = guard.admit(&parts.method, &parts.uri, &parts.headers);
+        admitted.err().map(|(refusal, what)| {
+            let setting = match refusal {
+                GuardRule::Host => "--allowed-hosts",
+                GuardRule::Origin => "--cors-origin",
+            };
+            assert!(what.contains(setting) || what.contains("more than one Host"), "{what}");
+            refusal
+        })
+    }
+
+    #[test]
+    fn on_loopback_only_own_names_are_hosts() {
+        let guard = guard_on("127.0.0.1:9420", "db.example,10.0.0.7", "none");
+        for own in [
+            "localhost",
+            "LOCALHOST:9420",
+            "localhost.:1",
+            "127.0.0.1",
+            "127.0.0.1:9420",
+            "127.9.9.9",
+            "[::1]:9420",
+            "[::ffff:127.0.0.1]",
+            "db.example:443",
+            "DB.example.",
+            "10.0.0.7:80",
+        ] {
+            assert_eq!(refusal(&guard, "GET", "/", &[("host", own)]), None, "{own}");
+        }
+        for foreign in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "0.0.0.0:9420",
+            "10.0.0.8",
+            "",
+            "localhost@evil.example",
+            "evil.example@localhost",
+            "db.example.evil",
+            "x",
+            "[::]:9420",
+            "2130706433",
+            "127.1",
+        ] {
+            let found = refusal(&guard, "GET", "/", &[("host", foreign)]);
+            assert_eq!(found, Some(GuardRule::Host), "{foreign:?}");
+        }
+        assert_eq!(refusal(&guard, "GET", "/", &[]), None, "HTTP/1.0 has none");
+        let absolute = [("host", "localhost")];
+        assert_eq!(
+            refusal(&guard, "GET", "http://evil.example/", &absolute),
+            Some(GuardRule::Host)
+        );
+        assert_eq!(refusal(&guard, "GET", "http://127.0.0.1:9420/", &absolute), None);
+        let two = [("host", "localhost"), ("host", "evil.example")];
+        assert_eq!(refusal(&guard, "GET", "/", &two), Some(GuardRule::Host));
+        assert_eq!(
+            refusal(&guard_on("[::1]:9420", "", "none"), "GET", "/", &[("host", "x.y")]),
+            Some(GuardRule::Host)
+        );
+        assert_eq!(
+            refusal(&guard_on("127.0.0.1:9420", "*", "none"), "GET", "/", &[("host", "x.y")]),
+            None
+        );
+    }
+
+    #[test]
+    fn elsewhere_every_name_is_a_host_unless_they_are_listed() {
+        for listen in ["0.0.0.0:9420", "192.0.2.1:9420", "[::]:9420"] {
+            let name = [("host", "db.example")];
+            assert_eq!(refusal(&guard_on(listen, "", "none"), "GET", "/", &name), None);
+            assert_eq!(refusal(&guard_on(listen, "db.example", "none"), "GET", "/", &name), None);
+            let other = guard_on(listen, "other.example", "none");
+            assert_eq!(refusal(&other, "GET", "/", &name), Some(GuardRule::Host));
+        }
+        let listed = guard_on("192.0.2.1:9420", "db.example", "none");
+        assert_eq!(refusal(&listed, "GET", "/", &[("host", "192.0.2.1:9420")]), None);
+    }
+
+    #[test]
+    fn pages_of_other_origins_may_not_write() {
+        let guard = guard_on("127.0.0.1:9420", "db.example", "https://grafana\\.example");
+        let host = ("host", "localhost:9420");
+        let f = |method: &str, headers: &[(&str, &str)], is_refused: bool| {
+            let headers: Vec<(&str, &str)> = [&[host][..], headers].concat();
+            let wanted = is_refused.then_some(GuardRule::Origin);
+            assert_eq!(
+                refusal(&guard, method, "/api/v1/write", &headers),
+                wanted,
+                "{method} {headers:?}"
+            );
+        };
+        for method in ["POST", "PUT", "DELETE", "PATCH", "post"] {
+            // Programs.
+            f(method, &[], false);
+            // The page of this server.
+            f(
+                method,
+                &[("origin", "http://localhost:9420"), ("sec-fetch-site", "same-origin")],
+                false,
+            );
+            f(method, &[("origin", "http://LOCALHOST:9420")], false);
+            f(method, &[("sec-fetch-site", "none")], false);
+            // Other pages.
+            f(method, &[("origin", "http://evil.example")], true);
+            f(method, &[("origin", "http://localhost:3000")], true);
+            f(method, &[("origin", "http://localhost")], true);
+            f(method, &[("origin", "null")], true);
+            f(method, &[("origin", "")], true);
+            f(method, &[("origin", "file://localhost:9420")], true);
+            f(method, &[("sec-fetch-site", "cross-site")], true);
+            f(method, &[("sec-fetch-site", "same-site")], true);
+            f(
+                method,
+                &[("origin", "http://localhost:9420"), ("sec-fetch-site", "cross-site")],
+                true,
+            );
+            f(method, &[("origin", "https://grafana.example.evil")], true);
+            // Allowed by name.
+            f(
+                method,
+                &[("origin", "https://grafana.example"), ("sec-fetch-site", "cross-site")],
+                false,
+            );
+        }
+        for method in ["GET", "HEAD"] {
+            f(method, &[("origin", "http://evil.example")], false);
+            f(method, &[("sec-fetch-site", "same-site")], false);
+            f(method, &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")], true);
+            f(method, &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "cors")], true);
+            let link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+            f(method, &[&link[..], &[("sec-fetch-dest", "document")]].concat(), false);
+            f(method, &[&link[..], &[("sec-fetch-dest", "iframe")]].concat(), true);
+        }
+        let preflight = |origin| [("origin", origin), ("access-control-request-method", "POST")];
+        f("OPTIONS", &preflight("http://evil.example"), true);
+        f("OPTIONS", &preflight("https://grafana.example"), false);
+        f("OPTIONS", &[], false);
+        // TLS ends in front of this server.
+        let behind = [("host", "db.example"), ("origin", "https://db.example:443")];
+        assert_eq!(refusal(&guard, "POST", "/", &behind), None);
+    }
+
+    #[test]
+    fn only_allowed_origins_read_responses() {
+        let guard = guard_on("127.0.0.1:9420", "", "http://a");
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert("access-control-allow-credentials", HeaderValue::from_static("true"));
+        guard.protect(None, &mut headers);
+        assert!(headers.keys().all(|name| !name.as_str().starts_with("access-control-")));
+        assert_eq!(headers[X_CONTENT_TYPE_OPTIONS], "nosniff");
+        assert_eq!(headers[CONTENT_SECURITY_POLICY], DATA_POLICY);
+        guard.protect(Some(HeaderValue::from_static("http://a")), &mut headers);
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "http://a");
+    }
+}

@@ -1,0 +1,75 @@
+//! The query log: one JSON line for each evaluated query, in Prometheus' form (`query_log_file`),
+//! with the user and the cost of the query beside it.
+
+use axum::body::Body;
+use axum::http::Request;
+use firn_model::{QueryContext, Timestamp};
+use firndb::QueryTime;
+use serde_json::{Map, Value, json};
+
+use crate::answer::ApiError;
+use crate::app::clock_ms;
+use crate::http::auth::Caller;
+use crate::wire::number::rfc3339;
+use crate::wire::query_stats::{Timings, cost_fields, timing_fields};
+
+/// The sender of a query, for its line.
+#[derive(Debug)]
+pub(crate) struct QuerySender {
+    caller: Caller,
+    method: String,
+    path: String,
+}
+
+impl QuerySender {
+    pub(crate) fn of(request: &Request<Body>) -> QuerySender {
+        QuerySender {
+            caller: Caller::of(request),
+            method: request.method().as_str().to_owned(),
+            path: request.uri().path().to_owned(),
+        }
+    }
+
+    /// The line of a query that has ended, with its peak of samples or its error.
+    pub(crate) fn line(
+        &self,
+        query: &str,
+        time: QueryTime,
+        (samples_read, outcome): (u64, Result<u64, &ApiError>),
+        (timings, context): (Timings, &QueryContext),
+    ) -> Vec<u8> {
+        let (start, end, step_ms) = match time {
+            QueryTime::Instant(ts) => (ts, ts, 0),
+            QueryTime::Range { start, end, step_ms } => (start, end, step_ms),
+        };
+        let at = |ts: Timestamp| Value::from(rfc3339(ts));
+        let seconds = |ns: u64| Value::from(ns as f64 / 1e9);
+        let timings: Map<String, Value> = timing_fields(timings, context)
+            .into_iter()
+            .map(|(name, ns)| (name.to_owned(), seconds(ns)))
+            .collect();
+        let cost: Map<String, Value> = cost_fields(samples_read, context)
+            .into_iter()
+            .map(|(name, count)| (name.to_owned(), Value::from(count)))
+            .collect();
+        let mut line = json!({
+            "params": {
+                "query": query, "start": at(start), "end": at(end), "step": step_ms / 1_000,
+            },
+            "stats": { "timings": timings, "samples": { "samplesRead": samples_read } },
+            "cost": cost,
+            "httpRequest": {
+                "clientIP": self.caller.address.map(|address| address.ip().to_string()),
+                "method": self.method,
+                "path": self.path,
+            },
+            "user": self.caller.user.name(),
+            "ts": at(clock_ms()),
+        });
+        match outcome {
+            Ok(peak) => line["stats"]["samples"]["peakSamples"] = peak.into(),
+            Err(error) => line["error"] = error.text.as_str().into(),
+        }
+        line.to_string().into_bytes()
+    }
+}

@@ -1,0 +1,32 @@
+//! The network side of a process, the same for the database server, the cache server and the proxy.
+//!
+//! **Owns** listeners, the accept loop, the limits of connections in number and time, signals, and
+//! the stop. **Never** knows a route, or a protocol other than the framing of HTTP.
+//!
+//! **Invariants**: connections, waits for a client and heads are bounded; a connection within a
+//! request is not evicted; hyper reads only heads that it accepts, so every refusal has a text; a
+//! body is not copied.
+//!
+//! Reading order: `service`, `table`, `transport`, `tls`, `http`, `socket`, `head`, `chunks`,
+//! `transfer`.
+
+mod chunks;
+mod head;
+mod http;
+mod service;
+mod socket;
+mod table;
+mod tls;
+mod transfer;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::http::{ClientAddress, HttpOptions, serve};
+pub(crate) use self::service::{Accepted, BoundService, Service, Stopping, stopped, terminated};
+pub(crate) use self::table::{ConnectionHandle, ConnectionLimits, ConnectionTable};
+pub(crate) use self::transfer::{
+    SHORT_TRANSFER_LIMITS, TRANSFER_LIMITS, TransferClock, TransferLimits, after,
+};
+pub(crate) use self::transport::Transport;

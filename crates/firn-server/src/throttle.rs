@@ -1,0 +1,55 @@
+//! Log messages that clients cause: at most one line a minute, whatever they send.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Events of one kind, of which the log shows one line per [`INTERVAL`].
+#[derive(Debug, Default)]
+pub(crate) struct Throttle(Mutex<EventCount>);
+
+#[derive(Debug, Default)]
+struct EventCount {
+    logged: Option<Instant>,
+    /// Since the last line.
+    count: u64,
+}
+
+const INTERVAL: Duration = Duration::from_secs(60);
+
+impl Throttle {
+    /// For a static.
+    pub(crate) const fn new() -> Throttle {
+        Throttle(Mutex::new(EventCount { logged: None, count: 0 }))
+    }
+
+    /// Counts `count` events at `now`. Returns the number since the last line if the next one is
+    /// due. Takes one lock.
+    pub(crate) fn note(&self, count: u64, now: Instant) -> Option<u64> {
+        let mut events = self.0.lock();
+        events.count += count;
+        let waits = |logged: Instant| now.saturating_duration_since(logged) < INTERVAL;
+        if events.count == 0 || events.logged.is_some_and(waits) {
+            return None;
+        }
+        events.logged = Some(now);
+        Some(std::mem::take(&mut events.count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_of_events_are_one_line_a_minute() {
+        let (throttle, start) = (Throttle::default(), Instant::now());
+        assert_eq!(throttle.note(0, start), None);
+        assert_eq!(throttle.note(3, start), Some(3));
+        for ms in 0..5_000 {
+            assert_eq!(throttle.note(2, start + Duration::from_millis(ms)), None);
+        }
+        assert_eq!(throttle.note(1, start + INTERVAL), Some(10_001));
+        assert_eq!(throttle.note(1, start + INTERVAL), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! Standard output and standard error. Neither makes a command or a server fail: a reader that has
+//! closed its pipe has read enough, and a line of the log that cannot be written is lost, not the
+//! request that logged it.
+
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_server::{Error, Result};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Prints the result of a command to standard output.
+///
+/// # Errors
+/// `Unavailable` when it cannot be written, such as to a file on a full disk. A closed pipe is no
+/// error.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::unavailable("cannot write to standard output").because(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a notice for a person, such as the addresses of a server: to be lost rather than to fail.
+pub(crate) fn announce(text: &str) {
+    // The server runs without its greeting.
+    let _ = print(text);
+}
+
+/// Prints progress or an error to standard error, as far as that is possible.
+pub(crate) fn report(text: &str) {
+    // There is no other place to report a failure of this one.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Logs mistakes in settings that do not stop a server.
+pub(crate) fn log_warnings(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Reports the same for a command that ends soon.
+pub(crate) fn report_warnings(warnings: &[String]) {
+    for warning in warnings {
+        report(&format!("firn: warning: {warning}\n"));
+    }
+}
+
+/// Logs to standard error, panics included. `RUST_LOG` selects the messages; by default `info` and
+/// above.
+pub(crate) fn log_to_stderr() {
+    let filter = EnvFilter::try_from_default_env();
+    let mistake = match &filter {
+        // Empty is as good as unset.
+        Err(error) if std::env::var("RUST_LOG").is_ok_and(|text| !text.is_empty()) => {
+            Some(error.to_string())
+        }
+        _ => None,
+    };
+    let filter = filter.unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(LogWriter::default())
+        .with_ansi(io::stderr().is_terminal())
+        // A failed write must not be reported where it failed.
+        .log_internal_errors(false)
+        .init();
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed").to_owned();
+        // Empty unless RUST_BACKTRACE requests one.
+        let backtrace = std::backtrace::Backtrace::capture();
+        tracing::error!("thread {name} panicked, which is a bug: {panic}\n{backtrace}");
+    }));
+    if let Some(mistake) = mistake {
+        tracing::warn!(
+            "RUST_LOG is not understood, and messages from info up are logged: {mistake}"
+        );
+    }
+}
+
+// A reader that is only slow catches up within this time; one that has stopped must not delay
+// requests.
+const STALL_MAX: Duration = Duration::from_secs(1);
+// A pipe that is ready takes this number of bytes without blocking (PIPE_BUF).
+const PIECE_BYTES: usize = 4_096;
+
+/// Writes whole lines to standard error. Lines that cannot be written are dropped and counted:
+/// those of a closed pipe and of a full disk at once, those of an unread pipe after
+/// [`STALL_MAX`].
+#[derive(Clone, Default)]
+struct LogWriter(Arc<Mutex<LogState>>);
+
+#[derive(Default)]
+struct LogState {
+    /// The pipe was full for [`STALL_MAX`]: lines are dropped until there is space again.
+    is_stalled: bool,
+    dropped_count: u64,
+}
+
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = LogWriter;
+
+    fn make_writer(&'a self) -> LogWriter {
+        self.clone()
+    }
+}
+
+impl Write for LogWriter {
+    /// Called once for each line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().write_line(line, &mut io::stderr());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl LogState {
+    fn write_line(&mut self, line: &[u8], output: &mut (impl Write + AsFd)) {
+        let dropped_count = self.dropped_count;
+        let notice = match dropped_count {
+            0 => Ok(()),
+            _ => self.write(
+                format!("{dropped_count} log lines were lost: they could not be written\n")
+                    .as_bytes(),
+                output,
+            ),
+        };
+        if notice.is_ok() {
+            self.dropped_count = 0;
+        }
+        if notice.and_then(|()| self.write(line, output)).is_err() {
+            self.dropped_count += 1;
+        }
+    }
+
+    fn write(&mut self, text: &[u8], output: &mut (impl Write + AsFd)) -> io::Result<()> {
+        for piece in text.chunks(PIECE_BYTES) {
+            let wait = if self.is_stalled { Duration::ZERO } else { STALL_MAX };
+            self.is_stalled = !is_writable(output, wait);
+            if self.is_stalled {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            output.write_all(piece)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a write of [`PIECE_BYTES`] returns at once, within `wait`. It may fail.
+fn is_writable(output: &impl AsFd, wait: Duration) -> bool {
+    let mut events = [PollFd::new(output, PollFlags::OUT)];
+    let wait = Timespec::try_from(wait).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+    // An interrupted or impossible poll is no reason to lose a line.
+    poll(&mut events, Some(&wait)).map_or(true, |ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn an_unread_pipe_loses_lines_and_a_later_line_counts_them() {
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let mut state = LogState { is_stalled: true, dropped_count: 0 };
+        let line = [&[b'x'; 4_000][..], b"\n"].concat();
+        while state.dropped_count < 3 {
+            state.write_line(&line, &mut writer);
+        }
+        let mut received = vec![0; 60_000];
+        reader.read_exact(&mut received).unwrap();
+        state.write_line(b"last\n", &mut writer);
+        assert_eq!((state.dropped_count, state.is_stalled), (0, false));
+        drop(writer);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        let end = "3 log lines were lost: they could not be written\nlast\n";
+        assert!(rest.ends_with(end), "{}", &rest[rest.len().saturating_sub(200)..]);
+    }
+
+    #[test]
+    fn a_closed_pipe_loses_every_line_without_waiting() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut state = LogState::default();
+        for count in 1..=3 {
+            state.write_line(b"line\n", &mut writer);
+            assert_eq!((state.dropped_count, state.is_stalled), (count, false));
+        }
+    }
+}
