@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve dist test deps lint settings hostile bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
+.PHONY: help serve dist test deps lint settings hostile bench-quick bench-query bench-fresh bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest collect-cases
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -22,13 +22,17 @@ lint: ## format, repository rules, packages and lints alone
 settings: ## write docs/settings.md again after a setting was changed
 	FIRN_UPDATE_DOCS=1 cargo test --quiet --package firn-server --lib the_settings_page_is_up_to_date
 
-bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes target/bench/quick.json
+bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics, and of TLS with a token; ONLY=tls for that alone; writes target/bench/quick.json
 	cargo build --release --package firn --package firn-bench
-	target/release/bench-quick
+	target/release/bench-quick $(if $(ONLY),--only "$(ONLY)")
 
 bench-query: ## CPU, latency and memory of queries against Prometheus and VictoriaMetrics; ONLY=words of names, PROGRAMS=words; writes target/bench/query.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-query --only "$(ONLY)" --programs "$(PROGRAMS)"
+
+bench-fresh: ## queries, samples and restarts on data of six kinds of senders, against Prometheus and VictoriaMetrics; ONLY=words of shapes, labels, sizes, ages, classes; PROGRAMS=words; PROMETHEUS=, VICTORIA_METRICS=paths; writes target/bench/fresh.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-fresh --only "$(ONLY)" --programs "$(PROGRAMS)"
 
 bench-index: ## bytes and nanoseconds per series of the index, 1M and 5M series; writes target/bench/index.json; ONLY=words
 	cargo build --release --package firn --package firn-bench
@@ -68,3 +72,7 @@ fuzz: ## fuzzers of every decoder and of the language, SECONDS=n each; ONLY=name
 
 promqltest: ## test files of PromQL; DIR=folder
 	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)
+
+collect-cases: ## cases of configurations, relabelling, rules, promtool, templates, targets; DIR=folder
+	cargo build --quiet --package firn --package firn-collecttest
+	target/debug/firn-collecttest $(or $(DIR),../shared/collect) target/debug/firn

@@ -65,15 +65,16 @@ class Client:
     """Connections to servers, opened on first use and again after one broke. For one thread.
 
     Servers are "host:port". Every client must use the same text, because it selects the server of
-    a key.
+    a key. With `tls`, an `ssl.SSLContext`, connections are encrypted.
     """
 
-    def __init__(self, servers, token=None, timeout_s=5.0):
+    def __init__(self, servers, token=None, timeout_s=5.0, tls=None):
         if not servers:
             raise ValueError("servers: expected at least one host:port, got none")
         self._servers = list(servers)
         self._token = token
         self._timeout_s = timeout_s
+        self._tls = tls
         self._connections = {}
         self._break_even = BreakEven()
 
@@ -193,6 +194,8 @@ class Client:
         host, _, port = server.rpartition(":")
         connection = socket.create_connection((host.strip("[]"), int(port)), self._timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_hostname=host.strip("[]"))
         file = connection.makefile("rwb")
         # The file keeps the connection open.
         connection.close()

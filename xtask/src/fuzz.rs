@@ -35,7 +35,7 @@ const fn fuzzer(
 }
 
 /// Every fuzzer.
-pub(crate) const FUZZERS: [Fuzzer; 24] = [
+pub(crate) const FUZZERS: [Fuzzer; 26] = [
     fuzzer("cache_client", Some("cache_protocol"), 4 << 10),
     fuzzer("cache_protocol", Some("cache_protocol"), 4 << 10),
     fuzzer("chunk", None, 4 << 10),
@@ -57,7 +57,9 @@ pub(crate) const FUZZERS: [Fuzzer; 24] = [
     fuzzer("proxy_query", Some("influx"), 4 << 10),
     fuzzer("remote_read", None, 16 << 10),
     fuzzer("remote_write", None, 64 << 10),
+    fuzzer("scrape", Some("exposition"), 16 << 10),
     fuzzer("selector", Some("promql"), 4 << 10),
+    fuzzer("template", Some("template"), 1 << 10),
     fuzzer("transaction", Some("groups"), 64 << 10),
     fuzzer("web_config", Some("web_config"), 4 << 10),
     fuzzer("xor_chunk", None, 64 << 10),
@@ -82,6 +84,8 @@ struct Arguments {
     /// All if it is empty.
     names: Vec<String>,
     packs: bool,
+    /// The same inputs in each run, as far as the time allows.
+    is_repeatable: bool,
 }
 
 /// Runs fuzzers. A failing input stops its fuzzer and stays in `target/fuzz`. `--pack` replaces the
@@ -92,15 +96,20 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     fuzz_all(&folder, &arguments)
 }
 
-/// Runs every fuzzer for a short time; without a C++ compiler it only compiles them.
-pub(crate) fn test() -> Result<(), String> {
-    if !has_cpp_compiler() {
-        println!("skipped: {TEST_SECONDS} s of each fuzzer, which need c++ (`make deps`)");
-        return check();
+/// The fuzzers, built for a short run of each; without a C++ compiler it only compiles them.
+pub(crate) fn build_for_tests() -> Result<Option<PathBuf>, String> {
+    if has_cpp_compiler() {
+        return build().map(Some);
     }
-    let folder = build()?;
-    let arguments = Arguments { seconds: TEST_SECONDS, names: Vec::new(), packs: false };
-    fuzz_all(&folder, &arguments)
+    println!("skipped: {TEST_SECONDS} s of each fuzzer, which need c++ (`make deps`)");
+    check().map(|()| None)
+}
+
+/// Runs every fuzzer for a short time.
+pub(crate) fn test(folder: &std::path::Path) -> Result<(), String> {
+    let arguments =
+        Arguments { seconds: TEST_SECONDS, names: Vec::new(), packs: false, is_repeatable: true };
+    fuzz_all(folder, &arguments)
 }
 
 /// Compiles the fuzzers without instrumentation and without the fuzzing library, which is C++.
@@ -175,9 +184,11 @@ fn fuzz(
     let log = PathBuf::from(format!("{TARGET_DIR}/{name}.log"));
     let mut summary = String::new();
     if arguments.seconds > 0 {
-        let mut run = Command::new(program);
-        run.args([&grown, &kept]).args(limits.clone());
+        // Other work comes first: `make test` runs the tests meanwhile.
+        let mut run = Command::new("nice");
+        run.args(["-n", "19"]).arg(program).args([&grown, &kept]).args(limits.clone());
         run.arg(format!("-max_total_time={}", arguments.seconds));
+        run.args(arguments.is_repeatable.then_some("-seed=1"));
         run.arg(format!("-artifact_prefix={TARGET_DIR}/{name}-"));
         run.args(fuzzer.dictionary.map(|words| format!("-dict=fuzz/dict/{words}.dict")));
         run_logged(&mut run, &log)?;
@@ -232,7 +243,8 @@ fn host_triple() -> Result<String, String> {
 
 impl Arguments {
     fn parse(arguments: &[String]) -> Result<Arguments, String> {
-        let mut parsed = Arguments { seconds: SECONDS, names: Vec::new(), packs: false };
+        let mut parsed =
+            Arguments { seconds: SECONDS, names: Vec::new(), packs: false, is_repeatable: false };
         for argument in arguments {
             if argument == "--pack" {
                 parsed.packs = true;

@@ -60,10 +60,18 @@ fn test() -> Result<(), String> {
     lint()?;
     // Reads the metadata of dependencies that the lints have made.
     step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    step("compilation of the tests", &["test", "--workspace", "--quiet", "--no-run"])?;
     let start = Instant::now();
-    fuzz::test()?;
-    println!("== fuzzers: ok, {} s", start.elapsed().as_secs());
+    let fuzzers = fuzz::build_for_tests()?;
+    println!("== compilation of the fuzzers: ok, {} s", start.elapsed().as_secs());
+    // Most of the time the tests wait for programs and disks: the fuzzers use the rest.
+    let (fuzzed, tested) = std::thread::scope(|scope| {
+        let fuzzing = scope.spawn(|| fuzzers.map_or(Ok(()), |folder| fuzz::test(&folder)));
+        let tested = step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"]);
+        (fuzzing.join().expect("no panic"), tested)
+    });
+    tested?;
+    fuzzed.map_err(|e| format!("fuzzers: {e}"))?;
     weak_memory()
 }
 

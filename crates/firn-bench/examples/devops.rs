@@ -10,7 +10,7 @@ use firn_bench::pattern::PATTERNS;
 const USAGE: &str = "usage: devops ADDRESS";
 
 fn main() {
-    let address = std::env::args().nth(1).expect(USAGE).parse().expect(USAGE);
+    let address: std::net::SocketAddr = std::env::args().nth(1).expect(USAGE).parse().expect(USAGE);
     let now_ms =
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
     let end_ms = now_ms / 60_000 * 60_000;

@@ -10,7 +10,7 @@ const INTERVAL_MS: i64 = 15_000;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, series, scrapes] = arguments.as_slice() else { panic!("{USAGE}") };
-    let address = address.parse().expect(USAGE);
+    let address: std::net::SocketAddr = address.parse().expect(USAGE);
     let mut load = Load::new(series.parse().expect(USAGE));
     let scrapes: i64 = scrapes.parse().expect(USAGE);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;

@@ -1,9 +1,28 @@
 //! A persistent HTTP/1.1 connection: minimal, so that its cost does not affect measurements.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+use firn_cache_client::{Connection as Transport, Tls};
+
+/// A server, with the needs of its clients.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Of its listener.
+    pub address: SocketAddr,
+    /// For a server with TLS.
+    pub tls: Option<Tls>,
+    /// For a server with users: a token.
+    pub token: Option<String>,
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Endpoint {
+        Endpoint { address, tls: None, token: None }
+    }
+}
 
 /// One connection, used for one request after the other.
 ///
@@ -11,7 +30,9 @@ use std::time::Duration;
 /// must not be measured.
 #[derive(Debug)]
 pub struct Connection {
-    reader: BufReader<TcpStream>,
+    reader: BufReader<Transport>,
+    /// Headers of every request.
+    headers: String,
     body: Vec<u8>,
 }
 
@@ -20,11 +41,17 @@ impl Connection {
     ///
     /// # Panics
     /// If the connection is refused.
-    pub fn open(address: SocketAddr) -> Connection {
-        let stream = TcpStream::connect(address).expect("the server listens");
-        stream.set_nodelay(true).expect("a TCP socket");
-        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a TCP socket");
-        Connection { reader: BufReader::with_capacity(64 << 10, stream), body: Vec::new() }
+    pub fn open(endpoint: impl Into<Endpoint>) -> Connection {
+        let Endpoint { address, tls, token } = endpoint.into();
+        let timeout = Duration::from_secs(120);
+        let stream = Transport::open(&address.to_string(), tls.as_ref(), timeout);
+        let stream = stream.expect("the server listens");
+        let login = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+        Connection {
+            reader: BufReader::with_capacity(64 << 10, stream),
+            headers: format!("Host: localhost\r\n{}", login.unwrap_or_default()),
+            body: Vec::new(),
+        }
     }
 
     /// Sends a remote write request (1.0, snappy).
@@ -33,14 +60,15 @@ impl Connection {
     /// If it is refused.
     pub fn post(&mut self, path: &str, body: &[u8]) {
         let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\n\
+            "POST {path} HTTP/1.1\r\n{}Content-Type: application/x-protobuf\r\n\
              Content-Encoding: snappy\r\nX-Prometheus-Remote-Write-Version: 0.1.0\r\n\
              Content-Length: {}\r\n\r\n",
+            self.headers,
             body.len()
         );
         let stream = self.reader.get_mut();
         stream.write_all(head.as_bytes()).expect("the server reads");
-        stream.write_all(body).expect("the server reads");
+        stream.write_all(body).and_then(|()| stream.flush()).expect("the server reads");
         self.read_answer(path);
     }
 
@@ -49,8 +77,9 @@ impl Connection {
     /// # Panics
     /// If it is refused.
     pub fn get(&mut self, target: &str) -> &[u8] {
-        let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        self.reader.get_mut().write_all(head.as_bytes()).expect("the server reads");
+        let head = format!("GET {target} HTTP/1.1\r\n{}\r\n", self.headers);
+        let stream = self.reader.get_mut();
+        stream.write_all(head.as_bytes()).and_then(|()| stream.flush()).expect("the server reads");
         self.read_answer(target);
         &self.body
     }
@@ -109,12 +138,19 @@ impl Connection {
 ///
 /// # Panics
 /// If one is refused.
-pub fn post_all(address: SocketAddr, path: &str, bodies: &[Vec<u8>], connection_count: usize) {
+pub fn post_all(
+    endpoint: impl Into<Endpoint>,
+    path: &str,
+    bodies: &[Vec<u8>],
+    connection_count: usize,
+) {
+    let endpoint = &endpoint.into();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..connection_count {
-            scope.spawn(|| {
-                let mut connection = Connection::open(address);
+            let next = &next;
+            scope.spawn(move || {
+                let mut connection = Connection::open(endpoint.clone());
                 while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
                     connection.post(path, body);
                 }

@@ -172,6 +172,7 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
     }
     let options = Options {
         flush_age_ms_max: i64::MAX,
+        restart_ms_max: i64::MAX,
         // Five minutes of rows a flush are more than a day at the end.
         future_ms_max: i64::MAX,
         head: HeadOptions {

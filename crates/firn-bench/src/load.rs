@@ -1,8 +1,6 @@
 //! Remote write load: hosts with 100 series of 10 labels each, scrape after scrape (time-major).
 
-use std::net::SocketAddr;
-
-use crate::client::post_all;
+use crate::client::{Endpoint, post_all};
 use crate::remote_write::{packed, push_label, push_series};
 
 /// Series of one host.
@@ -42,8 +40,8 @@ impl Load {
     ///
     /// # Panics
     /// If the server responds with anything but 2xx: errors must not be measured.
-    pub fn scrape(&mut self, address: SocketAddr, path: &str, ts: i64) {
-        post_all(address, path, &self.bodies(ts), CONNECTIONS);
+    pub fn scrape(&mut self, endpoint: impl Into<Endpoint>, path: &str, ts: i64) {
+        post_all(endpoint, path, &self.bodies(ts), CONNECTIONS);
     }
 
     /// The requests with one sample of every series at `ts`.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// One figure and its aim.
 #[derive(Clone, Debug)]
@@ -28,6 +28,14 @@ impl Aim {
 /// # Errors
 /// When the file cannot be written.
 pub fn finish(bench: &str, aims: &[Aim]) -> io::Result<()> {
+    finish_with(bench, aims, None)
+}
+
+/// As [`finish`], with the single figures in the file.
+///
+/// # Errors
+/// As [`finish`].
+pub fn finish_with(bench: &str, aims: &[Aim], figures: Option<Value>) -> io::Result<()> {
     let width = aims.iter().map(|aim| aim.name.len()).max().unwrap_or(0).max(4);
     println!("\n{:width$}  {:>10}  {:>10}  met", "aim", "figure", "at most");
     for aim in aims {
@@ -40,11 +48,12 @@ pub fn finish(bench: &str, aims: &[Aim]) -> io::Result<()> {
             json!({"name": aim.name, "figure": aim.figure, "aim": aim.at_most, "met": aim.met()})
         })
         .collect();
+    let mut report = json!({"bench": bench, "aims": list});
+    if let Some(figures) = figures {
+        report["figures"] = figures;
+    }
     fs::create_dir_all("target/bench")?;
-    fs::write(
-        format!("target/bench/{bench}.json"),
-        format!("{:#}\n", json!({"bench": bench, "aims": list})),
-    )
+    fs::write(format!("target/bench/{bench}.json"), format!("{report:#}\n"))
 }
 
 /// The median.

@@ -1,7 +1,8 @@
 //! A program under test, with its own folder and port. Its CPU and memory are the kernel's figures.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,9 +15,9 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 pub enum Program {
     /// This project's.
     Firn,
-    /// Debian's `prometheus`.
+    /// The binary that the variable `PROMETHEUS` names, else Debian's `prometheus`.
     Prometheus,
-    /// Debian's `victoria-metrics`.
+    /// The binary that the variable `VICTORIA_METRICS` names, else Debian's `victoria-metrics`.
     VictoriaMetrics,
     /// Debian's `influxdb`, which is a 1.x.
     InfluxDb,
@@ -25,6 +26,8 @@ pub enum Program {
 /// A running program; killed and its folder removed when dropped.
 #[derive(Debug)]
 pub struct Server {
+    program: Program,
+    arguments: Vec<OsString>,
     child: Child,
     /// Its listen address.
     pub address: SocketAddr,
@@ -56,14 +59,36 @@ impl Program {
 
     /// The executable, if it is installed. Ours is built beside this benchmark.
     pub fn path(self) -> Option<PathBuf> {
-        let name = match self {
+        let (name, variable) = match self {
             Program::Firn => return beside_us("firn"),
-            Program::Prometheus => "prometheus",
-            Program::VictoriaMetrics => "victoria-metrics",
-            Program::InfluxDb => "influxd",
+            Program::Prometheus => ("prometheus", "PROMETHEUS"),
+            Program::VictoriaMetrics => ("victoria-metrics", "VICTORIA_METRICS"),
+            Program::InfluxDb => ("influxd", "INFLUXD"),
         };
+        if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+            return Some(PathBuf::from(path));
+        }
         let path = std::env::var_os("PATH")?;
         std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
+    }
+
+    /// The first line that it prints as its version; empty if it cannot be started.
+    pub fn version(self) -> String {
+        let argument = if self == Program::InfluxDb { "version" } else { "--version" };
+        let output = self.path().map(|path| Command::new(path).arg(argument).output());
+        let Some(Ok(output)) = output else { return String::new() };
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// The path that answers 200 once queries are answered.
+    fn ready_path(self) -> &'static str {
+        match self {
+            Program::Firn | Program::Prometheus => "/-/ready",
+            // Its port opens after its storage.
+            Program::VictoriaMetrics => "/health",
+            Program::InfluxDb => "/ping",
+        }
     }
 
     /// The path of remote write. InfluxDB has it for the database `d`, which must exist.
@@ -117,13 +142,14 @@ impl Program {
             // A tenth for memory outside of the collector.
             command.env("GOMEMLIMIT", (memory_bytes_max / 10 * 9).to_string());
         }
+        let arguments = command.get_args().map(OsString::from).collect();
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         if is_limited {
             let most = Some(memory_bytes_max);
             let limit = Rlimit { current: most, maximum: most };
             prlimit(Pid::from_raw(child.id() as i32), Resource::Data, limit)?;
         }
-        let server = Server { child, address, folder };
+        let server = Server { program: self, arguments, child, address, folder };
         server.wait_until_it_answers()?;
         Ok(server)
     }
@@ -175,18 +201,43 @@ impl Program {
     }
 }
 
+/// User and system CPU seconds of a process since its start.
+///
+/// # Panics
+/// If the process has ended.
+pub fn process_cpu_s(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server runs");
+    // The name in parentheses may contain blanks; the fields are counted after it.
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: u64 = [11, 12].iter().map(|&idx| fields[idx].parse::<u64>().unwrap_or(0)).sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
 impl Server {
+    /// Kills it (SIGKILL) and starts it again with its data; returns the time from the start until
+    /// it is ready for queries.
+    ///
+    /// # Errors
+    /// When it cannot be started, or is not ready within two minutes.
+    pub fn kill_and_restart(&mut self) -> io::Result<Duration> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let path = self.program.path().ok_or(io::ErrorKind::NotFound)?;
+        let started = Instant::now();
+        let mut command = Command::new(path);
+        command.args(&self.arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = command.spawn()?;
+        wait_until_ready(self.address, self.program.ready_path())?;
+        Ok(started.elapsed())
+    }
+
     /// User and system CPU seconds since its start.
     ///
     /// # Panics
     /// If the process has ended.
     pub fn cpu_s(&self) -> f64 {
-        let stat = fs::read_to_string(self.proc("stat")).expect("the server runs");
-        // The name in parentheses may contain blanks; the fields are counted after it.
-        let fields: Vec<&str> =
-            stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks: u64 = [11, 12].iter().map(|&idx| fields[idx].parse::<u64>().unwrap_or(0)).sum();
-        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+        process_cpu_s(self.child.id())
     }
 
     /// Waits, a minute at most, until it has merged the loaded data, which is not measured.
@@ -289,6 +340,31 @@ pub fn bytes_below(path: &Path) -> u64 {
         Err(_) => 0,
     };
     entries.flatten().map(of).sum()
+}
+
+/// Polls every 5 ms until the server answers 200 to `path`.
+///
+/// # Errors
+/// When it does not within two minutes.
+pub fn wait_until_ready(address: SocketAddr, path: &str) -> io::Result<()> {
+    const WAIT_MAX: Duration = Duration::from_secs(120);
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let is_ready = || -> io::Result<bool> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(WAIT_MAX))?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.split(' ').nth(1) == Some("200"))
+    };
+    let started = Instant::now();
+    while started.elapsed() < WAIT_MAX {
+        if is_ready().unwrap_or(false) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "the server is not ready"))
 }
 
 fn beside_us(name: &str) -> Option<PathBuf> {

@@ -1,7 +1,8 @@
 //! Cache client: keeps points by key and time range on one or several `firn cache` servers.
 //!
-//! **Owns** connections to the servers, the choice of a server for a key, the key of a query's
-//! statement, and the measurement of the size from which a cached part pays ([`BreakEven`]). The
+//! **Owns** connections to the servers, also with TLS, the choice of a server for a key, the key of
+//! a query's statement, and the measurement of the size from which a cached part pays
+//! ([`BreakEven`]). The
 //! same in Python: `clients/python/firn_cache.py`; `clients/vectors.txt` tests both. The protocol:
 //! docs/cache-protocol.md.
 //!
@@ -42,7 +43,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `key`, `break_even`, `error`, then this page. Terms: `docs/glossary.md`.
+//! Reading order: `key`, `break_even`, `error`, `tls`, then this page. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -59,10 +60,10 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod key;
+mod tls;
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use error::{refusal, unexpected};
@@ -70,6 +71,7 @@ use error::{refusal, unexpected};
 pub use break_even::BreakEven;
 pub use error::{Error, Result};
 pub use key::{KEY_BYTES_MAX, key_of, server_of};
+pub use tls::{Connection, Tls, TlsOptions};
 
 /// Gets that are sent before the first response is read. A server answers this many in parallel.
 const GETS_MAX: usize = 16;
@@ -99,6 +101,8 @@ pub enum Format {
 pub struct Options {
     /// The token that the servers require, if any.
     pub token: Option<String>,
+    /// TLS to all servers; `None` for connections without encryption.
+    pub tls: Option<Tls>,
     /// Timeout of connecting, and of each response.
     pub timeout: Duration,
 }
@@ -107,7 +111,11 @@ pub struct Options {
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let token = self.token.as_ref().map(|_| "xxxxx");
-        f.debug_struct("Options").field("token", &token).field("timeout", &self.timeout).finish()
+        f.debug_struct("Options")
+            .field("token", &token)
+            .field("tls", &self.tls)
+            .field("timeout", &self.timeout)
+            .finish()
     }
 }
 
@@ -145,13 +153,13 @@ pub struct GetRequest<'a> {
 #[derive(Debug)]
 pub struct Client {
     names: Vec<String>,
-    connections: Vec<Option<BufReader<TcpStream>>>,
+    connections: Vec<Option<BufReader<Connection>>>,
     options: Options,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { token: None, timeout: Duration::from_secs(5) }
+        Options { token: None, tls: None, timeout: Duration::from_secs(5) }
     }
 }
 
@@ -280,7 +288,7 @@ impl Client {
         &mut self,
         server: usize,
         request: &[u8],
-        read: impl Fn(&mut BufReader<TcpStream>) -> T,
+        read: impl Fn(&mut BufReader<Connection>) -> T,
     ) -> Result<T>
     where
         T: Outcome,
@@ -292,7 +300,7 @@ impl Client {
                 Some(connection) => connection,
                 None => self.connect(server)?,
             };
-            let sent = connection.get_mut().write_all(request);
+            let sent = send(&mut connection, request);
             let outcome = match sent {
                 Ok(()) => Ok(read(&mut connection)),
                 Err(e) => {
@@ -312,27 +320,16 @@ impl Client {
         }
     }
 
-    fn connect(&self, server: usize) -> Result<BufReader<TcpStream>> {
+    fn connect(&self, server: usize) -> Result<BufReader<Connection>> {
         let name = self.names.get(server);
         let name = name.ok_or_else(|| Error::Invalid(format!("no cache server {server}")))?;
-        let timeout = self.options.timeout;
         let failed =
             |e: io::Error| Error::Unavailable(format!("cannot reach the cache at {name}"), Some(e));
-        let address = name.to_socket_addrs().map_err(failed)?.next();
-        let address = address.ok_or_else(|| {
-            Error::Invalid(format!("cannot resolve the cache server {name}: expected host:port"))
-        })?;
-        let stream = TcpStream::connect_timeout(&address, timeout).map_err(failed)?;
-        stream.set_read_timeout(Some(timeout)).map_err(failed)?;
-        stream.set_write_timeout(Some(timeout)).map_err(failed)?;
-        // Each request is one write; delaying it to collect more gains nothing.
-        stream.set_nodelay(true).map_err(failed)?;
-        let mut connection = BufReader::new(stream);
+        let tls = self.options.tls.as_ref();
+        let connection = Connection::open(name, tls, self.options.timeout).map_err(failed)?;
+        let mut connection = BufReader::new(connection);
         if let Some(token) = &self.options.token {
-            connection
-                .get_mut()
-                .write_all(format!("auth {token}\r\n").as_bytes())
-                .map_err(failed)?;
+            send(&mut connection, format!("auth {token}\r\n").as_bytes()).map_err(failed)?;
             let answer = read_line(&mut connection)?;
             if answer != "OK" {
                 return Err(refusal(&answer));
@@ -410,6 +407,11 @@ impl<T> Outcome for Vec<Result<T>> {
     fn is_broken(&self) -> bool {
         self.iter().any(Outcome::is_broken)
     }
+}
+
+fn send(connection: &mut BufReader<Connection>, bytes: &[u8]) -> io::Result<()> {
+    connection.get_mut().write_all(bytes)?;
+    connection.get_mut().flush()
 }
 
 fn read_line(connection: &mut impl BufRead) -> Result<String> {

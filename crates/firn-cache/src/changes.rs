@@ -56,9 +56,9 @@ impl Recent {
         }
     }
 
-    pub(crate) fn changed(&mut self, change: &Change) {
-        let groups = (change.groups.len() <= GROUPS_MAX).then(|| Box::from(&*change.groups));
-        let (number, range) = (change.number, change.range);
+    pub(crate) fn changed(&mut self, change: Change) {
+        let Change { number, range, groups, .. } = change;
+        let groups = (groups.len() <= GROUPS_MAX).then(|| groups.into_boxed_slice());
         let change = RecentChange { number, range, groups };
         self.change_bytes += change.bytes();
         self.changes.push_back(change);
@@ -159,11 +159,11 @@ mod tests {
         };
         assert_eq!(after(&recent, 2), None);
         // Numbers of different shards come in any order.
-        recent.changed(&change(6, 1));
-        recent.changed(&change(5, 1));
+        recent.changed(change(6, 1));
+        recent.changed(change(5, 1));
         assert_eq!(after(&recent, 3), Some(vec![6, 5]));
         assert_eq!(after(&recent, 5), Some(vec![6]));
-        recent.changed(&change(9, 1));
+        recent.changed(change(9, 1));
         assert_eq!(after(&recent, 5), None, "change 6 was forgotten");
         assert_eq!(after(&recent, 6), Some(vec![9]));
         assert!(recent.changes_after(CommitSeq(6)).unwrap().all(|one| one.touches(&[GroupId(1)])));
@@ -177,7 +177,7 @@ mod tests {
         for number in 1..=2_000 {
             recent.defined(GroupId(number), &long);
             let groups = (0..GROUPS_MAX as u64).map(GroupId).collect();
-            recent.changed(&Change { groups, ..change(number, 0) });
+            recent.changed(Change { groups, ..change(number, 0) });
         }
         let bytes = recent.heap_bytes();
         let most = CHANGE_BYTES_MAX + DEFINED_BYTES_MAX;

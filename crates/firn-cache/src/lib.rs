@@ -20,8 +20,8 @@
 //! (8).
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`,
-//! `store`, `background`, then `answer`, `dependency`, `selectors`, `changes`, `hot`, `shares`,
-//! `result` (with its model); `shared`. Terms: `docs/glossary.md`.
+//! `store`, `background`, then `answer`, `dependency`, `selectors`, `changes`, `inbox`, `hot`,
+//! `shares`, `result` (with its model); `shared`. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test bounds its waiting"))]
@@ -32,6 +32,7 @@ mod changes;
 mod dependency;
 mod device;
 mod hot;
+mod inbox;
 mod key_index;
 mod mutant;
 mod policy;

@@ -28,6 +28,8 @@ pub enum Mutant {
     ReplayIgnored,
     /// The checksums of blocks are not compared.
     BlocksNotChecked,
+    /// Announced changes stay in the inbox.
+    ChangesNotTaken,
     /// No change reaches the cached answers.
     InvalidationOff,
     /// A change trims the slabs, but not the decoded answers in memory.

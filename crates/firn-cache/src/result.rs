@@ -3,9 +3,10 @@
 //! **Read path**: [`ResultCache::begin`], take a snapshot, [`ResultCache::lookup`] with its number,
 //! compute the one missing range of steps from that snapshot, [`ResultCache::fill`].
 //!
-//! **Invalidation**: the engine announces each change before it becomes visible. The change is cut
-//! out of everything cached at once, and out of every answer computed from an older snapshot when
-//! that answer is filled in.
+//! **Invalidation**: the engine announces each change before it becomes visible. The change waits
+//! in an [`Inbox`], so that writers do not meet at one lock. Before anything cached is read, filled
+//! in or made durable, all waiting changes are cut out of everything cached. A change is also cut
+//! out of every answer that was computed from an older snapshot, when that answer is filled in.
 //!
 //! **Why a hit equals the computed answer**: a cached step was computed from a snapshot that is not
 //! newer, and no change since touched it, or it would have been cut out before the change became
@@ -16,6 +17,7 @@
 //! Source: TSCache, section 3, for the cache; the invalidation protocol is FirnDB's own.
 
 use std::fmt;
+use std::ops::DerefMut;
 use std::sync::Arc;
 
 use firn_env::Disk;
@@ -24,6 +26,7 @@ use firn_model::{
     Result, SeriesRef, TimeRange, Timestamp,
 };
 
+use super::inbox::{INBOX_BYTES_MAX, Inbox};
 use super::sync::Mutex;
 use crate::answer::{Answer, Collector, encode_steps};
 use crate::background::Wake;
@@ -146,15 +149,20 @@ pub struct ResultStats {
 
 /// A cache of the answers of range queries. Attach it to the engine as its [`ChangeSink`].
 ///
-/// Lock order: `state`, then the locks of [`Store`]. `state` is never held over I/O.
+/// Lock order: `state`, then the locks of [`Store`] or of the inbox. `state` is never held over
+/// I/O.
 pub struct ResultCache {
     store: Store,
     options: ResultOptions,
+    inbox: Inbox,
+    /// May lack changes that wait in the inbox; [`ResultCache::current`] applies them.
     state: Mutex<ResultState>,
 }
 
 struct ResultState {
     recent: Recent,
+    /// Empty; its memory is used again.
+    taken: Vec<Change>,
     selectors: Selectors,
     hot: HotAnswers,
     shares: Shares,
@@ -207,8 +215,17 @@ impl ResultCache {
         let memory = budget.empty(Pool::Cache);
         let (hot, stats) = (HotAnswers::new(options.hot_bytes_max), ResultStats::default());
         let shares = Shares::default();
-        let state = ResultState { recent, selectors, hot, shares, clear_count: 0, memory, stats };
-        let cache = ResultCache { store, options, state: Mutex::new(state) };
+        let state = ResultState {
+            recent,
+            taken: Vec::new(),
+            selectors,
+            hot,
+            shares,
+            clear_count: 0,
+            memory,
+            stats,
+        };
+        let cache = ResultCache { store, options, inbox: Inbox::new(), state: Mutex::new(state) };
         if !cache.state.lock().settle() {
             cache.clear();
         }
@@ -264,7 +281,7 @@ impl ResultCache {
 
     /// The cached part of the answer for a snapshot with `number`.
     pub fn lookup(&self, question: &ResultQuery<'_>, number: CommitSeq) -> CachedAnswer {
-        self.store.heard(number);
+        self.heard(number);
         let Some((grid, steps)) = question.steps() else {
             let is_empty = question.end < question.start;
             let missing = (!is_empty).then_some((question.start, question.end));
@@ -353,23 +370,6 @@ impl ResultCache {
         found
     }
 
-    /// Numbers of cached and of missing steps of the answer for a snapshot with `number`. Reads
-    /// nothing.
-    pub fn count_steps(&self, question: &ResultQuery<'_>, number: CommitSeq) -> (u64, u64) {
-        let Some((grid, steps)) = question.steps() else { return (0, 0) };
-        let key = encode_key(question.expression, grid, question.lookback_ms);
-        let (range, bytes_max) = (grid.cells(steps), u64::MAX);
-        let ask =
-            Lookup { key: &key, field: FIELD, range, number, partial_bytes_min: 0, bytes_max };
-        let missing = self.store.missing(&ask);
-        let missing = match missing.is_empty() {
-            true => 0,
-            false => grid.count(TimeRange::new(grid.floor(missing.start), grid.floor(missing.end))),
-        };
-        let all = grid.count(steps);
-        (all - missing.min(all), missing.min(all))
-    }
-
     /// Records that `expression` contains an expensive part that is queried like `part`.
     pub fn note_part(&self, part: &ResultQuery<'_>, expression: &str) {
         if let Some((grid, _)) = part.steps() {
@@ -423,7 +423,7 @@ impl ResultCache {
         let last_head = self.store.last_head(&key, FIELD);
         let encoded = encode_steps(answer, grid.iter(steps), last_head.as_ref());
         let note = encode_note(question.dependencies);
-        let mut state = self.state.lock();
+        let mut state = self.current();
         // The cause of the clear may be in this answer too.
         let is_outlived = session.clear_count != state.clear_count
             && !mutant!(self.options.store, FillOutlivesClear);
@@ -439,7 +439,7 @@ impl ResultCache {
         };
         if mutant!(self.options.store, FillKeptLater) {
             drop(state);
-            state = self.state.lock();
+            state = self.current();
         }
         for (dependency, groups) in question.dependencies.iter().zip(&groups) {
             let one = Use { key: Arc::clone(&key), span: dependency.span, grid, filled: steps };
@@ -473,6 +473,8 @@ impl ResultCache {
 
     /// Records a snapshot number: everything cached is valid as of it.
     pub fn heard(&self, number: CommitSeq) {
+        // Waiting changes may have numbers up to this one.
+        drop(self.current());
         self.store.heard(number);
     }
 
@@ -507,7 +509,7 @@ impl ResultCache {
     /// `Unavailable` when the disk fails: the next open finds less.
     pub fn close(&self, number: CommitSeq) -> Result<()> {
         self.store.set_doubted(false);
-        self.store.heard(number);
+        self.heard(number);
         self.store.flush();
         self.store.checkpoint().map(|_| ())
     }
@@ -527,7 +529,7 @@ impl ResultCache {
 
     /// Current counters and sizes.
     pub fn stats(&self) -> ResultStats {
-        let state = self.state.lock();
+        let state = self.current();
         ResultStats {
             store: self.store.stats(),
             selectors: state.selectors.count() as u64,
@@ -535,6 +537,36 @@ impl ResultCache {
             hot_bytes: state.hot.heap_bytes(),
             ..state.stats
         }
+    }
+
+    /// The locked state after all announced changes.
+    fn current(&self) -> impl DerefMut<Target = ResultState> {
+        let mut state = self.state.lock();
+        let mut taken = std::mem::take(&mut state.taken);
+        if !mutant!(self.options.store, ChangesNotTaken) {
+            self.inbox.take(&mut taken);
+        }
+        taken.drain(..).for_each(|change| self.apply(&mut state, change));
+        state.taken = taken;
+        state
+    }
+
+    /// Cuts a change out of everything cached.
+    fn apply(&self, state: &mut ResultState, change: Change) {
+        if !mutant!(self.options.store, InvalidationOff) {
+            let ResultState { selectors, hot, stats, .. } = &mut *state;
+            let touch = |span: Span, samples: TimeRange| self.touched_steps(span, samples);
+            selectors.touched(change.range, Some(&change.groups), touch, |one, steps| {
+                let steps = one.grid.steps_in(steps);
+                stats.trims += u64::from(!steps.is_empty());
+                let cells = one.grid.cells(steps);
+                let is_skipped = mutant!(self.options.store, HotNotTrimmed);
+                let is_hot =
+                    if is_skipped { hot.has_key(&one.key) } else { hot.trim(&one.key, cells) };
+                self.store.trim(&one.key, FIELD, cells) || is_hot
+            });
+        }
+        state.recent.changed(change);
     }
 
     fn touched_steps(&self, span: Span, samples: TimeRange) -> TimeRange {
@@ -558,22 +590,10 @@ impl Reclaim for ResultCache {
 }
 
 impl ChangeSink for ResultCache {
-    fn changed(&self, change: &Change) {
-        let mut state = self.state.lock();
-        let ResultState { recent, selectors, hot, stats, .. } = &mut *state;
-        recent.changed(change);
-        if mutant!(self.options.store, InvalidationOff) {
-            return;
+    fn changed(&self, change: Change) {
+        if self.inbox.push(change) {
+            drop(self.current());
         }
-        let touch = |span: Span, samples: TimeRange| self.touched_steps(span, samples);
-        selectors.touched(change.range, Some(&change.groups), touch, |one, steps| {
-            let steps = one.grid.steps_in(steps);
-            stats.trims += u64::from(!steps.is_empty());
-            let cells = one.grid.cells(steps);
-            let is_skipped = mutant!(self.options.store, HotNotTrimmed);
-            let is_hot = if is_skipped { hot.has_key(&one.key) } else { hot.trim(&one.key, cells) };
-            self.store.trim(&one.key, FIELD, cells) || is_hot
-        });
     }
 
     fn defined(&self, series: SeriesRef, labels: &Labels) {
@@ -588,7 +608,7 @@ impl ChangeSink for ResultCache {
     /// Seals open slabs so that they are written soon, and writes a checkpoint: slabs that are on
     /// the device and still valid then survive a crash.
     fn released(&self, through: CommitSeq) {
-        self.store.heard(through);
+        self.heard(through);
         self.store.seal_open();
         // Without a checkpoint fewer slabs survive a crash.
         let _ = self.store.checkpoint();
@@ -669,7 +689,7 @@ impl ResultState {
 
     fn reserve(&mut self) -> bool {
         let held = self.selectors.heap_bytes()
-            + self.recent.heap_bytes() as u64
+            + (self.recent.heap_bytes() + INBOX_BYTES_MAX) as u64
             + self.hot.heap_bytes()
             + self.shares.heap_bytes();
         let reserved = self.memory.bytes();

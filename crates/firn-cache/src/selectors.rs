@@ -147,7 +147,7 @@ impl Selectors {
             if matches_all(&selector.matchers, labels) {
                 selector.groups.insert(group, group_count_max);
             }
-            selector.matchers.iter().for_each(Matcher::shrink);
+            selector.matchers.iter().for_each(Matcher::keep);
         }
     }
 
@@ -212,7 +212,7 @@ impl Selectors {
 
     fn insert(&mut self, matchers: &[Matcher], groups: Groups) -> usize {
         let matchers: Arc<[Matcher]> = Arc::from(matchers);
-        matchers.iter().for_each(Matcher::shrink);
+        matchers.iter().for_each(Matcher::keep);
         let selector = Selector {
             matchers: Arc::clone(&matchers),
             groups,

@@ -44,6 +44,6 @@ mod reader;
 mod shape;
 mod walk;
 
-pub use encode::{encode_chunk, encode_run};
+pub use encode::{encode_chunk, encode_lone_run, encode_run};
 pub use outline::{ColumnOutline, ColumnsOutline};
 pub use reader::Chunk;

@@ -73,6 +73,17 @@ impl MemberColumn {
         is_next
     }
 
+    /// Appends samples whose timestamps rise. Returns `false`, without effect, if they do not start
+    /// after all others.
+    pub fn extend(&mut self, times: &[Timestamp], values: &[f64]) -> bool {
+        let is_next = times.first().is_none_or(|first| self.is_next(*first));
+        if is_next {
+            self.times.extend_from_slice(times);
+            self.values.extend_from_slice(values);
+        }
+        is_next
+    }
+
     /// Appends a column. Returns `false`, without effect, if it does not start after all samples.
     pub(crate) fn append(&mut self, times: &[Timestamp], column: &Column) -> bool {
         if !times.first().is_none_or(|first| self.is_next(*first)) {

@@ -95,7 +95,7 @@ pub(crate) fn encode_integers(values: &[i64], kind: ColumnKind, effort: Effort, 
         Some((divisor, values)) => (values.as_slice(), Some(*divisor)),
         None => (values, None),
     };
-    let (shape, packing) = choose(values, kind, effort);
+    let Choice { shape, packing, residuals, .. } = choose(values, kind, effort);
     let mut flags = shape.form as u8;
     flags |= match packing {
         Packing::Packed { patch_count: 0, .. } => 0,
@@ -108,8 +108,6 @@ pub(crate) fn encode_integers(values: &[i64], kind: ColumnKind, effort: Effort, 
         encode_zigzag(first, out);
     }
     shape.encode(out);
-    let mut residuals = Vec::with_capacity(values.len());
-    shape.for_each_residual(values, |residual| residuals.push(residual));
     packing.encode(&residuals, out);
 }
 
@@ -138,6 +136,23 @@ pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64
     let mut values = Vec::with_capacity(count.min(input.len().saturating_mul(8)));
     decode_integers_of(input, count, 0..count, &mut values)?;
     Ok(values)
+}
+
+/// Takes an integer column from the front of `input` if its deltas are equal and take no bits.
+/// Returns the first integer and the delta. Otherwise leaves `input` unchanged.
+pub(crate) fn take_equidistant(input: &mut &[u8]) -> Option<(u64, u64)> {
+    let mut rest = *input;
+    let flags = take_u8(&mut rest, "integer column").ok()?;
+    // With a flag or in another form, equal deltas take more bytes.
+    if flags != ResidualForm::Delta as u8 {
+        return None;
+    }
+    let shape = ResidualShape::take(ResidualForm::Delta, &mut rest).ok()?;
+    if take_u8(&mut rest, "residual width").ok()? != 0 {
+        return None;
+    }
+    *input = rest;
+    Some((shape.first as u64, shape.low as u64))
 }
 
 /// Takes `count` integers from the front of `input` and fills `out` with the ones in `kept`.
@@ -204,45 +219,45 @@ pub(crate) fn decode_integers_of(
     Ok(())
 }
 
-/// The smallest form and packing.
-#[expect(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "encodes values of the caller, not stored bytes"
-)]
-fn choose(values: &[i64], kind: ColumnKind, effort: Effort) -> (ResidualShape, Packing) {
-    let mut best: Option<(ResidualShape, Packing, usize)> = None;
-    let mut offer = |shape: ResidualShape, packing: Packing, bits: usize| {
-        let bits = bits + shape.parameter_bytes() * 8;
-        if best.as_ref().is_none_or(|best| bits < best.2) {
-            best = Some((shape, packing, bits));
+/// A form, its packing, and its residuals.
+struct Choice {
+    shape: ResidualShape,
+    packing: Packing,
+    residuals: Vec<u64>,
+    /// Size in bits, as far as forms differ.
+    bits: usize,
+}
+
+/// The smallest form and packing; of equal ones, the first form.
+fn choose(values: &[i64], kind: ColumnKind, effort: Effort) -> Choice {
+    let mut candidates = [None; FORMS.len()];
+    for (candidate, shape) in candidates.iter_mut().zip(shapes(values, kind)) {
+        *candidate = Some((shape.bits_min(values), shape));
+    }
+    candidates.sort_by_key(|candidate| candidate.map_or(usize::MAX, |(bits_min, _)| bits_min));
+    let mut best: Option<Choice> = None;
+    let mut residuals = Vec::new();
+    for (bits_min, shape) in candidates.into_iter().flatten() {
+        // Most forms are excluded by their bound.
+        let beats = |bits: usize, best: &Option<Choice>| {
+            let rank = |shape: &ResidualShape| shape.form as u8;
+            best.as_ref().is_none_or(|best| (bits, rank(&shape)) < (best.bits, rank(&best.shape)))
+        };
+        if !beats(bits_min, &best) {
+            continue;
         }
-    };
-    for shape in shapes(values, kind) {
-        let mut widths = [0u32; 65];
-        let mut sum = 0u64;
-        let mut high = 0u64;
-        shape.for_each_residual(values, |residual| {
-            widths[bit_width(residual) as usize] += 1;
-            sum = sum.saturating_add(residual);
-            high |= residual;
-        });
-        let (packing, bits) = Packing::cheapest(&widths);
-        offer(shape, packing, bits);
-        // Rice decodes at a third of the speed, so it must be 5 % smaller.
-        let signed = matches!(
-            shape.form,
-            ResidualForm::SignedDelta | ResidualForm::DeltaOfDelta | ResidualForm::Frame
-        );
-        if effort == Effort::Small && signed && high != 0 {
-            let (packing, bits) = Packing::cheapest_rice(sum, values.len(), |f| {
-                shape.for_each_residual(values, f);
-            });
-            offer(shape, packing, bits + bits / 20);
+        residuals.clear();
+        residuals.reserve(values.len());
+        shape.for_each_residual(values, |residual| residuals.push(residual));
+        let (packing, bits) = shape.pack(&residuals, values.len(), effort);
+        if beats(bits, &best) {
+            let unused = best.take().map_or_else(Vec::new, |best| best.residuals);
+            let residuals = std::mem::replace(&mut residuals, unused);
+            best = Some(Choice { shape, packing, residuals, bits });
         }
     }
     match best {
-        Some((shape, packing, _)) => (shape, packing),
+        Some(best) => best,
         None => unreachable!("the frame form always applies"),
     }
 }
@@ -330,6 +345,47 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
 }
 
 impl ResidualShape {
+    /// The smallest packing of the form's residuals, and its size in bits with the parameters.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
+    fn pack(&self, residuals: &[u64], value_count: usize, effort: Effort) -> (Packing, usize) {
+        let mut widths = [0u32; 65];
+        let mut sum = 0u64;
+        let mut high = 0u64;
+        for &residual in residuals {
+            widths[bit_width(residual) as usize] += 1;
+            sum = sum.saturating_add(residual);
+            high |= residual;
+        }
+        let (mut packing, mut bits) = Packing::cheapest(&widths);
+        let is_signed = matches!(
+            self.form,
+            ResidualForm::SignedDelta | ResidualForm::DeltaOfDelta | ResidualForm::Frame
+        );
+        if effort == Effort::Small && is_signed && high != 0 {
+            // Rice decodes at a third of the speed, so it must be 5 % smaller.
+            let (rice, rice_bits) = Packing::cheapest_rice(sum, value_count, residuals);
+            if rice_bits + rice_bits / 20 < bits {
+                (packing, bits) = (rice, rice_bits + rice_bits / 20);
+            }
+        }
+        (packing, bits + self.parameter_bytes() * 8)
+    }
+
+    /// No packing of the form is smaller: each stores the significant bits of each residual.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "encodes values of the caller, not stored bytes"
+    )]
+    fn bits_min(&self, values: &[i64]) -> usize {
+        let mut bits = 0;
+        self.for_each_residual(values, |residual| bits += bit_width(residual) as usize);
+        bits + self.parameter_bytes() * 8
+    }
+
     /// Calls `f` with each residual in order.
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
@@ -472,9 +528,21 @@ mod tests {
         let mut out = Vec::new();
         encode_integers(values, kind, effort, &mut out);
         let mut input = out.as_slice();
+        let Choice { shape, bits, .. } = choose(values, kind, effort);
+        let all = shapes(values, kind).map(|shape| {
+            let mut residuals = Vec::new();
+            shape.for_each_residual(values, |residual| residuals.push(residual));
+            (shape.pack(&residuals, values.len(), effort).1, shape.form as u8)
+        });
+        assert_eq!(Some((bits, shape.form as u8)), all.min(), "no form was skipped wrongly");
         let again = decode_integers(&mut input, values.len()).unwrap();
         assert!(input.is_empty(), "{values:?}");
         assert!(again.iter().map(|&value| value as i64).eq(values.iter().copied()), "{values:?}");
+        let mut input = out.as_slice();
+        if let Some((first, step)) = take_equidistant(&mut input) {
+            let at = |idx: usize| first.wrapping_add(step.wrapping_mul(idx as u64));
+            assert!(input.is_empty() && (0..values.len()).map(at).eq(again.iter().copied()));
+        }
         let (middle, end) = (values.len() / 2, values.len());
         for kept in [0..0, 0..1, 1.min(end)..end, middle..middle + 1, middle..end, end - 1..end] {
             let (mut input, mut part) = (out.as_slice(), vec![7]);
@@ -488,6 +556,9 @@ mod tests {
     fn forms_fit_their_data() {
         let regular: Vec<i64> = (0..500).map(|idx| idx * 15_000).collect();
         assert!(check(&regular, ColumnKind::Times, Effort::Small) <= 6);
+        let mut out = Vec::new();
+        encode_integers(&regular, ColumnKind::Times, Effort::Fast, &mut out);
+        assert_eq!(take_equidistant(&mut out.as_slice()), Some((0, 15_000)));
         let seconds: Vec<i64> =
             (0..40).map(|idx| (idx * 170 + idx * idx * 31 % 97) * 1_000).collect();
         assert!(check(&seconds, ColumnKind::Times, Effort::Small) <= 40 * 7 / 8 + 16);

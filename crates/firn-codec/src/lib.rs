@@ -44,12 +44,14 @@ mod tombstone;
 mod transpose;
 mod value_column;
 
-pub use chunk::{Chunk, ColumnOutline, ColumnsOutline, encode_chunk, encode_run};
+pub use chunk::{Chunk, ColumnOutline, ColumnsOutline, encode_chunk, encode_lone_run, encode_run};
 pub use columns::{GroupColumns, MemberColumn, SeqRange, SlotWalk, Slots};
 pub use effort::Effort;
 pub use limits::{ENTRIES_MAX, SLOTS_MAX, VALUES_MAX};
 pub use merge::{merge_columns, merge_into_one};
-pub use row::{RowState, decode_row, decode_row_slots, encode_row, row_bytes_max};
+pub use row::{
+    RowState, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,
+};
 pub use tombstone::{
     HiddenMembers, HiddenSamples, HiddenSlots, Tombstone, TombstoneWalk, Tombstones,
 };

@@ -147,6 +147,11 @@ impl<'a> Postings<'a> {
 
     #[expect(clippy::arithmetic_side_effects, reason = "`below` is at most the number of ids")]
     fn rank_of_any(&self, id: u64) -> (u64, bool) {
+        match self.form {
+            RUNS => return self.rank_in_runs(id),
+            BITMAP => return self.rank_in_bitmap(id),
+            _ => {}
+        }
         let mut below = 0;
         for next in self.iter() {
             if next >= id {
@@ -155,6 +160,38 @@ impl<'a> Postings<'a> {
             below += 1;
         }
         (below, false)
+    }
+
+    /// A step per run. `id` is above the first id.
+    fn rank_in_runs(&self, id: u64) -> (u64, bool) {
+        let (mut payload, mut start, mut below) = (self.payload, self.first, 0u64);
+        while below < self.count && start <= id {
+            let Ok(more) = take_varint(&mut payload, "run length") else { break };
+            let inside = id.saturating_sub(start);
+            if inside <= more {
+                let rank = below.saturating_add(inside);
+                return (rank.min(self.count), rank < self.count);
+            }
+            below = below.saturating_add(more).saturating_add(1);
+            let Ok(skipped) = take_varint(&mut payload, "ids skipped") else { break };
+            start = start.saturating_add(more).saturating_add(skipped).saturating_add(2);
+        }
+        (below.min(self.count), false)
+    }
+
+    /// A step per eight ids. `id` is above the first id.
+    fn rank_in_bitmap(&self, id: u64) -> (u64, bool) {
+        let bit_idx = id.saturating_sub(self.first);
+        let byte_idx = usize::try_from(bit_idx / 8).unwrap_or(usize::MAX);
+        let Some((whole, rest)) = self.payload.split_at_checked(byte_idx) else {
+            return (self.count, false);
+        };
+        let byte = rest.first().copied().unwrap_or_default();
+        let bit = 1u8 << (bit_idx % 8);
+        let ones = |byte: u8| u64::from(byte.count_ones());
+        let below = whole.iter().map(|&byte| ones(byte)).sum::<u64>();
+        let below = below.saturating_add(ones(byte & bit.wrapping_sub(1)));
+        (below.min(self.count), byte & bit != 0 && below < self.count)
     }
 
     /// Those of `slots`, which must ascend, that are in the list.

@@ -38,7 +38,7 @@ impl ChangeFeed {
         let mut groups: Vec<GroupId> = rows.cells().iter().map(|cell| cell.group).collect();
         groups.dedup();
         let range = rows.cells().iter().fold(TimeRange::EMPTY, |all, cell| all.extend(cell.ts));
-        sink.changed(&Change { number, groups, range, kind: ChangeKind::Write });
+        sink.changed(Change { number, groups, range, kind: ChangeKind::Write });
     }
 
     /// Announces a delete before it is visible.
@@ -46,7 +46,7 @@ impl ChangeFeed {
         let Some(sink) = self.0.get() else { return };
         let groups = deleted.members().iter().map(|members| members.group).collect();
         let (range, kind) = (deleted.range(), ChangeKind::Delete);
-        sink.changed(&Change { number, groups, range, kind });
+        sink.changed(Change { number, groups, range, kind });
     }
 
     /// Announces that an announced change may or may not survive a crash. Called before its number

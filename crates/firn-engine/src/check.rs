@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use firn_index::LostSeries;
-use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
+use firn_model::{CancelToken, Error, ErrorKind, Pool, Result, ShardId};
 use firn_tree::{LostSamples, TableId};
 
 use crate::Engine;
@@ -162,7 +162,7 @@ impl Engine {
         }
         let _one_at_a_time = self.flusher.hold();
         // A number that no cached answer has yet.
-        drop(self.ledger.sequence.draw());
+        drop(self.ledger.sequence.draw(ShardId(0)));
         let announced = self.ledger.all_announced(&self.rooms);
         let cut = LogCut { announced, ..self.ledger.cut() };
         let edit = Edit::default()
@@ -291,11 +291,11 @@ impl Engine {
 
     /// Claims the slow tier if necessary and publishes the current state. Returns whether it did.
     fn tend_slow_tier(&self) -> Result<bool> {
-        self.slow.tend(&self.rooms, &self.ledger, &self.pressure)
+        self.slow.tend(&self.rooms, &self.ledger)
     }
 
     fn replace_slow_manifest(&self) -> Result<bool> {
-        self.slow.replace_damaged(&self.rooms, &self.ledger, &self.pressure)
+        self.slow.replace_damaged(&self.rooms, &self.ledger)
     }
 
     /// Rewrites a damaged table.

@@ -186,6 +186,10 @@ impl Engine {
         }
         let delete_bytes = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
         let deletes_memory = self.pressure.reserve(&self.rooms, Pool::Index, delete_bytes)?;
+        // The entry of the log has both once more; twice, because it grows.
+        let row_bytes: usize = rows.iter().map(|row| row.1.len()).sum();
+        let entry_bytes = 2 * (row_bytes as u64 + delete_bytes);
+        let _entry_memory = self.pressure.reserve(&self.rooms, Pool::Head, entry_bytes)?;
         let _not_while_paused = self.transactions.lane.read();
         self.check_tombstone_count(work.deletes.len())?;
         self.settle_definitions(&rows).inspect_err(|_| probe!(self, CommitFailed))?;
@@ -263,8 +267,8 @@ impl Engine {
         let mut writers: BTreeMap<ShardId, ShardWriter<'_>> =
             deleted.union(&written).map(|&shard| (shard, self.rooms.head.shard(shard))).collect();
         // Each delete has its own number; a delete hides only rows with smaller numbers.
-        let numbers: Vec<InFlight<'_>> =
-            (0..work.deletes.len().max(1)).map(|_| self.ledger.sequence.draw()).collect();
+        let draw = |_| self.ledger.sequence.draw(TRANSACTION_SHARD);
+        let numbers: Vec<InFlight<'_>> = (0..work.deletes.len().max(1)).map(draw).collect();
         let seq = numbers[numbers.len() - 1].seq;
         for shard in deleted {
             if let Some(writer) = writers.get_mut(&shard)
@@ -383,7 +387,8 @@ impl Engine {
                 is_changed.then(|| self.ledger.tombstones.install(tombstones, one.deletes_memory))
             };
             let first = one.seq.0 + 1 - one.deletes.len().max(1) as u64;
-            (first..=one.seq.0).for_each(|seq| self.ledger.sequence.arrived(CommitSeq(seq)));
+            let arrived = |seq| self.ledger.sequence.arrived(TRANSACTION_SHARD, CommitSeq(seq));
+            (first..=one.seq.0).for_each(arrived);
         }
     }
 }

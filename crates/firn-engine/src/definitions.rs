@@ -21,9 +21,14 @@ use firn_model::{LogPosition, Result, ShardId};
 
 use crate::Engine;
 
-/// Per shard, the state of its logged definitions. Accessed under the shard's lock.
+/// The definitions in the log.
 #[derive(Debug)]
-pub(crate) struct Definitions(Vec<LoggedDefinitions>);
+pub(crate) struct Definitions {
+    /// Per shard; accessed under the shard's lock.
+    shards: Vec<LoggedDefinitions>,
+    /// Bytes of all definitions that were logged, those of the replay included.
+    logged_bytes: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct LoggedDefinitions {
@@ -34,17 +39,25 @@ struct LoggedDefinitions {
 }
 
 impl Definitions {
-    pub(crate) fn new(shard_count: usize) -> Definitions {
-        Definitions((0..shard_count).map(|_| LoggedDefinitions::default()).collect())
+    /// `logged_bytes` of definitions are in the log.
+    pub(crate) fn new(shard_count: usize, logged_bytes: u64) -> Definitions {
+        let shards = (0..shard_count).map(|_| LoggedDefinitions::default()).collect();
+        Definitions { shards, logged_bytes: logged_bytes.into() }
+    }
+
+    /// Bytes of all definitions that were logged, below the floors or above them.
+    pub(crate) fn logged_bytes(&self) -> u64 {
+        self.logged_bytes.load(Relaxed)
     }
 
     fn of(&self, shard: ShardId) -> &LoggedDefinitions {
-        &self.0[usize::from(shard.0)]
+        &self.shards[usize::from(shard.0)]
     }
 
-    /// Definitions of `shard` are logged up to `end`.
-    pub(crate) fn note_logged(&self, shard: ShardId, end: LogPosition) {
+    /// `bytes` of definitions of `shard` are logged, up to `end`.
+    pub(crate) fn note_logged(&self, shard: ShardId, end: LogPosition, bytes: usize) {
         self.of(shard).end.store(end.0, Relaxed);
+        self.logged_bytes.fetch_add(bytes as u64, Relaxed);
     }
 }
 
@@ -80,13 +93,13 @@ impl Engine {
             if definitions.is_empty() {
                 return Ok(LogPosition(self.definitions.of(shard).end.load(Relaxed)));
             }
-            let in_flight = self.ledger.sequence.draw();
+            let in_flight = self.ledger.sequence.draw(shard);
             let (kind, seq) = (EntryKind::Definition, in_flight.seq);
             let entry = EntryRef { kind, shard, seq, payload: &definitions };
             let appended = self.rooms.log.append(stream, tip.segment, &[entry]);
             match appended.inspect_err(|_| self.rooms.index.requeue(shard))? {
                 Append::At(end) => {
-                    self.definitions.note_logged(shard, end);
+                    self.definitions.note_logged(shard, end, definitions.len());
                     return Ok(end);
                 }
                 Append::Rotated => {}

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use firn_codec::{HiddenMembers, HiddenSlots, Tombstone};
 use firn_index::Matches;
-use firn_model::{CommitSeq, Error, ErrorKind, Matcher, Pool, Result, TimeRange};
+use firn_model::{
+    CommitSeq, Error, ErrorKind, Matcher, Pool, QueryContext, Reservation, Result, Slot, TimeRange,
+};
 use firn_tree::Deletes;
 
 use crate::edit::{Edit, Room};
@@ -52,22 +54,43 @@ impl Engine {
     /// or fails, `Closed`. Then nothing is hidden, except that after a failure of the device and a
     /// crash it may be.
     pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
+        let budget = self.rooms.budget.clone();
+        let context = QueryContext { budget, ..QueryContext::unbounded() };
+        self.delete_within(selectors, range, &context)
+    }
+
+    /// As [`Engine::delete`], for a client: `Canceled` or `Timeout` after `context` was cancelled,
+    /// and within its budget, a part of this engine's, until the commit writes to the log.
+    ///
+    /// # Errors
+    /// As [`Engine::delete`].
+    pub fn delete_within(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<DeleteReport> {
         self.rooms.wakeup.check_open()?;
         self.slow.check_writable(&self.rooms)?;
         if range.is_empty() {
             return Err(Error::invalid("delete refused: its end is before its start; swap them"));
         }
         for _ in 1..TRIES_MAX {
-            match self.try_delete(selectors, range) {
+            match self.try_delete(selectors, range, context) {
                 Err(e) if *e.kind() == ErrorKind::Conflict => {}
                 deleted => return deleted,
             }
         }
-        self.try_delete(selectors, range)
+        self.try_delete(selectors, range, context)
     }
 
-    fn try_delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
-        let mut transaction = self.begin()?;
+    fn try_delete(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<DeleteReport> {
+        let mut transaction = self.begin_within(context.clone())?;
         for matchers in selectors {
             transaction.delete_range(matchers, range)?;
         }
@@ -75,26 +98,40 @@ impl Engine {
         Ok(DeleteReport { series: report.deleted_series, seq: report.seq })
     }
 
-    /// The matching members in groups with data. A series that is written for the first time
-    /// meanwhile counts as written afterwards.
+    /// The matching members in groups with data, and their memory. A series that is written for the
+    /// first time meanwhile counts as written afterwards.
+    ///
+    /// # Errors
+    /// `Busy` or `TooLarge` without memory, `Canceled`, `Timeout`.
     pub(crate) fn hidden_members(
         &self,
         snapshot: &Snapshot,
         matches: &Matches,
         range: TimeRange,
-    ) -> Vec<HiddenMembers> {
+        context: &QueryContext,
+    ) -> Result<(Vec<HiddenMembers>, Reservation)> {
         // Rows of a failed commit are in no snapshot, and may come back after a crash.
         let is_settled = self.rooms.log.stats().failures == 0;
         // With the slow tier down, all matching members are hidden.
         let directories = snapshot.load_directories(&matches.groups, range, &self.rooms.budget);
         let is_known = is_settled && !matches.groups.is_empty() && directories.is_ok();
-        let found = matches.groups.iter();
-        let found = found.filter(|found| !is_known || snapshot.has_data(found.group, range));
-        let members = found.map(|found| HiddenMembers {
-            group: found.group,
-            slots: HiddenSlots::new(found.members.iter().map(|member| member.slot).collect()),
-        });
-        members.collect()
+        let mut bytes = (matches.groups.len() * size_of::<HiddenMembers>()) as u64;
+        let mut held = context.budget.reserve(Pool::Query, bytes)?;
+        let mut members = Vec::with_capacity(matches.groups.len());
+        for found in &matches.groups {
+            context.cancel.check()?;
+            if !is_known || snapshot.has_data(found.group, range) {
+                if found.members.len() > 1 {
+                    // Slots are copied once.
+                    bytes += (2 * found.members.len() * size_of::<Slot>()) as u64;
+                    held.cover(bytes)?;
+                }
+                let slots = found.members.iter().map(|member| member.slot).collect();
+                members.push(HiddenMembers { group: found.group, slots: HiddenSlots::new(slots) });
+            }
+        }
+        members.shrink_to_fit();
+        Ok((members, held))
     }
 
     /// # Errors

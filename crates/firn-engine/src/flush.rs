@@ -7,17 +7,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use firn_codec::{GroupColumns, Tombstones, merge_columns};
+use firn_env::Clock;
 use firn_head::{FlushJob, SealMarks};
 use firn_log::Log;
-use firn_model::{Error, GroupId, LogPosition, Pool, Result, SeriesRef, TimeRange, Timestamp};
+use firn_model::{Error, GroupId, LogPosition, Result, SeriesRef, TimeRange, Timestamp};
 use parking_lot::Mutex;
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
 use crate::parts::{self, LogCut};
+use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
 
@@ -30,6 +32,11 @@ pub(crate) struct Flusher {
     is_log_started: AtomicBool,
     flushed_at_ms: AtomicI64,
     flush_count: Counter,
+    /// The speed of a replay here: of the last one, and of conversions since then.
+    speed: ReplaySpeed,
+    pace: FlushPace,
+    /// Bytes of logged definitions that index files contained at the last flush.
+    flushed_definition_bytes: AtomicU64,
 }
 
 /// The contents of a flush.
@@ -43,16 +50,37 @@ struct FrozenHead {
     index_part: Option<Vec<u8>>,
     /// Index layers sealed before this number are below the floors.
     settled: u64,
+    /// Bytes of definitions that were logged before the floors were read.
+    definition_bytes: u64,
 }
 
 impl Flusher {
-    pub(crate) fn new(now: Timestamp) -> Flusher {
+    /// `speed` is that of the replay.
+    pub(crate) fn new(clock: &dyn Clock, speed: ReplaySpeed) -> Flusher {
         Flusher {
             lane: Mutex::new(()),
             is_log_started: AtomicBool::new(false),
-            flushed_at_ms: AtomicI64::new(now),
+            flushed_at_ms: AtomicI64::new(clock.now_ms()),
             flush_count: Counter::default(),
+            speed,
+            pace: FlushPace::new(monotonic_ms(clock)),
+            flushed_definition_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// The measured speed of a replay.
+    pub(crate) fn speed(&self) -> &ReplaySpeed {
+        &self.speed
+    }
+
+    /// Milliseconds that a restart now would replay the log. `row_count` rows are only there, and
+    /// `definition_bytes` were logged in total.
+    pub(crate) fn replay_ms(&self, rooms: &Rooms, row_count: u64, definition_bytes: u64) -> f64 {
+        let bytes = rooms.log.stats().bytes;
+        let flushed = self.flushed_definition_bytes.load(Relaxed);
+        let definition_bytes = definition_bytes.saturating_sub(flushed);
+        let work = LoggedWork { bytes, definition_bytes, row_count };
+        self.speed.estimate_ms(work, &rooms.options)
     }
 
     /// Flushes since the start.
@@ -86,14 +114,19 @@ impl Flusher {
     }
 
     /// Whether a flush is requested or due. `has_deletes`: some are in the log only.
-    pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool) -> bool {
+    /// `definition_bytes` of definitions were logged in total.
+    pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool, definition_bytes: u64) -> bool {
         let (row_count, unflushed_bytes) = rooms.head.unflushed();
         if row_count == 0 && !has_deletes {
             return false;
         }
         let (now, log) = (rooms.env.clock.now_ms(), rooms.log.stats());
         let age_ms = now.saturating_sub(self.flushed_at_ms.load(Relaxed));
-        rooms.wakeup.is_flush_requested()
+        let restart_ms = self.replay_ms(rooms, row_count, definition_bytes);
+        let restart_ms_max = rooms.options.restart_ms_max as f64;
+        let is_long = self.pace.is_due(monotonic_ms(&*rooms.env.clock), restart_ms, restart_ms_max);
+        is_long
+            || rooms.wakeup.is_flush_requested()
             || unflushed_bytes > rooms.options.head_bytes_max
             || log.bytes > rooms.options.log_bytes_max
             // Tables must contain the commits that the log cannot make durable any more.
@@ -120,7 +153,9 @@ impl Engine {
         }
         flusher.ensure_log_started(&rooms.log)?;
         let _one_at_a_time = flusher.lane.lock();
-        let started_ms = rooms.env.clock.now_ms();
+        let clock = &*rooms.env.clock;
+        let (started_ms, began_ms) = (clock.now_ms(), monotonic_ms(clock));
+        let saved_ms = self.replay_ms();
         if let Some(frozen) = self.freeze()? {
             if mutant!(rooms, LogCutBeforeManifest) {
                 rooms.log.purge(&frozen.cut.floors)?;
@@ -135,6 +170,9 @@ impl Engine {
             rooms.index.settle(frozen.settled);
             rooms.log.purge(&frozen.cut.floors)?;
             flusher.flush_count.add(1);
+            flusher.flushed_definition_bytes.store(frozen.definition_bytes, Relaxed);
+            let times = (began_ms, monotonic_ms(clock));
+            flusher.pace.note_flushed(times, saved_ms, self.replay_ms());
             // Dropped without a lock that a query could wait for.
             drop(frozen);
             rooms.recycle_surplus();
@@ -144,12 +182,18 @@ impl Engine {
         Ok(())
     }
 
+    /// Milliseconds that a restart now would replay the log, as estimated.
+    pub(crate) fn replay_ms(&self) -> f64 {
+        let row_count = self.rooms.head.unflushed().0;
+        self.flusher.replay_ms(&self.rooms, row_count, self.definitions.logged_bytes())
+    }
+
     /// Moves the series that no index file contains to a file, between flushes. A lone series takes
     /// a quarter of the memory once a file contains it, a group member a fiftieth. The log keeps
     /// their definitions until the next flush; both are the same.
     pub(crate) fn seal_new_series(&self) -> Result<()> {
         let _one_at_a_time = self.flusher.lane.lock();
-        if let Some(part) = write_new_series(&self.rooms)? {
+        if let Some(part) = self.upkeep.write_new_series(&self.rooms)? {
             self.upkeep.apply(&self.rooms, &self.ledger, part)?;
         }
         Ok(())
@@ -163,6 +207,7 @@ impl Engine {
         // floor, and its rows and deletes in neither tables nor manifest.
         let no_transactions = self.transactions.pause();
         let settled = rooms.index.next_number();
+        let definition_bytes = self.definitions.logged_bytes();
         // Everything in the log below these floors is staged in the head before the seal below.
         let mut floors: Vec<LogPosition> =
             rooms.streams().map(|stream| rooms.log.end(stream)).collect();
@@ -187,9 +232,9 @@ impl Engine {
         // Later transactions are above the floors.
         drop(no_transactions);
         // After the rows: every series among them was defined before.
-        let index_part = write_new_series(rooms)?;
+        let index_part = self.upkeep.write_new_series(rooms)?;
         let cut = LogCut { floors, announced };
-        Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled }))
+        Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled, definition_bytes }))
     }
 
     fn write_level0(&self, frozen: &FrozenHead) -> Result<firn_tree::Edit> {
@@ -234,7 +279,7 @@ impl Engine {
             ledger.set_cut(cut.clone());
             index_part.as_ref().map_or(Ok(()), |part| rooms.index.apply(part))
         })?;
-        self.upkeep.hold_memory(&rooms.index);
+        self.upkeep.hold_memory(rooms);
         Ok(())
     }
 
@@ -265,18 +310,8 @@ impl Engine {
     }
 }
 
-/// Writes the series that no index file contains to a file that nothing refers to yet. Returns its
-/// manifest part; `None` if there are none.
-fn write_new_series(rooms: &Rooms) -> Result<Option<Vec<u8>>> {
-    match rooms.index.plan_seal() {
-        Some(seal) if !mutant!(rooms, IndexNotSealed) => {
-            // Taken without a limit, because the seal frees memory.
-            let mut memory = rooms.budget.empty(Pool::Jobs);
-            memory.take(seal.memory_bytes());
-            seal.run(&*rooms.env.disk).map(Some)
-        }
-        _ => Ok(None),
-    }
+fn monotonic_ms(clock: &dyn Clock) -> f64 {
+    clock.monotonic_ns() as f64 / 1e6
 }
 
 /// Makes the rows staged before the seal durable and visible, so that the flush takes whole shards

@@ -36,11 +36,10 @@
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `accepted`, `write`, `definitions`, `resolve`,
 //! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read
-//! path:
-//! `snapshot`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`, `slow`, `check`,
-//! `copy`; opening: `open`, `mend`, `replay`, `replayed`, `recovery`, `manifest`,
-//! `manifest_format`, `edit`, `parts`, `folder`; then `sequence`, `wakeup`, `options`, `stats`,
-//! `mutants`.
+//! path: `snapshot`, `presence`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`,
+//! `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`, `history`,
+//! `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`; then
+//! `sequence`, `sync`, `wakeup`, `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -60,6 +59,7 @@ mod delete;
 mod edit;
 mod flush;
 mod folder;
+mod history;
 mod ledger;
 mod listing;
 mod logged;
@@ -70,17 +70,22 @@ mod metadata;
 mod open;
 mod options;
 mod parts;
+mod presence;
 mod pressure;
 mod recovery;
 mod replay;
+mod replay_time;
 mod replayed;
 mod resolve;
 mod rooms;
 mod scheduler;
 mod sequence;
+#[cfg(test)]
+mod sequence_model;
 mod slow;
 mod snapshot;
 mod stats;
+mod sync;
 mod tombstones;
 mod transact;
 mod upkeep;
@@ -100,12 +105,15 @@ pub use check::{CheckProgress, CheckReport, Finding, Loss};
 pub use copy::CopyReport;
 pub use delete::DeleteReport;
 pub use firn_head::{ConvertOptions, HeadOptions};
-pub use firn_index::{Cardinality, GroupInfo, IndexOptions, LostSeries, Matches, SeriesLimits};
+pub use firn_index::{
+    Cardinality, GroupBy, GroupInfo, GroupRule, IndexOptions, LostSeries, Matches, SeriesLimits,
+};
 pub use firn_log::{LogOptions, SyncPolicy};
 pub use firn_tree::{
     BlockOutline, ChunkOutline, JobKind, Level, LostSamples, SlowCacheStats, TableId, TableRecord,
     TreeOptions,
 };
+pub use history::{History, HistoryView};
 #[cfg(feature = "test-util")]
 pub use mutants::{Mutant, Probe, ProbePoint};
 pub use options::EngineOptions;

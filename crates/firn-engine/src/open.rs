@@ -11,10 +11,10 @@ use firn_head::Head;
 use firn_index::Index;
 use firn_log::{Log, LogSetup};
 use firn_model::{
-    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reclaim, Result, ShardBits,
+    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reclaim, Reservation, Result, ShardBits,
 };
 use firn_tree::{Tree, TreeOptions};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::Engine;
 use crate::changes::ChangeFeed;
@@ -23,6 +23,7 @@ use crate::definitions::Definitions;
 use crate::edit::{Edit, Room};
 use crate::flush::Flusher;
 use crate::folder::{Folder, new_mark};
+use crate::history::History;
 use crate::ledger::Ledger;
 use crate::manifest::{Manifest, ManifestContents};
 use crate::mend::IndexMender;
@@ -31,6 +32,7 @@ use crate::parts::{self, EngineParts, Identity, LogCut};
 use crate::pressure::Pressure;
 use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replay::{Replay, ReplayedState};
+use crate::replay_time;
 use crate::replayed::{ChangeTimes, ReplayedLog};
 use crate::rooms::Rooms;
 use crate::scheduler::Lanes;
@@ -63,6 +65,7 @@ struct ReplayedRooms {
     head: Head,
     log: Log,
     state: ReplayedState,
+    index_memory: Reservation,
 }
 
 impl Engine {
@@ -166,9 +169,9 @@ fn open_as_recorded(
     let index_parts = contents.parts(Room::Index);
     let mut mender = IndexMender::new((&env, &options), (&folder, &tree), &index_parts);
     let replayed =
-        open_replayed_rooms((&env, &options), &recorded, &budget, &mut mender, progress)?;
+        open_replayed_rooms((&env, &options, &tree), &recorded, &budget, &mut mender, progress)?;
     let (index_repairs, forgotten) = (mender.repairs, mender.damage);
-    let ReplayedRooms { index, head, log, state } = replayed;
+    let ReplayedRooms { index, head, log, state, index_memory } = replayed;
     let report =
         finish_report(state.report, index_repairs, [contents.repaired, forgotten].concat());
     let last = if mutant!(options, SequenceForgotten) { CommitSeq(0) } else { state.last };
@@ -182,16 +185,19 @@ fn open_as_recorded(
         flushed_deletes,
         budget.empty(Pool::Index),
     );
-    // A database larger than its memory limit still opens; new writes are refused until it fits.
-    let mut index_memory = budget.empty(Pool::Index);
-    index_memory.take(index.stats().heap_bytes);
     let bits = ShardBits::for_count(recorded.identity.shard_count);
-    let now = env.clock.now_ms();
     let upkeep = IndexUpkeep::new(index_memory, &*env.clock);
+    let flusher = Flusher::new(&*env.clock, state.speed);
     let facts = (recorded.identity, recorded.cut);
     let engine = Engine {
         transactions: Transactions::new(last, &budget),
-        ledger: Ledger::new(manifest, facts, folder, Sequence::after(last), tombstones),
+        ledger: Ledger::new(
+            manifest,
+            facts,
+            folder,
+            Sequence::after(last, bits.shard_count()),
+            tombstones,
+        ),
         rooms: Rooms {
             env,
             options,
@@ -208,15 +214,17 @@ fn open_as_recorded(
         },
         pressure: Pressure::default(),
         changes: ChangeFeed::default(),
-        definitions: Definitions::new(bits.shard_count()),
+        definitions: Definitions::new(bits.shard_count(), state.definition_bytes),
         upkeep,
-        flusher: Flusher::new(now),
+        flusher,
         lanes: Lanes::default(),
         slow: SlowTier::new(requests),
         counters: Counters::default(),
         recovery,
         _locks: locks,
     };
+    // A database larger than its memory limit still opens; new writes are refused until it fits.
+    engine.upkeep.hold_memory(&engine.rooms);
     match followed {
         Some(described) => engine.slow.note_followed(&engine.rooms, &described),
         None => begin_writing(&engine, is_new)?,
@@ -302,7 +310,7 @@ impl RecordedState {
 /// only when the replay looks up a definition in it: then the file is mended and the replay starts
 /// again, at most once for each way of mending a file.
 fn open_replayed_rooms(
-    (env, options): (&Env, &EngineOptions),
+    (env, options, tree): (&Env, &EngineOptions, &Tree),
     recorded: &RecordedState,
     budget: &Budget,
     mender: &mut IndexMender<'_>,
@@ -315,17 +323,28 @@ fn open_replayed_rooms(
         let head = Head::new(bits, options.head.clone(), budget.clone());
         let log = open_log(env, options, recorded)?;
         progress.started_ns.store(env.clock.monotonic_ns(), Relaxed);
+        let index_memory = Mutex::new(budget.empty(Pool::Index));
         let parts = &recorded.parts;
         let replay = Replay::new(
             (&log, &index, &head),
-            (&*env.clock, bits, options),
-            &recorded.cut,
+            (env, bits, options),
+            (&recorded.cut, &index_memory),
             progress,
         );
-        let replayed = replay.run(parts.tombstones.clone(), parts.last, options.recovery_threads);
+        let thread_count = replay_time::threads_max(options);
+        let surveyed = replay.survey(parts.tombstones.clone(), thread_count);
+        let replayed = surveyed.and_then(|survey| {
+            let history = History::new((&index, tree), (bits, options), budget, &survey);
+            progress.set_history(Some(history));
+            replay.run(survey, parts.last, thread_count)
+        });
         match replayed {
-            Ok(state) => return Ok(ReplayedRooms { index, head, log, state }),
+            Ok(state) => {
+                let index_memory = index_memory.into_inner();
+                return Ok(ReplayedRooms { index, head, log, state, index_memory });
+            }
             Err(error) => {
+                progress.set_history(None);
                 drop((index, head, log));
                 mender.mend(error)?;
             }

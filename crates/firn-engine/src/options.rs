@@ -19,8 +19,10 @@ pub struct EngineOptions {
     /// Threads that replay the log when the database opens. Threads without a stream convert rows
     /// to columns.
     pub recovery_threads: usize,
-    /// Log bytes that force a flush, to keep restarts short.
+    /// Log bytes that force a flush. At twice this size writes are refused.
     pub log_bytes_max: u64,
+    /// Estimated time of a replay of the log that forces a flush, to keep restarts short.
+    pub restart_ms_max: i64,
     /// Bytes of memory of new series that force an index file without a flush. New series may
     /// always take half of the bytes of all index files, so that millions of series make few files.
     pub new_series_bytes_max: u64,
@@ -67,6 +69,7 @@ impl Default for EngineOptions {
             stream_count: None,
             recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),
             log_bytes_max: 1 << 30,
+            restart_ms_max: 2_000,
             // About 70,000 lone series.
             new_series_bytes_max: 4 << 20,
             head_bytes_max: 512 << 20,

@@ -10,16 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use firn_index::IndexStats;
 use firn_model::{Error, Pool, Reclaim, Reservation, Result};
 use parking_lot::RwLock;
 
+use crate::options::EngineOptions;
 use crate::rooms::Rooms;
 
 /// Divisor of the limit: an early flush must release at least 1/32 of it. A smaller one would make
 /// small tables and help little, because something else holds the memory.
 const EARLY_FLUSH_FRACTION: u64 = 32;
-/// Divisor of the limit: new series may hold 1/4 of it until they are in an index file.
-const NEW_SERIES_FRACTION: u64 = 4;
+/// Eighths of the limit: new series, and the memory that writing them to a file takes, may hold 3/8
+/// of it. At half of that a file is written, so that series still come meanwhile.
+const NEW_SERIES_EIGHTHS: u64 = 3;
 
 type Reclaimers = RwLock<Vec<Arc<dyn Reclaim>>>;
 
@@ -93,8 +96,8 @@ impl Pressure {
     /// # Errors
     /// `Busy` if new series hold their fraction of the limit; a flush is requested.
     pub(crate) fn admit_series(&self, rooms: &Rooms) -> Result<()> {
-        let waiting = rooms.index.stats().unsealed_bytes;
-        let limit = rooms.options.memory_bytes_max / NEW_SERIES_FRACTION;
+        let waiting = waiting_bytes(&rooms.index.stats());
+        let limit = new_series_limit(&rooms.options);
         if waiting < limit {
             return Ok(());
         }
@@ -170,6 +173,28 @@ impl Pressure {
         }
         freed
     }
+}
+
+/// Whether new series take more memory than they may between flushes.
+pub(crate) fn is_seal_due(rooms: &Rooms) -> bool {
+    let index = rooms.index.stats();
+    index.unsealed_bytes > rooms.options.new_series_bytes_max.max(index.segment_bytes / 2)
+        || are_new_series_large(&index, &rooms.options)
+}
+
+/// Whether new series take half of the memory that they may. Then a flush is better than a seal: it
+/// also truncates the log of their definitions, which a restart would read.
+pub(crate) fn are_new_series_large(index: &IndexStats, options: &EngineOptions) -> bool {
+    waiting_bytes(index) > new_series_limit(options) / 2
+}
+
+/// The memory of the series that no index file contains, until a file contains them.
+fn waiting_bytes(index: &IndexStats) -> u64 {
+    index.unsealed_bytes + index.seal_bytes
+}
+
+fn new_series_limit(options: &EngineOptions) -> u64 {
+    options.memory_bytes_max / 8 * NEW_SERIES_EIGHTHS
 }
 
 fn flushable_bytes(rooms: &Rooms) -> u64 {

@@ -1,9 +1,13 @@
 //! The progress of a recovery while it runs, and its findings: plain data. `open` and `replay`
 //! contain the recovery itself.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_index::LostSeries;
+use parking_lot::RwLock;
+
+use crate::history::History;
 
 /// Progress of a recovery, for a page that users watch.
 #[derive(Debug, Default)]
@@ -17,6 +21,8 @@ pub struct RecoveryProgress {
     pub started_ns: AtomicU64,
     /// Monotonic time of the last read.
     pub read_at_ns: AtomicU64,
+    /// The part of the database that is complete without the log.
+    history: RwLock<Option<Arc<History>>>,
 }
 
 impl RecoveryProgress {
@@ -28,6 +34,22 @@ impl RecoveryProgress {
                 .map(|number| number.load(Ordering::Relaxed));
         let spent_ms = at.checked_sub(started)? as f64 / 1e6;
         (done > 0).then(|| (spent_ms * total.saturating_sub(done) as f64 / done as f64) as u64)
+    }
+
+    /// The part of the database that is complete without the log, from the time on at which the log
+    /// was read once. It is valid until the first write after the recovery.
+    pub fn history(&self) -> Option<Arc<History>> {
+        self.history.read().clone()
+    }
+
+    /// Sets or drops the history.
+    pub(crate) fn set_history(&self, history: Option<History>) {
+        *self.history.write() = history.map(Arc::new);
+    }
+
+    /// Drops the history: the database is open, or closed.
+    pub fn end(&self) {
+        self.set_history(None);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Resolving label sets to series references: lookups, and definitions of new series.
 
-use firn_index::Index;
-use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef};
+use firn_index::{GroupRule, Index};
+use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef, Timestamp};
 
 use crate::Engine;
 
@@ -13,6 +13,11 @@ impl Engine {
         self.resolve_by(labels, Index::resolve)
     }
 
+    /// As [`Engine::resolve`], with a timestamp of each series, which helps to find groups.
+    pub fn resolve_at(&self, labels: &[Labels], times: &[Timestamp]) -> Vec<Result<SeriesRef>> {
+        self.resolve_by(labels, |index, labels, out| index.resolve_at(labels, times, out))
+    }
+
     /// As [`Engine::resolve`], for series of the program itself: no limit on new series refuses
     /// them, though they count.
     pub fn resolve_exempt(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
@@ -22,7 +27,7 @@ impl Engine {
     fn resolve_by(
         &self,
         labels: &[Labels],
-        resolve: fn(&Index, &[Labels], &mut Vec<Result<SeriesRef>>),
+        resolve: impl FnOnce(&Index, &[Labels], &mut Vec<Result<SeriesRef>>),
     ) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
         if let Err(e) = self.slow.check_writable(&self.rooms) {
@@ -88,6 +93,11 @@ impl Engine {
         })?
     }
 
+    /// The rule by which new series join the group with these identity labels.
+    pub fn group_rule(&self, identity: &Labels) -> GroupRule {
+        self.rooms.index.group_rule(identity)
+    }
+
     /// On return, every series that this call found without holding the lock on the index's memory
     /// has been announced to the cache.
     fn await_definers(&self) {
@@ -96,23 +106,30 @@ impl Engine {
         }
     }
 
-    /// Reserves memory for the definitions of all `labels`, then keeps the bytes that the index
-    /// really uses.
+    /// Reserves memory for the definitions of all `labels` and for writing them to a file, then
+    /// keeps the bytes that are really needed.
     fn with_index_memory<'l, T>(
         &self,
         labels: impl Iterator<Item = &'l Labels>,
         resolve: impl FnOnce() -> T,
     ) -> Result<T> {
-        // A generous estimate for text, posting lists and hash entries of one series.
+        // A generous estimate for text, posting lists and hash entries of one series, and for
+        // writing it to a file.
         const SERIES_BYTES: u64 = 512;
-        let bytes = labels.map(|labels| labels.as_encoded().len() as u64 + SERIES_BYTES).sum();
+        const LABEL_BYTES: u64 = 32;
+        // The text of each name is copied twice while it is written.
+        let of_name = |(name, _): (&str, &str)| LABEL_BYTES + 2 * name.len() as u64;
+        let of = |labels: &Labels| {
+            let name_bytes: u64 = labels.iter().map(of_name).sum();
+            SERIES_BYTES + name_bytes + labels.as_encoded().len() as u64
+        };
+        let bytes = labels.map(of).sum();
         let mut memory = self.upkeep.memory.lock();
         self.pressure.admit_series(&self.rooms)?;
         self.pressure.grow(&self.rooms, &mut memory, Pool::Index, bytes)?;
         self.rooms.index.tick(self.rooms.env.clock.now_ms());
         let found = resolve();
-        let unused = memory.bytes().saturating_sub(self.rooms.index.stats().heap_bytes);
-        memory.shrink(unused);
+        self.upkeep.settle(&self.rooms, &mut memory);
         Ok(found)
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
-use crate::rooms::Rooms;
+use crate::pressure;
 use crate::stats::Counter;
 use crate::upkeep::UpkeepWork;
 
@@ -65,6 +65,8 @@ const IDLE_MS: u64 = 250;
 // After a failure the lane waits this long, doubled up to the maximum.
 const RETRY_MS: u64 = 1_000;
 const RETRY_MS_MAX: u64 = 60_000;
+// If only memory was missing, up to this: it may be free at any time, and the work frees more.
+const BUSY_RETRY_MS_MAX: u64 = 4_000;
 
 /// The state of the lanes.
 #[derive(Default)]
@@ -106,16 +108,25 @@ impl Engine {
     fn step_head(&self) -> Result<Option<Step>> {
         let rooms = &self.rooms;
         self.pressure.keep_room(rooms);
-        if self.flusher.is_due(rooms, !self.ledger.tombstones.unflushed().is_empty()) {
+        let has_deletes = !self.ledger.tombstones.unflushed().is_empty();
+        let has_rows = rooms.head.unflushed().0 > 0;
+        if self.flusher.is_due(rooms, has_deletes, self.definitions.logged_bytes())
+            || (has_rows && pressure::are_new_series_large(&rooms.index.stats(), &rooms.options))
+        {
             self.flush()?;
             return Ok(Some(Step::Flush));
         }
-        if is_seal_due(rooms) {
+        if pressure::is_seal_due(rooms) {
             self.seal_new_series()?;
             return Ok(Some(Step::Seal));
         }
         if let Some(job) = rooms.head.plan_convert() {
-            rooms.head.apply_convert(job.run()?);
+            let clock = &*rooms.env.clock;
+            let (row_count, started_ns) = (job.input_rows(), clock.monotonic_ns());
+            let converted = job.run()?;
+            let spent_ns = clock.monotonic_ns().saturating_sub(started_ns);
+            self.flusher.speed().conversion.add(spent_ns, row_count);
+            rooms.head.apply_convert(converted);
             return Ok(Some(Step::Convert));
         }
         if let Some(job) = rooms.head.plan_compress() {
@@ -125,7 +136,7 @@ impl Engine {
         if rooms.recycle_surplus() > 0 {
             return Ok(Some(Step::Recycle));
         }
-        self.upkeep.hold_memory(&rooms.index);
+        self.upkeep.hold_memory(rooms);
         // Writers find the next log segment ready.
         if self.flusher.is_log_started() {
             rooms.log.prepare()?;
@@ -163,7 +174,7 @@ impl Engine {
             tree.note_published(&tree.slow_tables().dead, 0);
             tree.collect_garbage(&rooms.env, scope)?;
         }
-        if scope == TierScope::Both && slow.run(now, || slow.tend(rooms, ledger, pressure))? {
+        if scope == TierScope::Both && slow.run(now, || slow.tend(rooms, ledger))? {
             return Ok(Some(Step::Publish));
         }
         let version = tree.version();
@@ -273,7 +284,9 @@ impl Engine {
                     let is_paced = lane == Lane::Log;
                     let wait_ms = if is_paced { retry_ms.min(idle_ms) } else { retry_ms };
                     tracing::error!("maintenance ({lane:?}) failed, retry in {wait_ms} ms: {e}");
-                    retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
+                    let is_busy = matches!(e.kind(), ErrorKind::Busy { .. });
+                    let most = if is_busy { BUSY_RETRY_MS_MAX } else { RETRY_MS_MAX };
+                    retry_ms = (retry_ms * 2).min(most);
                     wait_ms
                 }
             };
@@ -289,10 +302,4 @@ impl Engine {
         let has_work = || lane == Lane::Head && rooms.wakeup.is_flush_requested();
         rooms.wakeup.wait(limit, has_work);
     }
-}
-
-/// Whether new series take more memory than they may between flushes.
-fn is_seal_due(rooms: &Rooms) -> bool {
-    let index = rooms.index.stats();
-    index.unsealed_bytes > rooms.options.new_series_bytes_max.max(index.segment_bytes / 2)
 }

@@ -82,6 +82,29 @@ impl Engine {
 }
 
 impl Snapshot {
+    /// Tables without the rows of a log, while that is replayed. `head` is empty.
+    pub(crate) fn of_tables(
+        bits: ShardBits,
+        head: HeadSnapshot,
+        version: Arc<Version>,
+        tombstones: Arc<Tombstones>,
+        index: IndexView,
+    ) -> Snapshot {
+        let (number, transactions) = (CommitSeq(0), CommitSeq(0));
+        Snapshot(Arc::new(FrozenState {
+            number,
+            transactions,
+            bits,
+            head,
+            version,
+            tombstones,
+            index,
+            merged_by_level: false,
+            lists_deleted: false,
+            reads: Arc::default(),
+        }))
+    }
+
     /// Every change up to this number is visible here; see [`firn_model::Change`].
     pub fn number(&self) -> CommitSeq {
         self.0.number
@@ -108,7 +131,8 @@ impl Snapshot {
     }
 
     /// Reads the samples of all members of some groups, one batch per group, in order: for callers
-    /// that process groups instead of series. Keys of the columns are 0.
+    /// that process groups instead of series, and the reservation of their memory. Keys of the
+    /// columns are 0.
     ///
     /// # Errors
     /// As [`Select::select`].
@@ -117,7 +141,7 @@ impl Snapshot {
         groups: &[GroupId],
         range: TimeRange,
         context: &QueryContext,
-    ) -> Result<Vec<ColumnBatch>> {
+    ) -> Result<(Vec<ColumnBatch>, Reservation)> {
         let whole = |&group: &GroupId| {
             let slot_count = self.index().group(group)?.map_or(0, |info| info.slot_count);
             let members = (0..slot_count).map(|slot| Member { slot: Slot(slot), key: 0 }).collect();
@@ -126,7 +150,17 @@ impl Snapshot {
         let groups = groups.iter().map(whole).collect::<Result<Vec<_>>>()?;
         let _directories = self.load_directories(&groups, range, &context.budget)?;
         let group_count = groups.len();
-        self.selected(of_groups(groups, context), range, context).read(0..group_count)
+        let mut batches = Vec::with_capacity(group_count);
+        let mut held = context.budget.empty(Pool::Query);
+        self.selected(of_groups(groups, context), range, context).lend(
+            0..group_count,
+            &mut |batch, bytes| {
+                held.grow(bytes)?;
+                batches.push(mem::take(batch));
+                Ok(())
+            },
+        )?;
+        Ok((batches, held))
     }
 
     /// Describes a table block by block; only the contents of `group`, if one is named.
@@ -157,12 +191,8 @@ impl Snapshot {
         self.0.version.load_directories(range, &is_between, budget)
     }
 
-    /// The series that match, in groups that have samples in the range, exact to the partition.
-    pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        Ok(self.matches_held(selection, context)?.0)
-    }
-
-    /// As [`Snapshot::matches`], with the directories that decide.
+    /// The series that match, in groups that have samples in the range, exact to the partition,
+    /// with the directories that decide.
     pub(crate) fn matches_held(
         &self,
         selection: &Selection,
@@ -287,6 +317,11 @@ impl Selected for SelectedGroups {
 }
 
 impl SelectedGroups {
+    /// The groups of the selection, in the order in which they are read.
+    pub(crate) fn groups(&self) -> &[GroupMatch] {
+        &self.found.groups
+    }
+
     /// A window of a walk in time up to `until`, whose windows read ahead together.
     pub(crate) fn in_walk(self, read_ahead: &Arc<ReadAhead>, until: Timestamp) -> SelectedGroups {
         SelectedGroups { read_ahead: Arc::clone(read_ahead), until: Some(until), ..self }

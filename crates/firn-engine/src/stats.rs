@@ -89,6 +89,8 @@ pub struct Stats {
     pub last_seq: CommitSeq,
     /// Memory by pool.
     pub memory: BudgetUsage,
+    /// Estimated milliseconds that a restart now would replay the log.
+    pub replay_ms: u64,
     /// The log's numbers.
     pub log: firn_log::LogStats,
     /// The index's numbers.
@@ -124,6 +126,7 @@ impl Engine {
             maintenance_errors: self.lanes.error_count(),
             last_seq: self.ledger.sequence.last(),
             memory: self.rooms.budget.usage(),
+            replay_ms: self.replay_ms() as u64,
             log: self.rooms.log.stats(),
             index: self.rooms.index.stats(),
             head: self.rooms.head.stats(),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use firn_codec::{HiddenMembers, HiddenSlots, Tombstone};
 use firn_index::{GroupMatch, Matches, Member};
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, CommitSeq, Error, Grouping, Labels, Matcher, Pool,
+    Cell, Column, ColumnBatch, ColumnValues, CommitSeq, Error, Grouping, Labels, Matcher, Pool,
     QueryContext, Reservation, Result, RowBatch, Sample, Selected, Selection, SeriesRef, Slot,
     TimeRange, Timestamp,
 };
@@ -33,6 +33,8 @@ const DELETE_COUNT_MAX: usize = 256;
 const RANGE_COUNT_MAX: usize = 1_024;
 // A change or a point read, with the overhead of its tree or hash set.
 const CHANGE_BYTES: u64 = 64;
+// A cell of the batch that a commit writes, while its list grows.
+const ROW_BYTES: u64 = 3 * size_of::<Cell>() as u64;
 
 /// An open transaction. Dropping it changes nothing. It holds a snapshot, and with it memory:
 /// commit or drop it soon.
@@ -44,8 +46,11 @@ pub struct Transaction<'a> {
     /// Samples to write; `deletes` hide none of them.
     writes: BTreeMap<Point, f64>,
     deletes: Vec<Tombstone>,
+    /// Samples that may still be read.
+    samples_left: u64,
     /// For the recorded reads and changes, and for results that the caller may still hold.
     memory: Reservation,
+    context: QueryContext,
     open: OpenTransaction<'a>,
 }
 
@@ -78,50 +83,85 @@ impl Engine {
     /// # Errors
     /// `Busy` with too many open ones, `Closed`.
     pub fn begin(&self) -> Result<Transaction<'_>> {
+        let budget = self.rooms.budget.clone();
+        self.begin_within(QueryContext { budget, ..QueryContext::unbounded() })
+    }
+
+    /// As [`Engine::begin`], for a client: reads end with `Canceled` or `Timeout` after `context`
+    /// was cancelled, and stay within its budget, a part of this engine's. So does the commit,
+    /// until it writes to the log.
+    ///
+    /// # Errors
+    /// As [`Engine::begin`].
+    pub fn begin_within(&self, context: QueryContext) -> Result<Transaction<'_>> {
         self.rooms.wakeup.check_open()?;
+        context.cancel.check()?;
         let open = self.transactions.open()?;
         Ok(Transaction {
             engine: self,
             snapshot: self.snapshot(),
-            reads: Reads::default(),
+            reads: Reads::new(&context),
             writes: BTreeMap::new(),
             deletes: Vec::new(),
-            memory: self.rooms.budget.empty(Pool::Query),
+            samples_left: u64::MAX,
+            memory: context.budget.empty(Pool::Query),
+            context,
             open,
         })
     }
 }
 
 impl Transaction<'_> {
+    /// Bounds the samples that all further reads together may return; a change of a range reads its
+    /// samples.
+    pub fn limit_samples(&mut self, samples_max: u64) {
+        self.samples_left = samples_max;
+    }
+
     /// Reads the samples of all matching series, including this transaction's changes, in no
     /// particular order of series. The commit depends on them, and on the absence of others.
     ///
     /// # Errors
-    /// `Busy` without memory, `TooLarge` after too many selections, `Unavailable` or `Corrupt` from
-    /// the rooms.
+    /// `Busy` without memory, `TooLarge` after too many selections, over the budget of
+    /// [`Engine::begin_within`] or over [`Transaction::limit_samples`], `Canceled`, `Timeout`,
+    /// `Unavailable` or `Corrupt` from the rooms.
     pub fn read(&mut self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<SeriesSamples>> {
         self.depend_on(matchers, range)?;
         let (view, found) = self.find(matchers, range)?;
-        let groups = found.groups.clone();
-        let selected = view.selected(found, range, &self.context());
+        let selected = view.selected(found, range, &self.context);
+        let groups = selected.groups();
         let (mut out, mut idx) = (Vec::new(), 0);
+        let mut reading = self.context.budget.empty(Pool::Query);
         let (memory, keys) = (&mut self.memory, selected.keys());
+        let samples_left = &mut self.samples_left;
         let (writes, deletes) = (&self.writes, &self.deletes);
+        let cancel = &self.context.cancel;
         selected.each(0..groups.len(), &mut |batch| {
+            cancel.check()?;
             let found = &groups[idx];
             idx += 1;
             for member in &found.members {
                 let series = SeriesRef { group: found.group, slot: member.slot };
-                let mut samples = samples_of(batch, member.slot)?;
+                let mut samples = samples_of(batch, member.slot, &mut reading)?;
                 let is_deleted = |ts| deletes.iter().any(|deleted| deleted.hides(series, ts));
                 samples.retain(|sample| !is_deleted(sample.ts));
                 if !range.is_empty() {
                     let own = writes.range((series, range.start)..=(series, range.end));
+                    let own_count = own.clone().count();
+                    if own_count > 0 {
+                        let overlaid = (samples.len() + own_count) as u64;
+                        reading.cover(2 * CHANGE_BYTES * overlaid)?;
+                    }
                     overlay(&mut samples, own.map(|(&(_, ts), &value)| Sample { ts, value }));
                 }
+                take_samples(samples_left, samples.len())?;
                 if !samples.is_empty() {
-                    memory.grow((samples.len() * size_of::<Sample>()) as u64)?;
                     let labels = keys[member.key as usize].clone();
+                    samples.shrink_to_fit();
+                    let bytes = labels.as_encoded().len()
+                        + 3 * size_of::<SeriesSamples>()
+                        + samples.len() * size_of::<Sample>();
+                    memory.grow(bytes as u64)?;
                     out.push(SeriesSamples { labels, series, samples });
                 }
             }
@@ -147,14 +187,18 @@ impl Transaction<'_> {
 
     fn read_stored(&mut self, series: SeriesRef, ts: Timestamp) -> Result<Option<f64>> {
         self.memory.grow(CHANGE_BYTES)?;
+        take_samples(&mut self.samples_left, 1)?;
         self.reads.points.insert((series, ts));
         let member = Member { slot: series.slot, key: 0 };
         let group = GroupMatch { group: series.group, members: [member].into_iter().collect() };
-        let (range, context) = (TimeRange::at(ts), self.context());
-        let selected = self.snapshot.selected(of_groups(vec![group], &context), range, &context);
+        let (range, context) = (TimeRange::at(ts), &self.context);
+        context.cancel.check()?;
+        let selected = self.snapshot.selected(of_groups(vec![group], context), range, context);
         let mut value = None;
+        let mut reading = context.budget.empty(Pool::Query);
         selected.each(0..1, &mut |batch| {
-            value = samples_of(batch, series.slot)?.first().map(|sample| sample.value);
+            value =
+                samples_of(batch, series.slot, &mut reading)?.first().map(|sample| sample.value);
             Ok(())
         })?;
         Ok(value)
@@ -174,8 +218,9 @@ impl Transaction<'_> {
     }
 
     fn put(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
-        if self.writes.insert((series, ts), value).is_none() {
-            self.memory.grow(CHANGE_BYTES)?;
+        self.memory.grow(CHANGE_BYTES)?;
+        if self.writes.insert((series, ts), value).is_some() {
+            self.memory.shrink(CHANGE_BYTES);
         }
         Ok(())
     }
@@ -207,6 +252,7 @@ impl Transaction<'_> {
     ) -> Result<u64> {
         let mut count = 0;
         for found in self.read(matchers, range)? {
+            self.context.cancel.check()?;
             for sample in found.samples {
                 self.put(found.series, sample.ts, change(&found.labels, sample))?;
                 count += 1;
@@ -227,7 +273,9 @@ impl Transaction<'_> {
         let is_stored = self.read_stored(series, ts)?.is_some();
         if is_stored {
             let slots = HiddenSlots::new(vec![series.slot]);
-            self.hide(TimeRange::at(ts), vec![HiddenMembers { group: series.group, slots }])?;
+            let held = self.context.budget.reserve(Pool::Query, CHANGE_BYTES)?;
+            let members = vec![HiddenMembers { group: series.group, slots }];
+            self.hide(TimeRange::at(ts), members, held)?;
         }
         Ok(own || is_stored)
     }
@@ -239,29 +287,44 @@ impl Transaction<'_> {
     /// # Errors
     /// As [`Transaction::delete`].
     pub fn delete_range(&mut self, matchers: &[Matcher], range: TimeRange) -> Result<u64> {
+        self.context.cancel.check()?;
         self.depend_on(matchers, range)?;
         let view = self.snapshot.with_index(self.engine.rooms.index.view());
         // `find` is not used: the slow tier may be down.
         let nothing = Grouping::By(Vec::new());
-        let found = view.index().matches(matchers, &nothing, &self.context())?;
+        let found = view.index().matches(matchers, &nothing, &self.context)?;
         self.writes.retain(|&(series, ts), _| !(range.contains(ts) && selects(&found, series)));
-        let members = self.engine.hidden_members(&view, &found, range);
+        let (members, held) = self.engine.hidden_members(&view, &found, range, &self.context)?;
         let count = members.iter().map(|members| members.slots.count()).sum();
         if !members.is_empty() {
-            self.hide(range, members)?;
+            self.hide(range, members, held)?;
         }
         Ok(count)
     }
 
-    fn hide(&mut self, range: TimeRange, members: Vec<HiddenMembers>) -> Result<()> {
+    /// `held` is the memory of `members`.
+    fn hide(
+        &mut self,
+        range: TimeRange,
+        mut members: Vec<HiddenMembers>,
+        mut held: Reservation,
+    ) -> Result<()> {
         let made_ms = self.engine.rooms.env.clock.now_ms();
         let same = self.deletes.iter().position(|deleted| deleted.range() == range);
-        let mut all = same.map_or_else(Vec::new, |idx| self.deletes[idx].members().to_vec());
-        all.extend(members);
-        let deleted = Tombstone::new(made_ms, range, all);
-        self.memory.grow(deleted.heap_bytes())?;
+        if let Some(idx) = same {
+            // A copy, and the list that grows for it.
+            held.grow(2 * self.deletes[idx].heap_bytes() + held.bytes())?;
+            members.extend_from_slice(self.deletes[idx].members());
+        }
+        let deleted = Tombstone::new(made_ms, range, members);
+        held.cover(deleted.heap_bytes())?;
+        held.shrink(held.bytes().saturating_sub(deleted.heap_bytes()));
+        self.memory.merge(held);
         match same {
-            Some(idx) => self.deletes[idx] = deleted,
+            Some(idx) => {
+                self.memory.shrink(self.deletes[idx].heap_bytes());
+                self.deletes[idx] = deleted;
+            }
             None if self.deletes.len() < DELETE_COUNT_MAX => self.deletes.push(deleted),
             None => {
                 return Err(Error::too_large(format!(
@@ -279,13 +342,15 @@ impl Transaction<'_> {
     /// # Errors
     /// `Conflict` if another transaction changed data that this one read: begin again. `NotFound`
     /// for an unknown series, `TooLarge` for more changes than fit into a log segment, `Busy`,
-    /// `Unavailable` if the log device is full or fails, `Closed`. Then nothing is changed, except
-    /// that after a failure of the device and a crash it may be.
+    /// `Unavailable` if the log device is full or fails, `Closed`, `Canceled`, `Timeout`. Then
+    /// nothing is changed, except that after a failure of the device and a crash it may be.
     pub fn commit(self) -> Result<CommitReport> {
-        let Transaction { engine, snapshot, reads, writes, deletes, memory, open } = self;
+        let Transaction { engine, snapshot, reads, writes, deletes, mut memory, open, .. } = self;
         if writes.is_empty() && deletes.is_empty() {
             return Ok(CommitReport::default());
         }
+        reads.context.cancel.check()?;
+        memory.grow(ROW_BYTES * writes.len() as u64)?;
         let mut rows = RowBatch::default();
         writes.iter().for_each(|(&(series, ts), &value)| rows.push(series, ts, value));
         let written_samples = rows.len() as u64;
@@ -317,6 +382,8 @@ impl Transaction<'_> {
                  series at once"
             )));
         }
+        let bytes = matchers.iter().map(Matcher::heap_bytes).sum::<u64>();
+        self.memory.grow(bytes + 4 * CHANGE_BYTES)?;
         self.reads.ranges.push((matchers.to_vec(), range));
         Ok(())
     }
@@ -327,13 +394,21 @@ impl Transaction<'_> {
         let view = self.snapshot.with_index(self.engine.rooms.index.view());
         let selection =
             Selection { matchers: matchers.to_vec(), range, grouping: Grouping::Series };
-        let found = view.find(&selection, &self.context())?;
+        let found = view.find(&selection, &self.context)?;
         Ok((view, found))
     }
+}
 
-    fn context(&self) -> QueryContext {
-        QueryContext { budget: self.engine.rooms.budget.clone(), ..QueryContext::unbounded() }
-    }
+/// # Errors
+/// `TooLarge` if fewer are left.
+fn take_samples(samples_left: &mut u64, count: usize) -> Result<()> {
+    *samples_left = samples_left.checked_sub(count as u64).ok_or_else(|| {
+        Error::too_large(
+            "the transaction reads more samples than a query may; select fewer series or a shorter \
+             range",
+        )
+    })?;
+    Ok(())
 }
 
 fn selects(found: &Matches, series: SeriesRef) -> bool {
@@ -344,8 +419,8 @@ fn selects(found: &Matches, series: SeriesRef) -> bool {
     })
 }
 
-/// The samples of one member.
-fn samples_of(batch: &ColumnBatch, slot: Slot) -> Result<Vec<Sample>> {
+/// The samples of one member. `held` covers their memory while the list grows.
+fn samples_of(batch: &ColumnBatch, slot: Slot, held: &mut Reservation) -> Result<Vec<Sample>> {
     let Some(column) = batch.columns.iter().find(|column| column.slot == slot) else {
         return Ok(Vec::new());
     };
@@ -353,6 +428,7 @@ fn samples_of(batch: &ColumnBatch, slot: Slot) -> Result<Vec<Sample>> {
     let ColumnValues::F64(values) = values else {
         return Err(Error::internal("a transaction can read columns of doubles only"));
     };
+    held.cover((2 * values.len() * size_of::<Sample>()) as u64)?;
     let times = &batch.times[*time_idx as usize];
     let sample = |(&ts, &value): (&Timestamp, &f64)| Sample { ts, value };
     Ok(match presence {

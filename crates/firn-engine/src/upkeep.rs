@@ -15,15 +15,16 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use firn_env::Clock;
 use firn_head::HeadReader;
-use firn_index::{Index, Liveness, MergeJob};
+use firn_index::{IndexStats, Liveness, MergeJob, WRITE_BUFFER_BYTES};
 use firn_model::{
-    Cell, Error, GroupId, Pool, Reservation, Result, RowBatch, SeriesRef, Slot, TimeRange,
+    Cell, Error, ErrorKind, GroupId, Pool, Reservation, Result, RowBatch, SeriesRef, Slot,
+    TimeRange,
 };
-use firn_tree::Version;
+use firn_tree::PresenceReader;
 use parking_lot::{Mutex, RwLock};
 
 use crate::edit::{Edit, Room};
@@ -36,6 +37,11 @@ use crate::stats::Counter;
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
 // Pause of upkeep after damage or a failed write.
 const RETRY_MS: i64 = 10 * 60_000;
+// Divisor of the limit: a merge of index files takes at most 1/4 of it. A larger one would be
+// refused again and again.
+const MERGE_FRACTION: u64 = 4;
+// Pause of upkeep that only lacked memory: many files slow down every query.
+const BUSY_RETRY_MS: i64 = 10_000;
 
 /// Series that leave the index if the removal in progress succeeds.
 #[derive(Debug, Default)]
@@ -57,6 +63,8 @@ pub(crate) struct LeavingSeries {
 pub(crate) struct IndexUpkeep {
     /// Reservation of the index's memory. Held while series are defined.
     pub(crate) memory: Mutex<Reservation>,
+    /// The part of it that a running seal uses.
+    sealing_bytes: AtomicU64,
     /// Read by every write until its rows are visible.
     pub(crate) leaving: RwLock<LeavingSeries>,
     /// Whether data was dropped since the last removal.
@@ -111,7 +119,7 @@ enum RemovalOutcome {
 /// Locates samples in a frozen view of head and tree.
 struct Presence<'a> {
     head: RefCell<HeadReader<'a>>,
-    version: &'a Version,
+    tables: RefCell<PresenceReader<'a>>,
     forgets_memory: bool,
 }
 
@@ -121,7 +129,8 @@ impl Presence<'_> {
     fn absent(&self, group: GroupId, slots: &[u32]) -> Vec<Slot> {
         let all = TimeRange::ALL;
         let mut absent: Vec<Slot> = slots.iter().map(|&slot| Slot(slot)).collect();
-        let mut is_decided = self.version.take_present(group, all, &[], &mut absent);
+        let in_tables = self.tables.borrow_mut().take_present(group, &[], &mut absent);
+        let mut is_decided = in_tables.unwrap_or(false);
         if !self.forgets_memory {
             is_decided &= self.head.borrow_mut().take_present(group, all, &mut absent).is_ok();
         }
@@ -146,6 +155,7 @@ impl IndexUpkeep {
     pub(crate) fn new(memory: Reservation, clock: &dyn Clock) -> IndexUpkeep {
         IndexUpkeep {
             memory: Mutex::new(memory),
+            sealing_bytes: AtomicU64::new(0),
             leaving: RwLock::default(),
             // Data may have been dropped before the start. There is no hurry.
             is_data_gone: AtomicBool::new(true),
@@ -181,14 +191,16 @@ impl IndexUpkeep {
         if now < self.retry_at_ms.load(Relaxed) {
             return Ok(None);
         }
-        let done = match rooms.index.plan_merge() {
+        let done = match rooms.index.plan_merge(rooms.options.memory_bytes_max / MERGE_FRACTION) {
             Some(job) => {
                 self.merge(rooms, ledger, pressure, &job).map(|()| Some(UpkeepWork::Merged))
             }
             None => self.remove_series(rooms, ledger, pressure, now),
         };
-        done.inspect_err(|_| {
-            self.retry_at_ms.store(now.saturating_add(RETRY_MS), Relaxed);
+        done.inspect_err(|e| {
+            let is_busy = matches!(e.kind(), ErrorKind::Busy { .. });
+            let pause_ms = if is_busy { BUSY_RETRY_MS } else { RETRY_MS };
+            self.retry_at_ms.store(now.saturating_add(pause_ms), Relaxed);
         })
     }
 
@@ -292,19 +304,48 @@ impl IndexUpkeep {
     pub(crate) fn apply(&self, rooms: &Rooms, ledger: &Ledger, part: Vec<u8>) -> Result<()> {
         let edit = Edit::default().with(Room::Index, part.clone());
         ledger.commit(rooms, edit, || rooms.index.apply(&part))?;
-        self.hold_memory(&rooms.index);
+        self.hold_memory(rooms);
         Ok(())
+    }
+
+    /// Writes the series that no index file contains to a file that nothing refers to yet. Returns
+    /// its manifest part; `None` if there are none.
+    pub(crate) fn write_new_series(&self, rooms: &Rooms) -> Result<Option<Vec<u8>>> {
+        let Some(seal) = rooms.index.plan_seal().filter(|_| !mutant!(rooms, IndexNotSealed)) else {
+            return Ok(None);
+        };
+        // The buffer is taken without a limit, because the seal frees memory. The rest was reserved
+        // when the series were defined.
+        let mut buffer = rooms.budget.empty(Pool::Jobs);
+        buffer.take(WRITE_BUFFER_BYTES);
+        self.sealing_bytes.store(rooms.index.stats().seal_bytes, Relaxed);
+        self.hold_memory(rooms);
+        let written = seal.run(&*rooms.env.disk);
+        self.sealing_bytes.store(0, Relaxed);
+        written.map(Some)
     }
 
     /// Adjusts the reservation to the index's size: it shrinks when series move to a file and grows
     /// with remembered lookups.
-    pub(crate) fn hold_memory(&self, index: &Index) {
-        let mut memory = self.memory.lock();
-        let heap_bytes = index.stats().heap_bytes;
-        let held_bytes = memory.bytes();
-        memory.take(heap_bytes.saturating_sub(held_bytes));
-        memory.shrink(held_bytes.saturating_sub(heap_bytes));
+    pub(crate) fn hold_memory(&self, rooms: &Rooms) {
+        self.settle(rooms, &mut self.memory.lock());
     }
+
+    /// As [`IndexUpkeep::hold_memory`] for the reservation of [`IndexUpkeep::memory`]. It covers
+    /// the memory that writing the new series to a file will take: a seal is never refused.
+    pub(crate) fn settle(&self, rooms: &Rooms, memory: &mut Reservation) {
+        let index = rooms.index.stats();
+        hold(&index, memory);
+        let standby = index.seal_bytes.saturating_sub(self.sealing_bytes.load(Relaxed));
+        rooms.budget.set_standby(standby);
+    }
+}
+
+/// Sets `memory` to that of the index and of writing its new series to a file.
+pub(crate) fn hold(index: &IndexStats, memory: &mut Reservation) {
+    let (needed, held) = (index.heap_bytes + index.seal_bytes, memory.bytes());
+    memory.take(needed.saturating_sub(held));
+    memory.shrink(held.saturating_sub(needed));
 }
 
 /// Whether one of `dropped` has a sample now.
@@ -329,7 +370,7 @@ fn with_presence<T>(rooms: &Rooms, f: impl FnOnce(&Presence<'_>) -> Result<T>) -
     let _directories = version.load_directories(TimeRange::ALL, &|_, _| true, &rooms.budget)?;
     f(&Presence {
         head: RefCell::new(head.reader(TimeRange::ALL)),
-        version: &version,
+        tables: RefCell::new(version.presence(TimeRange::ALL, &rooms.budget)),
         forgets_memory: mutant!(rooms, MembersOfMemoryRemoved),
     })
 }

@@ -32,10 +32,12 @@ const PRUNE_COUNT_MIN: usize = 1_024;
 pub(crate) type Point = (SeriesRef, Timestamp);
 
 /// The reads of a transaction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reads {
     pub(crate) points: HashSet<Point>,
     pub(crate) ranges: Vec<(Vec<Matcher>, TimeRange)>,
+    /// Ends the validation of the ranges, and limits its memory.
+    pub(crate) context: QueryContext,
 }
 
 /// The changes of transactions, and the last change of each point.
@@ -56,6 +58,15 @@ pub(crate) struct Versions {
 #[derive(Debug, Default)]
 pub(crate) struct OpenSet(BTreeMap<CommitSeq, usize>);
 
+impl Reads {
+    /// Of a transaction in `context`. They are validated under locks that reclaiming memory may
+    /// need, so the validation takes only free memory.
+    pub(crate) fn new(context: &QueryContext) -> Reads {
+        let context = QueryContext::new(context.cancel.clone(), context.budget.of_free());
+        Reads { points: HashSet::new(), ranges: Vec::new(), context }
+    }
+}
+
 impl Versions {
     pub(crate) fn new(memory: Reservation) -> Versions {
         Versions {
@@ -73,7 +84,8 @@ impl Versions {
     /// is none.
     ///
     /// # Errors
-    /// `Corrupt` if a damaged index segment may contain a matching series.
+    /// `Corrupt` if a damaged index segment may contain a matching series, `Canceled`, `Timeout`,
+    /// `Busy` or `TooLarge` without memory to match again.
     pub(crate) fn find_conflict(
         &self,
         reads: &Reads,
@@ -95,7 +107,8 @@ impl Versions {
             return Ok(Some(format!("{labels} at {ts}")));
         }
         for (matchers, range) in &reads.ranges {
-            if self.is_range_touched(matchers, *range, begun, index)? {
+            reads.context.cancel.check()?;
+            if self.is_range_touched((matchers, *range), begun, index, &reads.context)? {
                 let matchers: Vec<String> = matchers.iter().map(ToString::to_string).collect();
                 let (start, end) = (range.start, range.end);
                 return Ok(Some(format!("{{{}}} from {start} to {end}", matchers.join(", "))));
@@ -106,10 +119,10 @@ impl Versions {
 
     fn is_range_touched(
         &self,
-        matchers: &[Matcher],
-        range: TimeRange,
+        (matchers, range): (&[Matcher], TimeRange),
         begun: CommitSeq,
         index: &IndexView,
+        context: &QueryContext,
     ) -> Result<bool> {
         let partitions = partition(range.start)..=partition(range.end);
         let pieces = self.pieces.iter().filter(|(piece, uts)| {
@@ -123,9 +136,8 @@ impl Versions {
         }
         // Matched again, because a group may have been defined since the read.
         let nothing = Grouping::By(Vec::new());
-        // The caller holds locks that reclaiming memory may need, so nothing is reserved. Only
-        // groups are built.
-        let groups = index.matches(matchers, &nothing, &QueryContext::unbounded())?.groups;
+        let found = index.matches(matchers, &nothing, context)?;
+        let groups = &found.groups;
         Ok(touched.any(|group| groups.binary_search_by_key(&group, |found| found.group).is_ok()))
     }
 

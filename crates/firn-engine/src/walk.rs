@@ -100,6 +100,8 @@ const WINDOW_GROWTH: i64 = 4;
 const BATCH_LEN_FIRST: usize = 32;
 const BATCH_LEN_MAX: usize = 256;
 const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
+// An entry of the list, which is moved while it grows.
+const SERIES_BYTES: usize = 3 * size_of::<WalkedSeries>();
 
 impl Snapshot {
     /// A walk over all matching series in order of their labels, and over the samples of each in
@@ -114,19 +116,21 @@ impl Snapshot {
         let selection = Selection { matchers: options.matchers, range, grouping };
         let (found, directories) = self.matches_held(&selection, context)?;
         let mut series = Vec::new();
+        let mut held = context.budget.empty(Pool::Query);
+        let extra_bytes = options.extra.as_encoded().len();
+        let mut list_bytes = 0;
         for group in &found.groups {
             context.cancel.check()?;
             for member in &group.members {
                 let Some(labels) = found.keys.get(member.key as usize) else { continue };
+                let text_bytes = labels.as_encoded().len() + extra_bytes;
+                list_bytes += (text_bytes + SERIES_BYTES) as u64;
+                held.cover(list_bytes)?;
                 let labels = with_extra(labels, &options.extra);
                 let series_ref = SeriesRef { group: group.group, slot: member.slot };
                 series.push(WalkedSeries { labels, series: series_ref });
             }
         }
-        let bytes =
-            |walked: &WalkedSeries| walked.labels.as_encoded().len() + size_of::<WalkedSeries>();
-        let list_bytes = series.iter().map(bytes).sum::<usize>() as u64;
-        let held = context.budget.reserve(Pool::Query, list_bytes)?;
         series.sort_unstable_by(|a, b| a.labels.cmp(&b.labels));
         Ok(SeriesWalk {
             snapshot: self.clone(),

@@ -145,7 +145,7 @@ impl Engine {
     ) -> Result<()> {
         let stream = self.rooms.log.stream_of(rows.shard);
         let mut shard = self.rooms.head.shard(rows.shard);
-        let in_flight = self.ledger.sequence.draw();
+        let in_flight = self.ledger.sequence.draw(rows.shard);
         let appended = self.append(stream, &mut shard, &in_flight, rows);
         let (segment, position) = appended.inspect_err(|_| {
             shard.abandon();
@@ -178,7 +178,7 @@ impl Engine {
             match self.rooms.log.append(stream, tip.segment, entries)? {
                 Append::At(position) => {
                     if !definitions.is_empty() {
-                        self.definitions.note_logged(rows.shard, position);
+                        self.definitions.note_logged(rows.shard, position, definitions.len());
                     }
                     return Ok((tip.segment, position));
                 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use firn_model::{Error, ErrorKind, Result};
 
-use crate::check_path;
+use crate::{Mapped, check_path};
 
 /// A byte range of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +72,11 @@ pub trait Bucket: fmt::Debug + Send + Sync {
     /// whether the object exists or will appear later. A large object that was to be created may
     /// then leave other content under its key, to which nothing refers.
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo>;
+
+    /// As [`Bucket::put`] with [`PutMode::Overwrite`], for a file that may be larger than memory.
+    fn put_file(&self, key: &str, file: Mapped) -> Result<ObjectInfo> {
+        self.put(key, Arc::from(&*file), PutMode::Overwrite)
+    }
 
     /// Metadata of the object under `key`.
     fn head(&self, key: &str) -> Result<ObjectInfo>;

@@ -14,8 +14,8 @@ use firn_model::{Error, Result};
 
 use crate::bucket::{check_key, corrupt_range};
 use crate::io_error::io_error;
-use crate::local::{FILE_MODE, make_dirs, sync_dir};
-use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
+use crate::local::{FILE_MODE, make_dirs, no_links, sync_dir};
+use crate::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 
 /// The folder of unfinished objects and of the lock for puts; it contains no objects.
 const OWN_FOLDER: &str = ".firn-bucket";
@@ -123,6 +123,17 @@ impl FolderBucket {
         }
     }
 
+    fn put_bytes(&self, key: &str, bytes: &[u8], mode: &PutMode) -> Result<ObjectInfo> {
+        self.path(key)?;
+        let temporary = self.write_temporary(bytes)?;
+        let published = self.publish(&temporary, key, mode);
+        if published.is_err() {
+            // There is nothing to remove if the rename succeeded and only its sync failed.
+            let _ = fs::remove_file(&temporary);
+        }
+        published
+    }
+
     /// Renames a temporary file to its key if `mode` allows. One process at a time.
     fn publish(&self, temporary: &Path, key: &str, mode: &PutMode) -> Result<ObjectInfo> {
         let path = self.path(key)?;
@@ -149,7 +160,7 @@ impl FolderBucket {
         let path = self.root.join(OWN_FOLDER).join("lock");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(FILE_MODE);
-        let opened = options.open(&path);
+        let opened = options.custom_flags(no_links()).open(&path);
         let locked = opened.and_then(|file| file.lock().map(|()| file));
         locked.map_err(|e| io_error("lock", &path, e))
     }
@@ -207,14 +218,11 @@ impl Bucket for FolderBucket {
     }
 
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {
-        self.path(key)?;
-        let temporary = self.write_temporary(&bytes)?;
-        let published = self.publish(&temporary, key, &mode);
-        if published.is_err() {
-            // There is nothing to remove if the rename succeeded and only its sync failed.
-            let _ = fs::remove_file(&temporary);
-        }
-        published
+        self.put_bytes(key, &bytes, &mode)
+    }
+
+    fn put_file(&self, key: &str, file: Mapped) -> Result<ObjectInfo> {
+        self.put_bytes(key, &file, &PutMode::Overwrite)
     }
 
     fn head(&self, key: &str) -> Result<ObjectInfo> {
@@ -277,6 +285,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let bucket = FolderBucket::open(folder.path().join("slow")).unwrap();
         (folder, bucket)
+    }
+
+    #[test]
+    fn a_mapped_file_is_put_as_its_bytes_are() {
+        let (_folder, bucket) = bucket();
+        let bytes: Vec<u8> = (0..100_000u32).map(|idx| idx as u8).collect();
+        for _ in 0..2 {
+            let put = bucket.put_file("index/1-1.seg", Mapped::from(bytes.clone())).unwrap();
+            assert_eq!(put.bytes, bytes.len() as u64);
+        }
+        let len = bytes.len() as u64;
+        let whole = RangeRequest { key: "index/1-1.seg".to_owned(), offset: 0, len };
+        assert_eq!(**bucket.get_ranges(&[whole])[0].as_ref().unwrap(), *bytes);
     }
 
     #[test]

@@ -15,11 +15,18 @@ pub(crate) fn io_error(verb: &str, path: &Path, error: io::Error) -> Error {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Error::unavailable(format!("{action}: the disk is full; free space or move the folder"))
         }
+        io::ErrorKind::FileTooLarge => Error::unavailable(format!(
+            "{action}: the file is at the limit of its size; raise the limit (ulimit -f, \
+             LimitFSIZE) or move the folder to another file system"
+        )),
         io::ErrorKind::PermissionDenied => Error::unavailable(format!(
             "{action}: permission denied; allow this user to read and write there"
         )),
         _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
             Error::unavailable(format!("{action}: raise the limit on open files (ulimit -n)"))
+        }
+        _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            Error::unavailable(format!("{action}: it is a symbolic link, or links form a loop"))
         }
         _ => Error::unavailable(action),
     };

@@ -3,7 +3,8 @@
 //! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real implementations:
 //! [`LocalDisk`], [`MemoryDisk`], [`FolderBucket`], `RemoteBucket` (S3, Google, Azure; feature
 //! `remote`, because only it needs an HTTP client) and [`SystemClock`]. `open_bucket` selects one
-//! by URL. The simulated implementations are in `firn-sim` (a development room). One suite of
+//! by URL. Also the one way to read a file that a user names, [`given_file`]. The simulated
+//! implementations are in `firn-sim` (a development room). One suite of
 //! tests, `firn_sim::conformance`, runs against both.
 //!
 //! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
@@ -20,7 +21,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`,
-//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`.
+//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -29,6 +30,7 @@ mod clock;
 mod copy;
 mod disk;
 mod folder;
+pub mod given_file;
 mod io_error;
 mod lines;
 mod local;

@@ -21,6 +21,12 @@ pub const LOCK_FILE: &str = "LOCK";
 pub(crate) const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
 
+/// Flag of an open that creates a file which may exist: another user of a shared folder could have
+/// planted a link to a file of this process's user.
+pub(crate) fn no_links() -> i32 {
+    rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()
+}
+
 /// Size of the writes of zeros: large enough that the system call costs little compared with the
 /// copy, small enough for the second-level cache.
 const ZEROS: &[u8] = &[0; 256 << 10];
@@ -142,14 +148,14 @@ impl Disk for LocalDisk {
         // Not truncated: the file names the holder until this process has the lock.
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let mut file = options.open(&path).map_err(failed)?;
+        let mut file = options.custom_flags(no_links()).open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(held(&path, &mut file)),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        file.set_len(0).map_err(failed)?;
-        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        // The lock holds without the id, for which a full disk has no room.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Box::new(LocalLock { _file: file }))
     }
 }
@@ -360,6 +366,18 @@ mod tests {
         // File systems report the range as data, not as a hole or an unwritten extent.
         let hole = rustix::fs::seek(File::open(&path).unwrap(), rustix::fs::SeekFrom::Hole(0));
         assert_eq!(hole.unwrap(), 1 << 20);
+    }
+
+    /// Before, the process id replaced the contents of the other file.
+    #[test]
+    fn a_lock_that_is_a_link_is_refused_and_its_target_kept() {
+        let (_folder, disk) = disk();
+        let other = disk.root().join("other");
+        fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink(&other, disk.root().join(LOCK_FILE)).unwrap();
+        let error = disk.lock().unwrap_err().to_string();
+        assert!(error.contains("LOCK") && error.contains("symbolic link"), "{error}");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
     }
 
     #[test]

@@ -70,7 +70,9 @@ fn maps_device(folder: &Path) -> Result<bool> {
     // The attribute belongs to files, so a probe file is needed.
     let path = folder.join("probe");
     let failed = |error| io_error("create or remove", &path, error);
-    let file = File::create(&path).map_err(failed)?;
+    // Of an earlier process, or a link that another user has planted.
+    let _ = std::fs::remove_file(&path);
+    let file = File::create_new(&path).map_err(failed)?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     std::fs::remove_file(&path).map_err(failed)?;
     // A kernel without this call supports no such file system.

@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::bucket::{check_key, corrupt_range};
-use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
+use crate::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 pub use fetch::{Fetch, plan_fetches};
 use store::Stores;
 
@@ -110,19 +110,16 @@ impl RemoteBucket {
     /// `AWS_ALLOW_HTTP`, `GOOGLE_*`, `AZURE_*`), otherwise from the machine. Sends no request yet.
     ///
     /// # Errors
-    /// `Invalid` for a malformed URL or variable.
+    /// `Invalid` for a malformed URL or variable, and for a variable (`SSL_CERT_FILE` included)
+    /// that names a pipe, a device or a folder instead of a file.
     pub fn from_url(url: &str, options: &RemoteOptions) -> Result<RemoteBucket> {
-        let variables = std::env::vars_os();
-        let variables = variables.filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        });
-        RemoteBucket::open(url, variables, options)
+        RemoteBucket::open(url, store::text_variables(std::env::vars_os())?, options)
     }
 
     /// As [`RemoteBucket::from_url`] with the given variables instead of the environment.
     ///
     /// # Errors
-    /// `Invalid` for a malformed URL or variable.
+    /// As [`RemoteBucket::from_url`].
     pub fn open(
         url: &str,
         variables: impl IntoIterator<Item = (String, String)>,
@@ -165,6 +162,8 @@ impl RemoteBucket {
             ))
         };
         let runtime = self.runtime.as_ref().ok_or_else(stopped)?;
+        // A token's file is read again when the token expires, on a thread of the requests.
+        self.shared.stores.files.check().map_err(|e| Error::unavailable(e.to_string()))?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let work = work(Arc::clone(&self.shared));
         runtime.spawn(async move { sender.send(work.await) });
@@ -193,6 +192,12 @@ impl Bucket for RemoteBucket {
         check_key(key)?;
         let key = key.to_owned();
         self.run(|shared| async move { shared.put(&key, Bytes::from_owner(bytes), mode).await })?
+    }
+
+    fn put_file(&self, key: &str, file: Mapped) -> Result<ObjectInfo> {
+        check_key(key)?;
+        let (key, mode) = (key.to_owned(), PutMode::Overwrite);
+        self.run(|shared| async move { shared.put(&key, Bytes::from_owner(file), mode).await })?
     }
 
     fn head(&self, key: &str) -> Result<ObjectInfo> {

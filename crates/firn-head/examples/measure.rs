@@ -4,14 +4,16 @@
 //!
 //! By default 100,000 series at 15 s for 120 rounds, time-major: once as lone series, once in
 //! groups of 100. Values are like a server's: a third constant, a third counters, a third small
-//! gauges. Prints CPU per sample and bytes per series.
+//! gauges. Prints CPU per sample and bytes per series. After every round of the last 40, reads
+//! recent samples the way queries do; prints the median of these rounds, for the first read after a
+//! round and for a later one.
 
 #![allow(clippy::print_stdout, reason = "this is a tool")]
 #![allow(clippy::disallowed_methods, reason = "measures real time and memory")]
 
 use std::time::{Duration, Instant};
 
-use firn_codec::{Slots, merge_into_one};
+use firn_codec::{MemberColumn, Slots, merge_into_one};
 use firn_head::{Head, HeadOptions, bound_bytes};
 use firn_model::{
     Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, Slot, TimeRange,
@@ -36,6 +38,8 @@ struct Load {
 
 /// CPU time of this thread: other work on the machine does not count.
 fn cpu() -> Duration {
+    // The kernel adds up the time at a switch.
+    std::thread::yield_now();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns = text.split(' ').next().and_then(|field| field.parse().ok());
     Duration::from_nanos(ns.expect("this tool needs Linux"))
@@ -61,6 +65,7 @@ fn run(load: &Load, name: &str, members: u64) {
     let mut times = Times::default();
     let mut batch = RowBatch::default();
     let mut peak = 0;
+    let mut reads = Reads::default();
     for round in 0..load.rounds {
         for first in (0..load.series).step_by(REQUEST as usize) {
             batch.clear();
@@ -91,9 +96,13 @@ fn run(load: &Load, name: &str, members: u64) {
         times.convert += converted - start;
         times.compress += cpu() - converted;
         peak = peak.max(budget.usage().used_bytes);
+        if round + 40 >= load.rounds {
+            read(load, &head, members, round, &mut reads);
+        }
     }
     report(load, name, &head, &budget, &times, peak);
-    read(load, &head, members);
+    reads.report();
+    snapshots(&head);
 }
 
 fn write(head: &Head, budget: &Budget, batch: &RowBatch, seq: u64, times: &mut Times) {
@@ -144,25 +153,88 @@ fn report(load: &Load, name: &str, head: &Head, budget: &Budget, times: &Times, 
     );
 }
 
-/// One member of each group over the last five minutes, and over everything.
-fn read(load: &Load, head: &Head, members: u64) {
+/// CPU of reads of recent samples, in microseconds per member: the first after new rows, and the
+/// third.
+#[derive(Default)]
+struct Reads {
+    by_name: Vec<(&'static str, Vec<[f64; 2]>)>,
+}
+
+impl Reads {
+    fn note(&mut self, name: &'static str, us: [f64; 2]) {
+        match self.by_name.iter_mut().find(|known| known.0 == name) {
+            Some((_, all)) => all.push(us),
+            None => self.by_name.push((name, vec![us])),
+        }
+    }
+
+    fn report(&mut self) {
+        for (name, all) in &mut self.by_name {
+            let median = |idx: usize| {
+                let mut figures: Vec<f64> = all.iter().map(|us| us[idx]).collect();
+                figures.sort_by(f64::total_cmp);
+                figures[figures.len() / 2]
+            };
+            println!("  read {name}: {:.3} us first, {:.3} us again", median(0), median(1));
+        }
+    }
+}
+
+/// Reads as queries do. Each kind reads other members, so that none profits from another.
+fn read(load: &Load, head: &Head, members: u64, round: u64, reads: &mut Reads) {
     let snapshot = head.snapshot();
     let end = snapshot.time_range().end;
-    let slot = [Slot(members as u32 / 2)];
-    for (name, range) in
-        [("5 min", TimeRange::new(end - 300_000, end)), ("everything", TimeRange::ALL)]
-    {
-        let start = cpu();
-        let mut value_count = 0;
-        let mut reader = snapshot.reader(range);
-        for group in 0..load.series / members {
-            let sources = reader.read(GroupId(group), Slots::Some(&slot), range);
-            let merged = merge_into_one(sources.expect("written rows are readable"), range);
-            value_count += merged.value_count();
+    let recent = TimeRange::new(end - 300_000, end);
+    let groups = load.series / members;
+    let mut column = MemberColumn::default();
+    let mut timed = |name, count: u64, read: &mut dyn FnMut(&mut MemberColumn)| {
+        let mut us = || {
+            let start = cpu();
+            read(&mut column);
+            (cpu() - start).as_nanos() as f64 / 1e3 / count as f64
+        };
+        let first = us();
+        us();
+        reads.note(name, [first, us()]);
+    };
+    let slot = |idx: u64| Slot((idx * members.min(10) / 10 * 7 % members) as u32);
+    // Groups that the other kinds read too, so half of the rounds have this kind alone.
+    let narrow = |column: &mut MemberColumn| {
+        for idx in 0..40 {
+            let group = GroupId((idx / 5 * 97 + round) % groups);
+            let mut reader = snapshot.reader(recent);
+            let series = SeriesRef { group, slot: slot(idx % 5) };
+            assert!(reader.read_one(series, recent, column).expect("written rows are readable"));
         }
-        let us = (cpu() - start).as_nanos() as f64 / 1e3 / (load.series / members) as f64;
-        println!("  read one member of each group, {name}: {us:.2} us each, {value_count} values");
+    };
+    let wide = |column: &mut MemberColumn| {
+        let mut reader = snapshot.reader(recent);
+        for group in 0..groups {
+            let series = SeriesRef { group: GroupId(group), slot: slot(5) };
+            assert!(reader.read_one(series, recent, column).expect("written rows are readable"));
+        }
+    };
+    let slots: Vec<Slot> = (0..members.min(10)).map(|slot| Slot(slot as u32)).collect();
+    let all: Vec<Slot> = (0..members).map(|slot| Slot(slot as u32)).collect();
+    let each = |slots: &[Slot], range: TimeRange| {
+        let mut reader = snapshot.reader(range);
+        for group in 0..groups {
+            let sources = reader.read(GroupId(group), Slots::Some(slots), range);
+            let merged = merge_into_one(sources.expect("written rows are readable"), range);
+            std::hint::black_box(merged);
+        }
+    };
+    match round % 4 {
+        0 => timed("one member of each of 40 groups", 40, &mut { narrow }),
+        1 => timed("one member of all groups", groups, &mut { wide }),
+        2 => timed("ten members of all groups", groups * slots.len() as u64, &mut |_| {
+            each(&slots, recent);
+        }),
+        _ => timed("all members of all groups", load.series, &mut |_| each(&all, recent)),
     }
+}
+
+fn snapshots(head: &Head) {
     let start = cpu();
     for _ in 0..1_000 {
         std::hint::black_box(head.snapshot());

@@ -10,9 +10,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use firn_codec::varint::take_varint;
 use firn_codec::{
-    GroupColumns, MemberColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_slots,
+    GroupColumns, MemberColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_members,
+    decode_row_slots,
 };
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
@@ -73,6 +73,9 @@ struct RowBuffers {
     rows: Vec<RowLocation>,
     row: Vec<u8>,
     state: RowState,
+    /// The state of a walk over members without values.
+    members: RowState,
+    here: Vec<Slot>,
     /// Bytes of rows that were read.
     touched: usize,
 }
@@ -123,12 +126,12 @@ impl Arena {
     }
 
     /// Whether the group has a row before `visible`.
-    pub(crate) fn has_row(&self, local: LocalGroup, visible: u32) -> Result<bool> {
+    pub(crate) fn has_row(&self, local: LocalGroup, visible: u32) -> bool {
         let mut at = self.last(local, Ordering::Acquire);
         while at > visible {
-            at = self.header(at - 1)?.0.map_or(0, |start| start + 1);
+            at = self.header(at - 1).0.map_or(0, |start| start + 1);
         }
-        Ok(at != 0)
+        at != 0
     }
 
     /// The group's values of `slots` in `range` from rows before `visible`.
@@ -145,6 +148,30 @@ impl Arena {
     ) -> Result<GroupColumns> {
         let read = self.read_rows(local, visible, (slots, range), buffers);
         let columns = buffers.columns.finish(seq);
+        read.map(|()| columns)
+    }
+
+    /// All values of the group from rows before `visible`. Those of a lone series are appended to
+    /// `lone`, if it is passed and they are later than its samples; then the result is empty.
+    ///
+    /// # Errors
+    /// As [`Arena::read`].
+    pub(crate) fn read_all(
+        &self,
+        local: LocalGroup,
+        visible: u32,
+        seq: SeqRange,
+        lone: Option<&mut MemberColumn>,
+        buffers: &mut ReadBuffers,
+    ) -> Result<GroupColumns> {
+        let read = self.read_rows(local, visible, (Slots::All, TimeRange::ALL), buffers);
+        let rows = &mut buffers.columns;
+        if let (Some(lone), Some((times, values))) = (lone, rows.lone())
+            && lone.extend(times, values)
+        {
+            rows.clear();
+        }
+        let columns = rows.finish(seq);
         read.map(|()| columns)
     }
 
@@ -171,7 +198,8 @@ impl Arena {
         Ok(rises)
     }
 
-    /// Removes from `left` the members with a value in `range` in rows before `visible`.
+    /// Removes from `left`, which ascends, the members with a value in `range` in rows before
+    /// `visible`. Reads no value.
     pub(crate) fn take_present(
         &self,
         local: LocalGroup,
@@ -180,15 +208,31 @@ impl Arena {
         buffers: &mut ReadBuffers,
         left: &mut Vec<Slot>,
     ) -> Result<()> {
-        let mut here: Vec<Slot> = Vec::new();
-        self.each_value(local, visible, Slots::Some(left), &mut buffers.rows, |ts, slot, _| {
-            if range.contains(ts) {
-                here.push(slot);
+        let RowBuffers { rows, row, members, here, touched, .. } = &mut buffers.rows;
+        self.find_rows(local, visible, rows);
+        // A group's first row in the range mostly has all members.
+        for found in rows.iter().rev() {
+            if left.is_empty() {
+                break;
             }
-        })?;
-        here.sort_unstable();
-        left.retain(|slot| here.binary_search(slot).is_err());
+            here.clear();
+            let bytes = self.words.read(found.start as usize, found.len as usize, row);
+            *touched += bytes.len();
+            let ts = decode_row_members(members, bytes, left, |slot| here.push(slot))?;
+            if !found.hidden && range.contains(ts) && !here.is_empty() {
+                left.retain(|slot| here.binary_search(slot).is_err());
+            }
+        }
         Ok(())
+    }
+
+    /// Calls `each` with the groups with a row, visible or not, ascending.
+    pub(crate) fn each_group(&self, mut each: impl FnMut(LocalGroup)) {
+        let mut from = Some(0);
+        while let Some(local) = from.and_then(|from| self.next_group(from)) {
+            each(local);
+            from = local.checked_add(1);
+        }
     }
 
     /// Decodes the group's rows into `buffers.columns`.
@@ -218,8 +262,8 @@ impl Arena {
         buffers: &mut RowBuffers,
         mut each: impl FnMut(Timestamp, Slot, f64),
     ) -> Result<()> {
-        let RowBuffers { rows, row, state, touched } = buffers;
-        self.find_rows(local, visible, rows)?;
+        let RowBuffers { rows, row, state, touched, .. } = buffers;
+        self.find_rows(local, visible, rows);
         *state = RowState::new();
         for found in rows.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
@@ -240,37 +284,40 @@ impl Arena {
     }
 
     /// The group's visible rows, last row first.
-    fn find_rows(
-        &self,
-        local: LocalGroup,
-        visible: u32,
-        rows: &mut Vec<RowLocation>,
-    ) -> Result<()> {
+    fn find_rows(&self, local: LocalGroup, visible: u32, rows: &mut Vec<RowLocation>) {
         rows.clear();
         let mut next = self.last(local, Ordering::Acquire).checked_sub(1);
         while let Some(start) = next {
-            let (before, row) = self.header(start)?;
+            let (before, row) = self.header(start);
             if start < visible {
                 rows.push(row);
             }
             next = before;
         }
-        Ok(())
     }
 
     /// The row at `start`, and the start of the group's previous row.
     #[inline]
-    fn header(&self, start: u32) -> Result<(Option<u32>, RowLocation)> {
-        let bytes = self.words.peek(start as usize).to_le_bytes();
-        let mut input = bytes.as_slice();
-        let step = take_varint(&mut input, "active row step")? as u32;
-        let len = take_varint(&mut input, "active row length")?;
-        let header_bytes = (bytes.len() - input.len()) as u32;
-        debug_assert!(step <= start, "a step back of {step} at {start}");
-        let before = if step == 0 { None } else { start.checked_sub(step) };
+    fn header(&self, start: u32) -> (Option<u32>, RowLocation) {
+        let mut bytes = self.words.peek(start as usize);
+        let (step, step_bytes) = take_low_varint(&mut bytes);
+        let (len, len_bytes) = take_low_varint(&mut bytes);
+        debug_assert!(step <= u64::from(start), "a step back of {step} at {start}");
+        let before = if step == 0 { None } else { start.checked_sub(step as u32) };
         let (hidden, len) = (len & 1 != 0, (len >> 1) as u32);
-        Ok((before, RowLocation { start: start + header_bytes, len, hidden }))
+        (before, RowLocation { start: start + step_bytes + len_bytes, len, hidden })
     }
+}
+
+/// Takes a varint of at most five bytes from the low end of `bytes`; returns it with its length.
+#[inline]
+fn take_low_varint(bytes: &mut u128) -> (u64, u32) {
+    let low = *bytes as u64;
+    let len = ((!low & 0x80_8080_8080).trailing_zeros() / 8 + 1).min(5);
+    let used = low & ((1 << (8 * len)) - 1);
+    let group = |idx: u32| (used >> idx) & (0x7f << (7 * idx));
+    *bytes >>= 8 * len;
+    (group(0) | group(1) | group(2) | group(3) | group(4), len)
 }
 
 /// Location of a row's bytes.
@@ -298,6 +345,49 @@ mod tests {
     use firn_model::{Budget, Cell, GroupId, Pool};
 
     use super::*;
+
+    #[test]
+    fn low_varints_are_those_of_the_codec() {
+        for shift in 0..=33 {
+            for number in [1u64 << shift, (1 << shift) - 1].map(|number| number.min(1 << 33)) {
+                let mut encoded = Vec::new();
+                encode_varint(number, &mut encoded);
+                let len = encoded.len() as u32;
+                encoded.resize(16, 0x81);
+                let mut bytes = u128::from_le_bytes(encoded.try_into().unwrap());
+                assert_eq!(take_low_varint(&mut bytes), (number, len));
+                assert_eq!(bytes as u8, 0x81);
+            }
+        }
+    }
+
+    #[test]
+    fn presence_reads_the_first_row_of_many() {
+        let arena = Arena::new(Budget::unlimited().empty(Pool::Head));
+        let (mut state, mut bytes, mut scratch) = (RowState::new(), Vec::new(), Vec::new());
+        let (mut end, mut first_row_bytes) = (0, 0);
+        for ts in 0..50 {
+            bytes.clear();
+            let cell = |slot| Cell { group: GroupId(0), slot: Slot(slot), ts, value: ts as f64 };
+            let cells: Vec<Cell> = (0..100).map(cell).collect();
+            encode_row(&mut state, ts == 0, ts, &cells, &mut bytes);
+            if ts == 0 {
+                first_row_bytes = bytes.len();
+            }
+            end =
+                arena.append(end, NewRow { local: 0, bytes: &bytes, hidden: false }, &mut scratch);
+        }
+        let take = |visible, range, slots: &[u32]| {
+            let (mut buffers, mut left) =
+                (ReadBuffers::default(), slots.iter().copied().map(Slot).collect());
+            arena.take_present(0, visible, range, &mut buffers, &mut left).unwrap();
+            (left, buffers.rows.touched)
+        };
+        assert_eq!(take(end, TimeRange::ALL, &[0, 99]), (vec![], first_row_bytes));
+        assert_eq!(take(0, TimeRange::ALL, &[99]), (vec![Slot(99)], 0));
+        assert_eq!(take(end, TimeRange::new(30, 40), &[7, 100]).0, [Slot(100)]);
+        assert_eq!(take(end, TimeRange::new(50, 60), &[7]).0, [Slot(7)]);
+    }
 
     /// Two groups take turns, so rows share words at their ends. Under Miri, memory is as weakly
     /// ordered as the language permits.

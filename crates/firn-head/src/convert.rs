@@ -6,12 +6,14 @@
 //! Source: ByteSeries, section 3.3 with Algorithm 1 (data conversion scheduler). The engine's
 //! scheduler runs the jobs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use firn_codec::Effort;
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
-use crate::part::{ListedPart, Part, PartForm, PartMemory, PartWalk, PinnedPart};
+use crate::options::ConvertOptions;
+use crate::part::{ListedPart, Part, PartForm, PartMemory, PartWalk, PinnedPart, WalkedGroup};
 use crate::pool::BlockPool;
 use crate::segment::{Segment, SegmentBuilder};
 use crate::shard::{PartList, Shard, hold};
@@ -51,8 +53,13 @@ impl ConvertJob {
         let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
         let mut walk = PartWalk::new(self.inputs.iter())?;
         // No tombstones: parts on both sides of a delete are never merged.
-        while let Some((local, columns)) = walk.take(|_, _| ())? {
-            builder.add(local, columns, self.effort);
+        while let Some((local, group)) = walk.take_lent()? {
+            match group {
+                WalkedGroup::Lone(column) => {
+                    builder.add_lone(local, &column.times, &column.values, self.effort);
+                }
+                WalkedGroup::Columns(columns) => builder.add(local, columns, self.effort),
+            }
         }
         let range = builder.range;
         debug_assert!(
@@ -65,6 +72,17 @@ impl ConvertJob {
         );
         let output = output(&self.inputs, range, builder.finish(), self.made);
         Ok(ConvertEdit { shard: self.shard, inputs: self.inputs, output, _claim: self.claim })
+    }
+
+    /// Bytes of its rows.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        let rows = self.inputs.iter().filter(|input| input.part.is_rows);
+        rows.map(|input| input.form.heap_bytes()).sum()
+    }
+
+    /// Rows of its parts, as they came in.
+    pub fn input_rows(&self) -> u64 {
+        self.inputs.iter().map(|input| input.part.row_count).sum()
     }
 
     /// Bytes of memory of its parts.
@@ -111,45 +129,92 @@ fn output(inputs: &[PinnedPart], range: TimeRange, segment: Segment, made: u64) 
         row_count: inputs.iter().map(|input| input.part.row_count).sum(),
         visible: 0,
         chunk_count: segment.chunk_count(),
+        is_rows: false,
         memory: Arc::new(PartMemory::new(PartForm::Columns(Arc::new(segment)), made)),
     }
 }
 
 impl Shard {
-    /// The oldest waiting arena and its neighbours.
-    pub(crate) fn plan_convert(&self) -> Option<ConvertJob> {
-        let start = self.parts.list.iter().position(|part| part.is_rows())?;
-        let end = self.parts.border_after(start);
-        let run = &self.parts.list[start..end];
+    /// The oldest waiting arena and its neighbours. With `options`, also the segments before them
+    /// that [`Shard::plan_compress`] would merge with the outcome: their values are then packed
+    /// once less.
+    pub(crate) fn plan_convert(&self, options: Option<&ConvertOptions>) -> Option<ConvertJob> {
+        let list = &self.parts.list;
+        let start = list.iter().position(|part| part.is_rows)?;
+        let run = &list[start..self.parts.border_after(start)];
         let mut bytes = run[0].heap_bytes();
         let more = run.windows(2).take_while(|pair| {
             bytes += pair[1].heap_bytes();
-            pair[1].is_rows() && follows(pair) && bytes <= JOB_BYTES_MAX
+            pair[1].is_rows && follows(pair) && bytes <= JOB_BYTES_MAX
         });
-        let count = 1 + more.count();
-        self.job(&run[..count], Effort::Fast)
+        let end = start + 1 + more.count();
+        let (older_count, effort) = match options {
+            Some(options) => self.mergeable_before(start..end, options),
+            None => (0, Effort::Fast),
+        };
+        self.job(&list[start - older_count..end], effort)
     }
 
-    /// The youngest unflushed segments, once `fan_in` of about one size exist. Each value is packed
-    /// again about log(arenas per flush) to the base `fan_in` times. Two segments suffice if their
-    /// chunks have under `rows_per_chunk_min` rows, because most of their bytes are headers.
+    /// The number of unflushed segments to merge with the waiting arenas `rows` behind them, and
+    /// the effort.
+    fn mergeable_before(&self, rows: Range<usize>, options: &ConvertOptions) -> (usize, Effort) {
+        let list = &self.parts.list;
+        let first = self.parts.border_before(rows.start + 1).max(self.parts.hot_count);
+        if first > rows.start {
+            return (0, Effort::Fast);
+        }
+        let gap = list[first..=rows.start].windows(2).rposition(|pair| !follows(pair));
+        let older = &list[first + gap.map_or(0, |idx| idx + 1)..rows.start];
+        let rows = &list[rows];
+        let row_count: u64 = rows.iter().map(|part| part.row_count).sum();
+        let chunk_count = rows.iter().map(|part| part.chunk_count).max().unwrap_or(0);
+        let rows_min = options.rows_per_chunk_min;
+        let is_small = row_count < u64::from(rows_min) * chunk_count as u64;
+        let generations =
+            |parts: &[ListedPart]| parts.iter().map(|part| part.generation_count()).sum::<u64>();
+        let (mut size, mut count, mut effort) = (generations(rows), 0, Effort::Fast);
+        // A merge may make a segment of the next size, of which there may be enough then.
+        loop {
+            let left = &older[..older.len() - count];
+            let sizes = left.iter().rev().map(|part| part.generation_count());
+            let sizes = std::iter::once(size).chain(sizes);
+            let more = match mergeable_count(sizes, options.segment_fan_in) {
+                0 if count > 0 || !is_small => break,
+                0 if left.last().is_some_and(|last| last.has_fewer_rows(rows_min)) => 1,
+                0 => break,
+                merged => {
+                    effort = Effort::Small;
+                    merged - 1
+                }
+            };
+            size += generations(&left[left.len() - more..]);
+            count += more;
+        }
+        let merged = &older[older.len() - count..];
+        let bytes: u64 = merged.iter().map(|part| part.heap_bytes()).sum();
+        if bytes <= JOB_BYTES_MAX { (count, effort) } else { (0, Effort::Fast) }
+    }
+
+    /// The youngest unflushed segments, once `segment_fan_in` of about one size exist. Each value
+    /// is packed again about log(arenas per flush) to the base `segment_fan_in` times. Two segments
+    /// suffice if their chunks have under `rows_per_chunk_min` rows, because most of their bytes
+    /// are headers.
     ///
     /// Source: ByteSeries, sections 3.3 and 4.3 (points per series of a static segment).
-    pub(crate) fn plan_compress(
-        &self,
-        fan_in: usize,
-        rows_per_chunk_min: u32,
-    ) -> Option<ConvertJob> {
-        let end = self.parts.list.iter().rposition(|part| !part.is_rows())? + 1;
+    pub(crate) fn plan_compress(&self, options: &ConvertOptions) -> Option<ConvertJob> {
+        let end = self.parts.list.iter().rposition(|part| !part.is_rows)? + 1;
         let start = self.parts.border_before(end).max(self.parts.hot_count);
         let run = self.parts.list.get(start..end)?;
-        let before = run.windows(2).rposition(|pair| pair[0].is_rows() || !follows(pair));
+        let before = run.windows(2).rposition(|pair| pair[0].is_rows || !follows(pair));
         let run = &run[before.map_or(0, |idx| idx + 1)..];
-        let count = mergeable_count(run.iter().rev().map(|part| part.generation_count()), fan_in);
+        let count = mergeable_count(
+            run.iter().rev().map(|part| part.generation_count()),
+            options.segment_fan_in,
+        );
         if count >= 2 {
             return self.job(&run[run.len() - count..], Effort::Small);
         }
-        let is_small = |part: &ListedPart| part.has_fewer_rows(rows_per_chunk_min);
+        let is_small = |part: &ListedPart| part.has_fewer_rows(options.rows_per_chunk_min);
         let small = run.get(run.len().saturating_sub(2)..).filter(|last| last.iter().all(is_small));
         small.filter(|last| last.len() == 2).and_then(|last| self.job(last, Effort::Fast))
     }

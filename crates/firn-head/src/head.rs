@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::convert::{ConvertEdit, ConvertJob};
 use crate::epoch::Epochs;
 use crate::flush::{FlushJob, HotPart, SealMarks, choose};
-use crate::options::HeadOptions;
+use crate::options::{ConvertOptions, HeadOptions};
 use crate::part::PartForm;
 use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
@@ -271,22 +271,29 @@ impl Head {
         snapshot
     }
 
-    /// Plans a conversion of waiting arenas, in the shard where most wait. One job per shard at a
-    /// time; `None` if no arena waits.
+    /// Plans a conversion of waiting arenas, in the shard where most wait, together with the
+    /// segments that are merged with them next. One job per shard at a time; `None` if no arena
+    /// waits.
     pub fn plan_convert(&self) -> Option<ConvertJob> {
-        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert());
-        jobs.max_by_key(ConvertJob::input_bytes)
+        self.plan_rows(Some(&self.options.convert))
+    }
+
+    /// As [`Head::plan_convert`], but leaves segments alone: the least work that makes columns of
+    /// rows, for replay.
+    pub fn plan_convert_rows(&self) -> Option<ConvertJob> {
+        self.plan_rows(None)
+    }
+
+    fn plan_rows(&self, options: Option<&ConvertOptions>) -> Option<ConvertJob> {
+        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert(options));
+        jobs.max_by_key(ConvertJob::row_bytes)
     }
 
     /// Plans a merge of small segments, which packs them harder.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
-        let plan = |shard: &SharedShard| {
-            shard.lock().plan_compress(
-                self.options.convert.segment_fan_in,
-                self.options.convert.rows_per_chunk_min,
-            )
-        };
-        self.shards.iter().filter_map(plan).max_by_key(ConvertJob::input_bytes)
+        let options = &self.options.convert;
+        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_compress(options));
+        jobs.max_by_key(ConvertJob::input_bytes)
     }
 
     /// Applies the outcome of a conversion. Returns `false`, and changes nothing, if its inputs
@@ -340,7 +347,8 @@ impl Head {
     pub fn recycle_surplus(&self, hard_line: Timestamp) -> u64 {
         let hot = self.hot_parts();
         let is_old = |part: &&HotPart| part.range_end < hard_line;
-        let old_bytes = self.recycle_parts(hot.iter().filter(is_old));
+        let old_bytes =
+            self.recycle_parts(hot.iter().filter(is_old), |shard| Some(self.lock(shard)));
         let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum();
         // Old parts may have been merged with others meanwhile, and were larger then.
         let surplus =
@@ -351,14 +359,20 @@ impl Head {
     /// Releases at least `bytes` of hot memory, or all there is, older time ranges first. Returns
     /// the number of bytes. Readers with tables use those from now on; for other readers the memory
     /// cools until they end.
+    ///
+    /// Skips shards that are locked, so that the caller may hold any lock: a query that needs
+    /// memory reads the index, and a writer that has locked a shard may wait for the index.
     pub fn recycle(&self, bytes: u64) -> u64 {
         if bytes == 0 {
             return 0;
         }
-        let mut hot = self.hot_parts();
+        let mut hot = Vec::new();
+        let free = self.shards.iter().filter_map(SharedShard::try_lock);
+        free.for_each(|shard| hot.extend(shard.hot_parts()));
         hot.sort_unstable();
         let chosen = choose(&hot, bytes, &self.options);
-        let recycled_bytes = self.recycle_parts(chosen.iter());
+        let locked = |shard: ShardId| self.shards[usize::from(shard.0)].try_lock();
+        let recycled_bytes = self.recycle_parts(chosen.iter(), locked);
         // Other pools need the memory.
         self.blocks.trim();
         recycled_bytes
@@ -366,11 +380,18 @@ impl Head {
 
     /// Releases all hot memory with rows from before `seq`, so that only tables have them.
     pub fn recycle_before(&self, seq: CommitSeq) {
-        self.recycle_parts(self.hot_parts().iter().filter(|part| part.seq_min < seq));
+        let hot = self.hot_parts();
+        let parts = hot.iter().filter(|part| part.seq_min < seq);
+        self.recycle_parts(parts, |shard| Some(self.lock(shard)));
     }
 
-    fn recycle_parts<'p>(&self, parts: impl Iterator<Item = &'p HotPart>) -> u64 {
-        let bytes = parts.map(|part| self.lock(part.shard).recycle(part.first)).sum();
+    /// Releases `parts` of the shards that `lock` returns.
+    fn recycle_parts<'h, 'p>(
+        &'h self,
+        parts: impl Iterator<Item = &'p HotPart>,
+        lock: impl Fn(ShardId) -> Option<LockedShard<'h>>,
+    ) -> u64 {
+        let bytes = parts.filter_map(|part| Some(lock(part.shard)?.recycle(part.first))).sum();
         if bytes > 0 {
             self.forget_snapshot();
             self.epochs.settle();
@@ -423,7 +444,7 @@ impl Head {
             stats.hot_bytes += shard.parts.hot().iter().map(|part| part.heap_bytes()).sum::<u64>();
             for part in shard.parts.unflushed() {
                 stats.row_count += part.row_count;
-                let (bytes, count) = match part.is_rows() {
+                let (bytes, count) = match part.is_rows {
                     true => (&mut stats.arena_bytes, &mut stats.arena_count_waiting),
                     false => (&mut stats.segment_bytes, &mut stats.segment_count),
                 };
@@ -454,6 +475,12 @@ impl Head {
 impl SharedShard {
     fn lock(&self) -> LockedShard<'_> {
         LockedShard { version: &self.version, shard: self.shard.lock(), is_changed: false }
+    }
+
+    /// `None` if another thread has locked it.
+    fn try_lock(&self) -> Option<LockedShard<'_>> {
+        let shard = self.shard.try_lock()?;
+        Some(LockedShard { version: &self.version, shard, is_changed: false })
     }
 
     /// Whether the shard still has `version`. A thread that knows of a change (a row was published)

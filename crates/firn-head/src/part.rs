@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use firn_codec::{GroupColumns, MemberColumn, SeqRange, Slots, merge_columns};
-use firn_model::{Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
+use firn_model::{ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ReadBuffers};
@@ -26,8 +26,9 @@ pub(crate) struct Part {
     pub(crate) row_count: u64,
     /// For an arena: rows that start before this are visible.
     pub(crate) visible: u32,
-    /// Number of chunks; 0 for rows.
+    /// Number of chunks, or of those that its rows will become.
     pub(crate) chunk_count: usize,
+    pub(crate) is_rows: bool,
     pub(crate) memory: Arc<PartMemory>,
 }
 
@@ -68,6 +69,24 @@ impl PartForm {
         }
     }
 
+    /// Calls `each` with every group in it, visible or not, ascending.
+    pub(crate) fn each_group(&self, mut each: impl FnMut(LocalGroup)) -> Result<()> {
+        match self {
+            PartForm::Rows(arena) => arena.each_group(each),
+            PartForm::Columns(segment) => {
+                let mut cursor = segment.first()?;
+                let mut last = None;
+                while let Some((local, _)) = segment.get(&cursor) {
+                    if last.replace(local) != Some(local) {
+                        each(local);
+                    }
+                    segment.advance(&mut cursor)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The reservation of the memory.
     pub(crate) fn held(&self) -> &Mutex<Reservation> {
         match self {
@@ -86,16 +105,12 @@ impl PartForm {
 }
 
 impl Part {
-    pub(crate) fn is_rows(&self) -> bool {
-        self.chunk_count == 0
-    }
-
     /// The number of arenas that it was made of, about.
     pub(crate) fn generation_count(&self) -> u64 {
         self.last - self.first + 1
     }
 
-    /// Whether it has chunks, with fewer rows than this on average.
+    /// Whether its chunks have, or will have, fewer rows than this on average.
     pub(crate) fn has_fewer_rows(&self, rows_per_chunk: u32) -> bool {
         self.row_count < u64::from(rows_per_chunk) * self.chunk_count as u64
     }
@@ -200,7 +215,7 @@ impl Part {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 Ok(range.intersect(segment.time_range(local, cursor)?))
             }
-            PartForm::Rows(arena) if arena.has_row(local, self.visible)? => Ok(range),
+            PartForm::Rows(arena) if arena.has_row(local, self.visible) => Ok(range),
             PartForm::Rows(_) => Ok(TimeRange::EMPTY),
         }
     }
@@ -238,13 +253,26 @@ pub(crate) struct PartWalk<'a> {
     cursors: Vec<PartCursor<'a>>,
     buffers: ReadBuffers,
     sources: Vec<GroupColumns>,
+    lone: MemberColumn,
+}
+
+/// The values of one group.
+pub(crate) enum WalkedGroup<'w> {
+    /// Slot 0 alone, with a value at each timestamp.
+    Lone(&'w MemberColumn),
+    Columns(GroupColumns),
 }
 
 impl<'a> PartWalk<'a> {
     /// `parts` oldest first.
     pub(crate) fn new(parts: impl Iterator<Item = &'a PinnedPart>) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
-        Ok(PartWalk { cursors, buffers: ReadBuffers::default(), sources: Vec::new() })
+        Ok(PartWalk {
+            cursors,
+            buffers: ReadBuffers::default(),
+            sources: Vec::new(),
+            lone: MemberColumn::default(),
+        })
     }
 
     /// The group that [`PartWalk::take`] returns next.
@@ -262,27 +290,50 @@ impl<'a> PartWalk<'a> {
         self.sources.clear();
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
-                let columns = cursor.take(local, &mut self.buffers)?;
-                let range = columns.time_range();
-                // The walk feeds tables: a row outside the range would be in no query's reach.
-                if cursor.part.range.intersect(range) != range {
-                    let what = format!(
-                        "columns at {range:?} are outside the range of their part, {:?}",
-                        cursor.part.range
-                    );
-                    return Err(Error::corrupt("memory", 0, what));
-                }
+                let columns = cursor.take(local, None, &mut self.buffers)?;
                 if !columns.is_empty() {
                     self.sources.push(columns);
                 }
             }
         }
         hide(local, &mut self.sources);
-        let merged = match self.sources.len() {
+        Ok(Some((local, self.merge())))
+    }
+
+    /// As [`PartWalk::take`]. Nothing is allocated for a lone series whose parts follow each other.
+    pub(crate) fn take_lent(&mut self) -> Result<Option<(LocalGroup, WalkedGroup<'_>)>> {
+        let Some(local) = self.peek() else { return Ok(None) };
+        self.sources.clear();
+        self.lone.clear();
+        for cursor in &mut self.cursors {
+            while cursor.peek() == Some(local) {
+                let lone = self.sources.is_empty().then_some(&mut self.lone);
+                let columns = cursor.take(local, lone, &mut self.buffers)?;
+                if columns.is_empty() {
+                    continue;
+                }
+                if !self.lone.times.is_empty() {
+                    let times = self.lone.times.as_slice().into();
+                    let batch = ColumnBatch::of_one(Slot(0), times, self.lone.values.clone());
+                    self.sources.push(GroupColumns { batch, seq: cursor.part.seq });
+                    self.lone.clear();
+                }
+                self.sources.push(columns);
+            }
+        }
+        let is_lone = self.sources.is_empty() && !self.lone.times.is_empty();
+        let group = match is_lone {
+            true => WalkedGroup::Lone(&self.lone),
+            false => WalkedGroup::Columns(self.merge()),
+        };
+        Ok(Some((local, group)))
+    }
+
+    fn merge(&mut self) -> GroupColumns {
+        match self.sources.len() {
             1 => self.sources.pop().unwrap_or_default(),
             _ => merge_columns(&self.sources, TimeRange::ALL),
-        };
-        Ok(Some((local, merged)))
+        }
     }
 }
 
@@ -315,13 +366,20 @@ impl<'a> PartCursor<'a> {
         }
     }
 
-    /// The columns of `local`, which is the group of [`PartCursor::peek`].
-    fn take(&mut self, local: LocalGroup, buffers: &mut ReadBuffers) -> Result<GroupColumns> {
-        let all = (Slots::All, TimeRange::ALL);
-        match &mut self.at {
+    /// The values of `local`, which is the group of [`PartCursor::peek`]. Those of a lone series
+    /// are appended to `lone`, if it is passed and they are later than its samples; then the result
+    /// is empty.
+    fn take(
+        &mut self,
+        local: LocalGroup,
+        mut lone: Option<&mut MemberColumn>,
+        buffers: &mut ReadBuffers,
+    ) -> Result<GroupColumns> {
+        let before = lone.as_ref().map_or(0, |lone| lone.times.len());
+        let columns = match &mut self.at {
             CursorForm::Rows { arena, visible, next } => {
                 *next = local.checked_add(1).and_then(|from| arena.next_group(from));
-                arena.read(local, *visible, all, self.part.seq, buffers)
+                arena.read_all(local, *visible, self.part.seq, lone.as_deref_mut(), buffers)?
             }
             CursorForm::Columns { segment, cursor } => {
                 let Some((_, chunk)) = segment.get(cursor) else {
@@ -330,9 +388,33 @@ impl<'a> PartCursor<'a> {
                     ));
                 };
                 segment.advance(cursor)?;
-                let columns = segment.open(chunk)?.read(all.0, all.1)?;
-                Ok(GroupColumns { seq: self.part.seq, ..columns })
+                let chunk = segment.open(chunk)?;
+                let is_appended = match lone.as_deref_mut() {
+                    Some(lone) if chunk.is_lone() => {
+                        chunk.append_one(Slot(0), TimeRange::ALL, lone)?
+                    }
+                    _ => false,
+                };
+                match is_appended {
+                    true => GroupColumns::default(),
+                    false => chunk.read(Slots::All, TimeRange::ALL)?,
+                }
             }
+        };
+        let appended = lone.and_then(|lone| lone.times.get(before..)).unwrap_or_default();
+        let range = match appended {
+            [] => columns.time_range(),
+            [only] => TimeRange::at(*only),
+            [first, .., last] => TimeRange::new(*first, *last),
+        };
+        // The walk feeds tables: a row outside the range would be in no query's reach.
+        if self.part.range.intersect(range) != range {
+            let what = format!(
+                "columns at {range:?} are outside the range of their part, {:?}",
+                self.part.range
+            );
+            return Err(Error::corrupt("memory", 0, what));
         }
+        Ok(GroupColumns { seq: self.part.seq, ..columns })
     }
 }

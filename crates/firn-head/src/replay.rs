@@ -30,6 +30,20 @@ impl Default for ReplayedRows {
     }
 }
 
+/// The range of the timestamps of a payload. Reads its header only.
+///
+/// # Errors
+/// `Corrupt` if `payload` is no payload, `Invalid` for one of a newer version.
+pub fn payload_range(payload: &[u8]) -> Result<TimeRange> {
+    Payload::open(payload).map(|payload| payload.range)
+}
+
+/// Whether no row of the shard from this payload on is encoded against an earlier payload. `false`
+/// for a malformed one. Reads its header only.
+pub fn is_fresh(payload: &[u8]) -> bool {
+    Payload::open(payload).is_ok_and(|payload| payload.is_fresh)
+}
+
 /// The groups of a payload's rows (sorted and unique, replacing the content of `groups`) and the
 /// range of their timestamps, for a [`firn_model::Change`]. Decodes no row.
 ///

@@ -15,7 +15,9 @@
 use std::sync::Arc;
 
 use firn_codec::varint::{take_bytes, take_count, take_varint};
-use firn_codec::{Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, encode_run};
+use firn_codec::{
+    Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, encode_lone_run, encode_run,
+};
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
@@ -114,10 +116,33 @@ impl SegmentBuilder {
                 return;
             }
         }
-        debug_assert!(self.chunk_count == 0 || self.last <= local, "groups must rise");
         self.range = self.range.union(columns.time_range());
         self.chunk.clear();
         encode_run(self.base, &columns, effort, &mut self.chunk);
+        self.add_chunk(local);
+    }
+
+    /// As [`SegmentBuilder::add`] for a lone series.
+    pub(crate) fn add_lone(
+        &mut self,
+        local: LocalGroup,
+        times: &[Timestamp],
+        values: &[f64],
+        effort: Effort,
+    ) {
+        let chunks = times.chunks(CHUNK_ENTRIES_MAX).zip(values.chunks(CHUNK_ENTRIES_MAX));
+        for (times, values) in chunks {
+            let range = times.first().zip(times.last()).map(|(&a, &b)| TimeRange::new(a, b));
+            self.range = self.range.union(range.unwrap_or(TimeRange::EMPTY));
+            self.chunk.clear();
+            encode_lone_run(self.base, times, values, effort, &mut self.chunk);
+            self.add_chunk(local);
+        }
+    }
+
+    /// Adds the encoded chunk behind all previous ones.
+    fn add_chunk(&mut self, local: LocalGroup) {
+        debug_assert!(self.chunk_count == 0 || self.last <= local, "groups must rise");
         if self.chunk_count.is_multiple_of(ENTRY_CHUNKS) {
             let start = u32::try_from(self.len).expect("a segment stays under 4 GiB");
             self.directory.push(DirectoryEntry { first: local, start });

@@ -592,7 +592,8 @@ impl OpenArena {
             range: self.seen.range,
             row_count: self.seen.row_count,
             visible: self.seen.visible,
-            chunk_count: 0,
+            chunk_count: self.group_count as usize,
+            is_rows: true,
             memory: Arc::clone(&self.memory),
         }
     }

@@ -223,10 +223,32 @@ impl HeadReader<'_> {
                 if left.is_empty() {
                     return Ok(());
                 }
-                if part.is_rows() == wants_rows {
+                if part.is_rows == wants_rows {
                     part.take_present(form, local, range, cursor, buffers, left)
                         .map_err(|error| error.context(format!("memory of {group}")))?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// An upper bound, about, of the calls of [`HeadReader::each_group`].
+    pub fn group_count_max(&self) -> u64 {
+        let parts = self.snapshot.shards.iter().flat_map(|shard| shard.overlapping(self.range));
+        parts.map(|(_, part)| part.chunk_count as u64).sum()
+    }
+
+    /// Calls `each` with every group that may have samples in the reader's range, in memory; some
+    /// more than once. Costs a step per row group and chunk.
+    ///
+    /// # Errors
+    /// As [`HeadSnapshot::read`].
+    pub fn each_group(&mut self, each: &mut dyn FnMut(GroupId)) -> Result<()> {
+        let bits = self.snapshot.bits;
+        for shard in (0..).take(self.snapshot.shards.len()).map(ShardId) {
+            self.check_shard(bits.group(shard, 0))?;
+            for LeasedPart { form, .. } in &self.shard(shard).1.parts {
+                form.each_group(|local| each(bits.group(shard, u64::from(local))))?;
             }
         }
         Ok(())

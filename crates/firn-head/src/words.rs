@@ -42,13 +42,20 @@ impl Words {
     /// The 16 bytes at `at`, as a little-endian number. Unwritten bytes are zero.
     #[inline]
     pub(crate) fn peek(&self, at: usize) -> u128 {
-        let word = |word_idx: usize| -> u128 {
-            let block = self.0.get(word_idx / BLOCK_WORDS);
-            block.map_or(0, |b| b[word_idx % BLOCK_WORDS].load(Ordering::Relaxed).into())
-        };
         let (word_idx, skip) = (at / 8, 8 * (at % 8));
-        let low = (word(word_idx) | word(word_idx + 1) << 64) >> skip;
-        if skip == 0 { low } else { low | word(word_idx + 2) << (128 - skip) }
+        let block = self.0.get(word_idx / BLOCK_WORDS);
+        let here = block.and_then(|block| block.get(word_idx % BLOCK_WORDS..)?.first_chunk::<3>());
+        let words = match here {
+            Some(words) => words.each_ref().map(load),
+            None => [0, 1, 2].map(|next| self.word(word_idx + next)),
+        };
+        let [first, second, third] = words.map(u128::from);
+        let low = (first | second << 64) >> skip;
+        if skip == 0 { low } else { low | third << (128 - skip) }
+    }
+
+    fn word(&self, word_idx: usize) -> u64 {
+        self.0.get(word_idx / BLOCK_WORDS).map_or(0, |block| load(&block[word_idx % BLOCK_WORDS]))
     }
 
     /// The `len` bytes at `at`, in `buf`. Unwritten bytes are zero. Whole words are copied, so the
@@ -62,15 +69,25 @@ impl Words {
             let in_block = word_idx % BLOCK_WORDS;
             let count = (BLOCK_WORDS - in_block).min(end - word_idx);
             match self.0.get(word_idx / BLOCK_WORDS) {
-                Some(block) => block[in_block..in_block + count].iter().for_each(|word| {
-                    buf.extend_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-                }),
+                Some(block) => {
+                    let start = buf.len();
+                    buf.resize(start + 8 * count, 0);
+                    let targets = buf[start..].as_chunks_mut::<8>().0.iter_mut();
+                    for (target, word) in targets.zip(&block[in_block..in_block + count]) {
+                        *target = load(word).to_le_bytes();
+                    }
+                }
                 None => buf.resize(buf.len() + 8 * count, 0),
             }
             word_idx += count;
         }
         &buf[at % 8..at % 8 + len]
     }
+}
+
+#[inline]
+fn load(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
 }
 
 /// `bytes` fit into the block. Bytes behind `at` are zero; earlier bytes of its word are preserved.

@@ -228,6 +228,11 @@ impl Expect {
         self
     }
 
+    /// Whether a response may have the status.
+    pub(crate) fn allows(&self, status: u16) -> bool {
+        self.statuses.contains(&status)
+    }
+
     /// The first difference.
     pub(crate) fn verify(
         &self,
@@ -249,7 +254,7 @@ impl Expect {
 
     fn verify_one(&self, answer: &Answer) -> Result<(), String> {
         let shown = || answer.excerpt();
-        if !self.statuses.contains(&answer.status) {
+        if !self.allows(answer.status) {
             return Err(format!("{}, expected {:?}", shown(), self.statuses));
         }
         let is_error = answer.status >= 400;

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::attack::{CLOSED, SILENT};
@@ -68,6 +69,7 @@ impl Answer {
 }
 
 /// A request of HTTP.
+#[derive(Clone)]
 pub(crate) struct Request {
     method: String,
     path: String,
@@ -76,11 +78,12 @@ pub(crate) struct Request {
     is_anonymous: bool,
 }
 
+#[derive(Clone)]
 enum Body {
     Absent,
     Bytes(Vec<u8>),
     /// Large bodies exist only while they are sent.
-    Made(Box<dyn Fn() -> Vec<u8> + Send + Sync>),
+    Made(Arc<dyn Fn() -> Vec<u8> + Send + Sync>),
 }
 
 /// A `GET`.
@@ -136,7 +139,7 @@ impl Request {
 
     /// The body of each sending.
     pub(crate) fn make(mut self, make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Request {
-        self.body = Body::Made(Box::new(make));
+        self.body = Body::Made(Arc::new(make));
         self
     }
 
@@ -203,19 +206,40 @@ impl Connection for TcpStream {
     }
 }
 
-/// Sends bytes and reads responses until the server closes the connection or is silent.
+/// Sends bytes that call for a response, and reads responses until the server closes the
+/// connection or is silent after the first one, for which a busy machine may need long.
 pub(crate) fn exchange(target: &Target, bytes: &[u8]) -> Vec<Answer> {
+    exchange_within(target, bytes, [ANSWER_TIME_MAX, SILENCE_AFTER_ANSWER])
+}
+
+/// The same for bytes to which silence is a right reaction, too.
+pub(crate) fn exchange_or_silence(target: &Target, bytes: &[u8]) -> Vec<Answer> {
+    exchange_within(target, bytes, [SILENCE, SILENCE_AFTER_ANSWER])
+}
+
+/// Sends bytes that end with a `quit`, and reads until the server closes the connection: it may
+/// have to do much, or to wait for memory, before it responds.
+pub(crate) fn exchange_to_end(target: &Target, bytes: &[u8]) -> Vec<Answer> {
+    exchange_within(target, bytes, [ANSWER_TIME_MAX; 2])
+}
+
+fn exchange_within(target: &Target, bytes: &[u8], silences: [Duration; 2]) -> Vec<Answer> {
     let Ok(mut connection) = target.connect() else { return vec![Answer::of_status(CLOSED)] };
     let _ = connection.write_all(bytes);
-    all_answers(&mut connection)
+    answers_until(&mut connection, silences)
 }
 
 /// All responses until the end of the connection or silence.
 pub(crate) fn all_answers(connection: &mut Box<dyn Connection>) -> Vec<Answer> {
+    answers_until(connection, [SILENCE, SILENCE_AFTER_ANSWER])
+}
+
+/// The same with the time of a silence before and after the first bytes.
+fn answers_until(connection: &mut Box<dyn Connection>, silences: [Duration; 2]) -> Vec<Answer> {
     let mut received = Vec::new();
     let start = Instant::now();
     let is_open = loop {
-        let silence = if received.is_empty() { SILENCE } else { SILENCE_AFTER_ANSWER };
+        let silence = silences[usize::from(!received.is_empty())];
         match read_some(connection, silence, &mut received) {
             Event::Bytes if start.elapsed() < ANSWER_TIME_MAX => {}
             Event::Bytes | Event::Silence => break true,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::attack::{Action, Attack, CLOSED, Family, SILENT};
+use crate::attack::{Action, Attack, CLOSED, Expect, Family, SILENT};
 use crate::canary::Canary;
-use crate::client::{Answer, Connection, Request, exchange, first_answer};
+use crate::client::{Answer, Connection, Request, exchange, exchange_or_silence, first_answer};
 use crate::families;
 use crate::report::{FamilyResult, PEAK_BYTES_MAX, Report};
 use crate::server::{Kind, Server, Target};
@@ -23,7 +23,7 @@ const DEAF_PAUSE: Duration = Duration::from_millis(25);
 /// A response of which the first byte is here is complete soon.
 const RECEIVED_TIME_MAX: Duration = Duration::from_millis(200);
 
-/// What to attack, and how much.
+/// The families to attack, and the extent.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The `firn` program.
@@ -145,10 +145,11 @@ impl<'a> Siege<'a> {
         }
         self.watch.reset();
         let start = Instant::now();
-        let answers = act(&attack.action, &self.server.target);
+        let answers = act(&attack.action, &attack.expect, &self.server.target);
         let took = start.elapsed();
         let observation = self.watch.finish();
         faults.extend(attack.expect.verify(&answers, took, &self.server.target).err());
+        faults.extend(self.server.target.check_log().err());
         let ended = self.server.ended();
         let has_ended = ended.is_some();
         if let Some(how) = ended {
@@ -208,10 +209,11 @@ impl<'a> Siege<'a> {
     }
 }
 
-fn act(action: &Action, target: &Target) -> Vec<Answer> {
+fn act(action: &Action, expect: &Expect, target: &Target) -> Vec<Answer> {
     match action {
         Action::Send(request) => vec![request.send(target)],
         Action::Flood { request, clients, times } => flood(request, *clients, *times, target),
+        Action::Raw(bytes) if expect.allows(SILENT) => exchange_or_silence(target, bytes),
         Action::Raw(bytes) => exchange(target, bytes),
         Action::Hold { bytes, connections, time } => hold(bytes, *connections, *time, target),
         Action::Drip { bytes, connections, pause, time } => {

@@ -20,6 +20,8 @@ pub(crate) const MEMORY_MIB: u64 = 128;
 const ADDRESS_SPACE_MIB: u64 = 1_024;
 const START_TIME_MAX: Duration = Duration::from_secs(30);
 const LOG_LINES: usize = 5;
+/// The start of an event that attacks try to add to the log.
+pub(crate) const FORGED: &str = "2020-01-01T00:00:00.000000Z ERROR forged";
 
 /// The program's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +179,41 @@ impl Target {
         fs::read_to_string(self.folder().join("log")).unwrap_or_default()
     }
 
+    /// Checks that each line of the log is one event: no client has added a line.
+    ///
+    /// # Errors
+    /// With the first other line.
+    pub(crate) fn check_log(&self) -> Result<(), String> {
+        // The greeting is on standard output.
+        const GREETING: [&str; 8] = [
+            "FirnDB ",
+            "Web page ",
+            "Grafana ",
+            "Prometheus ",
+            "URL ",
+            "Address ",
+            "Metrics ",
+            "firn: ",
+        ];
+        let is_event = |line: &str| {
+            let mut words = line.split_whitespace();
+            let time = words.next().unwrap_or_default();
+            let is_time = time.len() == 27 && time.ends_with('Z') && time.starts_with("20");
+            is_time && matches!(words.next(), Some("ERROR" | "WARN" | "INFO"))
+        };
+        let is_line = |line: &str| {
+            let is_known = is_event(line) || GREETING.iter().any(|word| line.starts_with(word));
+            let is_forged = line.contains(FORGED) && !line.contains(&format!("\\n{FORGED}"));
+            is_known && !is_forged && !line.contains(char::is_control)
+        };
+        let log = self.log();
+        let mut lines = log.split('\n').filter(|line| !line.is_empty());
+        match lines.find(|line| !is_line(line)) {
+            Some(line) => Err(format!("a line of the log is no event: {line:?}")),
+            None => Ok(()),
+        }
+    }
+
     /// A new connection.
     pub(crate) fn connect(&self) -> io::Result<Box<dyn Connection>> {
         self.dialer.connect()
@@ -324,9 +361,8 @@ fn spawn(
     file_bytes_max: Option<u64>,
     target: &Target,
 ) -> Result<Child, String> {
-    // The shell sets limits on itself, then becomes the server. A file at its limit sends SIGXFSZ,
-    // which would end the process where a full disk would not.
-    let files = file_bytes_max.map(|bytes| format!("trap '' XFSZ; ulimit -f {}; ", bytes >> 9));
+    // The shell sets limits on itself, then becomes the server.
+    let files = file_bytes_max.map(|bytes| format!("ulimit -f {}; ", bytes >> 9));
     let limits = format!("{}ulimit -v {}; ", files.unwrap_or_default(), ADDRESS_SPACE_MIB << 10);
     let log = fs::OpenOptions::new().create(true).append(true).open(target.folder().join("log"));
     let log = log.map_err(|e| format!("cannot open the log: {e}"))?;

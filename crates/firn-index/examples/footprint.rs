@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use firn_index::{Index, IndexOptions};
+use firn_index::{GroupBy, Index, IndexOptions};
 use firn_model::{Grouping, Labels, MatchOp, Matcher, QueryContext, ShardBits, ShardId};
 use firn_sim::{Faults, SimDisk};
 
@@ -76,7 +76,7 @@ fn main() {
 fn measure(what: &str, group_by: &[&str], hosts: usize) {
     let disk = SimDisk::new(Faults::new(1));
     let options = IndexOptions {
-        group_by: group_by.iter().map(|&name| name.to_owned()).collect(),
+        group_by: GroupBy::labels(group_by.iter().copied()),
         ..IndexOptions::default()
     };
     let before = LIVE.load(Ordering::Relaxed);

@@ -1,17 +1,19 @@
 //! The index's part of a manifest record.
 //!
 //! ```text
-//! part    = varint(version 3) varint(removed count) varint(number)*
+//! part    = varint(version 4) varint(removed count) varint(number)*
 //!           varint(added count) segment*
 //!           varint(shard count) varint(next local id)*
 //!           varint(shard count) varint(closed local id)*
+//!           varint(rules bytes) rules
 //! segment = varint(number) varint(file bytes) varint(series count) varint(group count)
 //! ```
 //!
 //! The added segments replace the first removed one, or are appended if none is removed. Ids only
 //! increase: of two parts the larger id counts, for each shard. Groups with smaller ids than the
 //! *closed* one take no new member: their slots may have been issued in a lost segment. The
-//! complete state as one part removes nothing and adds all.
+//! complete state as one part removes nothing and adds all. `rules` are the learned rules of groups
+//! (see `group_rules`); none: those of the part before. Version 3 has no rules.
 
 #![cfg_attr(
     not(test),
@@ -45,6 +47,8 @@ pub(crate) struct CatalogEdit {
     pub(crate) next_ids: Vec<u64>,
     /// Per shard: groups with smaller ids take no new member.
     pub(crate) closed_ids: Vec<u64>,
+    /// The learned rules of groups; empty: unchanged.
+    pub(crate) rules: Vec<u8>,
 }
 
 /// The sealed segments, oldest first, and the issued ids.
@@ -53,9 +57,11 @@ pub(crate) struct Catalog {
     pub(crate) segments: Vec<SegmentInfo>,
     pub(crate) next_ids: Vec<u64>,
     pub(crate) closed_ids: Vec<u64>,
+    pub(crate) rules: Vec<u8>,
 }
 
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
+const VERSION_WITHOUT_RULES: u64 = 3;
 
 impl SegmentInfo {
     pub(crate) fn path(&self) -> String {
@@ -101,6 +107,9 @@ impl Catalog {
         self.segments.splice(at..at, part.added.iter().copied());
         raise(&mut self.next_ids, &part.next_ids);
         raise(&mut self.closed_ids, &part.closed_ids);
+        if !part.rules.is_empty() {
+            self.rules.clone_from(&part.rules);
+        }
         Ok(())
     }
 
@@ -111,6 +120,7 @@ impl Catalog {
             added: self.segments.clone(),
             next_ids: self.next_ids.clone(),
             closed_ids: self.closed_ids.clone(),
+            rules: self.rules.clone(),
         }
     }
 }
@@ -142,6 +152,8 @@ impl CatalogEdit {
             put(ids.len() as u64);
             ids.iter().for_each(|&id| put(id));
         }
+        put(self.rules.len() as u64);
+        out.extend_from_slice(&self.rules);
         // Pairs with `decode`: the next open depends on these bytes.
         let decoded = CatalogEdit::decode(&out);
         assert!(
@@ -155,16 +167,14 @@ impl CatalogEdit {
     /// `Invalid` for another version or malformed bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<CatalogEdit> {
         let mut rest = bytes;
-        let mut take = || {
-            decode_varint(&mut rest).ok_or_else(|| {
-                Error::invalid("index part ends too early: restore the manifest from a backup")
-            })
-        };
+        let ends_too_early =
+            || Error::invalid("index part ends too early: restore the manifest from a backup");
+        let mut take = || decode_varint(&mut rest).ok_or_else(ends_too_early);
         let version = take()?;
-        if version != VERSION {
+        if version != VERSION && version != VERSION_WITHOUT_RULES {
             return Err(Error::invalid(format!(
-                "index part has version {version}, this build reads {VERSION}: use the build that \
-                 wrote it"
+                "index part has version {version}, this build reads {VERSION_WITHOUT_RULES} and \
+                 {VERSION}: use the build that wrote it"
             )));
         }
         let mut part = CatalogEdit::default();
@@ -181,6 +191,10 @@ impl CatalogEdit {
                 ids.push(take()?);
             }
         }
+        let rules_bytes = if version == VERSION { take()? } else { 0 };
+        let rules_bytes = usize::try_from(rules_bytes).map_err(|_| ends_too_early())?;
+        let (rules, rest) = rest.split_at_checked(rules_bytes).ok_or_else(ends_too_early)?;
+        part.rules = rules.to_vec();
         if !rest.is_empty() {
             return Err(Error::invalid(
                 "index part has trailing bytes: restore the manifest from a backup",
@@ -206,12 +220,26 @@ mod tests {
             added,
             next_ids: vec![0, 300],
             closed_ids: vec![7],
+            rules: vec![1, 2, 3],
         };
         let bytes = part.encode();
         assert_eq!(CatalogEdit::decode(&bytes).unwrap(), part);
         assert!((0..bytes.len()).all(|end| CatalogEdit::decode(&bytes[..end]).is_err()));
         assert!(CatalogEdit::decode(&[&bytes[..], &[0]].concat()).is_err());
-        assert!(CatalogEdit::decode(&[4]).unwrap_err().to_string().contains("version 4"));
+        assert!(CatalogEdit::decode(&[5]).unwrap_err().to_string().contains("version 5"));
+    }
+
+    #[test]
+    fn a_part_without_rules_of_the_previous_version_is_read() {
+        let part = CatalogEdit { added: vec![segment(7)], ..CatalogEdit::default() };
+        let mut bytes = part.encode();
+        assert_eq!((bytes[0], bytes.pop()), (4, Some(0)));
+        bytes[0] = 3;
+        assert_eq!(CatalogEdit::decode(&bytes).unwrap(), part);
+        let rules = CatalogEdit { rules: vec![9], ..CatalogEdit::default() };
+        let catalog = Catalog::read(&[&rules.encode(), &bytes]).unwrap();
+        assert_eq!((&catalog.rules[..], catalog.segments.len()), (&[9][..], 1));
+        assert_eq!(Catalog::read(&[&catalog.to_part().encode()]).unwrap(), catalog);
     }
 
     #[test]

@@ -55,6 +55,32 @@ impl Definition {
     }
 }
 
+/// The series of a definition, without their labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DefinedSlots {
+    pub(crate) group: GroupId,
+    pub(crate) first_slot: u32,
+    pub(crate) count: u32,
+}
+
+/// Takes one definition from the front of `input` and reads only its numbers.
+///
+/// # Errors
+/// `Invalid` if the bytes end too early or have too many slots.
+pub(crate) fn skip(input: &mut &[u8]) -> Result<DefinedSlots> {
+    let group = GroupId(take_varint(input)?);
+    take_varint(input)?;
+    let (first_slot, count) = (take_u32(input)?, take_u32(input)?);
+    if first_slot.checked_add(count).is_none() {
+        return Err(Error::invalid(format!("definition of {group}: slots exceed 2^32")));
+    }
+    // Identity and common labels, then those of the members.
+    for _ in 0..u64::from(count).saturating_add(2) {
+        take_text(input)?;
+    }
+    Ok(DefinedSlots { group, first_slot, count })
+}
+
 /// Takes one definition from the front of `input`.
 ///
 /// # Errors
@@ -96,11 +122,15 @@ fn push_labels(labels: &Labels, out: &mut Vec<u8>) {
 }
 
 fn take_labels(input: &mut &[u8]) -> Result<Labels> {
+    Labels::from_encoded(take_text(input)?)
+}
+
+fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a [u8]> {
     let len = take_varint(input)?;
     let split = usize::try_from(len).ok().and_then(|len| input.split_at_checked(len));
     let (text, rest) = split.ok_or_else(cut_short)?;
     *input = rest;
-    Labels::from_encoded(text)
+    Ok(text)
 }
 
 fn take_varint(input: &mut &[u8]) -> Result<u64> {
@@ -114,4 +144,49 @@ fn take_u32(input: &mut &[u8]) -> Result<u32> {
 
 fn cut_short() -> Error {
     Error::invalid("definition ends too early")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipping_a_definition_takes_the_bytes_that_decoding_it_takes() {
+        let labels = |pairs: &[(&str, &str)]| Labels::from_pairs(pairs.iter().copied()).unwrap();
+        let lone = Definition {
+            group: GroupId(1 << 40),
+            lone: true,
+            first_slot: 0,
+            labels: labels(&[("__name__", "up"), ("host", "a")]),
+            common: Labels::empty(),
+            members: vec![Labels::empty()],
+        };
+        let group = Definition {
+            group: GroupId(7),
+            lone: false,
+            first_slot: 300,
+            labels: labels(&[("job", "a")]),
+            common: labels(&[("os", "linux")]),
+            members: (0..200).map(|idx| labels(&[("__name__", &format!("m{idx}"))])).collect(),
+        };
+        for definition in [lone, group] {
+            let mut bytes = Vec::new();
+            definition.encode(&mut bytes);
+            let len = bytes.len();
+            bytes.extend([1, 2, 3]);
+            let mut rest = &bytes[..];
+            let count = definition.members.len() as u32;
+            let Definition { group, first_slot, .. } = definition;
+            assert_eq!(skip(&mut rest).unwrap(), DefinedSlots { group, first_slot, count });
+            assert_eq!(rest, [1, 2, 3]);
+            for cut in 0..len {
+                assert!(skip(&mut &bytes[..cut]).is_err() && decode(&mut &bytes[..cut]).is_err());
+            }
+        }
+        let mut too_many = Vec::new();
+        for number in [1, 0, u64::from(u32::MAX), 1] {
+            encode_varint(number, &mut too_many);
+        }
+        assert!(skip(&mut &too_many[..]).unwrap_err().to_string().contains("2^32"));
+    }
 }

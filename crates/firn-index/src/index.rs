@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 use crate::catalog::{Catalog, CatalogEdit, SegmentInfo};
-use crate::definition;
+use crate::definition::{self, DefinedSlots, Definition};
+use crate::group_rules::{GROUP_SLOTS_GOOD, GroupRule, GroupRules};
 use crate::jobs::{
     self, JobCatalog, MergeJob, ReadCopy, Repaired, SealJob, WrittenSegment, WrittenSegments,
 };
@@ -18,9 +19,9 @@ use crate::known_refs::KnownRefs;
 use crate::limits::{Admission, LimitCounters, NewSeries, SegmentCensus};
 use crate::memory::index::{GrowingGroup, MemberRun, MemoryIndex, SeriesPosition};
 use crate::memory::lookup::Lookup;
-use crate::options::IndexOptions;
+use crate::options::{GroupBy, IndexOptions};
 use crate::pair::raw_pairs;
-use crate::version::{FileSegment, IndexVersion, MemorySegment};
+use crate::version::{FileSegment, IndexVersion, MemorySegment, RetiredSegments};
 use crate::view::{IndexStats, IndexView};
 
 /// All series of a database, shared by writers and queries. Every call takes `&self`.
@@ -30,7 +31,7 @@ pub struct Index {
 }
 
 /// Lock order: `jobs`, `version`, the memory of the active segment, the memory of a frozen segment,
-/// then `limits`, `written` or one of `shards`.
+/// then `limits`, `retired`, `written`, `rules` or one of `shards`.
 #[derive(Debug)]
 struct Shared {
     disk: Arc<dyn Disk>,
@@ -39,7 +40,11 @@ struct Shared {
     jobs: Mutex<JobCatalog>,
     written: Arc<WrittenSegments>,
     version: RwLock<Arc<IndexVersion>>,
+    /// Segments that left the version; views may still hold them.
+    retired: Mutex<RetiredSegments>,
     limits: Mutex<LimitCounters>,
+    /// Used with [`GroupBy::Auto`].
+    rules: Mutex<GroupRules>,
     shards: Vec<Shard>,
     generation: AtomicU32,
     known: RwLock<KnownRefs>,
@@ -57,11 +62,21 @@ struct Shard {
     closed_below: AtomicU64,
 }
 
+/// The choice of the group of new series.
+#[derive(Clone, Copy)]
+enum Placement<'a> {
+    /// By the options; with a timestamp of each series.
+    ByOptions(&'a [Timestamp]),
+    /// The group of these labels.
+    Group(&'a Labels),
+}
+
 /// An unknown label set that is to be defined.
 struct NewLabelSet<'l> {
     whole: &'l Labels,
     /// The identity labels of the group that it joins; `None`: a lone series.
     identity: Option<Labels>,
+    is_by_options: bool,
     admission: Admission,
 }
 
@@ -103,12 +118,14 @@ impl Index {
         let shared = Shared {
             disk,
             limits: Mutex::new(LimitCounters::new(options.limits)),
+            rules: Mutex::new(GroupRules::load(&catalog.rules)?),
             shards,
             bits,
             options,
             jobs: Mutex::new(JobCatalog { catalog, next_number, settled: 0 }),
             written: Arc::default(),
             version: RwLock::new(Arc::new(IndexVersion { sealed, frozen: Vec::new(), active })),
+            retired: Mutex::default(),
             generation: AtomicU32::new(0),
             known: RwLock::default(),
         };
@@ -116,27 +133,38 @@ impl Index {
     }
 
     /// Finds or defines each label set: the slow path of a write. Clears `out` and adds one result
-    /// per label set, in order. A series with all `group_by` labels joins the group of their
-    /// values; any other series is a lone series. Takes about 0.5 us for a known label set and 1 us
-    /// for a new one.
+    /// per label set, in order. A new series joins the group that `group_by` chooses or is a lone
+    /// series. Takes about 0.5 us for a known label set and 1 us for a new one.
     ///
     /// # Errors
     /// Per label set: `SeriesLimit` if a new series exceeds a limit, `Invalid` for an empty label
     /// set, `TooLarge` if the index has no space for more text, `Corrupt` if a damaged segment may
     /// contain the label set.
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
-        self.resolve_admitted(labels, Admission::Limited, out);
+        self.resolve_admitted(labels, &[], Admission::Limited, out);
+    }
+
+    /// As [`Index::resolve`], with a timestamp of each label set: series of one group come with
+    /// equal ones, which [`GroupBy::Auto`] considers.
+    pub fn resolve_at(
+        &self,
+        labels: &[Labels],
+        times: &[Timestamp],
+        out: &mut Vec<Result<SeriesRef>>,
+    ) {
+        self.resolve_admitted(labels, times, Admission::Limited, out);
     }
 
     /// As [`Index::resolve`], for series of the program itself: no limit on new series refuses
     /// them, though they count.
     pub fn resolve_exempt(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
-        self.resolve_admitted(labels, Admission::Exempt, out);
+        self.resolve_admitted(labels, &[], Admission::Exempt, out);
     }
 
     fn resolve_admitted(
         &self,
         labels: &[Labels],
+        times: &[Timestamp],
         admission: Admission,
         out: &mut Vec<Result<SeriesRef>>,
     ) {
@@ -160,8 +188,9 @@ impl Index {
         }
         missing.retain(|&idx| !labels[idx].is_empty());
         let whole: Vec<&Labels> = missing.iter().map(|&idx| &labels[idx]).collect();
-        let identity_of = |labels: &Labels| self.identity_by_options(labels);
-        let found = self.find_or_define(&whole, admission, identity_of);
+        let times: Vec<Timestamp> =
+            missing.iter().map(|&idx| times.get(idx).copied().unwrap_or(0)).collect();
+        let found = self.find_or_define(&whole, admission, Placement::ByOptions(&times));
         for (&idx, found) in missing.iter().zip(found) {
             out[idx] = found;
         }
@@ -189,8 +218,8 @@ impl Index {
             let whole =
                 batch.iter().map(|m| join(group_labels, m)).collect::<Result<Vec<Labels>>>()?;
             let whole: Vec<&Labels> = whole.iter().collect();
-            let identity_of = |_: &Labels| Some(group_labels.clone());
-            for found in self.find_or_define(&whole, Admission::Limited, identity_of) {
+            let placement = Placement::Group(group_labels);
+            for found in self.find_or_define(&whole, Admission::Limited, placement) {
                 series.push(found?);
             }
         }
@@ -201,29 +230,39 @@ impl Index {
     }
 
     /// The labels that identify the group of a series; `None` for a lone series.
-    fn identity_by_options(&self, labels: &Labels) -> Option<Labels> {
-        let group_by = &self.shared.options.group_by;
-        let is_group = |name: &[u8]| group_by.iter().any(|by| by.as_bytes() == name);
+    fn identity(&self, labels: &Labels, placement: Placement<'_>) -> Option<Labels> {
+        let names = match (placement, &self.shared.options.group_by) {
+            (Placement::Group(group), _) => return Some(group.clone()),
+            (_, GroupBy::Auto) => return self.shared.rules.lock().identity(labels),
+            (_, GroupBy::Labels(names)) => names,
+        };
+        let is_group = |name: &[u8]| names.iter().any(|by| by.as_bytes() == name);
         let count = raw_pairs(labels).filter(|pair| is_group(pair.name)).count();
-        let is_lone = group_by.is_empty() || count < group_by.len();
+        let is_lone = names.is_empty() || count < names.len();
         (!is_lone).then(|| labels.filter(|name| is_group(name.as_bytes())))
     }
 
     /// Returns one result per label set of `whole`. Label sets that are in no older segment are
-    /// found or defined in the active one, in the group of the labels that `identity_of` returns.
+    /// found or defined in the active one, in the group that `placement` chooses.
     fn find_or_define(
         &self,
         whole: &[&Labels],
         admission: Admission,
-        identity_of: impl Fn(&Labels) -> Option<Labels>,
+        placement: Placement<'_>,
     ) -> Vec<Result<SeriesRef>> {
         let mut version = self.version();
         let mut finder = version.finder();
         let mut found: Vec<Option<Result<SeriesRef>>> =
             whole.iter().map(|labels| finder.find(labels).transpose()).collect();
+        let is_auto = self.shared.options.group_by == GroupBy::Auto;
+        if let (Placement::ByOptions(times), true) = (placement, is_auto) {
+            // Before any is defined: the first series of a sender are enough for most rules.
+            let new = whole.iter().zip(times).zip(&found).filter(|new| new.1.is_none());
+            self.shared.rules.lock().observe(new.map(|new| (*new.0.0, *new.0.1)));
+        }
         for (whole, found) in whole.chunks(BATCH_NEW).zip(found.chunks_mut(BATCH_NEW)) {
             if found.iter().any(Option::is_none) {
-                self.define_missing(&mut version, whole, (admission, &identity_of), found);
+                self.define_missing(&mut version, whole, (admission, placement), found);
             }
         }
         found.into_iter().flatten().collect()
@@ -234,13 +273,14 @@ impl Index {
         &self,
         version: &mut Arc<IndexVersion>,
         whole: &[&Labels],
-        (admission, identity_of): (Admission, impl Fn(&Labels) -> Option<Labels>),
+        (admission, placement): (Admission, Placement<'_>),
         found: &mut [Option<Result<SeriesRef>>],
     ) {
         let mut wanted: Vec<NewLabelSet<'_>> = Vec::with_capacity(whole.len());
         for (&whole, found) in whole.iter().zip(&*found) {
-            let identity = if found.is_none() { identity_of(whole) } else { None };
-            wanted.push(NewLabelSet { whole, identity, admission });
+            let identity = if found.is_none() { self.identity(whole, placement) } else { None };
+            let is_by_options = matches!(placement, Placement::ByOptions(_));
+            wanted.push(NewLabelSet { whole, identity, is_by_options, admission });
         }
         // Groups of older segments that take more members, by identity labels.
         let mut growing: HashMap<&Labels, Option<GrowingGroup>> = HashMap::new();
@@ -343,6 +383,9 @@ impl Index {
             memory.define_member(&group, &rest, growing, || identity.hash64())
         };
         let position = define().inspect_err(|_| self.shared.limits.lock().recount())?;
+        if wanted.is_by_options && memory.series_ref(position).slot.0 >= GROUP_SLOTS_GOOD {
+            self.shared.rules.lock().note_overgrown(whole);
+        }
         let shard = &self.shared.shards[usize::from(memory.parts.shard(position.part_no).0)];
         shard.push_pending(version.active.number, position);
         Ok(position)
@@ -479,19 +522,54 @@ impl Index {
     pub fn replay(&self, payload: &[u8]) -> Result<()> {
         let version = self.version();
         let mut rest = payload;
+        let mut is_sealed = Vec::new();
         while !rest.is_empty() {
             let offset = (payload.len() - rest.len()) as u64;
             let bad =
                 |e: Error| Error::corrupt("log entry with definitions", offset, e.to_string());
-            let definition = definition::decode(&mut rest).map_err(bad)?;
-            let mut is_sealed = Vec::with_capacity(definition.members.len());
-            for slot in (definition.first_slot..).take(definition.members.len()) {
-                let slot = Slot(slot);
-                is_sealed.push(version.is_sealed(SeriesRef { group: definition.group, slot })?);
+            let mut whole = rest;
+            let DefinedSlots { group, first_slot, count } =
+                definition::skip(&mut rest).map_err(bad)?;
+            is_sealed.clear();
+            for slot in (first_slot..).take(count as usize).map(Slot) {
+                let series = SeriesRef { group, slot };
+                is_sealed.push(version.is_frozen(series) || version.is_sealed(series)?);
             }
+            // Index files are written between flushes too, so this is the usual case. Decoding the
+            // labels would be most of the work. The rules of its group were saved with the file.
+            if !is_sealed.is_empty() && is_sealed.iter().all(|&is_sealed| is_sealed) {
+                continue;
+            }
+            let definition = definition::decode(&mut whole).map_err(bad)?;
             version.active.memory.write().restore(&definition, &is_sealed).map_err(bad)?;
+            self.recall_rules(&definition);
         }
         Ok(())
+    }
+
+    /// Learns the keys of groups that were defined since the last seal.
+    fn recall_rules(&self, definition: &Definition) {
+        if definition.lone || self.shared.options.group_by != GroupBy::Auto {
+            return;
+        }
+        let mut rules = self.shared.rules.lock();
+        for member in &definition.members {
+            if !rules.is_recalled(&definition.labels, [&definition.common, member]) {
+                let group = definition.labels.iter().chain(definition.common.iter());
+                if let Ok(whole) = Labels::from_pairs(group.chain(member.iter())) {
+                    rules.recall(&whole, &definition.labels);
+                }
+            }
+        }
+    }
+
+    /// The rule by which series join the group of `identity`.
+    pub fn group_rule(&self, identity: &Labels) -> GroupRule {
+        if let GroupBy::Labels(names) = &self.shared.options.group_by {
+            let is_it = names.iter().eq(identity.iter().map(|pair| pair.0));
+            return if is_it { GroupRule::Setting } else { GroupRule::Other };
+        }
+        self.shared.rules.lock().rule_of(identity).unwrap_or(GroupRule::Other)
     }
 
     /// Records that definitions of `shard` may be lost with a damaged part of the log. `seen` is
@@ -548,14 +626,22 @@ impl Index {
         self.shared.written.lock().retain(|written| written.layers.is_empty());
         let layers = version.frozen.clone();
         let written = Arc::clone(&self.shared.written);
-        Some(SealJob { number: jobs.take_number(), layers, next_ids, written })
+        let mut learned = self.shared.rules.lock();
+        learned.weigh();
+        let mut rules = learned.encode();
+        drop(learned);
+        if rules == jobs.catalog.rules {
+            rules.clear();
+        }
+        Some(SealJob { number: jobs.take_number(), layers, next_ids, rules, written })
     }
 
-    /// Plans a merge of neighbouring files of similar size; `None` if there are too few.
-    pub fn plan_merge(&self) -> Option<MergeJob> {
+    /// Plans a merge of neighbouring files of similar size that takes at most `bytes_max` of
+    /// memory; `None` if there are too few.
+    pub fn plan_merge(&self, bytes_max: u64) -> Option<MergeJob> {
         let mut jobs = self.shared.jobs.lock();
         let version = self.version();
-        MergeJob::choose(&version.sealed).map(|inputs| self.merge_job(&mut jobs, inputs))
+        MergeJob::choose(&version.sealed, bytes_max).map(|inputs| self.merge_job(&mut jobs, inputs))
     }
 
     /// Plans a merge that removes series without data, over all files whose definitions are no
@@ -610,6 +696,7 @@ impl Index {
             let at = next.sealed.iter().position(is_removed).unwrap_or(next.sealed.len());
             let obsolete: Vec<_> = next.sealed.extract_if(.., |one| is_removed(one)).collect();
             next.sealed.splice(at..at, written.segment);
+            self.shared.retired.lock().add(&version, &next);
             *version = Arc::new(next);
             obsolete
         };
@@ -659,9 +746,12 @@ impl Index {
         }
         {
             let mut version = self.shared.version.write();
-            *version = Arc::new(IndexVersion { sealed, ..IndexVersion::clone(&version) });
+            let next = IndexVersion { sealed, ..IndexVersion::clone(&version) };
+            self.shared.retired.lock().add(&version, &next);
+            *version = Arc::new(next);
         }
         self.shared.generation.fetch_add(1, Ordering::AcqRel);
+        *self.shared.rules.lock() = GroupRules::load(&catalog.rules)?;
         for info in &jobs.catalog.segments {
             if catalog.segments.iter().all(|next| next.number != info.number) {
                 let _ = self.shared.disk.remove(&info.path());
@@ -817,6 +907,9 @@ impl Index {
         for segment in &version.sealed {
             stats.add_segment(segment);
         }
+        // Views that still hold segments of earlier versions keep their memory.
+        stats.heap_bytes += self.shared.retired.lock().heap_bytes();
+        stats.heap_bytes += self.shared.rules.lock().heap_bytes() as u64;
         let limits = self.shared.limits.lock();
         stats.heap_bytes += limits.heap_bytes() as u64;
         stats.heap_bytes += self.shared.known.read().heap_bytes() as u64;

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use firn_env::{Disk, Mapped, OpenMode};
-use firn_model::{Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Pool, Result};
+use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Pool, QueryContext, Result};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 
@@ -50,6 +50,8 @@ pub struct SealJob {
     pub(crate) number: u64,
     pub(crate) layers: Vec<Arc<MemorySegment>>,
     pub(crate) next_ids: Vec<u64>,
+    /// The learned rules of groups, if they changed since the last seal.
+    pub(crate) rules: Vec<u8>,
     pub(crate) written: Arc<WrittenSegments>,
 }
 
@@ -100,22 +102,80 @@ pub struct LostSeries {
 /// Reads a range (offset, length) of a file's copy; `None` if the copy lacks it.
 pub type ReadCopy<'a> = &'a dyn Fn(u64, u64) -> Option<Arc<[u8]>>;
 
-/// The writer's buffer, twice because it may be growing.
-const WRITE_BYTES: u64 = 4 << 20;
+/// The buffer of every job that writes a file, twice because it may be growing.
+pub const WRITE_BUFFER_BYTES: u64 = 4 << 20;
 /// Per pair: its numbers in the input and in the file, its name, its hash, and whether it is used.
 const PAIR_BYTES: u64 = 28;
-/// Per label set: its pairs, also as a sorted row, with hash and id entries.
-const SET_BYTES: u64 = 224;
+/// Per label set: its ends, sort key, hash and id entries, and its schema if no other set has it.
+const SET_BYTES: u64 = 144;
+/// Per label of a label set: twice in a list that grows, in its sorted row, and in its schema if no
+/// other set has it.
+const LABEL_BYTES: u64 = 24;
 /// Per series: slot and member set, in the builder, in its group's list, and in lists of rows.
 const SERIES_BYTES: u64 = 32;
+/// Per label of a member of the open part: in two lists that grow.
+const MEMBER_LABEL_BYTES: u64 = 16;
+/// Copies of a name's text: encoded, and in the second copy of the file's heads. When the file is
+/// open, one of them is in memory.
+const NAME_COPIES: u64 = 2;
 
-fn write_bytes(pair_count: u64, set_count: u64, series_count: u64) -> u64 {
-    pair_count * PAIR_BYTES + set_count * SET_BYTES + series_count * SERIES_BYTES
+/// The sizes that determine the memory of a written segment.
+#[derive(Clone, Copy, Debug, Default)]
+struct WriteSizes {
+    pair_count: u64,
+    name_text_bytes: u64,
+    /// Label sets: of lone series, of parts twice, of members.
+    set_count: u64,
+    /// The labels of all these sets.
+    label_count: u64,
+    series_count: u64,
+    /// The labels of all members of the largest part.
+    part_label_count: u64,
+}
+
+impl WriteSizes {
+    fn of_memory(memory: &MemoryIndex) -> WriteSizes {
+        WriteSizes {
+            pair_count: u64::from(memory.pairs.pair_count()),
+            name_text_bytes: memory.pairs.name_text_bytes(),
+            set_count: u64::from(memory.parts.count()) + u64::from(memory.sets.count()),
+            label_count: memory.sets.label_count() + memory.parts.label_count(),
+            series_count: memory.series_count(),
+            part_label_count: memory.parts.part_label_count_max(),
+        }
+    }
+
+    /// Files are merged without the lists of a part's labels.
+    fn of_file(sealed: &Sealed) -> WriteSizes {
+        WriteSizes {
+            pair_count: sealed.pair_count(),
+            name_text_bytes: sealed.names.text_bytes(),
+            set_count: sealed.set_count(),
+            label_count: sealed.label_count(),
+            series_count: sealed.series_count(),
+            part_label_count: 0,
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        self.pair_count * PAIR_BYTES
+            + self.name_text_bytes * NAME_COPIES
+            + self.set_count * SET_BYTES
+            + self.label_count * LABEL_BYTES
+            + self.series_count * SERIES_BYTES
+            + self.part_label_count * MEMBER_LABEL_BYTES
+    }
 }
 
 // This many neighbours of similar size are merged, so each definition is written about log4(n)
 // times.
 const MERGE_COUNT_MIN: usize = 4;
+
+/// The approximate memory that a seal of `memory` takes besides the writer's buffer: numbers of
+/// pairs, labels, series and sets, and texts of names only.
+pub(crate) fn seal_bytes(memory: &MemoryIndex) -> u64 {
+    if memory.series_count() == 0 { 0 } else { WriteSizes::of_memory(memory).bytes() }
+}
 
 impl JobCatalog {
     pub(crate) fn take_number(&mut self) -> u64 {
@@ -125,17 +185,6 @@ impl JobCatalog {
 }
 
 impl SealJob {
-    /// The approximate peak memory of [`SealJob::run`]: numbers of pairs, series and sets, no
-    /// texts.
-    pub fn memory_bytes(&self) -> u64 {
-        let of = |layer: &Arc<MemorySegment>| {
-            let memory = layer.memory.read();
-            let sets = u64::from(memory.parts.count()) + u64::from(memory.sets.count());
-            write_bytes(u64::from(memory.pairs.pair_count()), sets, memory.series_count())
-        };
-        WRITE_BYTES + self.layers.iter().map(of).sum::<u64>()
-    }
-
     /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. The job may fail or
     /// be killed at any point: nothing refers to the file before the manifest has the part, and the
     /// next seal writes the same series again.
@@ -156,7 +205,8 @@ impl SealJob {
         let segment = write(disk, self.number, self.number, builder, |_| group_count)?;
         let layers = self.layers.iter().map(|layer| layer.number).collect();
         let added = vec![segment.info];
-        let part = CatalogEdit { added, next_ids: self.next_ids.clone(), ..CatalogEdit::default() };
+        let (next_ids, rules) = (self.next_ids.clone(), self.rules.clone());
+        let part = CatalogEdit { added, next_ids, rules, ..CatalogEdit::default() };
         let bytes = part.encode();
         let segment = Some(segment);
         self.written.lock().push(WrittenSegment { part, segment, layers, is_removal: false });
@@ -165,27 +215,34 @@ impl SealJob {
 }
 
 impl MergeJob {
-    /// The newest neighbours of similar size, oldest first; `None` if there are too few.
-    pub(crate) fn choose(segments: &[Arc<FileSegment>]) -> Option<&[Arc<FileSegment>]> {
+    /// The newest neighbours of similar size whose merge takes at most `bytes_max`, oldest first;
+    /// `None` if there are too few.
+    pub(crate) fn choose(
+        segments: &[Arc<FileSegment>],
+        bytes_max: u64,
+    ) -> Option<&[Arc<FileSegment>]> {
         let mut start = segments.len().checked_sub(1)?;
+        let bytes_of = |at: usize| WriteSizes::of_file(&segments[at].sealed).bytes();
         let mut series_count = segments[start].info.series_count;
+        let mut bytes = WRITE_BUFFER_BYTES + bytes_of(start);
         while let Some(before) = start.checked_sub(1)
             && segments[before].info.series_count <= 2 * series_count
         {
+            bytes += bytes_of(before);
+            if bytes > bytes_max {
+                break;
+            }
             series_count += segments[before].info.series_count;
             start = before;
         }
         Some(&segments[start..]).filter(|chosen| chosen.len() >= MERGE_COUNT_MIN)
     }
 
-    /// The approximate peak memory of [`MergeJob::run`], as [`SealJob::memory_bytes`]: texts are
-    /// copied from file to file.
+    /// The approximate peak memory of [`MergeJob::run`]: numbers of pairs, labels, series and sets.
+    /// Values are copied from file to file.
     pub fn memory_bytes(&self) -> u64 {
-        let of = |segment: &Arc<FileSegment>| {
-            let sealed = &segment.sealed;
-            write_bytes(sealed.pair_count(), sealed.set_count(), sealed.series_count())
-        };
-        WRITE_BYTES + self.inputs.iter().map(of).sum::<u64>()
+        let of = |segment: &Arc<FileSegment>| WriteSizes::of_file(&segment.sealed).bytes();
+        WRITE_BUFFER_BYTES + self.inputs.iter().map(of).sum::<u64>()
     }
 
     /// As [`SealJob::run`], for a merge that keeps all series.
@@ -225,11 +282,11 @@ impl MergeJob {
         // The caller has reserved the job's memory.
         let held = Budget::unlimited().empty(Pool::Jobs);
         let mut keys = KeyTable::new(Grouping::By(Vec::new()), held);
-        let cancel = CancelToken::new();
+        let context = QueryContext::unbounded();
         let mut groups = Vec::new();
         for segment in &self.inputs {
-            let all = segment.sealed.select(&[], &cancel)?;
-            segment.sealed.collect_groups(&all, &mut keys, &cancel, &mut groups)?;
+            let all = segment.sealed.select(&[], &context)?;
+            segment.sealed.collect_groups(&all, &mut keys, &context, &mut groups)?;
         }
         unite(&mut groups);
         let mut absent = RemovedSlots::default();

@@ -37,9 +37,9 @@
 //! (SIGMOD 2022), section 3.1.
 //!
 //! Reading order: `options`, `pair`, `id_set`, `matches`, `key_table`, `memory`, `sealed`,
-//! `definition`, `catalog`, `version`, `limits`, `known_refs`, `jobs`, `index`, `matched`, `view`,
-//! `cardinality`. Imports: `index` uses `jobs`, which uses `version`, which uses `memory` and
-//! `sealed`.
+//! `definition`, `group_rules`, `catalog`, `version`, `limits`, `known_refs`, `jobs`, `index`,
+//! `matched`, `view`, `listing`, `cardinality`. Imports: `index` uses `jobs`, which uses `version`,
+//! which uses `memory` and `sealed`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -49,12 +49,14 @@
 mod cardinality;
 mod catalog;
 mod definition;
+mod group_rules;
 mod id_set;
 mod index;
 mod jobs;
 mod key_table;
 mod known_refs;
 mod limits;
+mod listing;
 mod matched;
 mod matches;
 mod memory;
@@ -67,9 +69,13 @@ mod version;
 mod view;
 
 pub use cardinality::Cardinality;
+pub use group_rules::GroupRule;
 pub use index::Index;
-pub use jobs::{Liveness, LostSeries, MergeJob, ReadCopy, Removal, Repaired, SealJob};
+pub use jobs::{
+    Liveness, LostSeries, MergeJob, ReadCopy, Removal, Repaired, SealJob, WRITE_BUFFER_BYTES,
+};
+pub use listing::{LookupOutcome, Presence};
 pub use matched::MatchedSeries;
 pub use matches::{GroupMatch, Matches, Member, Members};
-pub use options::{IndexOptions, SeriesLimits};
+pub use options::{GroupBy, IndexOptions, SeriesLimits};
 pub use view::{GroupInfo, IndexStats, IndexView};

@@ -6,25 +6,25 @@
 
 use std::sync::Arc;
 
-use firn_model::{CancelToken, Grouping, Pool, QueryContext, Result};
+use firn_model::{Grouping, Pool, QueryContext, Result};
 
 use crate::key_table::KeyTable;
-use crate::matches::{self, MatchClass, Matches};
+use crate::matches::{self, MatchClasses, Matches};
 use crate::memory::index::Watermark;
 use crate::memory::matching;
 use crate::sealed::MatchedRows;
 use crate::version::IndexVersion;
 
-/// The series for which all matchers of a selection hold. Immutable and cheap to keep: it holds the
-/// segments and a few runs of row numbers.
-#[derive(Clone, Debug)]
+/// The series for which all matchers of a selection hold. Immutable: it holds the segments and runs
+/// of row numbers, whose memory counts for the query.
+#[derive(Debug)]
 pub struct MatchedSeries {
-    version: Arc<IndexVersion>,
-    mark: Watermark,
+    pub(crate) version: Arc<IndexVersion>,
+    pub(crate) mark: Watermark,
     /// By sealed segment.
-    sealed: Vec<MatchedRows>,
+    pub(crate) sealed: Vec<MatchedRows>,
     /// By segment in memory.
-    in_memory: Vec<Vec<MatchClass>>,
+    pub(crate) in_memory: Vec<MatchClasses>,
 }
 
 impl MatchedSeries {
@@ -32,7 +32,7 @@ impl MatchedSeries {
         version: Arc<IndexVersion>,
         mark: Watermark,
         sealed: Vec<MatchedRows>,
-        in_memory: Vec<Vec<MatchClass>>,
+        in_memory: Vec<MatchClasses>,
     ) -> MatchedSeries {
         MatchedSeries { version, mark, sealed, in_memory }
     }
@@ -42,13 +42,13 @@ impl MatchedSeries {
     ///
     /// # Errors
     /// As [`crate::IndexView::select`].
-    pub fn series_count(&self, cancel: &CancelToken) -> Result<u64> {
+    pub fn series_count(&self, context: &QueryContext) -> Result<u64> {
         let mut count = 0;
         for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
-            count += segment.sealed.count(found, cancel)?;
+            count += segment.sealed.count(found, context)?;
         }
         for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
-            count += matching::count(&layer.memory, mark, classes, cancel)?;
+            count += matching::count(&layer.memory, mark, classes, context)?;
         }
         Ok(count)
     }
@@ -60,14 +60,14 @@ impl MatchedSeries {
     /// As [`crate::IndexView::select`]; `Busy` without memory, `TooLarge` beyond the query's share
     /// of memory.
     pub fn collect_groups(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
-        let cancel = &context.cancel;
         let mut keys = KeyTable::new(grouping.clone(), context.budget.empty(Pool::Query));
         let mut groups = Vec::new();
         for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
-            segment.sealed.collect_groups(found, &mut keys, cancel, &mut groups)?;
+            segment.sealed.collect_groups(found, &mut keys, context, &mut groups)?;
         }
         for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
-            matching::collect_groups(&layer.memory, mark, classes, &mut keys, cancel, &mut groups)?;
+            let (memory, keys) = (&layer.memory, &mut keys);
+            matching::collect_groups(memory, mark, classes, keys, context, &mut groups)?;
         }
         // The sort needs an id and an index per group, twice.
         keys.hold_others(matches::groups_bytes(&groups) + 32 * groups.len() as u64)?;

@@ -1,6 +1,6 @@
 //! The result of a selection: groups, their matching members, and keys.
 
-use firn_model::{GroupId, Labels, Reservation, Slot};
+use firn_model::{GroupId, Labels, Pool, QueryContext, Reservation, Result, Slot};
 use smallvec::SmallVec;
 
 use crate::id_set::IdSet;
@@ -51,6 +51,66 @@ pub(crate) struct MatchClass {
     pub(crate) parts: IdSet,
     /// Matching member sets; `None`: all.
     pub(crate) sets: Option<IdSet>,
+}
+
+/// The classes of a selection in one segment. Their parts are disjoint.
+///
+/// There may be as many classes as combinations of the matchers' labels on groups. Each has its own
+/// member sets, so their memory is reserved: a selection with too many is refused.
+#[derive(Debug)]
+pub(crate) struct MatchClasses {
+    list: Vec<MatchClass>,
+    held: Reservation,
+}
+
+// The memory of a class with small sets, and of its place in a list that grows by doubling.
+const CLASS_BYTES: u64 = 3 * size_of::<MatchClass>() as u64 + 1_024;
+// Selections with up to this many classes are not reserved.
+const CLASSES_UNRESERVED: usize = 8;
+
+impl MatchClasses {
+    pub(crate) fn none(context: &QueryContext) -> MatchClasses {
+        MatchClasses { list: Vec::new(), held: context.budget.empty(Pool::Query) }
+    }
+
+    /// One class: every member of the first `part_count` parts.
+    pub(crate) fn all(part_count: u32, context: &QueryContext) -> MatchClasses {
+        let list = vec![MatchClass { parts: IdSet::below(part_count), sets: None }];
+        MatchClasses { list, ..MatchClasses::none(context) }
+    }
+
+    pub(crate) fn list(&self) -> &[MatchClass] {
+        &self.list
+    }
+
+    /// Adds a class unless it is empty.
+    ///
+    /// # Errors
+    /// `Busy` or `TooLarge` without memory.
+    pub(crate) fn push(&mut self, class: MatchClass) -> Result<()> {
+        if class.parts.is_empty() || class.sets.as_ref().is_some_and(IdSet::is_empty) {
+            return Ok(());
+        }
+        if self.list.len() >= CLASSES_UNRESERVED {
+            self.held.cover(CLASS_BYTES * (self.list.len() as u64 + 1))?;
+        }
+        self.list.push(class);
+        Ok(())
+    }
+
+    /// The classes without the parts that are not in `parts`.
+    ///
+    /// # Errors
+    /// As [`MatchClasses::push`].
+    pub(crate) fn within(&self, parts: &IdSet, context: &QueryContext) -> Result<MatchClasses> {
+        let mut kept = MatchClasses::none(context);
+        for class in &self.list {
+            context.cancel.check()?;
+            let parts = class.parts.intersect(parts, &context.budget)?;
+            kept.push(MatchClass { parts, sets: class.sets.clone() })?;
+        }
+        Ok(kept)
+    }
 }
 
 // From this many groups on, a radix sort is faster than comparisons.

@@ -2,13 +2,23 @@
 
 use firn_model::{Error, Result};
 
-/// Options of the index.
-#[derive(Clone, Debug)]
-pub struct IndexOptions {
+/// The choice of the group that a new series joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupBy {
+    /// `job` and `instance` where a series has both and their groups are of a sensible size;
+    /// otherwise the labels that are learned from the series that arrive.
+    Auto,
     /// The label names that identify a group. A series with all of them joins the group of their
     /// values when it is first seen; any other is a lone series. Empty: every series is a lone
     /// series.
-    pub group_by: Vec<String>,
+    Labels(Vec<String>),
+}
+
+/// Options of the index.
+#[derive(Clone, Debug)]
+pub struct IndexOptions {
+    /// The choice of the group that a new series joins.
+    pub group_by: GroupBy,
     /// Slots of a group, at least 1. If a group is full, a sibling group with the same labels
     /// opens.
     pub slots_per_group_max: u32,
@@ -35,10 +45,17 @@ pub(crate) const SERIES_LIMIT: u64 = u32::MAX as u64 - 1;
 impl Default for IndexOptions {
     fn default() -> IndexOptions {
         IndexOptions {
-            group_by: vec!["job".to_owned(), "instance".to_owned()],
+            group_by: GroupBy::Auto,
             slots_per_group_max: 4_096,
             limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },
         }
+    }
+}
+
+impl GroupBy {
+    /// Groups by these labels.
+    pub fn labels<'a>(names: impl IntoIterator<Item = &'a str>) -> GroupBy {
+        GroupBy::Labels(names.into_iter().map(str::to_owned).collect())
     }
 }
 
@@ -53,11 +70,13 @@ impl IndexOptions {
                 "slots_per_group_max is 0: a group needs at least one slot",
             ));
         }
-        if self.group_by.iter().any(String::is_empty) {
-            return Err(Error::invalid("group_by contains an empty label name: remove it"));
+        if let GroupBy::Labels(names) = &mut self.group_by {
+            if names.iter().any(String::is_empty) {
+                return Err(Error::invalid("group_by contains an empty label name: remove it"));
+            }
+            names.sort();
+            names.dedup();
         }
-        self.group_by.sort();
-        self.group_by.dedup();
         Ok(self)
     }
 }

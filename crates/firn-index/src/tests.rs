@@ -8,8 +8,8 @@ mod segments;
 use std::sync::Arc;
 
 use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, Result, SeriesRef,
-    ShardBits, ShardId, Slot,
+    Budget, CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext,
+    Result, SeriesRef, ShardBits, ShardId, Slot,
 };
 use firn_sim::{Faults, SimDisk};
 
@@ -178,10 +178,10 @@ fn large_groups_are_counted_over_siblings_and_segments() {
     seal();
     add(&["e", "f"], 1);
     resolve(&index, "__name__=alone");
-    let found = index.view().cardinality(5, &CancelToken::new()).unwrap().series_by_group;
+    let found = index.view().cardinality(5, &QueryContext::unbounded()).unwrap().0.series_by_group;
     let group = |instance: u32| format!("{{instance=\"{instance}\",job=\"a\"}}");
     assert_eq!(found, [(group(1), 6), (group(2), 3)]);
-    let one = index.view().cardinality(1, &CancelToken::new()).unwrap().series_by_group;
+    let one = index.view().cardinality(1, &QueryContext::unbounded()).unwrap().0.series_by_group;
     assert_eq!(one, [(group(1), 6)]);
 }
 
@@ -273,7 +273,8 @@ fn cardinality_lists_the_largest_entries() {
     }
     let seen = index.view();
     resolve(&index, "__name__=late,x=3");
-    let cardinality = seen.cardinality(2, &CancelToken::new()).unwrap();
+    let (cardinality, held) = seen.cardinality(2, &QueryContext::unbounded()).unwrap();
+    assert!(held.bytes() > 0);
     assert_eq!((cardinality.series_count, cardinality.group_count), (3, 3));
     assert_eq!((cardinality.name_count, cardinality.pair_count), (4, 6));
     assert_eq!(cardinality.series_by_metric, [("up".to_owned(), 2), ("cpu".to_owned(), 1)]);
@@ -284,12 +285,17 @@ fn cardinality_lists_the_largest_entries() {
     assert_eq!(cardinality.series_by_pair, pairs);
     let group = "{instance=\"1\",job=\"a\"}".to_owned();
     assert_eq!(cardinality.series_by_group, [(group, 1)]);
-    let all = seen.cardinality(10, &CancelToken::new()).unwrap();
+    let (all, _) = seen.cardinality(10, &QueryContext::unbounded()).unwrap();
     assert_eq!(all.series_by_pair.len(), 6);
     assert_eq!(all.series_by_pair[5], ("x=2".to_owned(), 1));
-    let none = seen.cardinality(0, &CancelToken::new()).unwrap();
+    let (none, _) = seen.cardinality(0, &QueryContext::unbounded()).unwrap();
     assert_eq!((none.series_count, none.pair_count, none.series_by_pair.len()), (3, 6, 0));
-    let cancel = CancelToken::new();
-    cancel.cancel();
-    assert!(seen.cardinality(1, &cancel).is_err());
+    let canceled = QueryContext::unbounded();
+    canceled.cancel.cancel();
+    assert!(seen.cardinality(1, &canceled).is_err());
+    // Without room for the lists they are refused; nothing stays reserved.
+    let small = Budget::new(2_000);
+    let context = QueryContext::new(CancelToken::new(), small.clone());
+    assert!(matches!(seen.cardinality(10, &context).unwrap_err().kind(), ErrorKind::Busy { .. }));
+    assert_eq!(small.usage().used_bytes, 0);
 }

@@ -6,7 +6,7 @@
 //!
 //! A label set is in exactly one of them. Only the active segment takes new series.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use firn_model::{GroupId, Labels, Result, SeriesRef};
 use parking_lot::RwLock;
@@ -46,6 +46,13 @@ pub(crate) struct IndexVersion {
     pub(crate) active: Arc<MemorySegment>,
 }
 
+/// Segments that are in no version any more. Views may still hold them.
+#[derive(Debug, Default)]
+pub(crate) struct RetiredSegments {
+    layers: Vec<Weak<MemorySegment>>,
+    files: Vec<Weak<FileSegment>>,
+}
+
 /// Finds label sets in the segments before the active one. Remembers the part of the last hit.
 #[derive(Debug)]
 pub(crate) struct Finder<'t, 'l> {
@@ -57,6 +64,35 @@ pub(crate) struct Finder<'t, 'l> {
 
 // Retiring a smaller group is not worth it: its dead slots cost little.
 const SLOTS_TO_RETIRE_MIN: u32 = 64;
+
+impl MemorySegment {
+    fn contains(&self, series: SeriesRef) -> bool {
+        self.memory.read().position(series).is_some()
+    }
+}
+
+impl RetiredSegments {
+    /// Adds the segments of `old` that `next` does not have.
+    pub(crate) fn add(&mut self, old: &IndexVersion, next: &IndexVersion) {
+        let is_gone = |layer: &&Arc<MemorySegment>| {
+            next.frozen.iter().chain([&next.active]).all(|kept| !Arc::ptr_eq(kept, layer))
+        };
+        self.layers.extend(old.frozen.iter().filter(is_gone).map(Arc::downgrade));
+        let is_gone =
+            |file: &&Arc<FileSegment>| next.sealed.iter().all(|kept| !Arc::ptr_eq(kept, file));
+        self.files.extend(old.sealed.iter().filter(is_gone).map(Arc::downgrade));
+    }
+
+    /// The memory of those that are still held. No writer locks them.
+    pub(crate) fn heap_bytes(&mut self) -> u64 {
+        self.layers.retain(|layer| layer.strong_count() > 0);
+        self.files.retain(|file| file.strong_count() > 0);
+        let layers = self.layers.iter().filter_map(Weak::upgrade);
+        let files = self.files.iter().filter_map(Weak::upgrade);
+        layers.map(|layer| layer.memory.read().heap_bytes() as u64).sum::<u64>()
+            + files.map(|file| file.sealed.heap_bytes()).sum::<u64>()
+    }
+}
 
 impl IndexVersion {
     /// The segments in memory, newest first, each with its visible part. `mark` is the watermark of
@@ -80,8 +116,12 @@ impl IndexVersion {
 
     /// Whether a segment in memory contains a reference.
     pub(crate) fn is_in_memory(&self, series: SeriesRef) -> bool {
-        let is_in = |layer: &MemorySegment| layer.memory.read().position(series).is_some();
-        is_in(&self.active) || self.frozen.iter().any(|layer| is_in(layer))
+        self.active.contains(series) || self.is_frozen(series)
+    }
+
+    /// Whether a segment that waits for its file contains a reference.
+    pub(crate) fn is_frozen(&self, series: SeriesRef) -> bool {
+        self.frozen.iter().any(|layer| layer.contains(series))
     }
 
     /// Whether a file contains a reference.

@@ -1,18 +1,17 @@
 //! An immutable view of the index, for queries.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, Matcher, QueryContext, Result, SeriesLimit, SeriesRef,
+    GroupId, Grouping, Labels, Matcher, QueryContext, Result, SeriesLimit, SeriesRef,
 };
-use hashbrown::HashSet;
 
+use crate::jobs::seal_bytes;
 use crate::matched::MatchedSeries;
-use crate::matches::Matches;
+use crate::matches::{GroupMatch, Matches};
 use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
-use crate::memory::listing::{each_pair, pairs_of};
 use crate::memory::matching;
+use crate::sealed::LabelReader;
 use crate::version::{FileSegment, IndexVersion};
 
 /// The series that were known when the view was created; later ones are invisible. Cheap to clone
@@ -53,10 +52,13 @@ pub struct IndexStats {
     pub name_count: u64,
     /// Distinct label pairs; one that is in several segments counts in each.
     pub pair_count: u64,
-    /// Memory in bytes, without mapped files.
+    /// Memory in bytes, without mapped files. Includes segments that only views still hold.
     pub heap_bytes: u64,
     /// The part of `heap_bytes` for series that are in no segment file yet.
     pub unsealed_bytes: u64,
+    /// Memory in bytes that writing these series to a file will take, besides
+    /// [`WRITE_BUFFER_BYTES`](crate::WRITE_BUFFER_BYTES).
+    pub seal_bytes: u64,
     /// Sealed segment files.
     pub segment_count: u64,
     /// Total length of the segment files.
@@ -74,14 +76,15 @@ impl IndexView {
     /// matchers: every series.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` as the token reports, checked about once per millisecond; `Corrupt`.
-    pub fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedSeries> {
+    /// `Canceled` or `Timeout` as the token reports, checked about once per millisecond; `Busy`
+    /// without memory, `TooLarge` beyond the query's share of memory; `Corrupt`.
+    pub fn select(&self, matchers: &[Matcher], context: &QueryContext) -> Result<MatchedSeries> {
         let sealed = self.version.sealed.iter();
-        let sealed = sealed.map(|segment| segment.sealed.select(matchers, cancel));
+        let sealed = sealed.map(|segment| segment.sealed.select(matchers, context));
         let sealed = sealed.collect::<Result<_>>()?;
         let in_memory = self.version.layers(self.mark);
         let in_memory = in_memory
-            .map(|(layer, mark)| matching::select(&layer.memory, mark, matchers, cancel))
+            .map(|(layer, mark)| matching::select(&layer.memory, mark, matchers, context))
             .collect::<Result<_>>()?;
         Ok(MatchedSeries::new(Arc::clone(&self.version), self.mark, sealed, in_memory))
     }
@@ -97,12 +100,24 @@ impl IndexView {
         grouping: &Grouping,
         context: &QueryContext,
     ) -> Result<Matches> {
+        self.select_in_scope(matchers, context)?.collect_groups(grouping, context)
+    }
+
+    /// As [`IndexView::select`], with compiled matchers. Only series that also match the context's
+    /// `scope`.
+    ///
+    /// # Errors
+    /// As [`IndexView::select`] and [`Matcher::compile`].
+    pub fn select_in_scope(
+        &self,
+        matchers: &[Matcher],
+        context: &QueryContext,
+    ) -> Result<MatchedSeries> {
         matchers.iter().try_for_each(|matcher| matcher.compile(context))?;
-        let selected = match context.scope.is_empty() {
-            true => self.select(matchers, &context.cancel),
-            false => self.select(&[matchers, &context.scope].concat(), &context.cancel),
-        };
-        selected?.collect_groups(grouping, context)
+        match context.scope.is_empty() {
+            true => self.select(matchers, context),
+            false => self.select(&[matchers, &context.scope].concat(), context),
+        }
     }
 
     /// The labels of a series; `None` if the view does not contain it.
@@ -110,14 +125,8 @@ impl IndexView {
     /// # Errors
     /// `Corrupt`.
     pub fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
-        for (layer, mark) in self.version.layers(self.mark) {
-            let memory = layer.memory.read();
-            let is_seen = |position: &SeriesPosition| {
-                position.at < memory.parts.count_below(position.part_no, mark.series)
-            };
-            if let Some(position) = memory.position(series).filter(is_seen) {
-                return Ok(Some(memory.labels_at(position)));
-            }
+        if let Some(labels) = self.labels_in_memory(series) {
+            return Ok(Some(labels));
         }
         for segment in self.version.sealed.iter().rev() {
             if let Some(labels) = segment.sealed.labels(series)? {
@@ -125,6 +134,46 @@ impl IndexView {
             }
         }
         Ok(None)
+    }
+
+    /// Calls `each` with the labels of every member of `groups`: cheaper than one call of
+    /// [`IndexView::labels`] for each.
+    ///
+    /// # Errors
+    /// As [`IndexView::select`]; those of `each`.
+    pub fn each_labels(
+        &self,
+        groups: &[GroupMatch],
+        context: &QueryContext,
+        each: &mut dyn FnMut(Labels) -> Result<()>,
+    ) -> Result<()> {
+        let segments = self.version.sealed.iter().rev();
+        let mut readers: Vec<_> =
+            segments.map(|segment| LabelReader::new(&segment.sealed)).collect();
+        for found in groups {
+            context.cancel.check()?;
+            for member in &found.members {
+                let series = SeriesRef { group: found.group, slot: member.slot };
+                let mut labels = self.labels_in_memory(series);
+                for reader in &mut readers {
+                    if labels.is_none() {
+                        labels = reader.labels(series)?;
+                    }
+                }
+                labels.map_or(Ok(()), &mut *each)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn labels_in_memory(&self, series: SeriesRef) -> Option<Labels> {
+        self.version.layers(self.mark).find_map(|(layer, mark)| {
+            let memory = layer.memory.read();
+            let is_seen = |position: &SeriesPosition| {
+                position.at < memory.parts.count_below(position.part_no, mark.series)
+            };
+            memory.position(series).filter(is_seen).map(|position| memory.labels_at(position))
+        })
     }
 
     /// A group; `None` if the view does not contain it. Its members are the slots for which
@@ -173,75 +222,6 @@ impl IndexView {
         let in_memory = self.version.layers(self.mark).map(|(_, mark)| u64::from(mark.groups));
         sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
-
-    /// The label names of `matches`, or of all series, sorted.
-    ///
-    /// # Errors
-    /// As [`IndexView::select`].
-    pub fn label_names(
-        &self,
-        matches: Option<&Matches>,
-        cancel: &CancelToken,
-    ) -> Result<Vec<String>> {
-        let mut names = BTreeSet::new();
-        let of = matches.map(|matches| &matches.groups[..]);
-        for segment in &self.version.sealed {
-            segment.sealed.label_names(of, &mut names, cancel)?;
-        }
-        for (layer, mark) in self.version.layers(self.mark) {
-            cancel.check()?;
-            match of {
-                Some(groups) => {
-                    let pairs = pairs_of(&layer.memory, groups);
-                    let memory = layer.memory.read();
-                    let ids: HashSet<u32> =
-                        pairs.into_iter().map(|pair| memory.pairs.pair(pair).name).collect();
-                    names.extend(ids.into_iter().map(|id| memory.pairs.name_text(id).to_owned()));
-                }
-                None => {
-                    let memory = layer.memory.read();
-                    let seen =
-                        (0..memory.pairs.name_count()).filter(|&id| mark.sees_name(&memory, id));
-                    names.extend(seen.map(|id| memory.pairs.name_text(id).to_owned()));
-                }
-            }
-        }
-        Ok(names.into_iter().collect())
-    }
-
-    /// The values that `name` has in `matches`, or in all series, sorted.
-    ///
-    /// # Errors
-    /// As [`IndexView::select`].
-    pub fn label_values(
-        &self,
-        name: &str,
-        matches: Option<&Matches>,
-        cancel: &CancelToken,
-    ) -> Result<Vec<String>> {
-        let mut values = BTreeSet::new();
-        let of = matches.map(|matches| &matches.groups[..]);
-        for segment in &self.version.sealed {
-            segment.sealed.label_values(name, of, &mut values, cancel)?;
-        }
-        for (layer, mark) in self.version.layers(self.mark) {
-            cancel.check()?;
-            let Some(name) = layer.memory.read().pairs.find_name(name.as_bytes()) else { continue };
-            match of {
-                Some(groups) => {
-                    let pairs = pairs_of(&layer.memory, groups);
-                    let memory = layer.memory.read();
-                    let of_name =
-                        pairs.into_iter().filter(|&pair| memory.pairs.pair(pair).name == name);
-                    values.extend(of_name.map(|pair| memory.pairs.value_text(pair).to_owned()));
-                }
-                None => each_pair(&layer.memory, mark, name, |memory, pair| {
-                    values.insert(memory.pairs.value_text(pair).to_owned());
-                }),
-            }
-        }
-        Ok(values.into_iter().collect())
-    }
 }
 
 impl IndexStats {
@@ -254,6 +234,7 @@ impl IndexStats {
         let heap_bytes = memory.heap_bytes() as u64;
         self.heap_bytes += heap_bytes;
         self.unsealed_bytes += heap_bytes;
+        self.seal_bytes += seal_bytes(memory);
     }
 
     pub(crate) fn add_segment(&mut self, segment: &FileSegment) {

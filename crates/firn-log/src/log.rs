@@ -13,7 +13,7 @@ use crate::options::{LogSetup, SEGMENT_BYTES_MAX, SyncPolicy};
 use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
 use crate::stream::Stream;
-use crate::sync::{Mutex, yield_now};
+use crate::sync::{RwLock, yield_now};
 
 /// Totals of all streams since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub struct Log {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     setup: LogSetup,
-    /// The streams on disk. Each lock is held for a whole replay of its stream.
-    found: Vec<Mutex<StreamFiles>>,
+    /// The streams on disk. Each lock is read-held for a whole replay of its stream.
+    found: Vec<RwLock<StreamFiles>>,
     found_bytes: u64,
     streams: OnceLock<Vec<Stream>>,
 }
@@ -68,7 +68,7 @@ impl Log {
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
         let found_bytes = found.iter().map(|found| found.bytes_from(LogPosition(0))).sum();
-        let found = found.into_iter().map(Mutex::new).collect();
+        let found = found.into_iter().map(RwLock::new).collect();
         Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new() })
     }
 
@@ -102,8 +102,9 @@ impl Log {
     }
 
     /// Passes every entry of `stream` to `f`, in the order of positions. Threads may replay
-    /// different streams at the same time. `floor` is the floor of the last [`Log::purge`];
-    /// segments below it are not read.
+    /// different streams, or one stream several times, at the same time. `floor` is the floor of
+    /// the last [`Log::purge`]; segments below it are not read. A replay after the first one from
+    /// the same floor does not search the tail again and reports no torn one.
     ///
     /// A torn tail is cut off. Damage to durable bytes is listed in the report, and the first entry
     /// behind it has [`ReplayEntry::after_hole`] set.
@@ -126,7 +127,7 @@ impl Log {
             .found
             .get(usize::from(stream.0))
             .ok_or_else(|| Error::internal(format!("the log has no stream {}", stream.0)))?;
-        found.lock().replay(floor, f)
+        found.read().replay(floor, f)
     }
 
     /// Opens a new segment in each stream and enables appends. A stream never continues in an old
@@ -141,11 +142,11 @@ impl Log {
         }
         let mut streams = Vec::with_capacity(self.found.len());
         for (stream, found) in (0u16..).zip(&self.found) {
-            let resume = found.lock().resume()?;
+            let resume = found.write().resume()?;
             let id = StreamId(stream);
             streams.push(Stream::start(id, &self.setup, &self.disk, &self.clock, resume)?);
         }
-        self.found.iter().for_each(|found| found.lock().close());
+        self.found.iter().for_each(|found| found.write().close());
         self.streams.set(streams).map_err(|_| Error::internal("the log was already started"))
     }
 
@@ -334,7 +335,7 @@ impl Log {
     /// The most bytes that a replay from `floors`, one per stream, has to read.
     pub fn replay_bytes(&self, floors: &[LogPosition]) -> u64 {
         let streams = self.found.iter().zip(floors);
-        streams.map(|(found, &floor)| found.lock().bytes_from(floor)).sum()
+        streams.map(|(found, &floor)| found.read().bytes_from(floor)).sum()
     }
 
     /// Totals of all streams.

@@ -5,7 +5,7 @@ pub(crate) use std::thread::yield_now;
 
 use std::sync::PoisonError;
 
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
 
 /// A condition variable for changes under a [`Mutex`]. `notify_all` makes all waiters runnable at
 /// once. The one of `parking_lot` wakes a single thread, which wakes the next after it has held the

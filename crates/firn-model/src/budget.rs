@@ -66,16 +66,19 @@ impl Pool {
     /// pool is granted more.
     ///
     /// From the lowest: caches and hot blocks, new series, request bodies, writes, queries. Jobs
-    /// have the highest threshold, because flushes and merges free memory.
+    /// have the highest threshold, because flushes and merges free memory. Queries leave them a
+    /// part of the limit: queries that follow one another without a pause would starve them. No
+    /// pool fills the limit, because some memory is used before it is measured.
     pub fn threshold_percent(self) -> u64 {
         match self {
             Pool::Cache | Pool::Hot => 70,
             Pool::Index => 80,
             // Below the threshold of rows, because an admitted body becomes rows.
-            Pool::Requests => 85,
-            Pool::Head => 90,
-            Pool::Query => 95,
-            Pool::Jobs | Pool::Process => 100,
+            Pool::Requests => 82,
+            Pool::Head => 85,
+            Pool::Query => 88,
+            Pool::Jobs => 96,
+            Pool::Process => 100,
         }
     }
 
@@ -113,8 +116,12 @@ struct Shared {
     peak_bytes: AtomicU64,
     pools: [AtomicU64; Pool::ALL.len()],
     refused: [AtomicU64; Pool::ALL.len()],
+    /// Reserved bytes that are not used yet, see [`Budget::set_standby`].
+    standby_bytes: AtomicU64,
     /// The budget that this one is a part of.
     whole: Option<Budget>,
+    /// Whether a reservation may reclaim memory of others.
+    reclaims: bool,
     reclaimer: OnceLock<Weak<dyn Reclaim>>,
     meter: OnceLock<Meter>,
 }
@@ -161,23 +168,31 @@ const AHEAD_BYTES_MAX: u64 = 64 << 10;
 impl Budget {
     /// A budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Budget {
-        Budget::make(limit_bytes, None)
+        Budget::make(limit_bytes, None, true)
     }
 
     /// A part of this budget with a limit of its own, such as the memory of one query. A
     /// reservation in the part counts in both budgets.
     pub fn part(&self, limit_bytes: u64) -> Budget {
-        Budget::make(limit_bytes, Some(self.clone()))
+        Budget::make(limit_bytes, Some(self.clone()), true)
     }
 
-    fn make(limit_bytes: u64, whole: Option<Budget>) -> Budget {
+    /// A part without a limit of its own that takes only free memory: nothing is reclaimed for it,
+    /// so that the caller may hold any lock.
+    pub fn of_free(&self) -> Budget {
+        Budget::make(u64::MAX, Some(self.clone()), false)
+    }
+
+    fn make(limit_bytes: u64, whole: Option<Budget>, reclaims: bool) -> Budget {
         Budget(Arc::new(Shared {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             pools: Default::default(),
             refused: Default::default(),
+            standby_bytes: AtomicU64::new(0),
             whole,
+            reclaims,
             reclaimer: OnceLock::new(),
             meter: OnceLock::new(),
         }))
@@ -250,11 +265,18 @@ impl Budget {
         let _ = self.0.meter.set(Meter { resident_bytes, granted_bytes, is_busy });
     }
 
+    /// Sets the number of reserved bytes that are kept ready for a later use. [`Budget::measure`]
+    /// does not expect the process to hold them, so they hide no unreserved memory.
+    pub fn set_standby(&self, bytes: u64) {
+        self.0.standby_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// Compares the reserved bytes with those that the process holds, if there is a meter.
     ///
-    /// Unreserved memory counts up to half of the limit: an allocator reuses memory that was freed,
-    /// and freed memory must not cause refusals for ever. The count falls slowly, because memory
-    /// that is reserved but not yet used hides the same amount of used, unreserved memory.
+    /// Unreserved memory counts up to three quarters of the limit: an allocator reuses memory that
+    /// was freed, and freed memory must not cause refusals for ever. The count falls slowly,
+    /// because memory that is reserved but not yet used hides the same amount of used, unreserved
+    /// memory.
     pub fn measure(&self) {
         self.0.measure();
     }
@@ -267,7 +289,7 @@ impl Reservation {
     /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
     /// be; the reservation is then unchanged.
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
-        self.budget.0.take(self.pool, bytes)?;
+        self.budget.0.take(self.pool, bytes, true)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -331,6 +353,23 @@ impl Reservation {
         Reservation { budget: self.budget.clone(), pool: self.pool, bytes }
     }
 
+    /// From now on the bytes count for `pool`, and no longer for the part of the budget that they
+    /// were reserved in: the memory outlives its query.
+    pub fn keep_for(&mut self, pool: Pool) {
+        if self.pool == pool && self.budget.0.whole.is_none() {
+            return;
+        }
+        let bytes = self.bytes;
+        let mut whole = self.budget.clone();
+        while let Some(next) = whole.0.whole.clone() {
+            whole = next;
+        }
+        let mut kept = whole.empty(pool);
+        self.shrink(bytes);
+        kept.take(bytes);
+        *self = kept;
+    }
+
     /// Adds `other` to this reservation; its bytes then count for this pool.
     pub fn merge(&mut self, mut other: Reservation) {
         let bytes = other.bytes;
@@ -385,8 +424,9 @@ impl Shared {
         meter.granted_bytes.store(0, Ordering::Relaxed);
         if let Some(resident) = (meter.resident_bytes)() {
             let before = self.pools[Pool::Process as usize].load(Ordering::Relaxed);
-            let reserved = self.used_bytes.load(Ordering::Relaxed).saturating_sub(before);
-            let unreserved = resident.saturating_sub(reserved).min(self.limit_bytes / 2);
+            let not_held = before + self.standby_bytes.load(Ordering::Relaxed);
+            let held = self.used_bytes.load(Ordering::Relaxed).saturating_sub(not_held);
+            let unreserved = resident.saturating_sub(held).min(self.limit_bytes / 4 * 3);
             let unreserved = unreserved.max(before - before / FALL_PART);
             self.pools[Pool::Process as usize].store(unreserved, Ordering::Relaxed);
             if unreserved > before {
@@ -398,23 +438,25 @@ impl Shared {
         meter.is_busy.store(false, Ordering::Release);
     }
 
-    fn take(&self, pool: Pool, bytes: u64) -> Result<()> {
+    fn take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<()> {
+        let reclaims = reclaims && self.reclaims;
         if let Some(meter) = self.meter.get() {
             let granted = meter.granted_bytes.fetch_add(bytes, Ordering::Relaxed);
             if granted.saturating_add(bytes) > self.limit_bytes / MEASURED_PART {
                 self.measure();
             }
         }
-        if self.try_take(pool, bytes)? {
+        if self.try_take(pool, bytes, reclaims)? {
             return Ok(());
         }
-        if pool.reclaims_first()
+        if reclaims
+            && pool.reclaims_first()
             && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
             reclaimer
                 .reclaim(used.saturating_add(bytes).saturating_sub(self.threshold_bytes(pool)));
-            if self.try_take(pool, bytes)? {
+            if self.try_take(pool, bytes, reclaims)? {
                 return Ok(());
             }
         }
@@ -426,14 +468,14 @@ impl Shared {
     ///
     /// # Errors
     /// `Busy` or `TooLarge` if a budget above has no room.
-    fn try_take(&self, pool: Pool, bytes: u64) -> Result<bool> {
+    fn try_take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<bool> {
         let threshold = self.threshold_bytes(pool);
         let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&sum| sum <= threshold)
         });
         let Ok(used) = granted else { return Ok(false) };
         if let Some(whole) = &self.whole
-            && let Err(error) = whole.0.take(pool, bytes)
+            && let Err(error) = whole.0.take(pool, bytes, reclaims)
         {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(error);
@@ -529,7 +571,7 @@ mod tests {
         let budget = Budget::new(10_000);
         let mut held = budget.empty(Pool::Query);
         let mut steps = 0;
-        for bytes in 1..=9_500 {
+        for bytes in 1..=8_800 {
             let before = held.bytes();
             held.cover(bytes).unwrap();
             assert!((bytes..=bytes + bytes / 8).contains(&held.bytes()), "{held:?} for {bytes}");
@@ -538,10 +580,24 @@ mod tests {
         assert!(steps < 100, "{steps} steps");
         assert_eq!(budget.usage().refused[Pool::Query as usize], 0);
         held.cover(5).unwrap();
-        assert_eq!(held.bytes(), 9_500, "the threshold of queries; nothing was reclaimed");
-        assert!(held.cover_of_free(9_500) && !held.cover_of_free(9_501));
-        assert_eq!(held.bytes(), 9_500);
-        assert!(held.cover(9_501).unwrap_err().is_retriable());
+        assert_eq!(held.bytes(), 8_800, "the threshold of queries; nothing was reclaimed");
+        assert!(held.cover_of_free(8_800) && !held.cover_of_free(8_801));
+        assert_eq!(held.bytes(), 8_800);
+        assert!(held.cover(8_801).unwrap_err().is_retriable());
+    }
+
+    #[test]
+    fn kept_memory_leaves_its_part_and_its_pool() {
+        let budget = Budget::new(100);
+        let part = budget.part(50);
+        let mut held = part.reserve(Pool::Query, 30).unwrap();
+        held.keep_for(Pool::Cache);
+        assert_eq!(part.usage().used_bytes, 0);
+        let usage = budget.usage();
+        assert_eq!(usage.by_pool[Pool::Query as usize], 0);
+        assert_eq!((usage.by_pool[Pool::Cache as usize], usage.used_bytes), (30, 30));
+        drop(held);
+        assert_eq!(budget.usage().used_bytes, 0);
     }
 
     #[test]
@@ -552,11 +608,11 @@ mod tests {
         assert_eq!(budget.usage().by_pool[Pool::Query as usize], 30);
         let refused = first.grow(21).unwrap_err();
         assert_eq!(refused.kind(), &crate::ErrorKind::TooLarge);
-        let _rest = budget.reserve(Pool::Head, 60).unwrap();
+        let _rest = budget.reserve(Pool::Head, 55).unwrap();
         assert!(first.grow(15).unwrap_err().is_retriable(), "the whole is used up");
         assert_eq!((part.usage().used_bytes, part.usage().peak_bytes), (30, 30));
         drop(first);
-        assert_eq!((part.usage().used_bytes, budget.usage().used_bytes), (0, 60));
+        assert_eq!((part.usage().used_bytes, budget.usage().used_bytes), (0, 55));
     }
 
     #[test]
@@ -605,8 +661,19 @@ mod tests {
         assert!(refused.to_string().contains("most by head"), "{refused}");
         resident.store(50_000, Ordering::Relaxed);
         budget.measure();
-        assert_eq!(unreserved(), 3_200, "half of the limit stays for reservations");
+        assert_eq!(unreserved(), 4_800, "a quarter of the limit stays for reservations");
         drop((head, small));
+        resident.store(0, Ordering::Relaxed);
+        (0..100).for_each(|_| budget.measure());
+        let ahead = budget.reserve(Pool::Index, 2_000).unwrap();
+        resident.store(2_500, Ordering::Relaxed);
+        budget.measure();
+        assert_eq!(unreserved(), 500);
+        budget.set_standby(1_500);
+        budget.measure();
+        assert_eq!(unreserved(), 2_000, "memory that is kept ready hides none");
+        drop(ahead);
+        budget.set_standby(0);
         resident.store(0, Ordering::Relaxed);
         (0..100).for_each(|_| budget.measure());
         assert!(budget.usage().used_bytes < 8);
@@ -631,9 +698,12 @@ mod tests {
         let reclaimer: Weak<Cache> = Arc::downgrade(&cache);
         budget.set_reclaimer(reclaimer);
         let query = budget.part(900).reserve(Pool::Query, 800).unwrap();
-        assert_eq!((query.bytes(), cache.0.lock().unwrap().bytes()), (800, 150));
+        assert_eq!((query.bytes(), cache.0.lock().unwrap().bytes()), (800, 80));
         assert!(budget.reserve(Pool::Head, 200).is_err(), "writes reclaim before they take locks");
-        assert!(budget.reserve(Pool::Query, 151).is_err());
+        let of_free = budget.part(900).of_free();
+        assert!(of_free.reserve(Pool::Query, 1).is_err(), "nothing is reclaimed for it");
+        assert_eq!(cache.0.lock().unwrap().bytes(), 80);
+        assert!(budget.reserve(Pool::Query, 81).is_err());
         assert_eq!(cache.0.lock().unwrap().bytes(), 0);
     }
 

@@ -33,7 +33,7 @@ pub enum ChangeKind {
 /// A listener for changes. Writers call it, so it must be fast and must not call the engine.
 pub trait ChangeSink: Send + Sync {
     /// `change` is about to become visible.
-    fn changed(&self, change: &Change);
+    fn changed(&self, change: Change);
 
     /// A series was defined. Called once snapshots can see the series, before any change to it is
     /// announced, and therefore under the lock that defines it. Repeated calls for one series are

@@ -250,6 +250,18 @@ impl LabelsBuilder {
         self.pairs.push((start, middle, self.text.len() as u32));
     }
 
+    /// As [`LabelsBuilder::push`], but refuses a pair over `limits` before it takes memory.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn push_within(&mut self, name: &str, value: &str, limits: &LabelLimits) -> Result<()> {
+        if !value.is_empty() {
+            check_pair(name, value, limits)?;
+        }
+        self.push(name, value);
+        check_count(self.pairs.len(), limits)
+    }
+
     /// Sorts, checks and encodes the pairs. The builder is empty on return.
     ///
     /// # Errors
@@ -288,13 +300,7 @@ fn check<'t>(
     value_of: &impl Fn(&(u32, u32, u32)) -> &'t str,
     limits: &LabelLimits,
 ) -> Result<()> {
-    if pairs.len() > limits.label_count_max {
-        return Err(Error::too_large(format!(
-            "{} labels exceed the limit of {} (label_count_max): send fewer, or raise the limit",
-            pairs.len(),
-            limits.label_count_max
-        )));
-    }
+    check_count(pairs.len(), limits)?;
     let mut last = None;
     for pair in pairs {
         let (name, value) = (name_of(pair), value_of(pair));
@@ -307,22 +313,38 @@ fn check<'t>(
         if last.replace(name) == Some(name) {
             return Err(Error::invalid(format!("label {:?} is repeated", excerpt(name))));
         }
-        if name.len() > limits.name_bytes_max {
-            return Err(Error::too_large(format!(
-                "label name {:?}... has {} bytes, over the limit of {} (name_bytes_max)",
-                head(name),
-                name.len(),
-                limits.name_bytes_max
-            )));
-        }
-        if value.len() > limits.value_bytes_max {
-            return Err(Error::too_large(format!(
-                "value of label {:?} has {} bytes, over the limit of {} (value_bytes_max)",
-                excerpt(name),
-                value.len(),
-                limits.value_bytes_max
-            )));
-        }
+        check_pair(name, value, limits)?;
+    }
+    Ok(())
+}
+
+fn check_count(label_count: usize, limits: &LabelLimits) -> Result<()> {
+    if label_count > limits.label_count_max {
+        return Err(Error::too_large(format!(
+            "{label_count} labels exceed the limit of {} (label_count_max): send fewer, or raise \
+             the limit",
+            limits.label_count_max
+        )));
+    }
+    Ok(())
+}
+
+fn check_pair(name: &str, value: &str, limits: &LabelLimits) -> Result<()> {
+    if name.len() > limits.name_bytes_max {
+        return Err(Error::too_large(format!(
+            "label name {:?}... has {} bytes, over the limit of {} (name_bytes_max)",
+            head(name),
+            name.len(),
+            limits.name_bytes_max
+        )));
+    }
+    if value.len() > limits.value_bytes_max {
+        return Err(Error::too_large(format!(
+            "value of label {:?} has {} bytes, over the limit of {} (value_bytes_max)",
+            excerpt(name),
+            value.len(),
+            limits.value_bytes_max
+        )));
     }
     Ok(())
 }
@@ -363,20 +385,38 @@ impl Ord for Labels {
     }
 }
 
-/// Formats a series as PromQL does: `name{a="1",b="2"}`.
+/// Formats a series as PromQL does: `name{a="1",b="2"}`, with names of other characters than the
+/// language's own in quotes: `{"my name","a b"="1"}`.
 impl fmt::Display for Labels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.metric_name())?;
+        let metric = self.metric_name();
+        let is_quoted = !metric.is_empty() && !is_word(metric);
         let mut rest = self.iter().filter(|pair| pair.0 != METRIC_NAME).peekable();
-        if rest.peek().is_none() && !self.metric_name().is_empty() {
-            return Ok(());
+        if !is_quoted {
+            f.write_str(metric)?;
+            if rest.peek().is_none() && !metric.is_empty() {
+                return Ok(());
+            }
         }
         f.write_str("{")?;
+        if is_quoted {
+            write!(f, "{metric:?}")?;
+        }
         for (idx, (name, value)) in rest.enumerate() {
-            write!(f, "{}{name}={value:?}", if idx == 0 { "" } else { "," })?;
+            f.write_str(if idx > 0 || is_quoted { "," } else { "" })?;
+            match is_word(name) {
+                true => write!(f, "{name}={value:?}")?,
+                false => write!(f, "{name:?}={value:?}")?,
+            }
         }
         f.write_str("}")
     }
+}
+
+/// Whether PromQL has this name without quotes.
+fn is_word(name: &str) -> bool {
+    let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':');
+    !name.starts_with(|first: char| first.is_ascii_digit()) && name.bytes().all(is_of_word)
 }
 
 impl fmt::Debug for Labels {
@@ -493,6 +533,16 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_no_words_are_quoted() {
+        let f = |pairs: &[(&str, &str)], want: &str| assert_eq!(labels(pairs).to_string(), want);
+        f(&[(METRIC_NAME, "a:b_1")], "a:b_1");
+        f(&[(METRIC_NAME, "my.name")], r#"{"my.name"}"#);
+        f(&[(METRIC_NAME, "x\ny"), ("a", "1")], r#"{"x\ny",a="1"}"#);
+        f(&[("a\u{1b}b", "\u{202e}"), ("1", "2")], r#"{"1"="2","a\u{1b}b"="\u{202e}"}"#);
+        f(&[], "{}");
+    }
+
+    #[test]
     fn violations_are_named_in_the_error() {
         let f = |pairs: &[(&str, &str)]| {
             let mut builder = LabelsBuilder::default();
@@ -505,6 +555,18 @@ mod tests {
         assert!(f(&[("long", "1")]).contains("name_bytes_max"));
         assert!(f(&[("a", "12345")]).contains("value_bytes_max"));
         assert!(f(&[("a", "1"), ("b", "1"), ("c", "1")]).contains("label_count_max"));
+        // The same, as soon as the pair is there.
+        let limits = LabelLimits { label_count_max: 2, name_bytes_max: 3, value_bytes_max: 4 };
+        let mut builder = LabelsBuilder::default();
+        let mut push = |name, value| {
+            builder.push_within(name, value, &limits).map_err(|error| error.to_string())
+        };
+        assert!(push("long", "1").unwrap_err().contains("name_bytes_max"));
+        assert!(push("a", "12345").unwrap_err().contains("value_bytes_max"));
+        for pair in [("long", ""), ("a", "1"), ("b", "1"), ("c", "")] {
+            push(pair.0, pair.1).unwrap();
+        }
+        assert!(push("c", "1").unwrap_err().contains("label_count_max"));
     }
 
     #[test]

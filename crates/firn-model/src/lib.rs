@@ -17,7 +17,7 @@
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
 //! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `budget`,
-//! `secret`, `error`, `excerpt`, `network_thread`.
+//! `secret`, `error`, `excerpt`, `network_thread`, `protobuf`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -35,6 +35,7 @@ mod matcher;
 mod network_thread;
 mod pattern;
 mod pattern_syntax;
+pub mod protobuf;
 mod query_stats;
 mod row;
 mod sample;
@@ -47,7 +48,7 @@ pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
-pub use excerpt::{excerpt, excerpt_within};
+pub use excerpt::{excerpt, excerpt_within, is_control, one_line};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
@@ -57,11 +58,13 @@ pub use label::{
 pub use matcher::{MatchOp, Matcher};
 pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;
+pub use pattern_syntax::{rust_pattern, rust_pattern_anywhere};
 pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
 pub use secret::{Secret, redacted};
 pub use select::{
-    CancelToken, Grouping, HelperPermit, Helpers, QueryContext, Select, Selected, Selection,
+    CancelToken, Grouping, HelperPermit, Helpers, KeptMemory, QueryContext, Select, Selected,
+    Selection,
 };
 pub use time::{TimeRange, Timestamp};

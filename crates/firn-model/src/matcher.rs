@@ -45,6 +45,12 @@ impl Matcher {
         Ok(matcher)
     }
 
+    /// The memory of the matcher in a list that grows, without that of its compiled pattern.
+    pub fn heap_bytes(&self) -> u64 {
+        let in_list = 2 * size_of::<Matcher>();
+        (in_list + self.name.capacity() + self.value.capacity() + self.pattern.heap_bytes()) as u64
+    }
+
     /// Builds a matcher without compiling its pattern, which takes longer than a small query.
     /// [`Matcher::compile`] follows before the first use.
     pub fn parsed(name: impl Into<String>, op: MatchOp, value: impl Into<String>) -> Matcher {
@@ -75,11 +81,11 @@ impl Matcher {
         Ok(())
     }
 
-    /// Releases working memory of the compiled pattern beyond some KiB: for matchers that are kept
-    /// after their query.
-    pub fn shrink(&self) {
+    /// For matchers that outlive their query: releases working memory of the compiled pattern
+    /// beyond some KiB, and counts the rest for [`Pool::Cache`](crate::Pool::Cache).
+    pub fn keep(&self) {
         if let Some(regex) = self.regex.as_ref().and_then(|regex| regex.get()) {
-            regex.shrink();
+            regex.keep();
         }
     }
 

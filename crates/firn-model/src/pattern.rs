@@ -28,6 +28,20 @@ pub enum Pattern {
 }
 
 impl Pattern {
+    /// The memory of its texts.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        // A block of an allocator, beside its text.
+        const BLOCK_BYTES: usize = 16;
+        match self {
+            Pattern::Any | Pattern::NonEmpty | Pattern::Regex => 0,
+            Pattern::OneOf(texts) => {
+                let text_bytes = texts.iter().map(|text| text.capacity() + BLOCK_BYTES);
+                texts.capacity() * size_of::<String>() + text_bytes.sum::<usize>()
+            }
+            Pattern::Prefix { text, .. } | Pattern::Contains(text) => text.capacity() + BLOCK_BYTES,
+        }
+    }
+
     /// The pattern of a matcher, without its negation.
     pub(crate) fn of(op: MatchOp, value: &str) -> Pattern {
         match op {

@@ -76,14 +76,20 @@ impl RowBatch {
     }
 
     /// Sorts by (shard, group, ts, slot) and keeps only the last of equal cells. Nearly free if the
-    /// cells are already in that order, as in a scrape.
+    /// cells are already in that order, as in a scrape; some nanoseconds per cell if those of each
+    /// shard are, as in requests of a sender that keeps its order. It may double the memory
+    /// meanwhile.
     pub fn sort(&mut self, bits: ShardBits) {
         if self.sorted_for == Some(bits) {
             return;
         }
         let key = |cell: &Cell| (bits.shard(cell.group), cell.group, cell.ts, cell.slot);
-        self.cells.sort_by_key(key);
-        // The sort is stable, so the last of equal keys was pushed last: keep its value.
+        if !self.cells.is_sorted_by_key(key) {
+            self.gather_shards(bits);
+            // The sort is stable and takes sorted runs as they are.
+            self.cells.sort_by_key(key);
+        }
+        // Of equal keys the last was pushed last: keep its value.
         self.cells.dedup_by(|later, kept| {
             let same = key(later) == key(kept);
             if same {
@@ -92,6 +98,31 @@ impl RowBatch {
             same
         });
         self.sorted_for = Some(bits);
+    }
+
+    /// Moves the cells of each shard together and keeps their order: a counting sort of runs of one
+    /// group.
+    fn gather_shards(&mut self, bits: ShardBits) {
+        if self.cells.len() < bits.shard_count() {
+            return;
+        }
+        let shard_of = |run: &[Cell]| usize::from(bits.shard(run[0].group).0);
+        let runs = || self.cells.chunk_by(|a, b| a.group == b.group);
+        let mut next = vec![0u32; bits.shard_count()];
+        runs().for_each(|run| next[shard_of(run)] += 1);
+        let mut run_count = 0;
+        for count in &mut next {
+            (*count, run_count) = (run_count, run_count + *count);
+        }
+        let mut order: Vec<&[Cell]> = vec![&[]; run_count as usize];
+        for run in runs() {
+            let target = &mut next[shard_of(run)];
+            order[*target as usize] = run;
+            *target += 1;
+        }
+        let mut cells = Vec::with_capacity(self.cells.capacity());
+        order.into_iter().for_each(|run| cells.extend_from_slice(run));
+        self.cells = cells;
     }
 
     /// The rows of each shard, shards ascending.
@@ -150,6 +181,29 @@ impl<'a> ShardRows<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Batches below and above the size from which shards are gathered, in any order.
+    #[test]
+    fn batches_of_any_order_are_sorted_as_by_a_map() {
+        let bits = ShardBits::for_count(8);
+        for (cell_count, spread) in [(5, 3), (9, 3), (500, 7), (500, 1_000), (5_000, 40)] {
+            let mut batch = RowBatch::default();
+            let mut want = std::collections::BTreeMap::new();
+            for idx in 0..cell_count as u64 {
+                let dice = idx.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+                let group = GroupId(dice % spread);
+                let (slot, ts) = (Slot((dice >> 10) as u32 % 3), (dice >> 12) as i64 % 5);
+                batch.push(SeriesRef { group, slot }, ts, idx as f64);
+                want.insert((bits.shard(group), group, ts, slot), idx as f64);
+            }
+            let capacity_bytes = batch.heap_bytes();
+            batch.sort(bits);
+            let key = |cell: &Cell| (bits.shard(cell.group), cell.group, cell.ts, cell.slot);
+            let seen: Vec<_> = batch.cells().iter().map(|cell| (key(cell), cell.value)).collect();
+            assert_eq!(seen, want.into_iter().collect::<Vec<_>>());
+            assert_eq!(batch.heap_bytes(), capacity_bytes, "the memory is kept for the next batch");
+        }
+    }
 
     #[test]
     fn the_last_push_wins_and_pieces_are_ordered() {

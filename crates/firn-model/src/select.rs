@@ -4,12 +4,12 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{
-    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, RegexAllowance, Result,
-    TimeRange,
+    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, RegexAllowance,
+    Reservation, Result, TimeRange,
 };
 
 /// The selection of one selector of a query.
@@ -57,6 +57,8 @@ pub struct QueryContext {
     pub budget: Budget,
     /// Helper threads that the query may borrow.
     pub helpers: Helpers,
+    /// Memory that is released with the last clone of the context.
+    pub kept: KeptMemory,
     /// The regular expressions that its request may still compile.
     pub regexes: RegexAllowance,
     /// Statistics of the query.
@@ -78,9 +80,26 @@ impl QueryContext {
             cancel,
             budget,
             helpers: Helpers::new(0),
+            kept: KeptMemory::default(),
             regexes: RegexAllowance::default(),
             stats: Arc::default(),
             scope: Arc::default(),
+        }
+    }
+}
+
+/// The reservations of memory that a request needs until it ends, such as its parsed selectors.
+/// Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct KeptMemory(Arc<Mutex<Option<Reservation>>>);
+
+impl KeptMemory {
+    /// Keeps `held`.
+    pub fn add(&self, held: Reservation) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *kept {
+            Some(kept) => kept.merge(held),
+            None => *kept = Some(held),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! PromQL: parser, plan and evaluation over column batches.
 //!
 //! **Owns** the parser (positions on every node, Prometheus' error messages), the plan (series,
-//! exact time ranges, labels that an aggregation needs) and the evaluation over column batches.
+//! exact time ranges, labels that an aggregation needs), the evaluation over column batches, and
+//! for tests of rules the notation of series and storage in memory.
 //!
 //! **Never** accesses storage other than through [`firn_model::Select`]. It reads no clock and does
 //! no I/O. It starts threads only as scoped helpers of one evaluation, at most as many as the
@@ -50,7 +51,7 @@
 //! ```
 //!
 //! Terms: `docs/glossary.md`. Reading order: `syntax`, `value`, `plan`, `depends`, `parts`,
-//! `eval`, `functions`, `histogram`.
+//! `eval`, `functions`, `histogram`, `notation`, `memory`.
 
 #![forbid(unsafe_code)]
 
@@ -58,6 +59,8 @@ mod depends;
 mod eval;
 mod functions;
 mod histogram;
+mod memory;
+pub mod notation;
 mod parts;
 mod plan;
 mod syntax;
@@ -70,13 +73,15 @@ use firn_model::{LabelLimits, Timestamp};
 pub use depends::{Dependency, Reach, dependencies};
 pub use eval::tally::SampleStats;
 pub use eval::{eval, eval_with_parts};
-pub use histogram::{BoundedBucket, all_buckets};
+pub use histogram::{BoundedBucket, all_buckets, text as histogram_text};
+pub use memory::MemorySelect;
 pub use parts::{PartResult, parts};
 pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
-    Subquery, ValueType, parse, parse_matchers, parse_selector, prepare,
+    Subquery, ValueType, go_quote, go_quote_char, is_printable, parse, parse_matchers,
+    parse_selector, prepare, tree_bytes,
 };
 pub use value::{
     Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,

@@ -222,6 +222,8 @@ fn query_number(function: FunctionId, options: &EvalOptions) -> Option<f64> {
     match function {
         FunctionId::Start => Some(options.start as f64 / 1000.0),
         FunctionId::End => Some(options.end_or_start() as f64 / 1000.0),
+        // As in Prometheus, unlike in durations.
+        FunctionId::Step if options.start == options.end_or_start() => Some(0.0),
         FunctionId::Step => Some(step),
         FunctionId::Range => Some(range),
         _ => None,

@@ -12,6 +12,8 @@ mod corpus;
 mod counting;
 #[path = "promql/errors.rs"]
 mod errors;
+#[path = "promql/found.rs"]
+mod found;
 #[path = "promql/grouping.rs"]
 mod grouping;
 #[path = "promql/memory.rs"]

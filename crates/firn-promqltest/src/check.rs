@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use firn_model::{Labels, Timestamp};
+use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{Annotations, PointValue, Series, Value, VectorPoint};
 
 use super::compare::almost_equal;
 use super::histogram;
-use super::line::{SeriesItem, SeriesLine};
 use super::script::{Case, TextPattern};
 
 /// The difference from the expectation, if any.

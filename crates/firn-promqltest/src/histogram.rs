@@ -1,84 +1,11 @@
-//! Native histograms in scripts: `{{schema:0 sum:5 count:4 buckets:[1 2 1]}}`, and conversion of
-//! classic histograms to native ones.
+//! Comparison of native histograms, and conversion of classic histograms to native ones.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use firn_model::{
-    Histogram, HistogramBucket, Labels, METRIC_NAME, ResetHint, Timestamp, is_stale_nan,
-};
+use firn_model::{Histogram, HistogramBucket, Labels, METRIC_NAME, Timestamp, is_stale_nan};
+use firn_promql::notation::{ScriptHistogram, SeriesItem, SeriesLine};
 
 use super::compare::almost_equal;
-use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
-
-/// The maximum number of buckets in a list.
-const BUCKETS_MAX: usize = 10_000;
-
-/// Parses the text between `{{` and `}}`.
-pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
-    let mut histogram = Histogram::empty();
-    let mut has_hint = false;
-    let (mut offset, mut n_offset) = (0, 0);
-    let (mut buckets, mut n_buckets): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (key, after) =
-            rest.split_once(':').ok_or_else(|| format!("no key in histogram {rest:?}"))?;
-        let (value, after) = match after.strip_prefix('[') {
-            Some(list) => list.split_once(']').ok_or("a list without ]")?,
-            None => after.split_once(char::is_whitespace).unwrap_or((after, "")),
-        };
-        match key.to_ascii_lowercase().as_str() {
-            "schema" => histogram.schema = whole(value)?,
-            "sum" => histogram.sum = number(value)?,
-            "count" => histogram.count = number(value)?,
-            "z_bucket" => histogram.zero_count = number(value)?,
-            "z_bucket_w" => histogram.zero_threshold = number(value)?,
-            "offset" => offset = whole(value)?,
-            "n_offset" => n_offset = whole(value)?,
-            "buckets" => buckets = numbers(value)?,
-            "n_buckets" => n_buckets = numbers(value)?,
-            "custom_values" => histogram.custom_bounds = numbers(value)?.into(),
-            "counter_reset_hint" => {
-                has_hint = true;
-                histogram.reset_hint = match value {
-                    "unknown" => ResetHint::Unknown,
-                    "reset" => ResetHint::Reset,
-                    "not_reset" => ResetHint::NoReset,
-                    "gauge" => ResetHint::Gauge,
-                    other => return Err(format!("unknown counter reset hint {other:?}")),
-                };
-            }
-            other => return Err(format!("unknown histogram key {other:?}")),
-        }
-        rest = after.trim_start();
-    }
-    if !matches!(histogram.schema, -4..=8 | Histogram::CUSTOM_SCHEMA) {
-        return Err(format!("unknown histogram schema {}", histogram.schema));
-    }
-    let placed = |offset: i32, counts: Vec<f64>| {
-        let indexes = offset..;
-        indexes.zip(counts).map(|(index, count)| HistogramBucket { index, count }).collect()
-    };
-    histogram.positive = placed(offset, buckets);
-    histogram.negative = placed(n_offset, n_buckets);
-    Ok(ScriptHistogram { histogram: Arc::new(histogram), has_hint })
-}
-
-fn number(text: &str) -> Result<f64, String> {
-    text.parse().map_err(|_| format!("no number: {text:?}"))
-}
-
-fn whole(text: &str) -> Result<i32, String> {
-    let bound = 1 << 20;
-    let value: i32 = text.parse().map_err(|_| format!("no whole number: {text:?}"))?;
-    if (-bound..=bound).contains(&value) { Ok(value) } else { Err(format!("{text} is too far")) }
-}
-
-fn numbers(text: &str) -> Result<Vec<f64>, String> {
-    let all: Vec<f64> = text.split_whitespace().map(number).collect::<Result<_, _>>()?;
-    if all.len() > BUCKETS_MAX { Err("too many buckets".to_owned()) } else { Ok(all) }
-}
 
 /// Whether a result equals the expected histogram; empty buckets are ignored.
 pub(super) fn same(wanted: &ScriptHistogram, got: &Histogram) -> bool {
@@ -192,22 +119,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn histograms_are_read_with_all_their_parts() {
-        let written = parse(
-            "SCHEMA:1 sum:-Inf count:3 z_bucket:1 z_bucket_w:0.5 buckets:[1 2] offset:-2 \
-             n_buckets:[4]",
-        );
-        let histogram = written.unwrap().histogram;
-        assert_eq!(histogram.positive[1], HistogramBucket { index: -1, count: 2.0 });
-        assert_eq!(histogram.negative[0], HistogramBucket { index: 0, count: 4.0 });
-        assert_eq!((histogram.schema, histogram.sum), (1, f64::NEG_INFINITY));
-        assert!(
-            parse("schema:9").is_err() && parse("bucket:[1]").is_err() && parse("sum").is_err()
-        );
-        assert!(parse("counter_reset_hint:gauge").unwrap().has_hint);
-    }
-
-    #[test]
     fn classic_buckets_fold_into_differences() {
         let line = |text| SeriesLine::parse(text).unwrap();
         let lines = [
@@ -218,8 +129,9 @@ mod tests {
             line("h_sum 9"),
         ];
         let folded = fold(&lines, 1_000).unwrap();
-        let wanted = parse("schema:-53 sum:9 count:5 custom_values:[1 5] buckets:[2 0 3]").unwrap();
-        assert!(same(&wanted, &folded[0].2), "{:?}", folded[0].2);
+        let text = "h {{schema:-53 sum:9 count:5 custom_values:[1 5] buckets:[2 0 3]}}";
+        let SeriesItem::Histogram(wanted) = &line(text).items[0] else { panic!("{text}") };
+        assert!(same(wanted, &folded[0].2), "{:?}", folded[0].2);
         assert_eq!(folded[0].0.to_string(), "h");
         assert!(fold(&[line(r#"h_bucket{le="1"} 2"#), line(r#"h_bucket{le="2"} 1"#)], 1).is_err());
     }

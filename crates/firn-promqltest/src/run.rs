@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{Labels, MixedEntry, QueryContext};
+use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{
-    At, EvalOptions, Node, NodeKind, PointValue, QueryOutput, Value, VectorPoint, eval, parse,
+    At, EvalOptions, MemorySelect, Node, NodeKind, PointValue, QueryOutput, Value, VectorPoint,
+    eval, parse,
 };
 
 use super::check::{self, Verdict};
 use super::histogram;
-use super::line::{SeriesItem, SeriesLine};
-use super::memory::MemorySelect;
 use super::script::{self, Case, CommandKind, EvalTime};
 
 /// The result of a script. A case is *native* if it expects native histograms or its query names a

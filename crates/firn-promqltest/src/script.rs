@@ -1,10 +1,9 @@
 //! Scripts: text to commands.
 
+use firn_promql::notation::SeriesLine;
 use firn_promql::test_util::{parse_duration_ms, parse_number, unquote};
 
 use regex::Regex;
-
-use super::line::SeriesLine;
 
 /// A command with its first line.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use axum::http::header::{
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use firn_model::{Error, ErrorKind, Reservation, excerpt, excerpt_within};
+use firn_model::{Error, ErrorKind, Reservation, excerpt, excerpt_within, one_line};
 
 use crate::throttle::Throttle;
 use crate::wire::json;
@@ -58,6 +58,10 @@ pub(crate) enum ApiErrorKind {
     NotFound,
     /// The user has too many queries at once.
     TooMany,
+    /// Memory, or another part of the server's capacity, is used up for now.
+    Busy {
+        retry_after_ms: u64,
+    },
 }
 
 const ERROR_BYTES_MAX: usize = 4_096;
@@ -98,27 +102,51 @@ impl Packing {
         }
     }
 
-    fn pack(self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
-        let buffer = Vec::with_capacity(bytes.len() / 4);
+    /// Packs `bytes` into at most `bytes_max`.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    fn pack(self, bytes: &[u8], bytes_max: usize) -> std::io::Result<Vec<u8>> {
+        let buffer = BoundedVec { bytes: Vec::with_capacity(bytes_max), bytes_max };
         let fast = flate2::Compression::fast();
         match self {
             Packing::Plain => Ok(bytes.to_vec()),
             Packing::Zstd => {
                 let mut encoder = zstd::Encoder::new(buffer, ZSTD_LEVEL)?;
                 encoder.write_all(bytes)?;
-                encoder.finish()
+                Ok(encoder.finish()?.bytes)
             }
             Packing::Gzip => {
                 let mut encoder = flate2::write::GzEncoder::new(buffer, fast);
                 encoder.write_all(bytes)?;
-                encoder.finish()
+                Ok(encoder.finish()?.bytes)
             }
             Packing::Deflate => {
                 let mut encoder = flate2::write::ZlibEncoder::new(buffer, fast);
                 encoder.write_all(bytes)?;
-                encoder.finish()
+                Ok(encoder.finish()?.bytes)
             }
         }
+    }
+}
+
+/// A writer that fails instead of growing over its bound.
+struct BoundedVec {
+    bytes: Vec<u8>,
+    bytes_max: usize,
+}
+
+impl Write for BoundedVec {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if bytes.len() > self.bytes_max - self.bytes.len() {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -138,21 +166,23 @@ impl Payload {
             return Payload { bytes, packing: Packing::Plain, held };
         }
         let mut held = held;
-        // While it is packed both forms exist. Without memory for that it is sent as it is.
-        let packed_bytes = bytes.len() as u64 / 2;
-        if held.as_mut().is_some_and(|held| held.grow(packed_bytes).is_err()) {
+        // While it is packed both forms exist. Without memory for that, or if it saves less than a
+        // quarter, it is sent as it is.
+        let packed_bytes_max = bytes.len() / 4 * 3;
+        if held.as_mut().is_some_and(|held| held.grow(packed_bytes_max as u64).is_err()) {
             return Payload { bytes, packing: Packing::Plain, held };
         }
-        match packing.pack(&bytes) {
-            Ok(packed) => {
-                if let Some(held) = &mut held {
-                    held.shrink(held.bytes().saturating_sub(packed.capacity() as u64));
-                }
-                Payload { bytes: packed, packing, held }
+        let (bytes, packing) = match packing.pack(&bytes, packed_bytes_max) {
+            Ok(mut packed) => {
+                packed.shrink_to_fit();
+                (packed, packing)
             }
-            // Writing into a Vec does not fail; the plain body is right in any case.
-            Err(_) => Payload { bytes, packing: Packing::Plain, held },
+            Err(_) => (bytes, Packing::Plain),
+        };
+        if let Some(held) = &mut held {
+            held.shrink(held.bytes().saturating_sub(bytes.capacity() as u64));
         }
+        Payload { bytes, packing, held }
     }
 
     /// The answer with this body.
@@ -286,11 +316,9 @@ pub(crate) fn error(is_api: bool, status: StatusCode, why: String) -> Response<B
 pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     if status.is_client_error() || status.is_server_error() {
-        // As in JSON, an error repeats only the beginning of a client's input.
-        let short = excerpt_within(&text, ERROR_BYTES_MAX);
-        if short.len() != text.len() {
-            text = short.into_owned() + "\n";
-        }
+        // As in JSON, an error repeats only the beginning of a client's input, on one line.
+        let line = one_line(text.strip_suffix('\n').unwrap_or(&text));
+        text = excerpt_within(&line, ERROR_BYTES_MAX).into_owned() + "\n";
     }
     Payload::new(text.into_bytes(), Packing::Plain, None).answer(status, TEXT)
 }
@@ -386,6 +414,7 @@ impl ApiError {
             ApiErrorKind::NotFound => ErrorKind::NotFound,
             ApiErrorKind::Internal => ErrorKind::Internal,
             ApiErrorKind::TooMany => ErrorKind::Busy { retry_after_ms: 1_000 },
+            ApiErrorKind::Busy { retry_after_ms } => ErrorKind::Busy { retry_after_ms },
         };
         Error::new(kind, self.text)
     }
@@ -395,11 +424,20 @@ impl ApiError {
             ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
             ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
             ApiErrorKind::Canceled => client_gone(),
-            ApiErrorKind::Timeout => StatusCode::SERVICE_UNAVAILABLE,
+            ApiErrorKind::Timeout | ApiErrorKind::Busy { .. } => StatusCode::SERVICE_UNAVAILABLE,
             // Prometheus' status for `unavailable` is 500, which its clients expect.
             ApiErrorKind::Unavailable | ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
             ApiErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// When a retry may succeed, if that is known.
+    pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
+        match self.kind {
+            ApiErrorKind::TooMany => Some(1),
+            ApiErrorKind::Busy { retry_after_ms } => Some(retry_after_ms.div_ceil(1_000).max(1)),
+            _ => None,
         }
     }
 
@@ -410,7 +448,7 @@ impl ApiError {
             ApiErrorKind::Canceled => "canceled",
             ApiErrorKind::Timeout => "timeout",
             ApiErrorKind::Internal => "internal",
-            ApiErrorKind::Unavailable => "unavailable",
+            ApiErrorKind::Unavailable | ApiErrorKind::Busy { .. } => "unavailable",
             ApiErrorKind::NotFound => "not_found",
             ApiErrorKind::TooMany => "too_many_requests",
         }
@@ -425,11 +463,12 @@ impl From<Error> for ApiError {
             ErrorKind::NotFound => ApiErrorKind::NotFound,
             ErrorKind::Canceled => ApiErrorKind::Canceled,
             ErrorKind::Timeout => ApiErrorKind::Timeout,
-            ErrorKind::Busy { .. }
-            | ErrorKind::SeriesLimit { .. }
-            | ErrorKind::Unavailable
-            | ErrorKind::Closed
-            | ErrorKind::Conflict => ApiErrorKind::Unavailable,
+            ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } => {
+                ApiErrorKind::Busy { retry_after_ms: *retry_after_ms }
+            }
+            ErrorKind::Unavailable | ErrorKind::Closed | ErrorKind::Conflict => {
+                ApiErrorKind::Unavailable
+            }
             ErrorKind::Corrupt { .. } | ErrorKind::Internal => ApiErrorKind::Internal,
         };
         if matches!(kind, ApiErrorKind::Internal) {
@@ -446,8 +485,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let body = json::failure(self.name(), &self.text);
         let mut response = Payload::new(body, Packing::Plain, None).answer(self.status(), JSON);
-        if matches!(self.kind, ApiErrorKind::TooMany) {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        if let Some(seconds) = self.retry_after_seconds() {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -533,6 +572,30 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_one_line() {
+        let evil = "a\n2026-01-01T00:00:00Z ERROR b\u{1b}[2J\u{9b}\u{202e}\u{2028}\n";
+        let body = |response: Response<Body>| {
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            let mut body = response.into_body();
+            match Pin::new(&mut body).poll_frame(&mut context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+                }
+                _ => panic!("no body"),
+            }
+        };
+        let plain = body(text(StatusCode::BAD_REQUEST, evil));
+        let line = plain.strip_suffix('\n').unwrap();
+        assert_eq!(one_line(line), line);
+        assert!(line.starts_with(r"a\n2026") && line.ends_with(r"\u{2028}"), "{line}");
+        let json = body(ApiError::bad_data(evil).into_response());
+        assert_eq!(one_line(&json), json);
+        let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(parsed["error"], evil);
+        assert_eq!(body(text(StatusCode::OK, "a\nb\n")), "a\nb\n");
+    }
+
+    #[test]
     fn errors_have_prometheus_types_and_codes() {
         let f = |kind: ErrorKind, name: &str, status: u16| {
             let error = ApiError::from(Error::new(kind, "x"));
@@ -545,14 +608,13 @@ mod tests {
         f(ErrorKind::NotFound, "not_found", 404);
         f(ErrorKind::Corrupt { file: "17.fst".to_owned(), offset: 4 }, "internal", 500);
         f(ErrorKind::Internal, "internal", 500);
-        for cannot_now in [
-            ErrorKind::Unavailable,
-            ErrorKind::Closed,
-            ErrorKind::Conflict,
-            ErrorKind::Busy { retry_after_ms: 1 },
-        ] {
+        for cannot_now in [ErrorKind::Unavailable, ErrorKind::Closed, ErrorKind::Conflict] {
             f(cannot_now, "unavailable", 500);
         }
+        // The memory budget is used up.
+        f(ErrorKind::Busy { retry_after_ms: 1 }, "unavailable", 503);
+        let error = ApiError::from(Error::busy(2_001, "memory budget: query needs more"));
+        assert_eq!(error.into_response().headers()[RETRY_AFTER], "3");
         assert_eq!(ApiError::bad_data("x").status(), StatusCode::BAD_REQUEST);
     }
 }

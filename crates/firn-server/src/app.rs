@@ -1,28 +1,32 @@
 //! State that all handlers share, and the one crossing from async to blocking calls.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, Error, QueryContext, QueryStats, RegexAllowance, Result, Timestamp};
+use firn_model::{Budget, CancelToken, Error, Labels, QueryContext, QueryStats, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Gate;
 use crate::access::account::User;
 use crate::access::line_log::LineLog;
 use crate::answer::{ApiError, ApiErrorKind};
+use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
+use crate::machine::usable_connections;
 use crate::metadata::MetadataStore;
 use crate::metadata_file;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
+use crate::rules::RuleManager;
 use crate::target::Target;
 use crate::telemetry::{Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
-use firndb::{Db, RecoveryProgress};
+use firndb::{Db, History, RecoveryProgress};
 
 /// The server's state; it includes the database once that is open.
 #[derive(Debug)]
@@ -30,8 +34,8 @@ pub(crate) struct App {
     pub(crate) config: ServeConfig,
     /// Called by a thread without work: the program may have its allocator release memory there.
     pub(crate) on_idle: fn(),
-    /// Where the server listens, with the port that the system chose.
-    pub(crate) listen: SocketAddr,
+    /// The addresses of the server, with the ports that the system chose.
+    pub(crate) listens: Vec<SocketAddr>,
     /// Refuses requests that a web page may have sent.
     pub(crate) guard: Arc<Guard>,
     /// The connections of the main listener.
@@ -42,6 +46,10 @@ pub(crate) struct App {
     pub(crate) gate: Arc<Gate>,
     /// `--query-log`.
     pub(crate) query_log: Option<LineLog>,
+    /// `--prometheus-config`.
+    pub(crate) collect: Option<Collect>,
+    /// Rules and alerts.
+    pub(crate) rules: Arc<RuleManager>,
     pub(crate) metadata: MetadataStore,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
@@ -49,10 +57,26 @@ pub(crate) struct App {
     pub(crate) started_ms: Timestamp,
     /// Notified when a client requests the stop of the process.
     pub(crate) quit: Notify,
+    /// Set when another program has removed or replaced the data folder; the process then stops
+    /// without another write.
+    pub(crate) lost_folder: OnceLock<String>,
     /// Held by long administrative work, which runs one at a time.
     pub(crate) admin_work: Arc<Mutex<()>>,
+    /// Before the database is open, too.
+    desk: OnceLock<Arc<QueryDesk>>,
     ready: OnceLock<Ready>,
     stopping: AtomicBool,
+}
+
+/// The threads of queries.
+#[derive(Debug)]
+pub(crate) struct QueryDesk {
+    threads: Workers<()>,
+    permits: Arc<Semaphore>,
+    waiting: Arc<AtomicU64>,
+    running: Arc<AtomicU64>,
+    /// Upper limit of one query, as a part of the memory budget.
+    query_bytes_max: u64,
 }
 
 /// The open database and the threads that use it.
@@ -61,14 +85,9 @@ pub(crate) struct Ready {
     pub(crate) db: Arc<Db>,
     pub(crate) ingest: Arc<Ingest>,
     writers: Workers<Scratch>,
-    queries: Workers<()>,
-    query_permits: Arc<Semaphore>,
-    queries_waiting: Arc<AtomicU64>,
-    queries_running: Arc<AtomicU64>,
+    desk: Arc<QueryDesk>,
     readers: Workers<()>,
     read_permits: Arc<Semaphore>,
-    /// Upper limit of one query, as a part of the memory budget.
-    query_bytes_max: u64,
 }
 
 // A writer waits for the device most of its time, and all waiting writers share one sync.
@@ -86,50 +105,112 @@ impl App {
     pub(crate) fn new(
         config: ServeConfig,
         on_idle: fn(),
-        listen: SocketAddr,
+        listens: &[SocketAddr],
         (gate, query_log): (Arc<Gate>, Option<LineLog>),
+        (collect, rules): (Option<Collect>, Arc<RuleManager>),
     ) -> App {
         let interval = config.self_scrape_interval();
         let metadata = MetadataStore::within(config.memory.0);
         App {
             connections: ConnectionTable::new(ConnectionLimits::new(
-                config.connections_max.to_usize(),
+                usable_connections(config.connections_max.to_usize()),
                 config.connections_per_client_max.get().map(|max| max.to_usize()),
             )),
-            target: interval.map(|interval| {
+            target: interval.zip(listens.first()).map(|(interval, &listen)| {
                 Target::new(listen, config.self_scrape_job.0.clone(), interval.duration())
             }),
             on_idle,
             started_ms: clock_ms(),
             quit: Notify::new(),
+            lost_folder: OnceLock::new(),
             admin_work: Arc::default(),
-            guard: Arc::new(Guard::new(listen, &config.allowed_hosts, &config.cors_origin)),
+            guard: Arc::new(Guard::new(&config.allowed_hosts, &config.cors_origin)),
             config,
-            listen,
+            listens: listens.to_vec(),
             progress: RecoveryProgress::default(),
             telemetry: Telemetry::default(),
             gate,
             query_log,
+            collect,
+            rules,
             metadata,
+            desk: OnceLock::new(),
             ready: OnceLock::new(),
             stopping: AtomicBool::new(false),
         }
     }
 
-    /// Reads the web configuration again and opens the logs again, as after SIGHUP.
+    /// Reads the web configuration and the configuration of Prometheus again and opens the logs
+    /// again, as after SIGHUP.
     ///
     /// # Errors
-    /// Those of the file. The previous version stays.
+    /// Those of the first file that is wrong; its previous version stays, and the other one is
+    /// read nevertheless.
     pub(crate) fn reload(&self) -> Result<()> {
         if let Some(log) = &self.query_log {
             log.reopen();
         }
-        self.gate.reload()
+        let collect = self.collect.as_ref().map_or(Ok(()), |collect| collect.file.reload());
+        self.gate.reload().and(collect)
+    }
+
+    /// Labels that distinguish this server: those of the configuration of Prometheus and of
+    /// `--external-labels`, which wins.
+    pub(crate) fn external_labels(&self) -> Labels {
+        let own = &self.config.external_labels.0;
+        let Some(collect) = &self.collect else { return own.clone() };
+        let file = collect.file.current();
+        let both = file.config.global.external_labels.iter().chain(own.iter());
+        let both: BTreeMap<&str, &str> = both.collect();
+        // Labels beyond the limits of the database cannot be added to its series.
+        Labels::from_pairs(both).unwrap_or_else(|_| own.clone())
     }
 
     /// The database and its threads, once it is open and until the server stops.
     pub(crate) fn ready(&self) -> Option<&Ready> {
         self.ready.get().filter(|_| !self.stopping.load(Ordering::Relaxed))
+    }
+
+    /// The part of the database that is complete without the log, and the threads of its queries,
+    /// while the log is replayed.
+    pub(crate) fn history(&self) -> Option<(Arc<QueryDesk>, Arc<History>)> {
+        let is_opening = self.ready.get().is_none() && !self.stopping.load(Ordering::Relaxed);
+        let desk = self.desk.get().filter(|_| is_opening)?;
+        Some((Arc::clone(desk), self.progress.history()?))
+    }
+
+    /// Finishes the queued queries and stops their threads.
+    pub(crate) fn stop_queries(&self) {
+        if let Some(desk) = self.desk.get() {
+            desk.threads.stop();
+        }
+    }
+
+    /// Starts the threads of queries, if they do not run.
+    ///
+    /// # Errors
+    /// `Unavailable` when a thread cannot be started.
+    pub(crate) fn open_desk(&self) -> Result<Arc<QueryDesk>> {
+        if let Some(desk) = self.desk.get() {
+            return Ok(Arc::clone(desk));
+        }
+        let query_count = self.config.query_concurrency_max.to_usize();
+        let options = WorkerOptions {
+            name: "firn-query",
+            thread_count: query_count,
+            // Permits bound the jobs in this queue; requests wait for a permit before they enter
+            // it.
+            queue_len_max: query_count + ABANDONED_MAX,
+            on_idle: self.on_idle,
+        };
+        let desk = QueryDesk {
+            threads: Workers::start(options, || ())?,
+            permits: Arc::new(Semaphore::new(query_count)),
+            waiting: Arc::default(),
+            running: Arc::default(),
+            query_bytes_max: self.config.query_memory.0,
+        };
+        Ok(Arc::clone(self.desk.get_or_init(|| Arc::new(desk))))
     }
 
     /// The database, whether or not the server is stopping.
@@ -158,21 +239,12 @@ impl App {
             cached_series_max: CACHED_SERIES_MAX,
         };
         let ingest = Arc::new(Ingest::new(Arc::clone(&db), limits));
-        let query_count = config.query_concurrency_max.to_usize();
         let read_count = config.remote_read_concurrency_max.to_usize();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let writers = WorkerOptions {
             name: "firn-write",
             thread_count: (WRITERS_PER_CORE * cores).clamp(8, 64),
             queue_len_max: WRITES_WAITING_MAX,
-            on_idle: self.on_idle,
-        };
-        let queries = WorkerOptions {
-            name: "firn-query",
-            thread_count: query_count,
-            // Permits bound the jobs in this queue; requests wait for a permit before they enter
-            // it.
-            queue_len_max: query_count + ABANDONED_MAX,
             on_idle: self.on_idle,
         };
         let readers = WorkerOptions {
@@ -185,16 +257,13 @@ impl App {
             db,
             ingest,
             writers: Workers::start(writers, Scratch::default)?,
-            queries: Workers::start(queries, || ())?,
-            query_permits: Arc::new(Semaphore::new(query_count)),
-            queries_waiting: Arc::default(),
-            queries_running: Arc::default(),
+            desk: self.open_desk()?,
             readers: Workers::start(readers, || ())?,
             read_permits: Arc::new(Semaphore::new(read_count)),
-            query_bytes_max: config.query_memory.0,
         };
         // A second call is a bug; the first database stays.
         let _ = self.ready.set(ready);
+        self.progress.end();
         Ok(())
     }
 
@@ -231,13 +300,20 @@ impl App {
             );
         }
         self.guard.write_text(&mut text);
+        if let Some(collect) = &self.collect {
+            collect.write_text(&mut text);
+        }
+        self.rules.write_text("firn", &mut text);
+        if self.config.prometheus_metric_names.is_on() && self.rules.is_configured() {
+            self.rules.write_text("prometheus", &mut text);
+        }
         if let Some(ready) = ready {
             let queries = [
-                ("firn_queries_running", "Running queries.", &ready.queries_running),
+                ("firn_queries_running", "Running queries.", &ready.desk.running),
                 (
                     "firn_queries_waiting",
                     "Queries that wait for a query thread.",
-                    &ready.queries_waiting,
+                    &ready.desk.waiting,
                 ),
             ];
             for (name, help, count) in queries {
@@ -265,6 +341,11 @@ impl App {
 }
 
 impl Ready {
+    /// The threads of queries.
+    pub(crate) fn desk(&self) -> &Arc<QueryDesk> {
+        &self.desk
+    }
+
     /// Runs `job` on a thread for writes.
     ///
     /// # Errors
@@ -283,37 +364,110 @@ impl Ready {
             .await
     }
 
-    /// Runs `job` for `user` on a thread for queries as soon as one is free, for at most `timeout`
-    /// in total.
-    /// The job is cancelled when the time is over, and when this future is dropped.
-    ///
-    /// Texts of a client are parsed and compiled here too: that can take as long as a query.
+    /// As [`QueryDesk::run`], with the database.
     pub(crate) async fn query<T: Send + 'static>(
         &self,
         user: &User,
         timeout: Duration,
         job: impl FnOnce(&Db, &QueryContext) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
+        let (db, context) = (Arc::clone(&self.db), self.query_context(user, CancelToken::new()));
+        self.desk.run(user, timeout, context, move |context| job(&db, context)).await
+    }
+
+    /// Runs a transaction of `user` on a thread for writes, with the time and memory of a query,
+    /// and counted as one of the user's queries. A commit that has begun finishes, and the result
+    /// is its outcome; everything before it ends when the time is over, and when this future is
+    /// dropped.
+    pub(crate) async fn transact<T: Send + 'static>(
+        &self,
+        user: &User,
+        deadline: tokio::time::Instant,
+        job: impl FnOnce(QueryContext) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
-        let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
-        let Some(user_query) = user.begin_query() else { return Err(ApiError::too_many_queries()) };
+        let Some(user_query) = user.begin_query() else {
+            return Err(ApiError::too_many_queries().into_error());
+        };
         let context = self.query_context(user, cancel.clone());
+        let mut work = std::pin::pin!(self.write(move |_, _| {
+            let _user_query = user_query;
+            context.cancel.check()?;
+            job(context)
+        }));
+        match tokio::time::timeout_at(deadline, work.as_mut()).await {
+            Ok(done) => done?,
+            Err(_) => {
+                cancel.time_out();
+                work.await?
+            }
+        }
+    }
+
+    /// The context of one query of `user`: its series, its budget, helper threads and statistics.
+    pub(crate) fn query_context(&self, user: &User, cancel: CancelToken) -> QueryContext {
+        let context = self.desk.query_context(user, cancel, self.db.budget());
+        QueryContext { helpers: self.db.helpers().clone(), ..context }
+    }
+
+    /// A permit for one remote read, as soon as one is free.
+    pub(crate) async fn read_permit(&self) -> Result<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.read_permits).acquire_owned().await;
+        permit.map_err(|_| Error::closed("the server is stopping"))
+    }
+
+    /// Runs `job`, a part of a remote read that holds a permit, on a thread for remote reads.
+    ///
+    /// # Errors
+    /// `Closed` while stopping.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.readers.run(move |()| job()).await
+    }
+
+    /// Finishes the queued jobs and stops the threads.
+    pub(crate) fn stop(&self) {
+        self.writers.stop();
+        self.desk.threads.stop();
+        self.readers.stop();
+    }
+}
+
+impl QueryDesk {
+    /// Runs `job` for `user` on a thread for queries as soon as one is free, for at most `timeout`
+    /// in total.
+    /// The job is cancelled when the time is over, and when this future is dropped.
+    ///
+    /// Texts of a client are parsed and compiled here too: that can take as long as a query.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        user: &User,
+        timeout: Duration,
+        context: QueryContext,
+        job: impl FnOnce(&QueryContext) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let cancel = context.cancel.clone();
+        let _canceled_when_dropped = CancelOnDrop(cancel.clone());
+        let permits = Arc::clone(&self.permits);
+        let Some(user_query) = user.begin_query() else { return Err(ApiError::too_many_queries()) };
         let started = Arc::new(AtomicBool::new(false));
         let has_started = Arc::clone(&started);
         let queued = Instant::now();
-        let waiting = RaisedGauge::by_one(&self.queries_waiting);
-        let running = Arc::clone(&self.queries_running);
+        let waiting = RaisedGauge::by_one(&self.waiting);
+        let running = Arc::clone(&self.running);
         let work = async {
             let permit = permits.acquire_owned().await;
-            let done = self.queries.run(move |()| {
+            let done = self.threads.run(move |()| {
                 let (_permit, _user_query) = (permit, user_query);
                 drop(waiting);
                 let _running = RaisedGauge::by_one(&running);
                 context.cancel.check()?;
                 started.store(true, Ordering::Relaxed);
                 context.stats.queue_ns.add(queued.elapsed().as_nanos() as u64);
-                job(&db, &context)
+                job(&context)
             });
             done.await?
         };
@@ -337,40 +491,18 @@ impl Ready {
         }
     }
 
-    /// The context of one query of `user`: its series, its budget, helper threads and statistics.
-    pub(crate) fn query_context(&self, user: &User, cancel: CancelToken) -> QueryContext {
+    /// The context of one query of `user`, without helper threads.
+    pub(crate) fn query_context(
+        &self,
+        user: &User,
+        cancel: CancelToken,
+        budget: &Budget,
+    ) -> QueryContext {
         QueryContext {
-            cancel,
-            budget: self.db.budget().part(self.query_bytes_max),
-            helpers: self.db.helpers().clone(),
-            regexes: RegexAllowance::default(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
             scope: Arc::clone(user.scope()),
+            ..QueryContext::new(cancel, budget.part(self.query_bytes_max))
         }
-    }
-
-    /// A permit for one remote read, as soon as one is free.
-    pub(crate) async fn read_permit(&self) -> Result<OwnedSemaphorePermit> {
-        let permit = Arc::clone(&self.read_permits).acquire_owned().await;
-        permit.map_err(|_| Error::closed("the server is stopping"))
-    }
-
-    /// Runs `job`, a part of a remote read that holds a permit, on a thread for remote reads.
-    ///
-    /// # Errors
-    /// `Closed` while stopping.
-    pub(crate) async fn read<T: Send + 'static>(
-        &self,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T> {
-        self.readers.run(move |()| job()).await
-    }
-
-    /// Finishes the queued jobs and stops the threads.
-    pub(crate) fn stop(&self) {
-        self.writers.stop();
-        self.queries.stop();
-        self.readers.stop();
     }
 }
 

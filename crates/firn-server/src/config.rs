@@ -37,7 +37,7 @@ pub use serve::ServeConfig;
 pub use setting::{Condition, Setting};
 pub use source::Source;
 pub use values::{
-    Address, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, HostNames,
-    LabelNames, LabelPairs, LabelValue, LogSync, Measured, Never, Or, OriginPattern, OriginUrl,
+    Addresses, ByteSize, Count, Device, ExpectedForm, FilePath, Folder, Forever, GroupLabels,
+    HostNames, LabelPairs, LabelValue, LogSync, Measured, Never, Or, OriginPattern, OriginUrl,
     PathPatterns, SettingType, ShardCount, SlowTier, Span, Switch, Unlimited, Unset, Word, Zero,
 };

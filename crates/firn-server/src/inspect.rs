@@ -40,6 +40,11 @@ pub struct InspectGroups {
 }
 
 impl InspectGroups {
+    /// The number of groups that are listed at most.
+    pub(crate) fn shown_count(&self) -> usize {
+        if self.top == 0 { usize::MAX } else { self.top }
+    }
+
     /// Parses selectors and a duration such as `2h` of our own user.
     ///
     /// # Errors
@@ -85,8 +90,19 @@ impl InspectGroups {
 /// `NotFound` without a database, `Busy` when a server has it open, and those of [`Db::open`].
 pub fn inspect_groups(place: &DatabaseLocation, asked: &InspectGroups) -> Result<Value> {
     let db = open(place, "query the running server with --server")?;
-    let costs = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
-    Ok(costs_json(&costs, asked))
+    let (costs, _) = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
+    let mut report = costs_head(&costs, asked);
+    let mut fields = GroupFields::new(&db);
+    let group = |group: &GroupWithCost| {
+        let labels = group.1.iter().map(|(name, value)| (name.to_owned(), json!(value)));
+        let labels: Map<String, Value> = labels.collect();
+        let mut fields = fields.of(group);
+        fields.insert("labels".to_owned(), Value::Object(labels));
+        Value::Object(fields)
+    };
+    let groups = costs.groups.iter().take(asked.shown_count()).map(group);
+    report.insert("groups".to_owned(), groups.collect());
+    Ok(Value::Object(report))
 }
 
 /// Labels, pairs, metrics and groups that make the index large, `top` of each kind.
@@ -95,7 +111,7 @@ pub fn inspect_groups(place: &DatabaseLocation, asked: &InspectGroups) -> Result
 /// As [`inspect_groups`].
 pub fn inspect_cardinality(place: &DatabaseLocation, top: usize) -> Result<Value> {
     let db = open(place, "query the running server: GET /api/v1/status/tsdb")?;
-    let cardinality = db.cardinality(top, &db.context())?;
+    let (cardinality, _) = db.cardinality(top, &db.context())?;
     let counts = |table: &[(String, u64)]| -> Value {
         table.iter().map(|(name, count)| json!({ "name": name, "count": count })).collect()
     };
@@ -326,18 +342,11 @@ fn open_idle_with(
     })
 }
 
-/// The report: options, totals, and the groups that cost most.
-pub(crate) fn costs_json(costs: &GroupCosts, asked: &InspectGroups) -> Value {
-    let shown_count = if asked.top == 0 { costs.groups.len() } else { asked.top };
-    let group = |(id, labels, cost): &(_, Labels, GroupCost)| {
-        let mut group = cost_json(cost);
-        let GroupId(id) = *id;
-        group.insert("group".to_owned(), json!(id));
-        let labels: Map<String, Value> =
-            labels.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
-        group.insert("labels".to_owned(), Value::Object(labels));
-        Value::Object(group)
-    };
+/// A group, its labels and its cost.
+pub(crate) type GroupWithCost = (GroupId, Labels, GroupCost);
+
+/// The report without its groups: range, options and totals.
+pub(crate) fn costs_head(costs: &GroupCosts, asked: &InspectGroups) -> Map<String, Value> {
     let mut total = cost_json(&costs.total);
     let group_count = costs.groups.len() as f64;
     total.insert("groups".to_owned(), json!(costs.groups.len()));
@@ -346,19 +355,51 @@ pub(crate) fn costs_json(costs: &GroupCosts, asked: &InspectGroups) -> Value {
         json!(ratio(costs.total.series_count as f64, group_count)),
     );
     let options = &asked.options;
-    json!({
-        "start": costs.range.start,
-        "end": costs.range.end,
-        "options": {
-            "partition_ms": options.partition_ms,
-            "posting_bytes": options.posting_bytes,
-            "fast_seconds_per_byte": options.fast_seconds_per_byte,
-            "slow_seconds_per_block": options.slow_seconds_per_block,
-            "block_bytes": options.block_bytes,
-        },
-        "total": total,
-        "groups": costs.groups.iter().take(shown_count).map(group).collect::<Value>(),
-    })
+    let fields = [
+        ("start", json!(costs.range.start)),
+        ("end", json!(costs.range.end)),
+        (
+            "options",
+            json!({
+                "partition_ms": options.partition_ms,
+                "posting_bytes": options.posting_bytes,
+                "fast_seconds_per_byte": options.fast_seconds_per_byte,
+                "slow_seconds_per_block": options.slow_seconds_per_block,
+                "block_bytes": options.block_bytes,
+            }),
+        ),
+        ("total", Value::Object(total)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Makes the fields of the groups of a report.
+pub(crate) struct GroupFields<'a> {
+    db: &'a Db,
+    /// By label names: groups have few lists of names, and a rule is searched among all shapes.
+    rules: BTreeMap<Vec<String>, &'static str>,
+}
+
+// A hostile sender writes each group with other names.
+const KNOWN_RULES_MAX: usize = 64;
+
+impl GroupFields<'_> {
+    pub(crate) fn new(db: &Db) -> GroupFields<'_> {
+        GroupFields { db, rules: BTreeMap::new() }
+    }
+
+    /// The fields of a group without its labels.
+    pub(crate) fn of(&mut self, (GroupId(id), labels, cost): &GroupWithCost) -> Map<String, Value> {
+        if self.rules.len() >= KNOWN_RULES_MAX {
+            self.rules.clear();
+        }
+        let names = labels.iter().map(|pair| pair.0.to_owned()).collect();
+        let rule = self.rules.entry(names).or_insert_with(|| self.db.group_rule(labels).name());
+        let mut fields = cost_json(cost);
+        fields.insert("group".to_owned(), json!(id));
+        fields.insert("rule".to_owned(), json!(*rule));
+        fields
+    }
 }
 
 fn cost_json(cost: &GroupCost) -> Map<String, Value> {

@@ -2,7 +2,8 @@
 //!
 //! **Owns** listeners and connections; protocols in (remote write 1.0, text exposition, groups) and
 //! out (the query API of Prometheus, federation, remote read); the sender cache; metadata; the
-//! threads on which requests block; the scrape of itself; the page at `/`; and the settings.
+//! threads on which requests block; scraping by `prometheus.yml` and of itself; rules and the
+//! delivery of alerts; the page at `/`; and the settings.
 //!
 //! **Never** touches a file of the database, evaluates a query or orders writes: it uses the
 //! database only through `firndb`. Async ends at [`Ingest`] and at the query threads; calls below
@@ -26,19 +27,24 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `app`, `http`,
-//! `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `proxy`, `cache_server`.
+//! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `held_body`, `app`,
+//! `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `flights`, `collect`,
+//! `rules`, `notify`, `admin_listener`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
 mod access;
+mod admin_listener;
 mod answer;
 mod app;
 mod cache_server;
+mod collect;
 pub mod config;
 mod database;
+mod flights;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod held_body;
 mod http;
 pub mod ingest;
 mod inspect;
@@ -47,7 +53,9 @@ pub mod metadata;
 mod metadata_file;
 mod metrics_text;
 mod net;
+mod notify;
 mod proxy;
+mod rules;
 mod self_scrape;
 pub mod sender_cache;
 mod server;
@@ -62,7 +70,8 @@ pub mod wire;
 pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
-pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, redacted};
+pub use firn_env::given_file;
+pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, one_line, redacted};
 pub use firndb::{CheckProgress, CheckReport, Finding, Loss};
 pub use ingest::Ingest;
 pub use inspect::{
@@ -71,4 +80,4 @@ pub use inspect::{
 };
 pub use machine::raise_open_files;
 pub use proxy::Proxy;
-pub use server::Server;
+pub use server::{HostProcess, Server};

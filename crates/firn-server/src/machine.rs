@@ -1,6 +1,7 @@
 //! Memory that this process may use, and memory that it uses: from control groups and `/proc`.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -52,11 +53,25 @@ pub fn raise_open_files(connections_max: u64) -> Option<String> {
     let files = getrlimit(Resource::Nofile).current?;
     let wanted = connections_max.saturating_add(DATABASE_FILES);
     (files < wanted).then(|| {
+        let usable = connections_within(connections_max, files);
         format!(
             "{files} files may be open, and --connections-max={connections_max} needs {wanted}: \
-             raise the limit (ulimit -n, LimitNOFILE) or lower the setting"
+             the limit is {usable} connections; raise that on files (ulimit -n, LimitNOFILE)"
         )
     })
+}
+
+/// At most `connections_max`, and no more than the limit on open files allows beside the files of a
+/// database.
+pub(crate) fn usable_connections(connections_max: usize) -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let files = limit.current.unwrap_or(u64::MAX);
+    usize::try_from(connections_within(connections_max as u64, files)).unwrap_or(connections_max)
+}
+
+/// Of few files, connections have half.
+fn connections_within(connections_max: u64, files: u64) -> u64 {
+    connections_max.min(files.saturating_sub(DATABASE_FILES).max(files / 2)).max(1)
 }
 
 /// Resident anonymous memory of this process, in bytes. It excludes pages of files, which the
@@ -78,6 +93,24 @@ pub(crate) fn warn_if_readable(folder: &Path, inner: &str) {
             "other users of this machine can read {folder}; if no program of theirs needs it, run: \
              chmod 700 {folder}"
         );
+    }
+}
+
+/// Device and number of a file, which no other file has while this one is open.
+pub(crate) type FileIdentity = (u64, u64);
+
+/// `None` if it cannot be determined.
+pub(crate) fn file_identity(path: &Path) -> Option<FileIdentity> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Whether `path` is still that file. A file system that fails does not show it.
+pub(crate) fn has_identity(path: &Path, identity: FileIdentity) -> bool {
+    match fs::metadata(path) {
+        Ok(found) => (found.dev(), found.ino()) == identity,
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }
     }
 }
 
@@ -175,6 +208,31 @@ mod tests {
         check(&[machine, first, none], 16 << 20);
         // A group may be allowed more than the machine has.
         check(&[machine, own, ("/sys/fs/cgroup/memory.max", "1099511627776\n")], 16 << 20);
+    }
+
+    #[test]
+    fn a_replaced_file_has_another_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert_eq!(file_identity(&path), None);
+        let file = fs::File::create(&path).unwrap();
+        let identity = file_identity(&path).unwrap();
+        assert!(has_identity(&path, identity));
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        assert!(!has_identity(&path, identity));
+        fs::write(&path, "").unwrap();
+        assert!(!has_identity(&path, identity));
+        assert!(!has_identity(&path.join("below"), identity));
+        drop(file);
+    }
+
+    #[test]
+    fn connections_leave_files_for_the_database() {
+        assert_eq!(connections_within(512, u64::MAX), 512);
+        assert_eq!(connections_within(512, 1_024), 512);
+        assert_eq!(connections_within(512, 700), 444);
+        assert_eq!(connections_within(512, 64), 32);
+        assert_eq!(connections_within(512, 0), 1);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::metrics_text::{Kind, MetricsText};
 
 /// A metric's type as the exposition formats name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MetricType {
     /// Not announced.
     #[default]
@@ -64,7 +64,7 @@ impl MetricType {
 }
 
 /// The metadata of one metric.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Its type.
     pub kind: MetricType,

@@ -8,6 +8,7 @@ pub(crate) enum Kind {
     Counter,
     Gauge,
     Histogram,
+    Summary,
 }
 
 /// Writes the text exposition format 0.0.4.
@@ -21,6 +22,7 @@ impl MetricsText {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
+            Kind::Summary => "summary",
         };
         let help = help.replace('\\', r"\\").replace('\n', r"\n");
         // Writing into a String cannot fail.

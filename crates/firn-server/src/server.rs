@@ -1,9 +1,11 @@
 //! A running server: start, readiness, and the order in which it stops.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use firn_env::LOCK_FILE;
 use firn_model::{Error, Result};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
@@ -11,16 +13,19 @@ use tokio::time::MissedTickBehavior;
 use crate::access::Gate;
 use crate::access::line_log::LineLog;
 use crate::app::App;
+use crate::collect::{self, Collect};
 use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
 use crate::http::{Face, HTTP};
-use crate::machine;
+use crate::machine::{self, FileIdentity};
 use crate::metadata_file;
 use crate::net::{
     self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
 };
+use crate::rules::RuleManager;
 use crate::self_scrape;
+use firn_env::given_file::check_authorities;
 
 /// A server and its database. Dropping it without [`Server::stop`] is like a crash: no acknowledged
 /// data is lost, and the next start replays the log.
@@ -33,33 +38,48 @@ pub struct Server {
     admin: Option<Service>,
 }
 
+/// The process that a server runs in.
+#[derive(Clone, Copy, Debug)]
+pub struct HostProcess {
+    /// Returns the memory that the calling thread has freed to the system. A thread without work
+    /// calls it, and a busy one while memory is short.
+    pub release_memory: fn(),
+    /// Whether the process runs this server and nothing else. Then all of its memory counts against
+    /// `--memory`; in a process with other users of memory, only reservations count.
+    pub is_dedicated: bool,
+}
+
 // Of the listener of `--admin-listen`: monitoring, and an administrator.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Server {
     /// Listens at once, so that clients can follow the progress of the start, and opens the
-    /// database on a thread of its own. A thread without work calls `on_idle`: the program may have
-    /// its allocator release memory there.
+    /// database on a thread of its own.
     ///
     /// # Errors
     /// `Unavailable` when the address is taken.
-    pub fn start(config: ServeConfig, on_idle: fn()) -> Result<Server> {
+    pub fn start(config: ServeConfig, process: HostProcess) -> Result<Server> {
+        check_authorities()?;
+        let on_idle = process.release_memory;
+        let rules = Arc::new(RuleManager::new(config.rule_options(on_idle)));
+        let collect = match config.prometheus_config.get() {
+            Some(path) => Some(Collect::open(path.0, vec![Arc::<RuleManager>::clone(&rules)])?),
+            None => None,
+        };
         let gate = Arc::new(Gate::open(config.gate_options(), on_idle)?);
         let query_log = config.query_log.get().map(|path| LineLog::open(&path.0, "--query-log"));
-        let bound = BoundService::bind("firn-http", config.listen.0, on_idle)?.with_gate(&gate);
-        gate.check_listener(bound.listen())?;
+        let bound = BoundService::bind("firn-http", config.listen.all(), on_idle)?;
+        let bound = bound.with_gate(&gate)?;
         let admin_bound = match config.admin_listen.get() {
-            Some(address) => {
-                let bound = BoundService::bind_small("firn-admin", address.0, on_idle)
-                    .map_err(|e| e.context("--admin-listen"))?
-                    .with_gate(&gate);
-                gate.check_listener(bound.listen())?;
-                Some(bound)
+            Some(addresses) => {
+                let bound = BoundService::bind_small("firn-admin", addresses.all(), on_idle)
+                    .map_err(|e| e.context("--admin-listen"))?;
+                Some(bound.with_gate(&gate)?)
             }
             None => None,
         };
         let logs = (gate, query_log.transpose()?);
-        let app = Arc::new(App::new(config, on_idle, bound.listen(), logs));
+        let app = Arc::new(App::new(config, on_idle, bound.listens(), logs, (collect, rules)));
         let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };
         let router = http::router(Arc::clone(&app), face);
         let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
@@ -69,21 +89,22 @@ impl Server {
         });
         let reloaded = Arc::clone(&app);
         service.keep_current(&app.gate, move || reloaded.reload())?;
-        let opened = open(&app, &service)?;
+        let opened = open(&app, &service, process.is_dedicated)?;
         Ok(Server { app, opened: Some(opened), service, admin })
     }
 
-    /// The address of the socket, with the port that the system chose.
+    /// The first address of the server, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
-        self.service.listen()
+        // A service has at least one.
+        self.listens()[0]
     }
 
-    /// The address of the listener of `--admin-listen`.
-    pub fn admin_listen(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(Service::listen)
+    /// The addresses of the server.
+    pub fn listens(&self) -> &[SocketAddr] {
+        self.service.listens()
     }
 
-    /// Whether the address speaks TLS.
+    /// Whether the addresses speak TLS.
     pub fn has_tls(&self) -> bool {
         self.app.gate.tls().is_some()
     }
@@ -104,11 +125,20 @@ impl Server {
     }
 
     /// Waits until the process receives SIGTERM, SIGINT or a request of `/-/quit`, or until opening
-    /// fails.
+    /// fails. Calls `greet` once the database is open, or after `start_max`: a start that fails
+    /// mostly fails before.
     ///
     /// # Errors
-    /// Those of opening, as [`Server::wait_until_ready`].
-    pub fn wait_for_signal(&mut self) -> Result<()> {
+    /// Those of opening, as [`Server::wait_until_ready`]; `Unavailable` when another program has
+    /// removed or replaced the data folder.
+    pub fn run(&mut self, start_max: Duration, greet: impl FnOnce(&Server)) -> Result<()> {
+        // First: a client may have seen that the server is ready, and a stop is clean from then on.
+        let terminated = {
+            let _entered = self.service.runtime().enter();
+            terminated()?
+        };
+        self.wait_until_ready(start_max)?;
+        greet(self);
         let mut opened = self.opened.take();
         self.service.runtime().block_on(async {
             let opening = async {
@@ -119,8 +149,10 @@ impl Server {
             };
             tokio::select! {
                 failed = opening => failed,
-                signalled = terminated() => signalled,
-                () = self.app.quit.notified() => Ok(()),
+                () = terminated => Ok(()),
+                () = self.app.quit.notified() => {
+                    self.app.lost_folder.get().map_or(Ok(()), |what| Err(Error::unavailable(what)))
+                }
             }
         })
     }
@@ -136,15 +168,24 @@ impl Server {
         let closed = self.service.stop(|| {
             app.stop_being_ready();
             app.gate.stop();
+            app.rules.stop();
             match app.opened() {
+                // A flush could write into a folder of another database.
+                _ if app.lost_folder.get().is_some() => Ok(()),
                 Some(ready) => {
+                    if let Some(collect) = &app.collect {
+                        collect.stop();
+                    }
                     ready.stop();
                     if !app.config.read_only.is_on() {
                         metadata_file::save_or_log(&app.metadata, &ready.db);
                     }
                     ready.db.close()
                 }
-                None => Ok(()),
+                None => {
+                    app.stop_queries();
+                    Ok(())
+                }
             }
         });
         // Last, so that it answers until the end.
@@ -156,21 +197,38 @@ impl Server {
 }
 
 /// Opens the database on a thread; requests are let through as soon as it is open.
-fn open(app: &Arc<App>, service: &Service) -> Result<oneshot::Receiver<Result<()>>> {
+fn open(
+    app: &Arc<App>,
+    service: &Service,
+    is_dedicated: bool,
+) -> Result<oneshot::Receiver<Result<()>>> {
     let (sender, receiver) = oneshot::channel();
     let (app, runtime) = (Arc::clone(app), service.runtime().handle().clone());
     let stopping = service.stopping();
     std::thread::Builder::new()
         .name("firn-open".to_owned())
         .spawn(move || {
-            let opened = database::open(&app.config, app.on_idle, &app.progress)
-                .and_then(|db| app.become_ready(db));
+            let opened = app
+                .open_desk()
+                .and_then(|_| database::open(&app.config, app.on_idle, &app.progress))
+                .and_then(|db| {
+                    let external_url = app.config.external_url(&app.listens);
+                    app.rules.open(&db, &external_url, runtime.clone())?;
+                    app.become_ready(db)
+                });
             if opened.is_ok() {
-                if let Some(ready) = app.ready() {
-                    ready.db.budget().set_meter(machine::anonymous_bytes);
+                let (rules, stop) = (Arc::clone(&app.rules), stopping.clone());
+                runtime.spawn(async move { rules.expire_queries(stop).await });
+                if let Some(lock) = machine::file_identity(&lock_file(&app)) {
+                    runtime.spawn(watch_folder(Arc::clone(&app), lock, stopping.clone()));
                 }
-                runtime.spawn(watch_memory(Arc::clone(&app), stopping.clone()));
+                if let Some(ready) = app.ready().filter(|_| is_dedicated) {
+                    let (limit_bytes, release) = (app.config.memory_bytes(), app.on_idle);
+                    ready.db.budget().set_meter(move || held_bytes(limit_bytes, release));
+                    runtime.spawn(watch_memory(Arc::clone(&app), stopping.clone()));
+                }
                 runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
+                runtime.spawn(collect::run(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(self_scrape::run(app, stopping));
             }
             // After an early stop there is no receiver.
@@ -178,6 +236,17 @@ fn open(app: &Arc<App>, service: &Service) -> Result<oneshot::Receiver<Result<()
         })
         .map_err(|e| Error::unavailable("cannot start a thread").because(e))?;
     Ok(receiver)
+}
+
+/// The anonymous memory of the process. Above half of the limit, `release` first returns the pages
+/// that the calling thread has freed: the allocator keeps some MiB for each thread that is busy.
+fn held_bytes(limit_bytes: u64, release: fn()) -> Option<u64> {
+    let held = machine::anonymous_bytes()?;
+    if held <= limit_bytes / 2 {
+        return Some(held);
+    }
+    release();
+    machine::anonymous_bytes()
 }
 
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
@@ -197,6 +266,40 @@ async fn watch_memory(app: Arc<App>, mut stopping: Stopping) {
             }
         }
     }
+}
+
+const FOLDER_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Ends the process once the file `lock` of its folder is no longer there: the folder was removed,
+/// moved or replaced. Files that are open stay in the folder that was moved, and new ones would get
+/// into the other one.
+async fn watch_folder(app: Arc<App>, lock: FileIdentity, mut stopping: Stopping) {
+    loop {
+        tokio::select! {
+            () = stopped(&mut stopping) => return,
+            () = tokio::time::sleep(FOLDER_INTERVAL) => {}
+        }
+        let path = lock_file(&app);
+        let looked = tokio::task::spawn_blocking(move || machine::has_identity(&path, lock)).await;
+        if looked.unwrap_or(true) {
+            continue;
+        }
+        let what = format!(
+            "the data folder {} was removed or replaced by another program while the server ran: \
+             put it back and start the server again; acknowledged data is in the folder that the \
+             server had opened",
+            app.config.data
+        );
+        app.stop_being_ready();
+        // Only this task sets it.
+        let _ = app.lost_folder.set(what);
+        app.quit.notify_one();
+        return;
+    }
+}
+
+fn lock_file(app: &App) -> PathBuf {
+    app.config.data.join("fast").join(LOCK_FILE)
 }
 
 async fn finished(opened: &mut oneshot::Receiver<Result<()>>) -> Result<()> {

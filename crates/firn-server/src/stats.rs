@@ -400,6 +400,11 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
     ] {
         text.gauge(name, help, value as f64);
     }
+    text.gauge(
+        "firn_log_replay_seconds",
+        "Estimated time that a restart would replay the log; --restart-time-max bounds it.",
+        stats.replay_ms as f64 / 1e3,
+    );
 }
 
 fn write_tables(stats: &Stats, text: &mut MetricsText) {

@@ -20,6 +20,8 @@ pub enum Protocol {
     Groups,
     /// Transactions: inserts and updates.
     Transactions,
+    /// Scrapes of targets.
+    Scrape,
 }
 
 /// Why samples were not written.
@@ -77,12 +79,13 @@ struct Totals {
 
 impl Protocol {
     /// Every protocol.
-    pub const ALL: [Protocol; 5] = [
+    pub const ALL: [Protocol; 6] = [
         Protocol::RemoteWrite,
         Protocol::Import,
         Protocol::SelfScrape,
         Protocol::Groups,
         Protocol::Transactions,
+        Protocol::Scrape,
     ];
 
     /// The value of the label `protocol` of counters.
@@ -93,6 +96,7 @@ impl Protocol {
             Protocol::SelfScrape => "self_scrape",
             Protocol::Groups => "groups",
             Protocol::Transactions => "transactions",
+            Protocol::Scrape => "scrape",
         }
     }
 }

@@ -85,4 +85,4 @@ pub use scrub::{Damage, LostSamples};
 pub use slow_cache::SlowCacheStats;
 pub use stats::{LevelStats, TrafficStats, TreeStats};
 pub use tree::{SlowTables, Tree};
-pub use version::{Directories, Version};
+pub use version::{Directories, PresenceReader, Version};

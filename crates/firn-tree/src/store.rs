@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use firn_codec::{Chunk, Slots};
 use firn_env::{Bucket, Disk, Env, RangeRequest};
-use firn_model::{Budget, Error, ErrorKind, Result, TimeRange};
+use firn_model::{Budget, Error, ErrorKind, Reservation, Result, TimeRange};
 use parking_lot::Mutex;
 
 use crate::block::{BLOCK_HEADER_BYTES, Block, Walk, unpack};
@@ -16,6 +16,9 @@ use crate::slow_cache::{PieceKey, SlowCache};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
+
+// Directories read in one batch: a year has some hundred directories of about 100 KB.
+const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
 /// The readers and caches that all versions of a tree share.
 pub(crate) struct Store {
@@ -99,10 +102,12 @@ impl Store {
         let len = usize::try_from(read.bytes).map_err(|_| {
             Error::too_large(format!("{}: a read of {}", read.table.path(), read.bytes))
         })?;
-        let mut bytes = vec![0; len];
-        file.read_at(read.offset, &mut bytes)?;
+        // The bytes of a vector would be copied into the shared allocation.
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
+        let filled = Arc::get_mut(&mut bytes).ok_or_else(|| Error::internal("shared bytes"))?;
+        file.read_at(read.offset, filled)?;
         self.traffic.fast_read(read.bytes);
-        Ok(bytes.into())
+        Ok(bytes)
     }
 
     /// Drops all cached data of removed tables.
@@ -198,6 +203,41 @@ impl Store {
         self.suffixes(&[table])
             .pop()
             .unwrap_or_else(|| Err(Error::internal("the read of a suffix returned nothing")))
+    }
+
+    /// Calls `each` with the index and the suffix of each table, read some MiB at a time. Those
+    /// that are not in the cache are counted in `memory`.
+    ///
+    /// # Errors
+    /// `Busy` without memory; those of `each`.
+    pub(crate) fn each_suffix(
+        &self,
+        tables: &[&Arc<Table>],
+        memory: &mut Reservation,
+        mut each: impl FnMut(usize, Result<Arc<Suffix>>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut rest, mut idx) = (tables, 0);
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |table: &&&Arc<Table>| {
+                let is_first = bytes == 0;
+                bytes += u64::from(table.record.suffix_bytes);
+                is_first || bytes <= DIRECTORY_BYTES_MAX
+            };
+            let count = rest.iter().take_while(fits).count();
+            let (batch, after) = rest.split_at(count.max(1));
+            rest = after;
+            for (table, suffix) in batch.iter().zip(self.suffixes(batch)) {
+                if let Ok(suffix) = &suffix
+                    && self.cache.suffix(table.record.id).is_none()
+                {
+                    memory.grow(suffix.heap_bytes() as u64)?;
+                }
+                each(idx, suffix)?;
+                idx += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Walks all blocks of a table whose suffix cannot be read.

@@ -146,14 +146,19 @@ impl World {
             range.end.saturating_add(16 * HOUR_MS),
         );
         let version = self.tree.version();
+        let mut reader = version.presence(range, &Budget::unlimited());
+        let mut listed = BTreeSet::new();
+        let mut list = |group| _ = listed.insert(group);
+        assert!(version.presence(range, &Budget::unlimited()).each_group(&mut list).unwrap());
         let members: Vec<(GroupId, Slot)> = self.members().into_iter().collect();
         for of_group in members.chunk_by(|a, b| a.0 == b.0) {
             let group = of_group[0].0;
             let mut left: Vec<Slot> = of_group.iter().map(|member| member.1).collect();
             assert!(
-                version.take_present(group, range, &[], &mut left),
+                reader.take_present(group, &[], &mut left).unwrap(),
                 "{group}: directories decide about all members"
             );
+            assert!(left.len() == of_group.len() || listed.contains(&group), "{group}");
             for &(_, slot) in of_group {
                 let is_here = !left.contains(&slot);
                 let first = (group, slot, near.start)..=(group, slot, near.end);

@@ -1,5 +1,6 @@
 //! A version: the tables of the tree at one time. Immutable; readers hold it by `Arc`.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use firn_codec::{HiddenSamples, Tombstone};
@@ -13,13 +14,27 @@ use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
 
-// Directories read in one batch: a year has some hundred directories of about 100 KB.
-const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
-
 /// Directories that stay in memory while this is held, even if the cache is full.
 pub struct Directories {
     held: Vec<Arc<Suffix>>,
     memory: Reservation,
+}
+
+/// The directories of the tables in one range, for lookups of members with samples. Each is loaded
+/// when a lookup first needs it, and stays in memory.
+pub struct PresenceReader<'v> {
+    store: &'v Store,
+    /// The newest first.
+    tables: Vec<(&'v Arc<Table>, Directory)>,
+    range: TimeRange,
+    memory: Reservation,
+    is_first_load: bool,
+}
+
+enum Directory {
+    NotLoaded,
+    Unreadable,
+    Loaded(Arc<Suffix>),
 }
 
 /// The tables of the tree at one time (invariant 3: its tables are not removed while it is held).
@@ -81,48 +96,15 @@ impl Version {
         starts.min()
     }
 
-    /// Removes from `left`, which rises, the members of `group` that have samples in `range`, by
-    /// the directories: exact as [`Version::has_data`], and only where no delete in `hidden`
-    /// touches the samples. `hidden` contains all deletes of the group. Reads no block. Returns
-    /// `false` if only blocks can decide about some of the remaining members.
-    pub fn take_present(
-        &self,
-        group: GroupId,
-        range: TimeRange,
-        hidden: &[HiddenSamples<'_>],
-        left: &mut Vec<Slot>,
-    ) -> bool {
-        let mut is_told = true;
-        for (table, suffix) in self.directories(group, range) {
-            if left.is_empty() {
-                break;
-            }
-            let Some(suffix) = suffix else {
-                is_told = false;
-                continue;
-            };
-            for (span, slots) in suffix.parts_of(group, range) {
-                let reach = span.intersect(range);
-                let touches =
-                    |one: &&HiddenSamples<'_>| one.range.overlaps(span) && table.may_hide(one.seq);
-                let hidden: Vec<&HiddenSamples<'_>> = hidden.iter().filter(touches).collect();
-                let mut here: Vec<Slot> = slots.common(left).collect();
-                here.retain(|slot| {
-                    let of_slot = hidden.iter().filter(|one| one.slots.contains(*slot));
-                    let mut of_slot = of_slot.peekable();
-                    let is_touched = of_slot.peek().is_some();
-                    let newest = table.record.seq.max;
-                    let is_gone = of_slot.any(|one| one.range.covers(reach) && newest < one.seq);
-                    is_told &= is_gone || !is_touched;
-                    !is_touched
-                });
-                match here.len() == left.len() {
-                    true => left.clear(),
-                    false => left.retain(|slot| here.binary_search(slot).is_err()),
-                }
-            }
-        }
-        is_told
+    /// A reader of the directories of the tables with samples in `range`. Loads none.
+    pub fn presence(&self, range: TimeRange, budget: &Budget) -> PresenceReader<'_> {
+        let tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
+        let tables = tables.filter(|table| table.record.time_range.overlaps(range));
+        let mut tables: Vec<_> = tables.map(|table| (table, Directory::NotLoaded)).collect();
+        // A series that is present mostly has samples at the end of the range.
+        tables.sort_by_key(|(table, _)| Reverse(table.record.time_range.end));
+        let memory = budget.empty(Pool::Query);
+        PresenceReader { store: &self.store, tables, range, memory, is_first_load: true }
     }
 
     /// The tables that may contain samples of `group` in `range`, with their directories; `None`
@@ -154,32 +136,15 @@ impl Version {
         budget: &Budget,
     ) -> Result<Directories> {
         let tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
-        let mut tables = tables
+        let tables: Vec<&Arc<Table>> = tables
             .filter(|table| table.record.time_range.overlaps(range))
             .filter(|table| wanted(table.record.group_min, table.record.group_max))
-            .peekable();
-        let mut held = Directories { held: Vec::new(), memory: budget.empty(Pool::Query) };
-        while tables.peek().is_some() {
-            let mut bytes = 0;
-            let batch: Vec<&Arc<Table>> = std::iter::from_fn(|| {
-                let is_next = |table: &&Arc<Table>| {
-                    bytes == 0
-                        || bytes + u64::from(table.record.suffix_bytes) <= DIRECTORY_BYTES_MAX
-                };
-                let table = tables.next_if(is_next)?;
-                bytes += u64::from(table.record.suffix_bytes);
-                Some(table)
-            })
             .collect();
-            for (table, suffix) in batch.iter().zip(self.store.suffixes(&batch)) {
-                let suffix = suffix?;
-                // Directories in the cache are counted there.
-                if self.store.cache.suffix(table.record.id).is_none() {
-                    held.memory.grow(suffix.heap_bytes() as u64)?;
-                }
-                held.held.push(suffix);
-            }
-        }
+        let mut held = Directories { held: Vec::new(), memory: budget.empty(Pool::Query) };
+        self.store.each_suffix(&tables, &mut held.memory, |_, suffix| {
+            held.held.push(suffix?);
+            Ok(())
+        })?;
         Ok(held)
     }
 
@@ -257,6 +222,130 @@ impl Version {
     /// The newest timestamp on the slow tier: samples up to it survive the loss of this machine.
     pub fn newest_slow_ts(&self) -> Option<Timestamp> {
         self.level(Level::Two).iter().map(|table| table.record.time_range.end).max()
+    }
+}
+
+impl PresenceReader<'_> {
+    /// Loads the directories of the tables whose groups, from the first to the last, are `wanted`:
+    /// those of the slow tier in one round trip (per 16 MiB).
+    ///
+    /// # Errors
+    /// `Busy` without memory.
+    pub fn load(&mut self, wanted: &dyn Fn(GroupId, GroupId) -> bool) -> Result<()> {
+        let is_wanted = |entry: &&mut (&Arc<Table>, Directory)| {
+            let record = &entry.0.record;
+            matches!(entry.1, Directory::NotLoaded) && wanted(record.group_min, record.group_max)
+        };
+        let mut entries: Vec<_> = self.tables.iter_mut().filter(is_wanted).collect();
+        let tables: Vec<&Arc<Table>> = entries.iter().map(|entry| entry.0).collect();
+        self.is_first_load &= tables.is_empty();
+        self.store.each_suffix(&tables, &mut self.memory, |idx, suffix| {
+            if let Some(entry) = entries.get_mut(idx) {
+                entry.1 = suffix.map_or(Directory::Unreadable, Directory::Loaded);
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes from `left`, which rises, the members of `group` that have samples in the range, by
+    /// the directories: exact as [`Version::has_data`], and only where no delete in `hidden`
+    /// touches the samples. `hidden` contains all deletes of the group. Reads no block. Loads
+    /// directories that it needs: those of the group's tables at first, later all. Returns `false`
+    /// if only blocks can decide about some of the remaining members.
+    ///
+    /// # Errors
+    /// As [`PresenceReader::load`].
+    pub fn take_present(
+        &mut self,
+        group: GroupId,
+        hidden: &[HiddenSamples<'_>],
+        left: &mut Vec<Slot>,
+    ) -> Result<bool> {
+        let mut is_decided = true;
+        for idx in 0..self.tables.len() {
+            if left.is_empty() {
+                break;
+            }
+            if !self.tables[idx].0.record.may_hold(group) {
+                continue;
+            }
+            if matches!(self.tables[idx].1, Directory::NotLoaded) {
+                match self.is_first_load {
+                    true => self.load(&|min, max| min <= group && group <= max)?,
+                    false => self.load(&|_, _| true)?,
+                }
+            }
+            let (table, directory) = &self.tables[idx];
+            match directory {
+                Directory::Loaded(suffix) => {
+                    is_decided &=
+                        take_present_in((table, suffix), (group, self.range), hidden, left);
+                }
+                _ => is_decided = false,
+            }
+        }
+        Ok(is_decided)
+    }
+
+    /// An upper bound of the number of groups that [`PresenceReader::each_group`] visits.
+    pub fn chunk_count(&self) -> u64 {
+        self.tables.iter().map(|(table, _)| table.record.chunk_count).sum()
+    }
+
+    /// Calls `each` with every group of the tables, some more than once. Loads all directories.
+    /// Returns `false` if one is unreadable.
+    ///
+    /// # Errors
+    /// As [`PresenceReader::load`].
+    pub fn each_group(&mut self, each: &mut dyn FnMut(GroupId)) -> Result<bool> {
+        self.load(&|_, _| true)?;
+        let mut is_whole = true;
+        for (_, directory) in &self.tables {
+            match directory {
+                Directory::Loaded(suffix) => suffix.for_each_group(&mut *each),
+                _ => is_whole = false,
+            }
+        }
+        Ok(is_whole)
+    }
+}
+
+/// As [`PresenceReader::take_present`] in one table.
+fn take_present_in(
+    (table, suffix): (&Table, &Suffix),
+    (group, range): (GroupId, TimeRange),
+    hidden: &[HiddenSamples<'_>],
+    left: &mut Vec<Slot>,
+) -> bool {
+    let mut is_decided = true;
+    for (span, slots) in suffix.parts_of(group, range) {
+        let reach = span.intersect(range);
+        let touches =
+            |one: &&HiddenSamples<'_>| one.range.overlaps(span) && table.may_hide(one.seq);
+        let hidden: Vec<&HiddenSamples<'_>> = hidden.iter().filter(touches).collect();
+        let mut here: Vec<Slot> = slots.common(left).collect();
+        if !hidden.is_empty() {
+            here.retain(|slot| {
+                let of_slot = hidden.iter().filter(|one| one.slots.contains(*slot));
+                let mut of_slot = of_slot.peekable();
+                let is_touched = of_slot.peek().is_some();
+                let newest = table.record.seq.max;
+                let is_gone = of_slot.any(|one| one.range.covers(reach) && newest < one.seq);
+                is_decided &= is_gone || !is_touched;
+                !is_touched
+            });
+        }
+        match here.len() == left.len() {
+            true => left.clear(),
+            false => left.retain(|slot| here.binary_search(slot).is_err()),
+        }
+    }
+    is_decided
+}
+
+impl std::fmt::Debug for PresenceReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PresenceReader({} tables in {:?})", self.tables.len(), self.range)
     }
 }
 

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, Secret, redacted};
+use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, one_line, redacted};
 
-use crate::{allocator, http, output};
+use crate::http::ServerAccess;
+use crate::{allocator, output};
 
 /// Path of the metrics of both kinds.
 const METRICS_PATH: &str = "/-/cache/metrics";
@@ -30,13 +31,12 @@ enum CacheCommand {
 
 #[derive(Debug, Args)]
 struct Stats {
-    /// Address of the cache or proxy
+    /// Address of the cache or proxy; https://HOST:PORT with TLS
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9421")]
     server: String,
 
-    /// Token of the cache, if it was started with --token-file
-    #[arg(long, env = "FIRN_CACHE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: Option<Secret>,
+    #[command(flatten)]
+    access: ServerAccess,
 }
 
 /// Runs a cache until it is stopped, or prints statistics of a running one.
@@ -53,26 +53,29 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
     output::log_warnings(&loaded.warnings);
     let config = loaded.config;
     output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
-    let data = config.data.to_string();
+    let data = one_line(&config.data.to_string()).into_owned();
     match config.proxy.get() {
         Some(origin) => {
             let proxy = Proxy::start(&origin, config, allocator::release)?;
-            let listen = proxy.listen();
+            let scheme = output::scheme(proxy.has_tls());
+            let (urls, listen) = (output::urls(scheme, proxy.listens()), proxy.listens()[0]);
             output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
-                 URL            http://{listen}/ in place of {origin:?}\n\
-                 Metrics        http://{listen}{METRICS_PATH}\n",
+                 URL            {urls} in place of {origin:?}\n\
+                 Metrics        {scheme}://{listen}{METRICS_PATH}\n",
             ));
             let served = proxy.wait_for_signal();
             served.and(proxy.stop())
         }
         None => {
             let server = CacheServer::start(config, allocator::release)?;
-            let listen = server.listen();
+            let scheme = output::scheme(server.has_tls());
+            let addresses: Vec<String> = server.listens().iter().map(ToString::to_string).collect();
+            let (addresses, listen) = (addresses.join(" and "), server.listens()[0]);
             output::announce(&format!(
                 "FirnDB {version}   cache in {data}\n\
-                 Address        {listen} (docs/cache-protocol.md)\n\
-                 Metrics        http://{listen}{METRICS_PATH}\n",
+                 Address        {addresses} (docs/cache-protocol.md)\n\
+                 Metrics        {scheme}://{listen}{METRICS_PATH}\n",
             ));
             let served = server.wait_for_signal();
             served.and(server.stop())
@@ -81,8 +84,8 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
 }
 
 fn fetch_stats(stats: &Stats) -> Result<String> {
-    let token = stats.token.as_ref().map(Secret::expose);
-    let body = http::get(&stats.server, METRICS_PATH, token)?;
+    let server = stats.access.server(&stats.server, &["FIRN_CACHE_TOKEN", "FIRN_TOKEN"])?;
+    let body = server.get(METRICS_PATH)?;
     let text = String::from_utf8_lossy(&body).into_owned();
     let samples: BTreeMap<&str, f64> = text
         .lines()
@@ -94,7 +97,7 @@ fn fetch_stats(stats: &Stats) -> Result<String> {
         let first = text.lines().next().unwrap_or_default();
         let what = format!(
             "no firn cache responds at {}: expected its metrics, got {first:?}; check --server and \
-             --token",
+             --credentials-file",
             redacted(&stats.server)
         );
         return Err(Error::unavailable(what));

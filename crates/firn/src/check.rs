@@ -1,19 +1,27 @@
-//! `firn check`: checks every byte of a database against its checksum, and repairs it.
+//! `firn check`: checks every byte of a database against its checksum, and repairs it. The checks
+//! of other files are subcommands.
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use firn_server::{
     CheckProgress, CheckReport, DatabaseFlags, Error, Finding, GroupId, Loss, Result, check_folder,
 };
 
+use crate::check_config::CheckConfig;
+use crate::check_others::{CheckDiscovery, CheckMetrics, CheckWebConfig};
+use crate::check_rules::CheckRules;
 use crate::output;
 
 /// `firn check`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Check {
+    #[command(subcommand)]
+    pub(crate) subject: Option<Subject>,
+
     #[command(flatten)]
     database: DatabaseFlags,
 
@@ -26,6 +34,30 @@ pub(crate) struct Check {
     /// database then continues with the data in its folder
     #[arg(long, requires = "repair")]
     forget_lost_history: bool,
+}
+
+/// Files that are checked instead of a database.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Subject {
+    /// Check configuration files of Prometheus, as promtool does
+    ///
+    /// Exits with 1 for a wrong file, and with --lint-fatal with 3 for a failed lint. Discoveries
+    /// that are not supported are warnings. Rule files are checked too.
+    Config(CheckConfig),
+    /// Check rule files of Prometheus, as promtool does
+    ///
+    /// Exits with 1 for a wrong file, and with --lint-fatal with 3 for a failed lint.
+    Rules(CheckRules),
+    /// Lint metrics from standard input, as promtool does
+    ///
+    /// Exits with 3 for a problem, and with 1 for a text that cannot be parsed.
+    Metrics(CheckMetrics),
+    /// Check web configurations, with the certificates that they name
+    WebConfig(CheckWebConfig),
+    /// Print the targets of a job before and after relabelling
+    ///
+    /// The targets are those of static_configs and file_sd_configs.
+    ServiceDiscovery(CheckDiscovery),
 }
 
 // Short enough to show progress, long enough for a log file.

@@ -8,11 +8,12 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand};
 use firn_server::{
     DatabaseFlags, DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups,
-    inspect_table, inspect_tables, redacted,
+    inspect_table, inspect_tables, one_line, redacted,
 };
 use serde_json::Value;
 
-use crate::{http, output};
+use crate::http::ServerAccess;
+use crate::output;
 
 /// `firn inspect`.
 #[derive(Debug, Subcommand)]
@@ -90,13 +91,13 @@ pub(crate) struct Groups {
     #[command(flatten)]
     database: Database,
 
-    /// Address of a running server to query instead of opening the folder
+    /// Address of a running server to query instead of opening the folder; https://HOST:PORT with
+    /// TLS. Its user needs role read
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
 
-    /// Token of a user with role read, if the server has users
-    #[arg(long, env = "FIRN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: Option<String>,
+    #[command(flatten)]
+    access: ServerAccess,
 
     /// Select groups with a member that matches, such as '{job="node"}'; may be repeated
     #[arg(long = "match", value_name = "SELECTOR")]
@@ -107,7 +108,7 @@ pub(crate) struct Groups {
     top: usize,
 
     /// Length of the newest data to examine
-    #[arg(long, value_name = "DURATION", default_value = "2h")]
+    #[arg(long, value_name = "DURATION", default_value = "2h", allow_hyphen_values = true)]
     partition: String,
 
     /// Print JSON instead of a table
@@ -126,15 +127,19 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
             (inspect_cardinality(&database.location()?, *top)?, *json, tables::cardinality)
         }
         Inspect::Tables(Tables { database, table: Some(table), group, json }) => {
-            return inspect_table(&database.location()?, *table, *group, &mut |part| {
-                output::print(&if *json { format!("{part}\n") } else { tables::part(part) })
+            return inspect_table(&database.location()?, *table, *group, &mut |part| match json {
+                true => output::print_json_line(part),
+                false => output::print(&tables::part(part)),
             });
         }
         Inspect::Tables(Tables { database, json, .. }) => {
             (inspect_tables(&database.location()?)?, *json, tables::levels)
         }
     };
-    output::print(&if is_json { format!("{report:#}\n") } else { text(&report) })
+    match is_json {
+        true => output::print_json(&report),
+        false => output::print(&text(&report)),
+    }
 }
 
 fn groups_report(groups: &Groups) -> Result<Value> {
@@ -153,8 +158,7 @@ const SERVER_TOP_MAX: usize = 10_000;
 
 /// The report of a running server.
 fn server_report(server: &str, groups: &Groups) -> Result<Value> {
-    let address = server.strip_prefix("http://").unwrap_or(server).trim_end_matches('/');
-    let shown = redacted(address);
+    let shown = redacted(server);
     let top = if groups.top == 0 { SERVER_TOP_MAX } else { groups.top.min(SERVER_TOP_MAX) };
     let mut params = form_urlencoded::Serializer::new(String::new());
     params.append_pair("limit", &top.to_string()).append_pair("partition", &groups.partition);
@@ -162,7 +166,7 @@ fn server_report(server: &str, groups: &Groups) -> Result<Value> {
         params.append_pair("match[]", selector);
     }
     let target = format!("/api/v1/status/groups?{}", params.finish());
-    let body = http::get(address, &target, groups.token.as_deref())?;
+    let body = groups.access.server(server, &["FIRN_TOKEN"])?.get(&target)?;
     let json: Value = serde_json::from_slice(&body).map_err(|_| {
         let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
         let what = format!("the server at {shown}: expected JSON, got {:?}", start.trim());
@@ -180,9 +184,10 @@ fn server_report(server: &str, groups: &Groups) -> Result<Value> {
 /// A column of the table: its head, and its cell for a group.
 type Column = (&'static str, fn(&Value) -> String);
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     ("net", |group| bytes(group["net_bytes"].as_f64(), true)),
     ("members", |group| number(&group["members"])),
+    ("rule", |group| group["rule"].as_str().unwrap_or_default().to_owned()),
     ("labels", |group| decimal(&group["labels_per_series"])),
     ("shared", |group| number(&group["group_labels"])),
     ("unique", |group| number(&group["unique_labels"])),
@@ -235,7 +240,8 @@ fn table(report: &Value) -> String {
 
 fn labels(labels: &Value) -> String {
     let pairs = labels.as_object().into_iter().flatten();
-    let pairs: Vec<String> = pairs.map(|(name, value)| format!("{name}={value}")).collect();
+    let pairs: Vec<String> =
+        pairs.map(|(name, value)| format!("{}={value}", one_line(name))).collect();
     format!("{{{}}}", pairs.join(","))
 }
 
@@ -286,7 +292,7 @@ mod tests {
     fn the_table_has_a_line_for_each_group_and_one_for_all() {
         let cost = |net: f64| {
             json!({
-                "group": 17, "labels": { "device": "p7" }, "members": 101, "labels_per_series": 2.5,
+                "group": 17, "rule": "shared labels", "labels": { "device": "p7" }, "members": 101, "labels_per_series": 2.5,
                 "group_labels": 1, "unique_labels": 118, "net_bytes": net, "samples": 300,
                 "index_bytes": { "alone": 123_456.0, "grouped": 4_000.0 },
                 "data_bytes": { "alone": 20_480.0, "grouped": 9_999.0 },
@@ -303,9 +309,18 @@ mod tests {
         assert!(lines[1].trim_start().starts_with("+42 B"), "{text}");
         assert!(lines[2].trim_start().starts_with("-126 KiB"), "{text}");
         assert!(lines[1].ends_with("17 {device=\"p7\"}"), "{text}");
-        for cell in
-            ["101", "2.5", "118", "121 KiB", "4000 B", "20 KiB", "9999 B", "3.0", "0.03/0.06 s"]
-        {
+        for cell in [
+            "101",
+            "shared labels",
+            "2.5",
+            "118",
+            "121 KiB",
+            "4000 B",
+            "20 KiB",
+            "9999 B",
+            "3.0",
+            "0.03/0.06 s",
+        ] {
             assert!(lines[1].contains(cell), "{cell} is not in {text}");
         }
         assert!(lines[3].ends_with("all 3 groups, 50.5 members each"), "{text}");

@@ -7,7 +7,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `cache`, `check`, `inspect`, `user`, `http`, `output`, `allocator`.
+//! Reading order: `config`, `cache`, `check`, `check_config`, `check_rules`, `check_others`,
+//! `test_rules`, `inspect`, `user`, `http`, `output`, `signals`, `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.
@@ -16,18 +17,23 @@
 mod allocator;
 mod cache;
 mod check;
+mod check_config;
+mod check_others;
+mod check_rules;
 mod config;
 mod http;
 mod inspect;
 mod output;
+mod signals;
+mod test_rules;
 mod user;
 
-use std::borrow::Cow;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Flags, ServeConfig, Server, redacted};
+use firn_server::{Flags, HostProcess, ServeConfig, Server, one_line, redacted};
 
 /// FirnDB, a time series database compatible with Prometheus
 ///
@@ -55,11 +61,14 @@ enum Command {
     /// Print or check settings
     #[command(subcommand)]
     Config(config::Config),
-    /// Check every byte of a database against its checksum, and repair it
+    /// Check every byte of a database against its checksum, and repair it; or check other files
     ///
     /// No server may have the folder open. Without --repair the command changes nothing. It fails
-    /// if it finds damage that remains.
+    /// if it finds damage that remains. With a subcommand it checks files of Prometheus.
     Check(check::Check),
+    /// Run unit tests of rules
+    #[command(subcommand)]
+    Test(test_rules::Test),
     /// Show the contents of a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
@@ -71,40 +80,54 @@ enum Command {
 fn main() -> ExitCode {
     allocator::share_system_arena();
     allocator::purge_without_delay();
+    signals::set_up_for_commands();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
     let done = match arguments.command {
         Command::Serve(flags) => {
             output::log_to_stderr();
+            signals::set_up_for_servers();
             serve(&flags)
         }
         Command::Cache(cache) => {
             output::log_to_stderr();
+            signals::set_up_for_servers();
             cache::cache(&cache)
         }
         Command::Config(config) => config::config(&config),
-        Command::Check(check) => check::check(&check),
+        Command::Check(check) => match &check.subject {
+            Some(check::Subject::Config(config)) => return check_config::run(config),
+            Some(check::Subject::Rules(rules)) => return check_rules::run(rules),
+            Some(check::Subject::Metrics(check)) => return check_others::run_metrics(check),
+            Some(check::Subject::WebConfig(check)) => return check_others::run_web_config(check),
+            Some(check::Subject::ServiceDiscovery(check)) => {
+                return check_others::run_discovery(check);
+            }
+            None => check::check(&check),
+        },
+        Command::Test(test) => return test_rules::run(&test),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
         Command::User(user) => user::user(&user),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report(&format!("firn: {error}\n"));
+            output::report_lines(&format!("firn: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Prints the help, or the mistake in the arguments without the passwords that it repeats.
+/// Prints the help, or the mistake in the arguments without the passwords that it repeats, and
+/// without characters that control the terminal.
 fn exit_with(error: &clap::Error) -> ! {
     let text = error.render().to_string();
-    match redacted(&text) {
-        Cow::Owned(shown) if error.use_stderr() => {
-            eprint!("{shown}");
-            std::process::exit(error.exit_code())
-        }
-        _ => error.exit(),
+    let shown = output::printable(&redacted(&text));
+    if shown == text || !error.use_stderr() {
+        // In colours.
+        error.exit()
     }
+    output::report(&shown);
+    std::process::exit(error.exit_code())
 }
 
 // A start that fails mostly fails within this time; its error is then printed without the greeting.
@@ -116,11 +139,9 @@ fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
     output::log_warnings(&loaded.warnings);
     let config = loaded.config;
     output::log_warnings(firn_server::raise_open_files(config.connections_max.0).as_slice());
-    let mut server = Server::start(config.clone(), allocator::release)?;
-    let served = server.wait_until_ready(START_MAX).and_then(|_| {
-        greet(&config, &server);
-        server.wait_for_signal()
-    });
+    let process = HostProcess { release_memory: allocator::release, is_dedicated: true };
+    let mut server = Server::start(config.clone(), process)?;
+    let served = server.run(START_MAX, |server| greet(&config, server));
     // The first error is the cause. A database that never opened has nothing to flush.
     let stopped = server.stop();
     served.and(stopped)
@@ -128,17 +149,21 @@ fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
 
 /// Prints the addresses that a newcomer needs.
 fn greet(config: &ServeConfig, server: &Server) {
-    let mut listen = server.listen();
-    if listen.ip().is_unspecified() {
-        listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
-    }
-    let (version, scheme) =
-        (env!("CARGO_PKG_VERSION"), if server.has_tls() { "https" } else { "http" });
+    let scheme = output::scheme(server.has_tls());
+    let reached = server.listens().iter().map(|listen| {
+        let is_any = listen.ip().is_unspecified();
+        let ip = if is_any { Ipv4Addr::LOCALHOST.into() } else { listen.ip() };
+        SocketAddr::new(ip, listen.port())
+    });
+    let reached: Vec<SocketAddr> = reached.collect();
+    let pages = output::urls(scheme, &reached);
+    let (version, listen) = (env!("CARGO_PKG_VERSION"), reached[0]);
     output::announce(&format!(
         "FirnDB {version}   data in {}, history in {}\n\
-         Web page       {scheme}://{listen}/\n\
+         Web page       {pages}\n\
          Grafana        data source of type Prometheus, URL {scheme}://{listen}\n\
          Prometheus     remote_write: [{{ url: \"{scheme}://{listen}/api/v1/write\" }}]\n",
-        config.data, config.slow_tier,
+        one_line(&config.data.to_string()),
+        one_line(&config.slow_tier.to_string()),
     ));
 }

@@ -2,25 +2,59 @@
 //! closed its pipe has read enough, and a line of the log that cannot be written is lost, not the
 //! request that logged it.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_server::{Error, Result};
+use firn_server::wire::json;
+use firn_server::{Error, Result, one_line};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 
-/// Prints the result of a command to standard output.
+/// Prints the result of a command to standard output. It may contain texts of a database, a server
+/// or a file, which must not control the terminal.
 ///
 /// # Errors
 /// `Unavailable` when it cannot be written, such as to a file on a full disk. A closed pipe is no
 /// error.
 pub(crate) fn print(text: &str) -> Result<()> {
+    write_output(printable(text).as_bytes())
+}
+
+/// As [`print()`], on lines of its own, for JSON, whose escapes differ.
+///
+/// # Errors
+/// As [`print()`].
+pub(crate) fn print_json(report: &Value) -> Result<()> {
+    write_output(&json_lines(&format!("{report:#}\n")))
+}
+
+/// As [`print_json`], on one line.
+///
+/// # Errors
+/// As [`print()`].
+pub(crate) fn print_json_line(report: &Value) -> Result<()> {
+    write_output(&json_lines(&format!("{report}\n")))
+}
+
+/// JSON on several lines without other control characters.
+fn json_lines(text: &str) -> Vec<u8> {
+    let lines: Vec<_> = text.split('\n').map(|line| json::printable(line.into())).collect();
+    lines.join(&b'\n')
+}
+
+fn write_output(text: &[u8]) -> Result<()> {
     let mut output = io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    match output.write_all(text).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Error::unavailable("cannot write to standard output").because(error))
         }
@@ -34,10 +68,39 @@ pub(crate) fn announce(text: &str) {
     let _ = print(text);
 }
 
+/// The scheme of a server's URLs.
+pub(crate) fn scheme(has_tls: bool) -> &'static str {
+    if has_tls { "https" } else { "http" }
+}
+
+/// The URLs of a server that listens on `addresses`.
+pub(crate) fn urls(scheme: &str, addresses: &[SocketAddr]) -> String {
+    let urls: Vec<String> = addresses.iter().map(|at| format!("{scheme}://{at}/")).collect();
+    urls.join(" and ")
+}
+
 /// Prints progress or an error to standard error, as far as that is possible.
 pub(crate) fn report(text: &str) {
     // There is no other place to report a failure of this one.
     let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Prints an error. It may contain texts of a server or a file, which must not control the
+/// terminal.
+pub(crate) fn report_lines(text: &str) {
+    report(&(printable(text) + "\n"));
+}
+
+/// As [`report_lines`], for a text with tabs.
+pub(crate) fn report_columns(text: &str) {
+    let columns: Vec<_> = text.split('\t').map(printable).collect();
+    report(&(columns.join("\t") + "\n"));
+}
+
+/// A text of several lines without other control characters.
+pub(crate) fn printable(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(one_line).collect();
+    lines.join("\n")
 }
 
 /// Logs mistakes in settings that do not stop a server.
@@ -50,7 +113,7 @@ pub(crate) fn log_warnings(warnings: &[String]) {
 /// Reports the same for a command that ends soon.
 pub(crate) fn report_warnings(warnings: &[String]) {
     for warning in warnings {
-        report(&format!("firn: warning: {warning}\n"));
+        report_lines(&format!("firn: warning: {warning}"));
     }
 }
 
@@ -69,6 +132,7 @@ pub(crate) fn log_to_stderr() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(LogWriter::default())
+        .fmt_fields(OneLineFields)
         .with_ansi(io::stderr().is_terminal())
         // A failed write must not be reported where it failed.
         .log_internal_errors(false)
@@ -77,13 +141,34 @@ pub(crate) fn log_to_stderr() {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed").to_owned();
         // Empty unless RUST_BACKTRACE requests one.
-        let backtrace = std::backtrace::Backtrace::capture();
-        tracing::error!("thread {name} panicked, which is a bug: {panic}\n{backtrace}");
+        let backtrace = Backtrace::capture();
+        tracing::error!("thread {name} panicked, which is a bug: {panic}");
+        if backtrace.status() == BacktraceStatus::Captured {
+            for line in backtrace.to_string().lines() {
+                tracing::error!("thread {name}: {line}");
+            }
+        }
     }));
     if let Some(mistake) = mistake {
         tracing::warn!(
             "RUST_LOG is not understood, and messages from info up are logged: {mistake}"
         );
+    }
+}
+
+/// Messages and fields on one line: they repeat texts of clients, files and other servers, which
+/// must not add an event to the log or control a terminal.
+struct OneLineFields;
+
+impl<'writer> FormatFields<'writer> for OneLineFields {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        let mut text = String::new();
+        DefaultFields::new().format_fields(Writer::new(&mut text), fields)?;
+        writer.write_str(&one_line(&text))
     }
 }
 

@@ -12,7 +12,7 @@ use firn_codec::{ENTRIES_MAX, Effort, GroupColumns, SeqRange, VALUES_MAX, encode
 use firn_engine::TreeOptions;
 use firn_model::{
     Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Matcher, Pool, QueryContext,
-    Result, SeriesRef, Slot, TimeRange,
+    Reservation, Result, SeriesRef, Slot, TimeRange,
 };
 
 use crate::{Db, GroupSummary, Snapshot};
@@ -136,22 +136,29 @@ impl GroupCost {
     }
 }
 
+// The memory of a group's cost, beside its labels.
+const COST_BYTES: usize = size_of::<(GroupId, Labels, GroupCost)>();
+// The memory of a pair of a group in the set of its distinct pairs, beside its texts.
+const PAIR_BYTES: usize = 160;
 // The number of groups per read.
 const GROUPS_PER_READ: usize = 64;
 
 impl Db {
     /// The cost of each group that has more than one slot and a member that matches one of
-    /// `selectors` (all such groups without selectors). Reads the newest partition of their data.
+    /// `selectors` (all such groups without selectors), and the reservation of their memory. Reads
+    /// the newest partition of their data.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy` without memory, and errors of storage.
+    /// `Canceled`, `Timeout`, `Busy` or `TooLarge` without memory, and errors of storage.
     pub fn group_costs(
         &self,
         selectors: &[Vec<Matcher>],
         options: &CostOptions,
         context: &QueryContext,
-    ) -> Result<GroupCosts> {
-        let listed = self.groups(selectors, false, context)?;
+    ) -> Result<(GroupCosts, Reservation)> {
+        let (listed, mut held) = self.groups(selectors, false, context)?;
+        // The costs of the groups share the labels of the list.
+        held.grow((listed.len() * COST_BYTES) as u64)?;
         let snapshot = self.snapshot();
         let newest = snapshot.time_range().end;
         let range = match snapshot.time_range().is_empty() {
@@ -159,25 +166,28 @@ impl Db {
             false => TimeRange::new(newest.saturating_sub(options.partition_ms - 1), newest),
         };
         let mut costs = GroupCosts { range, groups: Vec::new(), total: GroupCost::default() };
-        let mut held = context.budget.empty(Pool::Query);
+        costs.groups.reserve_exact(listed.len());
         for chunk in listed.chunks(GROUPS_PER_READ) {
             let ids: Vec<GroupId> = chunk.iter().map(|summary| summary.group).collect();
-            let mut batches = match range.is_empty() {
-                true => Vec::new(),
+            let (mut batches, mut batches_held) = match range.is_empty() {
+                true => (Vec::new(), context.budget.empty(Pool::Query)),
                 false => snapshot.read_groups(&ids, range, context)?,
             };
+            // Each is copied and encoded, member by member and as a whole.
+            batches_held.grow(2 * batches_held.bytes())?;
             batches.resize_with(ids.len(), ColumnBatch::default);
             for (summary, batch) in chunk.iter().zip(batches) {
                 context.cancel.check()?;
-                held.grow((summary.labels.as_encoded().len() + size_of::<GroupCost>()) as u64)?;
-                let cost = cost_of(&snapshot, summary, batch, options)?;
+                let cost = cost_of(&snapshot, summary, batch, options, context)?;
                 costs.total.add(&cost);
                 costs.groups.push((summary.group, summary.labels.clone(), cost));
             }
         }
         // The most expensive first; among equal ones the older.
-        costs.groups.sort_by(|a, b| b.2.net_bytes().total_cmp(&a.2.net_bytes()));
-        Ok(costs)
+        costs.groups.sort_unstable_by(|a, b| {
+            b.2.net_bytes().total_cmp(&a.2.net_bytes()).then(a.0.cmp(&b.0))
+        });
+        Ok((costs, held))
     }
 }
 
@@ -186,8 +196,9 @@ fn cost_of(
     summary: &GroupSummary,
     batch: ColumnBatch,
     options: &CostOptions,
+    context: &QueryContext,
 ) -> Result<GroupCost> {
-    let mut cost = index_cost(snapshot, summary, options.posting_bytes)?;
+    let mut cost = index_cost(snapshot, summary, options.posting_bytes, context)?;
     add_data_cost(summary.group, batch, &mut cost);
     add_query_costs(options, &mut cost);
     Ok(cost)
@@ -198,21 +209,27 @@ fn index_cost(
     snapshot: &Snapshot,
     summary: &GroupSummary,
     posting_bytes: f64,
+    context: &QueryContext,
 ) -> Result<GroupCost> {
     let mut cost = GroupCost::default();
+    let (mut unique_held, mut unique_bytes) = (context.budget.empty(Pool::Query), 0);
     let mut unique: HashSet<(Vec<u8>, Vec<u8>)> = HashSet::new();
     let bytes_of = |labels: &Labels| -> u64 {
         labels.iter_bytes().map(|(name, value)| (name.len() + value.len()) as u64).sum()
     };
     for slot in (0..summary.slot_count).map(Slot) {
         let series = SeriesRef { group: summary.group, slot };
+        context.cancel.check()?;
         let Some(labels) = snapshot.index().labels(series)? else { continue };
         cost.series_count += 1;
         cost.pair_count += labels.count() as u64;
         cost.pair_bytes += bytes_of(&labels);
         for (name, value) in labels.iter_bytes() {
-            unique.insert((name.to_vec(), value.to_vec()));
+            if unique.insert((name.to_vec(), value.to_vec())) {
+                unique_bytes += (name.len() + value.len() + PAIR_BYTES) as u64;
+            }
         }
+        unique_held.cover(unique_bytes)?;
     }
     cost.group_pair_count = summary.labels.count() as u64;
     cost.unique_pair_count = unique.len() as u64;
@@ -326,7 +343,7 @@ mod tests {
         lone.push_row(&mut batch, 1_700_000_000_000, &[Some(1.0)]);
         db.write(&mut batch).unwrap();
         let options = CostOptions { block_bytes: 64.0, ..CostOptions::default() };
-        let costs = db.group_costs(&[], &options, &db.context()).unwrap();
+        let (costs, _) = db.group_costs(&[], &options, &db.context()).unwrap();
         assert_eq!(costs.groups.len(), 2);
         // A group of one member saves nothing: it has its postings twice. The most expensive comes
         // first.
@@ -357,7 +374,7 @@ mod tests {
         // Tables have the same cost as memory, and a selector selects groups.
         db.flush().unwrap();
         let only = firn_promql::parse_matchers("{device=\"p7\"}").unwrap();
-        let flushed = db.group_costs(&[only], &options, &db.context()).unwrap();
+        let (flushed, _) = db.group_costs(&[only], &options, &db.context()).unwrap();
         assert_eq!(flushed.groups, costs.groups[1..]);
     }
 
@@ -365,12 +382,13 @@ mod tests {
     fn groups_without_samples_cost_only_their_labels() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
-        let none = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        let (none, _) = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
         assert_eq!((none.groups.len(), none.total), (0, GroupCost::default()));
         let members = [labels(&[("__name__", "flow")])];
         db.resolve_group(&labels(&[("a", "1")]), &members, ForeignMember::Refuse).unwrap();
-        let costs = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        let (costs, held) = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
         assert_eq!(costs.total.index_bytes, Cost { alone: 30.0, grouped: 38.0 });
         assert_eq!(costs.total.data_bytes, Cost::default());
+        assert!(held.bytes() > 0, "the list is not reserved");
     }
 }

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 
 use firn_model::{
-    Error, ErrorKind, GroupId, Grouping, Labels, Matcher, Pool, QueryContext, Result, RowBatch,
-    SeriesRef, Slot, Timestamp,
+    Error, ErrorKind, GroupId, Grouping, Labels, Matcher, Pool, QueryContext, Reservation, Result,
+    RowBatch, SeriesRef, Slot, Timestamp,
 };
 
-use crate::{Db, WriteReport};
+use crate::{Db, GroupRule, WriteReport};
 
 #[cfg(test)]
 mod tests;
@@ -96,21 +96,46 @@ impl Db {
         elsewhere: ForeignMember,
     ) -> Result<GroupRefs> {
         self.check_group(group_labels, members, elsewhere)?;
+        let _whole_held = self.hold_whole(group_labels, members)?;
         let generation = self.generation();
         let (_, members) = self.engine.resolve_group(group_labels, members)?;
         Ok(GroupRefs { generation, members })
     }
 
+    /// The references of the members of a group that exist; defines nothing.
+    ///
+    /// # Errors
+    /// As [`Db::find`] and [`Db::check_group`].
+    pub fn find_members(
+        &self,
+        group_labels: &Labels,
+        members: &[Labels],
+    ) -> Result<Vec<Option<SeriesRef>>> {
+        let _whole_held = self.hold_whole(group_labels, members)?;
+        self.engine.find(&whole_labels(group_labels, members)?)
+    }
+
+    /// Reserves the complete label sets of members: a request contains the labels of its group only
+    /// once, but each set repeats them.
+    fn hold_whole(&self, group_labels: &Labels, members: &[Labels]) -> Result<Reservation> {
+        let group_bytes = group_labels.as_encoded().len() + LABELS_BYTES + size_of::<Labels>();
+        let member_bytes = members.iter().map(|member| member.as_encoded().len() + group_bytes);
+        // Sets are built in a buffer that grows.
+        let bytes = member_bytes.sum::<usize>() + 2 * group_bytes;
+        self.budget().reserve(Pool::Requests, bytes as u64)
+    }
+
     /// Checks whether [`Db::resolve_group`] would return `Invalid`; defines nothing.
     ///
     /// # Errors
-    /// As [`Db::resolve_group`], except for limits.
+    /// As [`Db::resolve_group`], except for limits of series.
     pub fn check_group(
         &self,
         group_labels: &Labels,
         members: &[Labels],
         elsewhere: ForeignMember,
     ) -> Result<()> {
+        let _whole_held = self.hold_whole(group_labels, members)?;
         let whole = whole_labels(group_labels, members)?;
         if elsewhere == ForeignMember::Use {
             return Ok(());
@@ -143,6 +168,11 @@ impl Db {
             }
         }
         Ok(())
+    }
+
+    /// The rule by which new series join the group with these labels.
+    pub fn group_rule(&self, group_labels: &Labels) -> GroupRule {
+        self.engine.group_rule(group_labels)
     }
 
     /// The references of known label sets; defines nothing.
@@ -248,16 +278,16 @@ impl Db {
 
     /// The groups with a member that matches one of `selectors` (all groups without selectors), by
     /// rising id; lone series only `with_lone`. Reads no samples: members without remaining samples
-    /// are listed until they leave the index.
+    /// are listed until they leave the index. Returns the reservation of the list's memory too.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy` without memory for the list.
+    /// `Canceled`, `Timeout`, `Busy` or `TooLarge` without memory for the list.
     pub fn groups(
         &self,
         selectors: &[Vec<Matcher>],
         with_lone: bool,
         context: &QueryContext,
-    ) -> Result<Vec<GroupSummary>> {
+    ) -> Result<(Vec<GroupSummary>, Reservation)> {
         let snapshot = self.snapshot();
         let mut found: HashMap<GroupId, Vec<Slot>> = HashMap::new();
         let mut held = context.budget.empty(Pool::Query);
@@ -266,7 +296,9 @@ impl Db {
         for matchers in selectors {
             let one_key = Grouping::By(Vec::new());
             let matches = snapshot.index().matches(matchers, &one_key, context)?;
-            held.grow((matches.series_count() * SLOT_BYTES) as u64)?;
+            let list_bytes =
+                matches.series_count() * SLOT_BYTES + matches.groups.len() * GROUP_BYTES;
+            held.grow(list_bytes as u64)?;
             for group in &matches.groups {
                 let slots = group.members.iter().map(|member| member.slot);
                 found.entry(group.group).or_default().extend(slots);
@@ -279,7 +311,7 @@ impl Db {
             if info.is_lone && !with_lone {
                 continue;
             }
-            held.grow((info.labels.as_encoded().len() + size_of::<GroupSummary>()) as u64)?;
+            held.grow((info.labels.as_encoded().len() + LABELS_BYTES) as u64)?;
             slots.sort_unstable();
             slots.dedup();
             groups.push(GroupSummary {
@@ -291,27 +323,42 @@ impl Db {
             });
         }
         groups.sort_unstable_by_key(|summary| summary.group);
-        Ok(groups)
+        Ok((groups, held))
     }
 
-    /// A group with all its members; `None` for an unknown id.
+    /// A group with all its members, and the reservation of their memory; `None` for an unknown id.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged index segment.
-    pub fn group(&self, group: GroupId) -> Result<Option<GroupMembers>> {
+    /// `Busy` or `TooLarge` without memory, `Canceled`, `Timeout`, `Corrupt` for a damaged index
+    /// segment.
+    pub fn group(
+        &self,
+        group: GroupId,
+        context: &QueryContext,
+    ) -> Result<Option<(GroupMembers, Reservation)>> {
         let snapshot = self.snapshot();
         let Some(info) = snapshot.index().group(group)? else { return Ok(None) };
         let mut members = Vec::new();
+        let mut held = context.budget.empty(Pool::Query);
+        let mut bytes = info.labels.as_encoded().len();
         for slot in (0..info.slot_count).map(Slot) {
+            context.cancel.check()?;
             // A removed member leaves an empty slot.
-            if let Some(whole) = snapshot.index().labels(SeriesRef { group, slot })? {
-                members.push((slot, whole.filter(|name| info.labels.get(name).is_none())));
-            }
+            let Some(whole) = snapshot.index().labels(SeriesRef { group, slot })? else { continue };
+            let own = whole.filter(|name| info.labels.get(name).is_none());
+            bytes += own.as_encoded().len() + 2 * size_of::<(Slot, Labels)>() + LABELS_BYTES;
+            held.cover(bytes as u64)?;
+            members.push((slot, own));
         }
-        Ok(Some(GroupMembers { labels: info.labels, is_lone: info.is_lone, members }))
+        let found = GroupMembers { labels: info.labels, is_lone: info.is_lone, members };
+        Ok(Some((found, held)))
     }
 }
 
+// The memory of a group in a map and in the list of summaries.
+const GROUP_BYTES: usize = 128 + 2 * size_of::<GroupSummary>();
+// The memory of an allocated label set beside its text.
+const LABELS_BYTES: usize = 32;
 // The size of a slot in a list, with its share of the list's growth.
 const SLOT_BYTES: usize = 2 * size_of::<Slot>() + 16;
 

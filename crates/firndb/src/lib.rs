@@ -108,10 +108,11 @@ pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     AcceptedTimes, BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline,
     CommitReport, ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding,
-    HeadOptions, IndexOptions, Lane, Level, LogOptions, Loss, LostSamples, LostSeries, ObjectKind,
-    RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples,
-    SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
-    TimeRefusal, Transaction, TreeOptions, WalkOptions, WriteReport,
+    GroupBy, GroupRule, HeadOptions, History, IndexOptions, Lane, Level, LogOptions, Loss,
+    LostSamples, LostSeries, ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport,
+    Run, SeriesLimits, SeriesSamples, SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats,
+    SyncPolicy, TableId, TableRecord, TimeRefusal, Transaction, TreeOptions, WalkOptions,
+    WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -123,7 +124,7 @@ pub use firn_promql::{QueryOutput, Value};
 pub use groups::{ForeignMember, GroupMembers, GroupRefs, GroupSummary};
 pub use log_device::LogDevice;
 pub use open::{local_env, local_env_with_slow_tier, restore};
-pub use query::{QueryOptions, QueryTime};
+pub use query::{QueryOptions, QueryTime, evaluate_history};
 
 use firn_engine::Engine;
 
@@ -248,6 +249,12 @@ impl Db {
         self.engine.resolve(labels)
     }
 
+    /// As [`Db::resolve`], with a timestamp of each series: series that come with equal ones are
+    /// more likely to be grouped ([`GroupBy::Auto`]).
+    pub fn resolve_at(&self, labels: &[Labels], times: &[Timestamp]) -> Vec<Result<SeriesRef>> {
+        self.engine.resolve_at(labels, times)
+    }
+
     /// As [`Db::resolve`], for series of the program itself, such as its own metrics: no limit on
     /// new series refuses them, though they count.
     pub fn resolve_exempt(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
@@ -326,6 +333,20 @@ impl Db {
         self.engine.delete(selectors, range)
     }
 
+    /// As [`Db::delete`], within the time and memory of `context`, whose budget is a part of
+    /// [`Db::budget`].
+    ///
+    /// # Errors
+    /// As [`Db::delete`], `Canceled`, `Timeout`.
+    pub fn delete_within(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<DeleteReport> {
+        self.engine.delete_within(selectors, range, context)
+    }
+
     /// Begins a transaction over the current state: reads and changes of points and ranges, then
     /// one commit. An open transaction holds no lock.
     ///
@@ -333,6 +354,15 @@ impl Db {
     /// `Busy` with too many open transactions, `Closed`.
     pub fn begin(&self) -> Result<Transaction<'_>> {
         self.engine.begin()
+    }
+
+    /// As [`Db::begin`], within the time and memory of `context`, whose budget is a part of
+    /// [`Db::budget`].
+    ///
+    /// # Errors
+    /// As [`Db::begin`].
+    pub fn begin_within(&self, context: QueryContext) -> Result<Transaction<'_>> {
+        self.engine.begin_within(context)
     }
 
     /// Rewrites all tables that contain deleted samples, so that their space is released now;

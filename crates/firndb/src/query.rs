@@ -1,15 +1,16 @@
 //! The query path: parse, freeze a view, evaluate.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 
 use firn_model::{
-    CancelToken, Error, Grouping, LabelLimits, Labels, MatchOp, Matcher, Pool, QueryContext,
-    Result, Selection, SeriesRef, TimeRange, Timestamp,
+    CancelToken, Error, LabelLimits, Labels, Matcher, Pool, QueryContext, Reservation, Result,
+    TimeRange, Timestamp,
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
 use crate::results::RangeQuery;
-use crate::{Cardinality, Db};
+use crate::{Cardinality, Db, History};
 
 /// The evaluation times of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +35,18 @@ pub struct QueryOptions {
     pub lookback_ms: i64,
     /// The maximum number of samples in memory at one time.
     pub samples_max: u64,
-    /// Whether to count the samples of each step; see [`QueryOutput::samples`].
+    /// Whether to count the samples of each step; see [`QueryOutput::samples`]. Cached steps count
+    /// none.
     pub counts_samples: bool,
     /// The longest names and values of labels that functions such as `label_join` may make.
     pub labels_max: LabelLimits,
+    /// The step of subqueries without a step of their own, in milliseconds, above 0. The result
+    /// cache serves queries with the default only.
+    pub subquery_step_ms: i64,
 }
+
+// As in Prometheus without a configuration.
+const SUBQUERY_STEP_MS: i64 = 60_000;
 
 impl Default for QueryOptions {
     fn default() -> QueryOptions {
@@ -47,7 +55,41 @@ impl Default for QueryOptions {
             samples_max: 50_000_000,
             counts_samples: false,
             labels_max: LabelLimits::default(),
+            subquery_step_ms: SUBQUERY_STEP_MS,
         }
+    }
+}
+
+/// Evaluates a parsed expression while the log is replayed ([`crate::RecoveryProgress::history`]).
+/// `None` if the result depends on rows of the log.
+///
+/// # Errors
+/// As [`Db::query`].
+pub fn evaluate_history(
+    history: &History,
+    expr: &firn_promql::Expr,
+    time: QueryTime,
+    options: &QueryOptions,
+    context: &QueryContext,
+) -> Result<Option<QueryOutput>> {
+    expr.compile(context)?;
+    let view = history.view();
+    let output = firn_promql::eval(expr, &view, &eval_options(time, options), context);
+    if view.needs_log() { Ok(None) } else { output.map(Some) }
+}
+
+fn eval_options(time: QueryTime, options: &QueryOptions) -> EvalOptions {
+    let times = match time {
+        QueryTime::Instant(ts) => EvalOptions::instant(ts),
+        QueryTime::Range { start, end, step_ms } => EvalOptions::range(start, end, step_ms),
+    };
+    EvalOptions {
+        lookback_ms: options.lookback_ms,
+        samples_max: options.samples_max,
+        counts_samples: options.counts_samples,
+        labels_max: options.labels_max,
+        subquery_step_ms: options.subquery_step_ms.max(1),
+        ..times
     }
 }
 
@@ -102,28 +144,14 @@ impl Db {
         options: &QueryOptions,
         context: &QueryContext,
     ) -> Result<QueryOutput> {
-        let times = match time {
-            QueryTime::Instant(ts) => EvalOptions::instant(ts),
-            QueryTime::Range { start, end, step_ms } => EvalOptions::range(start, end, step_ms),
-        };
-        let options = EvalOptions {
-            lookback_ms: options.lookback_ms,
-            samples_max: options.samples_max,
-            counts_samples: options.counts_samples,
-            labels_max: options.labels_max,
-            ..times
-        };
+        let options = eval_options(time, options);
         // Before the result cache shares the matchers with writers.
         expr.compile(context)?;
         // Kept results are those of all series; a query with a scope sees only some of them.
-        let results = self.results.get().filter(|_| context.scope.is_empty());
+        let is_shared = context.scope.is_empty() && options.subquery_step_ms == SUBQUERY_STEP_MS;
+        let results = self.results.get().filter(|_| is_shared);
         if let (QueryTime::Range { .. }, Some(results)) = (time, results) {
             let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
-            if options.counts_samples {
-                let snapshot = self.snapshot();
-                results.count_steps(&query, &snapshot);
-                return firn_promql::eval(expr, &snapshot, &options, context);
-            }
             if let Some(output) = results.evaluate(&query, || self.snapshot()) {
                 return output;
             }
@@ -148,7 +176,7 @@ impl Db {
     }
 
     /// The label sets of all series that match one of `selectors` and have samples in `range`,
-    /// sorted; at most `limit`, or all with 0.
+    /// sorted; at most `limit`, of the groups with the lowest ids, or all with 0.
     ///
     /// # Errors
     /// `Canceled`, `Timeout`, `Busy` without memory for the list, and errors of storage.
@@ -179,17 +207,11 @@ impl Db {
         let mut held = context.budget.empty(Pool::Query);
         for matchers in selectors {
             context.cancel.check()?;
-            let found = snapshot.present(&one_key(matchers, range), context)?;
-            for group in &found.groups {
-                context.cancel.check()?;
-                let first = series.len();
-                for member in &group.members {
-                    let found = SeriesRef { group: group.group, slot: member.slot };
-                    series.extend(snapshot.index().labels(found)?);
-                }
-                let bytes = |labels: &Labels| (labels.as_encoded().len() + LABELS_BYTES) as u64;
-                held.grow(series.iter().skip(first).map(bytes).sum())?;
-            }
+            snapshot.present_series(matchers, range, limit, context, &mut |labels| {
+                held.grow((labels.as_encoded().len() + LABELS_BYTES) as u64)?;
+                series.push(labels);
+                Ok(())
+            })?;
         }
         sort_and_cut(&mut series, limit);
         Ok(series)
@@ -212,12 +234,16 @@ impl Db {
         let mut held = context.budget.empty(Pool::Query);
         for matchers in or_every_series(selectors) {
             context.cancel.check()?;
-            for name in snapshot.label_names(&matchers, range, context)? {
-                if !names.contains(&name) {
+            let mut count = 0;
+            snapshot.each_label_name(&matchers, range, context, &mut |name| {
+                if !names.contains(name) {
                     held.grow((name.len() + NAME_BYTES) as u64)?;
-                    names.insert(name);
+                    names.insert(name.to_owned());
                 }
-            }
+                count += 1;
+                let is_last = count == limit;
+                Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })?;
         }
         let mut names = names.into_iter().collect();
         sort_and_cut(&mut names, limit);
@@ -237,33 +263,72 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<Vec<String>> {
-        let snapshot = self.snapshot();
         let mut values = Vec::new();
-        let mut all_held = context.budget.empty(Pool::Query);
-        for mut matchers in or_every_series(selectors) {
-            context.cancel.check()?;
-            // Series without the label have no value to list.
-            matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
-            // Grouped by this label alone, the keys are the values: no label set is built.
-            let grouping = Grouping::By(vec![name.to_owned()]);
-            let (keys, held) = snapshot.keys(&Selection { matchers, range, grouping }, context)?;
-            // The values take as much memory again as the keys.
-            all_held.grow(held.bytes())?;
-            values.extend(keys.iter().filter_map(|key| key.get(name)).map(String::from));
-        }
-        sort_and_cut(&mut values, limit);
+        let mut held = context.budget.empty(Pool::Query);
+        self.each_label_value(name, selectors, range, limit, context, &mut |value| {
+            held.grow((value.len() + NAME_BYTES) as u64)?;
+            values.push(value.to_owned());
+            Ok(())
+        })?;
         Ok(values)
     }
 
-    /// The metrics and labels with the most series; at most `top` entries per list.
+    /// Calls `each` with the values of [`Db::label_values`], ascending. With at most one selector
+    /// no list of them is built.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`; `Invalid` for a context with a scope.
-    pub fn cardinality(&self, top: usize, context: &QueryContext) -> Result<Cardinality> {
+    /// As [`Db::series`], and those of `each`.
+    pub fn each_label_value(
+        &self,
+        name: &str,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        limit: usize,
+        context: &QueryContext,
+        each: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        let snapshot = self.snapshot();
+        let list = |matchers: &[Matcher], each: &mut dyn FnMut(&str) -> Result<()>| {
+            let mut left = if limit == 0 { usize::MAX } else { limit };
+            snapshot.each_label_value(name, matchers, range, context, &mut |value| {
+                each(value)?;
+                left -= 1;
+                Ok(if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })
+        };
+        if let [] | [_] = selectors {
+            return list(selectors.first().map_or(&[], Vec::as_slice), each);
+        }
+        let mut values = BTreeSet::new();
+        let mut held = context.budget.empty(Pool::Query);
+        for matchers in selectors {
+            list(matchers, &mut |value| {
+                if !values.contains(value) {
+                    held.grow((value.len() + NAME_BYTES) as u64)?;
+                    values.insert(value.to_owned());
+                }
+                Ok(())
+            })?;
+        }
+        let count = if limit == 0 { values.len() } else { limit };
+        values.iter().take(count).try_for_each(|value| each(value))
+    }
+
+    /// The metrics and labels with the most series, at most `top` entries per list, and the
+    /// reservation of their memory.
+    ///
+    /// # Errors
+    /// `Canceled`, `Timeout`, `Busy` without memory for the lists; `Invalid` for a context with a
+    /// scope.
+    pub fn cardinality(
+        &self,
+        top: usize,
+        context: &QueryContext,
+    ) -> Result<(Cardinality, Reservation)> {
         if !context.scope.is_empty() {
             return Err(Error::invalid("the cardinality of a part of the series is not counted"));
         }
-        self.snapshot().index().cardinality(top, &context.cancel)
+        self.snapshot().index().cardinality(top, context)
     }
 }
 
@@ -271,11 +336,6 @@ impl Db {
 const NAME_BYTES: usize = 64;
 // The memory of a label set beside its text.
 const LABELS_BYTES: usize = size_of::<Labels>() + 16;
-
-/// All matching series under one key, so that no label set is built.
-fn one_key(matchers: &[Matcher], range: TimeRange) -> Selection {
-    Selection { matchers: matchers.to_vec(), range, grouping: Grouping::By(Vec::new()) }
-}
 
 /// Without selectors every series matches.
 fn or_every_series(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
@@ -287,5 +347,81 @@ fn sort_and_cut<T: Ord>(list: &mut Vec<T>, limit: usize) {
     list.dedup();
     if limit > 0 {
         list.truncate(limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::MatchOp;
+    use firn_promql::Value;
+
+    use super::*;
+    use crate::{Options, RecoveryProgress, local_env};
+
+    const HOUR_MS: i64 = 3_600_000;
+
+    fn sum_at(name: &str) -> String {
+        format!("sum({name}) + 0")
+    }
+
+    /// Tables contain an old series; the log, when the process ended, a delete of a part of it and
+    /// a new series, with one row at `late_ms`.
+    #[test]
+    fn history_before_the_rows_of_the_log_is_complete_without_them() {
+        for (late_ms, is_answered) in [(20 * HOUR_MS, true), (HOUR_MS / 2, false)] {
+            let folder = tempfile::tempdir().unwrap();
+            let env = || local_env(folder.path()).unwrap();
+            let db =
+                Db::open_idle(env(), Options::default(), &RecoveryProgress::default()).unwrap();
+            let labels = |name, host| {
+                Labels::from_pairs([("__name__", name), ("host", host), ("job", "a")]).unwrap()
+            };
+            for host in ["a", "b"] {
+                db.put(&labels("old", host), HOUR_MS, 1.0).unwrap();
+                db.put(&labels("old", host), HOUR_MS + 1_000, 3.0).unwrap();
+            }
+            db.flush().unwrap();
+            let host_b = vec![Matcher::new("host", MatchOp::Equal, "b").unwrap()];
+            db.delete(&[host_b], TimeRange::new(0, HOUR_MS + 500)).unwrap();
+            db.put(&labels("new", "a"), 20 * HOUR_MS, 7.0).unwrap();
+            db.put(&labels("new", "a"), late_ms, 7.0).unwrap();
+            drop(db);
+
+            let progress = RecoveryProgress::default();
+            let db = Db::open_idle(env(), Options::default(), &progress).unwrap();
+            let history = progress.history().expect("the log was read");
+            let evaluate = |text: &str, time: QueryTime| {
+                let context = db.context();
+                let expr = firn_promql::prepare(text, &context).unwrap();
+                let options = QueryOptions::default();
+                let early = evaluate_history(&history, &expr, time, &options, &context).unwrap();
+                let whole = db.evaluate(&expr, time, &options, &context).unwrap();
+                (early.map(|output| output.value), whole.value)
+            };
+            let at = |ts: i64| QueryTime::Instant(ts);
+            for (name, ts) in [("old", HOUR_MS + 200), ("old", HOUR_MS + 2_000), ("new", HOUR_MS)] {
+                let (early, whole) = evaluate(&sum_at(name), at(ts));
+                assert_eq!(early, is_answered.then_some(whole), "{name} at {ts}");
+            }
+            let range = |end| QueryTime::Range { start: HOUR_MS, end, step_ms: 60_000 };
+            let (early, whole) = evaluate("old", range(2 * HOUR_MS));
+            assert_eq!(early, is_answered.then_some(whole));
+            // The last step reads rows of the log, with and without an offset.
+            assert_eq!(evaluate("old", range(20 * HOUR_MS)).0, None);
+            assert_eq!(evaluate("new", at(20 * HOUR_MS)).0, None);
+            let (early, whole) = evaluate("sum(old offset 19h)", at(20 * HOUR_MS + 2_000));
+            assert_eq!(early, is_answered.then_some(whole));
+            assert_eq!(evaluate("sum(new @ 72000)", at(HOUR_MS)).0, None);
+            let (early, whole) = evaluate("1 + 1", at(20 * HOUR_MS));
+            assert_eq!(early, Some(whole), "no data is read");
+            let (Some(Value::Vector(points)), true) =
+                (evaluate("old", at(HOUR_MS + 200)).0, is_answered)
+            else {
+                continue;
+            };
+            assert_eq!(points.len(), 1, "the delete in the log applies");
+            progress.end();
+            assert!(progress.history().is_none());
+        }
     }
 }

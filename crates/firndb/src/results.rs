@@ -1,8 +1,8 @@
 //! The result cache in the path of a range query.
 //!
 //! Its results have the same bits as an evaluation. It is not used for expressions with steps that
-//! depend on more than samples ([`firn_promql::dependencies`]), for queries that request statistics
-//! of samples, and for ranges that retention may cut while they are kept.
+//! depend on more than samples ([`firn_promql::dependencies`]) and for ranges that retention may
+//! cut while they are kept.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use firn_model::{
 };
 use firn_promql::{
     Annotations, EvalOptions, Expr, HeldMemory, HistogramPoint, PartResult, QueryOutput, Reach,
-    Series, Value, ValueType,
+    SampleStats, Series, Value, ValueType,
 };
 
 /// The cache's folder on the fast tier.
@@ -32,10 +32,27 @@ pub(crate) struct Results {
     _writer: Option<Background>,
 }
 
+/// Numbers of steps of a query that is kept in part.
+#[derive(Clone, Copy, Debug)]
+struct StepCounts {
+    all: u64,
+    missing: u64,
+    /// Before the missing ones.
+    before: u64,
+}
+
 /// The frozen view that a query is computed from.
 struct QueryView {
     session: Session,
     snapshot: Snapshot,
+}
+
+/// The result of a shared part of an expression.
+struct SharedPart {
+    series: Vec<Series>,
+    held: Reservation,
+    /// The samples of the computed steps, and the number of steps before them.
+    samples: Option<(usize, SampleStats)>,
 }
 
 /// One range query.
@@ -45,6 +62,16 @@ pub(crate) struct RangeQuery<'a> {
     pub(crate) options: &'a EvalOptions,
     pub(crate) context: &'a QueryContext,
     pub(crate) now_ms: Timestamp,
+}
+
+impl StepCounts {
+    fn new(question: &ResultQuery<'_>, missing: Option<(Timestamp, Timestamp)>) -> StepCounts {
+        let count = |start: Timestamp, end| start.abs_diff(end) / question.step_ms.unsigned_abs();
+        let all = count(question.start, question.end) + 1;
+        let (missing, before) = missing
+            .map_or((0, 0), |(start, end)| (count(start, end) + 1, count(question.start, start)));
+        StepCounts { all, missing, before }
+    }
 }
 
 impl Results {
@@ -114,19 +141,26 @@ impl Results {
         query: &RangeQuery<'_>,
         snapshot: impl FnOnce() -> Snapshot,
     ) -> Option<Result<QueryOutput>> {
-        let RangeQuery { options, .. } = query;
-        if options.counts_samples {
-            return None;
-        }
+        let RangeQuery { options, context, .. } = *query;
         let (expression, dependencies) = self.keepable(query)?;
         let question = question(query, &expression, &dependencies)?;
         let session = self.cache.begin();
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
+        let step_counts = StepCounts::new(&question, found.missing);
+        context.stats.steps_kept.add(step_counts.all - step_counts.missing);
+        context.stats.steps_not_kept.add(step_counts.missing);
         // If a hit exceeds the query's limits, the evaluation reports the error.
-        let held = HeldMemory::new(hold(&[&found.answer], options.samples_max, query.context)?);
+        let mut held = HeldMemory::new(hold(&[&found.answer], options.samples_max, context)?);
+        let mut samples = None;
+        if options.counts_samples {
+            let bytes = step_counts.all.saturating_mul(2 * size_of::<u64>() as u64);
+            held.add(HeldMemory::new(context.budget.reserve(Pool::Query, bytes).ok()?));
+            samples = Some(SampleStats::new(step_counts.all as usize));
+        }
         let Some((start, end)) = found.missing else {
-            return Some(Ok(output(matrix(found.answer, Answer::default()), held)));
+            let answer = matrix(found.answer, Answer::default());
+            return Some(Ok(QueryOutput { samples, ..output(answer, held) }));
         };
         let missing = ResultQuery { start, end, ..question };
         let view = QueryView { session, snapshot };
@@ -134,6 +168,10 @@ impl Results {
         Some(self.compute(query, &view, &missing, is_kept).map(|(mut output, computed)| {
             if let Some(computed) = computed {
                 output.value = Value::Matrix(matrix(found.answer, computed));
+                if let (Some(all), Some(computed)) = (&mut samples, &output.samples) {
+                    all.add_from(step_counts.before as usize, computed);
+                }
+                output.samples = samples;
                 output.held.add(held);
             }
             output
@@ -150,19 +188,23 @@ impl Results {
     ) -> Result<(QueryOutput, Option<Answer>)> {
         let parts = firn_promql::parts(query.expr).into_iter();
         let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
-        let (mut given, mut held) = (Vec::new(), Vec::new());
+        let (mut given, mut held, mut samples) = (Vec::new(), Vec::new(), Vec::new());
         for (expression, part) in &parts {
             let question = ResultQuery { expression, ..*missing };
             if self.cache.is_shared(&question)
-                && let Some((series, room)) =
+                && let Some(shared) =
                     self.part(&RangeQuery { expr: part, ..*query }, view, &question)?
             {
-                given.push(PartResult { span: part.root.span, series });
-                held.push(room);
+                given.push(PartResult { span: part.root.span, series: shared.series });
+                held.push(shared.held);
+                samples.extend(shared.samples);
             }
         }
-        let (output, answer) = evaluate(query, &given, view, missing)?;
+        let (mut output, answer) = evaluate(query, &given, view, missing)?;
         drop(held);
+        if let Some(all) = &mut output.samples {
+            samples.iter().for_each(|(before, part)| all.add_from(*before, part));
+        }
         let Some(answer) = answer else { return Ok((output, None)) };
         // Results with annotations are computed each time: annotations are not kept.
         if !output.annotations.list.is_empty() {
@@ -181,18 +223,19 @@ impl Results {
         Ok((output, Some(answer)))
     }
 
-    /// The result of a part, kept or computed, with its memory. `None` if it cannot be kept, is not
-    /// of floats alone, or if there is no memory.
+    /// The result of a part, kept or computed. `None` if it cannot be kept, is not of floats alone,
+    /// or if there is no memory.
     fn part(
         &self,
         part: &RangeQuery<'_>,
         view: &QueryView,
         question: &ResultQuery<'_>,
-    ) -> Result<Option<(Vec<Series>, Reservation)>> {
+    ) -> Result<Option<SharedPart>> {
         let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
         let question = ResultQuery { dependencies: &dependencies, ..*question };
         let found = self.cache.lookup(&question, view.snapshot.number());
-        let mut computed = Answer::default();
+        let before = StepCounts::new(&question, found.missing).before as usize;
+        let (mut computed, mut samples) = (Answer::default(), None);
         if let Some((start, end)) = found.missing {
             let missing = ResultQuery { start, end, ..question };
             let (output, answer) = evaluate(part, &[], view, &missing)?;
@@ -203,6 +246,7 @@ impl Results {
             if !found.is_too_large {
                 self.fill(view, &missing, &answer, part.context);
             }
+            samples = output.samples.map(|samples| (before, samples));
             computed = answer;
         }
         let both = [&found.answer, &computed];
@@ -211,20 +255,8 @@ impl Results {
             return Ok(None);
         }
         let held = hold(&both, part.options.samples_max, part.context);
-        Ok(held.map(|held| (matrix(found.answer, computed), held)))
-    }
-
-    /// Adds the number of kept steps to the query's statistics. A query that requests statistics is
-    /// computed in full.
-    pub(crate) fn count_steps(&self, query: &RangeQuery<'_>, snapshot: &Snapshot) {
-        let parts = self.keepable(query);
-        let counted = parts.as_ref().and_then(|(expression, dependencies)| {
-            let question = question(query, expression, dependencies)?;
-            Some(self.cache.count_steps(&question, snapshot.number()))
-        });
-        let (kept, not_kept) = counted.unwrap_or_default();
-        query.context.stats.steps_kept.add(kept);
-        query.context.stats.steps_not_kept.add(not_kept);
+        let series = matrix(found.answer, computed);
+        Ok(held.map(|held| SharedPart { series, held, samples }))
     }
 
     /// The normalised expression and the dependencies of its result; `None` if the result must be
@@ -297,7 +329,7 @@ fn question<'a>(
         expression,
         start: options.start,
         end: options.end,
-        step_ms: options.step_ms?,
+        step_ms: options.step_ms.filter(|step_ms| *step_ms > 0)?,
         lookback_ms: options.lookback_ms,
         dependencies,
     })

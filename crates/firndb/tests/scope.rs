@@ -76,7 +76,7 @@ fn no_query_list_or_read_leaves_the_scope() {
         is_clean("series", format!("{listed:?}"));
         let newest = db.newest(&selectors, all, &context).unwrap();
         is_clean("newest", format!("{newest:?}"));
-        let groups = db.groups(&selectors, true, &context).unwrap();
+        let groups = db.groups(&selectors, true, &context).unwrap().0;
         is_clean("groups", format!("{groups:?}"));
     }
     for selectors in [vec![], vec![any.clone()]] {
@@ -87,7 +87,7 @@ fn no_query_list_or_read_leaves_the_scope() {
         }
     }
     let costs = db.group_costs(&[], &CostOptions::default(), &context).unwrap();
-    assert_eq!(costs.groups.len(), 1);
+    assert_eq!(costs.0.groups.len(), 1);
     assert!(db.cardinality(10, &context).is_err());
     let options =
         WalkOptions { matchers: any, range: all, extra: Labels::empty(), samples_max: 1_000 };

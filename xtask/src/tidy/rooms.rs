@@ -12,7 +12,7 @@ use crate::command::cargo;
 
 /// The rooms and the rooms that each may use, as in `docs/architecture.md`. Development
 /// dependencies are free: tests may use `firn-sim` and any room above.
-const ROOMS: [(&str, &[&str]); 16] = [
+const ROOMS: [(&str, &[&str]); 21] = [
     ("firn-model", &[]),
     ("firn-env", &["firn-model"]),
     ("firn-codec", &["firn-model"]),
@@ -34,7 +34,11 @@ const ROOMS: [(&str, &[&str]); 16] = [
     ),
     ("firn-promql", &["firn-model"]),
     ("firn-cache", &["firn-model", "firn-env", "firn-codec"]),
-    ("firn-cache-client", &[]),
+    ("firn-cache-client", &["firn-env"]),
+    ("firn-yaml", &["firn-model"]),
+    ("firn-collect", &["firn-model", "firn-yaml"]),
+    ("firn-fetch", &["firn-model", "firn-env", "firn-collect"]),
+    ("firn-rules", &["firn-model", "firn-yaml", "firn-promql"]),
     (
         "firndb",
         &["firn-model", "firn-env", "firn-codec", "firn-engine", "firn-promql", "firn-cache"],
@@ -47,21 +51,31 @@ const ROOMS: [(&str, &[&str]); 16] = [
             "firn-codec",
             "firn-cache",
             "firn-cache-client",
+            "firn-collect",
+            "firn-fetch",
+            "firn-rules",
             "firn-promql",
             "firndb",
         ],
     ),
-    ("firn", &["firn-server", "firndb"]),
+    ("firn", &["firn-cache-client", "firn-collect", "firn-rules", "firn-server", "firndb"]),
     ("firn-sim", &["firn-model", "firn-env"]),
     ("firn-promqltest", &["firn-model", "firn-promql"]),
+    ("firn-collecttest", &["firn-model", "firn-promql", "firn-collect", "firn-rules"]),
 ];
-const ASYNC_ALLOWED: [&str; 4] =
-    ["crates/firn-server/", "crates/firn/", "crates/firn-env/src/remote", "crates/firn-bench/"];
+const ASYNC_ALLOWED: [&str; 5] = [
+    "crates/firn-server/",
+    "crates/firn-fetch/",
+    "crates/firn/",
+    "crates/firn-env/src/remote",
+    "crates/firn-bench/",
+];
 // A global allocator that counts, a mapped file and memory that outlives power loss: the compiler
 // cannot check these, so each file proves them in its `SAFETY` comments.
-const UNSAFE_ALLOWED: [&str; 7] = [
+const UNSAFE_ALLOWED: [&str; 8] = [
     "fuzz/src/allocator.rs",
     "crates/firn/src/allocator.rs",
+    "crates/firn/src/signals.rs",
     "crates/firn-env/src/lines.rs",
     "crates/firn-env/src/mapped.rs",
     "crates/firn-bench/src/index/counting.rs",
@@ -100,7 +114,7 @@ pub(crate) fn check_edges(breaches: &mut Vec<Breach>) -> Result<(), String> {
                 breaches.push(Breach::at(&manifest(name), 1, message));
             }
         }
-        let async_allowed = ["firn-server", "firn", "firn-env"].contains(&name);
+        let async_allowed = ["firn-server", "firn-fetch", "firn", "firn-env"].contains(&name);
         for runtime in ASYNC_RUNTIMES.iter().filter(|runtime| uses.contains(*runtime)) {
             if !async_allowed {
                 let message = format!("{name} may not use {runtime}: the core is blocking");
@@ -122,7 +136,7 @@ pub(crate) fn check_rust(path: &str, source: &Source<'_>, breaches: &mut Vec<Bre
         let [token, next] = pair else { continue };
         let is_async = token.text == "async" && ["fn", "move", "{"].contains(&next.text);
         if is_async && !allowed(&ASYNC_ALLOWED) {
-            let message = "async belongs to the edges (server, firn, env/remote)".to_owned();
+            let message = "async belongs to the edges (server, fetch, firn, env/remote)".to_owned();
             breaches.push(Breach::at(path, token.line, message));
         }
         if token.text == "unsafe" && !allowed(&UNSAFE_ALLOWED) {

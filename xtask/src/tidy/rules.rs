@@ -148,6 +148,11 @@ pub(crate) const PROSE_EXCEPTIONS: &[(&str, &str, &str)] = &[
         "anything { goes",
         "an input of the parser",
     ),
+    (
+        "crates/firn-rules/src/template/exec.rs",
+        "argument to non-function",
+        "an error of Go's templates, which users search for",
+    ),
 ];
 
 /// Type names that do not describe the value. A type name is a noun of the field.

@@ -237,6 +237,7 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     // Flushed memory is released, and only this program starts flushes.
     let options = Options {
         flush_age_ms_max: i64::MAX,
+        restart_ms_max: i64::MAX,
         head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
         ..Options::default()
     };

@@ -22,10 +22,8 @@ use firn_bench::load::Load;
 use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::Program;
 use firn_env::{Disk, LocalDisk};
-use firn_index::{Index, IndexOptions, IndexView};
-use firn_model::{
-    CancelToken, Grouping, Labels, MatchOp, Matcher, QueryContext, ShardBits, ShardId,
-};
+use firn_index::{GroupBy, Index, IndexOptions, IndexView};
+use firn_model::{Grouping, Labels, MatchOp, Matcher, QueryContext, ShardBits, ShardId};
 use firndb::{Db, LogOptions, Options, RowBatch, SyncPolicy, local_env};
 
 #[global_allocator]
@@ -159,6 +157,7 @@ impl Case {
 
     fn options(&self) -> IndexOptions {
         let group_by = if self.grouped { self.sets.group_by() } else { Vec::new() };
+        let group_by = GroupBy::Labels(group_by);
         IndexOptions { group_by, ..IndexOptions::default() }
     }
 }
@@ -305,9 +304,9 @@ fn queries(case: &Case) -> Vec<(&'static str, Vec<Matcher>)> {
 
 /// The number of matching series.
 fn selected(view: &IndexView, matchers: &[Matcher]) -> usize {
-    let cancel = CancelToken::new();
-    let found = view.select(matchers, &cancel).expect("not canceled");
-    black_box(found).series_count(&cancel).expect("not canceled") as usize
+    let context = QueryContext::unbounded();
+    let found = view.select(matchers, &context).expect("not canceled");
+    black_box(found).series_count(&context).expect("not canceled") as usize
 }
 
 /// The number of matching series, with the group, slot and key of each.
@@ -592,7 +591,7 @@ fn library_us(series_count: usize) -> io::Result<f64> {
     let folder = tempfile::tempdir()?;
     let sets = LabelSets::new(LabelSetKind::DevOps, series_count)?;
     let options = Options {
-        index: IndexOptions { group_by: sets.group_by(), ..Default::default() },
+        index: IndexOptions { group_by: GroupBy::Labels(sets.group_by()), ..Default::default() },
         log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
         ..Options::default()
     };

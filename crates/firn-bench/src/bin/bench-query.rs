@@ -13,46 +13,20 @@ use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firn_bench::agree;
-use firn_bench::client::{Connection, post_all};
+use firn_bench::client::post_all;
+use firn_bench::contest::{Contender, Rounds, measure, wait_until_quiet};
 use firn_bench::devops::{DevOps, SLICE_COUNT, SLICE_MS};
 use firn_bench::pattern::{PATTERNS, Pattern, Width};
-use firn_bench::report::{Aim, finish, median};
-use firn_bench::server::{Program, Server};
+use firn_bench::report::{Aim, finish};
+use firn_bench::server::Program;
 
-const ROUNDS: usize = 3;
-// A round is as many queries as take this much CPU or time, so that a tick is 2% of it.
-const ROUND_CPU_S: f64 = 0.5;
-const ROUND_TIME: Duration = Duration::from_millis(1_500);
+const ROUNDS: Rounds =
+    Rounds { count: 3, cpu_s: 0.5, time: Duration::from_millis(1_500), client_count: 1 };
 // Answers that are compared, per pattern.
 const CHECKED: u64 = 3;
 const CONNECTIONS: usize = 2;
-// A server is quiet below this share of a core; the longest wait for it follows.
-const QUIET_CPU: f64 = 0.03;
-const QUIET_TIME_MAX: Duration = Duration::from_secs(120);
 // Prometheus checks once a minute whether it has something to compact.
 const QUIET_TIME_MIN: Duration = Duration::from_secs(60);
-
-/// One program under test.
-struct Contender {
-    program: Program,
-    server: Server,
-}
-
-impl Contender {
-    /// Opens a connection. Some programs close idle ones after a minute, so none is kept.
-    fn connect(&self) -> Connection {
-        Connection::open(self.server.address)
-    }
-}
-
-/// Costs of one query of a pattern in one program.
-#[derive(Clone, Copy)]
-struct Cost {
-    latency_ms: f64,
-    cpu_ms: f64,
-    /// The highest resident memory during the pattern, above that before it.
-    memory_bytes: u64,
-}
 
 /// The command line's filter; empty selects everything.
 #[derive(Default)]
@@ -105,7 +79,7 @@ fn main() -> io::Result<()> {
         contenders.push(Contender { program, server: program.start()? });
     }
     let end_ms = load(&contenders);
-    wait_until_quiet(&contenders);
+    wait_until_quiet(&contenders, QUIET_TIME_MIN);
     println!("loaded and quiet after {} s", started.elapsed().as_secs());
 
     let patterns: Vec<&Pattern> = PATTERNS.iter().filter(|p| wanted.pattern(p)).collect();
@@ -119,7 +93,7 @@ fn main() -> io::Result<()> {
     let mut base_cpu_ms: Vec<f64> = Vec::new();
     let mut memory_bytes_max = 0;
     for pattern in patterns {
-        let costs = measure(&contenders, pattern, end_ms);
+        let costs = measure(&contenders, ROUNDS, &|number| pattern.target(end_ms, number));
         if pattern.width == Width::Nothing {
             base_cpu_ms = costs.iter().map(|cost| cost.cpu_ms).collect();
         }
@@ -214,23 +188,6 @@ fn load(contenders: &[Contender]) -> i64 {
     end_ms
 }
 
-/// Waits until flushes and compactions end, so that their CPU is not counted for the queries.
-fn wait_until_quiet(contenders: &[Contender]) {
-    let started = Instant::now();
-    while started.elapsed() < QUIET_TIME_MAX {
-        let cpu = || -> Vec<f64> { contenders.iter().map(|c| c.server.cpu_s()).collect() };
-        let before = cpu();
-        let window = Duration::from_secs(5);
-        std::thread::sleep(window);
-        let busy = |(after, before): (f64, &f64)| after - before > QUIET_CPU * window.as_secs_f64();
-        let is_quiet = !cpu().into_iter().zip(&before).any(busy);
-        if is_quiet && started.elapsed() > QUIET_TIME_MIN {
-            return;
-        }
-    }
-    println!("a server is still busy after {} s; measuring anyway", QUIET_TIME_MAX.as_secs());
-}
-
 /// The number of answers of a pattern that differ from FirnDB's. Also warms up all programs.
 fn check(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> usize {
     let mut disagreement_count = 0;
@@ -249,44 +206,4 @@ fn check(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> usize {
         }
     }
     disagreement_count
-}
-
-/// The cost of one query for each contender, in their order.
-fn measure(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> Vec<Cost> {
-    let memory_before: Vec<u64> = contenders.iter().map(|c| c.server.start_peak()).collect();
-    let mut latencies_ms = vec![Vec::new(); contenders.len()];
-    let mut cpus_ms = vec![Vec::new(); contenders.len()];
-    for round in 0..ROUNDS {
-        for (idx, contender) in contenders.iter().enumerate() {
-            let mut connection = contender.connect();
-            let cpu_before_s = contender.server.cpu_s();
-            let started = Instant::now();
-            // Other numbers than the checked ones, the same for each program.
-            let mut number = 1_000_000 * (round as u64 + 1);
-            let first = number;
-            let mut cpu_s = 0.0;
-            while number == first || (cpu_s < ROUND_CPU_S && started.elapsed() < ROUND_TIME) {
-                let target = pattern.target(end_ms, number);
-                let sent = Instant::now();
-                connection.get(&target);
-                latencies_ms[idx].push(sent.elapsed().as_secs_f64() * 1e3);
-                number += 1;
-                // Checked only now and then: it costs as much as a short query.
-                if (number - first).is_multiple_of(16) || sent.elapsed().as_millis() > 20 {
-                    cpu_s = contender.server.cpu_s() - cpu_before_s;
-                }
-            }
-            let cpu_s = contender.server.cpu_s() - cpu_before_s;
-            cpus_ms[idx].push(cpu_s * 1e3 / (number - first) as f64);
-        }
-    }
-    contenders
-        .iter()
-        .enumerate()
-        .map(|(idx, contender)| Cost {
-            latency_ms: median(std::mem::take(&mut latencies_ms[idx])),
-            cpu_ms: median(std::mem::take(&mut cpus_ms[idx])),
-            memory_bytes: contender.server.peak().saturating_sub(memory_before[idx]),
-        })
-        .collect()
 }

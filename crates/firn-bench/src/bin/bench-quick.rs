@@ -1,12 +1,17 @@
 //! Server CPU per million samples and memory per active series, by remote write 1.0, time-major,
-//! 10 labels, at 100k and 1M series: FirnDB beside Prometheus and VictoriaMetrics in one run.
+//! 10 labels, at 100k and 1M series: FirnDB beside Prometheus and VictoriaMetrics in one run. Then
+//! FirnDB with TLS and a token beside FirnDB without, in turn. `--only tls` runs this part alone.
 
+use std::fs;
 use std::io;
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use firn_bench::client::Endpoint;
 use firn_bench::load::Load;
 use firn_bench::report::{Aim, finish, median};
-use firn_bench::server::Program;
+use firn_bench::server::{Program, Server};
+use firn_cache_client::{Tls, TlsOptions};
 
 /// The amount of data to send.
 struct Size {
@@ -32,8 +37,28 @@ struct Figures {
     series_bytes: f64,
 }
 
+/// TLS and a token may cost this much more CPU.
+const SECURED_RATIO_MAX: f64 = 1.15;
+const SECURED_ROUNDS: usize = 5;
+
 fn main() -> io::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let only_tls = arguments == ["--only", "tls"];
+    if !only_tls && !arguments.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "expected `--only tls` or nothing",
+        ));
+    }
     let mut aims = Vec::new();
+    if !only_tls {
+        compare_programs(&mut aims)?;
+    }
+    compare_secured(&mut aims)?;
+    finish(if only_tls { "quick-tls" } else { "quick" }, &aims)
+}
+
+fn compare_programs(aims: &mut Vec<Aim>) -> io::Result<()> {
     println!(
         "{:6} {:16} {:>14} {:>14} {:>14}",
         "series", "program", "CPU s/M", "us/new series", "B/series"
@@ -83,29 +108,91 @@ fn main() -> io::Result<()> {
             );
         }
     }
-    finish("quick", &aims)
+    Ok(())
+}
+
+/// FirnDB with TLS and a token beside FirnDB without, one after the other in each round.
+fn compare_secured(aims: &mut Vec<Aim>) -> io::Result<()> {
+    let size = &SIZES[0];
+    let (mut plain, mut secured) = (Vec::new(), Vec::new());
+    for _ in 0..SECURED_ROUNDS {
+        let server = Program::Firn.start()?;
+        plain.push(measure(Program::Firn, &server, server.address.into(), size));
+        drop(server);
+        let (server, endpoint, _folder) = start_secured()?;
+        secured.push(measure(Program::Firn, &server, endpoint, size));
+    }
+    for (name, figure) in [
+        ("CPU per sample", (|f| f.cpu_s) as fn(&Figures) -> f64),
+        ("CPU per new series", |f| f.new_us),
+    ] {
+        let middle = |all: &[Figures]| median(all.iter().map(figure).collect());
+        let (plain, secured) = (middle(&plain), middle(&secured));
+        println!("{:6} {name}: plain {plain:.3}, TLS and token {secured:.3}", size.name);
+        let name = format!("{name}, {} series, TLS and token / plain", size.name);
+        aims.push(Aim { name, figure: secured / plain, at_most: SECURED_RATIO_MAX });
+    }
+    Ok(())
+}
+
+/// FirnDB with a certificate of its own and one user.
+fn start_secured() -> io::Result<(Server, Endpoint, tempfile::TempDir)> {
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let names = vec!["127.0.0.1".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names).map_err(io::Error::other)?;
+    let (certificate, key) = (folder.path().join("server.crt"), folder.path().join("server.key"));
+    fs::write(&certificate, made.cert.pem())?;
+    fs::write(&key, made.signing_key.serialize_pem())?;
+    let web = folder.path().join("web.yml");
+    fs::write(&web, "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n")?;
+    let firn = Program::Firn.path().ok_or(io::ErrorKind::NotFound)?;
+    let user = |arguments: &[&str]| -> io::Result<String> {
+        let output = Command::new(&firn)
+            .arg("user")
+            .args(arguments)
+            .arg("--web-config")
+            .arg(&web)
+            .output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(io::Error::other(text(&output.stderr))),
+        }
+    };
+    user(&["add", "bench", "--role", "write", "--no-password"])?;
+    let token = user(&["token", "bench"])?;
+    let options = TlsOptions { ca_file: Some(certificate), identity_file: None };
+    let tls = Tls::open(&options).map_err(io::Error::other)?;
+    let server = Program::Firn.start_with(&["--web-config", &web.display().to_string()])?;
+    let endpoint = Endpoint { address: server.address, tls: Some(tls), token: Some(token) };
+    Ok((server, endpoint, folder))
 }
 
 fn round(program: Program, size: &Size) -> io::Result<Figures> {
     let server = program.start()?;
+    let endpoint = server.address.into();
+    Ok(measure(program, &server, endpoint, size))
+}
+
+fn measure(program: Program, server: &Server, endpoint: Endpoint, size: &Size) -> Figures {
     let idle = server.memory().total();
     let mut load = Load::new(size.series_count);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
     let start = now - size.scrapes * INTERVAL_MS;
     let cpu_before = server.cpu_s();
-    load.scrape(server.address, program.write_path(), start);
+    load.scrape(endpoint.clone(), program.write_path(), start);
     let cpu_first = server.cpu_s();
     for scrape in 1..size.scrapes {
         let ts = start + scrape * INTERVAL_MS;
-        load.scrape(server.address, program.write_path(), ts);
+        load.scrape(endpoint.clone(), program.write_path(), ts);
     }
     // Deferred work counts too.
     std::thread::sleep(Duration::from_secs(3));
     let samples = (size.series_count as i64 * (size.scrapes - 1)) as f64;
     let used = server.memory().total().saturating_sub(idle);
-    Ok(Figures {
+    Figures {
         cpu_s: (server.cpu_s() - cpu_first) / samples * 1e6,
         new_us: (cpu_first - cpu_before) / size.series_count as f64 * 1e6,
         series_bytes: used as f64 / size.series_count as f64,
-    })
+    }
 }

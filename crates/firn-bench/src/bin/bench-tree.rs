@@ -686,6 +686,7 @@ fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
             head_bytes_max,
             log_bytes_max: 1 << 34,
             flush_age_ms_max: i64::MAX,
+            restart_ms_max: i64::MAX,
             ..World::options()
         };
         let world = World::open(|env| Db::open(env, options))?;

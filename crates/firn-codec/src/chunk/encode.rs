@@ -47,28 +47,45 @@ pub fn encode_run(base: Timestamp, columns: &GroupColumns, effort: Effort, out: 
     columns.check();
     let values = columns.value_count();
     assert!(values > 0 && values <= VALUES_MAX, "a run of {values} values");
-    let start = |ts: Timestamp, out: &mut Vec<u8>| {
-        debug_assert!(ts >= base, "a run from {ts} on is before {base}");
-        encode_varint(ts.wrapping_sub(base) as u64, out);
-    };
     if let (Some(times), [column]) = (lone_times(&columns.batch), columns.batch.columns.as_slice())
     {
-        check_entry_count(times);
-        let (first, last) = (times[0], times[times.len() - 1]);
-        let regular = is_regular(times);
-        out.push(VERSION | LONE | if regular { REGULAR } else { 0 });
-        start(first, out);
-        encode_varint(times.len() as u64, out);
-        let steps = if regular { (times.len() as u64 - 1).max(1) } else { 1 };
-        encode_varint(last.wrapping_sub(first) as u64 / steps, out);
-        return encode_lone(times, doubles(&column.values), effort, out);
+        return encode_lone_run(base, times, doubles(&column.values), effort, out);
     }
     let shapes = Shapes::of(&columns.batch);
     let range = shapes.time_range();
     out.push(VERSION);
-    start(range.start, out);
+    encode_run_start(base, range.start, out);
     encode_varint(range.end.wrapping_sub(range.start) as u64, out);
     encode_members(&shapes, columns, effort, out);
+}
+
+/// As [`encode_run`] for slot 0 alone, with a value at each timestamp.
+///
+/// # Panics
+/// As [`encode_run`]; if the timestamps do not strictly rise.
+pub fn encode_lone_run(
+    base: Timestamp,
+    times: &[Timestamp],
+    values: &[f64],
+    effort: Effort,
+    out: &mut Vec<u8>,
+) {
+    assert!(!times.is_empty() && times.len() == values.len(), "a value for each timestamp");
+    assert!(times.is_sorted_by(|a, b| a < b), "timestamps of a time column must rise");
+    check_entry_count(times);
+    let (first, last) = (times[0], times[times.len() - 1]);
+    let regular = is_regular(times);
+    out.push(VERSION | LONE | if regular { REGULAR } else { 0 });
+    encode_run_start(base, first, out);
+    encode_varint(times.len() as u64, out);
+    let steps = if regular { (times.len() as u64 - 1).max(1) } else { 1 };
+    encode_varint(last.wrapping_sub(first) as u64 / steps, out);
+    encode_lone(times, values, effort, out);
+}
+
+fn encode_run_start(base: Timestamp, start: Timestamp, out: &mut Vec<u8>) {
+    debug_assert!(start >= base, "a run from {start} on is before {base}");
+    encode_varint(start.wrapping_sub(base) as u64, out);
 }
 
 fn encode_lone(times: &[Timestamp], values: &[f64], effort: Effort, out: &mut Vec<u8>) {

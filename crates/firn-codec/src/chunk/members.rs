@@ -10,18 +10,18 @@
 )]
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
 
 use super::directory::Directory;
+use super::lone::append_samples;
 use super::outline::{ColumnOutline, ColumnsOutline};
 use super::walk::MemberWalk;
-use crate::columns::{SlotWalk, Slots, Times, entries_in, is_sparse};
+use crate::columns::{MemberColumn, SlotWalk, Slots, Times, is_sparse};
 use crate::integers;
 use crate::limits::{ENTRIES_MAX, SLOTS_MAX, VALUES_MAX};
 use crate::postings::Postings;
-use crate::time_column::decode_times;
+use crate::time_column::TimeColumn;
 use crate::value_column::{self, decode_values};
 use crate::varint::{corrupt, cut, take_bytes, take_count};
 
@@ -29,13 +29,20 @@ use crate::varint::{corrupt, cut, take_bytes, take_count};
 #[derive(Clone, Debug)]
 pub(super) struct MembersBody<'a> {
     pub(super) slots: Postings<'a>,
-    bases: Vec<Base<'a>>,
+    bases: Bases<'a>,
     subsets: Vec<Subset<'a>>,
     /// Runs of (shape, number of members); empty if there is only one shape.
     pub(super) shape_runs: &'a [u8],
     pub(super) directory: Directory<'a>,
     /// Number of bytes read by `open`.
     opened_bytes: usize,
+}
+
+/// The bases. Most chunks have one, which takes no allocation.
+#[derive(Clone, Debug)]
+struct Bases<'a> {
+    first: Base<'a>,
+    others: Vec<Base<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,11 +69,12 @@ impl<'a> MembersBody<'a> {
         // Bounds the allocations: each base or subset takes at least two bytes.
         let base_count = take_count(&mut input, bytes.len(), "chunk bases")?;
         let subset_count = take_count(&mut input, bytes.len(), "chunk subsets")?;
-        let mut bases = Vec::with_capacity(base_count);
-        for _ in 0..base_count {
-            let entry_count = take_count(&mut input, ENTRIES_MAX, "chunk entries")?;
-            let byte_count = take_count(&mut input, bytes.len(), "time column bytes")?;
-            bases.push(Base { entry_count, bytes: take_bytes(&mut input, byte_count, "times")? });
+        let other_count =
+            base_count.checked_sub(1).ok_or_else(|| corrupt("chunk without time columns"))?;
+        let first = Base::take(&mut input)?;
+        let mut bases = Bases { first, others: Vec::with_capacity(other_count) };
+        for _ in 0..other_count {
+            bases.others.push(Base::take(&mut input)?);
         }
         let mut subsets = Vec::with_capacity(subset_count);
         for _ in 0..subset_count {
@@ -100,12 +108,17 @@ impl<'a> MembersBody<'a> {
         Ok(members)
     }
 
+    /// The only time column, if every member has a value at each of its timestamps.
+    fn only_base(&self) -> Option<Base<'a>> {
+        (self.bases.others.is_empty() && self.subsets.is_empty()).then_some(self.bases.first)
+    }
+
     fn walk(&self) -> MemberWalk<'_, 'a> {
-        MemberWalk::new(self.slots.iter(), self.shape_runs, self.has_one_shape(), &self.directory)
+        MemberWalk::new(self.slots, self.shape_runs, self.has_one_shape(), &self.directory)
     }
 
     fn has_one_shape(&self) -> bool {
-        matches!((self.bases.len(), self.subsets.len()), (1, 0) | (0, 1))
+        self.only_base().is_some()
     }
 
     /// Reads the shape runs and checks that they cover all members and do not exceed
@@ -197,6 +210,27 @@ impl<'a> MembersBody<'a> {
         Ok(outline)
     }
 
+    /// See [`super::reader::Chunk::append_one`].
+    pub(super) fn append(
+        &self,
+        start: Timestamp,
+        slot: Slot,
+        range: TimeRange,
+        out: &mut MemberColumn,
+    ) -> Result<bool> {
+        if let Some(mut base) = self.only_base() {
+            let Some(member) = self.walk().seek(slot)? else { return Ok(true) };
+            let times = TimeColumn::take(start, base.entry_count, &mut base.bytes)?;
+            return append_samples(&times, member.bytes, range, out);
+        }
+        let batch = self.read(start, Slots::Some(&[slot]), range, &mut 0)?;
+        let mut columns = batch.columns.iter();
+        Ok(columns.all(|column| {
+            let times = batch.times.get(column.time_idx as usize);
+            times.is_some_and(|times| out.append(times, column))
+        }))
+    }
+
     pub(super) fn read(
         &self,
         start: Timestamp,
@@ -246,7 +280,7 @@ struct ShapeReader<'m, 'a> {
 }
 
 struct CutBase {
-    times: Times,
+    times: TimeColumn,
     entries: Range<usize>,
     time_idx: Option<u32>,
 }
@@ -313,7 +347,7 @@ impl<'m, 'a> ShapeReader<'m, 'a> {
             let presence = (!presence.is_full()).then_some(presence);
             return Ok(ShapeView { time_idx, presence, values: from..to });
         }
-        let own = kept.iter().filter_map(|&entry| base.times.get(index_of(entry)).copied());
+        let own = kept.iter().filter_map(|&entry| base.times.get(index_of(entry)));
         times.push(own.collect());
         Ok(ShapeView { time_idx: last_index(times), presence: None, values: from..to })
     }
@@ -326,9 +360,9 @@ impl<'m, 'a> ShapeReader<'m, 'a> {
             None => {
                 let mut input = encoded.bytes;
                 self.touched = self.touched.saturating_add(input.len());
-                let times = decode_times(self.start, encoded.entry_count, &mut input)?;
-                let entries = entries_in(&times, self.range);
-                Ok(cached.insert(CutBase { times: times.into(), entries, time_idx: None }))
+                let times = TimeColumn::take(self.start, encoded.entry_count, &mut input)?;
+                let entries = times.entries_in(self.range);
+                Ok(cached.insert(CutBase { times, entries, time_idx: None }))
             }
         }
     }
@@ -338,12 +372,34 @@ impl CutBase {
     /// Index of the base's entries in the range among the result's time columns.
     fn shared(&mut self, times: &mut Vec<Times>) -> u32 {
         *self.time_idx.get_or_insert_with(|| {
-            times.push(match self.entries.len() == self.times.len() {
-                true => Arc::clone(&self.times),
-                false => self.times.get(self.entries.clone()).unwrap_or_default().into(),
-            });
+            times.push(self.times.slice(self.entries.clone()));
             last_index(times)
         })
+    }
+}
+
+impl<'a> Base<'a> {
+    fn take(input: &mut &'a [u8]) -> Result<Base<'a>> {
+        let entry_count = take_count(input, ENTRIES_MAX, "chunk entries")?;
+        let byte_count = take_count(input, input.len(), "time column bytes")?;
+        Ok(Base { entry_count, bytes: take_bytes(input, byte_count, "times")? })
+    }
+}
+
+impl<'a> Bases<'a> {
+    fn len(&self) -> usize {
+        self.others.len().saturating_add(1)
+    }
+
+    fn get(&self, idx: usize) -> Option<&Base<'a>> {
+        match idx.checked_sub(1) {
+            None => Some(&self.first),
+            Some(other_idx) => self.others.get(other_idx),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Base<'a>> {
+        std::iter::once(&self.first).chain(&self.others)
     }
 }
 

@@ -9,13 +9,13 @@
     )
 )]
 
-use firn_model::{Column, GroupId, Result, Slot, TimeRange, Timestamp};
+use firn_model::{GroupId, Result, Slot, TimeRange, Timestamp};
 
 use super::head::{Head, REGULAR};
 use super::lone::LoneBody;
 use super::members::MembersBody;
 use super::outline::ColumnsOutline;
-use crate::columns::{GroupColumns, MemberColumn, SeqRange, Slots, Times};
+use crate::columns::{GroupColumns, MemberColumn, SeqRange, Slots};
 
 /// An encoded chunk; borrows its bytes.
 #[derive(Clone, Debug)]
@@ -114,6 +114,11 @@ impl<'a> Chunk<'a> {
         lone.into_iter().chain(listed.into_iter().flatten())
     }
 
+    /// Whether slot 0 is the only member and has a value at each timestamp.
+    pub fn is_lone(&self) -> bool {
+        matches!(self.body, Body::Lone(_))
+    }
+
     /// Decodes the selected members, cut to `range`. Members without a value there are left out.
     /// Costs the selected columns, and one step per member before them.
     ///
@@ -151,7 +156,7 @@ impl<'a> Chunk<'a> {
     /// `Corrupt` if the bytes are damaged.
     pub fn outline(&self) -> Result<ColumnsOutline> {
         match &self.body {
-            Body::Lone(lone) => lone.outline(self.range.start),
+            Body::Lone(lone) => lone.outline(self.range),
             Body::Members(members) => members.outline(),
         }
     }
@@ -178,17 +183,7 @@ impl<'a> Chunk<'a> {
         }
         match &self.body {
             Body::Lone(lone) => lone.append(self.range, slot, range, out),
-            Body::Members(members) => {
-                let wanted = [slot];
-                let wanted = Slots::Some(&wanted);
-                let batch = members.read(self.range.start, wanted, range, &mut 0)?;
-                Ok(batch.columns.iter().all(|column| append_column(&batch.times, column, out)))
-            }
+            Body::Members(members) => members.append(self.range.start, slot, range, out),
         }
     }
-}
-
-/// Appends a column with its timestamps to `out`; `false` as [`Chunk::append_one`].
-fn append_column(times: &[Times], column: &Column, out: &mut MemberColumn) -> bool {
-    times.get(column.time_idx as usize).is_some_and(|times| out.append(times, column))
 }

@@ -14,7 +14,7 @@ use firn_model::{Result, Slot};
 use super::directory::{BLOCK_MEMBERS, Directory, STEP_NUMBERS};
 use crate::columns::SlotWalk;
 use crate::limits::SLOTS_MAX;
-use crate::postings::PostingsIter;
+use crate::postings::{Postings, PostingsIter};
 use crate::varint::{corrupt, cut, take_bytes, take_count, take_varint};
 
 /// One member of the directory.
@@ -28,6 +28,8 @@ pub(super) struct Member<'a> {
 pub(super) struct MemberWalk<'m, 'a> {
     directory: &'m Directory<'a>,
     has_one_shape: bool,
+    list: Postings<'a>,
+    /// The slots after the last one that was compared.
     slots: PostingsIter<'a>,
     /// Index of the next member in `slots`.
     slot_idx: usize,
@@ -45,7 +47,7 @@ pub(super) struct MemberWalk<'m, 'a> {
 
 impl<'m, 'a> MemberWalk<'m, 'a> {
     pub(super) fn new(
-        slots: PostingsIter<'a>,
+        list: Postings<'a>,
         shape_runs: &'a [u8],
         has_one_shape: bool,
         directory: &'m Directory<'a>,
@@ -53,7 +55,8 @@ impl<'m, 'a> MemberWalk<'m, 'a> {
         MemberWalk {
             directory,
             has_one_shape,
-            slots,
+            list,
+            slots: list.iter(),
             slot_idx: 0,
             shape_runs,
             shape: 0,
@@ -66,8 +69,23 @@ impl<'m, 'a> MemberWalk<'m, 'a> {
         }
     }
 
+    /// The member at `slot`. Only for a walk that has returned none.
+    pub(super) fn seek(&mut self, slot: Slot) -> Result<Option<Member<'a>>> {
+        let (idx, is_member) = self.list.rank(u64::from(slot.0));
+        match usize::try_from(idx) {
+            Ok(idx) if is_member => self.member(slot, idx).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// The next selected member.
     pub(super) fn next(&mut self, wanted: &mut SlotWalk<'_>) -> Result<Option<Member<'a>>> {
+        if self.slot_idx == 0
+            && let Some(&[only]) = wanted.listed()
+        {
+            wanted.take(only);
+            return self.seek(only);
+        }
         while !wanted.is_done() {
             let Some(slot) = self.slots.next() else { break };
             let slot_idx = self.slot_idx;
@@ -86,15 +104,20 @@ impl<'m, 'a> MemberWalk<'m, 'a> {
         if idx / BLOCK_MEMBERS > self.idx / BLOCK_MEMBERS {
             self.skip_to_block(idx / BLOCK_MEMBERS)?;
         }
+        let before = self.lengths.len();
+        let (mut skipped_bytes, mut own_bytes) = (0usize, 0);
         while self.idx <= idx {
-            let before = self.lengths.len();
             let byte_count = take_count(&mut self.lengths, usize::MAX, "directory")?;
-            let length_bytes = before.saturating_sub(self.lengths.len());
-            self.touched = self.touched.saturating_add(length_bytes);
             if byte_count > 0 {
-                self.bytes = take_bytes(&mut self.columns, byte_count, "value column")?;
+                skipped_bytes = skipped_bytes.saturating_add(own_bytes);
+                own_bytes = byte_count;
             }
             self.idx = self.idx.saturating_add(1);
+        }
+        self.touched = self.touched.saturating_add(before.saturating_sub(self.lengths.len()));
+        if own_bytes > 0 {
+            take_bytes(&mut self.columns, skipped_bytes, "value column")?;
+            self.bytes = take_bytes(&mut self.columns, own_bytes, "value column")?;
         }
         if !self.has_one_shape {
             self.skip_shapes(idx.saturating_add(1).saturating_sub(first_new))?;

@@ -71,31 +71,23 @@ impl Packing {
         best
     }
 
-    /// The smallest Rice packing near the mean, and its size in bits. `for_each` iterates over the
-    /// residuals; their sum is `sum`.
+    /// The smallest Rice packing near the mean of `count` values, and its size in bits. The sum of
+    /// the residuals is `sum`.
     #[expect(
         clippy::arithmetic_side_effects,
         clippy::cast_possible_truncation,
         reason = "encodes values of the caller, not stored bytes"
     )]
-    pub(super) fn cheapest_rice(
-        sum: u64,
-        count: usize,
-        for_each: impl Fn(&mut dyn FnMut(u64)),
-    ) -> (Packing, usize) {
+    pub(super) fn cheapest_rice(sum: u64, count: usize, residuals: &[u64]) -> (Packing, usize) {
         let mean = sum / count.max(1) as u64;
         let near = bit_width(mean).min(40);
-        let mut costs = [0usize; 3];
         let ks = [near.saturating_sub(1), near, near + 1];
-        for_each(&mut |residual| {
-            for (cost, k) in costs.iter_mut().zip(ks) {
-                let quotient = residual >> k;
-                *cost += if quotient < QUOTIENT_MAX {
-                    quotient as usize + 1 + k as usize
-                } else {
-                    QUOTIENT_MAX as usize + 1 + 64
-                };
-            }
+        let costs = ks.map(|k| {
+            let cost = |residual: &u64| match residual >> k {
+                quotient @ 0..QUOTIENT_MAX => quotient as usize + 1 + k as usize,
+                _ => QUOTIENT_MAX as usize + 1 + 64,
+            };
+            residuals.iter().map(cost).sum::<usize>()
         });
         let best = costs.iter().zip(ks).min().map_or((0, 0), |(&cost, k)| (cost, k));
         (Packing::Rice { k: best.1 }, best.0)

@@ -234,7 +234,21 @@ impl MemberSet {
         MemberSet { len, end, words }
     }
 
-    fn has(&self, slot: Slot) -> bool {
+    /// Number of members below a slot.
+    #[inline]
+    #[expect(clippy::arithmetic_side_effects, reason = "counts of bits, a shift below 64")]
+    pub(super) fn rank(&self, slot_idx: usize) -> usize {
+        if self.words.is_empty() {
+            return slot_idx.min(self.end());
+        }
+        let (whole, part) = (slot_idx / 64, (1 << (slot_idx % 64)) - 1);
+        let whole_count: u32 = self.words.iter().take(whole).map(|word| word.count_ones()).sum();
+        let last = self.words.get(whole).map_or(0, |word| (word & part).count_ones());
+        (whole_count + last) as usize
+    }
+
+    #[inline]
+    pub(super) fn has(&self, slot: Slot) -> bool {
         if self.words.is_empty() {
             return slot.0 < self.end;
         }

@@ -164,6 +164,61 @@ pub(super) fn skip_value(mode: &mut u8, input: &mut &[u8]) -> Result<()> {
     take_form(mode, input).map(|_| ())
 }
 
+/// The number of members before the first one whose values are not decimals.
+#[expect(clippy::arithmetic_side_effects, reason = "the index of a mode")]
+pub(super) fn decimal_count(modes: &[u8]) -> usize {
+    const OTHER: u64 = u64::from_le_bytes([0xc0; 8]);
+    let (words, rest) = modes.as_chunks::<8>();
+    let other = |word: &[u8; 8]| u64::from_le_bytes(*word) & OTHER;
+    match words.iter().position(|word| other(word) != 0) {
+        Some(idx) => idx * 8 + words.get(idx).map_or(0, other).trailing_zeros() as usize / 8,
+        None => words.len() * 8 + rest.iter().take_while(|mode| **mode < XOR_ONCE).count(),
+    }
+}
+
+/// Skips `count` changed values of members in decimal modes, unless one of them has an escape. Then
+/// returns `false`, and leaves them. Each value is a varint, so it counts last bytes, eight bytes
+/// at a time. Only an escape is a zero byte.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "`left` is at least the count of a word's ends there, and a word has eight bytes"
+)]
+pub(super) fn skip_decimals(count: usize, input: &mut &[u8]) -> bool {
+    const LOW: u64 = u64::from_le_bytes([1; 8]);
+    const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+    let (mut left, mut rest) = (count, *input);
+    while left > 0 {
+        let (word, after) = match rest.split_first_chunk::<8>() {
+            Some((word, after)) => (*word, Some(after)),
+            None => {
+                // Bytes that end nothing and are no escape.
+                let mut word = [0xff; 8];
+                word.iter_mut().zip(rest).for_each(|(target, byte)| *target = *byte);
+                (word, None)
+            }
+        };
+        let word = u64::from_le_bytes(word);
+        let mut ends = !word & HIGH;
+        // The lowest bit marks the first zero byte. Bits above it may be wrong.
+        let escapes = word.wrapping_sub(LOW) & ends;
+        if left > ends.count_ones() as usize {
+            let Some(after) = after.filter(|_| escapes == 0) else { return false };
+            left -= ends.count_ones() as usize;
+            rest = after;
+            continue;
+        }
+        (1..left).for_each(|_| ends &= ends - 1);
+        let last = ends.trailing_zeros();
+        if escapes != 0 && escapes.trailing_zeros() <= last {
+            return false;
+        }
+        rest = rest.get(last as usize / 8 + 1..).unwrap_or_default();
+        left = 0;
+    }
+    *input = rest;
+    true
+}
+
 #[inline]
 fn take_form(mode: &mut u8, input: &mut &[u8]) -> Result<ValueForm> {
     if let Some(scale) = Scale::from_u8(*mode) {
@@ -280,4 +335,60 @@ fn xor_span(xor: u64) -> (usize, usize) {
     let start = (xor.trailing_zeros() / 8).min(7) as usize;
     let end = 8 - (xor.leading_zeros() / 8).min(7) as usize;
     (start, end.saturating_sub(start).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of one to ten bytes, escapes at any place, and ends at any place.
+    #[test]
+    fn decimals_are_skipped_as_one_by_one() {
+        let mut dice = 1u64;
+        let mut roll = |sides: u64| {
+            dice = dice.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
+            (dice >> 33) % sides
+        };
+        let mut skipped_count = 0;
+        for _ in 0..20_000 {
+            let mut bytes = Vec::new();
+            let value_count = roll(40) as usize;
+            let width = 1 + roll(4) * 20;
+            for _ in 0..value_count {
+                encode_varint(1 + roll(1 << width.min(31)) * roll(1 << 31), &mut bytes);
+            }
+            if roll(3) == 0 && !bytes.is_empty() {
+                let at = roll(bytes.len() as u64) as usize;
+                bytes[at] = [0, 0x80, 0xff, 1][roll(4) as usize];
+            }
+            let count = (value_count + 1).saturating_sub(roll(10) as usize);
+            let mut want = bytes.as_slice();
+            let is_decimal = |_| take_varint(&mut want, "value").is_ok_and(|delta| delta != 0);
+            let all_decimal = (0..count).all(is_decimal);
+            let mut input = bytes.as_slice();
+            let is_skipped = skip_decimals(count, &mut input);
+            if is_skipped && all_decimal {
+                assert_eq!(input, want, "{count} of {bytes:?}");
+                skipped_count += 1;
+            } else {
+                assert!(input == bytes || is_skipped, "{count} of {bytes:?}");
+                // Only a varint of over 64 bits is skipped and no value.
+                assert!(!is_skipped || bytes.windows(9).any(|w| w.iter().all(|b| *b > 127)));
+                assert!(!all_decimal || bytes.windows(2).any(|w| w[0] > 127 && w[1] == 0));
+            }
+        }
+        assert!(skipped_count > 10_000);
+    }
+
+    #[test]
+    fn decimal_members_are_counted_up_to_another() {
+        for count in 0..40 {
+            for other in [64, 128, 192, 255] {
+                let mut modes = vec![54u8; count];
+                assert_eq!(decimal_count(&modes), count);
+                modes.extend([other, 0, 64]);
+                assert_eq!(decimal_count(&modes), count);
+            }
+        }
+    }
 }

@@ -155,6 +155,18 @@ proptest! {
         let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
         let chunk = Chunk::open(&bytes).unwrap();
         prop_assert_eq!(cells_of(&chunk.read(Slots::All, TimeRange::ALL).unwrap()), cells.clone());
+        // One member, from the second to the fifth entry.
+        let range = TimeRange::new(1_005, 1_049);
+        for slot in 0..kinds.len() as u32 + 1 {
+            let want = || cells.range((slot, range.start)..=(slot, range.end));
+            let alone = chunk.read(Slots::Some(&[Slot(slot)]), range).unwrap();
+            prop_assert!(cells_of(&alone).iter().eq(want()), "slot {}", slot);
+            let mut one = MemberColumn::default();
+            prop_assert!(chunk.append_one(Slot(slot), range, &mut one).unwrap());
+            let samples = one.times.iter().zip(&one.values);
+            let samples = samples.map(|(&ts, value)| ((slot, ts), value.to_bits()));
+            prop_assert!(samples.eq(want().map(|(&at, &bits)| (at, bits))), "slot {}", slot);
+        }
         let is_wanted = |slot: &u32| mask >> (slot * 7 % 64) & 1 == 1;
         let wanted: Vec<Slot> = (0..310).filter(is_wanted).map(Slot).collect();
         let mut want = cells;

@@ -1,6 +1,8 @@
 //! Rows: any rows come back bit for bit, any bytes do no harm.
 
-use firn_codec::{RowState, Slots, decode_row, decode_row_slots, encode_row, row_bytes_max};
+use firn_codec::{
+    RowState, Slots, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,
+};
 use firn_model::{Cell, GroupId, Slot, Timestamp};
 use proptest::prelude::*;
 
@@ -47,6 +49,45 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
     )
 }
 
+/// Scrapes of a target, whole or in pieces: decimals that change or not, a few members with other
+/// values, members that drop out, stale markers.
+fn scrapes() -> impl Strategy<Value = Vec<Row>> {
+    let member = (prop::sample::select(vec![0u8, 1, 1, 1, 2, 3, 4]), 0i64..5_000);
+    let dice = prop::collection::vec(any::<u8>(), 150);
+    (
+        prop::collection::vec(member, 1..150),
+        prop::collection::vec(dice, 1..12),
+        prop::sample::select(vec![1usize, 1, 2, 7]),
+    )
+        .prop_map(|(members, rounds, piece_count)| {
+            let mut rows: Vec<Row> = Vec::new();
+            for (round, dice) in rounds.iter().enumerate() {
+                let value = |slot: usize| {
+                    let (kind, start) = members[slot];
+                    let step = round as i64 * i64::from(dice[slot] % 16);
+                    match (dice[slot], kind) {
+                        (250.., _) => f64::from_bits(0x7ff0_0000_0000_0002),
+                        (_, 0) => start as f64,
+                        (_, 1) => (start + step) as f64,
+                        (_, 2) => (start + step * 300) as f64 / 100.0,
+                        (_, 3) => (start + step) as f64 * 0.1 + 0.2,
+                        _ => (start + step) as f64 / 3.0,
+                    }
+                };
+                for piece in 0..piece_count {
+                    let slots = (piece..members.len()).step_by(piece_count);
+                    let slots = slots.filter(|&slot| !(240..250).contains(&dice[slot]));
+                    let cells: Vec<_> =
+                        slots.map(|slot| (slot as u32, value(slot).to_bits())).collect();
+                    if !cells.is_empty() {
+                        rows.push((rows.is_empty(), round as i64 * 15_000, cells));
+                    }
+                }
+            }
+            rows
+        })
+}
+
 fn cells(row: &Row) -> Vec<Cell> {
     let cell = |&(slot, bits): &(u32, u64)| Cell {
         group: GroupId(1),
@@ -77,28 +118,47 @@ fn decode(
     Ok((ts, seen))
 }
 
+/// The members that `is_wanted` selects decode to the same values as among all, and are the same
+/// without values.
+fn check_selected(rows: &[Row], is_wanted: impl Fn(u32) -> bool) -> Result<(), TestCaseError> {
+    let bytes = encode(rows);
+    let wanted: Vec<Slot> = (0..300).filter(|&slot| is_wanted(slot)).map(Slot).collect();
+    let (mut all, mut some, mut none) = (RowState::new(), RowState::new(), RowState::new());
+    let mut input = bytes.as_slice();
+    for row in rows {
+        let (mut of_this, bytes_of_row) = (input, input);
+        let (ts, mut want) = decode(&mut all, &mut input).unwrap();
+        want.retain(|cell| wanted.contains(&Slot(cell.0)));
+        let mut seen = Vec::new();
+        let cell = |at, slot: Slot, value: f64| {
+            assert_eq!(at, row.1);
+            seen.push((slot.0, value.to_bits()));
+        };
+        let decoded = decode_row_slots(&mut some, Slots::Some(&wanted), &mut of_this, cell);
+        prop_assert_eq!(decoded.unwrap(), ts);
+        prop_assert_eq!(&seen, &want);
+        let mut members = Vec::new();
+        let decoded =
+            decode_row_members(&mut none, bytes_of_row, &wanted, |slot| members.push(slot.0));
+        prop_assert_eq!(decoded.unwrap(), ts);
+        prop_assert_eq!(members, want.iter().map(|cell| cell.0).collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn selected_members_decode_as_among_all(rows in rows(), mask in any::<u64>()) {
-        let bytes = encode(&rows);
-        let is_wanted = |slot: &u32| mask >> (slot % 64) & 1 == 1;
-        let wanted: Vec<Slot> = (0..300).filter(is_wanted).map(Slot).collect();
-        let (mut all, mut some) = (RowState::new(), RowState::new());
-        let mut input = bytes.as_slice();
-        for row in &rows {
-            let mut of_this = input;
-            let (ts, mut want) = decode(&mut all, &mut input).unwrap();
-            want.retain(|cell| wanted.contains(&Slot(cell.0)));
-            let mut seen = Vec::new();
-            let cell = |at, slot: Slot, value: f64| {
-                assert_eq!(at, row.1);
-                seen.push((slot.0, value.to_bits()));
-            };
-            let slots = Slots::Some(&wanted);
-            let decoded = decode_row_slots(&mut some, slots, &mut of_this, cell);
-            prop_assert_eq!(decoded.unwrap(), ts);
-            prop_assert_eq!(seen, want);
-        }
+        check_selected(&rows, |slot| mask >> (slot % 64) & 1 == 1)?;
+    }
+
+    #[test]
+    fn selected_members_of_scrapes_decode_as_among_all(
+        rows in scrapes(),
+        first in 0u32..160,
+        step in 1u32..200,
+    ) {
+        check_selected(&rows, |slot| slot >= first && (slot - first).is_multiple_of(step))?;
     }
 
     #[test]

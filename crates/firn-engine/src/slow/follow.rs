@@ -69,7 +69,7 @@ impl SlowTier {
         if let Some(part) = part(Room::Index) {
             rooms.index.follow(part)?;
         }
-        upkeep.hold_memory(&rooms.index);
+        upkeep.hold_memory(rooms);
         {
             let _view = rooms.view.write();
             if let Some(edit) = &edit {

@@ -6,14 +6,13 @@ use std::sync::{Arc, Weak};
 use firn_codec::Tombstones;
 use firn_env::{PutMode, RangeRequest};
 use firn_index::Index;
-use firn_model::{Error, ErrorKind, Pool, Result, Timestamp};
+use firn_model::{Error, ErrorKind, Result, Timestamp};
 use firn_tree::{SlowTables, Version};
 
 use crate::edit::{Edit, Room};
 use crate::ledger::Ledger;
 use crate::manifest_format;
 use crate::parts::{self, SlowPart};
-use crate::pressure::Pressure;
 use crate::rooms::Rooms;
 use crate::slow::claim;
 use crate::slow::description::{self, KEY, index_part};
@@ -37,16 +36,16 @@ impl SlowTier {
     ///
     /// # Errors
     /// `Conflict` if another writer has taken it over; those of both tiers.
-    pub(crate) fn tend(&self, rooms: &Rooms, ledger: &Ledger, pressure: &Pressure) -> Result<bool> {
+    pub(crate) fn tend(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         if self.claim.lock().is_none() {
             self.take_claim(rooms, ledger)?;
             return Ok(true);
         }
-        self.publish(rooms, ledger, pressure)
+        self.publish(rooms, ledger)
     }
 
     /// Puts a new manifest if the one in place is outdated.
-    fn publish(&self, rooms: &Rooms, ledger: &Ledger, pressure: &Pressure) -> Result<bool> {
+    fn publish(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         let mut lane = self.claim.lock();
         let Some(claim) = lane.as_mut() else { return Ok(false) };
         let is_unchanged = |published: &PublishedState| {
@@ -79,7 +78,7 @@ impl SlowTier {
         let files = Index::files_of(&[&index_part(&state)])?;
         let mut segment_epochs = Vec::with_capacity(files.len());
         for (path, bytes) in &files {
-            segment_epochs.push(put_segment(rooms, pressure, claim, path, *bytes)?);
+            segment_epochs.push(put_segment(rooms, claim, path, *bytes)?);
         }
         let slow = SlowPart { written_ms: now, segment_epochs };
         let state = state
@@ -135,12 +134,7 @@ impl SlowTier {
     ///
     /// # Errors
     /// Those of both tiers.
-    pub(crate) fn replace_damaged(
-        &self,
-        rooms: &Rooms,
-        ledger: &Ledger,
-        pressure: &Pressure,
-    ) -> Result<bool> {
+    pub(crate) fn replace_damaged(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         let bucket = &*rooms.env.bucket;
         let info = bucket.head(KEY)?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
@@ -161,7 +155,7 @@ impl SlowTier {
         let epoch = claim::epoch_after(in_keys.chain(in_remains).max().unwrap_or(0))?;
         *self.claim.lock() = Some(Claim::new(epoch, info.version, BTreeMap::new()));
         self.set_epoch(epoch);
-        while self.publish(rooms, ledger, pressure)? {}
+        while self.publish(rooms, ledger)? {}
         // The next claim lists the objects that the new manifest does not name.
         self.drop_claim();
         Ok(true)
@@ -186,17 +180,10 @@ fn slow_state(rooms: &Rooms, ledger: &Ledger) -> SlowState {
 }
 
 /// The epoch in the key of an index segment's object; uploads it if it is not there yet.
-fn put_segment(
-    rooms: &Rooms,
-    pressure: &Pressure,
-    claim: &mut Claim,
-    path: &str,
-    bytes: u64,
-) -> Result<u64> {
+fn put_segment(rooms: &Rooms, claim: &mut Claim, path: &str, bytes: u64) -> Result<u64> {
     if let Some(epoch) = claim.segments.get(path) {
         return Ok(*epoch);
     }
-    let _memory = pressure.reserve(rooms, Pool::Jobs, bytes)?;
     upload(&rooms.env, &TieredSegment::new(path, bytes, claim.epoch))?;
     claim.segments.insert(path.to_owned(), claim.epoch);
     Ok(claim.epoch)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest};
+use firn_env::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 use firn_model::Result;
 
 /// A kind of request to an object store.
@@ -125,6 +125,11 @@ impl Bucket for CountedBucket {
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {
         self.count(Request::Put, key, bytes.len() as u64);
         self.below.put(key, bytes, mode)
+    }
+
+    fn put_file(&self, key: &str, file: Mapped) -> Result<ObjectInfo> {
+        self.count(Request::Put, key, file.len() as u64);
+        self.below.put_file(key, file)
     }
 
     fn head(&self, key: &str) -> Result<ObjectInfo> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Bucket, Disk, Env, OpenMode, PutMode, RangeRequest};
+use firn_env::{Bucket, Disk, Env, OpenMode, RangeRequest};
 use firn_index::Index;
 use firn_model::{Error, ErrorKind, Result};
 
@@ -106,16 +106,19 @@ pub(crate) fn upload_again(env: &Env, described: &Description, path: &str) -> Re
     Ok(())
 }
 
-/// Uploads a segment.
+/// Uploads a segment from its mapped file, because an index may be larger than memory.
 ///
 /// # Errors
-/// `Unavailable`.
+/// `Corrupt` for a file of another length; `Unavailable`.
 pub(crate) fn upload(env: &Env, segment: &TieredSegment) -> Result<()> {
-    let file = env.disk.open(&segment.path, OpenMode::Read)?;
-    let mut body = vec![0; usize::try_from(segment.bytes).unwrap_or(usize::MAX)];
-    file.read_at(0, &mut body)?;
+    let file = env.disk.open(&segment.path, OpenMode::Read)?.map()?;
+    let bytes = file.len() as u64;
+    if bytes != segment.bytes {
+        let what = format!("the index file has {bytes} bytes, expected {}", segment.bytes);
+        return Err(Error::corrupt(&*segment.path, bytes.min(segment.bytes), what));
+    }
     // No other process uses this key, and a second put has the same bytes.
-    env.bucket.put(&segment.key, body.into(), PutMode::Overwrite).map(|_| ())
+    env.bucket.put_file(&segment.key, file).map(|_| ())
 }
 
 /// For each segment, whether file and object are the same: they are compared by their ends, which

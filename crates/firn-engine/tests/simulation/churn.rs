@@ -3,14 +3,17 @@
 //! without reading data.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, RecoveryProgress};
 use firn_model::{
-    CancelToken, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
+    Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
 };
 use firn_sim::{ObservedSamples, Sim};
+
+use crate::world::{self, known_values};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -91,8 +94,7 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     let bound = LIVING + 8 * NEW_EVERY_HOUR;
     assert!(series_count_max <= bound as u64, "{series_count_max} series, {bound} may be");
     assert_eq!(stats.series_removed, ever as u64 - stats.index.series_count);
-    let pods = engine.snapshot().index().label_values("pod", None, &CancelToken::new());
-    let pods: BTreeSet<String> = pods.expect("a listing").into_iter().collect();
+    let pods: BTreeSet<String> = known_values(&engine, "pod").into_iter().collect();
     assert_eq!(pods.len() as u64, stats.index.series_count);
     assert!(!pods.contains("p0") && pods.contains(&format!("p{}", ever - 1)));
     let newest = resolve(&engine, ever - 1..ever)[0];
@@ -120,12 +122,22 @@ fn lists_over_a_time_range_read_no_data() {
         let matchers = vec![Matcher::equal("job", "kube")];
         let selection = Selection { matchers: matchers.clone(), range, grouping: Grouping::Series };
         let snapshot = engine.snapshot();
-        let present = snapshot.present(&selection, &context).expect("a listing");
-        let keys: BTreeSet<Labels> =
-            snapshot.keys(&selection, &context).expect("a listing").0.into_iter().collect();
-        assert_eq!(present.series_count(), keys.len());
-        let names = snapshot.label_names(&matchers, range, &context).expect("a listing");
-        assert_eq!(names.contains(&"pod".to_owned()), !keys.is_empty());
+        let keys = world::listed(&snapshot, &selection).expect("a listing");
+        let mut has_pod = false;
+        let mut look = |name: &str| {
+            has_pod |= name == "pod";
+            Ok(ControlFlow::Continue(()))
+        };
+        snapshot.each_label_name(&matchers, range, &context, &mut look).expect("a listing");
+        assert_eq!(has_pod, !keys.is_empty());
+        let mut pods = Vec::new();
+        let mut add = |pod: &str| {
+            pods.push(pod.to_owned());
+            Ok(ControlFlow::Continue(()))
+        };
+        snapshot.each_label_value("pod", &matchers, range, &context, &mut add).expect("a listing");
+        let of_keys: BTreeSet<&str> = keys.iter().filter_map(|key| key.get("pod")).collect();
+        assert_eq!(pods, of_keys.into_iter().collect::<Vec<_>>(), "{range:?}");
         let stats = &context.stats;
         let reads = [&stats.fast_bytes, &stats.slow_bytes, &stats.cache_hits, &stats.cache_misses];
         assert_eq!(reads.map(|count| count.get()), [0; 4], "blocks were read for {range:?}");

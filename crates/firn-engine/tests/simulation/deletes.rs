@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
-use firn_model::{
-    CancelToken, ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection,
-    SeriesRef, TimeRange,
-};
+use firn_model::{ErrorKind, Grouping, Labels, Matcher, RowBatch, Selection, SeriesRef, TimeRange};
 use firn_sim::{ObservedSamples, Sim};
+
+use crate::world::{known_values, listed};
 
 const SERIES: usize = 12;
 
@@ -250,18 +249,18 @@ fn a_series_without_samples_is_not_listed() {
     // Far enough apart for table directories to separate them.
     let late = 48 * 3_600_000;
     write(&engine, [1_000, late], 1.0);
-    let listed = |engine: &Engine, range: (i64, i64)| {
+    let list = |engine: &Engine, range: (i64, i64)| {
         let range = TimeRange::new(range.0, range.1);
         let selection = Selection { matchers: vec![], range, grouping: Grouping::Series };
-        engine.snapshot().keys(&selection, &QueryContext::unbounded()).expect("a listing").0.len()
+        listed(&engine.snapshot(), &selection).expect("a listing").len()
     };
     delete(&engine, 0, (0, late));
     delete(&engine, 1, (0, late));
     delete(&engine, 2, (0, 1_000));
     for round in 0..3 {
-        let counts = [(0, 1_000), (late, late)].map(|range| listed(&engine, range));
+        let counts = [(0, 1_000), (late, late)].map(|range| list(&engine, range));
         assert_eq!(counts, [SERIES - 3, SERIES - 2], "round {round}");
-        assert_eq!(listed(&engine, (0, 2 * late)), SERIES - 2, "round {round}");
+        assert_eq!(list(&engine, (0, 2 * late)), SERIES - 2, "round {round}");
         match round {
             0 => flush(&engine),
             _ => engine.clean_tombstones().expect("cleaning"),
@@ -310,8 +309,7 @@ fn a_series_without_samples_leaves_the_index() {
     assert_eq!((after.index.series_count, after.series_removed), (left, dead_count as u64));
     assert!(after.index.segment_bytes < stats.segment_bytes, "{stats:?}, {:?}", after.index);
     assert_eq!(engine.generation(), 1);
-    let names = engine.snapshot().index().label_values("__name__", None, &CancelToken::new());
-    assert_eq!(names.expect("a listing"), ["m11", "m9"]);
+    assert_eq!(known_values(&engine, "__name__"), ["m11", "m9"]);
     // The old reference is refused, and the same label set has a new one from now on.
     let mut batch = RowBatch::default();
     batch.push(before[0], 5_000, 1.0);

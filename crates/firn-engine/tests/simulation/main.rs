@@ -19,6 +19,7 @@ mod failed_commits;
 mod faults;
 mod histories;
 mod lifecycle;
+mod lists;
 mod lost_index;
 mod mutants;
 mod outage;

@@ -9,8 +9,8 @@ use firn_engine::{
 };
 use firn_env::Env;
 use firn_model::{
-    Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
-    ShardBits, TimeRange,
+    CancelToken, Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, QueryContext, Result,
+    RowBatch, Sample, SeriesRef, ShardBits, TimeRange,
 };
 use firn_sim::{ObservedSamples, Operation, Rng, Sim, SimDisk, SyncFaultDisk};
 use parking_lot::Mutex;
@@ -464,6 +464,72 @@ fn dropped_or_without_changes_a_transaction_does_nothing() {
     assert_eq!((engine.stats().transactions, engine.stats().conflicts), (1, 0));
 }
 
+/// Reads, changes and the validation of a commit end with the context, and stay within its memory.
+#[test]
+fn a_transaction_ends_with_its_context() {
+    let sim = Sim::new(3);
+    let engine = open(&sim);
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let refs = refs(&engine);
+    type Step = fn(&mut Transaction<'_>, &[SeriesRef]) -> Result<()>;
+    let steps: [(&str, Step); 5] = [
+        ("read", |t, _| t.read(&matcher(0), TimeRange::ALL).map(drop)),
+        ("read_point", |t, r| t.read_point(r[0], 1_000).map(drop)),
+        ("update_range", |t, _| t.update_range(&matcher(0), TimeRange::ALL, |_, _| 2.0).map(drop)),
+        ("delete_range", |t, _| t.delete_range(&matcher(0), TimeRange::ALL).map(drop)),
+        ("delete", |t, r| t.delete(r[0], 1_000).map(drop)),
+    ];
+    for (name, step) in steps {
+        let cancel = CancelToken::new();
+        let budget = engine.budget().part(1 << 20);
+        let mut transaction =
+            engine.begin_within(QueryContext::new(cancel.clone(), budget)).expect("begins");
+        cancel.time_out();
+        let error = step(&mut transaction, &refs).expect_err(name);
+        assert_eq!(*error.kind(), ErrorKind::Timeout, "{name}");
+        // A part of the memory that one sample needs.
+        let tiny = engine.budget().part(8);
+        let context = QueryContext::new(CancelToken::new(), tiny);
+        let mut transaction = engine.begin_within(context).expect("begins");
+        if name != "delete_range" {
+            let error = step(&mut transaction, &refs).expect_err(name);
+            let is_refused = matches!(error.kind(), ErrorKind::TooLarge | ErrorKind::Busy { .. });
+            assert!(is_refused, "{name}: {error}");
+        }
+    }
+    // A delete that was not begun by the caller, too.
+    let cancel = CancelToken::new();
+    cancel.time_out();
+    let context = QueryContext::new(cancel, engine.budget().part(1 << 20));
+    let error =
+        engine.delete_within(&[matcher(0).to_vec()], TimeRange::ALL, &context).expect_err("late");
+    assert_eq!(*error.kind(), ErrorKind::Timeout);
+    // The samples that all reads return are counted.
+    for (name, step) in steps.iter().filter(|(name, _)| *name != "delete_range") {
+        for (samples_max, is_refused) in [(1, true), (2, false)] {
+            let mut transaction = engine.begin().expect("begins");
+            transaction.limit_samples(samples_max);
+            transaction.read_point(refs[1], 1_000).expect("one sample");
+            match step(&mut transaction, &refs) {
+                Ok(()) => assert!(!is_refused, "{name}"),
+                Err(error) => {
+                    assert!(is_refused && *error.kind() == ErrorKind::TooLarge, "{name}: {error}");
+                }
+            }
+        }
+    }
+    // The commit, too.
+    let cancel = CancelToken::new();
+    let context = QueryContext::new(cancel.clone(), engine.budget().part(1 << 20));
+    let mut transaction = engine.begin_within(context).expect("begins");
+    assert_eq!(read_in(&mut transaction, 0), [(1_000, 1.0)]);
+    transaction.insert(refs[1], 2_000, 5.0).expect("an insert");
+    cancel.cancel();
+    let error = transaction.commit().expect_err("canceled");
+    assert_eq!(*error.kind(), ErrorKind::Canceled);
+    (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), [(1_000, 1.0)], "m{idx}"));
+}
+
 /// In each case one transaction reads, and another one commits a change before the first commits:
 /// whether that is a conflict.
 #[test]
@@ -742,7 +808,7 @@ fn limits_are_errors() {
 struct AnnouncedNumbers(Mutex<Vec<CommitSeq>>);
 
 impl ChangeSink for AnnouncedNumbers {
-    fn changed(&self, change: &Change) {
+    fn changed(&self, change: Change) {
         self.0.lock().push(change.number);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +13,8 @@ use firn_engine::{
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
-    QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, TimeRange, Timestamp,
+    QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, Slot, TimeRange,
+    Timestamp,
 };
 use firn_sim::{ObservedSamples, Oracle, Rng, Sim};
 use parking_lot::Mutex;
@@ -120,7 +122,7 @@ pub(crate) struct AnnouncedChanges(
 );
 
 impl ChangeSink for AnnouncedChanges {
-    fn changed(&self, change: &Change) {
+    fn changed(&self, change: Change) {
         if change.kind == ChangeKind::Delete {
             self.1.lock().insert(change.number);
             return;
@@ -309,6 +311,8 @@ impl World {
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
+            // Some runs flush whenever they may, a second after the previous flush.
+            restart_ms_max: [0, 2_000, 2_000][self.seed as usize / 4 % 3],
             hot_age_ms_max: 2 * 3_600_000,
             log: LogOptions { segment_bytes: 8 << 10, sync: self.log_sync },
             head: HeadOptions {
@@ -1030,18 +1034,30 @@ impl World {
     pub(crate) fn verify_list(&mut self) -> Result<(), Failure> {
         let snapshot = self.engine().snapshot();
         let (matchers, range) = (self.random_matchers(), self.random_range());
+        let context = QueryContext::unbounded();
         let read = || -> firn_model::Result<_> {
             let matchers = matchers.clone();
             let selection = Selection { matchers, range, grouping: Grouping::Series };
-            let (listed, _) = snapshot.keys(&selection, &QueryContext::unbounded())?;
-            let here = ObservedSamples::read(&snapshot, &selection.matchers, range)?;
+            let matchers = &selection.matchers;
+            let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+            snapshot.each_label_name(matchers, range, &context, &mut |name| {
+                values.insert(name.to_owned(), BTreeSet::new());
+                Ok(ControlFlow::Continue(()))
+            })?;
+            for (name, of_name) in &mut values {
+                snapshot.each_label_value(name, matchers, range, &context, &mut |value| {
+                    of_name.insert(value.to_owned());
+                    Ok(ControlFlow::Continue(()))
+                })?;
+            }
             Ok((
-                listed,
-                here,
-                ObservedSamples::read(&snapshot, &selection.matchers, TimeRange::ALL)?,
+                listed(&snapshot, &selection)?,
+                values,
+                ObservedSamples::read(&snapshot, matchers, range)?,
+                ObservedSamples::read(&snapshot, matchers, TimeRange::ALL)?,
             ))
         };
-        let (listed, here, all) = match read() {
+        let (listed, values, here, all) = match read() {
             Ok(read) => read,
             Err(e) => return self.after_error(&e),
         };
@@ -1049,9 +1065,17 @@ impl World {
         if let Some(missed) = here.series.keys().find(|labels| !listed.contains(labels)) {
             return Err(Failure(format!("{missed} has samples in {range:?} and is not listed")));
         }
-        match listed.iter().find(|labels| !all.series.contains_key(labels)) {
-            Some(gone) => Err(Failure(format!("{gone} is listed in {range:?} without a sample"))),
-            None => Ok(()),
+        if let Some(gone) = listed.iter().find(|labels| !all.series.contains_key(labels)) {
+            return Err(Failure(format!("{gone} is listed in {range:?} without a sample")));
+        }
+        // Names and values are those of the listed series.
+        let mut want: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (name, value) in listed.iter().flat_map(Labels::iter) {
+            want.entry(name.to_owned()).or_default().insert(value.to_owned());
+        }
+        match values == want {
+            true => Ok(()),
+            false => Err(Failure(format!("{values:?} are listed in {range:?}, not {want:?}"))),
         }
     }
 
@@ -1115,14 +1139,16 @@ impl World {
         self.verify()
     }
 
-    /// The series of one scrape target, or lone series.
+    /// The series of one scrape target, or of a host without `job`: lone series until the index
+    /// groups them by itself.
     pub(crate) fn random_labels(&mut self) -> Vec<Labels> {
         let target = self.rng.below(4);
         let count = 1 + self.rng.below(6);
         (0..count)
             .map(|idx| {
                 let name = format!("m{}", (idx + self.rng.below(2)) % 8);
-                let instance = format!("host-{target}");
+                let host = if target == 3 { 3 + count % 3 } else { target };
+                let instance = format!("host-{host}");
                 let alone = [("__name__", name.as_str()), ("only", instance.as_str())];
                 let grouped =
                     [("__name__", name.as_str()), ("job", "sim"), ("instance", instance.as_str())];
@@ -1158,7 +1184,7 @@ impl World {
             matchers.push(Matcher::equal("__name__", &name));
         }
         if self.rng.chance(0.6) {
-            let host = format!("host-{}", self.rng.below(4));
+            let host = format!("host-{}", self.rng.below(6));
             let name = *self.rng.pick(&["instance", "instance", "only"]);
             matchers.push(Matcher::equal(name, &host));
         }
@@ -1212,6 +1238,29 @@ fn is_power_loss(e: &Error) -> bool {
 /// Conversions at `arena_bytes_max` bytes per arena, so that short runs of a test convert.
 pub(crate) fn small_arenas(arena_bytes_max: usize) -> ConvertOptions {
     ConvertOptions { arena_bytes_max, sparse_arena_times: 4, ..ConvertOptions::default() }
+}
+
+/// The values of a label in the index, with or without samples.
+pub(crate) fn known_values(engine: &Engine, name: &str) -> Vec<String> {
+    let (snapshot, context) = (engine.snapshot(), QueryContext::unbounded());
+    let mut values = Vec::new();
+    let found = snapshot.index().select(&[], &context).expect("a selection");
+    let mut add = |value: &str| {
+        values.push(value.to_owned());
+        Ok(ControlFlow::Continue(()))
+    };
+    found.each_value(name, &context, &mut |_, _: &[Slot]| Ok(true), &mut add).expect("a listing");
+    values
+}
+
+/// The label sets that a list of a selection by series contains.
+pub(crate) fn listed(
+    snapshot: &Snapshot,
+    selection: &Selection,
+) -> firn_model::Result<BTreeSet<Labels>> {
+    let found = snapshot.present(selection, &QueryContext::unbounded())?;
+    let members = found.groups.iter().flat_map(|group| &group.members);
+    Ok(members.map(|member| found.keys[member.key as usize].clone()).collect())
 }
 
 /// Reads every sample of every series from one snapshot.

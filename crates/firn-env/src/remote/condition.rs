@@ -16,6 +16,7 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutOptions, PutPayload};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::store::ShownCause;
 use super::{Client, PART_BYTES, version_of};
 use crate::{ObjectInfo, PutMode, RangeRequest};
 
@@ -190,11 +191,10 @@ enum KeyContent {
     Other,
 }
 
-/// Whether a retry can succeed: wrong credentials, for example, stay wrong.
 fn is_transient(error: &Error) -> bool {
     let source = std::error::Error::source(error);
-    let store = source.and_then(|source| source.downcast_ref::<object_store::Error>());
-    matches!(store, Some(object_store::Error::Generic { .. }))
+    let cause = source.and_then(|source| source.downcast_ref::<ShownCause>());
+    cause.is_some_and(|cause| cause.is_transient)
 }
 
 /// A value that no other writer draws.

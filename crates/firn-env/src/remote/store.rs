@@ -1,6 +1,8 @@
 //! Creates clients of an object store from a URL and environment variables.
 
+use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,8 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
+
+use crate::given_file;
 
 /// The clients of one bucket. They differ in retries and time-outs.
 pub(super) struct Stores {
@@ -26,7 +30,12 @@ pub(super) struct Stores {
     pub(super) once: Arc<dyn ObjectStore>,
     /// Whether conditions compare generations (Google) rather than entity tags.
     pub(super) compares_generations: bool,
+    pub(super) files: CredentialFiles,
 }
+
+/// Files with credentials, by the variables that name them. The clients open them without a check,
+/// some again whenever a token expires.
+pub(super) struct CredentialFiles(Vec<(String, PathBuf)>);
 
 /// Longer than any caller waits: 1 GiB at 1 MiB/s takes 1,024 s.
 const CALL_MAX: Duration = Duration::from_secs(3_600);
@@ -58,10 +67,10 @@ pub(super) fn open(
     }
     let prefix = Path::parse(prefix.trim_matches('/'))
         .map_err(|e| Error::invalid(format!("{url}: the prefix is not a valid key")).because(e))?;
-    let build: Build = match scheme {
-        "s3" | "s3a" => s3,
-        "gs" => google,
-        "az" | "azure" => azure,
+    let (build, file_variables): (Build, &[&str]) = match scheme {
+        "s3" | "s3a" => (s3, &S3_FILES),
+        "gs" => (google, &GOOGLE_FILES),
+        "az" | "azure" => (azure, &AZURE_FILES),
         _ => {
             return Err(Error::invalid(format!(
                 "{url}: unknown scheme, expected s3://, gs:// or az://"
@@ -70,14 +79,90 @@ pub(super) fn open(
     };
     let variables: Vec<(String, String)> =
         variables.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
+    let mut files = CredentialFiles::of(&variables, file_variables);
+    if scheme == "gs" {
+        files.0.extend(google_default());
+    }
+    files.check()?;
+    // Each client opens the file that the process's own environment names.
+    given_file::check_authorities()?;
     let stores = Stores {
         retrying: build(bucket, &variables, Tuning::retrying(give_up))?,
         patient: build(bucket, &variables, Tuning::patient(give_up))?,
         enduring: build(bucket, &variables, Tuning::enduring(give_up))?,
         once: build(bucket, &variables, Tuning::once(give_up))?,
         compares_generations: scheme == "gs",
+        files,
     };
     Ok((stores, prefix))
+}
+
+// Beginnings of the names of variables.
+const S3_VARIABLES: &[&str] = &["aws_"];
+const GOOGLE_VARIABLES: &[&str] = &["google_", "service_account"];
+const AZURE_VARIABLES: &[&str] = &["azure_", "identity_", "msi_"];
+
+const S3_FILES: [&str; 2] =
+    ["aws_web_identity_token_file", "aws_container_authorization_token_file"];
+const GOOGLE_FILES: [&str; 5] = [
+    "google_service_account",
+    "google_service_account_path",
+    "google_application_credentials",
+    "service_account",
+    "service_account_path",
+];
+const AZURE_FILES: [&str; 1] = ["azure_federated_token_file"];
+
+/// The variables of `environment` as text.
+///
+/// # Errors
+/// `Invalid` for one that a store reads and that is not UTF-8: its file could not be checked.
+pub(super) fn text_variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<Vec<(String, String)>> {
+    let mut variables = Vec::new();
+    for (name, value) in environment {
+        let Ok(name) = name.into_string() else { continue };
+        match value.into_string() {
+            Ok(value) => variables.push((name, value)),
+            Err(_) if is_read(&name) => {
+                return Err(Error::invalid(format!("{name}: expected UTF-8")));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(variables)
+}
+
+/// Whether a client of a store may read the variable.
+fn is_read(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    [S3_VARIABLES, GOOGLE_VARIABLES, AZURE_VARIABLES].concat().iter().any(|p| name.starts_with(p))
+}
+
+/// The file that Google's client reads if no variable names one.
+fn google_default() -> Option<(String, PathBuf)> {
+    let home = PathBuf::from(std::env::var_os("HOME")?);
+    let path = home.join(".config/gcloud/application_default_credentials.json");
+    Some(("the default credentials of Google".to_owned(), path))
+}
+
+impl CredentialFiles {
+    fn of(variables: &[(String, String)], names: &[&str]) -> CredentialFiles {
+        let files = variables
+            .iter()
+            .filter(|(name, value)| names.contains(&name.as_str()) && !value.is_empty());
+        let file = |(name, path): &(String, String)| (name.to_uppercase(), PathBuf::from(path));
+        CredentialFiles(files.map(file).collect())
+    }
+
+    /// Checks that opening and reading them does not wait.
+    ///
+    /// # Errors
+    /// `Invalid`, naming variable and file. A missing file is none of theirs.
+    pub(super) fn check(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(variable, path)| given_file::check(path, variable))
+    }
 }
 
 impl Tuning {
@@ -133,7 +218,7 @@ fn s3(
     refuse_silent_http(variables)?;
     // The store compares the received bytes with this checksum, in addition to TLS.
     let mut builder = AmazonS3Builder::new().with_checksum_algorithm(Checksum::SHA256);
-    for (key, value) in known::<AmazonS3ConfigKey>(variables, &["aws_"]) {
+    for (key, value) in known::<AmazonS3ConfigKey>(variables, S3_VARIABLES) {
         builder = builder.with_config(key, value);
     }
     for (key, value) in tuning.settings() {
@@ -149,7 +234,7 @@ fn google(
     tuning: Tuning,
 ) -> Result<Arc<dyn ObjectStore>> {
     let mut builder = GoogleCloudStorageBuilder::new();
-    for (key, value) in known::<GoogleConfigKey>(variables, &["google_", "service_account"]) {
+    for (key, value) in known::<GoogleConfigKey>(variables, GOOGLE_VARIABLES) {
         builder = builder.with_config(key, value);
     }
     for (key, value) in tuning.settings() {
@@ -165,7 +250,7 @@ fn azure(
     tuning: Tuning,
 ) -> Result<Arc<dyn ObjectStore>> {
     let mut builder = MicrosoftAzureBuilder::new();
-    for (key, value) in known::<AzureConfigKey>(variables, &["azure_", "identity_", "msi_"]) {
+    for (key, value) in known::<AzureConfigKey>(variables, AZURE_VARIABLES) {
         builder = builder.with_config(key, value);
     }
     for (key, value) in tuning.settings() {
@@ -214,7 +299,7 @@ fn unusable(
     };
     for (_, value) in variables.iter().filter(|variable| is_secret(&variable.0)) {
         if value.len() >= QUOTED_BYTES_MIN {
-            cause.0 = cause.0.replace(value.as_str(), "xxxxx");
+            cause.text = cause.text.replace(value.as_str(), "xxxxx");
         }
     }
     Error::invalid(format!(
@@ -225,17 +310,33 @@ fn unusable(
 
 /// The text of a store's error and its causes, without the credentials of the URLs in it.
 #[derive(Debug)]
-pub(super) struct ShownCause(String);
+pub(super) struct ShownCause {
+    text: String,
+    /// Whether a retry can succeed: wrong credentials, for example, stay wrong.
+    pub(super) is_transient: bool,
+}
 
 impl ShownCause {
     pub(super) fn new(error: &object_store::Error) -> ShownCause {
-        ShownCause(redacted(&error.to_string()).into_owned())
+        let mut text = error.to_string();
+        let mut next = std::error::Error::source(error);
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            // Some errors repeat their cause.
+            if !text.contains(&cause_text) {
+                text.push_str(": ");
+                text.push_str(&cause_text);
+            }
+            next = cause.source();
+        }
+        let is_transient = matches!(error, object_store::Error::Generic { .. });
+        ShownCause { text: redacted(&text).into_owned(), is_transient }
     }
 }
 
 impl fmt::Display for ShownCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 

@@ -53,6 +53,65 @@ fn an_unreachable_store_is_unavailable_in_bounded_time() {
     }
 }
 
+/// Without the checks the client waits for the pipe's other end: at the start, and in every request
+/// after a token has expired.
+#[test]
+fn variables_that_name_pipes_or_devices_are_refused() {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    let open = |url: &str, variables: &[(&str, &std::path::Path)]| {
+        let named = |&(name, path): &(&str, &std::path::Path)| {
+            (name.to_owned(), path.to_str().unwrap().to_owned())
+        };
+        RemoteBucket::open(url, variables.iter().map(named), &RemoteOptions::default())
+    };
+    mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
+    for (url, name) in [
+        ("s3://b", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        ("s3://b", "aws_container_authorization_token_file"),
+        ("gs://b", "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://b", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+        ("gs://b", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("gs://b", "SERVICE_ACCOUNT"),
+        ("gs://b", "SERVICE_ACCOUNT_PATH"),
+        ("az://b", "AZURE_FEDERATED_TOKEN_FILE"),
+    ] {
+        for bad in [&*path, folder.path(), std::path::Path::new("/dev/zero")] {
+            let error = open(url, &[(name, bad)]).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Invalid, "{name}: {error}");
+            assert!(error.to_string().contains(&name.to_uppercase()), "{name}: {error}");
+        }
+    }
+    // Variables of other stores do not matter.
+    open("s3://b", &[("GOOGLE_SERVICE_ACCOUNT", &path)]).unwrap();
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "token").unwrap();
+    let bucket = open("s3://b", &[("AWS_WEB_IDENTITY_TOKEN_FILE", &path)]).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
+    let error = bucket.head("a").unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Unavailable);
+    assert!(error.to_string().contains("it is a pipe"), "{error}");
+}
+
+/// Before, such a variable was ignored here, and a path in it was not checked.
+#[test]
+fn variables_of_stores_are_text() {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    let f = |name: &str| {
+        let value = OsString::from_vec(b"/tmp/\xff".to_vec());
+        store::text_variables([(name.into(), value), ("A".into(), "b".into())])
+    };
+    for name in ["AWS_WEB_IDENTITY_TOKEN_FILE", "google_service_account", "AZURE_CLIENT_ID"] {
+        let error = f(name).unwrap_err();
+        assert!(error.to_string().contains(&format!("{name}: expected UTF-8")), "{error}");
+    }
+    assert_eq!(f("PWD").unwrap(), [("A".to_owned(), "b".to_owned())]);
+}
+
 /// A server that records the head of each request and replies with the next of `answers`; the last
 /// one repeats. An empty answer closes the connection.
 struct Scripted {

@@ -137,6 +137,24 @@ fn parts_do_not_merge_over_released_memory() {
     world.check();
 }
 
+/// A query that needs memory holds locks of the index, for which a writer may wait that has locked
+/// a shard. Waiting for the shard would stop both for ever.
+#[test]
+fn recycling_does_not_wait_for_a_locked_shard() {
+    let mut world = World::new(2, |_| {});
+    for ts in 0..100 {
+        world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 2.0)]);
+    }
+    assert!(world.flush());
+    let all = world.head.stats().hot_bytes;
+    let writer = world.head.shard(ShardId(0));
+    let first = world.head.recycle(u64::MAX);
+    assert!(first > 0 && first < all, "{first} of {all}: those of the other shards");
+    drop(writer);
+    assert_eq!(first + world.head.recycle(u64::MAX), all);
+    world.check();
+}
+
 /// A block of a flush stays for readers that registered before the flush, and for no others:
 /// younger readers miss it and have tables.
 #[test]

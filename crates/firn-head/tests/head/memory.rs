@@ -57,6 +57,40 @@ fn invariant_8_a_series_costs_bytes_not_objects() {
     }
 }
 
+/// An arena is united with the segments before it as it becomes columns. Otherwise its values would
+/// be packed once for a segment of their own and again for the next merge.
+#[test]
+fn a_conversion_leaves_hardly_a_merge_to_do() {
+    for members in [1, 20] {
+        let budget = Budget::unlimited();
+        let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
+        let mut batch = RowBatch::default();
+        let (mut job_count, mut merge_count, mut left_count) = (0, 0, 0);
+        for step in 0..400u64 {
+            round(0..40, members, step as i64 * 15_000, &mut batch);
+            put(&head, &budget, &mut batch, step + 1);
+            if step % 10 == 9 {
+                head.seal_all();
+            }
+            while let Some(job) = head.plan_convert() {
+                let segment_count = head.stats().segment_count;
+                assert!(head.apply_convert(job.run().unwrap()));
+                job_count += 1;
+                merge_count += u64::from(head.stats().segment_count <= segment_count);
+            }
+            while let Some(job) = head.plan_compress() {
+                assert!(head.apply_convert(job.run().unwrap()));
+                left_count += 1;
+            }
+        }
+        assert!(job_count >= 40 && merge_count * 3 > job_count, "{merge_count} of {job_count}");
+        assert!(left_count * 10 < job_count, "{left_count} beside {job_count}");
+        let all = head.snapshot().read(GroupId(7), Slots::All, TimeRange::ALL).unwrap();
+        let value_count: usize = all.iter().map(|columns| columns.value_count()).sum();
+        assert_eq!(value_count, 400 * members as usize);
+    }
+}
+
 /// Small counts at whole seconds, one every three minutes on average. In two hours such a series
 /// never takes more than 190 bytes, and under 140 on average. ByteSeries, section 5.1, has 310 to
 /// 375 bytes, including labels.

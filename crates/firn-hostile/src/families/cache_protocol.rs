@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::attack::{Attack, CLOSED, Expect, Family, SILENT, attack, hold, raw, script, status};
-use crate::client::{Answer, TEXT, exchange};
+use crate::attack::{
+    Action, Attack, CLOSED, Expect, Family, SILENT, attack, hold, raw, script, status,
+};
+use crate::client::{Answer, TEXT, exchange, exchange_to_end};
 use crate::server::{Setup, Target};
 
 pub(crate) fn family() -> Family {
@@ -164,7 +166,7 @@ fn values() -> Vec<Attack> {
                 let bytes = format!("set big 0 0 1 json {}\r\n{value}\r\nquit\r\n", value.len());
                 std::thread::scope(|scope| {
                     let threads: Vec<_> = (0..20)
-                        .map(|_| scope.spawn(|| exchange(target, bytes.as_bytes())))
+                        .map(|_| scope.spawn(|| exchange_to_end(target, bytes.as_bytes())))
                         .collect();
                     threads
                         .into_iter()
@@ -216,8 +218,12 @@ fn browsers() -> Vec<Attack> {
             raw(posted("OPTIONS", "")),
             refused().or(400).or(403).or(404).or(405),
         ),
-        attack("commands behind a host", raw(format!("Host: evil.example\r\n{poison}")), refused())
-            .quick(),
+        attack(
+            "commands behind a host",
+            raw(format!("Host: evil.example\r\n{poison}")),
+            refused().or(405).contains("connection: close"),
+        )
+        .quick(),
         attack(
             "commands in a header",
             raw(format!("GET / HTTP/1.1\r\nX: y\r\n{poison}\r\n")),
@@ -246,6 +252,25 @@ fn browsers() -> Vec<Attack> {
             status([200, 400, 403, CLOSED]).lacks("access-control-allow-origin"),
         ),
         attack(
+            "metrics by lines that end with LF",
+            raw("GET /-/cache/metrics HTTP/1.1\nHost: 127.0.0.1\n\n"),
+            status([400]),
+        ),
+        attack(
+            "metrics with two lengths",
+            raw("GET /-/cache/metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\
+                 Content-Length: 2\r\n\r\nab"),
+            status([400]),
+        ),
+        attack(
+            "metrics with a host behind 100 headers",
+            raw(format!(
+                "GET /-/cache/metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n{}Host: evil.example\r\n\r\n",
+                "X: y\r\n".repeat(100)
+            )),
+            status([431]),
+        ),
+        attack(
             "an HTTP head of 1 MB",
             raw(format!("GET /-/cache/metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(200_000))),
             status([TEXT, 200, 400, 431, CLOSED]),
@@ -257,7 +282,7 @@ fn others_are_served(target: &Target) -> Vec<Answer> {
     (0..10)
         .flat_map(|n| {
             let request = format!("set beside-{n} 0 0 1 json 7\r\n[[1,2]]\r\nquit\r\n");
-            exchange(target, request.as_bytes())
+            exchange_to_end(target, request.as_bytes())
         })
         .collect()
 }
@@ -288,29 +313,29 @@ fn silent() -> Vec<Attack> {
         attack("300 silent connections", hold(300, 3, ""), status([SILENT, CLOSED])),
         attack("70 half lines", hold(70, 2, "get k 0"), status([SILENT, CLOSED])),
         attack("others beside 300 silent connections", beside(300, ""), stored()).quick(),
-        attack(
-            "60 clients that do not read",
-            script(|target| {
-                let value = format!("[[1,\"{}\"]]", "x".repeat(400_000));
-                let set = format!("set deaf 0 0 1 json {}\r\n{value}\r\nquit\r\n", value.len());
-                exchange(target, set.as_bytes());
-                let gets = "get deaf 0 0 1 json 0\r\n".repeat(50);
-                let open: Vec<_> = (0..60)
-                    .filter_map(|_| {
-                        let mut connection = target.connect().ok()?;
-                        connection.write_all(gets.as_bytes()).ok()?;
-                        Some(connection)
-                    })
-                    .collect();
-                std::thread::sleep(Duration::from_secs(3));
-                let answers = others_are_served(target);
-                drop(open);
-                answers
-            }),
-            stored(),
-        )
-        .quick(),
+        attack("60 clients that do not read", deaf_clients(60), stored()).quick(),
     ]
+}
+
+/// Clients that request long values and do not read them, and the responses of others meanwhile.
+fn deaf_clients(count: usize) -> Action {
+    script(move |target| {
+        let value = format!("[[1,\"{}\"]]", "x".repeat(400_000));
+        let set = format!("set deaf 0 0 1 json {}\r\n{value}\r\nquit\r\n", value.len());
+        exchange_to_end(target, set.as_bytes());
+        let gets = "get deaf 0 0 1 json 0\r\n".repeat(50);
+        let open: Vec<_> = (0..count)
+            .filter_map(|_| {
+                let mut connection = target.connect().ok()?;
+                connection.write_all(gets.as_bytes()).ok()?;
+                Some(connection)
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(3));
+        let answers = others_are_served(target);
+        drop(open);
+        answers
+    })
 }
 
 fn tokens() -> Vec<Attack> {
@@ -327,15 +352,6 @@ fn tokens() -> Vec<Attack> {
             refused(),
         ),
         attack("a token of 8 kB", raw(format!("auth {}\r\n", "t".repeat(8_000))), refused()),
-        attack(
-            "500 wrong tokens",
-            script(|target| {
-                (0..500)
-                    .flat_map(|n| exchange(target, format!("auth guess-{n}\r\n").as_bytes()))
-                    .collect()
-            }),
-            refused().within(20),
-        ),
         attack(
             "metrics without the token",
             raw("GET /-/cache/metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
@@ -364,5 +380,15 @@ fn tokens() -> Vec<Attack> {
             status([TEXT]).contains("STORED").within(8),
         )
         .quick(),
+        // The last one: afterwards the address has to wait.
+        attack(
+            "500 wrong tokens",
+            script(|target| {
+                (0..500)
+                    .flat_map(|n| exchange(target, format!("auth guess-{n}\r\n").as_bytes()))
+                    .collect()
+            }),
+            refused().within(20),
+        ),
     ]
 }

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::{base_s, query, write, write_made};
-use crate::attack::{Attack, CLOSED, Expect, Family, attack, flood, ok, script, status};
+use crate::attack::{Attack, CLOSED, Expect, Family, SILENT, attack, flood, ok, script, status};
 use crate::client::{Answer, get, post};
 use crate::server::{Setup, Target};
 use crate::wire::{Message, noise, one_series, series};
@@ -101,6 +102,24 @@ fn send_some(target: &Target) -> Vec<Answer> {
         .collect()
 }
 
+/// The table that was flushed last; waits until there is one.
+fn newest_table(target: &Target) -> Option<PathBuf> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(15) {
+        let entries =
+            fs::read_dir(target.data().join("fast/tables")).into_iter().flatten().flatten();
+        let tables = entries.map(|entry| entry.path()).filter(|path| {
+            path.extension().is_some_and(|end| end == "fst")
+                && path.metadata().is_ok_and(|m| m.len() > 64)
+        });
+        if let Some(newest) = tables.max() {
+            return Some(newest);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    None
+}
+
 fn tampering() -> Vec<Attack> {
     vec![
         attack(
@@ -135,6 +154,57 @@ fn tampering() -> Vec<Attack> {
                 answers
             }),
             status([204]),
+        ),
+        attack(
+            "a table that another program cuts",
+            script(|target| {
+                let Some(path) = newest_table(target) else {
+                    return vec![Answer::of_status(SILENT)];
+                };
+                let bytes = fs::read(&path).unwrap_or_default();
+                let _ = fs::write(&path, &bytes[..bytes.len() / 2]);
+                let mut answers = send_some(target);
+                let answer = query("count_over_time(some[1h])").send(target);
+                // An error that names the file is right.
+                let names_file = answer.status == 500 && answer.text().contains(".fst");
+                answers.extend((!names_file).then_some(answer));
+                let _ = fs::write(&path, &bytes);
+                answers
+            }),
+            status([200, 204]),
+        ),
+        attack(
+            "the folder of the tables is away for a while",
+            script(|target| {
+                let (here, away) =
+                    (target.data().join("fast/tables"), target.folder().join("away"));
+                let _ = fs::rename(&here, &away);
+                // A flush is due every 2 s.
+                let mut answers = Vec::new();
+                for _ in 0..6 {
+                    answers.extend(send_some(target));
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                // The server may have made a folder in its place.
+                let _ = fs::remove_dir(&here);
+                let _ = fs::rename(&away, &here);
+                answers
+            }),
+            status([204, 500, 503]),
+        ),
+        attack(
+            "links out of the folder",
+            script(|target| {
+                for (name, to) in
+                    [("x", "/"), ("fast/tables/loop", "."), ("fast/log/none", "/nowhere/x")]
+                {
+                    let _ = std::os::unix::fs::symlink(to, target.data().join(name));
+                }
+                let mut answers = send_some(target);
+                answers.push(query("sum(some)").send(target));
+                answers
+            }),
+            status([200, 204]),
         ),
         attack(
             "a snapshot whose folder is a link elsewhere",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::query;
 use crate::attack::{Attack, CLOSED, Family, SILENT, attack, hold, ok, script, status};
-use crate::client::{all_answers, get};
+use crate::client::{Connection, first_answer, get};
 use crate::server::Setup;
 
 pub(crate) fn family() -> Family {
@@ -95,7 +95,8 @@ fn many() -> Vec<Attack> {
                         let _ = (&stream)
                             .write_all(b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
                         let _ = stream.shutdown(std::net::Shutdown::Write);
-                        all_answers(&mut (Box::new(stream) as Box<dyn crate::client::Connection>))
+                        let mut stream: Box<dyn Connection> = Box::new(stream);
+                        vec![first_answer(&mut stream, Duration::from_secs(20))]
                     })
                     .collect()
             }),

@@ -43,6 +43,11 @@ users:
     tokens: [sha256:d24c7f55385753cf04a704703252f49b3bebfb1037c79d800bde0afa4b1a1f73]
     roles: [read]
     matchers: '{path="/path/1"}'
+  - name: sampled
+    tokens: [sha256:01b3dd81a19a8b069ac29b2e017c01594795fda4c348caa325a9fa92b70c222b]
+    roles: [read, write]
+    limits:
+      samples_per_query: 100
   - name: limited
     tokens: [sha256:5d05930da01d8b38d8948f59ea2750bd3dfae75ae00ebc93b1af74bed96c0093]
     roles: [read, write]
@@ -443,6 +448,41 @@ fn floods() -> Vec<Attack> {
             status([200, 422, 429, 503, 500]),
         ),
         attack("100 samples per query", by("limited", query("load")), status([422])).quick(),
+        attack(
+            "100 samples by a transaction",
+            by(
+                "sampled",
+                post("/api/v1/transaction")
+                    .body(r#"{"operations":[{"op":"read","match":"load"}]}"#),
+            ),
+            status([413]),
+        )
+        .quick(),
+        attack(
+            "a file of users that is cut and written again",
+            script(|target| {
+                // The last user is missing, and the file is valid.
+                let path = target.folder().join("web.yml");
+                let at = USERS.find("  - name: limited").unwrap_or(USERS.len());
+                let mut answers = Vec::new();
+                for text in [&USERS[..at], USERS, &USERS[..at], USERS] {
+                    let _ = fs::write(&path, text);
+                    let reload = post("/-/reload");
+                    std::thread::scope(|scope| {
+                        let reloading = scope.spawn(|| reload.send(target));
+                        answers.extend(
+                            (0..50).map(|_| {
+                                by("limited", get("/api/v1/status/buildinfo")).send(target)
+                            }),
+                        );
+                        let _ = reloading.join();
+                    });
+                }
+                answers
+            }),
+            ok(),
+        )
+        .quick(),
     ]
 }
 

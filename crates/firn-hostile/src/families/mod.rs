@@ -8,6 +8,8 @@ mod files;
 mod framing;
 mod idle_clients;
 mod json_bodies;
+mod labels;
+mod large_answers;
 mod logins;
 mod metadata;
 mod proxies;
@@ -29,6 +31,8 @@ use crate::wire::{Message, series, snappy};
 pub(crate) const ALL: &[fn() -> Family] = &[
     writes::family,
     queries::family,
+    large_answers::family,
+    labels::family,
     regexes::family,
     metadata::family,
     json_bodies::family,

@@ -110,6 +110,14 @@ fn respond(stream: &mut TcpStream, path: &str, asked: &str, tenant: &str) -> io:
     if asked.contains("no-answer") {
         return Err(io::ErrorKind::ConnectionAborted.into());
     }
+    if asked.contains("other-protocol") {
+        return stream.write_all(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+        );
+    }
+    if asked.contains("empty-error") {
+        return stream.write_all(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n");
+    }
     if asked.contains("garbage") {
         return stream.write_all(b"\x00\x01\x02 this is no HTTP\r\n\r\n");
     }

@@ -335,6 +335,24 @@ fn origins() -> Vec<Attack> {
         attack("no answer", get("/api/v1/query?query=no-answer"), failed()).quick(),
         attack("no answer to a range query", get(ranged("no-answer")), failed()),
         attack("an answer that is not HTTP", get(ranged("garbage")), failed()),
+        attack("another protocol", get("/api/v1/query?query=other-protocol"), status([502]))
+            .quick(),
+        attack(
+            "another protocol after a range query",
+            get(ranged("other-protocol")),
+            status([502]),
+        ),
+        attack(
+            "an error without a body",
+            get("/api/v1/query?query=empty-error"),
+            status([500]).contains("origin"),
+        )
+        .quick(),
+        attack(
+            "an error without a body to a range query",
+            get(ranged("empty-error")),
+            status([500]).contains("origin"),
+        ),
         attack("a head without an end", get(ranged("endless-head")), failed()).quick(),
         attack("300 MB to a range query", get(ranged("huge")), status([200, 502])).quick(),
         attack(

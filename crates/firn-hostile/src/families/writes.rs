@@ -3,7 +3,7 @@
 use super::{base_s, json, load_labels, write, write_made};
 use crate::attack::{Attack, Family, attack, bad, flood, limited, ok, status, survived, written};
 use crate::client::{Request, post};
-use crate::server::Setup;
+use crate::server::{FORGED, Setup};
 use crate::wire::{
     BYTES, GROUP, Message, VARINT, gzip, gzip_bomb, label, noise, one_series, sample, series,
     snappy,
@@ -11,6 +11,7 @@ use crate::wire::{
 
 pub(crate) fn family() -> Family {
     Family::new("writes", Setup::database(&["--query-timeout=5s"]))
+        .because("no text of a client adds a line to a log or an error", lines())
         .because("a malformed message is refused completely, with its byte", malformed())
         .because("labels are checked before a series exists", labels())
         .because("times and values are data, whatever their bits", samples())
@@ -24,6 +25,29 @@ pub(crate) fn family() -> Family {
 
 fn now_ms() -> i64 {
     base_s() * 1_000
+}
+
+/// Names and values that end a line, begin an event and control a terminal. The log shows the first
+/// rejection of a minute.
+fn lines() -> Vec<Attack> {
+    let forged = format!("x\r\n{FORGED}\u{1b}[2J\u{202e}\u{85}");
+    let labels = [("__name__", &*forged), (&*forged, &*forged)];
+    let late = one_series(&labels, &[(now_ms() + 1_000_000_000, 1.0)]);
+    let refused = || bad().lacks("\n2020").lacks("\u{1b}").lacks("\u{202e}");
+    vec![
+        attack("a label with the text of an event", write(late), refused()).quick(),
+        attack(
+            "an import with the text of an event",
+            post("/api/v1/import/prometheus").body(format!("a{{\"{forged}\n")),
+            refused(),
+        )
+        .quick(),
+        attack(
+            "a transaction with the text of an event",
+            json("/api/v1/transaction", format!("{{\"{forged}\":1}}")),
+            refused(),
+        ),
+    ]
 }
 
 fn malformed() -> Vec<Attack> {
@@ -197,7 +221,8 @@ fn amplified() -> Vec<Attack> {
                 })
             }),
             survived(),
-        ),
+        )
+        .quick(),
         attack(
             "one series 300,000 times",
             write_made(|| {

@@ -195,7 +195,7 @@ impl MemoryIndex {
                 rest.iter().copied().filter(|pair| !common.contains(pair)).collect();
             self.intern_set(&own)?
         };
-        let at = self.parts.push(part_no, set, self.series_count)?;
+        let at = self.parts.push(part_no, set, rest.len(), self.series_count)?;
         Ok(self.add_position(SeriesPosition { part_no, at }))
     }
 
@@ -333,7 +333,8 @@ impl MemoryIndex {
             }
         };
         let set = self.intern_set(own)?;
-        let at = self.parts.push(part_no, set, self.series_count)?;
+        let label_count = self.parts.common(part_no).len() + own.len();
+        let at = self.parts.push(part_no, set, label_count, self.series_count)?;
         self.add_position(SeriesPosition { part_no, at });
         Ok(())
     }

@@ -6,14 +6,21 @@
 //! member sets. Only then are groups read: posting lists contain groups, and a second level finds
 //! the slots, as in TimeUnion (SIGMOD 2022), section 3.1.
 
-use firn_model::{CancelToken, Matcher, Pattern, Result, Slot};
-use parking_lot::RwLock;
+use std::borrow::Cow;
 
-use crate::id_set::IdSet;
+use firn_model::{
+    Budget, GroupId, Matcher, Pattern, Pool, QueryContext, Reservation, Result, Slot,
+};
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+
+use crate::id_set::{IdSet, RunList};
 use crate::key_table::KeyTable;
-use crate::matches::{GroupMatch, MatchClass, Member, groups_bytes};
+use crate::listing::{LookupOutcome, Presence};
+use crate::matches::{GroupMatch, MatchClass, MatchClasses, Member, groups_bytes};
 use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::keys::Keys;
+use crate::memory::posting::PostingList;
 
 /// The split of the groups by one matcher.
 #[derive(Debug)]
@@ -31,6 +38,8 @@ struct MatcherSplit {
 const ITEMS_PER_LOCK: usize = 1_024;
 // Up to this many member sets are searched one by one in a part; more are marked in a bitmap.
 const SETS_SEARCHED_MAX: u64 = 8;
+// Member sets whose lists are read under one lock.
+const SETS_PER_LOCK: usize = 256;
 // Up to this many member sets yield the candidate groups from their lists; with more, all groups
 // are scanned.
 const SETS_LISTED_MAX: u64 = 16_384;
@@ -38,30 +47,35 @@ const SETS_LISTED_MAX: u64 = 16_384;
 /// The matching parts and member sets of one segment in memory.
 ///
 /// # Errors
-/// `Canceled` or `Timeout` as the token reports.
+/// `Canceled` or `Timeout` as the token reports; `Busy` or `TooLarge` without memory.
 pub(crate) fn select(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
     matchers: &[Matcher],
-    cancel: &CancelToken,
-) -> Result<Vec<MatchClass>> {
-    let mut classes = vec![MatchClass { parts: IdSet::below(mark.parts), sets: None }];
+    context: &QueryContext,
+) -> Result<MatchClasses> {
+    let mut classes = MatchClasses::all(mark.parts, context);
     // Not in the head of the loop: the lock would be held throughout. A second read lock would then
     // wait for a waiting writer, which waits for the first: a deadlock.
     let matchers = shortest_first(&memory.read(), matchers);
     for matcher in matchers {
-        cancel.check()?;
+        context.cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
-            (Pattern::Any, true) => return Ok(Vec::new()),
+            (Pattern::Any, true) => return Ok(MatchClasses::none(context)),
             _ => {}
         }
-        let within = match &classes[..] {
+        let within = match classes.list() {
             [only] if only.parts.runs().len() > 1 => Some(&only.parts),
             _ => None,
         };
-        let split = split(memory, mark, matcher, within, cancel)?;
-        classes = classes.iter().flat_map(|class| class.split(&split)).collect();
+        let split = split(memory, mark, matcher, within, context)?;
+        let mut narrowed = MatchClasses::none(context);
+        for class in classes.list() {
+            context.cancel.check()?;
+            class.split(&split, &mut narrowed, &context.budget)?;
+        }
+        classes = narrowed;
     }
     Ok(classes)
 }
@@ -73,12 +87,12 @@ pub(crate) fn select(
 pub(crate) fn count(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
-    classes: &[MatchClass],
-    cancel: &CancelToken,
+    classes: &MatchClasses,
+    context: &QueryContext,
 ) -> Result<u64> {
     let mut count = 0;
-    for class in classes {
-        class.each_part(memory, mark, cancel, |_, _, _, positions| {
+    for class in classes.list() {
+        class.each_part(memory, mark, context, |_, _, _, positions| {
             count += positions.len() as u64;
             Ok(())
         })?;
@@ -94,15 +108,15 @@ pub(crate) fn count(
 pub(crate) fn collect_groups(
     memory: &RwLock<MemoryIndex>,
     mark: Watermark,
-    classes: &[MatchClass],
+    classes: &MatchClasses,
     table: &mut KeyTable,
-    cancel: &CancelToken,
+    context: &QueryContext,
     out: &mut Vec<GroupMatch>,
 ) -> Result<()> {
     let mut keys = Keys::new(&memory.read(), table);
     let mut bytes = groups_bytes(out);
-    for class in classes {
-        class.each_part(memory, mark, cancel, |memory, part_no, sets, positions| {
+    for class in classes.list() {
+        class.each_part(memory, mark, context, |memory, part_no, sets, positions| {
             let first_slot = memory.parts.first_slot(part_no);
             let member = |&at: &u32| {
                 let key = keys.key(memory, SeriesPosition { part_no, at }, sets[at as usize])?;
@@ -142,9 +156,9 @@ fn split(
     mark: Watermark,
     matcher: &Matcher,
     within: Option<&IdSet>,
-    cancel: &CancelToken,
+    context: &QueryContext,
 ) -> Result<MatcherSplit> {
-    let all_sets = IdSet::below(mark.sets);
+    let (all_sets, budget) = (IdSet::below(mark.sets), &context.budget);
     let Some(name) = memory.read().pairs.find_name(matcher.name().as_bytes()) else {
         // No series has the label.
         let sets = if matcher.matches_absent() { all_sets } else { IdSet::empty() };
@@ -153,9 +167,9 @@ fn split(
     let taken = match matcher.pattern() {
         Pattern::NonEmpty => None,
         Pattern::OneOf(values) => {
-            Some(lists_of_values(memory, (mark, within), matcher.name(), values))
+            Some(lists_of_values(memory, (mark, within), matcher.name(), values, context)?)
         }
-        _ => Some(lists_of_scan(memory, (mark, within), matcher, name, cancel)?),
+        _ => Some(lists_of_scan(memory, (mark, within), matcher, name, context)?),
     };
     let is_plain = !matcher.is_negative() && !matcher.matches_absent();
     let taken = match taken {
@@ -166,19 +180,16 @@ fn split(
         }
         taken => taken,
     };
-    let (any, any_sets) = {
-        let memory = memory.read();
-        let name = memory.pairs.name(name);
-        (name.parts.below(mark.parts), name.sets.below(mark.sets))
-    };
+    let any = read_list(memory, mark.parts, budget, |memory| &memory.pairs.name(name).parts)?;
+    let any_sets = read_list(memory, mark.sets, budget, |memory| &memory.pairs.name(name).sets)?;
     let (taken, taken_sets) = taken.unwrap_or_else(|| (any.clone(), any_sets.clone()));
     let (pass, mut sets) = if matcher.is_negative() {
-        (any.minus(&taken), any_sets.minus(&taken_sets))
+        (any.minus(&taken, budget)?, any_sets.minus(&taken_sets, budget)?)
     } else {
         (taken, taken_sets)
     };
     if matcher.matches_absent() {
-        sets = sets.union(all_sets.minus(&any_sets));
+        sets = sets.union(&all_sets.minus(&any_sets, budget)?, budget)?;
     }
     Ok(MatcherSplit { pass, any, sets })
 }
@@ -189,18 +200,21 @@ fn lists_of_values(
     (mark, within): (Watermark, Option<&IdSet>),
     name: &str,
     values: &[String],
-) -> (IdSet, IdSet) {
-    let (mut groups, mut sets) = (Vec::new(), Vec::new());
+    context: &QueryContext,
+) -> Result<(IdSet, IdSet)> {
+    let mut lists = PairLists::new(mark, within, &context.budget);
+    let mut found = Vec::new();
     for batch in values.chunks(ITEMS_PER_LOCK) {
-        let memory = memory.read();
-        for value in batch {
-            if let Some(pair) = memory.pairs.find(name.as_bytes(), value.as_bytes()) {
-                memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
-                memory.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
-            }
+        context.cancel.check()?;
+        found.clear();
+        {
+            let memory = memory.read();
+            let find = |value: &String| memory.pairs.find(name.as_bytes(), value.as_bytes());
+            found.extend(batch.iter().filter_map(find));
         }
+        lists.add(memory, &found)?;
     }
-    (IdSet::from_runs(groups), IdSet::from_runs(sets))
+    lists.finish()
 }
 
 /// The groups and member sets with a value that the pattern accepts. Tries every value of the name
@@ -210,42 +224,101 @@ fn lists_of_scan(
     (mark, within): (Watermark, Option<&IdSet>),
     matcher: &Matcher,
     name: u32,
-    cancel: &CancelToken,
+    context: &QueryContext,
 ) -> Result<(IdSet, IdSet)> {
-    let (mut groups, mut sets) = (Vec::new(), Vec::new());
+    let mut lists = PairLists::new(mark, within, &context.budget);
+    let mut found = Vec::new();
     let regex = matcher.regex();
     let per_lock = regex.map_or(ITEMS_PER_LOCK, |regex| regex.texts_per_check(ITEMS_PER_LOCK));
     let mut next = 0;
     loop {
-        cancel.check()?;
-        let memory = memory.read();
-        let rest = memory.pairs.name(name).pairs.get(next..).unwrap_or_default();
-        if rest.is_empty() {
-            return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
-        }
-        for &pair in rest.iter().take(per_lock) {
-            if matcher.pattern_takes(memory.pairs.value_text(pair)) {
-                memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
-                memory.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
+        context.cancel.check()?;
+        found.clear();
+        {
+            let memory = memory.read();
+            let rest = memory.pairs.name(name).pairs.get(next..).unwrap_or_default();
+            if rest.is_empty() {
+                break;
             }
+            let batch = rest.iter().copied().take(per_lock);
+            found
+                .extend(batch.filter(|&pair| matcher.pattern_takes(memory.pairs.value_text(pair))));
+            next += per_lock.min(rest.len());
         }
-        next += per_lock.min(rest.len());
+        lists.add(memory, &found)?;
+    }
+    lists.finish()
+}
+
+/// The visible lists of some pairs together.
+#[derive(Debug)]
+struct PairLists<'a> {
+    mark: Watermark,
+    within: Option<&'a IdSet>,
+    parts: RunList<'a>,
+    sets: RunList<'a>,
+}
+
+impl<'a> PairLists<'a> {
+    fn new(mark: Watermark, within: Option<&'a IdSet>, budget: &'a Budget) -> PairLists<'a> {
+        PairLists { mark, within, parts: RunList::new(budget), sets: RunList::new(budget) }
+    }
+
+    /// Adds the lists of at most [`ITEMS_PER_LOCK`] pairs.
+    fn add(&mut self, memory: &RwLock<MemoryIndex>, pairs: &[u32]) -> Result<()> {
+        let PairLists { mark, within, parts, sets } = self;
+        parts.fill_locked(|parts| {
+            let memory = memory.read();
+            for &pair in pairs {
+                if !parts.is_full() {
+                    memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, *within, parts);
+                }
+            }
+        })?;
+        sets.fill_locked(|sets| {
+            let memory = memory.read();
+            for &pair in pairs {
+                if !sets.is_full() {
+                    memory.pairs.pair(pair).sets.extend_runs(mark.sets, sets);
+                }
+            }
+        })
+    }
+
+    fn finish(self) -> Result<(IdSet, IdSet)> {
+        Ok((self.parts.finish()?, self.sets.finish()?))
     }
 }
 
+/// The ids of a posting list below `end`.
+///
+/// # Errors
+/// As [`RunList::finish`].
+pub(crate) fn read_list(
+    memory: &RwLock<MemoryIndex>,
+    end: u32,
+    budget: &Budget,
+    list: impl Fn(&MemoryIndex) -> &PostingList,
+) -> Result<IdSet> {
+    let mut runs = RunList::new(budget);
+    runs.fill_locked(|runs| list(&memory.read()).extend_runs(end, runs))?;
+    runs.finish()
+}
+
 impl MatchClass {
-    /// The rest of the class after one more matcher: at most two classes.
-    fn split(&self, split: &MatcherSplit) -> impl Iterator<Item = MatchClass> {
-        let whole =
-            MatchClass { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
+    /// Adds the rest of the class after one more matcher: at most two classes.
+    fn split(&self, split: &MatcherSplit, out: &mut MatchClasses, budget: &Budget) -> Result<()> {
+        let whole = self.parts.intersect(&split.pass, budget)?;
+        out.push(MatchClass { parts: whole, sets: self.sets.clone() })?;
+        let by_member = self.parts.minus(&split.any, budget)?;
+        if by_member.is_empty() {
+            return Ok(());
+        }
         let sets = match &self.sets {
-            Some(sets) => sets.intersect(&split.sets),
+            Some(sets) => sets.intersect(&split.sets, budget)?,
             None => split.sets.clone(),
         };
-        let by_member = MatchClass { parts: self.parts.minus(&split.any), sets: Some(sets) };
-        [whole, by_member].into_iter().filter(|class| {
-            !class.parts.is_empty() && class.sets.as_ref().is_none_or(|sets| !sets.is_empty())
-        })
+        out.push(MatchClass { parts: by_member, sets: Some(sets) })
     }
 
     /// Calls `each` with every part that has a matching member: its visible member sets, and the
@@ -254,15 +327,15 @@ impl MatchClass {
         &self,
         memory: &RwLock<MemoryIndex>,
         mark: Watermark,
-        cancel: &CancelToken,
+        context: &QueryContext,
         mut each: impl FnMut(&MemoryIndex, u32, &[u32], &[u32]) -> Result<()>,
     ) -> Result<()> {
-        let candidates = self.candidates(memory, mark, cancel)?;
-        let mut finder = MemberFinder::new(self.sets.as_ref());
+        let candidates = candidates(memory, mark, (&self.parts, self.sets.as_ref()), context)?;
+        let mut finder = MemberFinder::new(self.sets.as_ref(), &context.budget)?;
         let mut positions: Vec<u32> = Vec::new();
         let mut numbers = candidates.iter().peekable();
         while numbers.peek().is_some() {
-            cancel.check()?;
+            context.cancel.check()?;
             let memory = memory.read();
             let mut looked_at = 0;
             while looked_at < ITEMS_PER_LOCK {
@@ -278,52 +351,116 @@ impl MatchClass {
         }
         Ok(())
     }
+}
 
-    /// The groups that may have a matching member.
-    fn candidates(
-        &self,
-        memory: &RwLock<MemoryIndex>,
-        mark: Watermark,
-        cancel: &CancelToken,
-    ) -> Result<IdSet> {
-        let listed = self.sets.as_ref().filter(|sets| sets.count() <= SETS_LISTED_MAX);
-        let Some(sets) = listed else { return Ok(self.parts.clone()) };
-        let mut runs = Vec::new();
-        let mut sets = sets.iter().peekable();
-        while sets.peek().is_some() {
-            cancel.check()?;
-            let memory = memory.read();
-            for set in sets.by_ref().take(ITEMS_PER_LOCK) {
-                part_runs(&memory, set, mark, &mut runs);
-            }
+/// The parts that may have a member with a set of `sets`, if there are some.
+fn candidates<'p>(
+    memory: &RwLock<MemoryIndex>,
+    mark: Watermark,
+    (parts, sets): (&'p IdSet, Option<&IdSet>),
+    context: &QueryContext,
+) -> Result<Cow<'p, IdSet>> {
+    let listed = sets.filter(|sets| sets.count() <= SETS_LISTED_MAX.min(parts.count()));
+    let Some(sets) = listed else { return Ok(Cow::Borrowed(parts)) };
+    let mut runs = RunList::new(&context.budget);
+    let mut sets = sets.iter();
+    loop {
+        context.cancel.check()?;
+        let batch: SmallVec<[u32; SETS_PER_LOCK]> = sets.by_ref().take(SETS_PER_LOCK).collect();
+        if batch.is_empty() {
+            return Ok(Cow::Owned(runs.finish()?.intersect(parts, &context.budget)?));
         }
-        Ok(IdSet::from_runs(runs).intersect(&self.parts))
+        runs.fill_locked(|runs| {
+            let memory = memory.read();
+            for &set in batch.iter() {
+                if !runs.is_full() {
+                    memory.sets.set(set).parts.extend_runs(mark.parts, runs);
+                }
+            }
+        })?;
     }
 }
 
-fn part_runs(memory: &MemoryIndex, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
-    memory.sets.set(set).parts.extend_runs(mark.parts, runs);
+/// Looks for a present member of `parts`, with a set of `sets` (those of `finder`) if there are
+/// some. The newest parts are first, one alone, then more under each lock.
+///
+/// # Errors
+/// As [`select`], and those of `present`.
+pub(crate) fn find_member(
+    memory: &RwLock<MemoryIndex>,
+    mark: Watermark,
+    (parts, sets): (&IdSet, Option<&IdSet>),
+    finder: &mut MemberFinder,
+    context: &QueryContext,
+    present: &mut dyn Presence,
+) -> Result<LookupOutcome> {
+    if parts.is_empty() || sets.is_some_and(IdSet::is_empty) {
+        return Ok(LookupOutcome::Absent);
+    }
+    let candidates = candidates(memory, mark, (parts, sets), context)?;
+    let mut numbers = candidates.iter().rev().peekable();
+    let mut groups: Vec<(GroupId, usize)> = Vec::new();
+    let (mut slots, mut positions): (Vec<Slot>, Vec<u32>) = Default::default();
+    let mut at_once = 1;
+    while numbers.peek().is_some() {
+        context.cancel.check()?;
+        groups.clear();
+        slots.clear();
+        {
+            let memory = memory.read();
+            let mut looked_at = 0;
+            while groups.len() < at_once && looked_at < ITEMS_PER_LOCK {
+                let Some(part_no) = numbers.next() else { break };
+                let visible = memory.parts.count_below(part_no, mark.series) as usize;
+                let sets = &memory.parts.sets(part_no)[..visible];
+                looked_at += sets.len().max(1);
+                finder.find(sets, &mut positions);
+                if !positions.is_empty() {
+                    let first_slot = memory.parts.first_slot(part_no);
+                    slots.extend(positions.iter().map(|at| Slot(first_slot + at)));
+                    groups.push((memory.parts.id(part_no), slots.len()));
+                }
+            }
+        }
+        let mut start = 0;
+        for &(group, end) in &groups {
+            let found = present.look(group, &slots[start..end])?;
+            if found != LookupOutcome::Absent {
+                return Ok(found);
+            }
+            start = end;
+        }
+        at_once = ITEMS_PER_LOCK.min(4 * at_once);
+    }
+    Ok(LookupOutcome::Absent)
 }
 
 /// Finds the indexes of member sets in one part after the other.
 #[derive(Debug)]
-enum MemberFinder {
+pub(crate) enum MemberFinder {
     All,
     /// Each set with its index in the last part: parts are often alike.
     Few(Vec<(u32, u32)>),
-    Marked(Vec<u64>),
+    Marked(
+        Vec<u64>,
+        #[expect(dead_code, reason = "it counts as long as the finder exists")] Reservation,
+    ),
 }
 
 impl MemberFinder {
-    fn new(sets: Option<&IdSet>) -> MemberFinder {
-        let Some(sets) = sets else { return MemberFinder::All };
+    /// # Errors
+    /// `Busy` or `TooLarge` without memory.
+    pub(crate) fn new(sets: Option<&IdSet>, budget: &Budget) -> Result<MemberFinder> {
+        let Some(sets) = sets else { return Ok(MemberFinder::All) };
         if sets.count() <= SETS_SEARCHED_MAX {
-            return MemberFinder::Few(sets.iter().map(|set| (set, 0)).collect());
+            return Ok(MemberFinder::Few(sets.iter().map(|set| (set, 0)).collect()));
         }
         let end = sets.runs().last().map_or(0, |run| run.1);
-        let mut words = vec![0u64; (end as usize).div_ceil(64)];
+        let word_count = (end as usize).div_ceil(64);
+        let held = budget.reserve(Pool::Query, (word_count * size_of::<u64>()) as u64)?;
+        let mut words = vec![0u64; word_count];
         sets.iter().for_each(|set| words[set as usize / 64] |= 1 << (set % 64));
-        MemberFinder::Marked(words)
+        Ok(MemberFinder::Marked(words, held))
     }
 
     /// Fills `positions` with the matching indexes of a part's member sets, ascending.
@@ -332,7 +469,7 @@ impl MemberFinder {
         let all = 0..sets.len() as u32;
         match self {
             MemberFinder::All => positions.extend(all),
-            MemberFinder::Marked(words) => positions.extend(all.filter(|&at| {
+            MemberFinder::Marked(words, _) => positions.extend(all.filter(|&at| {
                 let set = sets[at as usize];
                 words.get(set as usize / 64).is_some_and(|word| word & (1 << (set % 64)) != 0)
             })),

@@ -17,7 +17,9 @@ pub(crate) struct Pairs {
     pairs: Chunked<PairEntry>,
     pair_table: HashTable<u32>,
     text: Arena,
-    /// Heap of all posting lists.
+    /// Length of the text of all names.
+    name_text_bytes: u64,
+    /// Heap of all posting lists and lists of a name's pairs.
     list_bytes: usize,
     // Randomly seeded, so that clients cannot choose colliding values. The order of the tables is
     // not observable.
@@ -73,7 +75,10 @@ impl Pairs {
         let value_at = push_text(&mut self.text, value)?;
         let (parts, sets) = Default::default();
         self.pairs.push(PairEntry { name: name_id, value_at, parts, sets });
-        self.names[name_id as usize].pairs.push(id);
+        let ids = &mut self.names[name_id as usize].pairs;
+        let before = ids.capacity();
+        ids.push(id);
+        self.list_bytes += (ids.capacity() - before) * size_of::<u32>();
         let (pairs, names, text, hasher) = (&self.pairs, &self.names, &self.text, &self.hasher);
         self.pair_table.insert_unique(hash_pair(hasher, name, value), id, |&id| {
             let pair = &pairs[id];
@@ -89,6 +94,7 @@ impl Pairs {
         }
         let id = self.names.len() as u32;
         let text_at_ = push_text(&mut self.text, name)?;
+        self.name_text_bytes += name.len() as u64;
         let (parts, sets) = Default::default();
         self.names.push(NameEntry { text_at: text_at_, pairs: Vec::new(), parts, sets });
         let (names, text, hasher) = (&self.names, &self.text, &self.hasher);
@@ -100,6 +106,11 @@ impl Pairs {
 
     pub(crate) fn name_count(&self) -> u32 {
         self.names.len() as u32
+    }
+
+    /// Length of the text of all names.
+    pub(crate) fn name_text_bytes(&self) -> u64 {
+        self.name_text_bytes
     }
 
     pub(crate) fn pair_count(&self) -> u32 {
@@ -139,9 +150,7 @@ impl Pairs {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let ids_bytes: usize = self.names.iter().map(|name| name.pairs.capacity() * 4).sum();
         self.names.capacity() * size_of::<NameEntry>()
-            + ids_bytes
             + self.list_bytes
             + self.pairs.heap_bytes()
             + self.text.heap_bytes()

@@ -24,6 +24,10 @@ pub(crate) struct Parts {
     /// Per part its identity labels (of a lone series: all labels), then, unless it is lone, its
     /// common labels.
     lists: Arena,
+    /// The identity and common labels of all parts.
+    label_count: u64,
+    /// The labels of all members of the part that has the most, without the identity.
+    part_label_count_max: u32,
     /// By identity labels the newest part of the newest group that takes members.
     open: HashTable<u32>,
     locals: Vec<ShardGroups>,
@@ -52,6 +56,8 @@ struct MemberList {
     kind: u32,
     /// Whether it has one member and its common labels are not known yet.
     is_open: bool,
+    /// The labels of all members, without the identity.
+    label_count: u32,
     /// The member set of each slot.
     sets: Vec<u32>,
     /// The discontinuities of series numbers: `(index, series number)`, both ascending. Index 0 has
@@ -106,6 +112,8 @@ impl Parts {
             members: Vec::new(),
             member_bytes: 0,
             lists: Arena::default(),
+            label_count: 0,
+            part_label_count_max: 0,
             open: HashTable::new(),
             locals,
             group_count: 0,
@@ -129,6 +137,7 @@ impl Parts {
         let local = self.bits.local(new.group) as u32;
         let newest = self.newest(new.group);
         let labels_at = self.push_labels(&new)?;
+        self.label_count += (new.identity.len() + new.common.len()) as u64;
         let part_no = self.parts.len();
         let members = if new.lone { LONE } else { self.members.len() as u32 };
         let first_series = new.first_series;
@@ -149,6 +158,7 @@ impl Parts {
                 before,
                 kind: new.kind,
                 is_open: new.is_open,
+                label_count: 0,
                 sets: Vec::new(),
                 jumps: Vec::new(),
             });
@@ -213,11 +223,18 @@ impl Parts {
         self.open.retain(|&mut part_no| parts[part_no].shard != shard.0);
     }
 
-    /// Appends a member to a part; returns its index.
+    /// Appends a member with `label_count` labels besides the identity to a part; returns its
+    /// index.
     ///
     /// # Errors
     /// `Invalid` for a lone part.
-    pub(crate) fn push(&mut self, part_no: u32, set: u32, series_no: u32) -> Result<u32> {
+    pub(crate) fn push(
+        &mut self,
+        part_no: u32,
+        set: u32,
+        label_count: usize,
+        series_no: u32,
+    ) -> Result<u32> {
         let first_series = self.parts[part_no].first_series;
         let id = self.id(part_no);
         let Some(members) = self.members.get_mut(self.parts[part_no].members as usize) else {
@@ -230,6 +247,8 @@ impl Parts {
             members.jumps.push((at, series_no));
         }
         members.sets.push(set);
+        members.label_count = members.label_count.saturating_add(label_count as u32);
+        self.part_label_count_max = self.part_label_count_max.max(members.label_count);
         self.member_bytes += members.heap_bytes() - before;
         Ok(at)
     }
@@ -273,6 +292,16 @@ impl Parts {
 
     pub(crate) fn count(&self) -> u32 {
         self.parts.len()
+    }
+
+    /// The identity and common labels of all parts.
+    pub(crate) fn label_count(&self) -> u64 {
+        self.label_count
+    }
+
+    /// The labels of all members of the part that has the most, without the identity.
+    pub(crate) fn part_label_count_max(&self) -> u64 {
+        u64::from(self.part_label_count_max)
     }
 
     /// Groups that were created in this segment.
@@ -428,7 +457,7 @@ mod tests {
         let mut parts = parts();
         let part_no = parts.add(new_part(GroupId(3), &[1], 5, 10)).unwrap();
         for (at, series_no) in [10, 11, 12, 20, 21, 30].into_iter().enumerate() {
-            assert_eq!(parts.push(part_no, 7, series_no).unwrap(), at as u32);
+            assert_eq!(parts.push(part_no, 7, 1, series_no).unwrap(), at as u32);
         }
         let f = |end| parts.count_below(part_no, end);
         assert_eq!(
@@ -455,7 +484,7 @@ mod tests {
         let sibling = add(&mut parts, false);
         assert_eq!(parts.find_open(&[5]), Some(sibling));
         assert_eq!([first, lone, sibling].map(|no| parts.id(no).0), [1, 5, 9]);
-        assert!(parts.push(lone, 1, 3).unwrap_err().to_string().contains("lone series"));
+        assert!(parts.push(lone, 1, 1, 3).unwrap_err().to_string().contains("lone series"));
         assert_eq!(parts.sets(lone), [EMPTY_SET]);
         assert_eq!((parts.group_count(), parts.next_ids()), (3, vec![0, 3, 0, 7]));
         let absurd = |id| parts.add(new_part(GroupId(id), &[], 0, 3)).map(|_| ());
@@ -470,7 +499,7 @@ mod tests {
         for (series_no, first_slot) in [4, 0, 9, 2].into_iter().enumerate() {
             let new = new_part(group, &[5], first_slot, series_no as u32);
             let part_no = parts.add(new).unwrap();
-            parts.push(part_no, 1, series_no as u32).unwrap();
+            parts.push(part_no, 1, 1, series_no as u32).unwrap();
             part_nos.push(part_no);
         }
         assert_eq!(parts.of_group(group).collect::<Vec<_>>(), [2, 0, 3, 1]);

@@ -2,9 +2,9 @@
 //!
 //! A list of one run, the usual case for a pair, takes 16 bytes and no heap.
 
-use firn_model::{decode_varint, encode_varint};
+use firn_model::{Budget, Result, decode_varint, encode_varint};
 
-use crate::id_set::{IdSet, skip_to};
+use crate::id_set::{IdSet, RunList, skip_to};
 
 /// Ids in order of arrival, usually but not always ascending.
 #[derive(Debug, Default)]
@@ -53,9 +53,16 @@ impl PostingList {
         self.runs().next().map(|run| run.0)
     }
 
+    /// The last id below `end` of the open run. O(1).
+    pub(crate) fn last_below(&self, end: u32) -> Option<u32> {
+        let run_end = (self.start + self.len).min(end);
+        (self.start < run_end).then(|| run_end - 1)
+    }
+
     /// Appends the runs, cut to ids below `end`, to `out` in order of arrival.
-    pub(crate) fn extend_runs(&self, end: u32, out: &mut Vec<(u32, u32)>) {
-        out.extend(self.runs().filter(|run| run.0 < end).map(|run| (run.0, run.1.min(end))));
+    pub(crate) fn extend_runs(&self, end: u32, out: &mut RunList<'_>) {
+        let runs = self.runs().filter(|run| run.0 < end);
+        runs.for_each(|run| out.push((run.0, run.1.min(end))));
     }
 
     /// As [`PostingList::extend_runs`], also cut to `within` if there is one.
@@ -63,7 +70,7 @@ impl PostingList {
         &self,
         end: u32,
         within: Option<&IdSet>,
-        out: &mut Vec<(u32, u32)>,
+        out: &mut RunList<'_>,
     ) {
         let Some(within) = within else { return self.extend_runs(end, out) };
         let (mut rest, mut last) = (within.runs(), 0);
@@ -74,7 +81,7 @@ impl PostingList {
             last = run.0;
             rest = skip_to(rest, run.0);
             let met = rest.iter().take_while(|met| met.0 < run.1.min(end));
-            out.extend(met.map(|met| (met.0.max(run.0), met.1.min(run.1).min(end))));
+            met.for_each(|met| out.push((met.0.max(run.0), met.1.min(run.1).min(end))));
         }
     }
 
@@ -84,10 +91,13 @@ impl PostingList {
     }
 
     /// The ids below `end`.
-    pub(crate) fn below(&self, end: u32) -> IdSet {
-        let mut runs = Vec::new();
+    ///
+    /// # Errors
+    /// As [`RunList::finish`].
+    pub(crate) fn below(&self, end: u32, budget: &Budget) -> Result<IdSet> {
+        let mut runs = RunList::new(budget);
         self.extend_runs(end, &mut runs);
-        IdSet::from_runs(runs)
+        runs.finish()
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -124,19 +134,24 @@ mod tests {
             ids in prop::collection::vec(0u32..80, 0..60),
             end in 0u32..90,
         ) {
+            let budget = Budget::unlimited();
             let mut list = PostingList::default();
             let heap_bytes: usize = ids.iter().map(|&id| list.push(id)).sum();
             prop_assert_eq!(list.heap_bytes(), heap_bytes);
             let want: BTreeSet<u32> = ids.iter().copied().filter(|&id| id < end).collect();
-            prop_assert_eq!(list.below(end).iter().collect::<BTreeSet<_>>(), want);
+            let below = list.below(end, &budget).unwrap();
+            prop_assert_eq!(below.iter().collect::<BTreeSet<_>>(), want);
             prop_assert_eq!(list.first(), ids.first().copied());
+            let last = ids.last().filter(|&&id| id < end);
+            prop_assert!(last.is_none_or(|&last| list.last_below(end) >= Some(last)));
+            prop_assert!(list.last_below(end).is_none_or(|last| ids.contains(&last) && last < end));
             let within = ids.iter().rev().step_by(3).map(|&id| (id, id + 3));
-            let within = IdSet::from_runs(within.collect());
-            let (mut cut, mut all) = (Vec::new(), Vec::new());
+            let within = IdSet::from_runs(within, &budget).unwrap();
+            let (mut cut, mut all) = (RunList::new(&budget), RunList::new(&budget));
             list.extend_runs_within(end, Some(&within), &mut cut);
             list.extend_runs_within(end, None, &mut all);
-            let want = IdSet::from_runs(all).intersect(&within);
-            prop_assert_eq!(IdSet::from_runs(cut), want);
+            let want = all.finish().unwrap().intersect(&within, &budget).unwrap();
+            prop_assert_eq!(cut.finish().unwrap(), want);
         }
     }
 
@@ -147,7 +162,7 @@ mod tests {
             list.push(id);
         }
         assert_eq!(
-            list.below(u32::MAX).iter().collect::<Vec<_>>(),
+            list.below(u32::MAX, &Budget::unlimited()).unwrap().iter().collect::<Vec<_>>(),
             [0, 5, 6, 7, u32::MAX - 2, u32::MAX - 1]
         );
     }

@@ -18,6 +18,8 @@ pub(crate) struct MemberSets {
     lists: Arena,
     /// Heap of all posting lists.
     list_bytes: usize,
+    /// The pairs of all sets.
+    label_count: u64,
 }
 
 #[derive(Debug)]
@@ -36,6 +38,7 @@ impl Default for MemberSets {
             table: HashTable::new(),
             lists: Arena::default(),
             list_bytes: 0,
+            label_count: 0,
         };
         // An empty arena has space for an empty list.
         let made = sets.intern(&[], u32::MAX);
@@ -56,6 +59,7 @@ impl MemberSets {
             return Ok((set, false));
         }
         let set = self.sets.len();
+        self.label_count += pairs.len() as u64;
         let mut list = Vec::with_capacity(4 * pairs.len() + 1);
         encode_ids(pairs, &mut list);
         let list_at = self.lists.push(&list)?;
@@ -84,6 +88,11 @@ impl MemberSets {
 
     pub(crate) fn count(&self) -> u32 {
         self.sets.len()
+    }
+
+    /// The labels of all sets.
+    pub(crate) fn label_count(&self) -> u64 {
+        self.label_count
     }
 
     pub(crate) fn set(&self, set: u32) -> &MemberSet {

@@ -28,9 +28,10 @@ mod write;
 
 pub(crate) use format::hash::HashedLabels;
 pub(crate) use read::counts::PairCounts;
+pub(crate) use read::listing::{SealedNames, SealedValues};
 #[cfg(test)]
 pub(crate) use read::lookup::OpenGroup;
-pub(crate) use read::lookup::PartHint;
+pub(crate) use read::lookup::{LabelReader, PartHint};
 pub(crate) use read::matched_rows::MatchedRows;
 pub(crate) use read::segment::Sealed;
 pub(crate) use write::builder::{Builder, MergeFilter, PartInput};

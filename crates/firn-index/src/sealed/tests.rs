@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use firn_env::Mapped;
 use firn_model::{
-    Budget, CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Pool, Result,
-    SeriesRef, Slot,
+    Budget, CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Pool,
+    QueryContext, Result, SeriesRef, Slot,
 };
 use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
+use crate::listing::LookupOutcome;
 use crate::matches::{GroupMatch, unite};
 use crate::memory::pairs::Pairs;
 use crate::sealed::testing::file;
 use crate::sealed::{
     Builder, HashedLabels, MergeFilter, OpenGroup, PairSource, PartHint, PartInput, Sealed,
+    SealedNames, SealedValues,
 };
 
 mod damage;
@@ -237,7 +239,7 @@ fn check(sealed: &Sealed, world: &ModelSegment) {
     check_neighbours(sealed, world);
     check_open_groups(sealed, world);
     check_pairs(sealed, world);
-    check_names(sealed, None, world.series.keys());
+    check_lists(sealed, &[], &world.series.iter().map(|(labels, &s)| (s, labels)).collect());
 }
 
 /// A lookup by hint returns the same reference or none.
@@ -308,22 +310,47 @@ fn check_pairs(sealed: &Sealed, world: &ModelSegment) {
     assert_eq!(sealed.pair_series_count("nothing", "a").unwrap(), 0);
 }
 
-fn check_names<'a>(
-    sealed: &Sealed,
-    of: Option<&[GroupMatch]>,
-    labels: impl Iterator<Item = &'a Labels>,
-) {
-    let mut want: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (name, value) in labels.flat_map(|labels| labels.iter()) {
-        want.entry(name.to_owned()).or_default().insert(value.to_owned());
-    }
-    let mut names = BTreeSet::new();
-    sealed.label_names(of, &mut names, &CancelToken::new()).unwrap();
-    assert_eq!(names, want.keys().cloned().collect());
-    for name in NAMES {
-        let mut values = BTreeSet::new();
-        sealed.label_values(name, of, &mut values, &CancelToken::new()).unwrap();
-        assert_eq!(values, want.get(name).cloned().unwrap_or_default(), "{name}");
+/// Names and values of all matching series, and of those that are present.
+fn check_lists(sealed: &Sealed, matchers: &[Matcher], want: &BTreeMap<SeriesRef, &Labels>) {
+    let context = QueryContext::unbounded();
+    let found = sealed.select(matchers, &context).unwrap();
+    for modulus in [1, 3] {
+        let is_present = |series: &SeriesRef| {
+            assert!(want.contains_key(series), "{series:?} does not match {matchers:?}");
+            (series.group.0 + u64::from(series.slot.0)).is_multiple_of(modulus)
+        };
+        let mut present = |group, slots: &[Slot]| {
+            assert!(slots.is_sorted_by(|a, b| a < b) && !slots.is_empty(), "{slots:?}");
+            Ok(slots.iter().any(|&slot| is_present(&SeriesRef { group, slot })))
+        };
+        let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let here = want.iter().filter(|(series, _)| is_present(series));
+        for (name, value) in here.flat_map(|(_, labels)| labels.iter()) {
+            names.entry(name.to_owned()).or_default().insert(value.to_owned());
+        }
+        let mut listed = Vec::new();
+        let mut all = SealedNames::open(sealed, &found, &context).unwrap();
+        while let Some(name) = all.text().map(str::to_owned) {
+            if all.find_present(&context, &mut present).unwrap() == LookupOutcome::Present {
+                listed.push(name);
+            }
+            all.advance().unwrap();
+        }
+        assert_eq!(listed, names.keys().cloned().collect::<Vec<_>>());
+        for name in NAMES {
+            let mut listed = Vec::new();
+            let mut values = SealedValues::open(sealed, &found, name, &context).unwrap();
+            while let Some(values) = &mut values
+                && let Some(value) = values.text().map(str::to_owned)
+            {
+                if values.find_present(&context, &mut present).unwrap() == LookupOutcome::Present {
+                    listed.push(value);
+                }
+                values.advance().unwrap();
+            }
+            let want: Vec<String> = names.get(name).into_iter().flatten().cloned().collect();
+            assert_eq!(listed, want, "{name} {matchers:?}");
+        }
     }
 }
 
@@ -332,13 +359,13 @@ fn matches(
     matchers: &[Matcher],
     grouping: &Grouping,
 ) -> Result<(Vec<GroupMatch>, Vec<Labels>)> {
-    let (held, cancel) = (Budget::unlimited().empty(Pool::Query), CancelToken::new());
+    let (held, context) = (Budget::unlimited().empty(Pool::Query), QueryContext::unbounded());
     let mut keys = KeyTable::new(grouping.clone(), held);
     let mut out = Vec::new();
-    let found = sealed.select(matchers, &cancel)?;
-    sealed.collect_groups(&found, &mut keys, &cancel, &mut out)?;
+    let found = sealed.select(matchers, &context)?;
+    sealed.collect_groups(&found, &mut keys, &context, &mut out)?;
     unite(&mut out);
-    sealed.count(&found, &cancel)?;
+    sealed.count(&found, &context)?;
     Ok((out, keys.finish(0)?.0))
 }
 
@@ -348,9 +375,9 @@ fn check_query(sealed: &Sealed, world: &ModelSegment, matchers: &[Matcher], grou
     let want: BTreeMap<SeriesRef, &Labels> =
         world.series.iter().filter(|s| passes(s.0)).map(|(labels, &s)| (s, labels)).collect();
     let (groups, keys) = matches(sealed, matchers, grouping).unwrap();
-    let found = sealed.select(matchers, &CancelToken::new()).unwrap();
+    let found = sealed.select(matchers, &QueryContext::unbounded()).unwrap();
     assert_eq!(
-        sealed.count(&found, &CancelToken::new()).unwrap(),
+        sealed.count(&found, &QueryContext::unbounded()).unwrap(),
         want.len() as u64,
         "{matchers:?}"
     );
@@ -369,7 +396,7 @@ fn check_query(sealed: &Sealed, world: &ModelSegment, matchers: &[Matcher], grou
         assert_eq!(keys[got[series] as usize], grouping.key(labels), "{labels} {grouping:?}");
     }
     assert_eq!(got.values().collect::<BTreeSet<_>>().len(), keys.len(), "an unused key");
-    check_names(sealed, Some(&groups), want.values().copied());
+    check_lists(sealed, matchers, &want);
 }
 
 proptest! {
@@ -549,7 +576,7 @@ fn a_group_without_members_keeps_its_next_slot_if_it_has_members_elsewhere() {
     assert_eq!(merged.next_slot(group).unwrap(), Some(3));
     let (found, _) = matches(&merged, &[], &Grouping::Series).unwrap();
     assert!(found.is_empty());
-    check_names(&merged, None, std::iter::empty());
+    check_lists(&merged, &[], &BTreeMap::new());
     assert!(!merged.pair_counts(&CancelToken::new()).unwrap().advance().unwrap());
     let mut builder = Builder::new(&[PairSource::File(&merged)]).unwrap();
     builder.merge(0, &merged, &DeadSet(BTreeSet::new())).unwrap();
@@ -607,8 +634,8 @@ fn a_cancelled_selection_ends() {
         }],
         1,
     );
-    let (sealed, cancel) = (segment(&world), CancelToken::new());
-    cancel.cancel();
-    let error = sealed.select(&[], &cancel).unwrap_err();
+    let (sealed, context) = (segment(&world), QueryContext::unbounded());
+    context.cancel.cancel();
+    let error = sealed.select(&[], &context).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Canceled);
 }

@@ -3,9 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, SeriesRef,
-};
+use firn_model::{GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, SeriesRef};
 
 use super::{disk, labels, open};
 use crate::{IndexOptions, Liveness};
@@ -88,8 +86,8 @@ fn queries_end_while_series_are_defined() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    let found = index.view().select(&matchers, &CancelToken::new()).unwrap();
-                    assert!(found.series_count(&CancelToken::new()).unwrap() <= 1);
+                    let found = index.view().select(&matchers, &QueryContext::unbounded()).unwrap();
+                    assert!(found.series_count(&QueryContext::unbounded()).unwrap() <= 1);
                 }
             });
         }
@@ -158,7 +156,7 @@ fn references_stay_unique_while_series_leave_and_come_back() {
                 index.apply(&job.run(&disk).unwrap()).unwrap();
             }
             index.settle(number);
-            if let Some(job) = index.plan_merge() {
+            if let Some(job) = index.plan_merge(u64::MAX) {
                 index.apply(&job.run(&disk).unwrap()).unwrap();
             }
             let view = index.view();

@@ -3,10 +3,10 @@
 use firn_model::{ErrorKind, Labels, SeriesLimit, SeriesRef};
 
 use super::{disk, labels, open, options, take_all};
-use crate::{Index, IndexOptions, SeriesLimits};
+use crate::{GroupBy, Index, IndexOptions, SeriesLimits};
 
 fn limited(limits: SeriesLimits) -> IndexOptions {
-    let group_by = vec!["job".to_owned(), "instance".to_owned()];
+    let group_by = GroupBy::labels(["job", "instance"]);
     IndexOptions { limits, group_by, ..options() }
 }
 

@@ -1,16 +1,17 @@
 //! Random histories against a map: resolve, log, seal, merge, remove, fail, crash, query.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use firn_model::{
-    CancelToken, GroupId, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher,
-    QueryContext, SeriesRef, ShardId, Slot,
+    GroupId, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher, QueryContext, Result,
+    SeriesRef, ShardId, Slot,
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
 
 use super::{SHARDS, disk, open, options};
-use crate::{Index, IndexView, Liveness};
+use crate::{GroupMatch, Index, IndexView, Liveness, LookupOutcome, Member, Members, Presence};
 
 const NAMES: [&str; 6] = ["__name__", "a", "b", "instance", "job", "zone"];
 const VALUES: [&str; 5] = ["", "v0", "v1", "v2", "w"];
@@ -180,13 +181,13 @@ impl ModelIndex {
                 }
             }
             Op::Merge => {
-                while let Some(job) = self.index.plan_merge() {
+                while let Some(job) = self.index.plan_merge(u64::MAX) {
                     let part = job.run(&self.disk).unwrap();
                     self.apply(part);
                 }
             }
             Op::MergeLost => {
-                if let Some(job) = self.index.plan_merge() {
+                if let Some(job) = self.index.plan_merge(u64::MAX) {
                     job.run(&self.disk).unwrap();
                 }
             }
@@ -361,7 +362,21 @@ fn check_view(view: &IndexView, known: &BTreeMap<Labels, SeriesRef>) {
         assert_eq!(view.labels(series).unwrap().as_ref(), Some(labels));
     }
     check_query(view, known, &[], &Grouping::By(vec!["job".to_owned(), "b".to_owned()]));
-    check_names(view, None, known.keys());
+    let all = known.iter().map(|(labels, &series)| (series, labels)).collect();
+    check_lists(view, &[], &all);
+    let mut groups: BTreeMap<GroupId, Members> = BTreeMap::new();
+    for series in known.values() {
+        groups.entry(series.group).or_default().push(Member { slot: series.slot, key: 0 });
+    }
+    let groups: Vec<GroupMatch> =
+        groups.into_iter().map(|(group, members)| GroupMatch { group, members }).collect();
+    let mut listed = BTreeSet::new();
+    view.each_labels(&groups, &QueryContext::unbounded(), &mut |labels| {
+        listed.insert(labels);
+        Ok(())
+    })
+    .unwrap();
+    assert!(listed.iter().eq(known.keys()));
 }
 
 fn check_query(
@@ -377,8 +392,9 @@ fn check_query(
         })
         .map(|(labels, &series)| (series, labels))
         .collect();
-    let (found, cancel) = (view.select(matchers, &CancelToken::new()).unwrap(), CancelToken::new());
-    assert_eq!(found.series_count(&cancel).unwrap(), want.len() as u64, "{matchers:?}");
+    let context = QueryContext::unbounded();
+    let found = view.select(matchers, &context).unwrap();
+    assert_eq!(found.series_count(&context).unwrap(), want.len() as u64, "{matchers:?}");
     let matches = found.collect_groups(grouping, &QueryContext::unbounded()).unwrap();
     let mut got = BTreeMap::new();
     assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
@@ -397,26 +413,79 @@ fn check_query(
     let distinct: BTreeSet<&Labels> = matches.keys.iter().collect();
     assert_eq!(distinct.len(), matches.keys.len(), "a key is given twice");
     assert_eq!(got.values().collect::<BTreeSet<_>>().len(), matches.keys.len(), "an unused key");
-    check_names(view, Some(&matches), want.values().copied());
+    check_lists(view, matchers, &want);
 }
 
-fn check_names<'a>(
-    view: &IndexView,
-    matches: Option<&crate::Matches>,
-    labels: impl Iterator<Item = &'a Labels>,
-) {
-    let mut want: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (name, value) in labels.flat_map(|labels| labels.iter()) {
-        want.entry(name).or_default().insert(value);
+fn is_chosen(series: &SeriesRef, modulus: u64) -> bool {
+    (series.group.0 / 7 + u64::from(series.slot.0)).is_multiple_of(modulus)
+}
+
+/// The series of `of` that are chosen. A list is narrowed once no miss is left.
+struct SomePresent<'a> {
+    of: &'a BTreeMap<SeriesRef, &'a Labels>,
+    modulus: u64,
+    misses_left: u32,
+}
+
+impl Presence for SomePresent<'_> {
+    fn look(&mut self, group: GroupId, slots: &[Slot]) -> Result<LookupOutcome> {
+        assert!(slots.is_sorted_by(|a, b| a < b) && !slots.is_empty(), "{slots:?}");
+        let series: Vec<SeriesRef> = slots.iter().map(|&slot| SeriesRef { group, slot }).collect();
+        assert!(series.iter().all(|series| self.of.contains_key(series)), "{series:?}");
+        if series.iter().any(|series| is_chosen(series, self.modulus)) {
+            return Ok(LookupOutcome::Present);
+        }
+        self.misses_left = self.misses_left.wrapping_sub(1);
+        Ok(if self.misses_left == 0 { LookupOutcome::TooManyAbsent } else { LookupOutcome::Absent })
     }
-    let cancel = CancelToken::new();
-    assert_eq!(
-        view.label_names(matches, &cancel).unwrap(),
-        want.keys().copied().collect::<Vec<_>>()
-    );
-    for name in NAMES {
-        let values: Vec<&str> = want.get(name).into_iter().flatten().copied().collect();
-        assert_eq!(view.label_values(name, matches, &cancel).unwrap(), values, "{name}");
+
+    fn groups(&mut self) -> Result<Vec<GroupId>> {
+        let here = self.of.keys().filter(|series| is_chosen(series, self.modulus));
+        // Unknown groups do no harm.
+        Ok(here.map(|series| series.group).chain([GroupId(77_777)]).collect())
+    }
+}
+
+/// Lists of all matching series, and of those that are present, under limits: they have the values
+/// of the present series, in order, and look up no series that does not match.
+fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef, &Labels>) {
+    let context = QueryContext::unbounded();
+    let found = view.select(matchers, &context).unwrap();
+    for (modulus, limit, miss_count_max) in [
+        (1, usize::MAX, 1),
+        (3, usize::MAX, 9),
+        (3, usize::MAX, 1),
+        (2, 1, 2),
+        (1, 2, 1),
+        (5, 9, 3),
+    ] {
+        let is_present = |series: &SeriesRef| is_chosen(series, modulus);
+        let mut present = SomePresent { of: want, modulus, misses_left: miss_count_max };
+        let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let here = want.iter().filter(|(series, _)| is_present(series));
+        for (name, value) in here.flat_map(|(_, labels)| labels.iter()) {
+            names.entry(name).or_default().insert(value);
+        }
+        let mut listed: Vec<String> = Vec::new();
+        let mut add = |name: &str| {
+            listed.push(name.to_owned());
+            let is_last = listed.len() == limit;
+            Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        };
+        found.each_name(&context, &mut present, &mut add).unwrap();
+        assert!(listed.iter().eq(names.keys().take(limit)), "{listed:?}, want {names:?}");
+        for name in NAMES.into_iter().chain(["nothing"]) {
+            let mut listed: Vec<String> = Vec::new();
+            let mut add = |value: &str| {
+                listed.push(value.to_owned());
+                let is_last = listed.len() == limit;
+                Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            };
+            present.misses_left = miss_count_max;
+            found.each_value(name, &context, &mut present, &mut add).unwrap();
+            let values = names.get(name).into_iter().flatten().take(limit);
+            assert!(listed.iter().eq(values), "{name}: {listed:?}, want {names:?} {matchers:?}");
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::options::LogSetup;
 use crate::read::SegmentReader;
 use crate::segment::{self, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
 use crate::stream::{OldSegment, ResumePoint};
+use crate::sync::Mutex;
 
 /// A tail is rewritten in steps of this.
 const REWRITE_BYTES: usize = 1 << 20;
@@ -36,7 +37,8 @@ pub(crate) struct StreamFiles {
     pub(super) counts: (usize, usize),
     pub(super) segments: Vec<SegmentFile>,
     next_number: SegmentNo,
-    pub(super) replayed: Option<ReplayOutcome>,
+    /// Set by the first replay.
+    pub(super) replayed: Mutex<Option<ReplayOutcome>>,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,8 @@ pub(super) struct SegmentFile {
     pub(super) headless_bytes: Option<u64>,
 }
 
-#[derive(Debug)]
+/// The facts that a replay found about the end of a stream.
+#[derive(Clone, Debug)]
 pub(super) struct ReplayOutcome {
     pub(super) floor: LogPosition,
     /// The last segment with a header, and its end.
@@ -101,7 +104,7 @@ impl StreamFiles {
             segments.push(SegmentFile { number, file, file_bytes, header, headless_bytes });
         }
         let counts = (setup.stream_count, setup.shard_count);
-        Ok(StreamFiles { id, counts, segments, next_number, replayed: None })
+        Ok(StreamFiles { id, counts, segments, next_number, replayed: Mutex::new(None) })
     }
 
     /// Removes all files of a stream that is left over from a larger number of streams. All of them
@@ -142,6 +145,11 @@ impl StreamFiles {
         Ok(true)
     }
 
+    /// The last segment and its end, if a replay from `floor` has found them.
+    pub(super) fn known_end(&self, floor: LogPosition) -> Option<PreviousSegment> {
+        self.replayed.lock().as_ref().filter(|replayed| replayed.floor == floor)?.last
+    }
+
     /// The most bytes that a replay from `floor` reads. The newest segment counts as full; files
     /// that wait to be recycled are below the floor.
     pub(crate) fn bytes_from(&self, floor: LogPosition) -> u64 {
@@ -158,7 +166,7 @@ impl StreamFiles {
     /// # Errors
     /// `Internal` if the stream was not replayed; `Unavailable` when the disk fails.
     pub(crate) fn resume(&mut self) -> Result<ResumePoint> {
-        let replayed = self.replayed.as_ref().ok_or_else(|| {
+        let replayed = self.replayed.lock().clone().ok_or_else(|| {
             Error::internal(format!("log stream {}: start before replay", self.id.0))
         })?;
         replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;

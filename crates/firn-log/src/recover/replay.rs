@@ -128,10 +128,11 @@ pub struct ReplayReport {
 impl StreamFiles {
     /// See [`crate::Log::replay`].
     pub(crate) fn replay(
-        &mut self,
+        &self,
         floor: LogPosition,
         f: &mut dyn FnMut(ReplayEntry<'_>) -> Result<()>,
     ) -> Result<ReplayReport> {
+        let known_end = self.known_end(floor);
         let mut replay = Replay {
             id: self.id,
             counts: self.counts,
@@ -156,9 +157,13 @@ impl StreamFiles {
                 continue;
             }
             replay.check_predecessor(header, last.map(|last| last.number));
-            let Some(extent) = extent(segment, header, later) else {
+            let Some(mut extent) = extent(segment, header, later) else {
                 continue;
             };
+            // An earlier replay has searched everything behind it.
+            if let Some(known) = known_end.filter(|known| known.number == header.number) {
+                extent.end = extent.end.min(known.end);
+            }
             let mut end = extent.end;
             if end <= floor && extent.is_named {
                 replay.report.segments_skipped = replay.report.segments_skipped.saturating_add(1);
@@ -182,7 +187,7 @@ impl StreamFiles {
         unsure.extend(last.map(|last| PreviousSegment { durable: mark, ..last }));
         let end = last.map_or(LogPosition(0), |last| last.end);
         let base_min = self.base_min(end, floor)?;
-        self.replayed = Some(ReplayOutcome { floor, last, unsure, base_min });
+        *self.replayed.lock() = Some(ReplayOutcome { floor, last, unsure, base_min });
         Ok(ReplayReport { end, ..report })
     }
 }

@@ -330,7 +330,10 @@ pub(crate) fn count_values(
             *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
         }
     }
-    Ok(output.finish())
+    // `topk` around it keeps ties in order, which must not depend on the values of other steps.
+    let mut output = output.finish();
+    output.sort_by(|a, b| a.labels.cmp(&b.labels));
+    Ok(output)
 }
 
 #[cfg(test)]
@@ -355,6 +358,14 @@ mod tests {
         assert_eq!(label_hash(&labels), xxhash_rust::xxh64::xxh64(b"\x04name\x01a", 0));
         assert!(in_ratio(&labels, 1.0) && in_ratio(&labels, -1.0) && !in_ratio(&labels, 0.0));
         assert_ne!(in_ratio(&labels, 0.3), in_ratio(&labels, -0.7));
+    }
+
+    #[test]
+    fn counted_values_have_one_order_at_every_step() {
+        let input = [series("a", &[64.0, 32.0]), series("b", &[32.0, 64.0])];
+        let counted = count_values("value", &input, &[], false, 2, &mut meter()).unwrap();
+        let values: Vec<_> = counted.iter().map(|one| one.labels.get("value")).collect();
+        assert_eq!(values, [Some("32"), Some("64")]);
     }
 
     #[test]

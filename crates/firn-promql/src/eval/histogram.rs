@@ -10,7 +10,7 @@ use super::vector::{ABSENT, OutputSeries, VectorSeries, is_absent};
 use super::window::Steps;
 use crate::functions::classic::{self, Bucket};
 use crate::histogram;
-use crate::syntax::{Node, Span, format_g, go_quote};
+use crate::syntax::{Node, Span, format_g, parse_float};
 
 impl Evaluator<'_> {
     fn note_quantiles(&mut self, quantiles: &[f64], span: Span) {
@@ -160,7 +160,7 @@ impl Evaluator<'_> {
             self.meter.reserve_labels(one.labels.as_encoded().len())?;
             self.meter.reserve_entries(1)?;
             let bound = one.labels.get("le").unwrap_or("");
-            let Ok(upper) = bound.parse::<f64>() else {
+            let Some(upper) = parse_float(bound).filter(|upper| !upper.is_nan()) else {
                 let name = match self.options.delayed_name_removal {
                     true => one.labels.metric_name(),
                     false => "",
@@ -195,9 +195,11 @@ impl Evaluator<'_> {
                     && bounds.iter().any(|&(_, idx)| !is_absent(series[idx].values[step]))
             };
             if (0..one.values.len()).any(both) {
-                let name = go_quote(one.labels.metric_name().as_bytes());
-                let text = "vector contains a mix of classic and native histograms";
-                self.notes.warn(span, format!("{text} for metric name {name}"));
+                let name = match self.options.delayed_name_removal {
+                    true => one.labels.metric_name(),
+                    false => "",
+                };
+                self.notes.mixed_histograms(span, name);
             }
         }
         Ok(groups)

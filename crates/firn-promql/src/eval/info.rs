@@ -80,6 +80,8 @@ impl Evaluator<'_> {
             metric.entry(target(&series.labels)).or_default().series.push(idx);
         }
         let mut output = OutputSeries::default();
+        // The longest label set so far, which is built once more before its slot is found.
+        let mut reserved = 0;
         for series in &base {
             self.meter.check_canceled()?;
             if info_selector.is_info(&series.labels) {
@@ -106,6 +108,10 @@ impl Evaluator<'_> {
                 let slot = match &last {
                     Some((same, slot)) if *same == newest => *slot,
                     _ => {
+                        let added = newest.iter().map(|&idx| info[idx].labels.as_encoded().len());
+                        let label_bytes = added.sum::<usize>() + series.labels.as_encoded().len();
+                        self.meter.reserve_labels(label_bytes.saturating_sub(reserved))?;
+                        reserved = reserved.max(label_bytes);
                         let labels = enriched(&series.labels, &newest, &info, &info_selector)?;
                         output.slot(&labels, series.drop_name, steps.count, &mut self.meter)?
                     }

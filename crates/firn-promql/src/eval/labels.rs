@@ -3,7 +3,7 @@
 //! They can make labels of any length, so a label's length is computed, checked and reserved before
 //! the label is built.
 
-use firn_model::{Error, Labels, METRIC_NAME, Result, excerpt};
+use firn_model::{Error, Labels, METRIC_NAME, Result, excerpt, rust_pattern};
 
 use super::evaluator::Evaluator;
 use super::template::Template;
@@ -59,7 +59,7 @@ impl Evaluator<'_> {
         for one in &mut series {
             self.meter.check_canceled()?;
             let value = one.labels.get(&source).unwrap_or("");
-            let Some(captures) = regex.captures(value) else { continue };
+            let Some(captures) = regex.captures(value.as_bytes()) else { continue };
             let value_bytes = template.expanded_bytes(&captures);
             self.reserve_label("label_replace", &one.labels, target, value_bytes)?;
             let replaced = template.expand(&captures, value_bytes);
@@ -72,8 +72,9 @@ impl Evaluator<'_> {
     /// Compiles the pattern of `label_replace`.
     ///
     /// A search for captures takes memory for each group and state, so a pattern with many groups
-    /// must be small.
-    fn replace_pattern(&mut self, pattern: &str) -> Result<regex::Regex> {
+    /// must be small. It matches bytes, so that `\B` may be an ASCII boundary; groups are
+    /// characters nevertheless, because the whole value is matched.
+    fn replace_pattern(&mut self, pattern: &str) -> Result<regex::bytes::Regex> {
         let group_count = capture_groups_max(pattern);
         if group_count > CAPTURE_GROUPS_MAX {
             return Err(Error::invalid(format!(
@@ -82,15 +83,19 @@ impl Evaluator<'_> {
                  does not contain"
             )));
         }
-        let anchored = format!("^(?s:{pattern})$");
         self.meter.reserve_items(pattern.len(), PARSED_FACTOR)?;
         self.meter.reserve_items(class_count(pattern), CLASS_BYTES)?;
+        let invalid = || {
+            let pattern = excerpt(pattern);
+            Error::invalid(format!("invalid regular expression in label_replace(): {pattern}"))
+        };
+        let anchored = rust_pattern(pattern).map_err(|_| invalid())?;
         let factor = AUTOMATA_FACTOR + SEARCH_FACTOR * (group_count + 1);
         let bytes_max = PATTERN_BYTES[PATTERN_BYTES.len() - 1] / (group_count + 1);
         let mut built = Err(regex::Error::CompiledTooBig(0));
         for limit_bytes in PATTERN_BYTES.map(|limit_bytes| limit_bytes.min(bytes_max)) {
             self.meter.reserve_items(limit_bytes, factor)?;
-            built = regex::RegexBuilder::new(&anchored)
+            built = regex::bytes::RegexBuilder::new(&anchored)
                 .size_limit(limit_bytes)
                 .dfa_size_limit(limit_bytes)
                 .build();
@@ -103,10 +108,7 @@ impl Evaluator<'_> {
                 "the pattern of label_replace() compiles to more than {bytes_max} bytes, the limit \
                  for {group_count} capture groups: use fewer groups or repetitions"
             )),
-            _ => Error::invalid(format!(
-                "invalid regular expression in label_replace(): {}",
-                excerpt(pattern)
-            )),
+            _ => invalid(),
         })
     }
 
@@ -185,7 +187,9 @@ impl Evaluator<'_> {
         args: &[Node],
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
-        if self.options.step_ms.is_some() {
+        // A range of one instant has an order.
+        let one_step = self.options.steps().count == 1;
+        if steps.count > 1 || one_step && self.options.start != self.options.end_or_start() {
             let text = "sort is ineffective for range queries since results are always ordered \
                         by labels";
             self.notes.warn(span, text);

@@ -131,6 +131,11 @@ impl Notes {
         self.warn(span, with_name(text, name));
     }
 
+    pub(crate) fn mixed_histograms(&mut self, span: Span, name: &str) {
+        let text = "vector contains a mix of classic and native histograms".to_owned();
+        self.warn(span, with_name(text, name));
+    }
+
     pub(crate) fn forced_monotonic(&mut self, span: Span, name: &str, forced: MonotonicityFix) {
         let key = (name.to_owned(), span);
         if !self.forced.contains_key(&key) {

@@ -4,7 +4,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use firn_model::{Error, Grouping, Labels, Matcher, PointValue, Result, Sample, Timestamp};
+use firn_model::{
+    Error, Grouping, Labels, Matcher, MixedEntry, PointValue, Result, Sample, Timestamp,
+};
 
 use super::detail::HistogramDetail;
 use super::evaluator::Evaluator;
@@ -69,6 +71,12 @@ impl Evaluator<'_> {
         let mut held = 0;
         let (selected, context) = (&selector.matchers, self.context);
         let start = frame.reference(0).saturating_sub(matrix.range.ms());
+        let with_end_values = |times: &[Timestamp], values: &[f64]| -> Vec<Sample> {
+            let is_smoothed = selector.boundary == BoundaryMode::Smoothed;
+            let end = frame.reference(0);
+            let pairs = extended::with_end_values(times, values, start, end, is_smoothed);
+            pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
+        };
         let meter = &mut self.meter;
         let scan = Scan::open(self.select, selected, &frame, &Grouping::Series, false, context)?;
         scan.each(&mut |key, reading| {
@@ -91,18 +99,22 @@ impl Evaluator<'_> {
                         let pairs = times.iter().zip(values);
                         pairs.map(|(&ts, &value)| Sample { ts, value }).collect()
                     } else {
-                        let is_smoothed = selector.boundary == BoundaryMode::Smoothed;
-                        let end = frame.reference(0);
-                        let pairs =
-                            extended::with_end_values(times, values, start, end, is_smoothed);
-                        pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
+                        with_end_values(times, values)
                     };
                 }
                 MemberSamples::Mixed(samples) => {
                     let Some(window) = samples.windows.iter().next() else { return Ok(()) };
+                    let is_plain = selector.boundary == BoundaryMode::Plain;
+                    meter.reserve_items(if is_plain { 0 } else { window.len() }, 8)?;
+                    if !is_plain && let Some(floats) = floats_of(&samples.entries[window.clone()]) {
+                        series.floats = with_end_values(&samples.times[window], &floats);
+                        if !series.is_empty() {
+                            found.push(series);
+                        }
+                        return Ok(());
+                    }
                     // Samples beyond the boundaries of an extended window are not part of the
                     // result.
-                    let is_plain = selector.boundary == BoundaryMode::Plain;
                     let is_inside = |ts| is_plain || (ts > start && ts <= frame.reference(0));
                     for idx in window.filter(|&idx| is_inside(samples.times[idx])) {
                         push_point(&mut series, samples.times[idx], &samples.entries[idx].value);
@@ -271,6 +283,15 @@ impl Sink for FoldSink<'_> {
         self.met_others = true;
         Err(Error::internal("a fold received a member that is not all floats"))
     }
+}
+
+/// The values of entries that are all floats.
+fn floats_of(entries: &[MixedEntry]) -> Option<Vec<f64>> {
+    let float = |entry: &MixedEntry| match entry.value {
+        PointValue::Float(value) => Some(value),
+        PointValue::Histogram(_) => None,
+    };
+    entries.iter().map(float).collect()
 }
 
 /// Appends a point to a series of a matrix.

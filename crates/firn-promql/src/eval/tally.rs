@@ -14,7 +14,8 @@ pub struct SampleStats {
 }
 
 impl SampleStats {
-    pub(crate) fn new(step_count: usize) -> SampleStats {
+    /// No sample at each of `step_count` steps.
+    pub fn new(step_count: usize) -> SampleStats {
         SampleStats { queryable_per_step: vec![0; step_count], read_per_step: vec![0; step_count] }
     }
 
@@ -53,9 +54,16 @@ impl SampleStats {
 
     /// Adds the counts of another thread at the same steps.
     pub(crate) fn add(&mut self, other: &SampleStats) {
+        self.add_from(0, other);
+    }
+
+    /// Adds the counts of `other`, whose first step is step `first` of these.
+    pub fn add_from(&mut self, first: usize, other: &SampleStats) {
         let add = |(sum, more): (&mut u64, &u64)| *sum += more;
-        self.queryable_per_step.iter_mut().zip(&other.queryable_per_step).for_each(add);
-        self.read_per_step.iter_mut().zip(&other.read_per_step).for_each(add);
+        let queryable = self.queryable_per_step.iter_mut().skip(first);
+        queryable.zip(&other.queryable_per_step).for_each(add);
+        let read = self.read_per_step.iter_mut().skip(first);
+        read.zip(&other.read_per_step).for_each(add);
     }
 
     /// Adds the samples of each step's window.

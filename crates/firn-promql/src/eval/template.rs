@@ -1,5 +1,7 @@
 //! The replacement of `label_replace`: text with references to capture groups.
 
+use regex::bytes::Captures;
+
 /// A replacement: `$1`, `$name` and `${name}` refer to capture groups, `$$` is a dollar. Groups
 /// that do not exist are empty. A dollar before anything else is text.
 #[derive(Clone, Copy)]
@@ -16,12 +18,12 @@ enum Part<'t> {
 
 impl<'t> Template<'t> {
     /// The length of [`Template::expand`], without building it.
-    pub(super) fn expanded_bytes(self, captures: &regex::Captures<'_>) -> usize {
+    pub(super) fn expanded_bytes(self, captures: &Captures<'_>) -> usize {
         self.parts().fold(0usize, |sum, part| sum.saturating_add(value(&part, captures).len()))
     }
 
     /// The template with the values of the groups.
-    pub(super) fn expand(self, captures: &regex::Captures<'_>, expanded_bytes: usize) -> String {
+    pub(super) fn expand(self, captures: &Captures<'_>, expanded_bytes: usize) -> String {
         let mut expanded = String::with_capacity(expanded_bytes);
         self.parts().for_each(|part| expanded.push_str(value(&part, captures)));
         expanded
@@ -62,7 +64,7 @@ fn reference(after: &str) -> (Part<'_>, &str) {
     }
 }
 
-fn value<'v>(part: &Part<'v>, captures: &'v regex::Captures<'_>) -> &'v str {
+fn value<'v>(part: &Part<'v>, captures: &'v Captures<'_>) -> &'v str {
     match part {
         Part::Text(text) => text,
         Part::Group(name) => {
@@ -70,7 +72,7 @@ fn value<'v>(part: &Part<'v>, captures: &'v regex::Captures<'_>) -> &'v str {
                 Ok(idx) => captures.get(idx),
                 Err(_) => captures.name(name),
             };
-            group.map_or("", |group| group.as_str())
+            group.and_then(|group| std::str::from_utf8(group.as_bytes()).ok()).unwrap_or("")
         }
     }
 }
@@ -78,13 +80,14 @@ fn value<'v>(part: &Part<'v>, captures: &'v regex::Captures<'_>) -> &'v str {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use regex::bytes::Regex;
 
     use super::*;
 
     #[test]
     fn references_are_replaced_and_other_dollars_kept() {
-        let regex = regex::Regex::new("(?P<a>x+)(y)?").unwrap();
-        let captures = regex.captures("xx").unwrap();
+        let regex = Regex::new("(?P<a>x+)(y)?").unwrap();
+        let captures = regex.captures(b"xx").unwrap();
         let f = |text: &str| {
             let template = Template { text };
             let bytes = template.expanded_bytes(&captures);
@@ -102,10 +105,11 @@ mod tests {
         /// The library's own expansion builds the text at once.
         #[test]
         fn an_expansion_is_that_of_the_library(text in "[$a1{}é_ ]{0,12}") {
-            let regex = regex::Regex::new("(?P<a>x+)(y)?").unwrap();
-            let captures = regex.captures("axx").unwrap();
-            let mut expected = String::new();
-            captures.expand(&text, &mut expected);
+            let regex = Regex::new("(?P<a>x+)(y)?").unwrap();
+            let captures = regex.captures(b"axx").unwrap();
+            let mut expected = Vec::new();
+            captures.expand(text.as_bytes(), &mut expected);
+            let expected = String::from_utf8(expected).unwrap();
             let template = Template { text: &text };
             let bytes = template.expanded_bytes(&captures);
             prop_assert_eq!(template.expand(&captures, bytes), expected);

@@ -15,13 +15,13 @@ pub(crate) fn of_one_number(function: FunctionId) -> Option<fn(f64) -> f64> {
         FunctionId::Ceil => f64::ceil,
         FunctionId::Cos => f64::cos,
         FunctionId::Cosh => f64::cosh,
-        FunctionId::Deg => |value| value * 180.0 / std::f64::consts::PI,
+        FunctionId::Deg => |value| value * (180.0 / std::f64::consts::PI),
         FunctionId::Exp => f64::exp,
         FunctionId::Floor => f64::floor,
         FunctionId::Ln => f64::ln,
         FunctionId::Log10 => f64::log10,
         FunctionId::Log2 => f64::log2,
-        FunctionId::Rad => |value| value * std::f64::consts::PI / 180.0,
+        FunctionId::Rad => |value| value * (std::f64::consts::PI / 180.0),
         FunctionId::Sgn => sign,
         FunctionId::Sin => f64::sin,
         FunctionId::Sinh => f64::sinh,
@@ -108,6 +108,15 @@ mod tests {
         close(asinh(-1e300), -asinh(1e300));
         assert_eq!((asinh(f64::NEG_INFINITY), acosh(1.0)), (f64::NEG_INFINITY, 0.0));
         assert!(acosh(-f64::MAX).is_nan());
+    }
+
+    /// Found by comparing with Prometheus 3.16.
+    #[test]
+    fn angles_do_not_overflow_on_their_way() {
+        let f = |function| of_one_number(function).unwrap();
+        assert!(f(FunctionId::Rad)(1.5e308).is_finite());
+        assert!(f(FunctionId::Deg)(3e306).is_finite());
+        assert_eq!(f(FunctionId::Deg)(std::f64::consts::PI), 180.0);
     }
 
     /// Found by comparing with Prometheus 2.42: `clamp(v, -100, scalar(nothing))` of a `v` of -Inf

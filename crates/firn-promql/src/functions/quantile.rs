@@ -43,6 +43,10 @@ fn at_rank(q: f64, count: usize, pair: impl FnOnce(usize) -> (f64, f64)) -> f64 
     let rank = q * (count - 1) as f64;
     let weight = rank - rank.floor();
     let (lower, upper) = pair(rank.floor() as usize);
+    if weight == 0.0 {
+        // The next value may be infinite.
+        return lower;
+    }
     lower * (1.0 - weight) + upper * weight
 }
 
@@ -103,6 +107,10 @@ mod tests {
         }
         assert_eq!(quantile(0.75, &mut [4.0, 0.0, 1.0]), 2.5);
         assert_eq!(quantile(1.0, &mut [0.0]), 0.0);
+        // Found by comparing with Prometheus 3.16: an infinite neighbour made these NaN.
+        let (low, high) = (f64::NEG_INFINITY, f64::INFINITY);
+        assert_eq!(quantile(0.5, &mut [low, 1.0, high]), 1.0);
+        assert_eq!(quantile(0.0, &mut [low, high]), low);
         assert!(quantile(0.2, &mut [0.0, f64::NAN, 1.0]).is_nan());
         let sorted = [1.0, 1.0, 2.0, 2.0, 4.0, 6.0, 999.0];
         assert_eq!(median_deviation(&sorted, &mut Vec::new()), 1.0);

@@ -27,5 +27,5 @@ pub(crate) use over_time::range_call;
 pub(crate) use remark::{Operation, Remark, Remarks};
 pub(crate) use reset::{detects_reset, same_content};
 pub(crate) use running::{MeanHistogram, RunningHistogram, SumHistogram, scaled};
-pub(crate) use text::text;
+pub use text::text;
 pub(crate) use trim::trim;

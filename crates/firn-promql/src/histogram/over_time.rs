@@ -234,14 +234,14 @@ impl HistogramExtrapolation<'_> {
 
 fn counter_change(values: &[f64], window: MixedWindow<'_>, zero_time: Option<Timestamp>) -> f64 {
     let last = values.len() - 1;
-    let from = if zero_time.is_some() { 0.0 } else { values[0] };
-    let mut change = values[last] - from;
+    let mut change = values[last] - values[0];
     for idx in 1..values.len() {
         if values[idx] < values[idx - 1] || window.starts_anew(idx) {
             change += values[idx - 1];
         }
     }
-    change
+    // Last, as in Prometheus: sums of large numbers depend on the order.
+    if zero_time.is_some() { change + values[0] } else { change }
 }
 
 /// The change from the first histogram to the last; for a counter including the increase that

@@ -7,8 +7,8 @@ use firn_model::Histogram;
 use super::buckets::all_buckets;
 use crate::syntax::format_g;
 
-/// Buckets without observations are left out.
-pub(crate) fn text(histogram: &Histogram) -> String {
+/// A histogram in Prometheus' form. Buckets without observations are left out.
+pub fn text(histogram: &Histogram) -> String {
     let (count, sum) = (format_g(histogram.count), format_g(histogram.sum));
     let mut text = format!("{{count:{count}, sum:{sum}");
     for bucket in all_buckets(histogram).iter().filter(|bucket| bucket.count != 0.0) {

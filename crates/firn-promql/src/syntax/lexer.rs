@@ -1,7 +1,7 @@
 //! Text to tokens, all at once: a query is short, and the parser looks ahead by index.
 
 use super::error::ParseError;
-use super::quote::go_quote;
+use super::quote::{go_quote, go_quote_char, is_printable};
 use crate::syntax::Span;
 
 /// The kind of a token. Keywords have their own kinds because most may also be names.
@@ -133,6 +133,7 @@ pub(crate) fn tokenize(input: &str) -> Tokens {
         in_braces: false,
         in_brackets: false,
         seen_colon: false,
+        seen_duration: false,
     };
     let error = lexer.run().err();
     if let Some(error) = &error {
@@ -150,6 +151,8 @@ struct Lexer<'a> {
     in_braces: bool,
     in_brackets: bool,
     seen_colon: bool,
+    /// Whether a duration precedes in the brackets.
+    seen_duration: bool,
 }
 
 impl Lexer<'_> {
@@ -254,6 +257,7 @@ impl Lexer<'_> {
                 }
                 self.in_brackets = true;
                 self.seen_colon = false;
+                self.seen_duration = false;
                 (TokenKind::LeftBracket, 1)
             }
             (b']', _) => {
@@ -264,6 +268,12 @@ impl Lexer<'_> {
                 (TokenKind::RightBracket, 1)
             }
             (b':', _) if self.in_brackets => {
+                if !self.seen_duration {
+                    // Prometheus has consumed the byte when it reports this error.
+                    let end = start.saturating_add(1);
+                    let what = "unexpected colon before duration in duration expression";
+                    return Err(self.error(end, what));
+                }
                 if self.seen_colon {
                     return Err(self.error(start, "unexpected colon ':'"));
                 }
@@ -329,6 +339,7 @@ impl Lexer<'_> {
                     format!("unexpected character in duration expression: {}", self.char_at(start));
                 return Err(self.error(start, what));
             }
+            self.seen_duration = true;
         }
         if let TokenKind::Keyword(Keyword::Fill | Keyword::FillLeft | Keyword::FillRight) = kind {
             // Only before a parenthesis, so that metrics may have these names.
@@ -404,6 +415,7 @@ impl Lexer<'_> {
     }
 
     fn number_or_duration(&mut self, start: usize) -> Result<(), ParseError> {
+        self.seen_duration = true;
         if self.number(start) {
             self.emit(start, TokenKind::Number);
             return Ok(());
@@ -424,16 +436,18 @@ impl Lexer<'_> {
         let hex = matches!(self.bytes.get(start..), Some([b'0', b'x' | b'X', ..]));
         if hex {
             self.step(2);
+            self.accept(b"_");
         }
+        // A second dot is a fault of the number, not of the token.
+        self.accept(b".");
         let (mut dot, mut exponent) = (false, false);
         while let Some(&byte) = self.bytes.get(self.at) {
-            let next = self.byte_after(self.at);
             match byte {
                 b'0'..=b'9' => self.step(1),
                 b'a'..=b'f' | b'A'..=b'F' if hex => self.step(1),
                 b'.' => {
                     self.step(1);
-                    if dot || hex || matches!(next, Some(b'_' | b'.')) {
+                    if dot || self.accept(b"_.") || hex {
                         return false;
                     }
                     dot = true;
@@ -444,16 +458,14 @@ impl Lexer<'_> {
                         return false;
                     }
                     exponent = true;
-                    if matches!(next, Some(b'+' | b'-')) {
-                        self.step(1);
-                    }
-                    if !self.bytes.get(self.at).is_some_and(u8::is_ascii_digit) {
+                    self.accept(b"+-");
+                    if self.accept(b"._eE") || self.at >= self.bytes.len() {
                         return false;
                     }
                 }
                 b'_' => {
                     self.step(1);
-                    if matches!(next, None | Some(b'.' | b'_' | b'e' | b'E')) && !hex {
+                    if self.accept(b"._eE") || self.at >= self.bytes.len() {
                         return false;
                     }
                 }
@@ -503,7 +515,7 @@ impl Lexer<'_> {
 
     fn char_at(&self, at: usize) -> String {
         match self.input.get(at..).and_then(|rest| rest.chars().next()) {
-            Some(c) => format!("'{}'", c.escape_debug()),
+            Some(c) => go_quote_char(c),
             // Go prints this character for the end of the text.
             None => "'\u{fffd}'".to_owned(),
         }
@@ -511,7 +523,8 @@ impl Lexer<'_> {
 
     fn code_point_at(&self, at: usize) -> String {
         match self.input.get(at..).and_then(|rest| rest.chars().next()) {
-            Some(c) => format!("U+{:04X} '{c}'", u32::from(c)),
+            Some(c) if is_printable(c) => format!("U+{:04X} '{c}'", u32::from(c)),
+            Some(c) => format!("U+{:04X}", u32::from(c)),
             None => "U+FFFD".to_owned(),
         }
     }

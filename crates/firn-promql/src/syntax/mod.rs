@@ -31,14 +31,15 @@ use firn_model::{
 
 pub use error::ParseError;
 pub use function::Function;
-pub use parser::{parse, parse_matchers, parse_selector, prepare};
+pub use parser::{parse, parse_matchers, parse_selector, prepare, tree_bytes};
 pub use pretty::Pretty;
 pub use value_type::ValueType;
 
 pub(crate) use duration::{format_duration, parse_duration_ms};
 pub(crate) use error::line_column;
 pub(crate) use function::FunctionId;
-pub(crate) use quote::{format_f, format_g, go_quote, parse_number, unquote};
+pub(crate) use quote::{format_f, format_g, parse_float, parse_number, unquote};
+pub use quote::{go_quote, go_quote_char, is_printable};
 
 /// Byte positions `start..end` in the query text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

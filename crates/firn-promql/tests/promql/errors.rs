@@ -59,6 +59,16 @@ fn syntax_errors_have_positions() {
         "1:1: parse error: error parsing number: strconv.ParseFloat: parsing \"1e309\": value out \
          of range",
     );
+    check("foo[:]", "1:6: parse error: unexpected colon before duration in duration expression");
+    check("1__2", "1:1: parse error: bad number or duration syntax: \"1__\"");
+    check("1..2", "1:1: parse error: bad number or duration syntax: \"1..\"");
+    check("0x1_", "1:1: parse error: bad number or duration syntax: \"0x1_\"");
+    check(
+        "1e )",
+        "1:1: parse error: error parsing number: strconv.ParseFloat: parsing \"1e\": invalid syntax",
+    );
+    check("foo\u{a0}", "1:4: parse error: unexpected character: '\\u00a0'");
+    check("foo!\"", "1:4: parse error: unexpected character after '!': '\"'");
     check("5mm", "1:1: parse error: bad number or duration syntax: \"5mm\"");
     check("foo ! bar", "1:5: parse error: unexpected character after '!': ' '");
     check("foo(bar,)", "1:8: parse error: trailing commas not allowed in function call args");
@@ -125,6 +135,19 @@ fn type_errors_name_the_expected_type() {
     check("foo[5m][5m]", "1:8: parse error: ranges only allowed for vector selectors");
     check("foo[0]", "1:5: parse error: duration must be greater than 0");
     check("foo[9.5e10]", "1:5: parse error: duration out of range");
+    check("foo[1m+9.5e10]", "1:8: parse error: duration out of range");
+    check("foo[(1m-9.5e10)]", "1:9: parse error: duration out of range");
+    check("foo[-1m]", "1:5: parse error: duration must be greater than 0");
+    check(
+        "foo offset (1m) + bar",
+        "1:19: parse error: unexpected identifier \"bar\" in offset, expected number, duration, \
+         step(), or range()",
+    );
+    check(
+        "foo[5m:1m+]",
+        "1:11: parse error: unexpected \"]\" in subquery selector, expected number, duration, \
+         step(), range(), or \"]\"",
+    );
     check(
         "(foo + bar) offset 5m",
         "1:1: parse error: offset modifier must be preceded by an instant vector selector or \

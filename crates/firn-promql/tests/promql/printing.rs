@@ -24,6 +24,16 @@ fn queries_have_one_form() {
     check("foo[5m+step()*2]", "foo[5m + step() * 2]");
     check("foo offset (1m+1m)", "foo offset (1m + 1m)");
     check("foo offset -step()", "foo offset -step()");
+    // Arithmetic continues after a parenthesis: a number was added to the values.
+    check("foo offset (1m) + 2 > 1", "foo offset ((1m) + 2) > 1");
+    check("foo offset -(1m) + 2", "foo offset -(1m) + 2");
+    check("foo offset 1m + 2", "foo offset 1m + 2");
+    // Nanoseconds of a number of seconds are not exact for decades.
+    check("leo[01516238358.695932]", "leo[17549d1h19m18s695ms]");
+    // Found by comparing with Prometheus 3.15: numbers lost their parentheses.
+    check("foo[((1m))] offset -(-15s)", "foo[(1m)] offset -(-15s)");
+    check("foo[1m:+(30s)] offset (0)", "foo[1m:(30s)] offset (0)");
+    check("foo[1m/(0)]", "foo[1m / (0)]");
     check("a+on(x)group_left(y)b", "a + on (x) group_left (y) b");
     check("a/ignoring(x)fill(0)b", "a / ignoring (x) fill (0) b");
     check("a>bool fill_left(1)fill_right(2)b", "a > bool fill_left (1) fill_right (2) b");

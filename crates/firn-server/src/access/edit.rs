@@ -11,10 +11,11 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::login::is_equal;
-use super::web_config::{WebConfig, read_file};
+use super::web_config::WebConfig;
 use super::yaml::{self, KeyValue, Node, NodeValue};
 use super::{GateOptions, load};
 use crate::wire::json;
+use firn_env::given_file::read_text;
 
 /// A web configuration that `firn user` changes.
 #[derive(Clone, Debug)]
@@ -79,7 +80,7 @@ impl UserFile {
     /// `Invalid` for a file that cannot be read or used.
     pub fn open(path: &Path) -> Result<UserFile> {
         let text = match path.exists() {
-            true => read_file(path, "--web-config")?,
+            true => read_text(path, "--web-config")?,
             false => String::new(),
         };
         WebConfig::parse(path, &text)?;

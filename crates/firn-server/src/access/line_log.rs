@@ -1,18 +1,21 @@
 //! Logs of JSON lines: the audit log and the query log. A request never waits for them and never
 //! fails because of them: lines wait in a bounded queue, and those without room are counted.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use firn_model::{Error, Result};
+use parking_lot::Mutex;
 
 use crate::telemetry::Counter;
+use crate::wire::json::printable;
+use firn_env::given_file::open_log;
 
 /// A log that a thread writes.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub(crate) struct LineLog {
     sender: Option<SyncSender<Message>>,
     state: Arc<LogState>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread ends.
+    end: Mutex<Receiver<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -36,12 +41,22 @@ enum Message {
 
 /// The destination of lines.
 enum Sink {
+    /// Shared with the server's log: a regular file or a socket.
     Stderr,
-    File { path: PathBuf, file: Option<File> },
+    File(LogFile),
 }
 
-/// The name of a file that stands for standard error.
-const STDERR: &str = "stderr";
+struct LogFile {
+    path: PathBuf,
+    file: Option<File>,
+    /// A part of the last line is missing, so the next one begins with its end.
+    is_torn: bool,
+}
+
+/// The names of a file that stand for standard error.
+const STDERR: [&str; 2] = ["stderr", "/dev/stderr"];
+/// A device that hangs for longer at the stop loses the rest of the lines.
+const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 const QUEUE_LEN_MAX: usize = 4_096;
 const QUEUE_BYTES_MAX: usize = 8 << 20;
 
@@ -52,27 +67,26 @@ impl LineLog {
     /// # Errors
     /// `Invalid` if the file cannot be opened, `Unavailable` without a thread.
     pub(crate) fn open(path: &Path, setting: &'static str) -> Result<LineLog> {
-        let sink = match path == Path::new(STDERR) {
-            true => Sink::Stderr,
-            false => {
-                let file = open(path).map_err(|e| {
-                    Error::invalid(format!("{setting}: cannot open {}", path.display())).because(e)
-                })?;
-                Sink::File { path: path.to_owned(), file: Some(file) }
-            }
-        };
+        let sink = Sink::open(path).map_err(|e| {
+            Error::invalid(format!("{setting}: cannot open {}", path.display())).because(e)
+        })?;
         let (sender, receiver) = sync_channel(QUEUE_LEN_MAX);
         let state = Arc::new(LogState::default());
         let shared = Arc::clone(&state);
+        let (ending, end) = sync_channel(0);
         let thread = std::thread::Builder::new()
             .name("firn-lines".to_owned())
-            .spawn(move || write(&receiver, sink, &shared, setting))
+            .spawn(move || {
+                let _ending: SyncSender<()> = ending;
+                write(&receiver, sink, &shared, setting);
+            })
             .map_err(|e| Error::unavailable("cannot start a thread").because(e))?;
-        Ok(LineLog { sender: Some(sender), state, thread: Some(thread) })
+        Ok(LineLog { sender: Some(sender), state, thread: Some(thread), end: Mutex::new(end) })
     }
 
-    /// Queues a line, whose end is added here.
-    pub(crate) fn push(&self, mut line: Vec<u8>) {
+    /// Queues a JSON document as a line, whose end is added here.
+    pub(crate) fn push(&self, document: Vec<u8>) {
+        let mut line = printable(document);
         line.push(b'\n');
         let bytes = line.len();
         let queued = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -99,18 +113,17 @@ impl LineLog {
 }
 
 impl Drop for LineLog {
-    /// Writes the queued lines.
+    /// Writes the queued lines, as far as the device accepts them in time.
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take() {
+        let ended = self.end.get_mut().recv_timeout(STOP_TIME_MAX);
+        if ended != Err(RecvTimeoutError::Disconnected) {
+            tracing::error!("a log is not written to its end: its device hangs");
+        } else if let Some(thread) = self.thread.take() {
             // A panic there has been reported.
             let _ = thread.join();
         }
     }
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
 fn write(receiver: &Receiver<Message>, mut sink: Sink, state: &LogState, setting: &'static str) {
@@ -138,28 +151,81 @@ fn write(receiver: &Receiver<Message>, mut sink: Sink, state: &LogState, setting
 }
 
 impl Sink {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
-        match self {
-            Sink::Stderr => std::io::stderr().lock().write_all(line),
-            Sink::File { path, file } => {
-                if file.is_none() {
-                    *file = Some(open(path)?);
-                }
-                let written = file.as_mut().map_or(Ok(()), |file| file.write_all(line));
-                if written.is_err() {
-                    *file = None;
-                }
-                written
+    fn open(path: &Path) -> io::Result<Sink> {
+        if !STDERR.iter().any(|name| path == Path::new(name)) {
+            return LogFile::open(path).map(Sink::File);
+        }
+        // Opened a second time, a pipe or a terminal does not make a writer wait. A regular file
+        // would have two ends, and a socket cannot be opened.
+        match rustix::fs::fstat(io::stderr()).map(|found| found.st_mode) {
+            Ok(mode) if has_second_opening(mode) => {
+                let opened = LogFile::open(Path::new("/proc/self/fd/2"));
+                Ok(opened.map_or(Sink::Stderr, Sink::File))
             }
+            _ => Ok(Sink::Stderr),
         }
     }
 
-    fn reopen(&mut self) -> std::io::Result<()> {
-        if let Sink::File { path, file } = self {
-            *file = Some(open(path)?);
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Stderr => io::stderr().lock().write_all(line),
+            Sink::File(file) => file.write(line),
         }
-        Ok(())
     }
+
+    fn reopen(&mut self) -> io::Result<()> {
+        match self {
+            Sink::Stderr => Ok(()),
+            Sink::File(file) => {
+                *file = LogFile::open(&file.path)?;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn has_second_opening(mode: u32) -> bool {
+    use rustix::fs::FileType;
+    matches!(FileType::from_raw_mode(mode), FileType::Fifo | FileType::CharacterDevice)
+}
+
+impl LogFile {
+    fn open(path: &Path) -> io::Result<LogFile> {
+        Ok(LogFile { path: path.to_owned(), file: Some(open_log(path)?), is_torn: false })
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(open_log(&self.path)?),
+        };
+        let end = if self.is_torn { &b"\n"[..] } else { b"" };
+        let written = write_whole(file, &[end, line].concat());
+        self.is_torn = match &written {
+            Ok(()) => false,
+            Err((_, 0)) => self.is_torn,
+            Err(_) => true,
+        };
+        written.map_err(|(error, _)| {
+            self.file = None;
+            error
+        })
+    }
+}
+
+/// # Errors
+/// With the number of bytes that were written.
+fn write_whole(file: &mut File, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match file.write(rest) {
+            Ok(0) => return Err((io::ErrorKind::WriteZero.into(), bytes.len() - rest.len())),
+            Ok(len) => rest = rest.get(len..).unwrap_or_default(),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err((e, bytes.len() - rest.len())),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -194,5 +260,40 @@ mod tests {
         assert_eq!((state.written.get(), state.dropped.get()), (0, 3 * QUEUE_LEN_MAX as u64));
         assert_eq!(state.queued_bytes.load(Ordering::Relaxed), 0);
         assert!(LineLog::open(Path::new("/nowhere/x"), "--audit-log").is_err());
+    }
+
+    /// A pipe whose reader stops: neither a reopening nor the stop waits for it, and a line of
+    /// which only a part was accepted ends before the next one.
+    #[test]
+    fn a_pipe_without_a_reader_blocks_nobody() {
+        use std::io::Read;
+        use std::os::unix::fs::OpenOptionsExt;
+
+        use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
+        assert!(LineLog::open(&path, "--audit-log").is_err());
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut reader =
+            std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
+        let mut file = LogFile::open(&path).unwrap();
+        let line = [&[b'x'; 40_000][..], b"\n"].concat();
+        while file.write(&line).is_ok() {}
+        assert!(file.is_torn);
+        let mut received = Vec::new();
+        let _ = reader.read_to_end(&mut received);
+        file.write(b"last\n").unwrap();
+        let _ = reader.read_to_end(&mut received);
+        assert!(received.ends_with(b"x\nlast\n"));
+
+        let log = LineLog::open(&path, "--audit-log").unwrap();
+        let state = Arc::clone(&log.state);
+        drop(reader);
+        log.reopen();
+        log.push(b"lost".to_vec());
+        drop(log);
+        assert_eq!((state.written.get(), state.dropped.get()), (0, 1));
     }
 }

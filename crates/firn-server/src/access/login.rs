@@ -1,16 +1,21 @@
 //! Checks of credentials.
 //!
-//! Tokens have 256 random bits: their digests are compared, without delay. Passwords are checked by
-//! bcrypt on threads of their own, one or two at a time, with a bounded queue. A password that was
-//! right is remembered under a keyed digest while it is in use. Failed logins are slowed per
-//! address and per user; an unknown user takes as long as a wrong password.
+//! Tokens of users have 256 random bits: their digests are compared, without delay. The token of a
+//! file may be short, so guesses of it are slowed. Passwords are checked by bcrypt on threads of
+//! their own, one or two at a time, with a bounded queue. A password or token that was right is
+//! remembered for its address, under a keyed digest, while it is in use: from other addresses a
+//! guess is as slow as any other. Identical passwords are checked once.
+//! Failed logins are slowed per address and per user. An attempt counts as failed from its
+//! admission, so that parallel ones gain nothing. An unknown user takes as long as a wrong
+//! password.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::http::header::{AUTHORIZATION, HeaderMap};
 use firn_model::{ErrorKind, Result};
 use parking_lot::Mutex;
 use ring::digest::{SHA256, digest};
@@ -19,6 +24,7 @@ use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
 
 use super::account::{Account, DIGEST_BYTES, User};
+use crate::flights::Flights;
 use crate::telemetry::Counter;
 use crate::threads::{WorkerOptions, Workers};
 
@@ -33,6 +39,18 @@ pub(crate) enum Credentials {
         password: Vec<u8>,
     },
     Token(Vec<u8>),
+}
+
+/// The digest of a token, by which a connection keeps it.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenDigest([u8; DIGEST_BYTES]);
+
+impl TokenDigest {
+    pub(crate) fn of(token: &[u8]) -> TokenDigest {
+        let mut bytes = [0; DIGEST_BYTES];
+        bytes.copy_from_slice(digest(&SHA256, token).as_ref());
+        TokenDigest(bytes)
+    }
 }
 
 /// Why a login is refused.
@@ -62,6 +80,8 @@ pub(crate) struct Accounts {
 pub(crate) struct Logins {
     key: hmac::Key,
     known: Mutex<HashMap<[u8; DIGEST_BYTES], Instant>>,
+    /// Passwords that are being checked, by digest.
+    checks: Flights<[u8; DIGEST_BYTES], Result<bool, Duration>>,
     addresses: FailureTable,
     users: FailureTable,
     workers: Workers<()>,
@@ -72,7 +92,8 @@ pub(crate) struct Logins {
     pub(crate) throttled: Counter,
 }
 
-/// Recent failures by address or user. Bounded: the entry that has waited longest is replaced.
+/// Recent failures by address or user, with the attempts whose result is unknown. Bounded: the
+/// entry that has waited longest is replaced.
 #[derive(Debug, Default)]
 struct FailureTable {
     hasher: RandomState,
@@ -81,8 +102,27 @@ struct FailureTable {
 
 #[derive(Clone, Copy, Debug)]
 struct Failures {
+    /// With the open attempts.
     count: u32,
+    /// Attempts whose result is unknown.
+    open: u32,
     last: Instant,
+}
+
+/// An attempt that counts as failed until it is forgiven. Open until dropped.
+#[derive(Debug)]
+struct Attempt<'a> {
+    table: &'a FailureTable,
+    key: u64,
+    has_failed: bool,
+}
+
+/// An attempt has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TooEarly {
+    wait: Duration,
+    /// Whether it may be admitted once an open attempt has not failed.
+    is_open: bool,
 }
 
 /// How long a password stays known after its last use.
@@ -94,6 +134,11 @@ const FREE_FAILURES: u32 = 5;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 const ADDRESS_WAIT_MAX: Duration = Duration::from_secs(30);
 const USER_DELAY_MAX: Duration = Duration::from_secs(2);
+/// An attempt waits for earlier ones this long.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
+const TURN_INTERVAL: Duration = Duration::from_millis(20);
+/// While too many passwords wait.
+const BUSY_WAIT: Duration = Duration::from_secs(1);
 const ENTRIES_MAX: usize = 4_096;
 /// Passwords that wait, delayed ones included.
 const WAITING_MAX: usize = 64;
@@ -118,6 +163,16 @@ impl Credentials {
         match String::from_utf8(user.to_vec()) {
             Ok(user) => Credentials::Password { user, password: password[1..].to_vec() },
             Err(_) => Credentials::Malformed,
+        }
+    }
+
+    /// Those of a request. Two headers could be understood differently by a proxy in front.
+    pub(crate) fn of_request(headers: &HeaderMap) -> Credentials {
+        let mut headers = headers.get_all(AUTHORIZATION).iter();
+        match (headers.next(), headers.next()) {
+            (None, _) => Credentials::Missing,
+            (Some(header), None) => Credentials::of(header.to_str().ok().or(Some(""))),
+            (Some(_), Some(_)) => Credentials::Malformed,
         }
     }
 
@@ -159,11 +214,15 @@ impl Accounts {
 
     /// The user of a token.
     fn of_token(&self, token: &[u8]) -> Option<User> {
-        let wanted = digest(&SHA256, token);
+        self.of_digest(&TokenDigest::of(token))
+    }
+
+    /// The user of a token with this digest.
+    pub(super) fn of_digest(&self, wanted: &TokenDigest) -> Option<User> {
         let mut found = None;
         // All are compared, each in constant time.
         for (digest, account) in &self.tokens {
-            if is_equal(digest, wanted.as_ref()) {
+            if is_equal(digest, &wanted.0) {
                 found = Some(account);
             }
         }
@@ -189,6 +248,7 @@ impl Logins {
         Ok(Logins {
             key,
             known: Mutex::default(),
+            checks: Flights::default(),
             addresses: FailureTable::default(),
             users: FailureTable::default(),
             workers: Workers::start(options, || ())?,
@@ -210,10 +270,10 @@ impl Logins {
         let address = network_of(address);
         let checked = match credentials {
             Credentials::Missing => return Err(LoginRefusal::Missing),
-            Credentials::Malformed => self.admit(&address).map(|()| None),
+            Credentials::Malformed => self.admit(&address).map(|_| None).map_err(|e| e.wait),
             Credentials::Token(token) => match accounts.of_token(token) {
                 Some(user) => Ok(Some(user)),
-                None => self.admit(&address).map(|()| None),
+                None => self.admit(&address).map(|_| None).map_err(|e| e.wait),
             },
             Credentials::Password { user, password } => {
                 self.check_password(accounts, (user, password), &address).await
@@ -226,10 +286,6 @@ impl Logins {
             }
             Ok(None) => {
                 self.rejected.add(1);
-                self.addresses.record(&address);
-                if let Credentials::Password { user, .. } = credentials {
-                    self.users.record(user);
-                }
                 Err(LoginRefusal::Wrong)
             }
             Err(after) => {
@@ -239,9 +295,40 @@ impl Logins {
         }
     }
 
-    fn admit(&self, address: &IpAddr) -> Result<(), Duration> {
-        let wait = self.addresses.wait(address, Duration::from_millis(500), ADDRESS_WAIT_MAX);
-        if wait.is_zero() { Ok(()) } else { Err(wait) }
+    /// Accepts a right token that people may have chosen. Guesses of it would not be slowed if the
+    /// right one were accepted while wrong ones have to wait.
+    pub(crate) fn accept_token(&self, token: &[u8], address: IpAddr) -> Result<(), LoginRefusal> {
+        let address = network_of(address);
+        let known = self.known_digest(u64::MAX, ("", token), &address);
+        if !self.is_known(&known) {
+            let attempt = self.admit(&address).map_err(|early| {
+                self.throttled.add(1);
+                LoginRefusal::Later(early.wait)
+            })?;
+            attempt.forgive();
+            self.remember(known);
+        }
+        self.accepted.add(1);
+        Ok(())
+    }
+
+    /// Counts an attempt from `address`, unless it has to wait.
+    fn admit(&self, address: &IpAddr) -> Result<Attempt<'_>, TooEarly> {
+        self.addresses.try_begin(address, Duration::from_millis(500), ADDRESS_WAIT_MAX)
+    }
+
+    /// As [`Logins::admit`], after the attempts whose result is unknown: clients behind one address
+    /// log in at the same time after a start.
+    async fn admit_in_turn(&self, address: &IpAddr) -> Result<Attempt<'_>, Duration> {
+        let latest = Instant::now() + TURN_WAIT_MAX;
+        loop {
+            match self.admit(address) {
+                Err(early) if early.is_open && Instant::now() < latest => {
+                    tokio::time::sleep(TURN_INTERVAL).await;
+                }
+                admitted => return admitted.map_err(|early| early.wait),
+            }
+        }
     }
 
     /// `Ok(None)` for a wrong password.
@@ -258,47 +345,68 @@ impl Logins {
         {
             return Ok(Some(user));
         }
-        let known = self.known_digest(accounts.serial, name, password);
+        let known = self.known_digest(accounts.serial, (name, password), address);
         let to_user = |account: &Arc<Account>| User::new(Arc::clone(account));
         if self.is_known(&known) {
             return Ok(account.map(to_user));
         }
-        self.admit(address)?;
-        let busy = Duration::from_secs(1);
-        let Ok(_waiting) = self.waiting.try_acquire() else { return Err(busy) };
-        let delay = self.users.wait(&name, Duration::from_millis(50), USER_DELAY_MAX);
+        let check = self.verify(accounts, (name, password), address, known);
+        let (is_right, _) = self.checks.join(known, check).await;
+        is_right.map(|is_right| account.filter(|_| is_right).map(to_user))
+    }
+
+    /// Whether the password is right, after the waits that earlier attempts cause.
+    async fn verify(
+        &self,
+        accounts: &Accounts,
+        (name, password): (&str, &[u8]),
+        address: &IpAddr,
+        known: [u8; DIGEST_BYTES],
+    ) -> Result<bool, Duration> {
+        let Ok(_waiting) = self.waiting.try_acquire() else { return Err(BUSY_WAIT) };
+        let from_address = self.admit_in_turn(address).await?;
+        let (of_user, delay) = self.users.begin(&name, Duration::from_millis(50), USER_DELAY_MAX);
         tokio::time::sleep(delay).await;
-        // An identical request may have been faster.
-        if self.is_known(&known) {
-            return Ok(account.map(to_user));
-        }
-        let own = account.and_then(|account| account.password.as_ref());
+        let own = accounts.by_name.get(name).and_then(|account| account.password.as_ref());
         let Some(hash) = own.map(|hash| &hash.0).or_else(|| accounts.decoy(name)).cloned() else {
-            return Ok(None);
+            return Ok(false);
         };
+        let (password, is_user) = (password.to_vec(), own.is_some());
         self.password_checks.add(1);
-        let password = password.to_vec();
         let checked = self.workers.run(move |()| bcrypt::verify(&password, &hash));
         let is_right = match checked.await {
-            Ok(checked) => checked.unwrap_or(false) && own.is_some(),
+            Ok(checked) => Ok(checked.unwrap_or(false) && is_user),
             Err(error) => {
                 if !matches!(error.kind(), ErrorKind::Busy { .. } | ErrorKind::Closed) {
                     tracing::error!(%error, "a password could not be checked");
                 }
-                return Err(busy);
+                Err(BUSY_WAIT)
             }
         };
-        if !is_right {
-            return Ok(None);
+        if is_right != Ok(false) {
+            from_address.forgive();
+            of_user.forgive();
         }
-        self.remember(known);
-        Ok(account.map(to_user))
+        if is_right == Ok(true) {
+            self.remember(known);
+        }
+        is_right
     }
 
     /// Useless without the key, which exists in this process only.
-    fn known_digest(&self, serial: u64, name: &str, password: &[u8]) -> [u8; DIGEST_BYTES] {
+    fn known_digest(
+        &self,
+        serial: u64,
+        (name, password): (&str, &[u8]),
+        address: &IpAddr,
+    ) -> [u8; DIGEST_BYTES] {
+        let address = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => *address,
+        };
         let mut context = hmac::Context::with_key(&self.key);
         context.update(&serial.to_le_bytes());
+        context.update(&address.octets());
         context.update(&(name.len() as u64).to_le_bytes());
         context.update(name.as_bytes());
         context.update(password);
@@ -341,8 +449,40 @@ impl Logins {
 }
 
 impl FailureTable {
-    fn record(&self, key: &impl std::hash::Hash) {
-        let (key, now) = (self.hasher.hash_one(key), Instant::now());
+    /// Begins an attempt, which counts as failed. `Err` if it has to wait: the wait doubles with
+    /// each failure from `first` to `most`.
+    fn try_begin(
+        &self,
+        key: &impl Hash,
+        first: Duration,
+        most: Duration,
+    ) -> Result<Attempt<'_>, TooEarly> {
+        let key = self.hasher.hash_one(key);
+        self.update(key, |entry, since| match wait(*entry, since, first, most) {
+            Duration::ZERO => Ok(self.attempt(key, entry)),
+            wait => Err(TooEarly { wait, is_open: entry.open > 0 }),
+        })
+    }
+
+    /// Begins an attempt, which counts as failed; also returns the wait before it.
+    fn begin(&self, key: &impl Hash, first: Duration, most: Duration) -> (Attempt<'_>, Duration) {
+        let key = self.hasher.hash_one(key);
+        self.update(key, |entry, since| {
+            let wait = wait(*entry, since, first, most);
+            (self.attempt(key, entry), wait)
+        })
+    }
+
+    fn attempt(&self, key: u64, entry: &mut Failures) -> Attempt<'_> {
+        entry.count = entry.count.saturating_add(1);
+        entry.open = entry.open.saturating_add(1);
+        entry.last = Instant::now();
+        Attempt { table: self, key, has_failed: true }
+    }
+
+    /// Changes the entry of `key`, with the time since its last attempt.
+    fn update<T>(&self, key: u64, change: impl FnOnce(&mut Failures, Duration) -> T) -> T {
+        let now = Instant::now();
         let mut entries = self.entries.lock();
         if entries.len() >= ENTRIES_MAX && !entries.contains_key(&key) {
             entries.retain(|_, entry| now.duration_since(entry.last) < FORGOTTEN_AFTER);
@@ -353,27 +493,42 @@ impl FailureTable {
                 entries.remove(&oldest);
             }
         }
-        let entry = entries.entry(key).or_insert(Failures { count: 0, last: now });
-        if now.duration_since(entry.last) >= FORGOTTEN_AFTER {
-            entry.count = 0;
-        }
-        entry.count = entry.count.saturating_add(1);
-        entry.last = now;
-    }
-
-    /// The rest of the wait after the last failure, which doubles with each failure from `first` to
-    /// `most`.
-    fn wait(&self, key: &impl std::hash::Hash, first: Duration, most: Duration) -> Duration {
-        let (key, now) = (self.hasher.hash_one(key), Instant::now());
-        let entries = self.entries.lock();
-        let Some(entry) = entries.get(&key) else { return Duration::ZERO };
+        let entry = entries.entry(key).or_insert(Failures { count: 0, open: 0, last: now });
         let since = now.duration_since(entry.last);
-        if entry.count < FREE_FAILURES || since >= FORGOTTEN_AFTER {
-            return Duration::ZERO;
+        if since >= FORGOTTEN_AFTER {
+            entry.count = entry.open;
         }
-        let doublings = (entry.count - FREE_FAILURES).min(16);
-        first.saturating_mul(1 << doublings).min(most).saturating_sub(since)
+        change(entry, since)
     }
+}
+
+impl Attempt<'_> {
+    /// It has not failed, or was not made.
+    fn forgive(mut self) {
+        self.has_failed = false;
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let mut entries = self.table.entries.lock();
+        // It may have been replaced.
+        let Some(entry) = entries.get_mut(&self.key) else { return };
+        entry.open = entry.open.saturating_sub(1);
+        entry.count = entry.count.saturating_sub(u32::from(!self.has_failed));
+        if entry.count == 0 {
+            entries.remove(&self.key);
+        }
+    }
+}
+
+/// The rest of the wait after the last failure.
+fn wait(entry: Failures, since: Duration, first: Duration, most: Duration) -> Duration {
+    if entry.count < FREE_FAILURES {
+        return Duration::ZERO;
+    }
+    let doublings = (entry.count - FREE_FAILURES).min(16);
+    first.saturating_mul(1 << doublings).min(most).saturating_sub(since)
 }
 
 /// One client may have all addresses of a /64.
@@ -390,6 +545,11 @@ fn network_of(address: IpAddr) -> IpAddr {
 /// Whether two texts are equal; takes the same time wherever they differ.
 pub(crate) fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// Whether `token` is that of `wanted`. Digests are compared, so that the time reveals nothing.
+pub(super) fn is_same_token(wanted: &[u8], token: &TokenDigest) -> bool {
+    is_equal(&TokenDigest::of(wanted).0, &token.0)
 }
 
 /// Decodes base64 with or without padding.
@@ -516,22 +676,111 @@ mod tests {
         assert_eq!(logins.throttled.get(), 1);
     }
 
+    /// Before, a password that its user had just used was accepted from any address, whatever the
+    /// number of guesses before it: guesses were not slowed while the user was active.
+    #[test]
+    fn a_guess_gains_nothing_from_the_user_being_active() {
+        let accounts = Accounts::new(&[account("alice", Some("right"), None)]);
+        let logins = Logins::start(|| ()).unwrap();
+        let stranger = IpAddr::V6("2001:db8::1".parse().unwrap());
+        let f = |text: &str, address: IpAddr| {
+            run(logins.check(&accounts, &password("alice", text), address)).map(|_| ())
+        };
+        assert_eq!(f("right", HERE), Ok(()));
+        for idx in 0..FREE_FAILURES {
+            assert_eq!(f(&idx.to_string(), stranger), Err(LoginRefusal::Wrong));
+        }
+        let guess = f("right", stranger);
+        assert!(matches!(guess, Err(LoginRefusal::Later(_))), "{guess:?}");
+        assert_eq!(f("right", HERE), Ok(()));
+    }
+
+    #[test]
+    fn guesses_of_a_token_that_people_chose_are_slowed() {
+        let (accounts, logins) = (Accounts::new(&[]), Logins::start(|| ()).unwrap());
+        let (known, new) = (HERE, IpAddr::V6("2001:db8::1".parse().unwrap()));
+        let stranger = IpAddr::V6("2001:db8:0:1::1".parse().unwrap());
+        let accept = |address| logins.accept_token(b"short", address);
+        assert_eq!(accept(known), Ok(()));
+        for address in [known, stranger] {
+            for idx in 0..FREE_FAILURES {
+                let guess = Credentials::Token(idx.to_string().into());
+                let refused = run(logins.check(&accounts, &guess, address)).map(|_| ());
+                assert_eq!(refused, Err(LoginRefusal::Wrong));
+            }
+        }
+        let guess = accept(stranger);
+        assert!(matches!(guess, Err(LoginRefusal::Later(_))), "{guess:?}");
+        assert_eq!(accept(known), Ok(()), "in use");
+        assert_eq!(accept(new), Ok(()));
+        assert!(
+            !logins
+                .addresses
+                .entries
+                .lock()
+                .contains_key(&logins.addresses.hasher.hash_one(network_of(new)))
+        );
+    }
+
+    /// Before, an attempt was counted when its result was known, so all of these were checked.
+    #[test]
+    fn parallel_guesses_are_not_more_than_those_one_after_another() {
+        let accounts = Accounts::new(&[account("alice", Some("right"), None)]);
+        let logins = Logins::start(|| ()).unwrap();
+        run(async {
+            let guesses: Vec<Credentials> =
+                (0..60).map(|idx| password("alice", &format!("guess{idx}"))).collect();
+            let checks = guesses.iter().map(|guess| logins.check(&accounts, guess, HERE));
+            let results = futures_util::future::join_all(checks).await;
+            let wrong = |one: &Result<User, LoginRefusal>| matches!(one, Err(LoginRefusal::Wrong));
+            assert_eq!(results.iter().filter(|one| wrong(one)).count(), FREE_FAILURES as usize);
+        });
+        assert_eq!(logins.password_checks.get(), u64::from(FREE_FAILURES));
+    }
+
+    /// After a start every client of an address is unknown.
+    #[test]
+    fn parallel_logins_with_right_passwords_succeed() {
+        let names: Vec<String> = (0..20).map(|idx| format!("user{idx}")).collect();
+        let accounts: Vec<_> = names.iter().map(|name| account(name, Some(name), None)).collect();
+        let accounts = Accounts::new(&accounts);
+        let logins = Logins::start(|| ()).unwrap();
+        run(async {
+            // Each twice: identical ones are checked once.
+            let all: Vec<Credentials> =
+                names.iter().chain(&names).map(|name| password(name, name)).collect();
+            let checks = all.iter().map(|one| logins.check(&accounts, one, HERE));
+            let results = futures_util::future::join_all(checks).await;
+            assert!(results.iter().all(Result::is_ok), "{results:?}");
+        });
+        assert_eq!(logins.password_checks.get(), names.len() as u64);
+        assert!(logins.addresses.entries.lock().is_empty());
+    }
+
     #[test]
     fn waits_double_and_the_table_is_bounded() {
         let table = FailureTable::default();
         let (first, most) = (Duration::from_secs(100), Duration::from_secs(250));
-        for _ in 0..FREE_FAILURES - 1 {
-            table.record(&1);
+        for _ in 0..FREE_FAILURES {
+            table.try_begin(&1, first, most).unwrap();
         }
-        assert_eq!(table.wait(&1, first, most), Duration::ZERO);
-        table.record(&1);
-        assert!(table.wait(&1, first, most) > Duration::from_secs(50));
-        table.record(&1);
-        table.record(&1);
-        let wait = table.wait(&1, first, most);
+        let wait = |is_open: bool| {
+            let early = table.try_begin(&1, first, most).unwrap_err();
+            assert_eq!(early.is_open, is_open);
+            early.wait
+        };
+        assert!(wait(false) > Duration::from_secs(50));
+        let (open, delay) = table.begin(&1, first, most);
+        assert!(delay > Duration::from_secs(50) && delay <= first, "{delay:?}");
+        assert!(wait(true) > Duration::from_secs(150));
+        table.begin(&1, first, most).0.forgive();
+        open.forgive();
+        assert!(wait(false) <= first, "two attempts were right");
+        drop((table.begin(&1, first, most), table.begin(&1, first, most)));
+        let wait = wait(false);
         assert!(wait > Duration::from_secs(200) && wait <= most, "{wait:?}");
         for key in 2..3 * ENTRIES_MAX {
-            table.record(&key);
+            table.begin(&key, first, most);
         }
         assert_eq!(table.entries.lock().len(), ENTRIES_MAX);
         let f = |text: &str| network_of(text.parse().unwrap());

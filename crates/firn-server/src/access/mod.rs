@@ -4,11 +4,12 @@
 //! the file, or a file that it names, changes. A version that cannot be used is reported once and
 //! the previous one stays. Without a file every client has all roles.
 //!
-//! Reading order: `web_config` (the file), `account` (users), `login` (checks of credentials),
-//! `tls`, `line_log` (audit and query log), `edit` (`firn user`).
+//! Reading order: `web_config` (the file), `files` (its versions), `account` (users), `login`
+//! (checks of credentials), `tls`, `line_log` (audit and query log), `edit` (`firn user`).
 
 pub(crate) mod account;
 mod edit;
+mod files;
 pub(crate) mod line_log;
 pub(crate) mod login;
 mod tls;
@@ -18,18 +19,23 @@ mod yaml;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{Error, Result, excerpt};
+use firn_model::{Error, Result, Secret, excerpt};
 use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value};
+use tokio::sync::watch;
 
-use self::account::{TokenBucket, User};
+use self::account::{Roles, TokenBucket, User};
+pub(crate) use self::files::SeenFile;
+use self::files::{CUT_REST, VersionFiles};
 use self::line_log::LineLog;
-use self::login::{Accounts, Credentials, LoginRefusal, Logins};
-use self::web_config::{ClientAuth, PemSource};
+use self::login::{Accounts, Credentials, LoginRefusal, Logins, TokenDigest};
+use self::web_config::{ClientAuth, ClientRules};
 use crate::app::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -47,8 +53,8 @@ pub(crate) struct GateOptions {
     pub(crate) audit_log: Option<PathBuf>,
     /// `--require-auth`.
     pub(crate) requires_auth: bool,
-    /// Clients need a token that is not in the file (`--token-file`).
-    pub(crate) has_token: bool,
+    /// A token that is not in the file and has all roles (`--token-file`).
+    pub(crate) token: Option<Secret>,
     /// The protocol inside TLS speaks HTTP.
     pub(crate) is_http: bool,
     /// Users with matchers are refused: the listener cannot apply them.
@@ -60,10 +66,12 @@ pub(crate) struct GateOptions {
 pub(crate) struct Gate {
     options: GateOptions,
     policy: RwLock<Arc<Policy>>,
-    /// Only with a file.
+    version: AtomicU64,
+    /// Changes with the rules for certificates of clients.
+    client_rules: watch::Sender<u64>,
+    /// Only with a file or a token.
     logins: Option<Logins>,
-    /// Of the version that was tried last.
-    stamps: Mutex<Vec<FileStamp>>,
+    files: Mutex<GateFiles>,
     audit: Option<LineLog>,
     reloads: Counter,
     failed_reloads: Counter,
@@ -76,22 +84,26 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     tls: Option<Arc<ServerConfig>>,
+    /// The certificate of `tls`.
+    certificate: Option<CertificateDer<'static>>,
     demands_certificate: bool,
+    client_rules: Option<ClientRules>,
     /// Headers of every response.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     accounts: Accounts,
     rate: Option<TokenBucket>,
 }
 
-/// Detects changes of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct FileStamp {
-    path: PathBuf,
-    seen: SeenFile,
+/// The files of versions.
+#[derive(Debug, Default)]
+struct GateFiles {
+    used: VersionFiles,
+    /// Of a later version that cannot be used.
+    refused: Option<VersionFiles>,
 }
 
-/// Length, time of the change and number of a file; `None` if it does not exist.
-pub(crate) type SeenFile = Option<(u64, SystemTime, u64)>;
+/// A version as it was read: its files as far as they were read, and the policy.
+type LoadedVersion = (VersionFiles, Result<Policy>);
 
 /// An entry of the audit log.
 #[derive(Debug)]
@@ -107,6 +119,8 @@ pub(crate) struct AuditEntry<'a> {
 
 /// How often the files are looked at.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Each takes half a second at most.
+const REST_TRIES: usize = 10;
 
 impl Gate {
     /// Reads the file and opens the audit log. Idle threads call `on_idle`.
@@ -116,13 +130,16 @@ impl Gate {
     pub(crate) fn open(options: GateOptions, on_idle: fn()) -> Result<Gate> {
         let audit = options.audit_log.as_deref().map(|path| LineLog::open(path, "--audit-log"));
         let audit = audit.transpose()?;
-        let (stamps, policy) = load(&options);
-        let logins = options.file.as_ref().map(|_| Logins::start(on_idle)).transpose()?;
+        let (used, policy) = load(&options);
+        let policy = policy?;
+        policy.warn_of_dates();
+        let may_log_in = options.file.is_some() || options.token.is_some();
+        let logins = may_log_in.then(|| Logins::start(on_idle)).transpose()?;
         Ok(Gate {
             options,
-            policy: RwLock::new(Arc::new(policy?)),
+            policy: RwLock::new(Arc::new(policy)),
             logins,
-            stamps: Mutex::new(stamps),
+            files: Mutex::new(GateFiles { used, refused: None }),
             audit,
             ..Gate::default()
         })
@@ -134,8 +151,7 @@ impl Gate {
     /// `Invalid` if `--require-auth` demands more than the file has.
     pub(crate) fn check_listener(&self, listen: SocketAddr) -> Result<()> {
         let policy = self.policy();
-        let has_users =
-            self.options.has_token || !policy.accounts.is_empty() || policy.demands_certificate;
+        let has_users = self.has_users() || policy.demands_certificate;
         let (is_local, has_tls) = (listen.ip().is_loopback(), policy.tls.is_some());
         let missing = match (has_users, has_tls || is_local) {
             (true, true) => return Ok(()),
@@ -167,7 +183,13 @@ impl Gate {
         self.policy.read().tls.clone()
     }
 
-    /// Reads the files again and opens the audit log again.
+    /// Changes when the certificates of clients are checked by other rules. Connections under the
+    /// previous rules end with their request.
+    pub(crate) fn client_rules(&self) -> watch::Receiver<u64> {
+        self.client_rules.subscribe()
+    }
+
+    /// Reads the files again, once no program writes them, and opens the audit log again.
     ///
     /// # Errors
     /// Those of the file. The previous version stays.
@@ -178,12 +200,51 @@ impl Gate {
         if self.options.file.is_none() {
             return Ok(());
         }
-        let (stamps, policy) = load(&self.options);
-        *self.stamps.lock() = stamps;
-        let policy = policy.and_then(|policy| self.check_demands(policy));
-        match policy {
-            Ok(policy) => {
-                *self.policy.write() = Arc::new(policy);
+        let whole = self.load_at_rest().and_then(|(files, policy)| {
+            match files.cut_file(&self.files.lock().used) {
+                Some(path) => Err(cut_file(path)),
+                None => Ok((files, policy)),
+            }
+        });
+        self.replace(whole)
+    }
+
+    /// Reads the files until they do not change meanwhile.
+    ///
+    /// # Errors
+    /// `Unavailable` if they change all the time.
+    fn load_at_rest(&self) -> Result<LoadedVersion> {
+        for _ in 0..REST_TRIES {
+            let (files, policy) = load(&self.options);
+            if files.are_at_rest() {
+                return Ok((files, policy));
+            }
+        }
+        Err(Error::unavailable("the file, or one that it names, changes all the time"))
+    }
+
+    /// Replaces the version in use, if this one can be used.
+    fn replace(&self, loaded: Result<LoadedVersion>) -> Result<()> {
+        let replaced = loaded.and_then(|(files, policy)| {
+            match policy.and_then(|policy| self.check_demands(policy)) {
+                Ok(policy) => Ok((files, policy)),
+                Err(error) => {
+                    self.files.lock().refused = Some(files);
+                    Err(error)
+                }
+            }
+        });
+        match replaced {
+            Ok((files, policy)) => {
+                policy.warn_of_dates();
+                *self.files.lock() = GateFiles { used: files, refused: None };
+                let policy = Arc::new(policy);
+                let previous = std::mem::replace(&mut *self.policy.write(), Arc::clone(&policy));
+                // After the policy: a client that sees the number sees the policy.
+                self.version.fetch_add(1, Ordering::Release);
+                if previous.client_rules != policy.client_rules {
+                    self.client_rules.send_modify(|version| *version = version.wrapping_add(1));
+                }
                 self.reloads.add(1);
                 tracing::info!("--web-config was read again");
                 self.audit_reload("ok");
@@ -205,6 +266,13 @@ impl Gate {
         if before.tls.is_some() != policy.tls.is_some() {
             return Err(Error::invalid("TLS cannot be switched on or off without a restart"));
         }
+        if let Some(fault) = policy.date_fault()
+            && before.date_fault().is_none()
+        {
+            return Err(Error::invalid(format!(
+                "tls_server_config.cert_file: the certificate {fault}, unlike the previous one"
+            )));
+        }
         // Such as a file that an editor has truncated and not written yet.
         if has_users(&before) && !has_users(&policy) {
             return Err(Error::invalid("the last user cannot be removed without a restart"));
@@ -217,15 +285,22 @@ impl Gate {
         if self.options.file.is_none() {
             return;
         }
-        let used = self.stamps.lock().clone();
-        let now: Vec<_> = used.iter().map(|stamp| seen(&stamp.path)).collect();
+        let (known, now) = {
+            let files = self.files.lock();
+            let latest = files.refused.as_ref().unwrap_or(&files.used);
+            (latest.seen(), latest.seen_now())
+        };
         // A certificate and its key are written one after the other.
         let is_at_rest = *previous == now;
-        let has_changed = used.iter().zip(&now).any(|(used, now)| used.seen != *now);
         *previous = now;
-        if has_changed && is_at_rest {
+        if *previous == known || !is_at_rest {
+            return;
+        }
+        // A file that does not come to rest, or is cut, is looked at again.
+        let Ok((files, policy)) = self.load_at_rest() else { return };
+        if files.cut_file(&self.files.lock().used).is_none() {
             // The error is logged there.
-            let _ = self.reload();
+            let _ = self.replace(Ok((files, policy)));
         }
     }
 
@@ -239,17 +314,43 @@ impl Gate {
         if let Some(rate) = &policy.rate {
             rate.take(1.0).map_err(LoginRefusal::Later)?;
         }
-        let Some(logins) = self.logins.as_ref().filter(|_| !policy.accounts.is_empty()) else {
+        let needs_login = self.options.token.is_some() || !policy.accounts.is_empty();
+        let Some(logins) = self.logins.as_ref().filter(|_| needs_login) else {
             return Ok(User::anyone());
         };
+        if let (Some(wanted), Credentials::Token(token)) = (&self.options.token, credentials)
+            && login::is_same_token(wanted.expose().as_bytes(), &TokenDigest::of(token))
+        {
+            logins.accept_token(token, address)?;
+            return Ok(User::anyone());
+        }
         let user = logins.check(&policy.accounts, credentials, address).await?;
         user.begin_request().map_err(LoginRefusal::Later)?;
         Ok(user)
     }
 
+    /// The roles, under the current version of the file, of a client that has logged in with a
+    /// token or not at all. `None` if it must log in.
+    pub(crate) fn roles_of(&self, token: Option<&TokenDigest>) -> Option<Roles> {
+        let policy = self.policy();
+        if self.options.token.is_none() && policy.accounts.is_empty() {
+            return Some(Roles::ALL);
+        }
+        let (token, own) = (token?, self.options.token.as_ref());
+        if own.is_some_and(|own| login::is_same_token(own.expose().as_bytes(), token)) {
+            return Some(Roles::ALL);
+        }
+        policy.accounts.of_digest(token).map(|user| user.roles())
+    }
+
+    /// Changes with the version of the file.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
     /// Whether requests need a login.
     pub(crate) fn has_users(&self) -> bool {
-        !self.policy.read().accounts.is_empty()
+        self.options.token.is_some() || !self.policy.read().accounts.is_empty()
     }
 
     /// Counts a request whose user lacks a role.
@@ -341,27 +442,40 @@ impl Gate {
     }
 }
 
-/// Reads the file of `options` and those that it names. Their stamps are older than their contents.
-fn load(options: &GateOptions) -> (Vec<FileStamp>, Result<Policy>) {
-    let Some(path) = &options.file else {
-        return (Vec::new(), policy(options, &WebConfig::default()));
-    };
-    let stamp = |path: &Path| FileStamp { path: path.to_owned(), seen: seen(path) };
-    let mut stamps = vec![stamp(path)];
-    let config =
-        web_config::read_file(path, "--web-config").and_then(|text| WebConfig::parse(path, &text));
-    let config = match config {
-        Ok(config) => config,
-        Err(error) => return (stamps, Err(error)),
-    };
-    if let Some(tls) = &config.tls {
-        let sources = [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()];
-        stamps.extend(sources.into_iter().flatten().filter_map(|source| match source {
-            PemSource::File(path) => Some(stamp(path)),
-            PemSource::Inline(_) => None,
-        }));
+impl Policy {
+    /// Why clients refuse the certificate now, if they do.
+    fn date_fault(&self) -> Option<&'static str> {
+        self.certificate.as_ref().and_then(tls::date_fault)
     }
-    (stamps, policy(options, &config))
+
+    fn warn_of_dates(&self) {
+        if let Some(fault) = self.date_fault() {
+            tracing::warn!("--web-config: the certificate {fault}; clients refuse it");
+        }
+    }
+}
+
+/// Reads the file of `options` and those that it names.
+fn load(options: &GateOptions) -> LoadedVersion {
+    let mut files = VersionFiles::default();
+    let policy = read(options, &mut files).and_then(|config| policy(options, &config));
+    (files, policy)
+}
+
+fn read(options: &GateOptions, files: &mut VersionFiles) -> Result<WebConfig> {
+    let Some(path) = &options.file else { return Ok(WebConfig::default()) };
+    let mut config = WebConfig::parse(path, files.read(path, "--web-config")?)?;
+    config.tls.as_mut().map_or(Ok(()), |tls| files.read_pems(tls))?;
+    Ok(config)
+}
+
+fn cut_file(path: &Path) -> Error {
+    Error::unavailable(format!(
+        "{} is only the beginning of the version in use, as while a program writes it; it is used \
+         once it has not changed for {} s",
+        path.display(),
+        CUT_REST.as_secs()
+    ))
 }
 
 fn policy(options: &GateOptions, config: &WebConfig) -> Result<Policy> {
@@ -374,6 +488,7 @@ fn policy(options: &GateOptions, config: &WebConfig) -> Result<Policy> {
         )));
     }
     let protocols: &[&[u8]] = if options.is_http { &[b"http/1.1"] } else { &[] };
+    let certificate = config.tls.as_ref().map(tls::leaf).transpose()?.flatten();
     let tls = config.tls.as_ref().map(|tls| tls::server_config(tls, protocols)).transpose()?;
     let (tls, warnings) = tls.map_or((None, Vec::new()), |(tls, warnings)| (Some(tls), warnings));
     for warning in config.warnings.iter().chain(&warnings) {
@@ -382,15 +497,11 @@ fn policy(options: &GateOptions, config: &WebConfig) -> Result<Policy> {
     let demands = |tls: &web_config::TlsSettings| tls.client_auth == ClientAuth::Required;
     Ok(Policy {
         tls,
+        certificate,
         demands_certificate: config.tls.as_ref().is_some_and(demands),
+        client_rules: config.tls.as_ref().map(web_config::TlsSettings::client_rules),
         headers: config.headers.clone(),
         accounts: Accounts::new(&config.accounts),
         rate: config.rate.map(|rate| TokenBucket::new(rate.per_second, rate.burst as f64)),
     })
-}
-
-fn seen(path: &Path) -> SeenFile {
-    use std::os::unix::fs::MetadataExt;
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.len(), found.modified().ok()?, found.ino()))
 }

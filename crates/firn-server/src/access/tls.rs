@@ -16,7 +16,7 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
-use super::web_config::{ClientAuth, PemSource, TlsSettings, read_file};
+use super::web_config::{ClientAuth, PemSource, TlsSettings};
 
 /// The configuration of a listener that speaks `protocols` (ALPN; none for protocols without a
 /// name), and warnings about names that are not known here.
@@ -51,6 +51,26 @@ pub(super) fn server_config(
     config.ignore_client_order = settings.prefers_server_order;
     config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     Ok((Arc::new(config), warnings))
+}
+
+/// The server's own certificate.
+///
+/// # Errors
+/// `Invalid`, naming the file.
+pub(super) fn leaf(settings: &TlsSettings) -> Result<Option<CertificateDer<'static>>> {
+    Ok(certificates(&settings.certificate, "cert_file")?.into_iter().next())
+}
+
+/// Why clients refuse a certificate now for its dates alone, if they do.
+pub(super) fn date_fault(certificate: &CertificateDer<'_>) -> Option<&'static str> {
+    let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
+    // Dates are checked before the search for an authority, of which there is none.
+    let usage = webpki::KeyUsage::server_auth();
+    match certificate.verify_for_usage(&[], &[], &[], UnixTime::now(), usage, None, None) {
+        Err(webpki::Error::CertExpired { .. }) => Some("has expired"),
+        Err(webpki::Error::CertNotValidYet { .. }) => Some("is not valid yet"),
+        _ => None,
+    }
 }
 
 /// The cipher suites and curves that are named, in their order; all without names.
@@ -215,16 +235,8 @@ impl ClientCertVerifier for NamedClients {
     }
 }
 
-fn pem_text(source: &PemSource, key: &str) -> Result<String> {
-    match source {
-        PemSource::File(path) => read_file(path, &format!("tls_server_config.{key}")),
-        PemSource::Inline(text) => Ok(text.clone()),
-    }
-}
-
 fn certificates(source: &PemSource, key: &str) -> Result<Vec<CertificateDer<'static>>> {
-    let text = pem_text(source, key)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(source.text.as_bytes()).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         _ => Err(Error::invalid(format!(
@@ -234,7 +246,7 @@ fn certificates(source: &PemSource, key: &str) -> Result<Vec<CertificateDer<'sta
 }
 
 fn private_key(source: &PemSource, key: &str) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_slice(pem_text(source, key)?.as_bytes()).map_err(|_| {
+    PrivateKeyDer::from_pem_slice(source.text.as_bytes()).map_err(|_| {
         Error::invalid(format!(
             "tls_server_config.{key}: expected an unencrypted private key in PEM form in {source:?}"
         ))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{Error, QueryContext, Result};
+use firn_model::{QueryContext, Result};
 
 use super::account::{Account, DIGEST_BYTES, PasswordHash, Roles, UserLimits};
 use super::yaml::{self, NodeValue, Section};
@@ -46,18 +46,36 @@ pub(super) struct TlsSettings {
     pub(super) prefers_server_order: bool,
 }
 
-/// The source of a certificate or key.
-pub(super) enum PemSource {
-    File(PathBuf),
-    /// The text itself.
-    Inline(String),
+/// How certificates of clients are checked.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ClientRules {
+    auth: ClientAuth,
+    authorities: String,
+    allowed_sans: Vec<String>,
+}
+
+impl TlsSettings {
+    pub(super) fn client_rules(&self) -> ClientRules {
+        ClientRules {
+            auth: self.client_auth,
+            authorities: self.client_ca.as_ref().map_or_else(String::new, |ca| ca.text.clone()),
+            allowed_sans: self.allowed_sans.clone(),
+        }
+    }
+}
+
+/// A certificate or key: its text, or the file that contains it, or both once that was read.
+#[derive(Default)]
+pub(super) struct PemSource {
+    pub(super) path: Option<PathBuf>,
+    pub(super) text: String,
 }
 
 impl std::fmt::Debug for PemSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            PemSource::File(path) => write!(f, "{path:?}"),
-            PemSource::Inline(_) => f.write_str("inline"),
+        match &self.path {
+            Some(path) => write!(f, "{path:?}"),
+            None => f.write_str("inline"),
         }
     }
 }
@@ -84,8 +102,6 @@ pub(super) struct RateLimit {
     pub(super) burst: u64,
 }
 
-/// Longest file; a user has some hundred bytes.
-pub(super) const FILE_BYTES_MAX: u64 = 4 << 20;
 /// A check with cost 14 takes a second; each step doubles it.
 const BCRYPT_COST_MAX: u32 = 15;
 /// As in Prometheus; other headers are the server's own.
@@ -272,9 +288,12 @@ impl WebConfig {
             Some((line, _)) => return Err(yaml::error(file, line, "users: expected a list")),
         };
         let mut accounts: Vec<Account> = Vec::new();
+        // The bounds of one request for the matchers of all users together. They stay compiled, and
+        // all queries share them.
+        let context = QueryContext::unbounded();
         for item in items {
             let line = item.line;
-            let mut account = user(file, Section::new(file, "users", item)?)?;
+            let mut account = user(file, Section::new(file, "users", item)?, &context)?;
             if accounts.iter().any(|other| other.name == account.name) {
                 let what = format!("users: {:?} is listed twice", account.name);
                 return Err(yaml::error(file, line, what));
@@ -320,8 +339,10 @@ fn pem(
         (Some((_, line)), Some(_)) => {
             Err(tls.error(inline, line, format!("set together with {file}; remove one")))
         }
-        (Some((text, _)), None) => Ok(Some(PemSource::Inline(text))),
-        (None, Some((path, _))) => Ok(Some(PemSource::File(folder.join(path)))),
+        (Some((text, _)), None) => Ok(Some(PemSource { path: None, text })),
+        (None, Some((path, _))) => {
+            Ok(Some(PemSource { path: Some(folder.join(path)), text: String::new() }))
+        }
         (None, None) => Ok(None),
     }
 }
@@ -354,7 +375,7 @@ fn rate(mut section: Section<'_>) -> Result<Option<RateLimit>> {
     Ok(Some(RateLimit { per_second, burst: u64::from(burst) }))
 }
 
-fn user(file: &str, mut section: Section<'_>) -> Result<Account> {
+fn user(file: &str, mut section: Section<'_>, context: &QueryContext) -> Result<Account> {
     let (name, line) = section
         .text("name")?
         .ok_or_else(|| yaml::error(file, 1, "users: an element has no name"))?;
@@ -390,14 +411,13 @@ fn user(file: &str, mut section: Section<'_>) -> Result<Account> {
         })?);
     }
     if let Some((text, line)) = matchers {
-        let scope =
-            firn_promql::parse_selector(&text, &QueryContext::unbounded()).map_err(|e| {
-                section.error(
-                    "matchers",
-                    line,
-                    format!("expected a selector such as {{team=\"a\"}}: {e}"),
-                )
-            })?;
+        let scope = firn_promql::parse_selector(&text, context).map_err(|e| {
+            section.error(
+                "matchers",
+                line,
+                format!("expected a selector such as {{team=\"a\"}}: {e}"),
+            )
+        })?;
         if scope.is_empty() {
             return Err(section.error("matchers", line, "expected at least one matcher"));
         }
@@ -463,27 +483,6 @@ fn token_digest(text: &str) -> Option<[u8; DIGEST_BYTES]> {
     Some(digest)
 }
 
-/// Reads a file of bounded size.
-///
-/// # Errors
-/// `Invalid`, naming the file.
-pub(super) fn read_file(path: &Path, what: &str) -> Result<String> {
-    use std::io::Read;
-    let cannot = |e: std::io::Error| {
-        Error::invalid(format!("cannot read {what} {}", path.display())).because(e)
-    };
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX.saturating_add(1)).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(Error::invalid(format!(
-            "cannot read {what} {}: it is longer than {FILE_BYTES_MAX} bytes",
-            path.display()
-        )));
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -492,6 +491,22 @@ mod tests {
 
     fn parse(text: &str) -> Result<WebConfig> {
         WebConfig::parse(Path::new("/etc/firn/web.yml"), text)
+    }
+
+    #[test]
+    fn the_matchers_of_all_users_share_one_bound() {
+        let user = |name: usize, count: usize| {
+            let list: Vec<String> = (0..count).map(|idx| format!("a=~\"x.*{idx}\"")).collect();
+            let list = list.join(",");
+            format!("- name: u{name}\n  roles: [read]\n  matchers: '{{{list}}}'\n")
+        };
+        let users = |count: usize| format!("users:\n{}{}", user(0, count), user(1, count));
+        let scopes = parse(&users(3)).unwrap();
+        let scopes = scopes.accounts.iter().flat_map(|account| account.scope.iter());
+        assert_eq!(scopes.filter(|one| one.regex().is_some()).count(), 6, "compiled at load");
+        refusal(&users(600), "over 1000 regular expressions");
+        let states = "users:\n- name: u\n  roles: [read]\n  matchers: '{a=~\"(a{1000}){1000}\"}'\n";
+        refusal(states, "it compiles to over 8388608 bytes");
     }
 
     fn refusal(text: &str, wanted: &str) {
@@ -512,10 +527,8 @@ mod tests {
         ))
         .unwrap();
         let tls = config.tls.unwrap();
-        assert!(
-            matches!(&tls.certificate, PemSource::File(path) if path == Path::new("/etc/firn/server.crt"))
-        );
-        assert!(matches!(&tls.key, PemSource::File(path) if path == Path::new("/keys/server.key")));
+        assert!(tls.certificate.path.as_deref() == Some(Path::new("/etc/firn/server.crt")));
+        assert_eq!(tls.key.path.as_deref(), Some(Path::new("/keys/server.key")));
         assert_eq!((tls.client_auth, tls.prefers_server_order), (ClientAuth::Required, false));
         assert_eq!(tls.versions, TlsVersions { has_12: false, has_13: true });
         assert_eq!(config.headers.len(), 1);

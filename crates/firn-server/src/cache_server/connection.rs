@@ -10,11 +10,11 @@
 )]
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, StatusCode};
 use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,10 +26,11 @@ use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_
 use super::{ServerState, points};
 use crate::access::AuditEntry;
 use crate::access::account::Roles;
-use crate::access::login::{Credentials, LoginRefusal, is_equal};
+use crate::access::login::{Credentials, LoginRefusal, TokenDigest};
 use crate::net::{
-    Accepted, ConnectionHandle, SHORT_TRANSFER_LIMITS, Stopping, TRANSFER_LIMITS, TransferClock,
-    TransferLimits, Transport, after, stopped,
+    Accepted, ConnectionHandle, HEAD_BYTES_MAX, HeadRefusal, SHORT_TRANSFER_LIMITS, Stopping,
+    TRANSFER_LIMITS, TransferClock, TransferLimits, Transport, after, parse_head, stopped,
+    too_large,
 };
 
 /// From the first byte of a line to its last.
@@ -47,14 +48,16 @@ const FIRST_BYTES: usize = 16 << 10;
 const GETS_MAX: usize = 16;
 /// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
+/// Requests up to this size have memory of their own: those behind clients that do not read long
+/// responses would wait for seconds.
+const SHORT_KIB: u32 = 256;
+pub(super) const SHORT_ROOM_KIB: u32 = 16 * SHORT_KIB;
 /// Memory of a value in flight, in multiples of its length: its text and its points, or its blocks
 /// and its text.
 pub(super) const VALUE_WEIGHT: u64 = 5;
 /// Values in memory up to this size are returned by the thread that read the request: waking
 /// another one, twice, takes longer than the response.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
-/// Longest head of an HTTP request.
-const HTTP_LINES_MAX: usize = 100;
 const METRICS_PATH: &str = "/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
@@ -68,10 +71,14 @@ pub(super) struct Connection<'a> {
     /// Received bytes; the unprocessed ones start at `start`.
     buffer: Vec<u8>,
     start: usize,
-    is_trusted: bool,
     client: SocketAddr,
-    /// Roles of the user that is logged in; all without users.
-    roles: Roles,
+    /// Of the listener.
+    listen: IpAddr,
+    /// Of the user that is logged in.
+    token: Option<TokenDigest>,
+    /// Under `version` of the users; all without users, none before the login.
+    roles: Option<Roles>,
+    version: u64,
 }
 
 /// The connection ends: the client disconnected, was idle for too long or quit, or the start of its
@@ -90,20 +97,34 @@ impl<'a> Connection<'a> {
         shared: &'a Arc<ServerState>,
         stop: Stopping,
     ) -> Connection<'a> {
-        let Accepted { transport: stream, client, handle } = accepted;
+        let Accepted { transport: stream, client, listen, handle } = accepted;
         Connection {
             shared,
             stream,
             client,
+            listen: listen.ip(),
             handle,
             stop,
             accepted: Instant::now(),
             read_clock: TransferClock::default(),
             buffer: Vec::new(),
             start: 0,
-            is_trusted: shared.token.is_none() && !shared.gate.has_users(),
-            roles: Roles::ALL,
+            token: None,
+            // Before the roles, which may be newer.
+            version: shared.gate.version(),
+            roles: shared.gate.roles_of(None),
         }
+    }
+
+    /// The roles of the client now; `None` if it must log in first, such as when its user was
+    /// removed.
+    fn roles(&mut self) -> Option<Roles> {
+        let version = self.shared.gate.version();
+        if version != self.version {
+            self.roles = self.shared.gate.roles_of(self.token.as_ref());
+            self.version = version;
+        }
+        self.roles
     }
 
     /// Serves requests until the client disconnects, or until the server stops and running requests
@@ -113,7 +134,8 @@ impl<'a> Connection<'a> {
         loop {
             if self.start == self.buffer.len() {
                 self.handle.set_idle();
-                let latest = self.accepted.checked_add(AUTH_TIMEOUT).filter(|_| !self.is_trusted);
+                let is_stranger = self.roles().is_none();
+                let latest = self.accepted.checked_add(AUTH_TIMEOUT).filter(|_| is_stranger);
                 let idle = self.shared.config.idle.duration();
                 let idle = latest.map_or(idle, |at| at.saturating_duration_since(Instant::now()));
                 let begun = tokio::select! {
@@ -139,32 +161,33 @@ impl<'a> Connection<'a> {
     }
 
     async fn answer_next(&mut self) -> Result<(), End> {
-        let line = match self.line().await? {
-            Some(line) => line,
-            None => {
-                let problem = format!("a line has more than {LINE_BYTES_MAX} bytes");
-                return self.refuse(Refused { problem, skip_bytes: None }).await;
-            }
+        let Some(line) = self.raw_line().await? else {
+            let problem = format!("a line has more than {LINE_BYTES_MAX} bytes");
+            return self.refuse(Refused { problem, skip_bytes: None }).await;
         };
         if !self.handle.set_busy() {
             return Err(End);
         }
-        let command = match parse_line(&line, self.shared.config.value_bytes_max.to_usize()) {
-            Ok(command) => command,
-            Err(refused) => return self.refuse(refused).await,
-        };
+        let command =
+            match parse_line(without_end(&line), self.shared.config.value_bytes_max.to_usize()) {
+                Ok(command) => command,
+                Err(refused) => return self.refuse(refused).await,
+            };
         let is_open = matches!(
             command,
-            Command::Auth(_) | Command::Quit | Command::Http(_) | Command::ForeignHttp
+            Command::Auth(_) | Command::Quit | Command::Http | Command::ForeignHttp
         );
-        if !self.is_trusted && !is_open {
-            let problem = "not authenticated; send first: auth TOKEN".to_owned();
-            return self.refuse(Refused { problem, skip_bytes: None }).await;
-        }
+        let roles = match self.roles() {
+            None if !is_open => {
+                let problem = "not authenticated; send first: auth TOKEN".to_owned();
+                return self.refuse(Refused { problem, skip_bytes: None }).await;
+            }
+            roles => roles.unwrap_or_default(),
+        };
         let needs = match command {
-            Command::Get(..) if !self.roles.read => Some(("read", None)),
-            Command::Set(_, _, bytes) if !self.roles.write => Some(("write", Some(bytes))),
-            Command::Delete(_) if !self.roles.write => Some(("write", Some(0))),
+            Command::Get(..) if !roles.read => Some(("read", None)),
+            Command::Set(_, _, bytes) if !roles.write => Some(("write", Some(bytes))),
+            Command::Delete(_) if !roles.write => Some(("write", Some(0))),
             _ => None,
         };
         if let Some((role, skip_bytes)) = needs {
@@ -185,7 +208,7 @@ impl<'a> Connection<'a> {
                 self.write(version.as_bytes()).await
             }
             Command::Quit => Err(End),
-            Command::Http(path) => self.http(&path).await,
+            Command::Http => self.http(line).await,
             Command::ForeignHttp => self.refuse_http().await,
         }
     }
@@ -202,43 +225,40 @@ impl<'a> Connection<'a> {
     }
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
-        let Some(roles) = self.log_in(&Credentials::Token(token.to_vec())).await else {
-            let problem = "wrong token".to_owned();
-            return self.refuse(Refused { problem, skip_bytes: None }).await;
+        // Before the roles, which may be newer.
+        let version = self.shared.gate.version();
+        let roles = match self.log_in(&Credentials::Token(token.to_vec())).await {
+            Ok(roles) => roles,
+            Err(refusal) => {
+                let problem = match refusal {
+                    LoginRefusal::Later(_) => "too many wrong tokens; retry later",
+                    LoginRefusal::Missing | LoginRefusal::Wrong => "wrong token",
+                };
+                let problem = problem.to_owned();
+                return self.refuse(Refused { problem, skip_bytes: None }).await;
+            }
         };
-        (self.is_trusted, self.roles) = (true, roles);
+        (self.token, self.roles) = (Some(TokenDigest::of(token)), Some(roles));
+        self.version = version;
         // At the limit, its first command tries again.
         let _ = self.handle.try_admit();
         self.write(b"OK\r\n").await
     }
 
-    /// The roles of `credentials`; `None` if they are wrong.
-    async fn log_in(&self, credentials: &Credentials) -> Option<Roles> {
-        if let (Some(wanted), Credentials::Token(token)) = (&self.shared.token, credentials) {
-            // Digests are compared, so that the time reveals nothing about the token.
-            let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-            if is_equal(digest(wanted.expose().as_bytes()).as_ref(), digest(token).as_ref()) {
-                return Some(Roles::ALL);
-            }
-        }
+    /// The roles of `credentials`.
+    async fn log_in(&self, credentials: &Credentials) -> Result<Roles, LoginRefusal> {
         let gate = &self.shared.gate;
-        if !gate.has_users() {
-            return self.shared.token.is_none().then_some(Roles::ALL);
+        let user = gate.log_in(&gate.policy(), credentials, self.client.ip()).await;
+        if matches!(user, Err(LoginRefusal::Wrong)) {
+            gate.audit(&AuditEntry {
+                user: credentials.user_name(),
+                address: Some(self.client),
+                action: "login",
+                result: "rejected",
+                details: serde_json::Value::Null,
+            });
         }
-        match gate.log_in(&gate.policy(), credentials, self.client.ip()).await {
-            Ok(user) => Some(user.roles()),
-            Err(LoginRefusal::Wrong) => {
-                gate.audit(&AuditEntry {
-                    user: credentials.user_name(),
-                    address: Some(self.client),
-                    action: "login",
-                    result: "rejected",
-                    details: serde_json::Value::Null,
-                });
-                None
-            }
-            Err(LoginRefusal::Missing | LoginRefusal::Later(_)) => None,
-        }
+        user.map(|user| user.roles())
     }
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
@@ -285,7 +305,7 @@ impl<'a> Connection<'a> {
         while batch.len() < GETS_MAX {
             let Some(line) = self.line_here() else { break };
             let Ok(Command::Get(place, format, least)) =
-                parse_line(line, self.shared.config.value_bytes_max.to_usize())
+                parse_line(without_end(line), self.shared.config.value_bytes_max.to_usize())
             else {
                 break;
             };
@@ -357,42 +377,60 @@ impl<'a> Connection<'a> {
         self.respond(&answer).await
     }
 
-    /// Serves the metrics to a browser or Prometheus, and nothing else.
-    async fn http(&mut self, path: &[u8]) -> Result<(), End> {
-        let mut is_trusted = self.is_trusted;
-        let mut headers = HeaderMap::new();
-        for _ in 0..HTTP_LINES_MAX {
-            let Some(line) = self.line().await?.filter(|line| !line.is_empty()) else { break };
-            let line = String::from_utf8_lossy(&line).into_owned();
-            let Some((name, value)) = line.split_once(':') else { continue };
-            let value = value.trim();
-            if name.eq_ignore_ascii_case("authorization") {
-                if !is_trusted {
-                    let roles = self.log_in(&Credentials::of(Some(value))).await;
-                    is_trusted = roles.is_some_and(|roles| roles.read);
-                }
-            } else if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
-                headers.append(name, value);
+    /// Serves the metrics to a browser or Prometheus, and nothing else. `head` is its first line.
+    async fn http(&mut self, head: Vec<u8>) -> Result<(), End> {
+        let head = timeout(LINE_TIMEOUT, self.http_head(head)).await.map_err(|_| End)??;
+        let request = match head.and_then(|head| parse_head(&head)) {
+            Ok(request) => request,
+            Err(HeadRefusal { status, why, .. }) => {
+                return self.respond_http(status, &format!("{why}\n")).await;
             }
-        }
-        let uri = std::str::from_utf8(path).ok().and_then(|path| path.parse::<Uri>().ok());
-        let admitted = match &uri {
-            Some(uri) => self.shared.guard.admit(&Method::GET, uri, &headers),
-            None => Ok(None),
         };
-        let (status, body) = match (uri, admitted) {
-            (None, _) => (StatusCode::BAD_REQUEST, "the path is not valid\n".to_owned()),
-            (_, Err((refusal, what))) => (refusal.status(), format!("{what}\n")),
-            _ if !is_trusted => {
-                (StatusCode::UNAUTHORIZED, "expected Authorization: Bearer TOKEN\n".to_owned())
-            }
-            (Some(uri), _) if uri.path() == METRICS_PATH => (StatusCode::OK, self.shared.metrics()),
-            _ => (
-                StatusCode::NOT_FOUND,
-                format!("this is firn cache; its metrics are at {METRICS_PATH}\n"),
-            ),
+        let (uri, headers) = (request.uri(), request.headers());
+        let (status, body) = match self.shared.guard.admit(self.listen, &Method::GET, uri, headers)
+        {
+            Err((refusal, what)) => (refusal.status(), format!("{what}\n")),
+            Ok(_) => match self.http_roles(headers).await {
+                Err(LoginRefusal::Missing | LoginRefusal::Wrong) => {
+                    (StatusCode::UNAUTHORIZED, "expected Authorization: Bearer TOKEN\n".to_owned())
+                }
+                Err(LoginRefusal::Later(_)) => {
+                    (StatusCode::TOO_MANY_REQUESTS, "too many requests; retry later\n".to_owned())
+                }
+                Ok(roles) if !roles.read => {
+                    self.shared.gate.forbade();
+                    (StatusCode::FORBIDDEN, "the metrics need role read\n".to_owned())
+                }
+                Ok(_) if uri.path() == METRICS_PATH => (StatusCode::OK, self.shared.metrics()),
+                Ok(_) => (
+                    StatusCode::NOT_FOUND,
+                    format!("this is firn cache; its metrics are at {METRICS_PATH}\n"),
+                ),
+            },
         };
         self.respond_http(status, &body).await
+    }
+
+    /// The head of a request, of which the first line was read.
+    async fn http_head(&mut self, mut head: Vec<u8>) -> Result<Result<Vec<u8>, HeadRefusal>, End> {
+        loop {
+            let Some(line) = self.raw_line().await? else { return Ok(Err(too_large())) };
+            head.extend_from_slice(&line);
+            if without_end(&line).is_empty() {
+                return Ok(Ok(head));
+            }
+            if head.len() > HEAD_BYTES_MAX {
+                return Ok(Err(too_large()));
+            }
+        }
+    }
+
+    /// The roles of the connection, or those of the request's own credentials.
+    async fn http_roles(&mut self, headers: &HeaderMap) -> Result<Roles, LoginRefusal> {
+        match self.roles() {
+            Some(roles) => Ok(roles),
+            None => self.log_in(&Credentials::of_request(headers)).await,
+        }
     }
 
     /// Refuses all other HTTP and closes the connection: the lines behind may be commands that a
@@ -437,7 +475,8 @@ impl<'a> Connection<'a> {
     /// that takes too long.
     async fn room(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         let kib = kib(bytes).clamp(1, self.shared.room_kib);
-        let room = Arc::clone(&self.shared.room).acquire_many_owned(kib);
+        let room = if kib <= SHORT_KIB { &self.shared.short_room } else { &self.shared.room };
+        let room = Arc::clone(room).acquire_many_owned(kib);
         timeout(ROOM_TIMEOUT, room).await.ok()?.ok()
     }
 
@@ -446,6 +485,11 @@ impl<'a> Connection<'a> {
         let why = "no memory for this value now (--memory); try again";
         self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
         Err(End)
+    }
+
+    /// Whether other requests wait for memory.
+    fn is_awaited(&self) -> bool {
+        is_used_up(&self.shared.room) || is_used_up(&self.shared.short_room)
     }
 
     /// Writes as fast as the client reads. A stalled response releases its memory while others wait
@@ -461,7 +505,7 @@ impl<'a> Connection<'a> {
                     clock.moved(written);
                     rest = rest.get(written..).filter(|_| written > 0).ok_or(End)?;
                 }
-                Err(_) if latest <= soon || is_used_up(&self.shared.room) => return Err(End),
+                Err(_) if latest <= soon || self.is_awaited() => return Err(End),
                 Err(_) => {}
             }
         }
@@ -472,6 +516,12 @@ impl<'a> Connection<'a> {
 
     /// The next line without its end; `None` if it is too long.
     async fn line(&mut self) -> Result<Option<Vec<u8>>, End> {
+        let line = self.raw_line().await?;
+        Ok(line.map(|line| without_end(&line).to_vec()))
+    }
+
+    /// The next line with its end; `None` if it is too long.
+    async fn raw_line(&mut self) -> Result<Option<Vec<u8>>, End> {
         timeout(LINE_TIMEOUT, self.line_in_time()).await.map_err(|_| End)?
     }
 
@@ -499,12 +549,11 @@ impl<'a> Connection<'a> {
         self.start = self.start.saturating_add(bytes);
     }
 
-    /// The next line, if all of it was read.
+    /// The next line with its end, if all of it was read.
     fn line_here(&self) -> Option<&[u8]> {
         let rest = self.unread();
         let end = rest.iter().take(LINE_BYTES_MAX + 2).position(|&byte| byte == b'\n')?;
-        let line = rest.get(..end)?;
-        Some(line.strip_suffix(b"\r").unwrap_or(line))
+        rest.get(..=end)
     }
 
     fn skip_line_here(&mut self) {
@@ -609,6 +658,11 @@ impl<'a> Connection<'a> {
             }
         }
     }
+}
+
+fn without_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
 }
 
 fn kib(bytes: u64) -> u32 {

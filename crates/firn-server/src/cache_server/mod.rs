@@ -20,14 +20,15 @@ use std::sync::Arc;
 
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
-use firn_model::{Budget, Error, Result, Secret};
+use firn_model::{Budget, Error, Result};
 use tokio::sync::Semaphore;
 
 use self::connection::Connection;
 use crate::access::{Gate, GateOptions};
+use crate::admin_listener::AdminListener;
 use crate::config::{CacheConfig, Or};
 use crate::http::guard::Guard;
-use crate::machine::warn_if_readable;
+use crate::machine::{usable_connections, warn_if_readable};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{Accepted, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
@@ -45,15 +46,15 @@ const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
 #[derive(Debug)]
 pub struct CacheServer {
     service: Service,
+    /// The listener of `--admin-listen`.
+    admin: Option<Service>,
     shared: Arc<ServerState>,
 }
 
 #[derive(Debug)]
 struct ServerState {
     config: CacheConfig,
-    /// The token that clients must send first, if there is one.
-    token: Option<Secret>,
-    /// Users and TLS.
+    /// Users and TLS, and the token that clients must send first, if there is one.
     gate: Arc<Gate>,
     /// Refuses requests for metrics that a web page may have sent.
     guard: Guard,
@@ -69,6 +70,8 @@ struct ServerState {
     /// KiB of memory for decoded values and responses.
     room: Arc<Semaphore>,
     room_kib: u32,
+    /// The same for short ones, which do not wait behind long ones.
+    short_room: Arc<Semaphore>,
     numbers: CommandCounters,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -93,7 +96,7 @@ impl CacheServer {
     /// fails, `Busy` when another process has the folder.
     pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
         let token = config.read_token()?;
-        let options = GateOptions { is_http: false, ..config.gate_options(token.is_some()) };
+        let options = GateOptions { is_http: false, ..config.gate_options(token) };
         let gate = Arc::new(Gate::open(options, on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
@@ -114,8 +117,8 @@ impl CacheServer {
         let cache = Arc::new(cache);
         let written = Arc::clone(&cache);
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
-        let bound = BoundService::bind("firn-cache-net", config.listen.0, on_idle)?;
-        gate.check_listener(bound.listen())?;
+        let bound = BoundService::bind("firn-cache-net", config.listen.all(), on_idle)?;
+        let bound = bound.with_gate(&gate)?;
         let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
         // At least four of the largest values must fit, so that clients seldom wait for each other.
         let room_bytes =
@@ -123,13 +126,13 @@ impl CacheServer {
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
         let table = ConnectionTable::new(ConnectionLimits::new(
-            config.connections_max.to_usize(),
+            usable_connections(config.connections_max.to_usize()),
             config.connections_per_client_max.get().map(|max| max.to_usize()),
         ));
-        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &Or::default());
+        let guard = Guard::new(&config.allowed_hosts, &Or::default());
+        let admin = AdminListener::bind(&config, &gate, on_idle)?;
         let shared = Arc::new(ServerState {
             config,
-            token,
             gate,
             guard,
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
@@ -139,6 +142,7 @@ impl CacheServer {
                 room_kib as usize / connection::VALUE_WEIGHT as usize,
             )),
             room: Arc::new(Semaphore::new(room_kib as usize)),
+            short_room: Arc::new(Semaphore::new(connection::SHORT_ROOM_KIB as usize)),
             room_kib,
             numbers: CommandCounters::default(),
             _writer: writer,
@@ -147,16 +151,22 @@ impl CacheServer {
         let served = Arc::clone(&shared);
         let gate = Arc::clone(&shared.gate);
         let service = bound
-            .with_gate(&gate)
             .start(table, move |accepted, stopping| serve(accepted, Arc::clone(&served), stopping));
         let reloaded = Arc::clone(&gate);
         service.keep_current(&gate, move || reloaded.reload())?;
-        Ok(CacheServer { service, shared })
+        let metered = Arc::clone(&shared);
+        let admin = admin.map(|admin| admin.start(move || metered.metrics()));
+        Ok(CacheServer { service, admin, shared })
     }
 
-    /// The address of the socket, with the port that the system chose.
-    pub fn listen(&self) -> SocketAddr {
-        self.service.listen()
+    /// The addresses of the sockets, with the ports that the system chose.
+    pub fn listens(&self) -> &[SocketAddr] {
+        self.service.listens()
+    }
+
+    /// Whether the addresses speak TLS.
+    pub fn has_tls(&self) -> bool {
+        self.shared.gate.tls().is_some()
     }
 
     /// Waits until the process receives SIGTERM or SIGINT.
@@ -173,10 +183,15 @@ impl CacheServer {
     /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
-        self.service.stop(|| {
+        let closed = self.service.stop(|| {
             shared.gate.stop();
             shared.cache.close()
-        })
+        });
+        // Last, so that it answers until the end.
+        if let Some(admin) = self.admin {
+            admin.stop(|| ());
+        }
+        closed
     }
 }
 

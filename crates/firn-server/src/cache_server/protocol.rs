@@ -46,8 +46,8 @@ pub(super) enum Command {
     Delete(RangeKey),
     Version,
     Quit,
-    /// `GET <path>`: an HTTP client.
-    Http(Vec<u8>),
+    /// The first line of a GET: an HTTP client.
+    Http,
     /// A line of an HTTP request other than that: a browser, or a client of another server.
     ForeignHttp,
 }
@@ -76,9 +76,7 @@ impl Format {
 pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command, Refused> {
     let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     match words.as_slice() {
-        [b"GET", path, version] if version.starts_with(HTTP_VERSION) => {
-            Ok(Command::Http(path.to_vec()))
-        }
+        [b"GET", _, version] if version.starts_with(HTTP_VERSION) => Ok(Command::Http),
         _ if is_http(&words) => Ok(Command::ForeignHttp),
         [b"get", key, field, start, end, format, rest @ ..] if rest.len() <= 1 => {
             let place = place(key, field, start, end)?;
@@ -229,7 +227,7 @@ mod tests {
             ("auth t", Command::Auth(b"t".to_vec())),
             ("version", Command::Version),
             ("quit", Command::Quit),
-            ("GET /-/cache/metrics HTTP/1.1", Command::Http(b"/-/cache/metrics".to_vec())),
+            ("GET /-/cache/metrics HTTP/1.1", Command::Http),
         ] {
             assert_eq!(parsed(line), Ok(command), "{line}");
         }

@@ -85,7 +85,7 @@ struct Client(BufReader<TcpStream>);
 
 impl Client {
     fn new(server: &CacheServer) -> Client {
-        Client(BufReader::new(TcpStream::connect(server.listen()).unwrap()))
+        Client(BufReader::new(TcpStream::connect(server.listens()[0]).unwrap()))
     }
 
     fn send(&mut self, text: &str) {
@@ -262,6 +262,94 @@ fn a_token_is_wanted_first() {
     server.stop().unwrap();
 }
 
+/// A web configuration with one token for each user.
+fn web_config(path: &std::path::Path, users: &[(&str, &str)]) {
+    let mut text = "users:\n".to_owned();
+    for (token, roles) in users {
+        let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
+        let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        text += &format!("  - name: {token}\n    roles: [{roles}]\n");
+        text += &format!("    tokens: [\"sha256:{digest}\"]\n");
+    }
+    std::fs::write(path, text).unwrap();
+}
+
+/// Before, an open connection kept the roles of its login, and one from before the first user all.
+#[test]
+fn open_connections_have_the_roles_of_the_current_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yml");
+    std::fs::write(&file, "# none\n").unwrap();
+    let web_config_flag = file.display().to_string().parse().unwrap();
+    let config = CacheConfig { web_config: web_config_flag, ..config(&folder.path().join("c")) };
+    let server = CacheServer::start(config, || ()).unwrap();
+    let mut first = Client::new(&server);
+    assert_eq!(first.set("k", 0, 9, "[[1,2]]"), "STORED 0 9");
+    web_config(&file, &[("changed", "read, write"), ("removed", "read"), ("same", "read")]);
+    server.shared.gate.reload().unwrap();
+    assert!(first.ask("get k 0 0 9 json\r\n").contains("not authenticated"));
+    assert!(first.is_closed());
+    let mut clients = ["changed", "removed", "same"].map(|token| {
+        let mut client = Client::new(&server);
+        assert_eq!(client.ask(&format!("auth {token}\r\n")), "OK");
+        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+        client
+    });
+    web_config(&file, &[("changed", "read"), ("same", "read")]);
+    server.shared.gate.reload().unwrap();
+    let [changed, removed, same] = &mut clients;
+    assert!(changed.set("k", 0, 9, "[[1,3]]").contains("role write"));
+    assert!(removed.ask("get k 0 0 9 json\r\n").contains("not authenticated"));
+    assert_eq!(same.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    assert_eq!(changed.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,2]]");
+    server.stop().unwrap();
+}
+
+/// Before, a connection that had sent any token read them, and a head could have several meanings.
+#[test]
+fn metrics_need_role_read_and_a_strict_head() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yml");
+    web_config(&file, &[("reader", "read"), ("writer", "write")]);
+    let web_config_flag = file.display().to_string().parse().unwrap();
+    let config = CacheConfig { web_config: web_config_flag, ..config(&folder.path().join("c")) };
+    let server = CacheServer::start(config, || ()).unwrap();
+    let send = |text: &str| {
+        let mut client = Client::new(&server);
+        client.send(text);
+        let mut answer = String::new();
+        let _ = client.0.read_to_string(&mut answer);
+        answer
+    };
+    let get = "GET /-/cache/metrics HTTP/1.1\r\nHost: localhost\r\n";
+    let reader = "Authorization: Bearer reader\r\n";
+    for (request, status) in [
+        (format!("{get}\r\n"), 401),
+        (format!("{get}{reader}\r\n"), 200),
+        (format!("{get}Authorization: Bearer writer\r\n\r\n"), 403),
+        (format!("{get}{reader}Authorization: Bearer writer\r\n\r\n"), 401),
+        (format!("auth reader\r\n{get}\r\n"), 200),
+        (format!("auth writer\r\n{get}\r\n"), 403),
+        (format!("{get}{reader}\r\n").replace('\r', ""), 400),
+        (format!("{get}{reader}").replace("Host:", "Host :") + "\r\n", 400),
+        (format!("{get}Content-Length: 3\r\nContent-Length: 5\r\n{reader}\r\nabcde"), 400),
+        (format!("{get}Transfer-Encoding: x\r\nContent-Length: 5\r\n{reader}\r\nabcde"), 400),
+        (format!("{get}{reader}\r\n").replace("localhost", "localhost@evil"), 400),
+        (format!("{get}{reader} folded: x\r\n\r\n"), 400),
+        (format!("{get}{reader}\0: x\r\n\r\n"), 400),
+        (format!("{get}{reader}{}Host: evil\r\n\r\n", "X: y\r\n".repeat(98)), 431),
+        (format!("{get}{reader}X: {}\r\n\r\n", "y".repeat(200_000)), 431),
+        (format!("{get}{reader}\r\n").replace("1.1\r", "1.11\r"), 400),
+    ] {
+        let answer = send(&request);
+        let answer = answer.strip_prefix("OK\r\n").unwrap_or(&answer);
+        let shown = &request[..request.len().min(300)];
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{shown}: {answer}");
+        assert_eq!(answer.contains("firn_cache_requests_total"), status == 200, "{shown}");
+    }
+    server.stop().unwrap();
+}
+
 /// A web page makes a browser send these: the body, or a header, has commands. Before, they were
 /// carried out.
 #[test]
@@ -307,7 +395,8 @@ fn pages_of_other_sites_read_no_metrics() {
     let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let get = |path: &str, headers: &str| {
         let mut client = Client::new(&server);
-        client.send(&format!("GET {path} HTTP/1.1\r\n{headers}\r\n"));
+        let version = if headers.is_empty() { "1.0" } else { "1.1" };
+        client.send(&format!("GET {path} HTTP/{version}\r\n{headers}\r\n"));
         let mut text = String::new();
         client.0.read_to_string(&mut text).unwrap();
         text
@@ -317,8 +406,10 @@ fn pages_of_other_sites_read_no_metrics() {
     for (path, headers, status) in [
         (metrics, "Host: localhost:9421\r\n", 200),
         (metrics, "", 200),
+        // Version 1.1 needs a host.
+        (metrics, "X: y\r\n", 400),
         (metrics, "Host: evil.example\r\n", 421),
-        (metrics, "Host: localhost\r\nHost: evil.example\r\n", 421),
+        (metrics, "Host: localhost\r\nHost: evil.example\r\n", 400),
         ("http://evil.example/-/cache/metrics", "Host: localhost\r\n", 421),
         (metrics, cross, 403),
         ("/", "Host: localhost\r\n", 404),

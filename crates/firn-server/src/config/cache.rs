@@ -7,10 +7,11 @@ use super::reader::SettingsReader;
 use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, FilePath, Folder, HostNames, Measured, Or, OriginPattern, OriginUrl,
-    PathPatterns, Span, Switch, Unset,
+    Addresses, ByteSize, Count, FilePath, Folder, HostNames, Measured, Or, OriginPattern,
+    OriginUrl, PathPatterns, Span, Switch, Unset,
 };
 use crate::machine;
+use firn_env::given_file::read_text_once;
 
 use crate::access::GateOptions;
 
@@ -35,8 +36,13 @@ settings! {
     /// `none` runs a cache for programs that get and set points (docs/cache-protocol.md).
     proxy: Or<Unset, OriginUrl> = "none";
 
-    /// Address and port to listen on. Port 0 selects a free one.
-    listen: Address = "127.0.0.1:9421";
+    /// Addresses and ports to listen on, separated by commas. Each has the same TLS and users. Port
+    /// 0 selects a free one.
+    listen: Addresses = "127.0.0.1:9421";
+
+    /// Addresses and ports of other listeners, for health, readiness and metrics, which have a
+    /// thread of their own.
+    admin_listen: Or<Unset, Addresses> = "none";
 
     /// Folder of the cache. It is created if it is missing.
     data: Folder = "./firn-cache";
@@ -108,7 +114,8 @@ settings! {
     /// File with a certificate and its key, both in PEM form, that the origin demands from clients.
     origin_identity_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
     /// Time after which a database that does not respond, or stops in the middle of a response, has
-    /// failed.
+    /// failed. A response may take as long in waits, beside the time that its bytes need at 16
+    /// KiB/s.
     origin_timeout: Span = "5m", only_with("proxy", "--proxy");
 
     section "Without --proxy";
@@ -131,13 +138,13 @@ impl CacheConfig {
     }
 
     /// Users and TLS of the listener.
-    pub(crate) fn gate_options(&self, has_token: bool) -> GateOptions {
+    pub(crate) fn gate_options(&self, token: Option<Secret>) -> GateOptions {
         let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
         GateOptions {
             file: path(&self.web_config),
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
-            has_token,
+            token,
             is_http: true,
             refuses_matchers: true,
         }
@@ -160,8 +167,7 @@ impl CacheConfig {
     /// `Invalid` when the file cannot be read or contains no token.
     pub fn read_token(&self) -> Result<Option<Secret>> {
         let Some(path) = self.token_file.get() else { return Ok(None) };
-        let text = std::fs::read_to_string(&path.0)
-            .map_err(|e| Error::invalid(format!("cannot read --token-file {path}")).because(e))?;
+        let text = read_text_once(&path.0, "--token-file")?;
         let token = text.lines().next().unwrap_or_default().trim().to_owned();
         let is_word = token.bytes().all(|byte| byte.is_ascii_graphic());
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !is_word {

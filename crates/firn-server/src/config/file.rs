@@ -21,12 +21,17 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::setting::Setting;
 use super::source::Source;
+use firn_env::given_file::read_text_once;
 
 /// A configuration file, parsed and not yet checked.
 pub(super) struct ConfigFile {
     path: String,
     entries: BTreeMap<String, FileEntry>,
 }
+
+// Sections of Prometheus' configuration, with which its file may begin.
+const PROMETHEUS_KEYS: [&str; 6] =
+    ["alerting", "global", "remote_write", "rule_files", "scrape_config_files", "scrape_configs"];
 
 struct FileEntry {
     text: String,
@@ -49,9 +54,7 @@ impl ConfigFile {
     /// `Invalid` when it cannot be read or is not a YAML mapping of settings.
     pub(super) fn read(path: &Path) -> Result<ConfigFile> {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| Error::invalid(format!("cannot read --config {shown}")).because(e))?;
-        ConfigFile::parse(&shown, &text)
+        ConfigFile::parse(&shown, &read_text_once(path, "--config")?)
     }
 
     /// Parses `text`; `path` names it in messages.
@@ -69,6 +72,13 @@ impl ConfigFile {
                 (Event::MappingEnd, _) => break,
                 (_, line) => return Err(events.error(line, "expected the name of a setting")),
             };
+            if PROMETHEUS_KEYS.contains(&key.as_str()) {
+                let what = format!(
+                    "{key}: a section of Prometheus' configuration; its file is the value of \
+                     --prometheus-config"
+                );
+                return Err(events.error(line, what));
+            }
             let text = events.value(&key)?;
             if let Some(first) = file.entries.get(&key) {
                 let what = format!("{key}: set twice, first in line {}", first.line);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use firn_model::{Error, Result};
 
 use super::declare::Settings;
@@ -83,8 +83,9 @@ impl<C: Settings> Flags<C> {
 
     fn read_matches(&mut self, matches: &ArgMatches, is_read: impl Fn(&str) -> bool) {
         for setting in C::TABLE.iter().filter(|setting| is_read(setting.name)) {
-            if let Some(text) = matches.get_one::<String>(setting.name) {
-                self.texts.insert(setting.name.to_owned(), text.clone());
+            if let Some(texts) = matches.get_many::<String>(setting.name) {
+                let texts: Vec<&str> = texts.map(String::as_str).collect();
+                self.texts.insert(setting.name.to_owned(), texts.join(","));
             }
         }
         if let Some(path) = matches.get_one::<PathBuf>(CONFIG) {
@@ -244,7 +245,19 @@ fn arg<C: Settings>(setting: &'static Setting) -> Arg {
     match setting.is_switch {
         // `--write-lenient` and `--write-lenient=false`, which overrides the file.
         true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
-        // A flag is never the value of another one: `--data --read-only` lacks a folder.
-        false => arg.allow_negative_numbers(true),
+        // A value such as `-1d` gets the setting's own error.
+        false => {
+            let action = if setting.is_list { ArgAction::Append } else { ArgAction::Set };
+            arg.action(action).allow_hyphen_values(true).value_parser(not_a_flag)
+        }
+    }
+}
+
+/// A flag is never the value of another one: `--data --read-only` lacks a folder.
+fn not_a_flag(text: &str) -> std::result::Result<String, String> {
+    let is_flag = text.len() > 2 && text.starts_with("--") || matches!(text, "-h" | "-V");
+    match is_flag {
+        true => Err("the value is missing before the next flag".to_owned()),
+        false => Ok(text.to_owned()),
     }
 }

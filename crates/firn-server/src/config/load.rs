@@ -81,9 +81,9 @@ pub(super) fn unknown_variables(
     let names = table.iter().map(|setting| setting.variable(prefix));
     let known: Vec<String> = names.chain([format!("{prefix}CONFIG")]).collect();
     let is_other = |rest: &str| {
-        // Of the other command and of its client; of Kubernetes, for a service named `firn`.
+        // Of the other command and of clients; of Kubernetes, for a service named `firn`.
         (prefix == "FIRN_" && rest.starts_with("CACHE_"))
-            || (prefix == "FIRN_CACHE_" && rest == "TOKEN")
+            || rest == "TOKEN"
             || ["SERVICE_", "PORT_"].iter().any(|start| rest.starts_with(start))
     };
     let unknown = variables.iter().filter(|name| {

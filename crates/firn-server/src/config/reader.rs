@@ -95,8 +95,8 @@ impl<'a> SettingsReader<'a> {
 }
 
 fn refusal(setting: &Setting, source: &Source, expected: &ExpectedForm, text: &str) -> Error {
-    // Any text may be a URL with a password in the wrong place.
-    let got = match setting.is_secret && text.contains('@') {
+    // A mistyped URL may have its password in any place.
+    let got = match setting.is_secret {
         true => String::new(),
         false => format!(", got {:?}", excerpt(&redacted(text))),
     };

@@ -1,13 +1,16 @@
 //! Settings as the server and `firn config print` show them.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use firn_model::one_line;
 
 use super::cache::CacheConfig;
 use super::declare::Settings;
 use super::load::LoadedConfig;
 use super::serve::ServeConfig;
 use super::source::Source;
-use super::values::SettingType;
+use super::values::{SettingType, joined};
 use crate::wire::json;
 
 /// Parts of PromQL that Prometheus has behind a flag and that are always on here.
@@ -20,7 +23,7 @@ impl<C: Settings> LoadedConfig<C> {
     pub fn print(&self) -> String {
         let mut text = format!("# firn {}: effective settings and their sources\n", C::COMMAND);
         for warning in &self.warnings {
-            text += &format!("# warning: {warning}\n");
+            text += &format!("# warning: {}\n", one_line(warning));
         }
         let mut section = "";
         for entry in &self.effective {
@@ -34,7 +37,7 @@ impl<C: Settings> LoadedConfig<C> {
                 Source::Default if entry.setting.has_auto => " (auto)",
                 _ => "",
             };
-            let source = format!("{}{computed}", entry.source);
+            let source = format!("{}{computed}", one_line(&entry.source.to_string()));
             let _ = match &entry.without_effect {
                 None => writeln!(text, "{line:<46} # {source}"),
                 Some(reason) => {
@@ -81,18 +84,24 @@ impl ServeConfig {
     }
 
     /// [`ServeConfig::listed`], and the same under the names that clients of Prometheus read.
-    /// `listen` is the address of the open socket.
-    pub fn flags(&self, listen: &str) -> Vec<(&'static str, String)> {
+    /// `listens` are the addresses of the open sockets.
+    pub fn flags(&self, listens: &[SocketAddr]) -> Vec<(&'static str, String)> {
         // Prometheus writes 0 for data that is kept.
         let retention = self.retention.get().map_or_else(|| "0s".to_owned(), |age| age.to_string());
         let slow_bytes = self.slow_bytes_max.get();
         let mut flags = self.listed();
         flags.extend([
+            ("config.file", self.prometheus_config.to_string()),
+            ("alertmanager.notification-queue-capacity", self.alert_queue_max.to_string()),
             ("enable-feature", PROMQL_FEATURES.to_owned()),
             ("query.lookback-delta", self.lookback.to_string()),
             ("query.max-concurrency", self.query_concurrency_max.to_string()),
             ("query.max-samples", self.query_samples_max.to_string()),
             ("query.timeout", self.query_timeout.to_string()),
+            ("rules.alert.for-grace-period", self.alert_grace_period.to_string()),
+            ("rules.alert.for-outage-tolerance", self.alert_outage_max.to_string()),
+            ("rules.alert.resend-delay", self.alert_resend_delay.to_string()),
+            ("rules.max-concurrent-evals", self.rule_concurrency_max.to_string()),
             ("storage.remote.read-concurrent-limit", self.remote_read_concurrency_max.to_string()),
             ("storage.remote.read-max-bytes-in-frame", self.remote_read_frame_bytes.0.to_string()),
             ("storage.remote.read-sample-limit", self.remote_read_samples_max.to_string()),
@@ -108,7 +117,8 @@ impl ServeConfig {
             ("web.enable-lifecycle", self.enable_lifecycle.to_string()),
             ("web.enable-otlp-receiver", "false".to_owned()),
             ("web.enable-remote-write-receiver", "true".to_owned()),
-            ("web.listen-address", listen.to_owned()),
+            ("web.external-url", self.external_url(listens)),
+            ("web.listen-address", joined(listens)),
             ("web.max-connections", self.connections_max.to_string()),
         ]);
         flags
@@ -147,5 +157,5 @@ fn scalar(text: &str) -> String {
 fn quoted(text: &str) -> String {
     let mut quoted = Vec::new();
     json::push_string(text, &mut quoted);
-    String::from_utf8_lossy(&quoted).into_owned()
+    String::from_utf8_lossy(&json::printable(quoted)).into_owned()
 }

@@ -1,18 +1,24 @@
 //! The settings of `firn serve`.
 
-use firn_model::{LabelLimits, Result};
-use firndb::{LogDevice, SeriesLimits};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use firn_model::{Budget, LabelLimits, Result};
+use firndb::{LogDevice, QueryOptions, SeriesLimits};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
 use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
-    Address, ByteSize, Count, Device, FilePath, Folder, Forever, HostNames, LabelNames, LabelPairs,
-    LabelValue, LogSync, Measured, Never, Or, OriginPattern, ShardCount, SlowTier, Span, Switch,
-    Unlimited, Unset, Zero,
+    Addresses, ByteSize, Count, Device, FilePath, Folder, Forever, GroupLabels, HostNames,
+    LabelPairs, LabelValue, LogSync, Measured, Never, Or, OriginPattern, OriginUrl, ShardCount,
+    SlowTier, Span, Switch, Unlimited, Unset, Zero,
 };
 use crate::access::GateOptions;
+use crate::app::clock_ms;
+use crate::http::hostname;
 use crate::machine;
+use crate::rules::RuleOptions;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -41,6 +47,12 @@ const CONCURRENCY_MAX: u64 = 10_000;
 pub(super) const CONNECTIONS_MAX: u64 = 1 << 20;
 // Positions inside a request are 32 bits wide.
 const REQUEST_BYTES_MAX: u64 = 2 * GIB;
+// A thread each.
+const RULE_THREADS_MAX: u64 = 256;
+// A template with regular expressions.
+const RULE_BYTES_MIN: u64 = 8 * MIB;
+// Alerts of a kilobyte each fill a gigabyte.
+const ALERT_QUEUE_MAX: u64 = 1_000_000;
 
 settings! {
     /// Checked settings of `firn serve`.
@@ -87,9 +99,11 @@ settings! {
     slow_cache_bytes_max: Or<Zero, ByteSize> = "1GiB",
         bounds(SLOW_CACHE_BYTES_MIN, UNBOUNDED), only_with("slow-tier", "a remote --slow-tier");
 
-    /// Labels that group series, separated by commas. Series with equal values of all these labels
-    /// share their timestamps. It applies to new series; existing ones keep their groups.
-    group_by: LabelNames = "job,instance", not_with(&["read-only"]);
+    /// The labels that group new series, separated by commas. Series with equal values of all these
+    /// labels share their timestamps. `auto` takes `job` and `instance` or finds the labels from
+    /// the series that arrive (docs/groups.md); `none` groups no series. Existing series keep their
+    /// groups.
+    group_by: GroupLabels = "auto", not_with(&["read-only"]);
 
     /// Shards of a new database, a power of two. An existing database keeps its number.
     shards: ShardCount = "64", unit("shards"), not_with(&["read-only"]);
@@ -139,8 +153,11 @@ settings! {
     log_streams: Count = auto(Count(stream_count(&log_device.0))),
         unit("streams"), bounds(1, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Size of the log that starts a flush. It bounds the time that a restart takes. At twice this
-    /// size writes are refused with status 429.
+    /// Estimated time of reading the log after a crash that starts a flush. The estimate uses the
+    /// measured speed of this machine. A machine that cannot flush as fast takes longer.
+    restart_time_max: Span = "2s", not_with(&["read-only"]);
+
+    /// Size of the log that starts a flush. At twice this size writes are refused with status 429.
     log_bytes_max: ByteSize = "1GiB", bounds(1, UNBOUNDED), not_with(&["read-only"]);
 
     /// Age at which samples in memory and log are flushed to tables.
@@ -170,8 +187,8 @@ settings! {
     /// Number of series of one metric name beyond which new ones are refused. 0 is no limit.
     series_per_metric_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
-    /// Number of series of one group (--group-by; usually one target) beyond which new ones are
-    /// refused. 0 is no limit.
+    /// Number of series of one group (--group-by; usually one target or host) beyond which new ones
+    /// are refused. 0 is no limit.
     series_per_group_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
     /// New series per second beyond which they are refused. Ten seconds' worth may arrive at once.
@@ -216,12 +233,13 @@ settings! {
 
     section "Server";
 
-    /// Address and port to listen on. Port 0 selects a free one.
-    listen: Address = "127.0.0.1:9420";
+    /// Addresses and ports to listen on, separated by commas. Each has the same TLS and users. Port
+    /// 0 selects a free one.
+    listen: Addresses = "127.0.0.1:9420";
 
-    /// Address and port of a second listener, for health, readiness and metrics, which has a thread
-    /// of its own. /-/quit, /-/reload and /api/v1/admin are then served only there.
-    admin_listen: Or<Unset, Address> = "none";
+    /// Addresses and ports of other listeners, for health, readiness and metrics, which have a
+    /// thread of their own. /-/quit, /-/reload and /api/v1/admin are then served only there.
+    admin_listen: Or<Unset, Addresses> = "none";
 
     /// Connections with requests at the same time. Beyond it the oldest connection between two
     /// requests is closed, and further requests wait. Health, readiness and metrics are answered
@@ -234,7 +252,7 @@ settings! {
         unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// Origins whose web pages may send requests and read responses: a regular expression for the
-    /// whole origin, such as https://grafana.example. `none` allows only the page of this server.
+    /// whole origin, such as `https://grafana.example`. `none` allows only the page of this server.
     cors_origin: Or<Unset, OriginPattern> = "none";
 
     /// Names and addresses by which clients reach this server, separated by commas, beside
@@ -262,6 +280,49 @@ settings! {
     /// Prometheus scrapes this server. The limits on series never refuse these metrics.
     self_scrape_job: LabelValue = "firndb-self",
         only_with("self-scrape", "--self-scrape"), not_with(&["read-only"]);
+
+    section "Collection";
+
+    /// Configuration file of Prometheus with the targets to scrape (docs/collect.md). The running
+    /// server reads it again after SIGHUP and /-/reload. `none` scrapes only the server itself.
+    prometheus_config: Or<Unset, FilePath> = "none", not_with(&["read-only"]);
+
+    section "Rules and alerts";
+
+    /// Rule groups that are evaluated at the same time, each on a thread of its own. Queries of
+    /// clients do not use these threads.
+    rule_concurrency_max: Count = "4", unit("groups"), bounds(1, RULE_THREADS_MAX),
+        not_with(&["read-only"]);
+
+    /// Memory of rules: their queries, series, alerts and notifications. It is set aside while
+    /// there are rules, so that queries of clients cannot use it. `auto` is an eighth of --memory.
+    rule_memory: ByteSize =
+        auto(ByteSize((machine::usable(memory.0) / 8).max(RULE_BYTES_MIN))),
+        bounds(RULE_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Age beyond which the state of an alert is not restored after a start, as Prometheus'
+    /// --rules.alert.for-outage-tolerance.
+    alert_outage_max: Span = "1h", not_with(&["read-only"]);
+
+    /// Time for which a restored alert stays pending at least. Alerts with a shorter `for` are not
+    /// restored; as Prometheus' --rules.alert.for-grace-period.
+    alert_grace_period: Span = "10m", not_with(&["read-only"]);
+
+    /// Time after which an alert that still fires is sent to Alertmanager again, as Prometheus'
+    /// --rules.alert.resend-delay.
+    alert_resend_delay: Span = "1m", not_with(&["read-only"]);
+
+    /// Alerts that wait for one Alertmanager. Beyond it the oldest are dropped, and counted.
+    alert_queue_max: Count = "10000", unit("alerts"), bounds(1, ALERT_QUEUE_MAX),
+        not_with(&["read-only"]);
+
+    /// URL under which people reach this server: links in alerts begin with it. `auto` is the host
+    /// name with the port of --listen.
+    external_url: Or<Measured, OriginUrl> = "auto", not_with(&["read-only"]);
+
+    /// Offer the metrics of rules and notifications also under the names of Prometheus, which its
+    /// dashboards and alerts use.
+    prometheus_metric_names: Switch = "true", not_with(&["read-only"]);
 
     section "Security";
 
@@ -299,6 +360,10 @@ impl ServeConfig {
             let expected = format!("at most --memory, {}", self.memory);
             return Err(reader.refuse("query-memory", expected));
         }
+        if self.rule_memory.0 > self.memory.0 / 2 {
+            let expected = format!("at most half of --memory, {}", self.memory);
+            return Err(reader.refuse("rule-memory", expected));
+        }
         Ok(())
     }
 
@@ -309,9 +374,45 @@ impl ServeConfig {
             file: path(&self.web_config),
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
-            has_token: false,
+            token: None,
             is_http: true,
             refuses_matchers: false,
+        }
+    }
+
+    /// Memory of rules, and limits of their queries.
+    pub(crate) fn rule_options(&self, on_idle: fn()) -> RuleOptions {
+        let labels = self.external_labels.0.iter();
+        let memory_bytes = self.rule_memory.0;
+        RuleOptions {
+            thread_count: self.rule_concurrency_max.to_usize(),
+            budget: Budget::unlimited().part(memory_bytes),
+            memory_bytes,
+            query: QueryOptions {
+                lookback_ms: self.lookback.ms(),
+                samples_max: self.query_samples_max.0,
+                labels_max: self.label_limits(),
+                ..QueryOptions::default()
+            },
+            timeout: self.query_timeout.duration(),
+            outage_ms: self.alert_outage_max.ms(),
+            grace_ms: self.alert_grace_period.ms(),
+            resend_ms: self.alert_resend_delay.ms(),
+            queue_len_max: self.alert_queue_max.to_usize(),
+            external_labels: labels.map(|(name, value)| (name.into(), value.into())).collect(),
+            on_idle,
+            clock: Arc::new(clock_ms),
+        }
+    }
+
+    /// The URL of this server in alerts, without a slash at its end.
+    pub(crate) fn external_url(&self, listens: &[SocketAddr]) -> String {
+        match self.external_url.get() {
+            Some(url) => url.to_string().trim_end_matches('/').to_owned(),
+            None => {
+                let port = listens.first().map_or(0, SocketAddr::port);
+                format!("http://{}:{port}", hostname())
+            }
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Setting {
     pub has_auto: bool,
     /// The flag may be typed without a value.
     pub is_switch: bool,
+    /// The flag may be repeated.
+    pub is_list: bool,
     /// The value may contain a password.
     pub is_secret: bool,
     /// Least and greatest amount, both allowed.
@@ -70,6 +72,7 @@ impl Setting {
             },
             has_auto: default.is_none(),
             is_switch: T::IS_SWITCH,
+            is_list: T::IS_LIST,
             is_secret: T::IS_SECRET,
             bounds: None,
             only_with: None,

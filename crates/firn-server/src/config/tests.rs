@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use clap::{Args as _, Command, FromArgMatches};
+use firndb::GroupBy;
 
 use super::file::ConfigFile;
 use super::load::load;
@@ -211,14 +212,16 @@ fn a_flag_is_never_the_value_of_another_one() {
         command.try_get_matches_from(["firn"].iter().chain(args)).is_ok()
     };
     assert!(!parse(&["--data", "--read-only"]) && !parse(&["--data", "--listen", "[::]:1"]));
+    assert!(!parse(&["--data", "-h"]) && !parse(&["--data", "-V", "--read-only"]));
     assert!(parse(&["--data", "folder", "--read-only"]) && parse(&["--shards", "-1"]));
+    assert!(parse(&["--retention", "-1d"]) && parse(&["--external-labels", "-"]));
 }
 
 #[test]
 fn lists_and_pairs_may_be_written_as_yaml() {
     let file = "group-by: [job, zone]\nexternal-labels:\n  region: eu\n  replica: a=b\n";
     let config = loaded::<ServeConfig>(&[], &[], Some(file)).unwrap().config;
-    assert_eq!(config.group_by.0, ["job", "zone"]);
+    assert_eq!(config.group_by.0, GroupBy::labels(["job", "zone"]));
     let labels: Vec<_> = config.external_labels.0.iter().collect();
     assert_eq!(labels, [("region", "eu"), ("replica", "a=b")]);
 }
@@ -239,6 +242,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         by_file("log_sync: never\n").what(),
         "firn.yaml:1: log_sync: no setting of firn serve; the nearest is log-sync"
     );
+    let error = by_file("# mine\nscrape_configs:\n- job_name: a\n");
+    let want = "firn.yaml:2: scrape_configs: a section of Prometheus' configuration; its file is \
+                the value of --prometheus-config";
+    assert_eq!(error.what(), want);
     for (arg, expected) in [
         (
             "--memory=lots",
@@ -259,7 +266,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
         (
             "--group-by=a,,b",
-            "--group-by: expected label names between commas, without brackets and quotes, got",
+            "--group-by: expected label names between commas, without brackets and quotes, or \"auto\" or \"none\", got",
         ),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
         ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
@@ -279,12 +286,14 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--external-labels=a=\"b\"", "without braces and quotes, got"),
         ("--external-labels={a=b}", "without braces and quotes, got \"{a=b}\""),
         ("--external-labels= a=b", "without braces and quotes, got"),
-        ("--group-by={job}", "without brackets and quotes, got \"{job}\""),
+        ("--group-by={job}", "or \"none\", got \"{job}\""),
         ("--group-by=[job,instance]", "without brackets and quotes"),
         ("--group-by=\"job\"", "without brackets and quotes"),
         ("--self-scrape-job=", "--self-scrape-job: expected the value of a label"),
         ("--data=s3://bucket/x", "--data: expected a folder of this machine, not a URL"),
         ("--data=s3:/bucket/x", "--data: expected a folder of this machine, not a URL"),
+        ("--data=://bucket/x", "--data: expected a folder of this machine, not a URL"),
+        ("--data=a b:/c@d", "--data: expected a folder of this machine, not a URL"),
         (
             "--slow-tier=s3:/bucket",
             "s3://, gs:// or az:// with bucket and prefix or \"auto\", got \"s3:/bucket\"",
@@ -367,7 +376,7 @@ fn the_defaults_are_those_of_the_library() {
     let config = serve(&[]);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9420");
     assert_eq!(config.slow_tier.location(), "./firn-data/slow");
-    assert_eq!(config.group_by.0, ["job", "instance"]);
+    assert_eq!(config.group_by.0, GroupBy::Auto);
     assert_eq!((config.log_sync, config.log_streams), (LogSync::Always, Count(1)));
     assert_eq!(config.query_memory.0, config.memory.0 / 4);
     assert!(config.cors_origin.get().is_none() && config.allowed_hosts.is_empty());
@@ -376,6 +385,7 @@ fn the_defaults_are_those_of_the_library() {
     let (options, library) = (database::options(&config, || ()), firndb::Options::default());
     assert_eq!(config.patches_max.to_usize(), library.tree.patches_max);
     assert_eq!(options.flush_age_ms_max, library.flush_age_ms_max);
+    assert_eq!(options.restart_ms_max, library.restart_ms_max);
     assert_eq!(options.future_ms_max, library.future_ms_max);
     assert_eq!(options.index.limits, library.index.limits);
     assert_eq!(options.tree.retention_ms, None);
@@ -391,6 +401,7 @@ fn a_mistyped_variable_is_a_warning_with_the_nearest_name() {
         ("FIRN_CONFIG", "of another test"),
         ("FIRN_CACHE_SIZE", "1GiB"),
         ("FIRN_CACHE_TOKEN", "t"),
+        ("FIRN_TOKEN", "t"),
         ("FIRN_SERVICE_HOST", "10.0.0.1"),
         ("FIRN_PORT_9420_TCP", "tcp://10.0.0.1:9420"),
         ("OTHER", "x"),
@@ -463,14 +474,44 @@ fn the_yaml_has_external_labels_where_prometheus_has_them() {
 #[test]
 fn an_address_has_short_forms() {
     let f = |text: &str, want: &str| {
-        let address = text.parse::<Address>().unwrap();
-        assert_eq!(address.to_string(), want, "{text}");
-        assert_eq!(address.to_string().parse(), Ok(address));
+        let addresses = text.parse::<Addresses>().unwrap();
+        assert_eq!(addresses.to_string(), want, "{text}");
+        assert_eq!(addresses.to_string().parse(), Ok(addresses));
     };
+    f("localhost:9420, [::1]:9420,9421", "127.0.0.1:9420,[::1]:9420,127.0.0.1:9421");
+    f("127.0.0.1:0,127.0.0.1:0", "127.0.0.1:0,127.0.0.1:0");
     f("localhost:9420", "127.0.0.1:9420");
     f("9420", "127.0.0.1:9420");
     f("127.0.0.1:0", "127.0.0.1:0");
     f("[::1]:9420", "[::1]:9420");
-    let everywhere = ":9420".parse::<Address>().unwrap().0;
+    let everywhere = ":9420".parse::<Addresses>().unwrap().all()[0];
     assert!(everywhere.ip().is_unspecified() && everywhere.port() == 9420);
+    let refused = |text: &str, want: &str| {
+        let ExpectedForm(expected) = text.parse::<Addresses>().unwrap_err();
+        assert!(expected.contains(want), "{text}: {expected}");
+    };
+    for malformed in ["", ",", "9420,", "none", "127.0.0.1:9420 127.0.0.1:9421"] {
+        refused(malformed, "several between commas");
+    }
+    refused("localhost:9420,9420", "each once");
+    refused(&"0,".repeat(16).replace(',', ",0,")[..33], "up to 16");
+}
+
+/// As Prometheus' `--web.listen-address`: flags replace the file's list and add to each other.
+#[test]
+fn a_flag_of_a_list_may_be_repeated() {
+    let config = serve(&["--listen=9420", "--listen", "9421,9422", "--admin-listen=1"]);
+    assert_eq!(config.listen.to_string(), "127.0.0.1:9420,127.0.0.1:9421,127.0.0.1:9422");
+    let config = serve(&["--external-labels=a=b", "--external-labels=c=d"]);
+    assert_eq!(config.external_labels.to_string(), "a=b,c=d");
+    let parse = |flags: &[&str]| {
+        let command = Flags::<ServeConfig>::augment_args(Command::new("firn"));
+        command.try_get_matches_from(["firn"].iter().chain(flags)).is_ok()
+    };
+    assert!(!parse(&["--retention=1d", "--retention=2d"]));
+    assert!(parse(&["--listen=1", "--listen=2"]));
+    refused::<ServeConfig>(
+        &["--admin-listen=none", "--admin-listen=1"],
+        "--admin-listen: expected",
+    );
 }

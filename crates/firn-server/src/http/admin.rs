@@ -48,6 +48,7 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         return no_content(Err(Error::closed("the server is stopping")));
     };
     let timeout = app.config.query_timeout.duration();
+    let deadline = tokio::time::Instant::now() + timeout;
     let asked = ready.query(&caller.user, timeout, move |_, context| {
         Ok((params.selectors(context)?, params.range()?))
     });
@@ -58,17 +59,22 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
-    let deleted = run(&app, move |db| match range.is_empty() {
-        true => Ok(()),
-        false => db.delete(&selectors, range).map(|report| {
-            let (series, range) = (report.series, (range.start, range.end));
-            tracing::info!(%client, series, ?range, ?selectors, "deleted series");
-        }),
+    let (db, gate) = (Arc::clone(&ready.db), Arc::clone(&app.gate));
+    let user = caller.user.clone();
+    let deleted = ready.transact(&user, deadline, move |context| {
+        let deleted = match range.is_empty() {
+            true => Ok(()),
+            false => db.delete_within(&selectors, range, &context).map(|report| {
+                let (series, range) = (report.series, (range.start, range.end));
+                tracing::info!(%client, series, ?range, ?selectors, "deleted series");
+            }),
+        };
+        // Also after the client has disconnected.
+        let details = json!({ "match": selected, "start": range.start, "end": range.end });
+        caller.audit(&gate, "series.delete", &result_text(&deleted), details);
+        deleted
     });
-    let deleted = deleted.await;
-    let details = json!({ "match": selected, "start": range.start, "end": range.end });
-    caller.audit(&app.gate, "series.delete", &result_text(&deleted), details);
-    no_content(deleted)
+    no_content(deleted.await)
 }
 
 /// `clean_tombstones`: responds once no table contains deleted samples.
@@ -81,13 +87,14 @@ async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> 
     tracing::info!(%client, "cleaning up after deletes");
     // Not dropped with the request: the work continues after the client disconnects.
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
+    let gate = Arc::clone(&app.gate);
     let cleaned = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
-        db.clean_tombstones()
+        let cleaned = db.clean_tombstones();
+        caller.audit(&gate, "tombstones.clean", &result_text(&cleaned), Value::Null);
+        cleaned
     });
-    let cleaned = cleaned.await;
-    caller.audit(&app.gate, "tombstones.clean", &result_text(&cleaned), Value::Null);
-    no_content(cleaned)
+    no_content(cleaned.await)
 }
 
 /// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. It contains its
@@ -114,16 +121,20 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
     let folder = app.config.data.join("snapshots").join(&name);
     let slow_tier = remote_place(app.config.slow_tier.location(), &name);
     let shared = Shared::clone(&app);
+    let made = name.clone();
     let copied = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
-        if !shared.config.read_only.is_on() {
-            metadata_file::save(&shared.metadata, db)?;
-        }
-        copy(db, &folder, slow_tier.as_deref(), skip_head, &client)
+        let saved = match shared.config.read_only.is_on() {
+            true => Ok(()),
+            false => metadata_file::save(&shared.metadata, db),
+        };
+        let copied =
+            saved.and_then(|()| copy(db, &folder, slow_tier.as_deref(), skip_head, &client));
+        let details = json!({ "name": made });
+        caller.audit(&shared.gate, "snapshot.take", &result_text(&copied), details);
+        copied
     });
-    let copied = copied.await;
-    caller.audit(&app.gate, "snapshot.take", &result_text(&copied), json!({ "name": name }));
-    match copied {
+    match copied.await {
         Ok(()) => {
             let name = [("name", name.as_str())];
             let body = api::success(&[], &[], |out| api::push_object(name, out, api::push_string));

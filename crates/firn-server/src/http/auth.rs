@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{Request, Response, StatusCode};
 use axum::middleware::Next;
 use serde_json::{Value, json};
@@ -105,13 +105,7 @@ pub(crate) async fn check(
         return Ok(());
     }
     let path = request.uri().path().to_owned();
-    // Two headers could be understood differently by a proxy in front.
-    let mut headers = request.headers().get_all(AUTHORIZATION).iter();
-    let credentials = match (headers.next(), headers.next()) {
-        (None, _) => Credentials::Missing,
-        (Some(header), None) => Credentials::of(header.to_str().ok().or(Some(""))),
-        (Some(_), Some(_)) => Credentials::Malformed,
-    };
+    let credentials = Credentials::of_request(request.headers());
     let ip = address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
     let policy = gate.policy();
     let user = match gate.log_in(&policy, &credentials, ip).await {
@@ -131,10 +125,7 @@ pub(crate) async fn check(
         }
     };
     if !is_permitted(access, &user) {
-        gate.forbade();
-        let caller = Caller { user, address };
-        caller.audit(&gate, "request", "forbidden", json!({ "path": path }));
-        return Err(Box::new(forbidden(&caller.user, access, &path)));
+        return Err(Box::new(forbid(&gate, &Caller { user, address }, access, &path)));
     }
     request.extensions_mut().insert(Caller { user, address });
     Ok(())
@@ -168,6 +159,13 @@ fn too_many(path: &str, what: &str, after: Duration) -> Response<Body> {
     response
 }
 
+/// The response to a caller without `access`, and its line in the audit log.
+pub(crate) fn forbid(gate: &Gate, caller: &Caller, access: Access, path: &str) -> Response<Body> {
+    gate.forbade();
+    caller.audit(gate, "request", "forbidden", json!({ "path": path }));
+    forbidden(&caller.user, access, path)
+}
+
 fn forbidden(user: &User, access: Access, path: &str) -> Response<Body> {
     let needs = match access {
         Access::Open => "nothing",
@@ -178,7 +176,7 @@ fn forbidden(user: &User, access: Access, path: &str) -> Response<Body> {
         Access::Admin => "role admin",
     };
     let roles = user.roles().names().join(", ");
-    let what = format!("this endpoint needs {needs}; user {:?} has {roles}", user.name());
+    let what = format!("this request needs {needs}; user {:?} has {roles}", user.name());
     failure(path, StatusCode::FORBIDDEN, "forbidden", &what)
 }
 

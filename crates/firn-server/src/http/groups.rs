@@ -15,6 +15,7 @@ use crate::answer::{
     ApiError, JSON, Packing, Payload, text, with_retry_after, write_error_json, write_status,
 };
 use crate::app::App;
+use crate::held_body::HeldBody;
 use crate::http::auth::Caller;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::computed::computed;
@@ -201,19 +202,22 @@ fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, Ap
 /// `GET /api/v1/groups`.
 async fn list(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     computed(app, request, check, |db, asked, context, packing| {
-        let mut groups = db.groups(&asked.selectors, asked.with_lone, context)?;
+        let (mut groups, _list_held) = db.groups(&asked.selectors, asked.with_lone, context)?;
         let mut warnings = Vec::new();
         if asked.limit > 0 && groups.len() > asked.limit {
             groups.truncate(asked.limit);
             warnings.push(json::TRUNCATED.to_owned());
         }
-        let bytes = groups.iter().map(|group| 128 + 2 * group.labels.as_encoded().len());
-        let held = context.budget.reserve(Pool::Query, bytes.sum::<usize>() as u64)?;
-        let body = json::success(&warnings, &[], |out| json::push_array(&groups, out, push_group));
-        Ok(Payload::new(body, packing, Some(held)))
+        let mut body = HeldBody::success(context)?;
+        let bytes_max = |group: &&GroupSummary| HEAD_BYTES + json::labels_bytes(&group.labels);
+        body.push_array(&groups, bytes_max, push_group)?;
+        Ok(body.end(&warnings, packing)?)
     })
     .await
 }
+
+// The bytes of a group's fields beside its labels, and of a member's.
+const HEAD_BYTES: usize = 160;
 
 fn push_group(group: &GroupSummary, out: &mut Vec<u8>) {
     push_head(group.group, &group.labels, group.is_lone, out);
@@ -239,24 +243,24 @@ async fn show(
         request,
         |_, _| Ok(()),
         move |db, (), context, packing| {
-            let found = db.group(group)?.and_then(|found| within(&context.scope, found));
+            let (found, _members_held) = db.group(group, context)?.unzip();
+            let found = found.and_then(|found| within(&context.scope, found));
             let found = found
                 .ok_or_else(|| Error::not_found(format!("group {} does not exist", group.0)))?;
-            let bytes = found.members.iter().map(|(_, labels)| 64 + 2 * labels.as_encoded().len());
-            let held = context.budget.reserve(Pool::Query, 256 + bytes.sum::<usize>() as u64)?;
-            let body = json::success(&[], &[], |out| {
-                push_head(group, &found.labels, found.is_lone, out);
-                out.extend_from_slice(br#","members":"#);
-                json::push_array(&found.members, out, |(slot, labels), out| {
-                    out.extend_from_slice(br#"{"slot":"#);
-                    push_u64(u64::from(slot.0), out);
-                    out.extend_from_slice(br#","labels":"#);
-                    json::push_labels(labels, out);
-                    out.push(b'}');
-                });
+            let mut body = HeldBody::success(context)?;
+            let out = body.room(HEAD_BYTES + json::labels_bytes(&found.labels))?;
+            push_head(group, &found.labels, found.is_lone, out);
+            body.push(r#","members":"#)?;
+            let bytes_max = |(_, labels): &&(_, Labels)| HEAD_BYTES + json::labels_bytes(labels);
+            body.push_array(&found.members, bytes_max, |(slot, labels), out| {
+                out.extend_from_slice(br#"{"slot":"#);
+                push_u64(u64::from(slot.0), out);
+                out.extend_from_slice(br#","labels":"#);
+                json::push_labels(labels, out);
                 out.push(b'}');
-            });
-            Ok(Payload::new(body, packing, Some(held)))
+            })?;
+            body.push("}")?;
+            Ok(body.end(&[], packing)?)
         },
     )
     .await

@@ -7,7 +7,7 @@
 //! read, and sends `Sec-Fetch-Site` to loopback and over TLS. The rules, for users: section "Web
 //! pages" of docs/operations.md.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -26,6 +26,7 @@ use firn_model::excerpt;
 use crate::answer::{JSON, Packing, Payload, text};
 use crate::config::{HostNames, Or, OriginPattern, Unset};
 use crate::metrics_text::{Kind, MetricsText};
+use crate::net::ListenAddress;
 use crate::telemetry::Counter;
 use crate::wire::json;
 
@@ -39,10 +40,9 @@ const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 /// Of pages that the proxy's origin serves: they are its own, but no other page frames them.
 const FOREIGN_POLICY: &str = "frame-ancestors 'none'";
 
-/// The rules of one listener.
+/// The rules of the listeners of a process.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    listen: SocketAddr,
     hosts: HostNames,
     origins: Or<Unset, OriginPattern>,
     /// `Content-Security-Policy` of responses without one.
@@ -79,14 +79,9 @@ impl GuardRule {
 }
 
 impl Guard {
-    /// The guard of a database or cache that listens on `listen`.
-    pub(crate) fn new(
-        listen: SocketAddr,
-        hosts: &HostNames,
-        origins: &Or<Unset, OriginPattern>,
-    ) -> Guard {
+    /// The guard of a database or cache.
+    pub(crate) fn new(hosts: &HostNames, origins: &Or<Unset, OriginPattern>) -> Guard {
         Guard {
-            listen,
             hosts: hosts.clone(),
             origins: origins.clone(),
             policy: DATA_POLICY,
@@ -99,19 +94,21 @@ impl Guard {
         Guard { policy: FOREIGN_POLICY, ..self }
     }
 
-    /// Checks the head of a request. Returns the origin whose pages may read the response, if the
-    /// request names an allowed one.
+    /// Checks the head of a request to the listener at `listen`. Returns the origin whose pages may
+    /// read the response, if the request names an allowed one.
     ///
     /// # Errors
     /// The rule that refuses it, with one sentence that names the setting.
     pub(crate) fn admit(
         &self,
+        listen: IpAddr,
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
     ) -> Result<Option<HeaderValue>, (GuardRule, String)> {
+        let listen = listen.to_canonical();
         let admitted =
-            self.check_host(uri, headers).and_then(|()| self.check_origin(method, headers));
+            self.check_host(listen, uri, headers).and_then(|()| self.check_origin(method, headers));
         if let Err((refusal, _)) = &admitted
             && let Some(counter) = self.refused.get(*refusal as usize)
         {
@@ -163,18 +160,23 @@ impl Guard {
     }
 
     /// Whether names are restricted: on loopback always, elsewhere only with a list.
-    fn checks_hosts(&self) -> bool {
-        self.listen.ip().to_canonical().is_loopback() || !self.hosts.is_empty()
+    fn checks_hosts(&self, listen: IpAddr) -> bool {
+        listen.is_loopback() || !self.hosts.is_empty()
     }
 
-    fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), (GuardRule, String)> {
+    fn check_host(
+        &self,
+        listen: IpAddr,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<(), (GuardRule, String)> {
         let mut named = headers.get_all(HOST).iter();
         let host = named.next();
         let more = named.next();
         if more.is_some() {
             return Err((GuardRule::Host, "the request has more than one Host header".to_owned()));
         }
-        if !self.checks_hosts() {
+        if !self.checks_hosts(listen) {
             return Ok(());
         }
         let refuse = |host: &str| {
@@ -187,31 +189,36 @@ impl Guard {
         };
         // An absolute target replaces the header.
         if let Some(authority) = uri.authority()
-            && !self.is_own(authority.as_str())
+            && !self.is_own(listen, authority.as_str())
         {
             return refuse(authority.as_str());
         }
         // Version 1.0 may leave the header out; no browser does.
         let Some(host) = host else { return Ok(()) };
         match host.to_str() {
-            Ok(text) if self.is_own(text) => Ok(()),
+            Ok(text) if self.is_own(listen, text) => Ok(()),
             Ok(text) => refuse(text),
             Err(_) => refuse("?"),
         }
     }
 
     /// Whether `authority`, a host with or without a port, names this server.
-    fn is_own(&self, authority: &str) -> bool {
+    fn is_own(&self, listen: IpAddr, authority: &str) -> bool {
         let Ok(parsed) = authority.parse::<Authority>() else { return false };
-        if authority.contains('@') {
+        let host = parsed.host();
+        // The parser ends an address at its bracket, whatever follows.
+        let is_port = |rest: &str| {
+            let port = if rest.is_empty() { Some("") } else { rest.strip_prefix(':') };
+            port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        if !authority.strip_prefix(host).is_some_and(is_port) {
             return false;
         }
-        let host = parsed.host();
         let host = host.strip_suffix('.').unwrap_or(host);
         let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         if let Ok(ip) = address.unwrap_or(host).parse::<IpAddr>() {
-            let (ip, own) = (ip.to_canonical(), self.listen.ip().to_canonical());
-            return ip.is_loopback() || ip == own || self.hosts.has(&ip.to_string());
+            let ip = ip.to_canonical();
+            return ip.is_loopback() || ip == listen || self.hosts.has(&ip.to_string());
         }
         host.eq_ignore_ascii_case("localhost") || self.hosts.has(host)
     }
@@ -273,7 +280,10 @@ pub(crate) async fn guard(
     request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
-    let admitted = guard.admit(request.method(), request.uri(), request.headers());
+    // Every connection has one; loopback has the strictest rules.
+    let listen = request.extensions().get::<ListenAddress>();
+    let listen = listen.map_or(Ipv4Addr::LOCALHOST.into(), |listen| listen.0.ip());
+    let admitted = guard.admit(listen, request.method(), request.uri(), request.headers());
     let (mut response, origin) = match admitted {
         Ok(origin) => (next.run(request).await, origin),
         Err((refusal, what)) => (refused(refusal.status(), &what, request.uri().path()), None),
@@ -307,15 +317,18 @@ fn is_same_origin(origin: &str, headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
-    fn guard_on(listen: &str, hosts: &str, origins: &str) -> Guard {
-        Guard::new(listen.parse().unwrap(), &hosts.parse().unwrap(), &origins.parse().unwrap())
+    fn guard_on(listen: &str, hosts: &str, origins: &str) -> (Guard, SocketAddr) {
+        let guard = Guard::new(&hosts.parse().unwrap(), &origins.parse().unwrap());
+        (guard, listen.parse().unwrap())
     }
 
     /// The rule of `guard` that refuses a request; `None` if it is admitted.
     fn refusal(
-        guard: &Guard,
+        (guard, listen): &(Guard, SocketAddr),
         method: &str,
         target: &str,
         headers: &[(&str, &str)],
@@ -325,7 +338,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
-        let admitted = guard.admit(&parts.method, &parts.uri, &parts.headers);
+        let admitted = guard.admit(listen.ip(), &parts.method, &parts.uri, &parts.headers);
         admitted.err().map(|(refusal, what)| {
             let setting = match refusal {
                 GuardRule::Host => "--allowed-hosts",
@@ -366,6 +379,11 @@ mod tests {
             "db.example.evil",
             "x",
             "[::]:9420",
+            "[::1].evil.example",
+            "[::1]x:9420",
+            "[::1]80",
+            "localhost:x",
+            "[::1]80.evil.example:80",
             "2130706433",
             "127.1",
         ] {
@@ -470,7 +488,7 @@ mod tests {
 
     #[test]
     fn only_allowed_origins_read_responses() {
-        let guard = guard_on("127.0.0.1:9420", "", "http://a");
+        let (guard, _) = guard_on("127.0.0.1:9420", "", "http://a");
         let mut headers = HeaderMap::new();
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers.insert("access-control-allow-credentials", HeaderValue::from_static("true"));

@@ -13,7 +13,7 @@ use crate::answer::{Packing, Payload, text};
 use crate::http::admin::result_text;
 use crate::http::auth::Caller;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::{Shared, starting};
+use crate::http::{Shared, unready};
 
 /// Paths that are answered at every limit of connections.
 pub(crate) const HEALTH_PATHS: &[&str] = &["/-/healthy", "/-/ready", "/metrics"];
@@ -55,24 +55,24 @@ async fn ready(State(app): State<Shared>) -> Response<Body> {
     match app.ready() {
         Some(ready) if ready.db.is_fenced() => text(StatusCode::SERVICE_UNAVAILABLE, FENCED),
         Some(_) => text(StatusCode::OK, "FirnDB is ready.\n"),
-        None => text(StatusCode::SERVICE_UNAVAILABLE, starting(&app)),
+        None => unready(&app),
     }
 }
 
-/// `/-/reload`: reads the web configuration again, as SIGHUP does. Other settings cannot change
-/// while the process runs.
+/// `/-/reload`: reads the web configuration and the configuration of Prometheus again, as SIGHUP
+/// does. Other settings cannot change while the process runs.
 async fn reload(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
-    let (gate, shared) = (Arc::clone(&app.gate), Arc::clone(&app));
-    let reloaded = tokio::task::spawn_blocking(move || shared.reload()).await;
-    let reloaded =
-        reloaded.unwrap_or_else(|_| Err(Error::internal("the reload panicked, which is a bug")));
-    let caller = Caller::of(&request);
-    caller.audit(&gate, "server.reload", &result_text(&reloaded), Value::Null);
-    match reloaded {
-        Ok(()) => text(StatusCode::OK, "The web configuration was read again.\n"),
+    let (caller, shared) = (Caller::of(&request), Arc::clone(&app));
+    let reloaded = tokio::task::spawn_blocking(move || {
+        let reloaded = shared.reload();
+        caller.audit(&shared.gate, "server.reload", &result_text(&reloaded), Value::Null);
+        reloaded
+    });
+    match reloaded.await.unwrap_or_else(|_| Err(Error::internal("the reload panicked"))) {
+        Ok(()) => text(StatusCode::OK, "The configuration was read again.\n"),
         Err(error) => {
             text(StatusCode::INTERNAL_SERVER_ERROR, format!("failed to reload config: {error}\n"))
         }

@@ -29,7 +29,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
-use axum::http::header::{ALLOW, HeaderValue};
+use axum::http::header::{ALLOW, HeaderValue, RETRY_AFTER};
 use axum::http::{Extensions, Method, Request, Response, StatusCode, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 
@@ -38,6 +38,8 @@ use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::net::{ClientAddress, HttpOptions};
 use crate::threads::on_network_thread;
+
+pub(crate) use status::hostname;
 
 pub(crate) const API: &str = "/api/v1/";
 
@@ -104,6 +106,7 @@ fn admin_routes() -> Routes {
 fn public_routes() -> Routes {
     Routes::new()
         .route(Access::Read, Methods::Get, "/", page::page)
+        .route(Access::Read, Methods::Get, "/graph", page::graph)
         .merge(query::routes())
         .merge(read::routes())
         .merge(rules::routes())
@@ -121,7 +124,19 @@ fn public_routes() -> Routes {
 /// The database, or the response that reports the progress of its start.
 #[expect(clippy::result_large_err, reason = "the error is the answer, and is rare")]
 pub(crate) fn ready(app: &App) -> Result<&Ready, Response<Body>> {
-    app.ready().ok_or_else(|| text(StatusCode::SERVICE_UNAVAILABLE, starting(app)))
+    app.ready().ok_or_else(|| unready(app))
+}
+
+/// A client that waits for the start looks again after this long at the latest.
+const RETRY_SECONDS_MAX: u64 = 60;
+
+/// The response of a request that waits for the start: its progress, and when to retry.
+pub(crate) fn unready(app: &App) -> Response<Body> {
+    let (_, _, left_ms) = app.recovery();
+    let mut response = text(StatusCode::SERVICE_UNAVAILABLE, starting(app));
+    let seconds = left_ms.unwrap_or_default().div_ceil(1_000).clamp(1, RETRY_SECONDS_MAX);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    response
 }
 
 /// The address of the client, for the log.
@@ -131,14 +146,18 @@ pub(crate) fn client_of(extensions: &Extensions) -> String {
 }
 
 /// How far the start is.
-pub(crate) fn starting(app: &App) -> String {
+fn starting(app: &App) -> String {
     if app.opened().is_some() {
-        return "Service Unavailable: the server is stopping\n".to_owned();
+        // The start may have ended while a query was evaluated.
+        let state = if app.ready().is_some() { "has just started; retry" } else { "is stopping" };
+        return format!("Service Unavailable: the server {state}\n");
     }
     let (done, total, left_ms) = app.recovery();
     let left = left_ms.map(|ms| format!(", about {}.{} s are left", ms / 1_000, ms % 1_000 / 100));
-    let left = left.unwrap_or_default();
-    format!("Service Unavailable: starting, {done} of {total} bytes of log are read{left}\n")
+    let (left, percent) = (left.unwrap_or_default(), done.saturating_mul(100) / total.max(1));
+    format!(
+        "Service Unavailable: starting, {done} of {total} bytes of log are read ({percent}%){left}\n"
+    )
 }
 
 /// Answers to `OPTIONS`, and counting. The guard adds the headers of a preflight.

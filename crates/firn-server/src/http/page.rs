@@ -3,10 +3,13 @@
 use std::sync::OnceLock;
 
 use axum::body::Body;
+use axum::extract::RawQuery;
 use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use axum::http::{Request, Response, StatusCode};
+use axum::response::Redirect;
 
 use crate::answer::{Packing, Payload};
+use crate::wire::base64::base64;
 
 const PAGE: &str = include_str!("page.html");
 
@@ -20,6 +23,20 @@ pub(crate) async fn page(request: Request<Body>) -> Response<Body> {
         response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
     }
     response
+}
+
+/// `/graph`: the path of Prometheus' page in links, `/graph?g0.expr=up`.
+pub(crate) async fn graph(RawQuery(parameters): RawQuery) -> Redirect {
+    let parameters = parameters.unwrap_or_default();
+    let mut pairs = form_urlencoded::parse(parameters.as_bytes());
+    // Relative, for a proxy in front that adds a prefix.
+    match pairs.find(|(name, _)| name == "g0.expr") {
+        Some((_, query)) => {
+            let mut fragment = form_urlencoded::Serializer::new(String::new());
+            Redirect::to(&format!("./#{}", fragment.append_pair("query", &query).finish()))
+        }
+        None => Redirect::to("./"),
+    }
 }
 
 /// Allows the page its own script and style, named by their digests, and requests to this server.
@@ -42,38 +59,9 @@ fn source_of(tag: &str) -> String {
     format!("'sha256-{}'", base64(digest.as_ref()))
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let mut three = [0; 3];
-        three[..chunk.len()].copy_from_slice(chunk);
-        let bits = u32::from_be_bytes([0, three[0], three[1], three[2]]);
-        for digit in 0..4 {
-            let idx = bits >> (18 - 6 * digit) & 63;
-            text.push(if digit > chunk.len() as u32 {
-                '='
-            } else {
-                char::from(DIGITS[idx as usize])
-            });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_standard() {
-        for (bytes, text) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
-        {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-        assert_eq!(base64(&[0xfb, 0xff]), "+/8=");
-    }
 
     /// A browser runs nothing that the policy does not name.
     #[test]

@@ -1,24 +1,28 @@
 //! `query` and `query_range`.
 
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Pool, QueryContext};
+use firn_model::{Budget, CancelToken, Pool, QueryContext, Timestamp, excerpt};
 use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
+use crate::access::account::User;
 use crate::answer::{ApiError, JSON, Packing, Payload};
-use crate::app::{App, Ready, monotonic_ns};
+use crate::app::{App, QueryDesk, Ready, clock_ms, monotonic_ns};
+use crate::held_body::HeldBody;
 use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::query_log::QuerySender;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::{Shared, ready};
+use crate::http::{Shared, unready};
 use crate::wire::json;
 use crate::wire::query_stats::{StatsLevel, Timings};
-use firndb::{QueryOptions, QueryTime};
+use firndb::{Db, History, QueryOptions, QueryTime};
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
@@ -28,6 +32,13 @@ pub(crate) fn routes() -> Routes {
         "/api/v1/query_range",
         range,
     )
+}
+
+/// The data that a query is answered from.
+enum QuerySource<'a> {
+    Open(&'a Ready),
+    /// While the log is replayed.
+    Opening(Arc<QueryDesk>, Arc<History>),
 }
 
 /// A query whose parameters are checked, except for its text.
@@ -45,10 +56,10 @@ const POINTS_MAX: i128 = 11_000;
 
 /// `/api/v1/query`.
 pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(app, request, |app, ready, params, packing| {
+    answer(app, request, |app, now_ms, params, packing| {
         // In Prometheus' order, so that the same one of several mistakes is reported.
         let limit = params.limit()?;
-        let ts = params.time("time")?.unwrap_or_else(|| ready.db.now_ms());
+        let ts = params.time("time")?.unwrap_or(now_ms);
         let timeout = timeout(app, params)?;
         let stats = stats_level(params);
         let options = options(app, params, &stats)?;
@@ -100,17 +111,14 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
 async fn answer(
     app: Shared,
     request: Request<Body>,
-    check: impl FnOnce(&App, &Ready, &Params, Packing) -> Result<QueryRequest, ApiError>,
+    check: impl FnOnce(&App, Timestamp, &Params, Packing) -> Result<QueryRequest, ApiError>,
 ) -> Response<Body> {
-    let ready = match ready(&app) {
-        Ok(ready) => ready,
-        Err(response) => return response,
-    };
+    let Some(source) = QuerySource::of(&app) else { return unready(&app) };
     let packing = Packing::of(request.headers());
     let user = Caller::of(&request).user;
     let sender = QuerySender::of(&request);
-    let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&app, ready, &params, packing).map(|asked| (params, asked)),
+    let asked = match Params::read(request, source.budget()).await {
+        Ok(params) => check(&app, source.now_ms(), &params, packing).map(|asked| (params, asked)),
         Err(error) => Err(error),
     };
     let (params, mut asked) = match asked {
@@ -119,26 +127,101 @@ async fn answer(
     };
     asked.options.samples_max = user.query_samples_max(asked.options.samples_max);
     let shared = Shared::clone(&app);
-    let answered = ready.query(&user, asked.timeout, move |db, context| {
+    let (desk, context) = source.begin(&user);
+    let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
+    let answered = desk.run(&user, asked.timeout, context, move |context| {
         let expr = expr(&params, asked.time, context)?;
         drop(params);
         let start_ns = monotonic_ns();
-        let output = db.evaluate(&expr, asked.time, &asked.options, context);
-        let output = output.map_err(ApiError::from);
+        let output = evaluator.evaluate(&expr, &asked, context);
+        let Some(output) = output.map_err(ApiError::from).transpose() else { return Ok(None) };
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
         if let Some(log) = &shared.query_log {
             let read = output.as_ref().map_or(0, |output| output.samples_read);
             let peak = output.as_ref().map(|output| output.samples_peak);
-            let text = expr.text();
-            log.push(sender.line(text, asked.time, (read, peak), (timings, context)));
+            // The text is copied into a tree and from there into a line that grows.
+            let line_bytes = 4 * json::string_bytes(expr.text()) as u64;
+            let line_held = context.budget.reserve(Pool::Query, line_bytes);
+            let text = match &line_held {
+                Ok(_) => Cow::Borrowed(expr.text()),
+                Err(_) => excerpt(expr.text()),
+            };
+            log.push(sender.line(&text, asked.time, (read, peak), (timings, context)));
+            drop(line_held);
         }
         let output = output?;
         shared.telemetry.samples_read.add(output.samples_read);
-        encode(&output, &asked, timings, context)
+        encode(&output, &asked, timings, context).map(Some)
     });
     match answered.await {
-        Ok(payload) => payload.answer(StatusCode::OK, JSON),
+        Ok(Some(payload)) => payload.answer(StatusCode::OK, JSON),
+        Ok(None) => unready(&app),
         Err(error) => error.into_response(),
+    }
+}
+
+/// [`QuerySource`] on a thread of queries.
+enum Evaluator {
+    Open(Arc<Db>),
+    Opening(Arc<History>),
+}
+
+impl QuerySource<'_> {
+    fn of(app: &App) -> Option<QuerySource<'_>> {
+        if let Some(ready) = app.ready() {
+            return Some(QuerySource::Open(ready));
+        }
+        app.history().map(|(desk, history)| QuerySource::Opening(desk, history))
+    }
+
+    fn budget(&self) -> &Budget {
+        match self {
+            QuerySource::Open(ready) => ready.db.budget(),
+            QuerySource::Opening(_, history) => history.budget(),
+        }
+    }
+
+    fn now_ms(&self) -> Timestamp {
+        match self {
+            QuerySource::Open(ready) => ready.db.now_ms(),
+            QuerySource::Opening(..) => clock_ms(),
+        }
+    }
+
+    /// The threads of queries, and the context of a query of `user`.
+    fn begin(&self, user: &User) -> (&Arc<QueryDesk>, QueryContext) {
+        let cancel = CancelToken::new();
+        match self {
+            QuerySource::Open(ready) => (ready.desk(), ready.query_context(user, cancel)),
+            QuerySource::Opening(desk, history) => {
+                (desk, desk.query_context(user, cancel, history.budget()))
+            }
+        }
+    }
+
+    fn evaluator(&self) -> Evaluator {
+        match self {
+            QuerySource::Open(ready) => Evaluator::Open(Arc::clone(&ready.db)),
+            QuerySource::Opening(_, history) => Evaluator::Opening(Arc::clone(history)),
+        }
+    }
+}
+
+impl Evaluator {
+    /// `None` if the result depends on rows of a log that is being replayed.
+    fn evaluate(
+        &self,
+        expr: &Expr,
+        asked: &QueryRequest,
+        context: &QueryContext,
+    ) -> firn_model::Result<Option<QueryOutput>> {
+        let (time, options) = (asked.time, &asked.options);
+        match self {
+            Evaluator::Open(db) => db.evaluate(expr, time, options, context).map(Some),
+            Evaluator::Opening(history) => {
+                firndb::evaluate_history(history, expr, time, options, context)
+            }
+        }
     }
 }
 
@@ -165,14 +248,12 @@ fn encode(
 ) -> Result<Payload, ApiError> {
     // The evaluation has released its memory, but its output exists until it is written.
     let _output = context.budget.reserve(Pool::Query, value_bytes(&output.value))?;
-    let bytes_max = json::query_answer_bytes(output) as u64;
-    let mut held = context.budget.reserve(Pool::Query, bytes_max)?;
-    let body = json::query_answer(output, asked.limit, asked.stats.warning(), |out| {
-        asked.stats.push(output, asked.time, timings, context, out);
-    });
-    held.grow((body.capacity() as u64).saturating_sub(bytes_max))?;
-    held.shrink(bytes_max.saturating_sub(body.capacity() as u64));
-    Ok(Payload::new(body, asked.packing, Some(held)))
+    let mut body = HeldBody::new(context);
+    let out = body.room(json::query_answer_bytes(output) + asked.stats.bytes_max(output))?;
+    let push_stats =
+        |out: &mut Vec<u8>| asked.stats.push(output, asked.time, timings, context, out);
+    json::push_query_answer(output, asked.limit, asked.stats.warning(), push_stats, out);
+    Ok(body.into_payload(asked.packing))
 }
 
 fn value_bytes(value: &Value) -> u64 {
@@ -214,6 +295,7 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
         samples_max: app.config.query_samples_max.0,
         counts_samples: *stats != StatsLevel::None,
         labels_max: app.config.label_limits(),
+        ..QueryOptions::default()
     })
 }
 

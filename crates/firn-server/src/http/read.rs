@@ -24,7 +24,7 @@ use firndb::{SeriesWalk, Snapshot, WalkOptions};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::access::account::UserQuery;
-use crate::answer::{ApiError, Packing, Payload, text};
+use crate::answer::{ApiError, Packing, Payload, text, with_retry_after};
 use crate::app::{App, CancelOnDrop};
 use crate::http::auth::Caller;
 use crate::http::body::{self, BodyLimit, HeldBytes};
@@ -45,6 +45,10 @@ pub(crate) fn routes() -> Routes {
 const BODY_BYTES_MAX: usize = 32 << 20;
 // Timestamp and value in the buffers of a walk.
 const SAMPLE_BYTES: usize = 16;
+// The time for which a client may delay a stream in all. A stream holds its view of the database:
+// memory of the index and of flushed rows, and files that were merged since. At 10 Mbit/s this is
+// 1 GB.
+const CLIENT_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 const SAMPLES_TYPE: &str = "application/x-protobuf";
 const STREAM_TYPE: &str = "application/x-streamed-protobuf; proto=prometheus.ChunkedReadResponse";
 
@@ -69,10 +73,11 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     let cancel = CancelToken::new();
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
     let context = ready.query_context(&user, cancel.clone());
+    let samples_max = user.query_samples_max(u64::MAX);
     let starting = async {
         let place = ready.read_permit().await?;
         let shared = Arc::clone(&app);
-        let started = ready.read(move || start(&shared, &body, context)).await??;
+        let started = ready.read(move || start(&shared, &body, samples_max, context)).await??;
         Ok((place, started))
     };
     let timeout = app.config.query_timeout.duration();
@@ -122,11 +127,16 @@ enum Started {
 }
 
 /// Decompresses and checks the request, and makes the response or its first part.
-fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
+fn start(
+    app: &App,
+    body: &HeldBytes,
+    user_samples_max: u64,
+    context: QueryContext,
+) -> Result<Started> {
     context.cancel.check()?;
     let (request, held) = unpack(&body.bytes, &context)?;
     request.compile(&context)?;
-    let external = &app.config.external_labels.0;
+    let external = &app.external_labels();
     let queries: Vec<ReadQuery> =
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
     let Some(ready) = app.ready() else { return Err(Error::closed("the server is stopping")) };
@@ -136,11 +146,12 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
         snapshot,
         external: external.clone(),
         samples_max: frame_bytes / SAMPLE_BYTES,
+        user_samples_left: user_samples_max,
         context,
         _held: held,
     };
     match request.response_type {
-        ResponseType::Samples => whole(app, &reading, queries).map(Started::Whole),
+        ResponseType::Samples => whole(app, reading, queries).map(Started::Whole),
         ResponseType::StreamedXorChunks => {
             let mut rest = Box::new(ReadStream::new(reading, queries, frame_bytes)?);
             let first = rest.next(app)?;
@@ -166,6 +177,8 @@ struct Reading {
     external: Labels,
     /// In memory at one time.
     samples_max: usize,
+    /// That the user may still read with this request.
+    user_samples_left: u64,
     context: QueryContext,
     /// The memory of the queries.
     _held: Reservation,
@@ -181,16 +194,27 @@ impl Reading {
         };
         self.snapshot.walk(options, &self.context)
     }
+
+    /// # Errors
+    /// `TooLarge` over the user's limit.
+    fn take_samples(&mut self, count: usize) -> Result<()> {
+        let left = self.user_samples_left.checked_sub(count as u64);
+        let what =
+            "the request reads more samples than its user may (users.limits.samples_per_query)";
+        self.user_samples_left = left.ok_or_else(|| Error::too_large(what))?;
+        Ok(())
+    }
 }
 
 /// All samples in one message.
-fn whole(app: &App, reading: &Reading, queries: Vec<ReadQuery>) -> Result<Payload> {
+fn whole(app: &App, mut reading: Reading, queries: Vec<ReadQuery>) -> Result<Payload> {
     let mut held = reading.context.budget.empty(Pool::Query);
     let mut writer = SamplesWriter::default();
     for query in queries {
         let mut walk = reading.walk(query)?;
         let (mut sample_count, mut series_before) = (0, None);
         while let Some(run) = walk.next_run()? {
+            reading.take_samples(run.times.len())?;
             sample_count += run.times.len() as u64;
             if let Some(samples_max) = app.config.remote_read_samples_max.get().map(|max| max.0)
                 && sample_count > samples_max
@@ -265,6 +289,7 @@ impl ReadStream {
                 self.walk = None;
                 continue;
             };
+            self.reading.take_samples(run.times.len())?;
             if self.series_before.replace(run.series_idx) != Some(run.series_idx) {
                 self.frames.begin_series(run.labels);
             }
@@ -300,7 +325,8 @@ fn stream(first: Option<Vec<u8>>, rest: Box<ReadStream>, held: Held) -> Response
 }
 
 /// Passes parts to the connection as it accepts them. Ends early, which cuts the connection off, if
-/// a part fails, or is not made or accepted within a query's timeout.
+/// a part fails, is not made or accepted within a query's timeout, or if the client has delayed the
+/// stream by [`CLIENT_WAIT_MAX`].
 async fn send_parts(
     mut part: Option<Vec<u8>>,
     mut rest: Box<ReadStream>,
@@ -310,9 +336,16 @@ async fn send_parts(
     let app = &held.running.0;
     let timeout = app.config.query_timeout.duration();
     let cancel = rest.reading.context.cancel.clone();
+    let mut patience = CLIENT_WAIT_MAX;
     while let Some(bytes) = part {
-        if within(timeout, &cancel, send(&sender, Sent::Part(bytes.into()))).await.is_err() {
-            return;
+        let sending = send(&sender, Sent::Part(bytes.into()), &mut patience);
+        match within(timeout, &cancel, sending).await {
+            Ok(()) => {}
+            Err(error) if *error.kind() == ErrorKind::Canceled => return,
+            Err(error) => {
+                tracing::warn!(%error, "a streamed remote read was cut off");
+                return;
+            }
         }
         let shared = Arc::clone(app);
         let making = async {
@@ -331,12 +364,23 @@ async fn send_parts(
             }
         }
     }
-    let _ = within(timeout, &cancel, send(&sender, Sent::End)).await;
+    let _ = within(timeout, &cancel, send(&sender, Sent::End, &mut patience)).await;
 }
 
-async fn send(sender: &mpsc::Sender<Sent>, sent: Sent) -> Result<()> {
-    let gone = |_| Error::new(ErrorKind::Canceled, "the client disconnected");
-    sender.send(sent).await.map_err(gone)
+/// Waits until the connection accepts `sent`, at most for `patience`, which becomes shorter by the
+/// wait.
+async fn send(sender: &mpsc::Sender<Sent>, sent: Sent, patience: &mut Duration) -> Result<()> {
+    let started = tokio::time::Instant::now();
+    let accepted = tokio::time::timeout(*patience, sender.send(sent)).await;
+    *patience = patience.saturating_sub(started.elapsed());
+    match accepted {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Error::new(ErrorKind::Canceled, "the client disconnected")),
+        Err(_) => {
+            let what = format!("the client has delayed the stream by {CLIENT_WAIT_MAX:?}");
+            Err(Error::new(ErrorKind::Timeout, what))
+        }
+    }
 }
 
 /// A body that ends cleanly only after an explicit end.
@@ -403,5 +447,38 @@ fn refusal(error: &Error) -> Response<Body> {
             StatusCode::INTERNAL_SERVER_ERROR
         }
     };
-    text(status, format!("{error}\n"))
+    with_retry_after(error, text(status, format!("{error}\n")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_drips_is_cut_off_and_a_slow_server_is_not() {
+        for (client_ms, server_ms, is_cut) in [(10_000, 0, true), (0, 10_000, false)] {
+            let (sender, mut receiver) = mpsc::channel(1);
+            let reader = tokio::spawn(async move {
+                while receiver.recv().await.is_some() {
+                    tokio::time::sleep(Duration::from_millis(client_ms)).await;
+                }
+            });
+            let mut patience = CLIENT_WAIT_MAX;
+            let mut sent = Ok(());
+            for _ in 0..200 {
+                tokio::time::sleep(Duration::from_millis(server_ms)).await;
+                sent = send(&sender, Sent::Part(Bytes::new()), &mut patience).await;
+                if sent.is_err() {
+                    break;
+                }
+            }
+            assert_eq!(sent.is_err(), is_cut);
+            if let Err(error) = sent {
+                assert_eq!(*error.kind(), ErrorKind::Timeout);
+                assert!(error.to_string().contains("delayed the stream by 900s"), "{error}");
+            }
+            drop(sender);
+            reader.await.unwrap();
+        }
+    }
 }

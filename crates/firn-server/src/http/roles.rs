@@ -103,10 +103,11 @@ impl Routes {
 pub(crate) fn access_of(method: &Method, path: &str) -> Access {
     static TABLE: OnceLock<Vec<RouteRow>> = OnceLock::new();
     let is_get = matches!(*method, Method::GET | Method::HEAD);
-    // InfluxDB: a query that is posted may change data.
+    // InfluxDB: the proxy demands more for statements that change data.
+    let is_query = is_get || *method == Method::POST;
     match path {
-        "/ping" | "/query" if is_get => return Access::Read,
-        "/query" => return Access::Admin,
+        "/ping" if is_get => return Access::Read,
+        "/query" if is_query => return Access::Read,
         "/write" => return Access::Write,
         _ => {}
     }
@@ -147,12 +148,15 @@ mod tests {
             (Method::GET, "/API/v1/query"),
             (Method::GET, "//api/v1/query"),
             (Method::GET, "/api/v1/label/a/b/values"),
-            (Method::POST, "/query"),
+            (Method::PUT, "/query"),
+            (Method::DELETE, "/query"),
+            (Method::GET, "/query/"),
             (Method::GET, "/anything"),
         ] {
             assert_eq!(f(method.clone(), path), Access::Admin, "{method} {path}");
         }
         assert_eq!(f(Method::GET, "/query"), Access::Read);
+        assert_eq!(f(Method::POST, "/query"), Access::Read);
     }
 
     const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/security.md");

@@ -1,96 +1,101 @@
-//! Rules and alerts: parameters are checked; the lists are empty.
+//! Rules, alerts and the Alertmanagers that receive them.
+
+use std::collections::BTreeMap;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response, StatusCode};
-use axum::response::IntoResponse;
-use firn_model::excerpt;
+use axum::http::{Request, Response};
+use firn_model::{Matcher, QueryContext, excerpt};
+use firn_rules::group::{Alert, AlertState};
+use ring::digest::{SHA256, digest};
 use serde_json::json;
 
-use crate::answer::{ApiError, JSON, Packing, Payload};
-use crate::http::auth::Caller;
-use crate::http::params::{Params, url_budget};
+use crate::answer::ApiError;
+use crate::held_body::HeldBody;
+use crate::http::Shared;
+use crate::http::computed::computed;
+use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::status::{answer, success};
-use crate::http::{Shared, ready};
+use crate::http::status::answer;
+use crate::rules::{LastEvaluation, RuleKind, RuleOutcome, RuleView, ShownGroup};
+use crate::wire::json;
+use crate::wire::number::rfc3339;
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
-    Routes::new().route(Access::Read, Methods::Get, "/api/v1/rules", rules).route(
-        Access::Read,
-        Methods::Get,
-        "/api/v1/alerts",
-        alerts,
-    )
+    Routes::new()
+        .route(Access::ReadServer, Methods::Get, "/api/v1/rules", rules)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/alerts", alerts)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/alertmanagers", alertmanagers)
+}
+
+/// Go's text for an unset time.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// The selection of `/api/v1/rules`.
+struct RulesRequest {
+    /// `None` for both kinds.
+    is_alerting: Option<bool>,
+    names: Vec<String>,
+    groups: Vec<String>,
+    files: Vec<String>,
+    /// A rule is listed if all matchers of one of them match its labels.
+    selectors: Vec<Vec<Matcher>>,
+    has_alerts: bool,
+    /// The number of groups of a page, and the token of its first group.
+    page: Option<(usize, Option<String>)>,
 }
 
 /// `/api/v1/rules`.
 async fn rules(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let user = Caller::of(&request).user;
-    let params = match Params::read(request, &url_budget()).await {
-        Ok(params) => params,
-        Err(error) => return error.into_response(),
-    };
-    let checked = if params.all("match[]").next().is_none() {
-        check(&params)
-    } else {
-        let ready = match ready(&app) {
-            Ok(ready) => ready,
-            Err(response) => return response,
-        };
-        let timeout = app.config.query_timeout.duration();
-        let checked = ready.query(&user, timeout, move |_, context| {
-            params.selectors(context)?;
-            check(&params)
-        });
-        checked.await
-    };
-    match checked {
-        Ok(()) => {
-            let body = success(&json!({ "groups": [] }));
-            Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+    let shared = Shared::clone(&app);
+    computed(app, request, rules_request, move |_, asked, context, packing| {
+        let groups = shared.rules.groups();
+        let mut body = HeldBody::success(context)?;
+        body.push(r#"{"groups":["#)?;
+        let next_token = push_groups(&groups, &asked, &mut body)?;
+        body.push("]")?;
+        if let Some(token) = next_token {
+            body.push(&format!(r#","groupNextToken":"{token}""#))?;
         }
-        Err(error) => error.into_response(),
-    }
+        body.push("}")?;
+        Ok(body.end(&[], packing)?)
+    })
+    .await
 }
 
-/// `/api/v1/alerts`.
-async fn alerts(request: Request<Body>) -> Response<Body> {
-    answer(request, |_| Ok(json!({ "alerts": [] }))).await
-}
-
-/// Checks the other parameters. Any text is a valid `rule_name[]`, `rule_group[]` and `file[]`.
-fn check(params: &Params) -> Result<(), ApiError> {
-    let kind = params.get("type").unwrap_or_default().to_lowercase();
-    if !["", "alert", "record"].contains(&kind.as_str()) {
-        return Err(ApiError::parameter(
-            "type",
-            format!("not supported value {:?}", excerpt(&kind)),
-        ));
-    }
-    if params.get("exclude_alerts").is_some_and(|text| parse_bool(text).is_none()) {
-        let why = "error converting exclude_alerts: it is neither true nor false";
-        return Err(ApiError::parameter("exclude_alerts", why));
-    }
-    let limit = params.get("group_limit");
-    match limit.map(str::parse::<i32>) {
-        Some(Err(_)) => {
-            let why = "group_limit needs to be a valid number";
-            return Err(ApiError::parameter("group_limit", why));
+/// Appends a page of groups. Returns the token of the next page.
+fn push_groups(
+    groups: &[std::sync::Arc<ShownGroup>],
+    asked: &RulesRequest,
+    body: &mut HeldBody,
+) -> Result<Option<String>, ApiError> {
+    let (limit, token) = match &asked.page {
+        Some((limit, token)) => (*limit, token.as_deref()),
+        None => (usize::MAX, None),
+    };
+    let mut is_before = token.is_some();
+    let mut count = 0;
+    for group in groups {
+        if is_before && token != Some(&token_of(group)) {
+            continue;
         }
-        Some(Ok(limit)) if limit <= 0 => {
-            let why = "group_limit needs to be greater than 0";
-            return Err(ApiError::parameter("group_limit", why));
+        is_before = false;
+        let latest = group.latest();
+        let rules: Vec<usize> =
+            (0..group.rules.len()).filter(|&idx| asked.selects(group, idx)).collect();
+        if rules.is_empty() {
+            continue;
         }
-        _ => {}
+        if count == limit {
+            return Ok(Some(token_of(group)));
+        }
+        body.push(if count > 0 { "," } else { "" })?;
+        count += 1;
+        push_group(group, &latest, &rules, asked.has_alerts, body)?;
     }
-    match params.get("group_next_token") {
-        None => Ok(()),
-        Some(_) if limit.is_none() => {
-            let why = "group_limit needs to be present in order to paginate over the groups";
-            Err(ApiError::parameter("group_next_token", why))
-        }
-        // A token names the group that comes next, and there is none.
+    match token.filter(|_| is_before) {
+        None => Ok(None),
         Some(token) => {
             let token = excerpt(token);
             let why = format!("invalid group_next_token {token:?}. were rule groups changed?");
@@ -99,11 +104,264 @@ fn check(params: &Params) -> Result<(), ApiError> {
     }
 }
 
+/// The token of the page that begins with `group`.
+fn token_of(group: &ShownGroup) -> String {
+    let hash = digest(&SHA256, format!("{};{}", group.file, group.name).as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn push_group(
+    group: &ShownGroup,
+    latest: &LastEvaluation,
+    rules: &[usize],
+    has_alerts: bool,
+    body: &mut HeldBody,
+) -> Result<(), ApiError> {
+    let (name, file) = (json!(group.name), json!(group.file));
+    body.push(&format!(r#"{{"name":{name},"file":{file},"rules":["#))?;
+    for (position, &idx) in rules.iter().enumerate() {
+        body.push(if position > 0 { "," } else { "" })?;
+        if let Some(rule) = group.rules.get(idx) {
+            push_rule(rule, latest, latest.rules.get(idx), has_alerts, body)?;
+        }
+    }
+    let (interval, took) = (group.interval_ms as f64 / 1e3, latest.took.as_secs_f64());
+    let (limit, evaluated) = (group.limit, last_evaluation(latest));
+    let interval = json!(whole(interval));
+    body.push(&format!(
+        r#"],"interval":{interval},"limit":{limit},"evaluationTime":{took},"lastEvaluation":"{evaluated}"}}"#
+    ))?;
+    Ok(())
+}
+
+fn push_rule(
+    rule: &RuleView,
+    latest: &LastEvaluation,
+    outcome: Option<&RuleOutcome>,
+    has_alerts: bool,
+    body: &mut HeldBody,
+) -> Result<(), ApiError> {
+    body.push("{")?;
+    if let RuleKind::Alerting { hold_ms, keep_firing_ms, annotations } = &rule.kind {
+        let state = outcome.map_or("unknown", |outcome| outcome.state.text());
+        let (hold, keep) = (whole(*hold_ms as f64 / 1e3), whole(*keep_firing_ms as f64 / 1e3));
+        let annotations = json!(annotations);
+        body.push(&format!(
+            r#""state":"{state}","duration":{hold},"keepFiringFor":{keep},"annotations":{annotations},"alerts":"#
+        ))?;
+        match has_alerts {
+            true => push_alerts(outcome.into_iter().flat_map(|outcome| &outcome.alerts), body)?,
+            false => body.push("null")?,
+        }
+        body.push(",")?;
+    }
+    let kind = if rule.kind == RuleKind::Recording { "recording" } else { "alerting" };
+    let health = outcome.map_or_else(|| "unknown".to_owned(), |rule| rule.health.to_string());
+    let (name, query, labels) = (json!(rule.name), json!(rule.query), json!(rule.labels));
+    let took = outcome.map_or(0.0, |outcome| outcome.took.as_secs_f64());
+    let error = outcome.and_then(|outcome| outcome.last_error.as_deref());
+    let error = error.map_or(String::new(), |error| format!(r#""lastError":{},"#, json!(error)));
+    let evaluated = last_evaluation(latest);
+    body.push(&format!(
+        r#""name":{name},"query":{query},"labels":{labels},"health":"{health}",{error}"evaluationTime":{took},"lastEvaluation":"{evaluated}","type":"{kind}"}}"#
+    ))?;
+    Ok(())
+}
+
+fn last_evaluation(latest: &LastEvaluation) -> String {
+    latest.began.map_or_else(|| NEVER.to_owned(), rfc3339)
+}
+
+/// A whole number without a fraction, as Go writes a float.
+fn whole(seconds: f64) -> serde_json::Value {
+    if seconds.fract() == 0.0 && seconds.abs() < 1e15 {
+        return json!(seconds as i64);
+    }
+    json!(seconds)
+}
+
+/// `/api/v1/alerts`.
+async fn alerts(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let shared = Shared::clone(&app);
+    let no_parameters = |_: &Params, _: &QueryContext| Ok(());
+    computed(app, request, no_parameters, move |_, (), context, packing| {
+        let groups = shared.rules.groups();
+        let latest: Vec<_> = groups.iter().map(|group| group.latest()).collect();
+        let rules = latest.iter().flat_map(|latest| &latest.rules);
+        let mut body = HeldBody::success(context)?;
+        body.push(r#"{"alerts":"#)?;
+        push_alerts(rules.flat_map(|rule| &rule.alerts), &mut body)?;
+        body.push("}")?;
+        Ok(body.end(&[], packing)?)
+    })
+    .await
+}
+
+fn push_alerts<'a>(
+    alerts: impl Iterator<Item = &'a Alert>,
+    body: &mut HeldBody,
+) -> Result<(), ApiError> {
+    body.push_array(alerts, |alert| alert_bytes(alert), push_alert)?;
+    Ok(())
+}
+
+/// The JSON of an alert takes at most this many bytes.
+fn alert_bytes(alert: &Alert) -> usize {
+    // Keys, times, state and value.
+    const FIXED_BYTES: usize = 256;
+    let annotations = alert.annotations.iter();
+    let texts =
+        annotations.map(|(name, text)| json::string_bytes(name) + json::string_bytes(text) + 2);
+    FIXED_BYTES + json::labels_bytes(&alert.labels) + texts.sum::<usize>()
+}
+
+fn push_alert(alert: &Alert, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"labels":"#);
+    json::push_labels(&alert.labels, out);
+    out.extend_from_slice(br#","annotations":"#);
+    let annotations = alert.annotations.iter().map(|(name, text)| (name.as_str(), text.as_str()));
+    json::push_object(annotations, out, json::push_string);
+    out.extend_from_slice(br#","state":""#);
+    out.extend_from_slice(alert.state.text().as_bytes());
+    out.extend_from_slice(br#"","activeAt":""#);
+    out.extend_from_slice(rfc3339(alert.active_at).as_bytes());
+    if let Some(since) = alert.keep_firing_since.filter(|_| alert.state == AlertState::Firing) {
+        out.extend_from_slice(br#"","keepFiringSince":""#);
+        out.extend_from_slice(rfc3339(since).as_bytes());
+    }
+    out.extend_from_slice(br#"","value":""#);
+    out.extend_from_slice(exponent_text(alert.value).as_bytes());
+    out.extend_from_slice(br#""}"#);
+}
+
+/// As Go's `FormatFloat(v, 'e', -1, 64)`: `1e+00`, `1.5e-07`.
+fn exponent_text(value: f64) -> String {
+    if value.is_nan() {
+        return "NaN".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
+    }
+    let text = format!("{value:e}");
+    let Some((mantissa, exponent)) = text.split_once('e') else { return text };
+    let (sign, digits) = match exponent.strip_prefix('-') {
+        Some(digits) => ('-', digits),
+        None => ('+', exponent),
+    };
+    format!("{mantissa}e{sign}{digits:0>2}")
+}
+
+/// `/api/v1/alertmanagers`.
+async fn alertmanagers(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(request, |_| {
+        let (active, dropped) = app.rules.notifier().urls();
+        let list = |urls: Vec<String>| -> Vec<_> {
+            urls.into_iter().map(|url| json!({ "url": url })).collect()
+        };
+        Ok(json!({ "activeAlertmanagers": list(active), "droppedAlertmanagers": list(dropped) }))
+    })
+    .await
+}
+
+impl RulesRequest {
+    fn selects(&self, group: &ShownGroup, idx: usize) -> bool {
+        let Some(rule) = group.rules.get(idx) else { return false };
+        let has = |names: &[String], name: &String| names.is_empty() || names.contains(name);
+        let is_alerting = rule.kind != RuleKind::Recording;
+        self.is_alerting.is_none_or(|wanted| wanted == is_alerting)
+            && has(&self.names, &rule.name)
+            && has(&self.groups, &group.name)
+            && has(&self.files, &group.file)
+            && self.matches(&rule.labels)
+    }
+
+    /// A label with a template is the same as none.
+    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let is_match = |matcher: &Matcher| {
+            let value = labels.get(matcher.name()).filter(|value| !value.contains("{{"));
+            value.map_or_else(|| matcher.matches_absent(), |value| matcher.matches(value))
+        };
+        self.selectors.is_empty()
+            || self.selectors.iter().any(|matchers| matchers.iter().all(is_match))
+    }
+}
+
+fn rules_request(params: &Params, context: &QueryContext) -> Result<RulesRequest, ApiError> {
+    let kind = params.get("type").unwrap_or_default().to_lowercase();
+    let is_alerting = match kind.as_str() {
+        "" => None,
+        "alert" => Some(true),
+        "record" => Some(false),
+        _ => {
+            let why = format!("not supported value {:?}", excerpt(&kind));
+            return Err(ApiError::parameter("type", why));
+        }
+    };
+    let selectors = params.selectors(context)?;
+    let excludes_alerts = match params.get("exclude_alerts").map(parse_bool) {
+        None => false,
+        Some(Some(excludes)) => excludes,
+        Some(None) => {
+            let why = "error converting exclude_alerts: it is neither true nor false";
+            return Err(ApiError::parameter("exclude_alerts", why));
+        }
+    };
+    let all = |name: &str| params.all(name).map(str::to_owned).collect();
+    Ok(RulesRequest {
+        is_alerting,
+        names: all("rule_name[]"),
+        groups: all("rule_group[]"),
+        files: all("file[]"),
+        selectors,
+        has_alerts: !excludes_alerts,
+        page: page(params)?,
+    })
+}
+
+fn page(params: &Params) -> Result<Option<(usize, Option<String>)>, ApiError> {
+    let token = params.get("group_next_token").map(str::to_owned);
+    let Some(limit) = params.get("group_limit") else {
+        return match token {
+            None => Ok(None),
+            Some(_) => {
+                let why = "group_limit needs to be present in order to paginate over the groups";
+                Err(ApiError::parameter("group_next_token", why))
+            }
+        };
+    };
+    let why = match limit.parse::<i32>().map(usize::try_from) {
+        Ok(Ok(limit)) if limit > 0 => return Ok(Some((limit, token))),
+        Ok(_) => "group_limit needs to be greater than 0",
+        Err(_) => "group_limit needs to be a valid number",
+    };
+    Err(ApiError::parameter("group_limit", why))
+}
+
 /// As Go's `ParseBool`.
 fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_an_exponent_of_two_digits() {
+        for (value, want) in [
+            (1.0, "1e+00"),
+            (0.0, "0e+00"),
+            (-12.5, "-1.25e+01"),
+            (1.5e-7, "1.5e-07"),
+            (2e123, "2e+123"),
+            (f64::NEG_INFINITY, "-Inf"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(exponent_text(value), want);
+        }
     }
 }

@@ -7,7 +7,8 @@ use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange, excerpt};
 
-use crate::answer::{ApiError, Payload};
+use crate::answer::ApiError;
+use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::Params;
@@ -45,7 +46,7 @@ pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) ->
         }
         Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    let bytes = |labels: &Labels| 2 * labels.as_encoded().len();
+    let bytes = |labels: &Labels| (labels.as_encoded().len(), json::labels_bytes(labels));
     answer(app, request, list, json::push_labels, bytes).await
 }
 
@@ -57,7 +58,8 @@ pub(crate) async fn label_names(
     let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
         Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    answer(app, request, list, |name, out| json::push_string(name, out), String::len).await
+    let bytes = |name: &String| (name.len(), json::string_bytes(name));
+    answer(app, request, list, |name, out| json::push_string(name, out), bytes).await
 }
 
 /// `/api/v1/label/<name>/values`.
@@ -74,11 +76,31 @@ pub(crate) async fn label_values(
     if name.is_empty() {
         return bad_name(&name);
     }
-    let list = move |db: &Db, asked: &ListingRequest, context: &QueryContext| {
-        let limit = asked.limit_plus_one();
-        Ok(db.label_values(&name, &asked.selectors, asked.range, limit, context)?)
-    };
-    answer(app, request, list, |value, out| json::push_string(value, out), String::len).await
+    // Each value is written as it is found.
+    computed(app, request, check, move |db, asked, context, packing| {
+        let mut body = HeldBody::success(context)?;
+        body.push("[")?;
+        let (mut count, limit) = (0, asked.limit_plus_one());
+        db.each_label_value(&name, &asked.selectors, asked.range, limit, context, &mut |value| {
+            count += 1;
+            if count == limit {
+                return Ok(());
+            }
+            let out = body.room(json::string_bytes(value) + 1)?;
+            if count > 1 {
+                out.push(b',');
+            }
+            json::push_string(value, out);
+            Ok(())
+        })?;
+        body.push("]")?;
+        let warnings = match limit > 0 && count == limit {
+            true => vec![json::TRUNCATED.to_owned()],
+            false => Vec::new(),
+        };
+        Ok(body.end(&warnings, packing)?)
+    })
+    .await
 }
 
 fn bad_name(name: &str) -> Response<Body> {
@@ -88,12 +110,13 @@ fn bad_name(name: &str) -> Response<Body> {
 /// The items of a list, or the API's error.
 type ListResult<T> = Result<Vec<T>, ApiError>;
 
+/// `bytes` is the size of an item in memory, beside its own, and in the answer.
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
     list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
-    bytes: fn(&T) -> usize,
+    bytes: fn(&T) -> (usize, usize),
 ) -> Response<Body> {
     computed(app, request, check, move |db, asked, context, packing| {
         let mut found = list(db, &asked, context)?;
@@ -102,18 +125,13 @@ async fn answer<T: 'static>(
             found.truncate(asked.limit);
             warnings.push(json::TRUNCATED.to_owned());
         }
-        // With quotes and commas; the exact size is reserved once it is known.
-        let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
         // The list exists until it is written.
-        let list_bytes = about + size_of_val(found.as_slice());
+        let text_bytes: usize = found.iter().map(|item| bytes(item).0).sum();
+        let list_bytes = text_bytes + size_of_val(found.as_slice());
         let _list_held = context.budget.reserve(Pool::Query, list_bytes as u64)?;
-        let mut held = context.budget.reserve(Pool::Query, about as u64)?;
-        let body = json::success(&warnings, &[], |out| {
-            out.reserve(about);
-            json::push_array(&found, out, push);
-        });
-        held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
-        Ok(Payload::new(body, packing, Some(held)))
+        let mut body = HeldBody::success(context)?;
+        body.push_array(&found, |item| bytes(item).1, push)?;
+        Ok(body.end(&warnings, packing)?)
     })
     .await
 }

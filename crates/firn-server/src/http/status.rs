@@ -93,13 +93,14 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let stats = app.ready().map(|ready| ready.db.stats());
         let started = rfc3339(app.started_ms);
+        let file = app.collect.as_ref().map(|collect| &collect.file);
         Ok(json!({
-            "startTime": started,
+            "startTime": rfc3339(app.started_ms),
             "CWD": folder.to_string_lossy(),
             "hostname": hostname(),
             "serverTime": rfc3339(clock_ms()),
-            "reloadConfigSuccess": true,
-            "lastConfigTime": started,
+            "reloadConfigSuccess": file.is_none_or(|file| file.is_current()),
+            "lastConfigTime": file.map_or(started, |file| rfc3339(file.current().loaded_ms)),
             "timeSeriesCount": stats.as_ref().map_or(0, |stats| stats.index.series_count),
             "corruptionCount": stats.as_ref().map_or(0, damaged_places),
             "goroutineCount": thread_count(),
@@ -126,16 +127,22 @@ fn thread_count() -> usize {
 /// `/api/v1/status/flags`.
 async fn flags(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(request, |_| {
-        let flags = app.config.flags(&app.listen.to_string());
+        let flags = app.config.flags(&app.listens);
         let flag = |(name, value): (&str, String)| (name.to_owned(), Value::String(value));
         Ok(Value::Object(flags.into_iter().map(flag).collect()))
     })
     .await
 }
 
-/// `/api/v1/status/config`.
+/// `/api/v1/status/config`: the configuration of Prometheus as Prometheus prints it, without
+/// secrets; or the settings of this server, if there is none.
 async fn config(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(request, |_| Ok(json!({ "yaml": app.config.yaml() }))).await
+    answer(request, |_| {
+        let file = app.collect.as_ref().map(|collect| collect.file.current());
+        let yaml = file.map_or_else(|| app.config.yaml(), |file| file.config.to_yaml());
+        Ok(json!({ "yaml": yaml }))
+    })
+    .await
 }
 
 /// `/api/v1/status/walreplay`: bytes of log in place of Prometheus' segments, with percent and the

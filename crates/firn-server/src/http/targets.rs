@@ -1,12 +1,21 @@
-//! Targets and metric metadata. The only target is the server itself, in a scrape pool of its own.
+//! Targets and metric metadata: the targets of `--prometheus-config`, and the server itself in a
+//! scrape pool of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response};
-use firn_model::{Matcher, Pool, QueryContext, Reservation};
+use axum::http::{Request, Response, Uri};
+use firn_collect::config::ScrapeConfig;
+use firn_collect::scrape::TargetStatus;
+use firn_model::{Labels, Matcher, Pool, QueryContext, Reservation};
 use serde_json::{Map, Value, json};
 
-use crate::answer::{ApiError, Packing, Payload};
+use crate::answer::ApiError;
+use crate::app::App;
+use crate::collect::Family;
+use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::{Params, refused};
@@ -23,31 +32,179 @@ pub(crate) fn routes() -> Routes {
         .route(Access::ReadServer, Methods::Get, "/api/v1/targets", targets)
         .route(Access::ReadServer, Methods::Get, "/api/v1/targets/metadata", targets_metadata)
         .route(Access::ReadServer, Methods::Get, "/api/v1/scrape_pools", scrape_pools)
-        .route(Access::Read, Methods::Get, "/api/v1/alertmanagers", alertmanagers)
         .route(Access::ReadServer, Methods::Get, "/api/v1/metadata", metadata)
+}
+
+/// The parameters of the list of targets.
+struct TargetFilter {
+    active: bool,
+    dropped: bool,
+    pool: Option<String>,
+}
+
+impl TargetFilter {
+    fn of(params: &Params) -> TargetFilter {
+        let state = params.get("state").unwrap_or_default().to_lowercase();
+        let shows = |kind: &str| state.is_empty() || state == "any" || state == kind;
+        TargetFilter {
+            active: shows("active"),
+            dropped: shows("dropped"),
+            pool: params.get("scrapePool").filter(|pool| !pool.is_empty()).map(str::to_owned),
+        }
+    }
+
+    fn shows_pool(&self, pool: &str) -> bool {
+        self.pool.as_ref().is_none_or(|wanted| wanted == pool)
+    }
 }
 
 /// `/api/v1/targets`.
 async fn targets(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(request, |params| {
-        let state = params.get("state").unwrap_or_default().to_lowercase();
-        let shows = |kind: &str| state.is_empty() || state == "any" || state == kind;
-        let in_pool =
-            |target: &&Target| params.get("scrapePool").is_none_or(|pool| pool == target.job);
-        let pool = app.target.iter().filter(in_pool);
-        let active: Vec<Value> = pool.filter(|_| shows("active")).map(active_target).collect();
-        let mut dropped_counts = Map::new();
-        if let Some(target) = app.target.as_ref().filter(|_| shows("dropped")) {
-            dropped_counts.insert(target.job.clone(), json!(0));
-        }
-        Ok(json!({
-            "activeTargets": active,
-            "droppedTargets": [],
-            "droppedTargetCounts": dropped_counts,
-        }))
+    // The server's own target is known before the database is open.
+    if app.collect.is_none() {
+        return answer(request, |params| Ok(own_targets(&app, &TargetFilter::of(params)))).await;
+    }
+    let shared = Shared::clone(&app);
+    let check = |params: &Params, _: &QueryContext| Ok(TargetFilter::of(params));
+    computed(app, request, check, move |_, filter, context, packing| {
+        Ok(all_targets(&shared, &filter, context)?.end(&[], packing)?)
     })
     .await
 }
+
+/// The list without targets of a configuration.
+fn own_targets(app: &App, filter: &TargetFilter) -> Value {
+    let own = app.target.iter().filter(|target| filter.active && filter.shows_pool(&target.job));
+    let active: Vec<Value> = own.map(active_target).collect();
+    let mut dropped_counts = Map::new();
+    if let Some(target) = app.target.as_ref().filter(|_| filter.dropped) {
+        dropped_counts.insert(target.job.clone(), json!(0));
+    }
+    json!({
+        "activeTargets": active,
+        "droppedTargets": [],
+        "droppedTargetCounts": dropped_counts,
+    })
+}
+
+/// A target at the moment of the request.
+struct ShownTarget {
+    job: Arc<ScrapeConfig>,
+    target: Arc<firn_collect::targets::Target>,
+    status: TargetStatus,
+}
+
+// Of a shown target, with the text of its error.
+const SHOWN_BYTES: u64 = 512;
+
+/// The list with those of the configuration, by pool and labels.
+fn all_targets(
+    app: &App,
+    filter: &TargetFilter,
+    context: &QueryContext,
+) -> firn_model::Result<HeldBody> {
+    let mut held = context.budget.empty(Pool::Query);
+    let mut active: Vec<ShownTarget> = Vec::new();
+    let mut dropped: Vec<(String, Labels)> = Vec::new();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    counts.extend(app.target.iter().map(|target| (target.job.clone(), 0)));
+    if let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) {
+        for (name, pool) in state.pools.pools() {
+            *counts.entry(name.to_owned()).or_default() += pool.report().dropped_count;
+            if !filter.shows_pool(name) {
+                continue;
+            }
+            if filter.active {
+                for shown in state.pools.targets(pool) {
+                    held.cover((active.len() as u64 + 1) * SHOWN_BYTES)?;
+                    active.push(ShownTarget {
+                        job: Arc::clone(shown.job),
+                        target: Arc::clone(shown.target),
+                        status: shown.status.clone(),
+                    });
+                }
+            }
+            if filter.dropped {
+                let listed = (active.len() + dropped.len() + pool.dropped().len()) as u64;
+                held.cover(listed * SHOWN_BYTES)?;
+                dropped
+                    .extend(pool.dropped().iter().map(|labels| (name.to_owned(), labels.clone())));
+            }
+        }
+    }
+    active.sort_by(|a, b| {
+        (&a.job.job_name, &a.target.labels).cmp(&(&b.job.job_name, &b.target.labels))
+    });
+    let mut body = HeldBody::success(context)?;
+    body.push(r#"{"activeTargets":["#)?;
+    let own = app.target.iter().filter(|target| filter.active && filter.shows_pool(&target.job));
+    let own = own.map(active_target);
+    push_values(&mut body, own.chain(active.iter().map(scraped_target)))?;
+    body.push(r#"],"droppedTargets":["#)?;
+    let dropped = dropped
+        .iter()
+        .map(|(pool, labels)| json!({ "discoveredLabels": label_map(labels), "scrapePool": pool }));
+    push_values(&mut body, dropped)?;
+    let counts = if filter.dropped { counts } else { BTreeMap::new() };
+    let counts = json!(counts).to_string();
+    body.push(r#"],"droppedTargetCounts":"#)?;
+    body.push(&counts)?;
+    body.push("}")?;
+    Ok(body)
+}
+
+fn push_values(body: &mut HeldBody, values: impl Iterator<Item = Value>) -> firn_model::Result<()> {
+    for (idx, value) in values.enumerate() {
+        if idx > 0 {
+            body.push(",")?;
+        }
+        body.push(&value.to_string())?;
+    }
+    Ok(())
+}
+
+fn label_map(labels: &Labels) -> Map<String, Value> {
+    labels.iter().map(|(name, value)| (name.to_owned(), value.into())).collect()
+}
+
+fn scraped_target(shown: &ShownTarget) -> Value {
+    let ShownTarget { job, target, status } = shown;
+    let url = target.url(job);
+    let health = match (status.last_scrape, &status.error) {
+        (None, _) => "unknown",
+        (Some(_), Some(_)) => "down",
+        (Some(_), None) => "up",
+    };
+    json!({
+        "discoveredLabels": label_map(&target.discovered),
+        "labels": label_map(&target.public_labels()),
+        "scrapePool": job.job_name,
+        "scrapeUrl": url,
+        "globalUrl": global_url_of(&url),
+        "lastError": status.error.as_deref().unwrap_or_default(),
+        "lastScrape": status.last_scrape.map_or_else(|| NEVER.to_owned(), rfc3339),
+        "lastScrapeDuration": status.duration.as_secs_f64(),
+        "health": health,
+        "scrapeInterval": target.interval.to_string(),
+        "scrapeTimeout": target.timeout.to_string(),
+    })
+}
+
+/// The address for other machines: the host name instead of a loopback address.
+fn global_url_of(url: &str) -> String {
+    let Ok(uri) = url.parse::<Uri>() else { return url.to_owned() };
+    let is_local = |host: &str| matches!(host, "localhost" | "127.0.0.1" | "[::1]" | "::1");
+    if !uri.host().is_some_and(is_local) {
+        return url.to_owned();
+    }
+    let scheme = uri.scheme_str().unwrap_or("http");
+    let port = uri.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+    let path = uri.path_and_query().map_or("", |path| path.as_str());
+    format!("{scheme}://{}{port}{path}", hostname())
+}
+
+// Go's text for an unset time.
+const NEVER: &str = "0001-01-01T00:00:00Z";
 
 fn active_target(target: &Target) -> Value {
     let last = target.last();
@@ -59,8 +216,6 @@ fn active_target(target: &Target) -> Value {
         Some(scrape) if scrape.error.is_some() => "down",
         Some(_) => "up",
     };
-    // Go's text for an unset time.
-    const NEVER: &str = "0001-01-01T00:00:00Z";
     json!({
         "discoveredLabels": {
             "__address__": address,
@@ -89,11 +244,10 @@ fn self_labels(target: &Target) -> Value {
 
 /// The target's address for other machines: the host name instead of a loopback address.
 fn global_url(target: &Target) -> String {
-    let ip = target.address.ip();
-    if ip.is_loopback() || ip.is_unspecified() {
+    if target.address.ip().is_unspecified() {
         return format!("http://{}:{}/metrics", hostname(), target.address.port());
     }
-    format!("http://{}/metrics", target.address)
+    global_url_of(&format!("http://{}/metrics", target.address))
 }
 
 /// `/api/v1/targets/metadata`.
@@ -101,30 +255,97 @@ async fn targets_metadata(State(app): State<Shared>, request: Request<Body>) -> 
     let shared = Shared::clone(&app);
     computed(app, request, targets_request, move |_, asked, context, packing| {
         let TargetsRequest { list, matchers } = asked;
-        let target = shared.target.as_ref().filter(|target| matches(target, &matchers));
-        let mut items = List::begin(b'[', context)?;
-        // Of targets, of which there is at most one.
-        if let Some(target) = target.filter(|_| list.limit > 0) {
+        let mut body = HeldBody::success(context)?;
+        body.push("[")?;
+        let mut entries = TargetEntries { body: &mut body, count: 0, names: list.metric.is_none() };
+        let own = shared.target.as_ref().filter(|target| matches(target, &matchers));
+        if let Some(target) = own.filter(|_| list.limit > 0) {
             let labels = self_labels(target).to_string();
-            target.metadata.visit(list.metric.as_deref(), usize::MAX, |name, metadata| {
-                items.make_room(labels.len() + 2 * name.len(), metadata)?;
-                let out = items.next();
-                out.extend_from_slice(br#"{"target":"#);
-                out.extend_from_slice(labels.as_bytes());
-                out.push(b',');
-                if list.metric.is_none() {
-                    out.extend_from_slice(br#""metric":"#);
-                    wire_json::push_string(name, out);
-                    out.push(b',');
-                }
-                push_fields(metadata, out);
-                out.push(b'}');
-                Ok(())
-            })?;
+            let push = |name: &str, metadata: &Metadata| entries.push(&labels, name, metadata);
+            target.metadata.visit(list.metric.as_deref(), usize::MAX, push)?;
         }
-        Ok(items.finish(b']', packing))
+        let (listed, _held) = target_families(&shared, &matchers, context)?;
+        for (labels, families) in listed {
+            // As Prometheus, which counts before each target.
+            if entries.count >= list.limit {
+                break;
+            }
+            let labels = Value::Object(label_map(&labels)).to_string();
+            let is_listed =
+                |family: &&Arc<Family>| list.metric.as_ref().is_none_or(|m| *family.name == **m);
+            for family in families.iter().filter(is_listed) {
+                entries.push(&labels, &family.name, &family.metadata)?;
+            }
+        }
+        body.push("]")?;
+        Ok(body.end(&[], packing)?)
     })
     .await
+}
+
+/// Entries of the list, written one after the other.
+struct TargetEntries<'b> {
+    body: &'b mut HeldBody,
+    count: usize,
+    /// Entries name their metric.
+    names: bool,
+}
+
+impl TargetEntries<'_> {
+    /// `labels` is the JSON of the target's.
+    fn push(&mut self, labels: &str, name: &str, metadata: &Metadata) -> firn_model::Result<()> {
+        let other_bytes = labels.len() + wire_json::string_bytes(name);
+        let out = self.body.room(item_bytes(other_bytes, metadata))?;
+        if self.count > 0 {
+            out.push(b',');
+        }
+        self.count += 1;
+        out.extend_from_slice(br#"{"target":"#);
+        out.extend_from_slice(labels.as_bytes());
+        out.push(b',');
+        if self.names {
+            out.extend_from_slice(br#""metric":"#);
+            wire_json::push_string(name, out);
+            out.push(b',');
+        }
+        push_fields(metadata, out);
+        out.push(b'}');
+        Ok(())
+    }
+}
+
+/// The labels of a target and its families.
+type ListedFamilies = (Labels, Vec<Arc<Family>>);
+
+/// The families of each target that matches, by job and labels, with the memory of the list.
+fn target_families(
+    app: &App,
+    matchers: &[Matcher],
+    context: &QueryContext,
+) -> firn_model::Result<(Vec<ListedFamilies>, Reservation)> {
+    let mut held = context.budget.empty(Pool::Query);
+    let mut found = Vec::new();
+    let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) else {
+        return Ok((Vec::new(), held));
+    };
+    for (name, pool) in state.pools.pools() {
+        for shown in state.pools.targets(pool) {
+            let labels = shown.target.public_labels();
+            let is_match = matchers.iter().all(|matcher| match labels.get(matcher.name()) {
+                Some(value) => matcher.matches(value),
+                None => matcher.matches_absent(),
+            });
+            let families = state.families.of(shown.id);
+            if is_match && !families.is_empty() {
+                held.grow(SHOWN_BYTES + size_of_val(families) as u64)?;
+                found.push((name.to_owned(), labels, families.to_vec()));
+            }
+        }
+    }
+    drop(state);
+    found.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    let found = found.into_iter().map(|(_, labels, families)| (labels, families)).collect();
+    Ok((found, held))
 }
 
 /// The parameters of both lists of metadata.
@@ -154,58 +375,12 @@ fn metadata_request(params: &Params, _: &QueryContext) -> Result<MetadataRequest
     Ok(MetadataRequest { metric: params.get("metric").map(str::to_owned), limit })
 }
 
-/// A list in JSON that reserves its memory while it grows.
-struct List {
-    body: Vec<u8>,
-    held: Reservation,
-    is_empty: bool,
-    context: QueryContext,
-}
-
-// JSON escapes a control character with six bytes.
-const ESCAPED_BYTES_MAX: usize = 6;
-// Names and punctuation around the texts of an item, and the end of the list.
-const ITEM_BYTES: usize = 128;
-
-impl List {
-    fn begin(open: u8, context: &QueryContext) -> Result<List, ApiError> {
-        let held = context.budget.empty(Pool::Query);
-        let body = wire_json::SUCCESS_HEAD.to_vec();
-        let mut list = List { body, held, is_empty: true, context: context.clone() };
-        list.make_room(0, &Metadata::default())?;
-        list.body.push(open);
-        Ok(list)
-    }
-
-    /// Reserves the memory of an item with `metadata` and `other_bytes` of other texts.
-    fn make_room(&mut self, other_bytes: usize, metadata: &Metadata) -> firn_model::Result<()> {
-        self.context.cancel.check()?;
-        let text_bytes = metadata.help.len() + metadata.unit.len() + other_bytes;
-        let wanted = self.body.len() + ITEM_BYTES + ESCAPED_BYTES_MAX * text_bytes;
-        if wanted > self.body.capacity() {
-            let capacity = wanted.max(2 * self.body.capacity());
-            // Old and new bytes exist together while they are copied.
-            self.held.cover((self.body.capacity() + capacity) as u64)?;
-            self.body.reserve_exact(capacity - self.body.len());
-            let capacity = self.body.capacity() as u64;
-            self.held.shrink(self.held.bytes().saturating_sub(capacity));
-        }
-        Ok(())
-    }
-
-    /// The place of the next item.
-    fn next(&mut self) -> &mut Vec<u8> {
-        if !std::mem::take(&mut self.is_empty) {
-            self.body.push(b',');
-        }
-        &mut self.body
-    }
-
-    fn finish(mut self, close: u8, packing: Packing) -> Payload {
-        self.body.push(close);
-        self.body.push(b'}');
-        Payload::new(self.body, packing, Some(self.held))
-    }
+/// The bytes of an item with `metadata`, and with `other_bytes` of texts beside it.
+fn item_bytes(other_bytes: usize, metadata: &Metadata) -> usize {
+    // Names and punctuation around the texts.
+    const ITEM_BYTES: usize = 128;
+    let help_bytes = wire_json::string_bytes(&metadata.help);
+    ITEM_BYTES + other_bytes + help_bytes + wire_json::string_bytes(&metadata.unit)
 }
 
 /// Type, help and unit.
@@ -229,13 +404,13 @@ fn matches(target: &Target, matchers: &[Matcher]) -> bool {
 
 /// `/api/v1/scrape_pools`.
 async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let pools: Vec<&str> = app.target.iter().map(|target| target.job.as_str()).collect();
+    let mut pools: Vec<String> = app.target.iter().map(|target| target.job.clone()).collect();
+    if let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) {
+        pools.extend(state.pools.pools().map(|(name, _)| name.to_owned()));
+    }
+    pools.sort_unstable();
+    pools.dedup();
     answer(request, |_| Ok(json!({ "scrapePools": pools }))).await
-}
-
-/// `/api/v1/alertmanagers`: empty, because there are no alerts.
-async fn alertmanagers(request: Request<Body>) -> Response<Body> {
-    answer(request, |_| Ok(json!({ "activeAlertmanagers": [], "droppedAlertmanagers": [] }))).await
 }
 
 /// `/api/v1/metadata`. Only the newest metadata of a metric is stored, so `limit_per_metric` never
@@ -243,17 +418,22 @@ async fn alertmanagers(request: Request<Body>) -> Response<Body> {
 async fn metadata(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let shared = Shared::clone(&app);
     computed(app, request, metadata_request, move |_, list, context, packing| {
-        let mut items = List::begin(b'{', context)?;
+        let mut body = HeldBody::success(context)?;
+        body.push("{")?;
+        let mut is_first = true;
         shared.metadata.visit(list.metric.as_deref(), list.limit, |name, metadata| {
-            items.make_room(name.len(), metadata)?;
-            let out = items.next();
+            let out = body.room(item_bytes(wire_json::string_bytes(name), metadata))?;
+            if !std::mem::take(&mut is_first) {
+                out.push(b',');
+            }
             wire_json::push_string(name, out);
             out.extend_from_slice(b":[{");
             push_fields(metadata, out);
             out.extend_from_slice(b"}]");
             Ok(())
         })?;
-        Ok(items.finish(b'}', packing))
+        body.push("}")?;
+        Ok(body.end(&[], packing)?)
     })
     .await
 }

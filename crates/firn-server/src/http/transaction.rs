@@ -9,10 +9,11 @@ use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
 use axum::http::{Request, Response, StatusCode};
 use firn_model::{
-    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef,
-    TimeRange, excerpt,
+    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, QueryContext, Reservation, Result,
+    Sample, SeriesRef, TimeRange, excerpt,
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
+use tokio::time::Instant;
 
 use crate::access::Gate;
 use crate::answer::{ApiError, JSON, Packing, Payload, text, write_error_json};
@@ -26,6 +27,7 @@ use crate::http::{Shared, body, client_of, ready};
 use serde_json::json;
 
 use crate::tally::{Protocol, Tally};
+use crate::wire::json::labels_bytes;
 use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
 /// The route of this file.
@@ -35,8 +37,6 @@ pub(crate) fn routes() -> Routes {
 
 // Conflicts are retried here if the request contains everything that it depends on.
 const TRIES_MAX: u32 = 10;
-// Operations in memory, for each byte of the body.
-const DECODED_BYTES_PER_BYTE: u64 = 4;
 // Operations of one request that the audit log names.
 const AUDITED_COUNT_MAX: usize = 100;
 // Of an answer: a time, a value, brackets.
@@ -47,6 +47,8 @@ struct Limits {
     labels: LabelLimits,
     /// Deletes, and updates of ranges: one request may change everything.
     may_administrate: bool,
+    /// Samples that it reads.
+    samples_max: u64,
 }
 
 /// The response.
@@ -86,6 +88,7 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     let limits = Limits {
         labels: app.config.label_limits(),
         may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
+        samples_max: caller.user.query_samples_max(app.config.query_samples_max.0),
     };
     let limit = BodyLimit::of(&app.config, false);
     let memory = (ready.db.budget(), Pool::Requests);
@@ -140,12 +143,14 @@ impl Audit {
 /// A decoded request and its memory.
 struct DecodedRequest {
     operations: Vec<Operation>,
+    samples_max: u64,
     held: Reservation,
     audit: Audit,
 }
 
-/// Decodes and carries out a request on a thread for writes. In between its regular expressions, if
-/// it has any, are compiled on a thread for queries, within the limits of a query.
+/// Decodes and carries out a request on threads for writes. In between its regular expressions, if
+/// it has any, are compiled on a thread for queries. All of it has the time, and the memory, of one
+/// query.
 async fn run(
     ready: &Ready,
     timeout: Duration,
@@ -153,21 +158,23 @@ async fn run(
     body: HeldBytes,
     audit: Audit,
 ) -> Result<Done> {
+    let deadline = Instant::now() + timeout;
     let db = Arc::clone(&ready.db);
     let user = audit.caller.user.clone();
-    let begun = ready.write(move |_, _| {
+    let begun = ready.transact(&user, deadline, move |context| {
         let request = decoded(&db, &limits, &body.bytes, audit)?;
         drop(body);
         match request.operations.iter().any(Operation::needs_compiling) {
             true => Ok(Err(request)),
-            false => carry_out(&db, request).map(Ok),
+            false => carry_out(&db, request, &context).map(Ok),
         }
     });
-    let request = match begun.await?? {
+    let request = match begun.await? {
         Ok(done) => return Ok(done),
         Err(request) => request,
     };
-    let compiled = ready.query(&user, timeout, move |_, context| {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let compiled = ready.query(&user, left, move |_, context| {
         let compile = |(idx, operation): (usize, &Operation)| {
             operation.compile(context).map_err(|e| e.context(format!("operation {idx}")))
         };
@@ -176,12 +183,11 @@ async fn run(
     });
     let request = compiled.await.map_err(ApiError::into_error)??;
     let db = Arc::clone(&ready.db);
-    ready.write(move |_, _| carry_out(&db, request)).await?
+    ready.transact(&user, deadline, move |context| carry_out(&db, request, &context)).await
 }
 
 fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
-    let mut held =
-        db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
+    let mut held = db.budget().empty(Pool::Requests);
     let operations = decode(body, &limits.labels, &mut held)?;
     audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
     if let Some(idx) = operations.iter().position(administrates)
@@ -197,28 +203,35 @@ fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<De
         audit.record(&refused);
         return refused;
     }
-    Ok(DecodedRequest { operations, held, audit })
+    Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
 }
 
-fn carry_out(db: &Db, request: DecodedRequest) -> Result<Done> {
-    let DecodedRequest { operations, held, audit } = request;
-    let done = commit(db, &operations, held);
+fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<Done> {
+    let DecodedRequest { operations, samples_max, held, audit } = request;
+    let done = commit(db, &operations, samples_max, held, context);
     audit.record(&done);
     done
 }
 
-fn commit(db: &Db, operations: &[Operation], mut held: Reservation) -> Result<Done> {
+fn commit(
+    db: &Db,
+    operations: &[Operation],
+    samples_max: u64,
+    mut held: Reservation,
+    context: &QueryContext,
+) -> Result<Done> {
     let refs = references(db, operations)?;
     let mut tries = 1;
     let (report, given) = loop {
-        match try_once(db, operations, &refs) {
+        match try_once(db, operations, &refs, samples_max, context) {
             Ok(Tried::Committed(report, given)) => break (report, given),
             Ok(Tried::Changed(error)) => return Err(error),
             Err(e) if *e.kind() == ErrorKind::Conflict && tries < TRIES_MAX => tries += 1,
             Err(e) => return Err(e),
         }
     };
-    held.grow(given.iter().map(text_bytes).sum())?;
+    let bytes_max = given.iter().map(result_bytes).sum::<u64>();
+    held.grow(2 * bytes_max)?;
     let body = encode(report.seq.map(|seq| seq.0), &given);
     let administrative_count = operations.iter().filter(|one| administrates(one)).count();
     Ok(Done { body, held, report, administrative_count })
@@ -267,8 +280,15 @@ fn references(db: &Db, operations: &[Operation]) -> Result<Vec<Option<SeriesRef>
     operations.iter().enumerate().map(reference).collect()
 }
 
-fn try_once(db: &Db, operations: &[Operation], refs: &[Option<SeriesRef>]) -> Result<Tried> {
-    let mut transaction = db.begin()?;
+fn try_once(
+    db: &Db,
+    operations: &[Operation],
+    refs: &[Option<SeriesRef>],
+    samples_max: u64,
+    context: &QueryContext,
+) -> Result<Tried> {
+    let mut transaction = db.begin_within(context.clone())?;
+    transaction.limit_samples(samples_max);
     let mut given = Vec::with_capacity(operations.len());
     for (idx, (operation, series)) in operations.iter().zip(refs).enumerate() {
         let done = operate(&mut transaction, operation, *series);
@@ -340,11 +360,14 @@ fn not_there(labels: &Labels) -> Error {
     Error::not_found(format!("{labels} does not exist; insert a sample of it"))
 }
 
-/// Estimated bytes of its text.
-fn text_bytes(given: &OperationResult) -> u64 {
+/// The bytes of a result in memory and of its text, at most.
+fn result_bytes(given: &OperationResult) -> u64 {
     let OperationResult::Samples(series) = given else { return SAMPLE_TEXT_BYTES };
     let of_one = |one: &SeriesSamples| {
-        2 * one.labels.as_encoded().len() as u64 + SAMPLE_TEXT_BYTES * one.samples.len() as u64
+        // Both labels and samples exist in memory beside the text.
+        let label_bytes = one.labels.as_encoded().len() + labels_bytes(&one.labels) + 128;
+        let sample_bytes = size_of::<Sample>() as u64 + SAMPLE_TEXT_BYTES;
+        label_bytes as u64 + sample_bytes * one.samples.len() as u64
     };
     series.iter().map(of_one).sum()
 }

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 
 use firn_model::{
-    Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, SeriesRef, Timestamp,
+    Budget, Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, SeriesRef, Timestamp,
 };
 use firndb::ForeignMember;
 
-use crate::ingest::{Ingest, Outcome};
+use crate::ingest::{Ingest, Outcome, RESOLVED_AT_ONCE};
 use crate::tally::{Reason, Tally};
 use crate::wire::groups::{
     Cell, Columns, Group, GroupEncoding, GroupsAnswer, GroupsRequest, Refusal, Refusals,
@@ -213,7 +213,7 @@ impl Ingest {
             checked.map_err(|e| e.context(format!("groups[{idx}]")))?;
         }
         match request.elsewhere {
-            ForeignMember::Refuse => check_among_themselves(&request.groups),
+            ForeignMember::Refuse => check_among_themselves(&request.groups, self.db.budget()),
             ForeignMember::Use => Ok(()),
         }
     }
@@ -234,14 +234,14 @@ impl Ingest {
                     Err(why) if is_over_limit(&why) => why,
                     Err(why) => return Err(why),
                 };
-                let whole = members.iter().map(|member| join(labels, member));
-                let found = self.db.find(&whole.collect::<Result<Vec<_>>>()?)?;
+                let found = self.db.find_members(labels, members)?;
                 let refs = found.into_iter().map(|series| series.ok_or(Reason::of(&why))).collect();
                 Ok(Resolved { refs, over_limit: Some(why) })
             }
             Columns::Series(series) => {
                 let mut resolved = Resolved { refs: Vec::new(), over_limit: None };
-                for series in self.db.resolve(series) {
+                let pieces = series.chunks(RESOLVED_AT_ONCE);
+                for series in pieces.flat_map(|series| self.db.resolve(series)) {
                     resolved.refs.push(match series {
                         Ok(series) => Ok(series),
                         Err(why) if is_over_limit(&why) => {
@@ -292,9 +292,16 @@ fn is_busy(why: &Error) -> bool {
     matches!(why.kind(), ErrorKind::Busy { .. })
 }
 
+// The memory of a label set in a list or a map, beside its text.
+const NAMED_BYTES: usize = 64;
+
 /// Refuses a label set that two groups of one request name: the first would define it, and the
 /// second collide with it.
-fn check_among_themselves(groups: &[Group]) -> Result<()> {
+fn check_among_themselves(groups: &[Group], budget: &Budget) -> Result<()> {
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    let mut held = budget.empty(Pool::Requests);
     let group_labels = |group: &Group| match &group.columns {
         Columns::Members { labels, .. } => Some(labels.clone()),
         Columns::Series(_) | Columns::Slots { .. } => None,
@@ -303,7 +310,13 @@ fn check_among_themselves(groups: &[Group]) -> Result<()> {
     for (idx, group) in groups.iter().enumerate() {
         let whole: Vec<Labels> = match &group.columns {
             Columns::Members { labels, members } => {
-                members.iter().map(|member| join(labels, member)).collect::<Result<_>>()?
+                // Each set repeats the labels of its group. It is in the list and in the map.
+                let group_bytes = labels.as_encoded().len() + NAMED_BYTES;
+                let bytes = members.iter().map(|member| member.as_encoded().len() + group_bytes);
+                held.grow(2 * bytes.sum::<usize>() as u64)?;
+                let whole =
+                    |member: &Labels| Labels::from_pairs(labels.iter().chain(member.iter()));
+                members.iter().map(whole).collect::<Result<_>>()?
             }
             Columns::Series(series) => series.clone(),
             Columns::Slots { .. } => continue,
@@ -319,8 +332,4 @@ fn check_among_themselves(groups: &[Group]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn join(labels: &Labels, member: &Labels) -> Result<Labels> {
-    Labels::from_pairs(labels.iter().chain(member.iter()))
 }

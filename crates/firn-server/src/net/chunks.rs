@@ -100,7 +100,7 @@ impl ChunkedBody {
                 At::Size(Some(size << 4 | digit))
             }
             (At::Size(Some(size)), b'\r') | (At::Extension(size), b'\r') => At::SizeEnd(size),
-            (At::Size(Some(size)), b' ' | b'\t' | b';') => At::Extension(size),
+            (At::Size(Some(size)), b';') => At::Extension(size),
             (At::Size(_), _) => return Err("the size of a chunk is not a hexadecimal number"),
             (At::Extension(_), b'\n') => return Err("the line of a chunk's size ends without CR"),
             (At::Extension(size), _) => At::Extension(size),
@@ -162,6 +162,11 @@ mod tests {
         f(b"-1\r\n", Err("the size of a chunk is not a hexadecimal number"));
         f(b"0x3\r\n", Err("the size of a chunk is not a hexadecimal number"));
         f(b"3\nabc", Err("the size of a chunk is not a hexadecimal number"));
+        // Other programs on the way may read another size, or none.
+        f(b"3 \r\nabc\r\n", Err("the size of a chunk is not a hexadecimal number"));
+        f(b"3\t\r\nabc\r\n", Err("the size of a chunk is not a hexadecimal number"));
+        f(b"3 ;a\r\nabc\r\n", Err("the size of a chunk is not a hexadecimal number"));
+        f(b" 3\r\nabc\r\n", Err("the size of a chunk is not a hexadecimal number"));
         f(b"3;a\nabc", Err("the line of a chunk's size ends without CR"));
         f(b"fffffffffffffffff\r\n", Err("the size of a chunk is too large"));
         f(b"0\r\n\n", Err("a trailer ends without CR"));

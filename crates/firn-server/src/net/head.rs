@@ -12,12 +12,13 @@
     )
 )]
 
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::uri::Authority;
+use axum::http::{Method, Request, StatusCode, Uri};
 
 /// Longest head, as received and as passed on. The longest URL of a program has some 60 kB.
-pub(super) const HEAD_BYTES_MAX: usize = 127 << 10;
+pub(crate) const HEAD_BYTES_MAX: usize = 127 << 10;
 /// As hyper.
-const HEADERS_MAX: usize = 100;
+pub(crate) const HEADERS_MAX: usize = 100;
 const HEADER_NAME_BYTES_MAX: usize = 8 << 10;
 /// The limit of `http::Uri`.
 const TARGET_BYTES_MAX: usize = 65_534;
@@ -43,9 +44,9 @@ pub(super) enum BodyLength {
 /// The response to a request that no handler receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeadRefusal {
-    pub(super) status: StatusCode,
+    pub(crate) status: StatusCode,
     /// One sentence.
-    pub(super) why: String,
+    pub(crate) why: String,
     /// Whether the path is one of the API, whose errors are JSON.
     pub(super) is_api: bool,
 }
@@ -88,6 +89,25 @@ pub(super) fn check(head: &[u8]) -> Result<RequestHead, HeadRefusal> {
     bytes.extend_from_slice(rest);
     let body = check_encoded(&bytes).map_err(at_path)?;
     Ok(RequestHead { bytes, body })
+}
+
+/// As [`check`], as a request without its body.
+///
+/// # Errors
+/// The answer to the client.
+pub(crate) fn parse(head: &[u8]) -> Result<Request<()>, HeadRefusal> {
+    let malformed = || bad("the head of the request is malformed");
+    let RequestHead { bytes, .. } = check(head)?;
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut headers);
+    parsed.parse(&bytes).map_err(named)?;
+    let mut request = Request::builder()
+        .method(parsed.method.unwrap_or_default())
+        .uri(parsed.path.unwrap_or_default());
+    for header in parsed.headers.iter() {
+        request = request.header(header.name, header.value);
+    }
+    request.body(()).map_err(|_| malformed())
 }
 
 /// Method, target, and the bytes from the space behind the target.
@@ -141,8 +161,15 @@ fn push_target(target: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Parses the head as hyper does.
+/// Parses the head as hyper does, except for lines that end with LF alone: programs on the way may
+/// see one line there, or two.
 fn check_encoded(head: &[u8]) -> Result<BodyLength, HeadRefusal> {
+    let mut lines = head.split(|&byte| byte == b'\n').peekable();
+    while let Some(line) = lines.next() {
+        if lines.peek().is_some() && !line.ends_with(b"\r") {
+            return Err(named(httparse::Error::NewLine));
+        }
+    }
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
@@ -165,12 +192,36 @@ fn check_encoded(head: &[u8]) -> Result<BodyLength, HeadRefusal> {
     if head.len() > HEAD_BYTES_MAX {
         return Err(too_large());
     }
-    body_length(&request)
+    let body = body_length(&request)?;
+    check_host(&request)?;
+    Ok(body)
 }
 
 /// # Errors
-/// Of two lengths, or one that is no number: another program on the way may have believed the other
-/// one, and taken the end of the body for a request.
+/// Of a request without one host: programs on the way may choose its server by another one.
+fn check_host(request: &httparse::Request<'_, '_>) -> Result<(), HeadRefusal> {
+    let is_host = |header: &&httparse::Header<'_>| header.name.eq_ignore_ascii_case("host");
+    let mut hosts = request.headers.iter().filter(is_host);
+    match (hosts.next(), hosts.next()) {
+        (Some(_), Some(_)) => Err(bad("the request has Host twice")),
+        (None, _) if request.version == Some(1) => {
+            Err(bad("HTTP/1.1 requires the header Host; send it with the name of this server"))
+        }
+        (Some(host), None) if !is_authority(host.value) => {
+            Err(bad(format!("Host is {}, expected a name and a port", shown(host.value))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Empty, or a host with or without a port.
+fn is_authority(host: &[u8]) -> bool {
+    host.is_empty() || (!host.contains(&b'@') && Authority::try_from(host).is_ok())
+}
+
+/// # Errors
+/// Of two lengths, or one that is no number, or a coding other than `chunked`: another program on
+/// the way may have found the end of the body elsewhere, and taken its rest for a request.
 fn body_length(request: &httparse::Request<'_, '_>) -> Result<BodyLength, HeadRefusal> {
     let (mut length, mut is_chunked) = (None, false);
     for header in request.headers.iter() {
@@ -181,22 +232,22 @@ fn body_length(request: &httparse::Request<'_, '_>) -> Result<BodyLength, HeadRe
             if request.version != Some(1) {
                 return Err(bad("Transfer-Encoding requires HTTP/1.1"));
             }
+            // RFC 9112 has 501 for codings that are only unknown. One answer for all is simpler,
+            // and no program sends other codings.
             if is_chunked || !header.value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
-                let why = format!(
+                return Err(bad(format!(
                     "Transfer-Encoding {} is not supported; send chunked, once",
                     shown(header.value)
-                );
-                return Err(refusal(StatusCode::NOT_IMPLEMENTED, why));
+                )));
             }
             is_chunked = true;
         } else if header.name.eq_ignore_ascii_case("content-length") {
             let number = content_length(header.value).ok_or_else(|| {
                 bad(format!("Content-Length is {}, expected a number", shown(header.value)))
             })?;
-            if length.is_some_and(|length| length != number) {
-                return Err(bad("the request has two values of Content-Length"));
+            if length.replace(number).is_some() {
+                return Err(bad("the request has Content-Length twice"));
             }
-            length = Some(number);
         }
     }
     match (length, is_chunked) {
@@ -234,7 +285,7 @@ fn named(error: httparse::Error) -> HeadRefusal {
 }
 
 /// The head is longer than [`HEAD_BYTES_MAX`].
-pub(super) fn too_large() -> HeadRefusal {
+pub(crate) fn too_large() -> HeadRefusal {
     let why = format!("the URL and the headers have more than {HEAD_BYTES_MAX} bytes");
     refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, why)
 }
@@ -262,7 +313,9 @@ mod tests {
     use super::*;
 
     fn checked(lines: &str) -> Result<RequestHead, HeadRefusal> {
-        let head = format!("{}\r\n\r\n", lines.replace('\n', "\r\n"));
+        // Every head but that of another version or another test has a host.
+        let host = if lines.contains("Host") { "" } else { "\r\nHost: x" };
+        let head = format!("{}{host}\r\n\r\n", lines.replace('\n', "\r\n"));
         assert_eq!(find_end(head.as_bytes(), 0), Some(head.len()));
         check(head.as_bytes())
     }
@@ -315,19 +368,57 @@ mod tests {
         };
         f("", Ok(BodyLength::Bytes(0)));
         f("\nContent-Length: 7", Ok(BodyLength::Bytes(7)));
-        f("\nContent-Length: 7\ncontent-length: 7", Ok(BodyLength::Bytes(7)));
-        f("\nContent-Length: 7\ncontent-length: 8", Err((400, "two values")));
+        f("\nContent-Length: 7\ncontent-length: 7", Err((400, "twice")));
+        f("\nContent-Length: 7\ncontent-length: 8", Err((400, "twice")));
         f("\nContent-Length: 7, 7", Err((400, "\"7, 7\"")));
         f("\nContent-Length: +7", Err((400, "\"+7\"")));
         f("\nContent-Length: -7", Err((400, "\"-7\"")));
         f("\nContent-Length:", Err((400, "\"\"")));
         f("\nContent-Length: 18446744073709551616", Err((400, "expected a number")));
         f("\nTransfer-Encoding: CHUNKED", Ok(BodyLength::Chunked));
-        f("\nTransfer-Encoding: gzip, chunked", Err((501, "send chunked")));
-        f("\nTransfer-Encoding: chunked\nTransfer-Encoding: chunked", Err((501, "once")));
+        for coding in [
+            "gzip, chunked",
+            "chunked, gzip",
+            "chunked, chunked",
+            "identity",
+            "xchunked",
+            "\"chunked\"",
+            "",
+        ] {
+            f(&format!("\nTransfer-Encoding: {coding}"), Err((400, "send chunked")));
+        }
+        f("\nTransfer-Encoding: chunked\nTransfer-Encoding: chunked", Err((400, "once")));
+        f("\nTransfer-Encoding: chunked\n chunked", Err((400, "name")));
+        f("\nContent-Length: 0x5", Err((400, "0x5")));
+        f("\nContent-Length: 5 5", Err((400, "5 5")));
         f("\nTransfer-Encoding: chunked\nContent-Length: 7", Err((400, "both")));
         f("\nContent-Length: 7\nTransfer-Encoding: chunked", Err((400, "both")));
         f("\nTransfer-Encoding : chunked", Err((400, "name")));
+    }
+
+    #[test]
+    fn a_request_names_one_host() {
+        let f = |head: &str, want: &str| {
+            let checked = check(format!("GET / HTTP/{head}\r\n\r\n").as_bytes());
+            match checked {
+                Ok(_) => assert_eq!(want, "", "{head}"),
+                Err(refusal) => {
+                    assert_eq!(refusal.status, StatusCode::BAD_REQUEST);
+                    assert!(!want.is_empty() && refusal.why.contains(want), "{}", refusal.why);
+                }
+            }
+        };
+        f("1.1", "requires the header Host");
+        f("1.1\r\nX-Host: a", "requires the header Host");
+        f("1.0", "");
+        f("1.1\r\nhost: a:1", "");
+        f("1.1\r\nHost:", "");
+        f("1.1\r\nHost: [::1]:9420", "");
+        f("1.1\r\nHost: a\r\nHost: a", "twice");
+        f("1.0\r\nHost: a\r\nHOST: b", "twice");
+        for host in ["a b", "a/b", "u@a", "a?b", "\u{e9}"] {
+            f(&format!("1.1\r\nHost: {host}"), "expected a name");
+        }
     }
 
     #[test]
@@ -350,9 +441,19 @@ mod tests {
         f("GET / HTTP/1.1\nA: b\n c", 400, "second line");
         f("GET / HTTP/1.1\nA: b\u{0}", 400, "control character");
         f("GET / HTTP/1.1\n: b", 400, "name");
-        f(&format!("GET / HTTP/1.1{}", "\na: b".repeat(101)), 431, "100 headers");
+        f(&format!("GET / HTTP/1.1{}", "\na: b".repeat(100)), 431, "100 headers");
         f(&format!("GET /?{} HTTP/1.1", "\"".repeat(30_000)), 414, "POST");
         f(&format!("GET / HTTP/1.1\n{}: b", "a".repeat(9_000)), 431, "headers have more");
+        for head in [
+            "GET / HTTP/1.1\n\n",
+            "GET / HTTP/1.1\r\nA: b\n\r\n",
+            "GET / HTTP/1.1\nA: b\r\n\r\n",
+            "GET / HTTP/1.1\r\nA: b\r\n\n",
+        ] {
+            let refusal = check(head.as_bytes()).unwrap_err();
+            let expected = (StatusCode::BAD_REQUEST, "a line of the head does not end with CR LF");
+            assert_eq!((refusal.status, &*refusal.why), expected, "{head:?}");
+        }
         assert!(checked("GET /api/v1/query HTTP/3").unwrap_err().is_api);
         assert!(!checked("GET /federate HTTP/3").unwrap_err().is_api);
     }
@@ -365,7 +466,7 @@ mod tests {
             absolute in prop::option::of(Just(b"http://".to_vec())),
         ) {
             let target = [absolute.unwrap_or_else(|| b"/".to_vec()), target].concat();
-            let head = [b"GET ", &*target, b" HTTP/1.1\r\nA: b\r\n\r\n"].concat();
+            let head = [b"GET ", &*target, b" HTTP/1.1\r\nHost: b\r\n\r\n"].concat();
             if let Ok(head) = check(&head) {
                 let mut headers = [httparse::EMPTY_HEADER; 4];
                 let mut request = httparse::Request::new(&mut headers);

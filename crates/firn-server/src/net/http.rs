@@ -31,6 +31,10 @@ const BUFFER_BYTES_MAX: usize = 128 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientAddress(pub(crate) SocketAddr);
 
+/// The address of the listener that a client has reached: an extension of every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListenAddress(pub(crate) SocketAddr);
+
 /// How a service answers HTTP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HttpOptions {
@@ -56,15 +60,16 @@ pub(crate) fn serve(
 ) -> Service {
     let http = HttpService::new(router, options);
     bound.start(table, move |accepted, stopping| {
-        let Accepted { transport, client, handle } = accepted;
-        serve_stream(transport, client, handle, Arc::clone(&http), stopping)
+        let Accepted { transport, client, listen, handle } = accepted;
+        let ends = (ClientAddress(client), ListenAddress(listen));
+        serve_stream(transport, ends, handle, Arc::clone(&http), stopping)
     })
 }
 
 /// Serves one connection until it is closed, or until the stop and the end of its request.
 pub(super) async fn serve_stream(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    client: SocketAddr,
+    ends: (ClientAddress, ListenAddress),
     handle: Arc<ConnectionHandle>,
     http: Arc<HttpService>,
     mut stopping: Stopping,
@@ -78,7 +83,7 @@ pub(super) async fn serve_stream(
         async move {
             let response = match refused {
                 Some(refusal) => answer::error(refusal.is_api, refusal.status, refusal.why),
-                None => http.respond(request, handle, client).await,
+                None => http.respond(request, handle, ends).await,
             };
             let response = response.map(|body| Tracked { body, _request_end: request_end });
             Ok::<_, Infallible>(response)
@@ -107,7 +112,7 @@ impl HttpService {
         &self,
         mut request: Request<Incoming>,
         handle: &ConnectionHandle,
-        client: SocketAddr,
+        (client, listen): (ClientAddress, ListenAddress),
     ) -> Response<Body> {
         let is_api = request.uri().path().starts_with("/api/");
         let is_open = self.options.open_paths.contains(&request.uri().path());
@@ -119,7 +124,8 @@ impl HttpService {
             return response;
         }
         let is_head = request.method() == Method::HEAD;
-        request.extensions_mut().insert(ClientAddress(client));
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(listen);
         let Ok(response) = self.router.call(request).await;
         match self.options.explains_errors && !is_head {
             true => explained(is_api, response),
@@ -212,10 +218,10 @@ mod tests {
     fn a_request_carries_the_address_of_its_client() {
         let handler =
             async |Extension(ClientAddress(client)): Extension<ClientAddress>| client.to_string();
-        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
         let service = served(bound, get(handler));
 
-        let mut client = Client::connect(service.listen()).unwrap();
+        let mut client = Client::connect(service.listens()[0]).unwrap();
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
@@ -232,16 +238,16 @@ mod tests {
             let _ = sender.send("started");
             std::future::pending::<()>().await;
         };
-        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
         let service = served(bound, get(handler));
 
-        let mut client = Client::connect(service.listen()).unwrap();
+        let mut client = Client::connect(service.listens()[0]).unwrap();
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         assert_eq!(events.recv(), Ok("started"));
         drop(client);
         assert_eq!(events.recv(), Ok("dropped"));
         // Its permit is free again, and a stop does not wait for it.
-        drop(Client::connect(service.listen()).unwrap());
+        drop(Client::connect(service.listens()[0]).unwrap());
         service.stop(|| ());
     }
 }

@@ -15,13 +15,20 @@ use super::Transport;
 use super::table::{ConnectionHandle, ConnectionTable};
 use super::tls::secured;
 use crate::access::{Gate, POLL_INTERVAL};
+use crate::throttle::Throttle;
 
 // Connections that are still open this long after a stop are cut off.
 const GRACE: Duration = Duration::from_secs(30);
 // Without a free file descriptor others must be closed first.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+// An evicted connection is closed by now.
+const ACCEPT_RETRY_SOON: Duration = Duration::from_millis(5);
+static ACCEPT_ERRORS: Throttle = Throttle::new();
 // A thread for blocking calls ends after this time without work and releases its memory.
 const BLOCKING_IDLE: Duration = Duration::from_secs(2);
+// Enough for a device's queue. The allocator maps 32 MiB of addresses for each thread that
+// allocates: with the runtime's 512 threads, clients that do not read would exhaust 1 GiB.
+const BLOCKING_THREADS_MIN: usize = 16;
 
 /// Becomes `true` when the service stops.
 pub(crate) type Stopping = watch::Receiver<bool>;
@@ -31,15 +38,17 @@ pub(crate) type Stopping = watch::Receiver<bool>;
 pub(crate) struct Accepted {
     pub(crate) transport: Transport,
     pub(crate) client: SocketAddr,
+    /// The address of the listener that accepted it.
+    pub(crate) listen: SocketAddr,
     pub(crate) handle: Arc<ConnectionHandle>,
 }
 
-/// A listener whose connections wait to be accepted.
+/// Listeners whose connections wait to be accepted.
 #[derive(Debug)]
 pub(crate) struct BoundService {
     runtime: Runtime,
-    listener: TcpListener,
-    listen: SocketAddr,
+    listeners: Vec<TcpListener>,
+    listens: Vec<SocketAddr>,
     gate: Arc<Gate>,
 }
 
@@ -47,23 +56,23 @@ pub(crate) struct BoundService {
 #[derive(Debug)]
 pub(crate) struct Service {
     runtime: Runtime,
-    listen: SocketAddr,
+    listens: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
-    accepting: JoinHandle<()>,
+    accepting: Vec<JoinHandle<()>>,
 }
 
 impl BoundService {
-    /// Starts the network threads, called `thread_name`, and listens on `listen`. A thread without
-    /// work calls `on_idle`.
+    /// Starts the network threads, called `thread_name`, and listens on each of `listens`. A thread
+    /// without work calls `on_idle`.
     ///
     /// # Errors
-    /// `Unavailable` when the address is taken or threads cannot be started.
+    /// `Unavailable` when an address is taken or threads cannot be started.
     pub(crate) fn bind(
         thread_name: &str,
-        listen: SocketAddr,
+        listens: &[SocketAddr],
         on_idle: fn(),
     ) -> Result<BoundService> {
-        BoundService::bind_with(Builder::new_multi_thread(), thread_name, listen, on_idle)
+        BoundService::bind_with(Builder::new_multi_thread(), thread_name, listens, on_idle)
     }
 
     /// The same with one thread.
@@ -72,42 +81,55 @@ impl BoundService {
     /// As [`BoundService::bind`].
     pub(crate) fn bind_small(
         thread_name: &str,
-        listen: SocketAddr,
+        listens: &[SocketAddr],
         on_idle: fn(),
     ) -> Result<BoundService> {
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1);
-        BoundService::bind_with(builder, thread_name, listen, on_idle)
+        BoundService::bind_with(builder, thread_name, listens, on_idle)
     }
 
     fn bind_with(
         mut builder: Builder,
         thread_name: &str,
-        listen: SocketAddr,
+        listens: &[SocketAddr],
         on_idle: fn(),
     ) -> Result<BoundService> {
+        check_threads(network_threads())?;
         let runtime = builder
             .thread_name(thread_name)
             .thread_keep_alive(BLOCKING_IDLE)
+            .max_blocking_threads(network_threads().max(BLOCKING_THREADS_MIN))
             .on_thread_park(on_idle)
             .enable_all()
             .build()
             .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
-        let bound = runtime.block_on(TcpListener::bind(listen));
-        let (listener, listen) = bound
-            .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
-            .map_err(|e| Error::unavailable(cannot_listen(listen, e.kind())).because(e))?;
-        Ok(BoundService { runtime, listener, listen, gate: Arc::default() })
+        let (mut listeners, mut bound) = (Vec::new(), Vec::new());
+        for listen in listens {
+            let listener = runtime.block_on(TcpListener::bind(listen));
+            let (listener, address) = listener
+                .and_then(|listener| listener.local_addr().map(|address| (listener, address)))
+                .map_err(|e| {
+                    Error::unavailable(cannot_listen(*listen, &bound, e.kind())).because(e)
+                })?;
+            listeners.push(listener);
+            bound.push(address);
+        }
+        Ok(BoundService { runtime, listeners, listens: bound, gate: Arc::default() })
     }
 
     /// Connections are encrypted as `gate` demands.
-    pub(crate) fn with_gate(self, gate: &Arc<Gate>) -> BoundService {
-        BoundService { gate: Arc::clone(gate), ..self }
+    ///
+    /// # Errors
+    /// `Invalid` if `--require-auth` refuses one of the addresses.
+    pub(crate) fn with_gate(self, gate: &Arc<Gate>) -> Result<BoundService> {
+        self.listens.iter().try_for_each(|listen| gate.check_listener(*listen))?;
+        Ok(BoundService { gate: Arc::clone(gate), ..self })
     }
 
-    /// The address of the socket, with the port that the system chose.
-    pub(crate) fn listen(&self) -> SocketAddr {
-        self.listen
+    /// The addresses of the sockets, with the ports that the system chose.
+    pub(crate) fn listens(&self) -> &[SocketAddr] {
+        &self.listens
     }
 
     /// Accepts connections within the limits of `table`, and runs `serve` for each until it ends.
@@ -120,17 +142,21 @@ impl BoundService {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let BoundService { runtime, listener, listen, gate } = self;
+        let BoundService { runtime, listeners, listens, gate } = self;
         let (stop, stopping) = watch::channel(false);
-        let accepting = runtime.spawn(accept((listener, gate), table, stopping, serve));
-        Service { runtime, listen, stop, accepting }
+        let accepting = listeners.into_iter().zip(&listens).map(|(socket, &address)| {
+            let listener = Listener { socket, address, gate: Arc::clone(&gate) };
+            runtime.spawn(accept(listener, Arc::clone(&table), stopping.clone(), serve.clone()))
+        });
+        let accepting = accepting.collect();
+        Service { runtime, listens, stop, accepting }
     }
 }
 
 impl Service {
-    /// The address of the socket.
-    pub(crate) fn listen(&self) -> SocketAddr {
-        self.listen
+    /// The addresses of the sockets.
+    pub(crate) fn listens(&self) -> &[SocketAddr] {
+        &self.listens
     }
 
     /// For tasks beside the connections.
@@ -148,7 +174,12 @@ impl Service {
     /// # Errors
     /// `Unavailable` when signals cannot be received.
     pub(crate) fn wait_for_signal(&self) -> Result<()> {
-        self.runtime.block_on(terminated())
+        let terminated = {
+            let _entered = self.runtime.enter();
+            terminated()?
+        };
+        self.runtime.block_on(terminated);
+        Ok(())
     }
 
     /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops.
@@ -219,10 +250,12 @@ impl Service {
     /// Stops in order: no new connections, open ones finish their requests, then `close`, then the
     /// threads. Returns the result of `close`.
     pub(crate) fn stop<T>(self, close: impl FnOnce() -> T) -> T {
-        // Without a receiver the accept loop has ended already.
+        // Without a receiver the accept loops have ended already.
         let _ = self.stop.send(true);
-        if self.runtime.block_on(self.accepting).is_err() {
-            tracing::error!("the network task panicked, which is a bug");
+        for accepting in self.accepting {
+            if self.runtime.block_on(accepting).is_err() {
+                tracing::error!("the network task panicked, which is a bug");
+            }
         }
         let closed = close();
         self.runtime.shutdown_background();
@@ -230,19 +263,22 @@ impl Service {
     }
 }
 
-/// Waits for SIGTERM or SIGINT.
+/// From now on SIGTERM and SIGINT do not end the process; the future waits for one of them. Needs
+/// the context of a runtime.
 ///
 /// # Errors
 /// `Unavailable` when they cannot be received.
-pub(crate) async fn terminated() -> Result<()> {
+pub(crate) fn terminated() -> Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let cannot = |e| Error::unavailable("cannot wait for signals").because(e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
-    tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
-    }
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 /// Waits until the service stops; one that was dropped has stopped.
@@ -250,7 +286,45 @@ pub(crate) async fn stopped(stopping: &mut Stopping) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-fn cannot_listen(listen: SocketAddr, why: io::ErrorKind) -> String {
+/// Threads of a runtime, and two for calls that block.
+fn network_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).saturating_add(2)
+}
+
+/// Checks that `count` further threads can be started at once: the runtime panics where it cannot
+/// start one.
+fn check_threads(count: usize) -> Result<()> {
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Arc::new(parking_lot::Mutex::new(ended));
+    let wait_for_end = |_| {
+        let ended = Arc::clone(&ended);
+        // It returns an error once the sender is dropped.
+        std::thread::Builder::new().spawn(move || {
+            let _ = ended.lock().recv();
+        })
+    };
+    let threads: io::Result<Vec<_>> = (0..count).map(wait_for_end).collect();
+    drop(end);
+    for thread in threads.map_err(|e| {
+        let what = "cannot start the network threads; raise the limits on processes (ulimit -u, \
+                    TasksMax) and address space (ulimit -v)";
+        Error::unavailable(what).because(e)
+    })? {
+        // It does nothing that could panic.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+fn cannot_listen(listen: SocketAddr, bound: &[SocketAddr], why: io::ErrorKind) -> String {
+    if why == io::ErrorKind::AddrInUse
+        && let Some(other) = bound.iter().find(|other| other.port() == listen.port())
+    {
+        return format!(
+            "cannot listen on {listen} beside {other}, which may include it; remove one of them \
+             from the list"
+        );
+    }
     let way_out = match why {
         io::ErrorKind::AddrInUse => {
             "stop the program that uses this address, or choose another one with --listen"
@@ -268,8 +342,15 @@ fn cannot_listen(listen: SocketAddr, why: io::ErrorKind) -> String {
     format!("cannot listen on {listen}; {way_out}")
 }
 
+/// One socket and its protection.
+struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    gate: Arc<Gate>,
+}
+
 async fn accept<F>(
-    (listener, gate): (TcpListener, Arc<Gate>),
+    Listener { socket, address: listen, gate }: Listener,
     table: Arc<ConnectionTable>,
     mut stopping: Stopping,
     serve: impl Fn(Accepted, Stopping) -> F + Clone + Send + Sync + 'static,
@@ -279,7 +360,7 @@ async fn accept<F>(
     let mut connections = JoinSet::new();
     loop {
         let accepting = async {
-            let (stream, client) = listener.accept().await?;
+            let (stream, client) = socket.accept().await?;
             // A listener of both families reports IPv4 addresses as IPv6 ones.
             let client = SocketAddr::new(client.ip().to_canonical(), client.port());
             // At the limit of pending connections, further clients wait in the system's queue.
@@ -296,9 +377,16 @@ async fn accept<F>(
                     let handle = Arc::new(handle);
                     // The handshake is a part of the connection, so that it delays no other one.
                     let serving = async {
+                        // Before the handshake, whose rules are at least as new.
+                        let rules = gate.client_rules();
                         let Some(transport) = secured(stream, &gate).await else { return };
+                        let is_tls = matches!(transport, Transport::Tls(_));
                         let handle = Arc::clone(&handle);
-                        serve(Accepted { transport, client, handle }, stopping).await;
+                        let accepted = Accepted { transport, client, listen, handle };
+                        match is_tls {
+                            true => serve_under_rules(accepted, rules, stopping, serve).await,
+                            false => serve(accepted, stopping).await,
+                        }
                     };
                     tokio::select! {
                         () = serving => {}
@@ -306,19 +394,51 @@ async fn accept<F>(
                     }
                 });
             }
+            Err(error) if is_of_client(&error) => {}
+            // Mostly the limit on open files: a connection between two requests makes room.
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                let has_room = table.evict_one();
+                if let Some(count) = ACCEPT_ERRORS.note(1, std::time::Instant::now()) {
+                    tracing::warn!(%error, "cannot accept {count} connections");
+                }
+                let wait = if has_room { ACCEPT_RETRY_SOON } else { ACCEPT_RETRY };
+                tokio::time::sleep(wait).await;
             }
         }
         while connections.try_join_next().is_some() {}
     }
-    drop(listener);
+    drop(socket);
     table.close();
     let finished = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, finished).await.is_err() {
         tracing::warn!("cut off connections that were open {} s after the stop", GRACE.as_secs());
     }
+}
+
+/// Serves a connection until its end, the stop, or a change of the rules under which its client's
+/// certificate was accepted. The running request is finished.
+async fn serve_under_rules<F: Future<Output = ()>>(
+    accepted: Accepted,
+    mut rules: watch::Receiver<u64>,
+    mut stopping: Stopping,
+    serve: impl Fn(Accepted, Stopping) -> F,
+) {
+    let (end, ending) = watch::channel(false);
+    let mut serving = std::pin::pin!(serve(accepted, ending));
+    tokio::select! {
+        () = serving.as_mut() => return,
+        () = stopped(&mut stopping) => {}
+        // The gate lives as long as its listeners.
+        _ = rules.changed() => {}
+    }
+    let _ = end.send(true);
+    serving.await;
+}
+
+/// Whether the client closed before it was accepted: the next one may be accepted.
+fn is_of_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, TimedOut};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | TimedOut)
 }
 
 #[cfg(test)]
@@ -350,16 +470,16 @@ mod tests {
 
     #[test]
     fn a_client_beyond_the_limit_waits_and_a_stop_closes_all() {
-        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
         let table = ConnectionLimits::new(1, None);
         let service = bound.start(ConnectionTable::new(table), echo);
         let exchange = |client: &mut Client| {
             let mut received = [0; 1];
             client.write_all(b"x").and_then(|()| client.read_exact(&mut received)).unwrap();
         };
-        let mut first = Client::connect(service.listen()).unwrap();
+        let mut first = Client::connect(service.listens()[0]).unwrap();
         exchange(&mut first);
-        let mut second = Client::connect(service.listen()).unwrap();
+        let mut second = Client::connect(service.listens()[0]).unwrap();
         second.write_all(b"y").unwrap();
         drop(first);
         let mut received = [0; 1];
@@ -369,16 +489,46 @@ mod tests {
         assert!(matches!(second.read(&mut received), Ok(0) | Err(_)));
     }
 
+    /// Each knows the address that its client reached, and all share one table.
+    #[test]
+    fn several_listeners_are_one_service() {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let bound = BoundService::bind("test", &[any, any], || ()).unwrap();
+        let table = ConnectionTable::new(ConnectionLimits::new(1, None));
+        let service = bound.start(table, async |mut accepted: Accepted, _| {
+            accepted.handle.set_busy();
+            accepted.handle.admit().await.unwrap();
+            let address = accepted.listen.to_string();
+            let _ = accepted.transport.write_all(address.as_bytes()).await;
+        });
+        let &[first, second] = service.listens() else { panic!("two listeners") };
+        assert_ne!(first, second);
+        for address in [first, second, first] {
+            let mut received = String::new();
+            Client::connect(address).unwrap().read_to_string(&mut received).unwrap();
+            assert_eq!(received, address.to_string());
+        }
+        service.stop(|| ());
+        for address in [first, second] {
+            assert!(Client::connect(address).is_err(), "{address}");
+        }
+    }
+
     #[test]
     fn an_address_in_use_is_named_with_the_way_out() {
-        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
-        let error = BoundService::bind("test", bound.listen(), || ()).unwrap_err().to_string();
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
+        let taken = bound.listens()[0];
+        let error = BoundService::bind("test", &[taken], || ()).unwrap_err().to_string();
         assert!(
-            error.contains(&bound.listen().to_string()) && error.contains("stop the program"),
+            error.contains(&taken.to_string()) && error.contains("stop the program"),
             "{error}"
         );
+        drop(bound);
+        let twice = [taken, (std::net::Ipv4Addr::UNSPECIFIED, taken.port()).into()];
+        let error = BoundService::bind("test", &twice, || ()).unwrap_err().to_string();
+        assert!(error.contains("remove one of them") && error.contains("0.0.0.0"), "{error}");
         let f = |listen: &str, kind: io::ErrorKind, what: &str| {
-            let told = cannot_listen(listen.parse().unwrap(), kind);
+            let told = cannot_listen(listen.parse().unwrap(), &[], kind);
             assert!(told.contains(listen) && told.contains(what), "{told}");
         };
         f("0.0.0.0:80", io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE");

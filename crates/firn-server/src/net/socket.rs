@@ -253,9 +253,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
 
     /// The length of the next head if all of it is here. Empty lines before it do not count.
     fn whole_head(&mut self) -> Option<usize> {
-        let blank = self.unread().iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-        if blank > 0 {
-            self.step(blank);
+        let lines = self.unread().chunks_exact(2).take_while(|line| *line == b"\r\n").count();
+        if lines > 0 {
+            self.step(lines.saturating_mul(2));
             self.scanned = 0;
         }
         let end = head::find_end(self.unread(), self.scanned);
@@ -269,7 +269,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         if unread.len() > head::HEAD_BYTES_MAX {
             return Some(head::too_large());
         }
-        let other_protocol = unread.first().is_some_and(|&byte| !head::may_begin(byte));
+        let other_protocol =
+            unread != b"\r" && unread.first().is_some_and(|&byte| !head::may_begin(byte));
         other_protocol.then(|| head::bad("this is not HTTP; is TLS expected on this port?"))
     }
 

@@ -224,6 +224,11 @@ impl ConnectionTable {
         }
     }
 
+    /// Evicts the oldest connection between two requests. False if there is none.
+    pub(super) fn evict_one(&self) -> bool {
+        self.close_oldest(&mut self.open.lock(), |_| true)
+    }
+
     /// Closes the oldest connection among those that `may_close` selects: one between requests, or
     /// else one in a head. Returns whether there was one. Costs a pass over all connections.
     fn close_oldest(

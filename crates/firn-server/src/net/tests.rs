@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::http::{HttpService, serve_stream};
+use super::http::{ClientAddress, HttpService, ListenAddress, serve_stream};
 use super::*;
 
 /// Bytes that a stream holds until the other side reads them.
@@ -84,10 +84,11 @@ async fn client_in(table: &Arc<ConnectionTable>) -> MemoryClient {
     let (stream, served) = duplex(PIPE_BYTES);
     let (stop, stopping) = watch::channel(false);
     let client = "192.0.2.1:1".parse().unwrap();
+    let ends = (ClientAddress(client), ListenAddress("127.0.0.1:9420".parse().unwrap()));
     let handle = Arc::new(table.enter(client).await);
     let serving = tokio::spawn(async move {
         tokio::select! {
-            () = serve_stream(served, client, Arc::clone(&handle), http, stopping) => {}
+            () = serve_stream(served, ends, Arc::clone(&handle), http, stopping) => {}
             () = handle.evicted() => {}
         }
     });
@@ -141,7 +142,7 @@ async fn a_head_has_ten_seconds_and_its_refusal_has_a_text() {
     }
     assert_eq!(client.answer().await, (200, "/".to_owned()), "8 seconds");
     let start = Instant::now();
-    client.send("GET / HTTP/1.1\r\n").await;
+    client.send("GET / HTTP/1.1\r\nHost: x\r\n").await;
     for _ in 0..9 {
         sleep(Duration::from_secs(1)).await;
         client.send("A: b\r\n").await;
@@ -168,13 +169,14 @@ async fn an_idle_connection_outlives_the_idle_time_of_clients() {
 #[tokio::test(start_paused = true)]
 async fn requests_in_a_row_are_answered_in_order_up_to_a_malformed_one() {
     let mut client = client().await;
-    let text = "\r\nPOST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc\
-         GET /?a HTTP/1.1\r\n\r\n\
-         HEAD /?b HTTP/1.1\r\n\r\n\
-         POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ndef\r\n0\r\nT: u\r\n\r\n\
-         GET /empty HTTP/1.1\r\n\r\n\
-         GET / HTTP/1.1\r\nA: b\r\n folded\r\n\r\n\
-         GET /?smuggled HTTP/1.1\r\n\r\n";
+    let text = "\r\nPOST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc\
+         GET /?a HTTP/1.1\r\nHost: x\r\n\r\n\
+         HEAD /?b HTTP/1.1\r\nHost: x\r\n\r\n\
+         POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n\
+         3\r\ndef\r\n0\r\nT: u\r\n\r\n\
+         GET /empty HTTP/1.1\r\nHost: x\r\n\r\n\
+         GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n folded\r\n\r\n\
+         GET /?smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
     for piece in [1, 7, 1_000] {
         let client = self::client().await;
         let (mut reader, mut writer) = tokio::io::split(client.stream);
@@ -196,7 +198,7 @@ async fn requests_in_a_row_are_answered_in_order_up_to_a_malformed_one() {
         client.serving.abort();
     }
     // A malformed head behind a running request waits for its response.
-    client.send("GET /slow HTTP/1.1\r\n\r\nnonsense\r\n\r\n").await;
+    client.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\nnonsense\r\n\r\n").await;
     let start = Instant::now();
     assert_eq!(client.answer().await.0, 200);
     assert_eq!(start.elapsed().as_secs(), 300);
@@ -207,9 +209,20 @@ async fn requests_in_a_row_are_answered_in_order_up_to_a_malformed_one() {
 #[tokio::test(start_paused = true)]
 async fn every_refusal_closes_the_connection_with_a_text() {
     for (request, status, why) in [
-        ("GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, "two values"),
-        ("POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "both"),
-        ("GET / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "send chunked"),
+        (
+            "GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            400,
+            "twice",
+        ),
+        (
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "both",
+        ),
+        ("GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400, "send chunked"),
+        ("GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n", 400, "once"),
+        ("GET / HTTP/1.1\nA: b\n\n", 400, "CR LF"),
+        ("\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", 400, "HTTP"),
         ("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "requires HTTP/1.1"),
         ("CONNECT x:1 HTTP/1.1\r\n\r\n", 405, "CONNECT"),
         ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "HTTP/1.1"),
@@ -224,11 +237,11 @@ async fn every_refusal_closes_the_connection_with_a_text() {
     }
     let mut client = client().await;
     let (status, text) =
-        client.ask("GET /api/v1/query HTTP/1.1\r\nContent-Length: x\r\n\r\n").await;
+        client.ask("GET /api/v1/query HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n").await;
     let wanted = "{\"status\":\"error\",\"errorType\":\"bad_data\",\"error\":\"Content-Length is";
     assert!(status == 400 && text.starts_with(wanted), "{text}");
     let client = self::client().await;
-    let head = format!("GET / HTTP/1.1\r\nA: {}", "b".repeat(200 << 10));
+    let head = format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}", "b".repeat(200 << 10));
     let (mut reader, mut writer) = tokio::io::split(client.stream);
     // The refusal precedes the end of the head; further bytes are received and dropped.
     let (text, _) = tokio::join!(
@@ -246,13 +259,15 @@ async fn every_refusal_closes_the_connection_with_a_text() {
 async fn raw_bytes_in_a_url_are_percent_encoded() {
     let mut client = client().await;
     let (status, text) =
-        client.ask("GET /api/v1/query?query=up{a=\"<b>`\"} HTTP/1.1\r\n\r\n").await;
+        client.ask("GET /api/v1/query?query=up{a=\"<b>`\"} HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!((status, text.as_str()), (200, "/api/v1/query?query=up%7Ba=%22%3Cb%3E%60%22%7D"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_body_has_a_minimal_rate() {
-    let post = |length: usize| format!("POST /echo HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+    let post = |length: usize| {
+        format!("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n")
+    };
     // Silence, and a byte now and then: as if nothing came.
     for interval in [None, Some(Duration::from_secs(2))] {
         let mut client = client().await;
@@ -291,7 +306,7 @@ async fn a_body_has_a_minimal_rate() {
 #[tokio::test(start_paused = true)]
 async fn malformed_chunks_are_an_error_of_the_body() {
     let mut client = client().await;
-    let head = "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     let (status, text) = client.ask(&format!("{head}3\r\nabcX")).await;
     assert!(status == 400 && text.contains("longer than its size"), "{text}");
     assert!(client.is_closed().await);
@@ -300,10 +315,13 @@ async fn malformed_chunks_are_an_error_of_the_body() {
 #[tokio::test(start_paused = true)]
 async fn a_client_may_wait_for_100_continue_or_ask_for_an_upgrade() {
     let mut client = client().await;
-    client.send("POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n").await;
+    client
+        .send("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        .await;
     assert_eq!(client.answer().await.0, 100);
     assert_eq!(client.ask("ab").await, (200, "ab".to_owned()));
-    let upgrade = "GET / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n";
+    let upgrade =
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n";
     assert_eq!(client.ask(upgrade).await.0, 200);
     assert_eq!(client.ask(GET).await.0, 200);
 }
@@ -312,7 +330,7 @@ async fn a_client_may_wait_for_100_continue_or_ask_for_an_upgrade() {
 async fn a_response_before_the_end_of_the_body_arrives_whole() {
     let client = client().await;
     let (mut reader, mut writer) = tokio::io::split(client.stream);
-    let request = "POST /early HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n";
+    let request = "POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
     let mut text = String::new();
     let (read, written) = tokio::join!(reader.read_to_string(&mut text), async {
         writer.write_all(request.as_bytes()).await?;
@@ -328,13 +346,13 @@ async fn a_response_before_the_end_of_the_body_arrives_whole() {
 async fn a_stalled_reader_is_cut_off_and_a_slow_one_is_served() {
     let mut client = client().await;
     let start = Instant::now();
-    client.send("GET /long HTTP/1.1\r\n\r\n").await;
+    client.send("GET /long HTTP/1.1\r\nHost: x\r\n\r\n").await;
     (&mut client.serving).await.unwrap();
     assert_eq!(start.elapsed().as_secs(), 30);
     assert!(!client.is_held.load(Ordering::SeqCst));
 
     let mut client = self::client().await;
-    client.send("GET /long HTTP/1.1\r\n\r\n").await;
+    client.send("GET /long HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let (start, mut received, mut buffer) = (Instant::now(), 0, [0; PIPE_BYTES]);
     while received < LONG_BYTES {
         sleep(Duration::from_millis(100)).await;
@@ -349,14 +367,14 @@ async fn a_stalled_reader_is_cut_off_and_a_slow_one_is_served() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_waits_for_requests_and_not_for_stalled_clients() {
     let mut client = client().await;
-    client.send("GET /long HTTP/1.1\r\n\r\n").await;
+    client.send("GET /long HTTP/1.1\r\nHost: x\r\n\r\n").await;
     sleep(Duration::from_secs(1)).await;
     let start = Instant::now();
     client.stop.send(true).unwrap();
     (&mut client.serving).await.unwrap();
     assert!(start.elapsed().as_secs() <= 3, "{:?}", start.elapsed());
 
-    for half in ["", "GET / HT", "POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\na"] {
+    for half in ["", "GET / HT", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"] {
         let mut client = self::client().await;
         client.send(half).await;
         sleep(Duration::from_secs(1)).await;
@@ -367,7 +385,7 @@ async fn a_stop_waits_for_requests_and_not_for_stalled_clients() {
     }
 
     let mut client = self::client().await;
-    client.send("GET /slow HTTP/1.1\r\n\r\n").await;
+    client.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await;
     sleep(Duration::from_secs(1)).await;
     client.stop.send(true).unwrap();
     assert_eq!(client.answer().await.0, 200, "it finishes");
@@ -379,7 +397,7 @@ async fn health_is_answered_while_all_connections_have_requests() {
     let table = ConnectionTable::new(ConnectionLimits::new(2, Some(2)));
     let mut busy = [client_in(&table).await, client_in(&table).await];
     for client in &mut busy {
-        client.send("GET /slow HTTP/1.1\r\n\r\n").await;
+        client.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await;
         sleep(Duration::from_millis(1)).await;
     }
     let mut silent = Vec::new();
@@ -388,9 +406,9 @@ async fn health_is_answered_while_all_connections_have_requests() {
     }
     let mut health = client_in(&table).await;
     let start = Instant::now();
-    assert_eq!(health.ask("GET /open HTTP/1.1\r\n\r\n").await.0, 200);
+    assert_eq!(health.ask("GET /open HTTP/1.1\r\nHost: x\r\n\r\n").await.0, 200);
     assert_eq!(start.elapsed().as_secs(), 0);
-    let (status, why) = health.ask("GET /api/v1/query HTTP/1.1\r\n\r\n").await;
+    let (status, why) = health.ask("GET /api/v1/query HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!((status, start.elapsed().as_secs()), (503, 30), "it waited for a connection");
     assert!(why.contains("\"unavailable\"") && why.contains("--connections-max"), "{why}");
     for client in &mut busy {

@@ -13,7 +13,6 @@
 //! Reading order: `policy`, `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB;
 //! `origin`.
 
-mod flights;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod influx;
@@ -46,22 +45,24 @@ use http_body_util::BodyExt;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 
-use self::flights::Flights;
 use self::origin::{FetchError, Fetched, Origin, end_to_end};
 use self::policy::{Admitted, NotForwarded};
 use self::question::{Question, is_asked_at};
 use self::range::is_in_key;
 use crate::access::Gate;
-use crate::answer::{JSON, Packing, Payload, TEXT, no_content, text};
+use crate::admin_listener::AdminListener;
+use crate::answer::{JSON, Packing, Payload, no_content, text};
 use crate::app::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
-use crate::http::auth;
+use crate::flights::Flights;
+use crate::http::auth::{self, Caller, is_permitted};
 use crate::http::guard::{self, Guard};
 use crate::http::roles::{self, Access};
-use crate::machine::warn_if_readable;
+use crate::machine::{usable_connections, warn_if_readable};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
 use crate::telemetry::{Counter, write_process};
+use firn_env::given_file::check_authorities;
 
 /// The folder of the answers below the cache's folder.
 const FOLDER: &str = "answers";
@@ -86,6 +87,8 @@ const CACHE_HEADER: &str = "x-firn-cache";
 #[derive(Debug)]
 pub struct Proxy {
     service: Service,
+    /// The listener of `--admin-listen`.
+    admin: Option<Service>,
     shared: Arc<ProxyState>,
 }
 
@@ -140,6 +143,7 @@ impl Proxy {
     /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has
     /// the folder.
     pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
+        check_authorities()?;
         let owner = xxhash_rust::xxh3::xxh3_64(origin.owner().as_bytes());
         let origin = Origin::new(origin, &config)?;
         let folder_error =
@@ -159,15 +163,16 @@ impl Proxy {
         let store = Arc::new(store);
         let written = Arc::clone(&store);
         let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
-        let gate = Arc::new(Gate::open(config.gate_options(false), on_idle)?);
-        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?.with_gate(&gate);
-        gate.check_listener(bound.listen())?;
+        let gate = Arc::new(Gate::open(config.gate_options(None), on_idle)?);
+        let bound = BoundService::bind("firn-proxy", config.listen.all(), on_idle)?;
+        let bound = bound.with_gate(&gate)?;
         let table = ConnectionTable::new(ConnectionLimits::new(
-            config.connections_max.to_usize(),
+            usable_connections(config.connections_max.to_usize()),
             config.connections_per_client_max.get().map(|max| max.to_usize()),
         ));
+        let admin = AdminListener::bind(&config, &gate, on_idle)?;
         let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
-        let guard = Guard::new(bound.listen(), &config.allowed_hosts, &config.cors_origin);
+        let guard = Guard::new(&config.allowed_hosts, &config.cors_origin);
         let guard = Arc::new(guard.for_proxy());
         let shared = Arc::new(ProxyState {
             config,
@@ -185,7 +190,9 @@ impl Proxy {
         let router = Router::new()
             .route(
                 METRICS_PATH,
-                get(async |State(shared): State<Arc<ProxyState>>| metrics(&shared)),
+                get(async |State(shared): State<Arc<ProxyState>>| {
+                    text(StatusCode::OK, metrics(&shared))
+                }),
             )
             .fallback(answer)
             .method_not_allowed_fallback(async || {
@@ -197,12 +204,19 @@ impl Proxy {
         let service = serve(bound, table, router, HTTP);
         let reloaded = Arc::clone(&shared.gate);
         service.keep_current(&shared.gate, move || reloaded.reload())?;
-        Ok(Proxy { service, shared })
+        let metered = Arc::clone(&shared);
+        let admin = admin.map(|admin| admin.start(move || metrics(&metered)));
+        Ok(Proxy { service, admin, shared })
     }
 
-    /// The address of the socket, with the port that the system chose.
-    pub fn listen(&self) -> SocketAddr {
-        self.service.listen()
+    /// The addresses of the sockets, with the ports that the system chose.
+    pub fn listens(&self) -> &[SocketAddr] {
+        self.service.listens()
+    }
+
+    /// Whether the addresses speak TLS.
+    pub fn has_tls(&self) -> bool {
+        self.shared.gate.tls().is_some()
     }
 
     /// Waits until the process receives SIGTERM or SIGINT.
@@ -219,11 +233,16 @@ impl Proxy {
     /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
         let shared = self.shared;
-        self.service.stop(|| {
+        let closed = self.service.stop(|| {
             shared.gate.stop();
             shared.store.flush();
             shared.store.checkpoint().map(|_| ())
-        })
+        });
+        // Last, so that it answers until the end.
+        if let Some(admin) = self.admin {
+            admin.stop(|| ());
+        }
+        closed
     }
 }
 
@@ -259,30 +278,44 @@ async fn guarded(
 }
 
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
+    let caller = Caller::of(&request);
     let (mut parts, body) = request.into_parts();
     parts.headers = end_to_end(&parts.headers);
+    // The client of the origin would not send it.
+    if matches!(parts.method, Method::GET | Method::HEAD) && !body.is_end_stream() {
+        return shared.refuse(&parts, &policy::unexpected_body());
+    }
     let admitted = match policy::check(&parts, shared.config.proxy_paths.get().as_ref()) {
         Ok(admitted) => admitted,
         Err(refused) => return shared.refuse(&parts, &refused),
     };
-    let reads_only = admitted == Admitted::IfStatementsRead;
+    let reads_only = match admitted {
+        Admitted::Always => false,
+        Admitted::IfStatementsRead => true,
+        Admitted::ByRole => !is_permitted(Access::Admin, &caller.user),
+    };
+    let refuse_statements = |parts: &Parts, refused: &NotForwarded| match admitted {
+        Admitted::ByRole => shared.forbid(parts, &caller),
+        _ => shared.refuse(parts, refused),
+    };
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     if reads_only && let Err(refused) = policy::check_statements(&[query]) {
-        return shared.refuse(&parts, &refused);
+        return refuse_statements(&parts, &refused);
     }
     let has_plain_body = !parts.headers.contains_key(CONTENT_ENCODING);
     let is_form = parts.method == Method::POST && has_plain_body && has_form(&parts.headers);
     let is_plain = parts.method == Method::GET && has_plain_body && body.is_end_stream();
     if reads_only && !is_form && !body.is_end_stream() {
-        return shared.refuse(&parts, &policy::unreadable_statements());
+        return refuse_statements(&parts, &policy::unreadable_statements());
     }
-    if !is_asked_at(parts.uri.path()) || !(is_plain || is_form) {
+    let may_be_cached = is_asked_at(parts.uri.path());
+    if !(may_be_cached || reads_only) || !(is_plain || is_form) {
         return shared.pass(parts, body).await;
     }
     let (form, _held) = match form(body, &shared.answers).await {
         Form::Whole(form, held) => (form, held),
         Form::TooLong(_) if reads_only => {
-            return shared.refuse(&parts, &policy::unreadable_statements());
+            return refuse_statements(&parts, &policy::unreadable_statements());
         }
         Form::TooLong(body) => return shared.pass(parts, body).await,
         // A chunked body has no declared length: the origin would take the received part for all of
@@ -292,14 +325,15 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
         }
     };
     if reads_only && let Err(refused) = policy::check_statements(&[&form]) {
-        return shared.refuse(&parts, &refused);
+        return refuse_statements(&parts, &refused);
     }
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
     let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let settle_ms = shared.config.settle.ms();
-    let Some(question) = Question::new(&parts, pairs, clock_ms(), settle_ms) else {
+    let question = Question::new(&parts, pairs, clock_ms(), settle_ms);
+    let Some(question) = question.filter(|_| may_be_cached) else {
         return shared.pass(parts, Body::from(form)).await;
     };
     let flight = question.flight();
@@ -344,6 +378,12 @@ impl ProxyState {
     fn refuse(&self, parts: &Parts, refused: &NotForwarded) -> Response<Body> {
         self.numbers.refused.add(1);
         guard::refused(refused.status, &refused.what, parts.uri.path())
+    }
+
+    /// Refuses statements of a user without role admin.
+    fn forbid(&self, parts: &Parts, caller: &Caller) -> Response<Body> {
+        self.numbers.refused.add(1);
+        auth::forbid(&self.gate, caller, Access::Admin, parts.uri.path())
     }
 
     async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
@@ -505,7 +545,7 @@ fn has_form(headers: &HeaderMap) -> bool {
     media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-fn metrics(shared: &ProxyState) -> Response<Body> {
+fn metrics(shared: &ProxyState) -> String {
     let mut out = MetricsText::default();
     write_process(&mut out);
     shared.gate.write_text(&mut out);
@@ -553,9 +593,7 @@ fn metrics(shared: &ProxyState) -> Response<Body> {
     );
     shared.guard.write_text(&mut out);
     crate::stats::write_store(&shared.store.stats(), &mut out);
-    let mut response = Response::new(Body::from(out.finish()));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
-    response
+    out.finish()
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The database behind the proxy: requests and responses are forwarded unchanged, except for
 //! headers of one connection.
 
-use std::sync::Arc;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -9,12 +12,20 @@ use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
+use firn_env::given_file::read_once;
 use firn_model::{Error, Reservation, Result, Secret};
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
 use reqwest::{Certificate, Client, ClientBuilder, Identity, RequestBuilder, Url};
+use tokio::time::{Sleep, sleep_until};
 
+use super::Begun;
 use super::policy::percent_decode;
-use crate::answer::shared_body;
+use super::range::shared_headers;
+use crate::answer::{self, JSON, Packing, Payload, shared_body};
 use crate::config::{CacheConfig, FilePath, Or, OriginUrl, Unset};
+use crate::net::{TRANSFER_LIMITS, TransferClock, TransferLimits};
+use crate::wire::json;
 
 // An unreachable host must not block a dashboard for minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,6 +57,17 @@ pub(super) struct Origin {
     /// User and password of requests without `Authorization`, if the setting names them.
     credentials: Option<(String, Secret)>,
     client: Client,
+    /// Of the body of a response.
+    limits: TransferLimits,
+}
+
+/// The body of a response, which ends with an error if the origin is too slow.
+struct TimedBody {
+    body: reqwest::Body,
+    clock: TransferClock,
+    limits: TransferLimits,
+    /// When the origin will have taken too long, while it has to act.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// An answer that was read whole.
@@ -88,7 +110,9 @@ impl Origin {
         });
         // Both fail only for URLs without a host.
         let _ = url.set_password(None).and_then(|()| url.set_username(""));
-        Ok(Origin { url, credentials, client })
+        let patience = config.origin_timeout.duration();
+        let limits = TransferLimits { stall: patience, slack: patience, ..TRANSFER_LIMITS };
+        Ok(Origin { url, credentials, client, limits })
     }
 
     /// Forwards a request with [`end_to_end`] headers, and its response, as streams.
@@ -97,23 +121,67 @@ impl Origin {
             return not_forwarded();
         };
         let mut headers = parts.headers;
+        let has_body = parts.method != Method::HEAD;
         headers.remove(header::HOST);
         let request = self.client.request(parts.method, url);
         let mut request = self.authorized(request, headers);
+        let cut = Arc::<OnceLock<String>>::default();
         if !body.is_end_stream() {
+            let cut = Arc::clone(&cut);
+            let body = Body::new(body.map_err(move |error| {
+                // The first error is the last item of a body.
+                let _ = cut.set(causes(error.to_string(), &error));
+                error
+            }));
             request = request.body(reqwest::Body::wrap_stream(body.into_data_stream()));
         }
         match request.send().await {
             Ok(answer) => {
                 let (mut parts, body) = Response::from(answer).into_parts();
                 parts.headers = end_to_end(&parts.headers);
-                Response::from_parts(parts, Body::new(body))
+                if let Err(why) = check_status(parts.status) {
+                    return unreachable_origin(&self.url, &why);
+                }
+                let response = Response::from_parts(parts, Body::new(self.timed(body)));
+                match is_error(response.status()) && has_body {
+                    true => self.explained(response).await,
+                    false => response,
+                }
             }
-            Err(error) => unreachable_origin(&self.url, &chain(error)),
+            Err(error) => match cut.get() {
+                Some(why) => {
+                    let why = format!("the body of the request was cut off: {why}");
+                    failure(StatusCode::BAD_REQUEST, "bad_data", &why)
+                }
+                None => unreachable_origin(&self.url, &chain(error)),
+            },
         }
     }
 
-    /// Sends the request with other parameters: in the URL, or as a form for a POST. Reads at most
+    fn timed(&self, body: reqwest::Body) -> TimedBody {
+        TimedBody { body, clock: TransferClock::default(), limits: self.limits, timer: None }
+    }
+
+    /// An error of the origin as it is, or with a sentence if it has no body.
+    async fn explained(&self, response: Response<Body>) -> Response<Body> {
+        let (parts, mut body) = response.into_parts();
+        loop {
+            let data = match body.frame().await {
+                None => return with_sentence(Response::from_parts(parts, Body::empty())),
+                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+                Some(Err(error)) => {
+                    return unreachable_origin(&self.url, &causes(error.to_string(), &error));
+                }
+            };
+            if !data.is_empty() {
+                let body = Body::new(Begun { read: Some(data), rest: body });
+                return Response::from_parts(parts, body);
+            }
+        }
+    }
+
+    /// Sends the request with other parameters, in the URL or as a form for a POST, and without the
+    /// headers on which a shared answer must not depend. Reads at most
     /// `bytes_max` of the response, and at most the available memory: each byte takes `weight` from
     /// the budget of `held`.
     pub(super) async fn fetch(
@@ -125,12 +193,15 @@ impl Origin {
         held: &mut Reservation,
     ) -> std::result::Result<Fetched, FetchError> {
         let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
-        let mut headers = parts.headers.clone();
-        let own = [header::HOST, header::ACCEPT_ENCODING, header::CONTENT_LENGTH];
-        for name in own.iter().chain(&OF_BROWSERS) {
+        let mut headers = shared_headers(&parts.headers);
+        for name in &OF_BROWSERS {
             headers.remove(name);
         }
         let is_post = parts.method == Method::POST;
+        if is_post {
+            let form = HeaderValue::from_static("application/x-www-form-urlencoded");
+            headers.insert(header::CONTENT_TYPE, form);
+        }
         let url = self.url_of(parts.uri.path(), (!is_post).then_some(&*form));
         let url = url.ok_or_else(|| FetchError::Failed("the path is not forwarded".to_owned()))?;
         let request = match is_post {
@@ -138,10 +209,14 @@ impl Origin {
             false => self.authorized(self.client.get(url), headers),
         };
         let failed = |error: reqwest::Error| FetchError::Failed(chain(error));
-        let mut answer = request.send().await.map_err(failed)?;
+        let answer = Response::from(request.send().await.map_err(failed)?);
         let (status, headers) = (answer.status(), end_to_end(answer.headers()));
+        check_status(status).map_err(FetchError::Failed)?;
+        let mut arriving = self.timed(answer.into_body());
         let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(failed)? {
+        while let Some(frame) = arriving.frame().await {
+            let frame = frame.map_err(|e| FetchError::Failed(e.to_string()))?;
+            let chunk = frame.into_data().unwrap_or_default();
             let is_room = held.grow(chunk.len() as u64 * weight).is_ok();
             if !is_room || body.len() + chunk.len() > bytes_max {
                 return Err(FetchError::TooLong);
@@ -167,17 +242,50 @@ impl Origin {
         }
     }
 
-    /// `None` if the URL's parser reads another path than the one that was checked.
+    /// `None` if the URL's parser changes a byte of the path that was checked.
     fn url_of(&self, path: &str, query: Option<&str>) -> Option<Url> {
         let mut url = self.url.clone();
         let prefix = self.url.path().trim_end_matches('/');
         let wanted = format!("{prefix}{path}");
         url.set_path(&wanted);
         url.set_query(query);
-        let depth = |path: &str| path.matches('/').count();
-        let is_below = path.starts_with('/')
-            && url.path().strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
-        (is_below && depth(url.path()) == depth(&wanted)).then_some(url)
+        (path.starts_with('/') && url.path() == wanted).then_some(url)
+    }
+}
+
+impl HttpBody for TimedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.timer = None;
+            return Poll::Ready(frame.map(|frame| {
+                let frame = frame.map_err(|e| io::Error::other(chain(e)))?;
+                self.clock.moved(frame.data_ref().map_or(0, Bytes::len));
+                Ok(frame)
+            }));
+        }
+        let limits = self.limits;
+        let latest = self.clock.waits(limits);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(latest)));
+        ready!(timer.as_mut().poll(context));
+        let why = format!(
+            "the response is slower than {} bytes per second, after --origin-timeout of slack",
+            limits.bytes_per_second_min
+        );
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, why))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -208,16 +316,17 @@ impl Fetched {
         let mut response = Response::new(shared_body(self.body.clone(), held));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
-        response
+        match is_error(self.status) && self.body.is_empty() {
+            true => with_sentence(response),
+            false => response,
+        }
     }
 }
 
 /// The authorities and the identity of the settings.
 fn with_certificates(builder: ClientBuilder, config: &CacheConfig) -> Result<ClientBuilder> {
     let read = |setting: &Or<Unset, FilePath>, name: &str| {
-        let Some(path) = setting.get() else { return Ok(None) };
-        let cannot = |e| Error::invalid(format!("cannot read {name} {path}")).because(e);
-        std::fs::read(&path.0).map(Some).map_err(cannot)
+        setting.get().map(|path| read_once(&path.0, name)).transpose()
     };
     let unusable = |name: &str, expected: &str| {
         let what = format!("{name}: expected {expected} in PEM form");
@@ -252,6 +361,44 @@ pub(super) fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
+fn is_error(status: StatusCode) -> bool {
+    status.is_client_error() || status.is_server_error()
+}
+
+/// # Errors
+/// For a response that is no answer: the client requested no other protocol, and after one the
+/// bytes on the connection are not HTTP.
+fn check_status(status: StatusCode) -> std::result::Result<(), String> {
+    match status.is_informational() {
+        true => {
+            Err(format!("it sent status {}, which the request does not allow", status.as_u16()))
+        }
+        false => Ok(()),
+    }
+}
+
+/// The origin's error with a sentence in place of its empty body, where its type is one of text or
+/// JSON, or missing.
+fn with_sentence(response: Response<Body>) -> Response<Body> {
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    let content_type = content_type.map_or("", |value| value.to_str().unwrap_or("?"));
+    let is_json = content_type.starts_with(JSON);
+    if !content_type.is_empty() && !is_json && !content_type.starts_with("text/") {
+        return response;
+    }
+    let (mut parts, _) = response.into_parts();
+    let status = parts.status;
+    let why = format!("the proxy's origin answered {status} without a text");
+    let (explained, body) = answer::error(is_json, status, why).into_parts();
+    for stale in [header::CONTENT_LENGTH, header::CONTENT_ENCODING, header::ETAG] {
+        parts.headers.remove(stale);
+    }
+    if let Some(content_type) = explained.headers.get(header::CONTENT_TYPE) {
+        parts.headers.insert(header::CONTENT_TYPE, content_type.clone());
+    }
+    Response::from_parts(parts, body)
+}
+
 /// In the form that Prometheus' clients understand.
 fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
     tracing::warn!("{url} does not answer: {why}");
@@ -267,12 +414,7 @@ fn not_forwarded() -> Response<Body> {
 }
 
 fn failure(status: StatusCode, kind: &str, error: &str) -> Response<Body> {
-    let body = serde_json::json!({"status": "error", "errorType": kind, "error": error});
-    let mut response = Response::new(Body::from(body.to_string()));
-    *response.status_mut() = status;
-    let json = HeaderValue::from_static(crate::answer::JSON);
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
+    Payload::new(json::failure(kind, error), Packing::Plain, None).answer(status, JSON)
 }
 
 /// The error with its causes: the outermost one states only that sending failed. Without the URL,
@@ -283,10 +425,49 @@ fn chain(error: reqwest::Error) -> String {
     if error.is_timeout() && !error.is_connect() {
         text = format!("no progress within --origin-timeout: {text}");
     }
-    let mut next = std::error::Error::source(&error);
+    causes(text, &error)
+}
+
+/// `text` with the causes of `error`.
+fn causes(mut text: String, error: &dyn std::error::Error) -> String {
+    let mut next = error.source();
     while let Some(source) = next {
         text = format!("{text}: {source}");
         next = source.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// Before, a body that dripped a byte within each timeout never ended.
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_drips_ends() {
+        let limits = TransferLimits {
+            stall: Duration::from_secs(10),
+            slack: Duration::from_secs(20),
+            bytes_per_second_min: 1_000,
+        };
+        let timed = |pause: Duration, bytes: usize| {
+            let stream = futures_util::stream::unfold(0, move |sent| async move {
+                sleep(pause).await;
+                (sent < 100).then(|| (io::Result::Ok(vec![b'x'; bytes]), sent + 1))
+            });
+            let (body, clock) = (reqwest::Body::wrap_stream(stream), TransferClock::default());
+            TimedBody { body, clock, limits, timer: None }
+        };
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let error = timed(second, 1).collect().await.unwrap_err();
+        assert!(error.to_string().contains("--origin-timeout"), "{error}");
+        assert!(start.elapsed() <= 21 * second, "{:?}", start.elapsed());
+        let error = timed(11 * second, 100_000).collect().await.unwrap_err();
+        assert!(error.to_string().contains("--origin-timeout"), "{error}");
+        let whole = timed(second, 1_000).collect().await.unwrap().to_bytes();
+        assert_eq!(whole.len(), 100_000, "the slowest rate is enough");
+    }
 }

@@ -33,6 +33,8 @@ pub(super) enum Admitted {
     Always,
     /// If its InfluxQL statements only read ([`check_statements`]).
     IfStatementsRead,
+    /// The same, and for users with role admin with any statement: a setting names the path.
+    ByRole,
 }
 
 /// ListedMethods of a row of the list.
@@ -165,7 +167,8 @@ pub(super) fn check(parts: &Parts, more: Option<&PathPatterns>) -> Result<Admitt
     }
     let is_http = !matches!(parts.method, Method::CONNECT | Method::TRACE);
     if is_http && more.is_some_and(|more| more.matches(path)) {
-        return Ok(Admitted::Always);
+        let has_statements = may_have_statements(path);
+        return Ok(if has_statements { Admitted::ByRole } else { Admitted::Always });
     }
     listed(&parts.method, path).ok_or_else(|| {
         let what = format!(
@@ -176,6 +179,13 @@ pub(super) fn check(parts: &Parts, more: Option<&PathPatterns>) -> Result<Admitt
         );
         NotForwarded { status: StatusCode::FORBIDDEN, what }
     })
+}
+
+/// Whether requests to this path may be InfluxQL.
+fn may_have_statements(path: &str) -> bool {
+    let path = path.trim_end_matches('/');
+    let last = path.rsplit('/').next();
+    last == Some(INFLUX_QUERY) && !path.ends_with("/api/v1/query")
 }
 
 /// Checks the statements in the parameters of InfluxDB's query endpoint, each a URL's query or a
@@ -208,6 +218,14 @@ pub(super) fn unreadable_statements() -> NotForwarded {
     let what = "the proxy forwards queries to InfluxDB in the URL, or in a form without encoding of \
                 at most 2 MiB; to forward others, add the path to --proxy-paths";
     NotForwarded { status: StatusCode::FORBIDDEN, what: what.to_owned() }
+}
+
+/// The refusal of a body that has no meaning (RFC 9110, 9.3.1) and that servers understand
+/// differently.
+pub(super) fn unexpected_body() -> NotForwarded {
+    let what =
+        "the proxy forwards no body of a GET or HEAD; send the parameters in the URL or by POST";
+    NotForwarded { status: StatusCode::BAD_REQUEST, what: what.to_owned() }
 }
 
 /// Whether all of `text` reads. Strings, regular expressions and comments are not distinguished
@@ -410,7 +428,11 @@ mod tests {
         ] {
             assert_eq!(outcome(method, path, admin).is_ok(), is_allowed, "{method} {path}");
         }
-        assert_eq!(outcome("POST", "/query", Some("/*")), Ok(Admitted::Always));
+        for path in ["/query", "/query/", "/influx/query"] {
+            assert_eq!(outcome("POST", path, Some("/*")), Ok(Admitted::ByRole), "{path}");
+        }
+        assert_eq!(outcome("POST", "/api/v1/query", Some("/*")), Ok(Admitted::Always));
+        assert_eq!(outcome("POST", "/delete", Some("/*")), Ok(Admitted::Always));
         assert!(outcome("GET", "/../x", Some("/*")).is_err());
     }
 

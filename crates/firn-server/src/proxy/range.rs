@@ -28,8 +28,8 @@ const PARAMETERS_MAX: usize = 64;
 const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
-/// Headers without influence on the answer. All others are part of its key, because they may name a
-/// tenant or a user.
+/// Headers that an answer must not depend on: the origin does not receive them with a request whose
+/// answer may be shared. All others are part of its key, because they may name a tenant or a user.
 const NEUTRAL_HEADERS: [&str; 22] = [
     "accept-encoding",
     "accept-language",
@@ -272,6 +272,40 @@ pub(super) fn wants_fresh(headers: &HeaderMap) -> bool {
     headers.get_all(header::CACHE_CONTROL).iter().any(|value| {
         value.to_str().is_ok_and(|text| text.contains("no-cache") || text.contains("no-store"))
     })
+}
+
+/// Headers that only name a request in the logs of the origin.
+const NAMING_HEADERS: [&str; 12] = [
+    "traceparent",
+    "tracestate",
+    "uber-trace-id",
+    "x-b3-flags",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-spanid",
+    "x-b3-traceid",
+    "x-dashboard-uid",
+    "x-panel-id",
+    "x-query-group-id",
+    "x-request-id",
+];
+const NAMING_BYTES_MAX: usize = 256;
+
+/// The headers of a request whose answer other clients may receive: those of its key, and short
+/// names for the origin's logs. An origin may refuse a request because of any other header.
+pub(super) fn shared_headers(headers: &HeaderMap) -> HeaderMap {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_:=,".contains(byte);
+    let mut shared = HeaderMap::new();
+    for (name, value) in headers {
+        let is_name = NAMING_HEADERS.contains(&name.as_str())
+            && !shared.contains_key(name)
+            && value.len() <= NAMING_BYTES_MAX
+            && value.as_bytes().iter().all(is_plain);
+        if is_name || is_in_key(name.as_str()) {
+            shared.append(name, value.clone());
+        }
+    }
+    shared
 }
 
 /// Whether the key of a request contains the header `name`, in lower case.

@@ -53,8 +53,9 @@ impl FakeOrigin {
                     more.unwrap_or_default(),
                     body.len()
                 );
+                let raw = header("x-test-response: ").map(|line| line.replace('|', "\r\n"));
                 seen.lock().push(head);
-                let _ = stream.write_all(answer.as_bytes());
+                let _ = stream.write_all(raw.unwrap_or(answer).as_bytes());
             }
         });
         FakeOrigin { address, heads, is_over, thread: Some(thread) }
@@ -103,7 +104,7 @@ impl RunningProxy {
 
     /// Sends a request without a body. Returns the whole response.
     fn send(&self, method: &str, target: &str, headers: &str) -> String {
-        let mut stream = TcpStream::connect(self.proxy.listen()).unwrap();
+        let mut stream = TcpStream::connect(self.proxy.listens()[0]).unwrap();
         let host = if headers.contains("Host: ") { "" } else { "Host: localhost\r\n" };
         let end = if headers.contains("Connection: ") { "" } else { "Connection: close\r\n" };
         let head = format!("{method} {target} HTTP/1.1\r\n{host}{end}{headers}\r\n");
@@ -300,7 +301,7 @@ fn an_origin_that_is_down_leaves_no_secret_in_the_answer() {
 /// Sends a form in chunks with `body` verbatim, and waits for the response if `stays`. Returns the
 /// response.
 fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
-    let mut stream = TcpStream::connect(proxy.listen()).unwrap();
+    let mut stream = TcpStream::connect(proxy.listens()[0]).unwrap();
     let head = "POST /query?db=d HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
                 Content-Type: application/x-www-form-urlencoded\r\n\r\n";
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
@@ -311,6 +312,74 @@ fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
     // A client that disconnects may receive nothing.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Before, the form of a path with a slash at its end was forwarded unread.
+#[test]
+fn statements_are_checked_at_every_spelling_of_the_path() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    for path in ["/query", "/query/", "/influx/query", "/influx/query/"] {
+        for (form, status) in [("q=DROP+DATABASE+d", 403), ("q=SHOW+DATABASES", 200)] {
+            let headers = format!(
+                "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n{form}",
+                form.len()
+            );
+            let answer = proxy.send("POST", path, &headers);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        }
+    }
+    assert_eq!(origin.lines().len(), 4);
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, the client received the origin's 101 and its empty errors.
+#[test]
+fn every_error_of_the_origin_has_a_body_and_no_other_protocol_is_passed_on() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let range = "/api/v1/query_range?query=up&start=1000&end=1000&step=15";
+    // In lower case, not to be taken for a header of this request.
+    let ended = "connection: close|";
+    for (response, status, wanted) in [
+        ("101 Switching Protocols|upgrade: x|connection: upgrade||", 502, "status 101"),
+        (&*format!("500 Oops|{ended}Content-Length: 0||"), 500, "without a text\n"),
+        (&format!("500 Oops|{ended}Transfer-Encoding: chunked||0||"), 500, "without a text\n"),
+        (&format!("503 Oops|{ended}|"), 503, "without a text\n"),
+        (
+            &format!("404 Oops|{ended}Content-Type: application/json|Content-Length: 0||"),
+            404,
+            "\"errorType\":\"not_found\",\"error\":\"the proxy's origin answered 404",
+        ),
+        (&format!("500 Oops|{ended}Content-Encoding: gzip|Content-Length: 0||"), 500, "without"),
+        (&format!("500 Oops|{ended}Content-Length: 3||own"), 500, "\r\n\r\nown"),
+        (&format!("500 Oops|{ended}Content-Type: image/png|Content-Length: 0||"), 500, "\r\n\r\n"),
+    ] {
+        for target in ["/api/v1/labels", range] {
+            let header = format!("x-test-response: HTTP/1.1 {response}\r\n");
+            let answer = proxy.send("GET", target, &header);
+            let is_right = answer.starts_with(&format!("HTTP/1.1 {status} "));
+            assert!(is_right && answer.contains(wanted), "{target} {response}: {answer}");
+            assert!(!answer.contains("gzip"), "{target} {response}: {answer}");
+        }
+    }
+    let header = format!("x-test-response: HTTP/1.1 500 Oops|{ended}Content-Length: 9||\r\n");
+    assert!(proxy.send("HEAD", "/api/v1/labels", &header).ends_with("\r\n\r\n"));
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, it was 502 and a log line about the origin.
+#[test]
+fn a_body_that_is_malformed_is_the_clients_error() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = RunningProxy::start(&format!("http://{}", silent.local_addr().unwrap()), &[]);
+    for chunk in ["zz\r\n", "3\r\nabcd", "3\nabc", "3 \r\nabc\r\n", "0\r\nA: b\n\r\n"] {
+        let headers = format!("Transfer-Encoding: chunked\r\n\r\n{chunk}");
+        let answer = proxy.send("POST", "/api/v1/write", &headers);
+        let is_named = answer.contains("the body of the request was cut off");
+        assert!(answer.starts_with("HTTP/1.1 400 ") && is_named, "{chunk:?}: {answer}");
+    }
+    proxy.proxy.stop().unwrap();
 }
 
 /// InfluxDB accepts changes as forms: a part of one may be another change, and a larger one.
@@ -329,22 +398,9 @@ fn a_form_that_breaks_off_never_reaches_the_origin() {
         stream.write_all(answer).unwrap();
         String::from_utf8(request).unwrap()
     });
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().display().to_string();
-    let flags = [
-        ("listen", "127.0.0.1:0"),
-        ("data", &data),
-        ("size", "64MiB"),
-        ("memory", "64MiB"),
-        ("answer-bytes-max", "1MiB"),
-        ("connections-max", "4"),
-        ("settle", "1ms"),
-        ("proxy", &origin),
-        // Statements that change the database.
-        ("proxy-paths", "/query"),
-    ];
-    let config = from_flags::<CacheConfig>(&flags).unwrap();
-    let proxy = Proxy::start(&config.proxy.get().unwrap(), config, || ()).unwrap();
+    // The path takes statements that change the database.
+    let flags = [("connections-max", "4"), ("proxy-paths", "/query")];
+    let RunningProxy { proxy, _folder } = RunningProxy::start(&origin, &flags);
     let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
     let begun = chunk("q=DROP SERIES FROM cpu");
     // Between chunks, in the middle of one, and with one that is none.
@@ -358,4 +414,38 @@ fn a_form_that_breaks_off_never_reaches_the_origin() {
     assert!(request.contains("q=DROP SERIES FROM cpu WHERE host='a'"), "{request}");
     assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
     proxy.stop().unwrap();
+}
+
+/// Before, the header of one client reached the origin, and its status 417 another client.
+#[test]
+fn a_shared_answer_depends_on_no_header_outside_of_its_key() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let foreign = "Expect: nonsense\r\nUser-Agent: sqlmap\r\nReferer: x\r\nX-Request-ID: ../../x\r\n\
+                   Accept-Language: xx\r\nVia: loop\r\ntraceparent: 00-abc-1\r\n";
+    assert_eq!(proxy.ask(foreign), ("none".to_owned(), false));
+    let head = origin.heads.lock().concat().to_lowercase();
+    for name in ["expect", "user-agent", "referer", "x-request-id", "accept-language", "via"] {
+        assert!(!head.contains(&format!("\r\n{name}:")), "{name}: {head}");
+    }
+    assert!(head.contains("\r\ntraceparent: 00-abc-1\r\n"), "{head}");
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, the origin received the request without the body.
+#[test]
+fn a_body_of_a_get_is_refused() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    for method in ["GET", "HEAD"] {
+        for body in
+            ["Content-Length: 5\r\n\r\nq=1&a", "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"]
+        {
+            let answer = proxy.send(method, "/api/v1/labels", body);
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{method} {body:?}: {answer}");
+        }
+    }
+    assert!(origin.lines().is_empty());
+    assert!(proxy.send("GET", "/api/v1/labels", "Content-Length: 0\r\n").contains(" 200 "));
+    proxy.proxy.stop().unwrap();
 }

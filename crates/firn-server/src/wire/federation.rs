@@ -99,8 +99,8 @@ impl FederationFormat {
     }
 
     /// The bytes after the last sample.
-    pub fn end(self) -> &'static [u8] {
-        if self.kind == FormatKind::OpenMetrics { b"# EOF\n" } else { b"" }
+    pub fn end(self) -> &'static str {
+        if self.kind == FormatKind::OpenMetrics { "# EOF\n" } else { "" }
     }
 }
 
@@ -153,6 +153,32 @@ pub fn push_samples(
         }
         out.push(b'\n');
     }
+}
+
+/// The bytes that [`push_samples`] needs at most, for its output and on the way to it.
+pub fn samples_bytes_max(
+    samples: &[(Labels, Sample)],
+    external: &Labels,
+    format: FederationFormat,
+) -> usize {
+    // Signs around names and values, in all formats; a float, a time and separators.
+    const LABEL_BYTES: usize = 16;
+    const SAMPLE_BYTES: usize = 128;
+    // `_dot_` for one character is the longest.
+    let name_bytes = |name: &str| if is_plain(name) { name.len() } else { 5 * name.len() };
+    let is_escaped = |byte: &u8| matches!(byte, b'\\' | b'\n' | b'"');
+    let value_bytes = |value: &str| value.len() + value.bytes().filter(|b| is_escaped(b)).count();
+    let labels_bytes = |labels: &Labels| -> usize {
+        let bytes = |(name, value)| name_bytes(name) + value_bytes(value) + LABEL_BYTES;
+        labels.iter().map(bytes).sum()
+    };
+    let external_bytes = labels_bytes(external) + SAMPLE_BYTES;
+    let name = samples.first().map_or("", |(labels, _)| labels.metric_name());
+    let of_name = name_bytes(name) + LABEL_BYTES;
+    let of_samples = samples.iter().map(|(labels, _)| labels_bytes(labels) + external_bytes);
+    let bytes = of_name * (samples.len() + 1) + of_samples.sum::<usize>();
+    // A message is built before its length is known.
+    if format.kind == FormatKind::Protobuf { 3 * bytes } else { bytes }
 }
 
 /// A `MetricFamily` with its length before it: name 1, type 3, metrics 4.
@@ -266,7 +292,8 @@ mod tests {
         let external = Labels::from_pairs([("region", "eu"), ("a", "z")]).unwrap();
         let mut out = Vec::new();
         push_samples(&samples, &external, format, &mut out);
-        out.extend_from_slice(format.end());
+        assert!(out.len() <= samples_bytes_max(&samples, &external, format));
+        out.extend_from_slice(format.end().as_bytes());
         out
     }
 

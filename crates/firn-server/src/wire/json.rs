@@ -1,6 +1,6 @@
 //! Prometheus' JSON, written by hand: a query's answer is millions of numbers and nothing else.
 
-use firn_model::{Histogram, Labels, excerpt_within};
+use firn_model::{Histogram, Labels, excerpt_within, is_control};
 use firn_promql::{
     BoundedBucket, PointValue, QueryOutput, Series, Value, VectorPoint, all_buckets,
 };
@@ -16,6 +16,26 @@ const NOTE_COUNT_MAX: usize = 10;
 /// Appends a JSON string.
 pub fn push_string(text: &str, out: &mut Vec<u8>) {
     push_text(text.as_bytes(), out);
+}
+
+/// The length of `text` as a JSON string.
+pub fn string_bytes(text: &str) -> usize {
+    text_bytes(text.as_bytes())
+}
+
+/// The length of a label set as a JSON object, at most.
+pub fn labels_bytes(labels: &Labels) -> usize {
+    let pairs = labels.iter_bytes().map(|(name, value)| text_bytes(name) + text_bytes(value) + 2);
+    2 + pairs.sum::<usize>()
+}
+
+fn text_bytes(bytes: &[u8]) -> usize {
+    let escaped = |&byte: &u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    2 + bytes.iter().map(escaped).sum::<usize>()
 }
 
 /// Appends a JSON string of bytes that are UTF-8.
@@ -119,30 +139,85 @@ pub fn success(
 ) -> Vec<u8> {
     let mut out = SUCCESS_HEAD.to_vec();
     push_data(&mut out);
-    push_notes("warnings", warnings, &mut out);
-    push_notes("infos", infos, &mut out);
-    out.push(b'}');
+    push_end(warnings, infos, &mut out);
     out
 }
 
-/// A whole failed answer.
+/// Appends the end of a successful answer, after the value of `data`.
+pub fn push_end(warnings: &[String], infos: &[String], out: &mut Vec<u8>) {
+    push_notes("warnings", warnings, out);
+    push_notes("infos", infos, out);
+    out.push(b'}');
+}
+
+/// A whole failed answer. Its texts may repeat a client's input.
 pub fn failure(error_type: &str, text: &str) -> Vec<u8> {
     let mut out = br#"{"status":"error","errorType":"#.to_vec();
     push_string(error_type, &mut out);
     out.extend_from_slice(br#","error":"#);
     push_string(&excerpt_within(text, ERROR_BYTES_MAX), &mut out);
     out.push(b'}');
+    printable(out)
+}
+
+/// A JSON document of one line with an escape in place of every character of
+/// [`firn_model::is_control`]: JSON itself demands it of the first 32 only.
+pub fn printable(document: Vec<u8>) -> Vec<u8> {
+    // The others begin with one of these bytes.
+    if !document.iter().any(|byte| matches!(byte, 0x7f | 0xc2 | 0xe2)) {
+        return document;
+    }
+    let mut out = Vec::with_capacity(document.len());
+    for character in String::from_utf8_lossy(&document).chars() {
+        match is_control(character) {
+            // Outside of its texts the document has none of them.
+            true => out.extend_from_slice(format!("\\u{:04x}", u32::from(character)).as_bytes()),
+            false => out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
     out
 }
 
-/// A complete response to `query` or `query_range`, with at most `limit` series of a vector or
-/// matrix (0: all). `warning` is added to those of the query; `push_more` appends to the data.
-pub fn query_answer(
+/// The bytes of [`push_query_answer`] at most, without the text of its `push_more`.
+pub fn query_answer_bytes(output: &QueryOutput) -> usize {
+    // `[time,"value"],` with at most 21 and 24 digits.
+    const FLOAT_BYTES: usize = 52;
+    const SERIES_BYTES: usize = 64;
+    let value_bytes = match &output.value {
+        Value::Scalar { .. } => FLOAT_BYTES,
+        Value::String { value, .. } => 64 + text_bytes(String::from_utf8_lossy(value).as_bytes()),
+        Value::Vector(points) => points
+            .iter()
+            .map(|p| {
+                let value_bytes = match &p.value {
+                    PointValue::Float(_) => FLOAT_BYTES,
+                    PointValue::Histogram(histogram) => histogram_bytes(histogram),
+                };
+                SERIES_BYTES + labels_bytes(&p.labels) + value_bytes
+            })
+            .sum(),
+        Value::Matrix(series) => series
+            .iter()
+            .map(|s| {
+                let histograms = s.histograms.iter().map(|point| histogram_bytes(&point.histogram));
+                let float_bytes = s.floats.len() * FLOAT_BYTES;
+                SERIES_BYTES + labels_bytes(&s.labels) + float_bytes + histograms.sum::<usize>()
+            })
+            .sum(),
+    };
+    let notes = output.annotations.warnings().chain(output.annotations.infos());
+    512 + value_bytes + notes.map(|note| string_bytes(&note) + 1).sum::<usize>()
+}
+
+/// Appends a complete response to `query` or `query_range`, with at most `limit` series of a vector
+/// or matrix (0: all). `warning` is added to those of the query; `push_more` appends to the data.
+pub fn push_query_answer(
     output: &QueryOutput,
     limit: usize,
     warning: Option<String>,
     push_more: impl FnOnce(&mut Vec<u8>),
-) -> Vec<u8> {
+    out: &mut Vec<u8>,
+) {
     let series_count = match &output.value {
         Value::Vector(points) => points.len(),
         Value::Matrix(series) => series.len(),
@@ -155,44 +230,17 @@ pub fn query_answer(
     }
     warnings.extend(warning);
     let infos: Vec<String> = output.annotations.infos().collect();
-    success(&warnings, &infos, |out| {
-        out.reserve(query_answer_bytes(output));
-        out.extend_from_slice(br#"{"resultType":""#);
-        out.extend_from_slice(output.value.value_type().api_name().as_bytes());
-        out.extend_from_slice(br#"","result":"#);
-        push_value(&output.value, shown_count, out);
-        push_more(out);
-        out.push(b'}');
-    })
+    out.extend_from_slice(SUCCESS_HEAD);
+    out.extend_from_slice(br#"{"resultType":""#);
+    out.extend_from_slice(output.value.value_type().api_name().as_bytes());
+    out.extend_from_slice(br#"","result":"#);
+    push_value(&output.value, shown_count, out);
+    push_more(out);
+    out.push(b'}');
+    push_end(&warnings, &infos, out);
 }
 
-/// About how many bytes [`query_answer`] will take, never much less.
-pub fn query_answer_bytes(output: &QueryOutput) -> usize {
-    let labels_bytes = |labels: &Labels| labels.as_encoded().len() * 2 + 64;
-    512 + match &output.value {
-        Value::Scalar { .. } => 0,
-        Value::String { value, .. } => value.len() * 3,
-        Value::Vector(points) => points
-            .iter()
-            .map(|p| {
-                labels_bytes(&p.labels)
-                    + match &p.value {
-                        PointValue::Float(_) => 48,
-                        PointValue::Histogram(histogram) => histogram_bytes(histogram),
-                    }
-            })
-            .sum(),
-        Value::Matrix(series) => series
-            .iter()
-            .map(|s| {
-                let histograms = s.histograms.iter().map(|point| histogram_bytes(&point.histogram));
-                labels_bytes(&s.labels) + s.floats.len() * 44 + histograms.sum::<usize>()
-            })
-            .sum(),
-    }
-}
-
-/// Estimated bytes of a histogram point: three numbers of a bucket have at most 24 digits each.
+/// The bytes of a histogram point at most: three numbers of a bucket have up to 24 digits each.
 fn histogram_bytes(histogram: &Histogram) -> usize {
     128 + (histogram.positive.len() + histogram.negative.len() + 1) * 88
 }
@@ -329,8 +377,9 @@ mod tests {
             samples: None,
             held: HeldMemory::default(),
         };
-        let bytes = query_answer(&output, limit, None, |_| {});
-        assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");
+        let mut bytes = Vec::new();
+        push_query_answer(&output, limit, None, |_| {}, &mut bytes);
+        assert!(bytes.len() <= query_answer_bytes(&output), "the bound is too low");
         String::from_utf8(bytes).unwrap()
     }
 
@@ -410,6 +459,11 @@ mod tests {
         let mut out = Vec::new();
         push_string(text, &mut out);
         assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
+        assert_eq!(out.len(), string_bytes(text));
+        let labels = Labels::from_pairs([("a", text), ("b", "\u{2}")]).unwrap();
+        out.clear();
+        push_labels(&labels, &mut out);
+        assert_eq!(out.len() + 1, labels_bytes(&labels));
         assert!(String::from_utf8(out).unwrap().contains(r"\u0001\u001f"));
     }
 

@@ -16,13 +16,16 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use firn_model::{Error, Result, excerpt};
+use firn_model::{Error, Reservation, Result, excerpt};
 
 /// A walk over one JSON text.
 #[derive(Debug)]
 pub(crate) struct JsonReader<'a> {
     text: &'a str,
     at: usize,
+    /// Memory of all strings with escapes so far, which are copies.
+    held: Reservation,
+    copied_bytes: u64,
 }
 
 /// An error and its path, innermost step first.
@@ -42,18 +45,20 @@ enum PathStep {
 /// The result of one step of the walk.
 pub(crate) type Read<T> = std::result::Result<T, JsonFault>;
 
-/// Reads all of `bytes`; `read` consumes the one value in it.
+/// Reads all of `bytes`; `read` consumes the one value in it. `held` is empty; copies of strings
+/// are reserved in it.
 ///
 /// # Errors
-/// `Invalid` with byte and path, or the error of `read` with both prepended.
+/// `Invalid` with byte and path, or the error of `read` with both prepended; `Busy` without memory.
 pub(crate) fn read_json<T>(
     bytes: &[u8],
+    held: Reservation,
     read: impl FnOnce(&mut JsonReader<'_>) -> Read<T>,
 ) -> Result<T> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         Error::invalid(format!("JSON, byte {}: the body is not UTF-8", e.valid_up_to()))
     })?;
-    let mut reader = JsonReader { text, at: 0 };
+    let mut reader = JsonReader { text, at: 0, held, copied_bytes: 0 };
     let whole = |reader: &mut JsonReader<'_>| {
         let value = read(reader)?;
         match reader.peek() {
@@ -85,7 +90,7 @@ impl<'a> JsonReader<'a> {
                 return Err(self.fault("a colon must follow a field's name"));
             }
             field(self, &key)
-                .map_err(|fault| fault.inside(PathStep::Field(key.clone().into_owned())))?;
+                .map_err(|fault| fault.inside(PathStep::Field(head(&key).to_owned())))?;
             if self.take(b'}') {
                 return Ok(());
             }
@@ -128,7 +133,7 @@ impl<'a> JsonReader<'a> {
             self.step(1);
             return Ok(Cow::Borrowed(plain));
         }
-        let mut text = plain.to_owned();
+        let mut text = self.copy(plain, start)?;
         loop {
             match self.byte() {
                 Some(b'"') => {
@@ -141,6 +146,23 @@ impl<'a> JsonReader<'a> {
             }
             text.push_str(self.run());
         }
+    }
+
+    /// A copy of `plain`, which starts at `start`, with room for the rest of its string. An escape
+    /// sequence is never shorter than its character.
+    fn copy(&mut self, plain: &str, start: usize) -> Read<String> {
+        let mut is_escaped = false;
+        let rest = self.rest().bytes().take_while(|&byte| {
+            let is_end = byte == b'"' && !is_escaped;
+            is_escaped = byte == b'\\' && !is_escaped;
+            !is_end
+        });
+        let len = plain.len().saturating_add(rest.count());
+        self.copied_bytes = self.copied_bytes.saturating_add(len as u64);
+        self.held.cover(self.copied_bytes).map_err(|e| self.refuse_at(start, e))?;
+        let mut text = String::with_capacity(len);
+        text.push_str(plain);
+        Ok(text)
     }
 
     /// The text of a number.
@@ -305,8 +327,8 @@ impl JsonFault {
         for (idx, step) in self.way.iter().rev().enumerate() {
             // Writing into a string cannot fail.
             let _ = match step {
-                PathStep::Field(name) if idx == 0 => write!(context, ", {}", head(name)),
-                PathStep::Field(name) => write!(context, ".{}", head(name)),
+                PathStep::Field(name) if idx == 0 => write!(context, ", {name}"),
+                PathStep::Field(name) => write!(context, ".{name}"),
                 PathStep::Item(item) => write!(context, "[{item}]"),
             };
         }
@@ -344,6 +366,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use firn_model::{Budget, Pool};
+
+    fn unheld() -> Reservation {
+        Budget::unlimited().empty(Pool::Requests)
+    }
 
     /// Any value as a tree: everything that the reader supports.
     fn value(reader: &mut JsonReader<'_>) -> Read<Value> {
@@ -398,7 +425,7 @@ mod tests {
                     _ => Err(reader.fault("no such field")),
                 })
             };
-            read_json(text.as_bytes(), read).map_err(|e| e.to_string())
+            read_json(text.as_bytes(), unheld(), read).map_err(|e| e.to_string())
         };
         assert_eq!(f(r#" { "rows" : [ [1, -2] , [] ] } "#), Ok(()));
         let cases = [
@@ -426,8 +453,28 @@ mod tests {
         for (text, wanted) in cases {
             assert_eq!(f(text).unwrap_err(), wanted, "{text}");
         }
-        let error = read_json(b"\"\xff\"", |reader| reader.string().map(drop)).unwrap_err();
+        let error =
+            read_json(b"\"\xff\"", unheld(), |reader| reader.string().map(drop)).unwrap_err();
         assert_eq!(error.to_string(), "JSON, byte 1: the body is not UTF-8");
+    }
+
+    #[test]
+    fn copies_of_strings_are_reserved_before_they_are_made() {
+        let budget = Budget::new(100_000);
+        let read = |text: &str| {
+            read_json(text.as_bytes(), budget.empty(Pool::Requests), |reader| {
+                let at = budget.usage().used_bytes;
+                let read = reader.string()?;
+                let held = budget.usage().used_bytes - at;
+                Ok(matches!(read, Cow::Owned(copy) if held < copy.capacity() as u64))
+            })
+        };
+        let long = "n".repeat(200_000);
+        assert!(!read(&format!("\"{long}\"")).unwrap(), "borrowed");
+        assert!(!read(&format!("\"\\n\\\\{}\"", "\\u00e9".repeat(100))).unwrap());
+        let error = read(&format!("\"\\n{long}\"")).unwrap_err();
+        assert!(error.is_retriable(), "{error}");
+        assert_eq!(budget.usage().used_bytes, 0);
     }
 
     #[test]
@@ -464,7 +511,7 @@ mod tests {
             "{\"a\"}",
         ];
         for text in texts {
-            let ours = read_json(text.as_bytes(), value).ok();
+            let ours = read_json(text.as_bytes(), unheld(), value).ok();
             let theirs = serde_json::from_str::<Value>(text).ok();
             match (&ours, &theirs) {
                 (Some(ours), Some(theirs)) => {
@@ -491,7 +538,7 @@ mod tests {
                     None => bytes.push(byte),
                 }
             }
-            let ours = read_json(&bytes, value).ok();
+            let ours = read_json(&bytes, unheld(), value).ok();
             let theirs = serde_json::from_slice::<Value>(&bytes).ok();
             // Literals that this reader does not support.
             let theirs = theirs.filter(|value| !value.is_boolean());

@@ -1,5 +1,6 @@
 //! Wire formats: pure functions between bytes and the server's types. No I/O, no state.
 
+pub mod base64;
 pub mod crc32c;
 pub mod decoded;
 pub mod exposition;
@@ -8,7 +9,6 @@ pub mod groups;
 pub mod json;
 mod json_reader;
 pub mod number;
-mod protobuf;
 pub mod query_stats;
 pub mod remote_read;
 pub mod remote_write;

@@ -49,6 +49,18 @@ impl StatsLevel {
         ))
     }
 
+    /// The bytes that [`StatsLevel::push`] and the warning take, at most.
+    pub fn bytes_max(&self, output: &QueryOutput) -> usize {
+        // Of a step: its time and two numbers.
+        const STEP_BYTES: usize = 48;
+        let step_count =
+            |samples: &SampleStats| samples.queryable_per_step.len() + samples.read_per_step.len();
+        match self {
+            StatsLevel::None => 0,
+            _ => 8_192 + STEP_BYTES * output.samples.as_ref().map_or(0, step_count),
+        }
+    }
+
     /// Appends `,"stats":{..}` if requested.
     pub fn push(
         &self,

@@ -32,7 +32,7 @@ pub use frames::FrameWriter;
 pub use request::{ReadQuery, ReadRequest, ResponseType, decode};
 pub use samples::SamplesWriter;
 
-use crate::wire::protobuf::{close_message, push_bytes};
+use firn_model::protobuf::{close_message, push_bytes};
 
 /// Appends every pair as field 1, in order of names.
 fn push_labels(labels: &Labels, out: &mut Vec<u8>) {

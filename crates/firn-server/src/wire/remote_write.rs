@@ -25,8 +25,8 @@ use firn_model::{LabelsBuilder, Result, Sample, Timestamp};
 
 use crate::metadata::{Metadata, MetricType};
 use crate::wire::decoded::{Decoded, SpanHasher};
-use crate::wire::protobuf::{Reader, WireType, malformed, wrong_type};
 use crate::wire::{LabelFault, utf8};
+use firn_model::protobuf::{Reader, WireType, malformed, wrong_type};
 
 /// Walks a decompressed request into `out`, which the caller has cleared.
 ///

@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use firn_model::{
     Error, LabelLimits, Labels, LabelsBuilder, METRIC_NAME, Matcher, QueryContext, Reservation,
-    Result, Sample, TimeRange, Timestamp, excerpt,
+    Result, Sample, SeriesRef, TimeRange, Timestamp, excerpt,
 };
 use firndb::SeriesSamples;
 
@@ -24,8 +24,12 @@ use crate::wire::number::{push_float, push_i64, push_u64};
 
 /// Operations of one request.
 const OPERATION_COUNT_MAX: usize = 10_000;
-// Memory of a selector for each byte of its text.
-const SELECTOR_BYTES_PER_BYTE: u64 = 96;
+/// An operation in a list that grows, with its reference and its result.
+const OPERATION_BYTES: u64 =
+    (3 * size_of::<Operation>() + size_of::<OperationResult>() + size_of::<SeriesRef>() + 32)
+        as u64;
+/// A label set beside its bytes.
+const LABELS_BYTES: u64 = 64;
 const NO_MATCHER: &str = "match must contain at least one non-empty matcher";
 
 /// The effect of an operation.
@@ -101,7 +105,8 @@ struct Fields {
     digest: Option<String>,
 }
 
-/// Reads a body. `held` grows by the memory of selectors, which [`Operation::compile`] compiles.
+/// Reads a body. `held` grows by the memory of the operations, before it is taken. Selectors are
+/// not compiled yet, see [`Operation::compile`].
 ///
 /// # Errors
 /// `Invalid` with byte and path of the mistake; `Busy` without memory.
@@ -111,7 +116,8 @@ pub(crate) fn decode(
     held: &mut Reservation,
 ) -> Result<Vec<Operation>> {
     let mut operations = Vec::new();
-    read_json(body, |reader| {
+    let copies = held.split(0);
+    read_json(body, copies, |reader| {
         let mut has_operations = false;
         reader.object(|reader, key| match key {
             "operations" => {
@@ -141,6 +147,7 @@ fn operation(
     let start = reader.at();
     let mut fields = Fields::default();
     reader.object(|reader, key| field(reader, key, &mut fields, (limits, held)))?;
+    held.grow(OPERATION_BYTES).map_err(|e| reader.refuse_at(start, e))?;
     fields.into_operation().map_err(|what| reader.fault_at(start, what))
 }
 
@@ -167,12 +174,14 @@ fn field(
         let at = reader.at();
         value(reader)?.ok_or_else(|| reader.fault_at(at, "a value is missing"))
     }
-    fn text(reader: &mut JsonReader<'_>) -> Read<String> {
-        reader.string().map(|text| text.into_owned())
+    fn text(reader: &mut JsonReader<'_>, held: &mut Reservation) -> Read<String> {
+        let (at, text) = (reader.at(), reader.string()?);
+        held.grow(text.len() as u64).map_err(|e| reader.refuse_at(at, e))?;
+        Ok(text.into_owned())
     }
     match key {
-        "op" => set(reader, key, &mut fields.op, text),
-        "series" => set(reader, key, &mut fields.series, |reader| labels(reader, limits)),
+        "op" => set(reader, key, &mut fields.op, |reader| text(reader, held)),
+        "series" => set(reader, key, &mut fields.series, |reader| labels(reader, limits, held)),
         "match" => set(reader, key, &mut fields.matchers, |reader| selector(reader, held)),
         "timestamp" => set(reader, key, &mut fields.timestamp, ms),
         "start" => set(reader, key, &mut fields.start, ms),
@@ -180,19 +189,25 @@ fn field(
         "value" => set(reader, key, &mut fields.value, number),
         "multiply" => set(reader, key, &mut fields.multiply, number),
         "add" => set(reader, key, &mut fields.add, number),
-        "digest" => set(reader, key, &mut fields.digest, text),
+        "digest" => set(reader, key, &mut fields.digest, |reader| text(reader, held)),
         _ => Err(unknown(reader)),
     }
 }
 
-fn labels(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Labels> {
+fn labels(
+    reader: &mut JsonReader<'_>,
+    limits: &LabelLimits,
+    held: &mut Reservation,
+) -> Read<Labels> {
     let start = reader.at();
     let mut builder = LabelsBuilder::default();
     reader.object(|reader, name| {
-        builder.push(name, &reader.string()?);
-        Ok(())
+        let pushed = builder.push_within(name, &reader.string()?, limits);
+        pushed.map_err(|e| reader.refuse_at(start, e))
     })?;
     let labels = builder.build(limits).map_err(|e| reader.refuse_at(start, e))?;
+    let bytes = labels.as_encoded().len() as u64;
+    held.grow(bytes.saturating_add(LABELS_BYTES)).map_err(|e| reader.refuse_at(start, e))?;
     match labels.get(METRIC_NAME) {
         Some(_) => Ok(labels),
         None => Err(reader.fault_at(start, "a series needs a metric name: __name__")),
@@ -203,8 +218,7 @@ fn labels(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Labels> {
 fn selector(reader: &mut JsonReader<'_>, held: &mut Reservation) -> Read<Vec<Matcher>> {
     let start = reader.at();
     let text = reader.string()?;
-    let bytes = (text.len() as u64).saturating_mul(SELECTOR_BYTES_PER_BYTE);
-    held.grow(bytes).map_err(|e| reader.refuse_at(start, e))?;
+    held.grow(firn_promql::tree_bytes(&text)).map_err(|e| reader.refuse_at(start, e))?;
     let matchers =
         firn_promql::parse_matchers(&text).map_err(|e| reader.fault_at(start, e.to_string()))?;
     if matchers.iter().all(|one| !one.needs_compiling() && one.matches_absent()) {
@@ -378,4 +392,55 @@ fn push_count(name: &[u8], count: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(name);
     push_u64(count, out);
     out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, Pool};
+
+    use super::*;
+
+    const LONG: usize = 1 << 20;
+
+    fn read(body: &str, budget: &Budget) -> (Result<Vec<Operation>>, u64) {
+        let mut held = budget.empty(Pool::Requests);
+        let operations = decode(body.as_bytes(), &LabelLimits::default(), &mut held);
+        (operations, held.bytes())
+    }
+
+    #[test]
+    fn a_body_reserves_what_it_decodes_to() {
+        let budget = Budget::new(LONG as u64 / 4);
+        let text = "n".repeat(LONG);
+        let insert = |series: &str, value: &str| {
+            format!(
+                r#"{{"operations":[{{"op":"insert","series":{series},"timestamp":1,"value":{value}}}]}}"#
+            )
+        };
+        let name = r#"{"__name__":"m"}"#;
+        // These need no copy of their long text.
+        let refused = [
+            format!("{{\"{text}\":1}}"),
+            insert(&format!(r#"{{"__name__":"{text}"}}"#), "1"),
+            insert(name, &format!("\"{text}\"")),
+            insert(name, &"-".repeat(LONG)),
+        ];
+        for body in refused {
+            let (operations, held_bytes) = read(&body, &budget);
+            let error = operations.unwrap_err();
+            assert!(!error.is_retriable(), "{error}");
+            assert!(held_bytes < 4_096, "{held_bytes}");
+        }
+        // The memory of parsing is reserved before a selector is parsed.
+        let selector = format!(r#"{{"operations":[{{"op":"read","match":"{text}"}}]}}"#);
+        assert!(read(&selector, &budget).0.unwrap_err().is_retriable());
+        let digest = format!(r#"{{"operations":[{{"op":"read","match":"a","digest":"{text}"}}]}}"#);
+        assert!(read(&digest, &budget).0.unwrap_err().is_retriable());
+        let (operations, held_bytes) = read(&digest, &Budget::unlimited());
+        assert_eq!(operations.unwrap().len(), 1);
+        assert!(held_bytes > LONG as u64 && held_bytes < LONG as u64 + 4_096, "{held_bytes}");
+        let one = r#"{"op":"read","match":"a"}"#;
+        let many = format!(r#"{{"operations":[{}]}}"#, [one; 5_000].join(","));
+        assert!(read(&many, &budget).0.unwrap_err().is_retriable(), "5,000 operations");
+    }
 }

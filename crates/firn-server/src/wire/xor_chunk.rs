@@ -178,5 +178,9 @@ impl XorChunk {
     }
 }
 
+/// The decoder, which the tests over HTTP use too.
+#[cfg(any(test, fuzzing))]
+#[path = "../../tests/http/xor_decoder.rs"]
+pub(crate) mod decoder;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -143,10 +143,13 @@ fn texts_without_measure_are_refused_where_they_stand() {
     f(&" ".repeat(2 << 20), "at most 1048576 are read");
     f("m[99999999999999999999y]", "1:3: parse error: ");
     f("{a=~'x{99999}{99999}'}", "parse error: ");
-    // One such expression compiles to megabytes, ten thousand would to more than there is.
+    // One such expression compiles to megabytes, a thousand would to more than there is.
     let large = "a=~'(\\\\pL{10}){20}',";
     assert_eq!(post(&format!("m{{{large}}}")).status, 200);
-    f(&format!("m{{{}}}", large.repeat(10_000)), "Compiled regex exceeds size limit");
+    let many = post(&format!("m{{{}}}", large.repeat(1_000)));
+    assert_eq!(many.status, 422, "{}", many.text());
+    assert!(many.text().contains("--query-memory"), "{}", many.text());
+    f(&format!("m{{{}}}", large.repeat(1_001)), "a selector has over 1000 matchers");
     assert_eq!(post(&format!("m{{{}}}", "a=~'b.*',".repeat(200))).status, 200);
     assert_eq!(post(&format!("{}1", " ".repeat(1 << 19))).status, 200);
     // A body over 10 MiB is not read to its end.

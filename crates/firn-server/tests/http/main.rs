@@ -14,6 +14,8 @@ mod query_api;
 mod query_stats;
 mod remote_read;
 mod remote_write;
+mod rules;
+mod scraping;
 mod status;
 mod surroundings;
 mod tally;
@@ -28,7 +30,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
-use firn_server::{Flags, ServeConfig, Server};
+use firn_server::{Flags, HostProcess, ServeConfig, Server};
 use tempfile::TempDir;
 
 /// A server of its own for a test.
@@ -64,12 +66,18 @@ fn start_in(folder: &TempDir, args: &[&str]) -> Server {
 }
 
 fn start_with_data(data: &Path, args: &[&str]) -> Server {
+    try_start(data, args).expect("a server")
+}
+
+fn try_start(data: &Path, args: &[&str]) -> firn_server::Result<Server> {
     let data = format!("--data={}", data.display());
     let fixed = ["firn", &data, "--listen=127.0.0.1:0", "--self-scrape=never", "--memory=256MiB"];
     let command = Flags::<ServeConfig>::augment_args(Command::new("firn").args_override_self(true));
     let matches = command.get_matches_from(fixed.iter().chain(args));
     let flags = Flags::<ServeConfig>::from_arg_matches(&matches).expect("flags");
-    Server::start(flags.load().expect("settings").config, || ()).expect("a server")
+    // All servers of the tests share one process.
+    let process = HostProcess { release_memory: || (), is_dedicated: false };
+    Server::start(flags.load().expect("settings").config, process)
 }
 
 fn wait_until_ready(server: &mut Server) {

@@ -99,3 +99,27 @@ fn stats_report_the_cached_part_of_an_answer() {
     ask(&server, "query_range", &base);
     assert_eq!(storage(), [Some(10), Some(0)]);
 }
+
+/// Before, a query with statistics did not use cached answers.
+#[test]
+fn only_computed_steps_count_samples() {
+    let server = filled();
+    let samples_until = |end: &str| {
+        let params = [
+            ("query", "sum(max_over_time(m[30s]))"),
+            ("start", "1700000100"),
+            ("end", end),
+            ("step", "10"),
+            ("stats", "all"),
+        ];
+        let json = ask(&server, "query_range", &params);
+        let counts = |name: &str| {
+            let steps = json["data"]["stats"]["samples"][name].as_array().expect("steps").clone();
+            steps.iter().map(|step| step[1].as_u64().expect("a count")).collect::<Vec<_>>()
+        };
+        [counts("totalQueryableSamplesPerStep"), counts("samplesReadPerStep")]
+    };
+    assert_eq!(samples_until("1700000110"), [vec![3, 3], vec![3, 1]]);
+    assert_eq!(samples_until("1700000110"), [vec![0, 0], vec![0, 0]]);
+    assert_eq!(samples_until("1700000120"), [vec![0, 0, 3], vec![0, 0, 3]]);
+}

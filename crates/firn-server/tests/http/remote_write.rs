@@ -221,6 +221,21 @@ fn without_memory_senders_get_retry_after() {
 }
 
 #[test]
+fn memory_of_a_process_with_other_users_refuses_nothing() {
+    let server = Running::start(&["--memory=64MiB"]);
+    let others = vec![1_u8; 128 << 20];
+    // Large enough that a grant would measure the process.
+    let noise = Message::default().bytes(99, vec![0; 4 << 20]);
+    for _ in 0..3 {
+        let good = series(&[("__name__", "m")]).sample(T, 1.0);
+        assert_eq!(noise.clone().series(good).send(server.at()).status, 204);
+    }
+    let metrics = get(server.at(), "/metrics").text();
+    assert!(metrics.contains("firn_memory_reserved_bytes{pool=\"process\"} 0\n"), "{metrics}");
+    drop(std::hint::black_box(others));
+}
+
+#[test]
 fn the_headers_choose_the_protocol() {
     let server = Running::start(&[]);
     let good = Message::default().series(series(&[("__name__", "m")]).sample(T, 1.0));

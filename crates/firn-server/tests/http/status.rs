@@ -282,7 +282,7 @@ fn quit_stops_the_server_in_order() {
     assert_eq!(get(at, "/-/quit").status, 405);
     let mut running = server.server.take().expect("it runs");
     let waiting = std::thread::spawn(move || {
-        running.wait_for_signal().expect("no failure");
+        running.run(std::time::Duration::from_secs(60), |_| ()).expect("no failure");
         running.stop().expect("a clean stop");
     });
     let told = send(at, "POST", "/-/quit", &[], b"");

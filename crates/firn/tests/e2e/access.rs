@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::http::{Answer, encode, request};
 use crate::process::{Process, firn, free_address, repository, wait_for, wait_until_ready};
-use crate::remote_write::WriteRequest;
+use crate::remote_write::{WriteRequest, field, varint};
 
 /// Runs `firn user` with a line of input; returns its output.
 fn firn_user(file: &Path, args: &[&str], input: &str) -> (bool, String) {
@@ -32,7 +32,7 @@ pub(crate) fn add_user(file: &Path, name: &str, args: &[&str], password: &str) {
 }
 
 /// Adds a user with a token, and returns the header of its requests.
-fn add_with_token(file: &Path, name: &str, args: &[&str]) -> String {
+pub(crate) fn add_with_token(file: &Path, name: &str, args: &[&str]) -> String {
     add_user(file, name, &[&["--no-password"], args].concat(), "");
     let (is_done, token) = firn_user(file, &["token", name], "");
     assert!(is_done, "{token}");
@@ -76,7 +76,7 @@ impl Server {
     }
 }
 
-fn basic(user: &str, password: &str) -> String {
+pub(crate) fn basic(user: &str, password: &str) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let text = format!("{user}:{password}");
     let mut encoded = String::new();
@@ -136,7 +136,7 @@ fn every_endpoint_needs_its_role_and_no_other() {
                 other => panic!("{other}"),
             };
             let answer = server.call(&method, &path, token);
-            let is_forbidden = answer.status == 403 && answer.body.contains("this endpoint needs");
+            let is_forbidden = answer.status == 403 && answer.body.contains("this request needs");
             assert_eq!(is_forbidden, !is_allowed, "{name} {method} {path}: {}", answer.body);
             assert!(answer.status != 401, "{name} {method} {path}");
         }
@@ -153,14 +153,19 @@ fn every_endpoint_needs_its_role_and_no_other() {
     assert!(answer.status == 401 || answer.status == 429, "{}", answer.status);
 }
 
-/// A user with matchers sees only matching series, in every response.
-#[test]
-fn matchers_of_a_user_cannot_be_escaped() {
+/// A server with series of two teams, the tokens of a user of one and of an administrator,
+/// and the time of the newest sample.
+fn start_with_teams(matchers: &str) -> (Server, String, String, i64) {
     let (mut scoped, mut admin) = (String::new(), String::new());
     let server = Server::start(&["--self-scrape", "never"], |file| {
-        scoped = add_with_token(file, "scoped", &["--matchers", "{team=\"a\"}"]);
+        scoped = add_with_token(file, "scoped", &["--matchers", matchers]);
         admin = add_with_token(file, "admin", &["--role", "admin"]);
     });
+    let now_ms = write_teams(&server, &admin);
+    (server, scoped, admin, now_ms)
+}
+
+fn write_teams(server: &Server, admin: &str) -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
     let now_ms = now.as_millis() as i64;
     let mut body = String::new();
@@ -174,10 +179,123 @@ fn matchers_of_a_user_cannot_be_escaped() {
             );
         }
     }
-    let headers = [("Authorization", admin.as_str())];
+    let headers = [("Authorization", admin)];
     let path = "/api/v1/import/prometheus";
     let sent = request(server.address, "POST", path, &headers, body.as_bytes()).expect("sent");
     assert_eq!(sent.status, 204, "{}", sent.body);
+    now_ms
+}
+
+/// Every route that a user with matchers may call is decided here, with each of its methods: a new
+/// one fails this test until its selectors are decided too.
+#[test]
+fn every_route_joins_the_matchers_of_its_user() {
+    let (server, scoped, admin, now_ms) = start_with_teams("{team=~\"a|b.*c\"}");
+    let (start, end) = (now_ms / 1_000 - 60, now_ms / 1_000);
+    let select = encode("{team=~\".+\"}");
+    let range = format!("start={start}&end={end}");
+    let query = format!("query={select}&time={end}&{range}&step=15&timeout=1m&limit=1000");
+    let list = format!("match[]={select}&{range}&lone=true&metric={select}");
+    let mut seen = 0;
+    for (path, method, needs) in documented_routes() {
+        if needs != "read" {
+            // Roles that a user with matchers cannot have, or a refusal, which another test checks.
+            let is_open = needs == "nothing";
+            assert_eq!(server.call(&method, &path, &scoped).status != 403, is_open, "{path}");
+            continue;
+        }
+        let (parameters, has_series) = match path.as_str() {
+            "/api/v1/query" | "/api/v1/query_range" => (&query, true),
+            "/api/v1/query_exemplars" => (&query, false),
+            "/api/v1/series" | "/api/v1/labels" | "/api/v1/groups" | "/federate" => (&list, true),
+            "/api/v1/label/job/values" => (&list, true),
+            // It has no parameters: its group is one of both teams' or of none.
+            "/api/v1/groups/1" => (&list, false),
+            // The body is protobuf: `matchers_of_a_user_cannot_be_escaped`.
+            "/api/v1/read" => continue,
+            // They read no series.
+            "/"
+            | "/graph"
+            | "/version"
+            | "/api/v1/features"
+            | "/api/v1/format_query"
+            | "/api/v1/notifications"
+            | "/api/v1/parse_query"
+            | "/api/v1/status/buildinfo"
+            | "/api/v1/status/walreplay" => (&query, false),
+            other => panic!("{method} {other}: does it join the matchers of a user?"),
+        };
+        let call = |token: &str| match method.as_str() {
+            "POST" => {
+                let form = ("Content-Type", "application/x-www-form-urlencoded");
+                let headers = [("Authorization", token), form];
+                let body = parameters.as_bytes();
+                request(server.address, "POST", &path, &headers, body).expect("an answer")
+            }
+            _ => server.get(&format!("{path}?{parameters}"), token),
+        };
+        let (own, all) = (call(&scoped), call(&admin));
+        assert!(!own.body.contains("hiddenjob"), "{method} {path}: {}", own.body);
+        assert!(own.status != 403, "{method} {path}: {}", own.body);
+        if has_series {
+            assert_eq!((own.status, all.status), (200, 200), "{method} {path}: {}", own.body);
+            // Label names are the same for both.
+            let is_names = path == "/api/v1/labels";
+            assert!(is_names || all.body.contains("hiddenjob"), "{method} {path}: {}", all.body);
+            assert!(is_names || own.body.contains("own"), "{method} {path}: {}", own.body);
+            seen += 1;
+        }
+    }
+    assert!(seen > 8, "{seen}");
+}
+
+/// Deletes and updates of ranges in transactions need role admin, also where the API is enabled.
+#[test]
+fn changes_of_ranges_need_an_administrator() {
+    let (mut both, mut admin) = (String::new(), String::new());
+    let flags = ["--self-scrape", "never", "--enable-admin-api"];
+    let server = Server::start(&flags, |file| {
+        both = add_with_token(file, "both", &["--role", "read,write"]);
+        admin = add_with_token(file, "admin", &["--role", "admin"]);
+    });
+    let series = r#"{"__name__":"m","team":"a"}"#;
+    let transact = |operation: &str, token: &str| {
+        let body = format!("{{\"operations\":[{operation}]}}");
+        let headers = [("Authorization", token)];
+        let path = "/api/v1/transaction";
+        request(server.address, "POST", path, &headers, body.as_bytes()).expect("an answer")
+    };
+    let insert = format!(
+        "{{\"op\":\"insert\",\"series\":{series},\"timestamp\":1700000000000,\"value\":1}}"
+    );
+    let read = r#"{"op":"read","match":"m"}"#;
+    let update = format!(
+        "{{\"op\":\"update\",\"series\":{series},\"timestamp\":1700000000000,\"value\":2}}"
+    );
+    for operation in [&*insert, read, &*update] {
+        let answer = transact(operation, &both);
+        assert_eq!(answer.status, 200, "{operation}: {}", answer.body);
+    }
+    let delete = format!("{{\"op\":\"delete\",\"series\":{series},\"timestamp\":1700000000000}}");
+    for operation in [
+        r#"{"op":"update","match":"m","value":3}"#,
+        r#"{"op":"update","match":"{team=~\"a|b.*\"}","value":3}"#,
+        r#"{"op":"delete","match":"m"}"#,
+        &delete,
+    ] {
+        let refused = transact(operation, &both);
+        assert!(refused.status == 400 && refused.body.contains("role admin"), "{}", refused.body);
+        let unchanged = transact(read, &both).body.replace(' ', "");
+        assert!(unchanged.contains("[1700000000000,\"2\"]"), "{unchanged}");
+    }
+    let answer = transact(r#"{"op":"update","match":"m","value":3}"#, &admin);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+/// A user with matchers sees only matching series, in every response.
+#[test]
+fn matchers_of_a_user_cannot_be_escaped() {
+    let (server, scoped, admin, now_ms) = start_with_teams("{team=\"a\"}");
     let (start, end) = ((now_ms / 1_000 - 60).to_string(), (now_ms / 1_000).to_string());
     let mut paths = Vec::new();
     for query in [
@@ -229,13 +347,13 @@ fn matchers_of_a_user_cannot_be_escaped() {
     }
     // Remote read, a protobuf body: a query from the beginning of time for `team!="x"`.
     let mut matcher = vec![0x08, 1];
-    crate::remote_write::field(0x12, b"team", &mut matcher);
-    crate::remote_write::field(0x1a, b"x", &mut matcher);
+    field(0x12, b"team", &mut matcher);
+    field(0x1a, b"x", &mut matcher);
     let mut query = vec![0x08, 0, 0x10];
-    crate::remote_write::varint(now_ms as u64, &mut query);
-    crate::remote_write::field(0x1a, &matcher, &mut query);
+    varint(now_ms as u64, &mut query);
+    field(0x1a, &matcher, &mut query);
     let mut read = Vec::new();
-    crate::remote_write::field(0x0a, &query, &mut read);
+    field(0x0a, &query, &mut read);
     let packed = snap::raw::Encoder::new().compress_vec(&read).expect("fits in memory");
     let text = |authorization: &str| {
         let headers = [("Authorization", authorization), ("Content-Encoding", "snappy")];
@@ -253,7 +371,10 @@ fn matchers_of_a_user_cannot_be_escaped() {
 #[test]
 fn limits_of_a_user_answer_429() {
     let (mut slow, mut small, mut narrow) = (String::new(), String::new(), String::new());
-    let server = Server::start(&["--self-scrape", "never"], |file| {
+    let mut large = String::new();
+    let flags = ["--self-scrape", "never", "--enable-admin-api"];
+    let server = Server::start(&flags, |file| {
+        large = add_with_token(file, "large", &["--role", "admin"]);
         slow = add_with_token(file, "slow", &["--role", "admin"]);
         small = add_with_token(file, "small", &["--role", "admin"]);
         narrow = add_with_token(file, "narrow", &["--role", "admin"]);
@@ -292,6 +413,108 @@ fn limits_of_a_user_answer_429() {
     let path = "/api/v1/query?query=few&time=1700000000";
     let refused = server.get(path, &small);
     assert!(refused.body.contains("too many samples"), "{}", refused.body);
+    // Before, transactions and remote read read any number.
+    let post = |path: &str, body: &[u8], authorization: &str| {
+        let headers = [("Authorization", authorization)];
+        request(server.address, "POST", path, &headers, body).expect("an answer")
+    };
+    let range = r#""match":"few","start":1700000000000,"end":1700000000000"#;
+    for operation in
+        [format!(r#"{{"op":"read",{range}}}"#), format!(r#"{{"op":"update",{range},"add":1}}"#)]
+    {
+        let body = format!(r#"{{"operations":[{operation}]}}"#);
+        let path = "/api/v1/transaction";
+        let refused = post(path, body.as_bytes(), &small);
+        assert_eq!(refused.status, 413, "{}", refused.body);
+        assert!(refused.body.contains("reads more samples"), "{}", refused.body);
+        let done = post(path, body.as_bytes(), &large);
+        assert_eq!(done.status, 200, "{}", done.body);
+    }
+    for accepted in [0, 1] {
+        let body = read_request("few", 1_700_000_000_000, accepted);
+        let refused = post("/api/v1/read", &body, &small);
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert!(refused.body.contains("samples_per_query"), "{}", refused.body);
+        assert_eq!(post("/api/v1/read", &body, &large).status, 200);
+    }
+}
+
+/// A remote read of one metric at one time; the response of type 0 is one message, 1 a stream.
+fn read_request(metric: &str, ts: u64, accepted: u64) -> Vec<u8> {
+    let (mut matcher, mut query, mut message) = (Vec::new(), Vec::new(), Vec::new());
+    field(0x12, b"__name__", &mut matcher);
+    field(0x1a, metric.as_bytes(), &mut matcher);
+    for tag in [0x08, 0x10] {
+        query.push(tag);
+        varint(ts, &mut query);
+    }
+    field(0x1a, &matcher, &mut query);
+    field(0x0a, &query, &mut message);
+    message.push(0x10);
+    varint(accepted, &mut message);
+    snap::raw::Encoder::new().compress_vec(&message).expect("fits in memory")
+}
+
+/// Before, a reload read a file that a program was writing, and a file without its last users is
+/// valid: their requests failed.
+#[test]
+fn a_file_that_is_cut_and_written_again_fails_no_request() {
+    let mut last = String::new();
+    let server = Server::start(&["--enable-lifecycle"], |file| {
+        add_with_token(file, "admin", &["--role", "admin"]);
+        last = add_with_token(file, "last", &["--role", "admin"]);
+    });
+    let file = server.path("web.yml");
+    let whole = fs::read_to_string(&file).expect("the file");
+    let at = whole.find("  - name: \"last\"").expect("the last user");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let requests = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let answer = server.get("/version", &last);
+                assert_eq!(answer.status, 200, "{}", answer.body);
+                requests.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut before = 0;
+        let mut wait_for_requests = |count: usize| {
+            wait_for("requests", Duration::from_secs(60), || {
+                requests.load(Ordering::Relaxed) >= before + count
+            });
+            before = requests.load(Ordering::Relaxed);
+        };
+        for cut in [at, at - 1, 0, at + 20, whole.len() - 3, at] {
+            fs::write(&file, &whole[..cut]).expect("the file");
+            server.process.hang_up();
+            wait_for_requests(3);
+            fs::write(&file, &whole).expect("the file");
+            server.process.hang_up();
+            wait_for_requests(3);
+        }
+        // A program that takes longer.
+        fs::write(&file, &whole[..at]).expect("the file");
+        let refused = server.call("POST", "/-/reload", &last);
+        assert_eq!(refused.status, 500);
+        assert!(refused.body.contains("only the beginning"), "{}", refused.body);
+        wait_for_requests(3);
+        fs::write(&file, &whole).expect("the file");
+        assert_eq!(server.call("POST", "/-/reload", &last).status, 200);
+        is_over.store(true, Ordering::Relaxed);
+    });
+    // A change takes effect at once.
+    let renamed = whole.replace("name: \"admin\"", "name: \"boss\"");
+    fs::write(&file, &renamed).expect("the file");
+    assert_eq!(server.call("POST", "/-/reload", &last).status, 200);
+    // A pipe is not waited for, and neither is the stop.
+    fs::remove_file(&file).expect("the file");
+    let made = Command::new("mkfifo").arg(&file).status();
+    assert!(made.expect("mkfifo runs").success());
+    let refused = server.call("POST", "/-/reload", &last);
+    assert!(refused.status == 500 && refused.body.contains("it is a pipe"), "{}", refused.body);
+    assert_eq!(server.get("/version", &last).status, 200);
+    let mut server = server;
+    assert_eq!(server.process.terminate(), Some(0), "{}", server.process.output());
 }
 
 /// A flood of wrong passwords is checked one by one, beside the requests of others.
@@ -477,4 +700,49 @@ fn the_cache_and_the_proxy_have_users_too() {
     assert_eq!(status("GET", "/api/v1/query?query=up", "Bearer x"), 401);
     assert_eq!(status("POST", "/api/v1/write", &reader), 403);
     assert_eq!(status("POST", "/api/v1/admin/tsdb/snapshot", &writer), 403);
+}
+
+/// Before, `--proxy-paths=/query` let every user with role read change an InfluxDB by GET.
+#[test]
+fn statements_that_change_an_influxdb_need_role_admin() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("web.yml");
+    let reader = add_with_token(&file, "reader", &[]);
+    let writer = add_with_token(&file, "writer", &["--role", "read,write"]);
+    let admin = add_with_token(&file, "admin", &["--role", "read,admin"]);
+    let (proxy_at, origin_at) = (free_address(), free_address());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["cache", "--proxy", &format!("http://{origin_at}")]);
+    command.args(["--proxy-paths=/query,/query/", "--listen", &proxy_at.to_string()]);
+    command.arg("--data").arg(folder.path().join("cache")).arg("--web-config").arg(&file);
+    let _proxy = Process::start("proxy", folder.path(), &mut command);
+    let send = |method: &str, path: &str, body: &str, authorization: &str| {
+        let form = "application/x-www-form-urlencoded";
+        let headers = [("Authorization", authorization), ("Content-Type", form)];
+        request(proxy_at, method, path, &headers, body.as_bytes())
+    };
+    wait_for("the proxy", Duration::from_secs(60), || {
+        send("GET", "/-/cache/metrics", "", &reader).is_some_and(|answer| answer.status == 200)
+    });
+    // Nothing is at the origin: 502 is the answer to a request that was forwarded.
+    for (method, path, body, is_read) in [
+        ("GET", "/query?q=SELECT+v+FROM+m", "", true),
+        ("POST", "/query", "q=SHOW+DATABASES", true),
+        ("GET", "/query?q=DROP+DATABASE+d", "", false),
+        ("POST", "/query?q=DROP+DATABASE+d", "", false),
+        ("POST", "/query", "q=DROP+DATABASE+d", false),
+        ("POST", "/query", "q=SELECT+1&q=DROP+DATABASE+d", false),
+        ("GET", "/query?q=SELECT+v+INTO+w+FROM+m", "", false),
+    ] {
+        for (user, may_change) in [(&reader, false), (&writer, false), (&admin, true)] {
+            let answer = send(method, path, body, user).expect("an answer");
+            let wanted = if is_read || may_change { 502 } else { 403 };
+            assert_eq!(answer.status, wanted, "{method} {path} {body}: {}", answer.body);
+            assert!(wanted == 502 || answer.body.contains("needs role admin"), "{}", answer.body);
+        }
+    }
+    assert_eq!(
+        send("POST", "/query/", "q=DROP+DATABASE+d", &reader).expect("an answer").status,
+        403
+    );
 }

@@ -43,7 +43,8 @@ fn silent_connections_block_no_other_client() {
     let mut server = start(folder.path(), address, &limits);
 
     // Requests in the middle of their bodies, each announcing half of the memory.
-    let post = "POST /api/v1/write HTTP/1.1\r\nContent-Length: 33000000\r\n\r\nx";
+    let post =
+        "POST /api/v1/write HTTP/1.1\r\nHost: localhost\r\nContent-Length: 33000000\r\n\r\nx";
     let mut silent: Vec<TcpStream> = (0..35).map(|_| connect(address)).collect();
     for stream in &mut silent {
         stream.write_all(post.as_bytes()).expect("the server receives");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::http::{encode, get, request};
-use crate::memory::Peak;
+use crate::memory::{Peak, SetOnDrop};
 use crate::process::{Process, firn, free_address, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
@@ -51,6 +51,7 @@ fn one_query_cannot_take_all_memory() {
 
     let (peak, done) = (Peak::default(), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _ends = SetOnDrop(&done);
         scope.spawn(|| peak.watch(server.id(), &done));
         for (query, expected) in queries() {
             let body = format!("query={}&time={}", encode(&query), NOW_MS / 1_000);

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::http::api;
+use crate::http::{api, request};
 use crate::process::{repository, start_firn};
 
 /// The shell blocks of docs/groups.md, in order.
@@ -101,4 +101,48 @@ fn inspection_errors_name_the_cause() {
     f(&["--match", "{"], "selector \"{\"");
     let nobody = crate::process::free_address().to_string();
     f(&["--server", &nobody], &nobody);
+}
+
+/// Agents that send no `job` and no `instance`.
+#[test]
+fn hosts_have_groups_that_grow_after_sigkill_and_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = crate::process::free_address();
+    let hosts = 5;
+    let send = |metrics: std::ops::Range<usize>| {
+        let line = |host: usize, m: usize| format!("m{m}{{host=\"h{host}\",rack=\"r{host}\"}} 1\n");
+        let body: String =
+            (0..hosts).flat_map(|h| metrics.clone().map(move |m| line(h, m))).collect();
+        let path = "/api/v1/import/prometheus";
+        let answer = request(address, "POST", path, &[], body.as_bytes()).expect("an answer");
+        assert_eq!(answer.status, 204, "{}", answer.body);
+    };
+    let check = |members: usize| {
+        let args = ["--server", &address.to_string(), "--json", "--match", "{host!=\"\"}"];
+        let report = output_text(&inspect(folder.path(), &args));
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        let groups = report["groups"].as_array().expect("groups");
+        assert_eq!(groups.len(), hosts, "{report}");
+        for group in groups {
+            assert_eq!(
+                (&group["members"], &group["rule"]),
+                (&members.into(), &"all labels".into())
+            );
+        }
+        let count = api(address, "/api/v1/query", &[("query", "count({host!=\"\"})")]);
+        let count = count.expect("a query")["result"][0]["value"][1].clone();
+        assert_eq!(count, (hosts * members).to_string());
+    };
+    let mut server = start_firn(folder.path(), address);
+    send(0..30);
+    check(30);
+    server.kill();
+    let mut server = start_firn(folder.path(), address);
+    // One new series of each host is no evidence by itself.
+    send(30..31);
+    check(31);
+    assert_eq!(server.terminate(), Some(0), "{}", server.output());
+    let _server = start_firn(folder.path(), address);
+    send(31..32);
+    check(32);
 }

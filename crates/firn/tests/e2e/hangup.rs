@@ -1,4 +1,4 @@
-//! SIGHUP reloads and never ends a process.
+//! SIGHUP reloads and never ends a process; signals that it does not use do not end it either.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,6 +7,9 @@ use crate::http::get;
 use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 
 fn survives(server: &mut Process, address: std::net::SocketAddr, path: &str) {
+    // Before, they ended the process.
+    server.send("-USR1");
+    server.send("-USR2");
     server.hang_up();
     wait_for("the reload", Duration::from_secs(60), || {
         assert!(!server.has_ended(), "{}", server.output());

@@ -118,6 +118,9 @@ fn start(folder: &TempDir, device: Device, address: SocketAddr, random: &mut u64
     let mut command = firn(folder.path(), address);
     command.args(["--enable-admin-api", "--self-scrape=never"]);
     command.arg(format!("--flush-age-max={age}")).arg(format!("--head-flush-bytes={head}"));
+    // The shortest time flushes as often as the server permits.
+    let restart = ["1ms", "20ms", "2s"][draw(random, 3) as usize];
+    command.arg(format!("--restart-time-max={restart}"));
     command.arg(format!("--log-streams={}", 1 + draw(random, 3)));
     command.arg(format!("--log-sync={}", ["always", "20ms", "never"][draw(random, 3) as usize]));
     if let Device::Memory = device {

@@ -6,7 +6,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod access;
+mod alerts;
 mod cache_server;
+mod check_config;
+mod check_rules;
+mod collect_cases;
 mod command;
 mod connections;
 mod deletes;
@@ -25,7 +29,9 @@ mod kill;
 mod memory;
 mod metadata;
 mod newcomer;
+mod one_line;
 mod outside;
+mod pipes;
 mod process;
 mod prometheus;
 mod proxy;
@@ -35,6 +41,7 @@ mod replay;
 mod replaying;
 mod result_cache;
 mod scrapes;
+mod scraping;
 mod secrets;
 mod strace;
 mod tiers;

@@ -46,6 +46,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let refused = &refused;
+        let _ends = SetOnDrop(&done);
         scope.spawn(|| peak.watch(server.id(), &done));
         let queries = [0, 1, 2].map(|_| scope.spawn(|| query_all(address, &done, &limited)));
         let senders: Vec<_> = (0..senders)
@@ -75,6 +76,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     let done = AtomicBool::new(false);
     let peak = Peak::default();
     std::thread::scope(|scope| {
+        let _ends = SetOnDrop(&done);
         scope.spawn(|| peak.watch(server.id(), &done));
         all_is_there(address, senders);
         done.store(true, Ordering::Relaxed);
@@ -210,6 +212,15 @@ fn memory_metrics(address: SocketAddr) -> String {
 /// code among them, by itself.
 #[derive(Default)]
 pub(crate) struct Peak(AtomicU64);
+
+/// Sets its flag when it is dropped: a watch ends after a failed assertion too.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 impl Peak {
     pub(crate) fn watch(&self, pid: u32, done: &AtomicBool) {

@@ -191,6 +191,50 @@ fn refused_start(command: &mut Command) -> String {
     errors[0].to_owned()
 }
 
+/// Before, the runtime panicked, and some starts waited for ever.
+#[test]
+fn a_start_without_threads_ends_with_a_sentence() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), open).expect("a mode");
+    // The limit concerns users other than root, and all processes of one.
+    let user = (40_000 + std::process::id() % 20_000).to_string();
+    let data = folder.path().join("data").display().to_string();
+    for limit in ["1", "2", "3"] {
+        for arguments in [
+            &["serve"][..],
+            &["cache", "--size", "64MiB"],
+            &["cache", "--size", "64MiB", "--proxy", "http://127.0.0.1:9"],
+        ] {
+            let mut command = Command::new("prlimit");
+            command.args([&format!("--nproc={limit}"), "setpriv", "--clear-groups"]);
+            command.args(["--reuid", &user, "--regid", &user]);
+            command.arg(env!("CARGO_BIN_EXE_firn")).args(arguments);
+            command.args(["--data", &data, "--listen", "127.0.0.1:0"]);
+            let Ok(output) = command.output() else {
+                eprintln!("skipped: prlimit is not installed");
+                return;
+            };
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            if text.contains("setpriv: ") {
+                eprintln!(
+                    "skipped: this test needs root, and a program that others may run: {text}"
+                );
+                return;
+            }
+            assert_eq!(output.status.code(), Some(1), "{limit} {arguments:?}: {text}");
+            let errors: Vec<&str> =
+                text.lines().filter(|line| line.starts_with("firn: ")).collect();
+            assert!(
+                errors.len() == 1 && !text.contains("panicked"),
+                "{limit} {arguments:?}: {text}"
+            );
+            let _ = std::fs::remove_dir_all(&data);
+        }
+    }
+}
+
 #[test]
 fn impossible_places_are_named_with_the_reason() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -54,6 +54,125 @@ fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
     assert!(log.contains("maintenance") && log.contains("s3://nobody-there/x"), "{log}");
 }
 
+/// A server whose files may have 4 MiB.
+fn start_limited(folder: &Path, address: SocketAddr) -> Process {
+    let server = firn(folder, address);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 8192; exec \"$0\" \"$@\" --head-flush-bytes 1MiB"]);
+    command.arg(server.get_program()).args(server.get_args());
+    let process = Process::start("firn", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+/// Before, SIGXFSZ ended the process.
+#[test]
+fn a_limit_on_the_size_of_files_refuses_writes_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let mut server = start_limited(folder.path(), address);
+    let mut acknowledged = 0;
+    let mut refused = None;
+    for round in 0..200 {
+        // Labels fill the log.
+        let mut request = WriteRequest::default();
+        for series in 0..100 {
+            let label = format!("{round}-{series}-").repeat(200);
+            request
+                .series(&[("__name__", "filling"), ("label", &label)], &[(1_700_000_000_000, 1.0)]);
+        }
+        let (status, text) = request.send(address);
+        if status == 503 {
+            refused = Some(text);
+            break;
+        }
+        assert_eq!(status, 204, "{text}");
+        if send(address, acknowledged).0 == 204 {
+            acknowledged += 1;
+        }
+    }
+    assert!(refused.is_some_and(|text| text.contains("ulimit -f")), "{}", server.output());
+    assert!(!server.has_ended());
+    assert_eq!(stored(address), acknowledged as usize);
+    server.kill();
+    let server = start_limited(folder.path(), address);
+    assert_eq!(stored(address), acknowledged as usize, "after a restart with the limit");
+    drop(server);
+    let mut server = start_firn(folder.path(), address);
+    assert_eq!(stored(address), acknowledged as usize, "after a restart without the limit");
+    assert_eq!(send(address, acknowledged).0, 204);
+    assert_eq!(server.terminate(), Some(0));
+}
+
+/// Before, the server created its next files in the folder that had replaced its own.
+#[test]
+fn a_data_folder_that_is_moved_or_replaced_ends_the_server_with_a_sentence() {
+    for is_replaced in [false, true] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = free_address();
+        let mut server = start_firn(folder.path(), address);
+        for scrape in 0..20 {
+            assert_eq!(send(address, scrape).0, 204);
+        }
+        let (data, away) = (folder.path().join("firn-data"), folder.path().join("away"));
+        fs::rename(&data, &away).expect("it is moved");
+        if is_replaced {
+            fs::create_dir_all(data.join("fast")).expect("a folder");
+            fs::write(data.join("fast/LOCK"), "another").expect("a file");
+        }
+        wait_for("the end of the server", Duration::from_secs(60), || server.has_ended());
+        let output = server.output();
+        let errors: Vec<&str> = output.lines().filter(|line| line.starts_with("firn: ")).collect();
+        assert_eq!(errors.len(), 1, "{output}");
+        assert!(errors[0].contains("was removed or replaced"), "{output}");
+        assert!(!output.contains("panicked"), "{output}");
+        if is_replaced {
+            let count = |folder: &Path| fs::read_dir(folder).expect("a folder").count();
+            assert_eq!(
+                (count(&data), count(&data.join("fast"))),
+                (1, 1),
+                "files were written into a foreign folder"
+            );
+            fs::remove_dir_all(&data).expect("it is removed");
+        }
+        fs::rename(&away, &data).expect("it is moved back");
+        let _server = start_firn(folder.path(), address);
+        assert_eq!(stored(address), 20);
+    }
+}
+
+/// Index files are mapped into memory. Before, SIGBUS ended the process without a word.
+#[test]
+fn an_index_file_that_is_cut_ends_the_server_with_a_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let mut command = firn(folder.path(), address);
+    let command = command.args(["--flush-age-max", "1s", "--self-scrape", "never"]);
+    let mut server = Process::start("firn", folder.path(), command);
+    wait_until_ready(address, "/-/ready");
+    assert_eq!(send(address, 0).0, 204);
+    // A file that is cut before it is mapped is refused when it is opened: no page of it is read.
+    let mut files = Vec::new();
+    wait_for("a mapped index file", Duration::from_secs(60), || {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", server.id())).expect("its maps");
+        let paths = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
+        files = paths.filter(|path| path.extension().is_some_and(|end| end == "seg")).collect();
+        !files.is_empty()
+    });
+    wait_for("the end of the server", Duration::from_secs(60), || {
+        for path in &files {
+            // A merge may have replaced it.
+            let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));
+        }
+        let _ = get(address, "/api/v1/labels");
+        server.has_ended()
+    });
+    let output = server.output();
+    let errors: Vec<&str> = output.lines().filter(|line| line.starts_with("firn: ")).collect();
+    assert_eq!(errors.len(), 1, "{output}");
+    assert!(errors[0].contains("became shorter") && !output.contains("panicked"), "{output}");
+}
+
 /// A file system of its own in a mount namespace of its own.
 struct SmallDisk {
     holder: Process,

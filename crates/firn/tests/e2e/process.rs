@@ -57,8 +57,13 @@ impl Process {
 
     /// SIGHUP: a server reloads.
     pub(crate) fn hang_up(&self) {
+        self.send("-HUP");
+    }
+
+    /// Sends a signal, such as `-USR1`.
+    pub(crate) fn send(&self, signal: &str) {
         let pid = self.child.id().to_string();
-        Command::new("kill").args(["-HUP", &pid]).status().expect("kill runs");
+        Command::new("kill").args([signal, &pid]).status().expect("kill runs");
     }
 
     fn child_pid(&self) -> String {

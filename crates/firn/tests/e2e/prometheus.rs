@@ -214,10 +214,10 @@ fn compare(prometheus: SocketAddr, firn: SocketAddr, at: i64) {
     let mut empty = Vec::new();
     for query in QUERIES {
         let ask = |address| {
-            let own = query.replace("up,", "up{job!=\"firn\"},");
+            let own = query.replace("up,", "up{job!=\"firndb-self\"},");
             let own = match own.as_str() {
-                "up" => "up{job!=\"firn\"}".to_owned(),
-                "count(up)" => "count(up{job!=\"firn\"})".to_owned(),
+                "up" => "up{job!=\"firndb-self\"}".to_owned(),
+                "count(up)" => "count(up{job!=\"firndb-self\"})".to_owned(),
                 _ => own,
             };
             api(address, "/api/v1/query", &[("query", own.as_str()), ("time", time.as_str())])

@@ -120,18 +120,19 @@ fn a_prometheus_responds_the_same_behind_the_proxy() {
     let (direct, proxied) = (post(prometheus_at), post(proxy_at));
     assert_eq!((&direct.body, Some("hit")), (&proxied.body, found(&proxied)));
 
-    // A form beyond the limit and a query with a body are forwarded unchanged.
+    // A form beyond the limit is forwarded unchanged.
     let long = format!("{form}&padding={}", "x".repeat(3 << 20));
-    for (method, path, headers, body) in [
-        ("POST", "/api/v1/query_range".to_owned(), &form_type[..], long.as_bytes()),
-        ("GET", format!("/api/v1/query_range?{form}"), &[], b"no form".as_slice()),
-    ] {
-        let query_range =
-            |address| http::request(address, method, &path, headers, body).expect("an answer");
-        let (direct, proxied) = (query_range(prometheus_at), query_range(proxy_at));
-        assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{method}");
-        assert_eq!((proxied.status, found(&proxied)), (200, None), "{method}");
-    }
+    let post_long = |address| {
+        let path = "/api/v1/query_range";
+        http::request(address, "POST", path, &form_type, long.as_bytes()).expect("an answer")
+    };
+    let (direct, proxied) = (post_long(prometheus_at), post_long(proxy_at));
+    assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body));
+    assert_eq!((proxied.status, found(&proxied)), (200, None));
+    // A GET with a body is not: servers understand it differently.
+    let path = format!("/api/v1/query_range?{form}");
+    let refused = http::request(proxy_at, "GET", &path, &[], b"no form").expect("an answer");
+    assert_eq!(refused.status, 400, "{}", refused.body);
 
     // Everything else is forwarded: errors, other queries, and options that the cache does not
     // know.

@@ -107,3 +107,40 @@ fn concurrent_transfers_are_atomic_and_survive_sigkill() {
     assert_eq!(given, json!([{"samples": 4}, {"series": 2}, {"samples": 1}, {"samples": 0}]));
     assert_eq!(accounts(address), [("account_0".to_owned(), "1".to_owned())]);
 }
+
+/// A transaction that selects series has the time and the memory of a query.
+#[test]
+fn a_selection_has_the_limits_of_a_query() {
+    let folder = TempDir::new().expect("a folder");
+    let address = free_address();
+    let limits = |timeout: &str, memory: &str| {
+        let mut command = firn(folder.path(), address);
+        command.args(["--self-scrape=never", "--query-timeout", timeout, "--query-memory", memory]);
+        let process = Process::start("firn", folder.path(), &mut command);
+        wait_until_ready(address, "/-/ready");
+        process
+    };
+    let mut server = limits("2m", "64MiB");
+    for series in 0..50 {
+        let mut text = String::new();
+        for idx in 0..4_000 {
+            let ts = T + idx * 1_000;
+            text += &format!("wide{{series=\"{series}\"}} {idx} {ts}\n");
+        }
+        let path = "/api/v1/import/prometheus";
+        let sent = http::request(address, "POST", path, &[], text.as_bytes()).expect("an answer");
+        assert_eq!(sent.status, 204, "{}", sent.body);
+    }
+    let read = json!([{ "op": "read", "match": "wide" }]);
+    assert_eq!(transact(address, read.clone()).0, 200);
+    assert_eq!(server.terminate(), Some(0));
+    let mut server = limits("2m", "1MiB");
+    let (status, answer) = transact(address, read.clone());
+    assert!(status == 413 || status == 429, "{status} {answer}");
+    assert_eq!(transact(address, json!([{ "op": "read", "match": "absent" }])).0, 200);
+    assert_eq!(server.terminate(), Some(0));
+    // Reading takes longer.
+    let _server = limits("1ms", "64MiB");
+    let (status, answer) = transact(address, read);
+    assert!(status == 503 && answer.to_string().contains("timed out"), "{status} {answer}");
+}

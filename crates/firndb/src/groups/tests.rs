@@ -58,7 +58,7 @@ fn check(pieces: &[(&[&str], &[Row<'_>])], want: &[(&str, &[(Timestamp, f64)])])
         drop(db);
         let db = open(folder.path(), event);
         assert_eq!(samples(&db), want, "{event:?}, then reopened, by references: {by_refs}");
-        let groups = db.groups(&[], true, &db.context()).unwrap();
+        let groups = db.groups(&[], true, &db.context()).unwrap().0;
         assert_eq!(groups.len(), 1, "one group has all members");
     }
 }
@@ -261,11 +261,11 @@ fn a_lone_series_is_a_group_of_one() {
     let answer = db.query_now("sum_over_time(temperature[1m])", QueryTime::Instant(T + 15_000));
     let Value::Vector(points) = answer.unwrap().value else { panic!("a vector") };
     assert_eq!(points[0].labels, labels(&[("room", "attic")]));
-    let group = db.group(series.group).unwrap().unwrap();
+    let (group, _) = db.group(series.group, &db.context()).unwrap().unwrap();
     assert_eq!((group.is_lone, group.labels), (true, attic.clone()));
     assert_eq!(group.members, [(Slot(0), Labels::empty())]);
-    assert!(db.groups(&[], false, &db.context()).unwrap().is_empty());
-    assert_eq!(db.groups(&[], true, &db.context()).unwrap()[0].labels, attic);
+    assert!(db.groups(&[], false, &db.context()).unwrap().0.is_empty());
+    assert_eq!(db.groups(&[], true, &db.context()).unwrap().0[0].labels, attic);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
     assert_eq!(first, [(group, 0), (group, 1)]);
     assert_eq!(define(&["pressure"]), [(group, 1)], "fewer members remove no member");
     assert_eq!(define(&["heat", "pressure", "flow"]), [(group, 2), (group, 1), (group, 0)]);
-    let known = db.group(GroupId(group)).unwrap().unwrap();
+    let (known, _) = db.group(GroupId(group), &db.context()).unwrap().unwrap();
     assert_eq!(known.labels, pump());
     let members: Vec<Labels> = known.members.into_iter().map(|(_, labels)| labels).collect();
     assert_eq!(members, named(&["flow", "pressure", "heat"]));
@@ -306,7 +306,7 @@ fn a_full_group_continues_in_a_sibling_with_the_same_labels() {
     let Value::Vector(points) = answer.value else { panic!("a vector") };
     assert_eq!(points.len(), 1);
     assert!(matches!(points[0].value, firn_promql::PointValue::Float(count) if count == 4_100.0));
-    let listed = db.groups(&[], false, &db.context()).unwrap();
+    let listed = db.groups(&[], false, &db.context()).unwrap().0;
     assert!(listed.len() == 2 && listed.iter().all(|group| group.labels == pump()));
 }
 
@@ -374,7 +374,7 @@ fn groups_are_listed_if_a_member_matches() {
             "" => Vec::new(),
             selector => vec![firn_promql::parse_matchers(selector).unwrap()],
         };
-        let groups = db.groups(&selectors, false, &db.context()).unwrap();
+        let groups = db.groups(&selectors, false, &db.context()).unwrap().0;
         let mut found: Vec<(String, u64, u32)> =
             groups.iter().map(|g| (g.labels.to_string(), g.member_count, g.slot_count)).collect();
         found.sort();
@@ -386,7 +386,27 @@ fn groups_are_listed_if_a_member_matches() {
     assert_eq!(f("flow"), [seven(1), eight]);
     assert_eq!(f("pressure"), [seven(1)]);
     assert_eq!(f("{site=\"south\"}"), []);
-    assert_eq!(db.group(GroupId(1 << 40)).unwrap(), None);
+    assert!(db.group(GroupId(1 << 40), &db.context()).unwrap().is_none());
     let none = db.series(&[Vec::new()], TimeRange::new(i64::MIN, i64::MAX), 0, &db.context());
     assert!(none.unwrap().is_empty(), "series without samples are not listed");
+}
+
+#[test]
+fn whole_labels_of_members_are_reserved() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { memory_bytes_max: 64 << 20, ..Options::default() };
+    let db = Db::open(local_env(folder.path()).unwrap(), options).unwrap();
+    let text = "x".repeat(5_000);
+    let names: Vec<String> = (0..60).map(|n| format!("l{n}")).collect();
+    let group = Labels::from_pairs(names.iter().map(|name| (name.as_str(), &*text))).unwrap();
+    let member = |n: usize| labels(&[("__name__", &format!("m{n}"))]);
+    let members: Vec<Labels> = (0..1_000).map(member).collect();
+    let before = db.budget().usage().used_bytes;
+    for elsewhere in [ForeignMember::Refuse, ForeignMember::Use] {
+        let refused = db.resolve_group(&group, &members, elsewhere).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::Busy { .. }), "{refused}");
+    }
+    assert!(db.find_members(&group, &members).is_err());
+    assert!(db.resolve_group(&group, &members[..2], ForeignMember::Refuse).is_ok());
+    assert!(db.budget().usage().used_bytes < before + (1 << 20));
 }

@@ -1,17 +1,17 @@
 //! Duration of the recovery after a kill.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use firn_bench::client::{Connection, percent_encoded};
 use firn_bench::fleet::{Fleet, SERIES_PER_HOST};
 use firn_bench::index::process_cpu_ns;
 use firn_bench::load::Load;
 use firn_bench::report::Aim;
-use firn_bench::server::Program;
+use firn_bench::server::{Program, process_cpu_s, wait_until_ready};
 use firn_promql::{PointValue, VectorPoint};
 use firndb::{Db, Options, QueryOptions, QueryTime, RecoveryProgress, Value, local_env};
 
@@ -123,26 +123,58 @@ fn copy_folder(source: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// A load before a kill: the number of series, samples of each, and labels that group them.
+struct KillCase {
+    name: &'static str,
+    series_count: usize,
+    rounds: i64,
+    group_by: &'static str,
+}
+
+const GROUPS: &str = "job,instance";
+/// No series has this label.
+const NO_GROUPS: &str = "none";
+const KILL_CASES: [KillCase; 4] = [
+    KillCase { name: "100k grouped", series_count: 100_000, rounds: 280, group_by: GROUPS },
+    KillCase { name: "100k lone", series_count: 100_000, rounds: 280, group_by: NO_GROUPS },
+    KillCase { name: "1M grouped", series_count: 1_000_000, rounds: 33, group_by: GROUPS },
+    KillCase { name: "1M lone", series_count: 1_000_000, rounds: 33, group_by: NO_GROUPS },
+];
+
 pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
     let Some(program) = Program::Firn.path() else {
         println!("\nkill: firn is not built beside this program");
         return Ok(());
     };
-    const ROUNDS: i64 = 10;
+    println!(
+        "\n{:14} {:>10} {:>10} {:>10} {:>12} {:>9} {:>9}",
+        "killed", "CPU s/M", "ready s", "counted s", "replay est s", "flushes", "log MB"
+    );
+    KILL_CASES.iter().try_for_each(|case| kill_one(case, &program, aims))
+}
+
+fn kill_one(case: &KillCase, program: &Path, aims: &mut Vec<Aim>) -> Outcome<()> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let mut server = start_server(&program, folder.path(), address)?;
-    wait_until_ready(address);
-    let mut load = Load::new(1_000_000);
-    let start_ms = now_ms() - ROUNDS * ROUND_MS;
-    for round in 0..ROUNDS {
+    let mut server = start_server(program, folder.path(), address, case.group_by)?;
+    wait_until_ready(address, "/-/ready")?;
+    let mut load = Load::new(case.series_count);
+    let start_ms = now_ms() - case.rounds * ROUND_MS;
+    for round in 0..case.rounds {
         load.scrape(address, Program::Firn.write_path(), start_ms + round * ROUND_MS);
     }
+    let sample_count = case.series_count as u64 * case.rounds as u64;
+    let cpu_s = process_cpu_s(server.id());
+    let text = metrics(address);
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<f64>().ok()).unwrap_or(f64::NAN)
+    };
     server.kill()?;
     server.wait()?;
     let start = Instant::now();
-    let mut server = start_server(&program, folder.path(), address)?;
-    wait_until_ready(address);
+    let mut server = start_server(program, folder.path(), address, case.group_by)?;
+    wait_until_ready(address, "/-/ready")?;
     let ready_s = start.elapsed().as_secs_f64();
     // Every series, then every sample, one metric after another, because counts have no names.
     let mut connection = Connection::open(address);
@@ -155,46 +187,41 @@ pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
     };
     let series = ask("count({job=\"node\"})")?;
     let all_s = start.elapsed().as_secs_f64();
-    let (mut samples, mut metric_s) = (0, f64::NAN);
+    let mut samples = 0;
     for metric in (0..SERIES_PER_HOST).map(Fleet::metric) {
-        samples += ask(&format!("sum(count_over_time({metric}[1h]))"))?;
-        metric_s = metric_s.min(start.elapsed().as_secs_f64());
+        samples += ask(&format!("sum(count_over_time({metric}[3h]))"))?;
     }
-    let each_s = start.elapsed().as_secs_f64();
     server.kill()?;
     server.wait()?;
     println!(
-        "\n1M series, {ROUNDS} samples each, killed: ready after {ready_s:.2} s, all series counted after \
-         {all_s:.2} s, a metric's samples after {metric_s:.2} s, those of all {SERIES_PER_HOST} one by one after {each_s:.2} s"
+        "{:14} {:>10.2} {ready_s:>10.2} {all_s:>10.2} {:>12.2} {:>9} {:>9.0}",
+        case.name,
+        cpu_s / sample_count as f64 * 1e6,
+        number("firn_log_replay_seconds"),
+        number("firn_flushes_total"),
+        number("firn_log_replay_bytes") / 1e6,
     );
-    if (series, samples) != (1_000_000, 1_000_000 * ROUNDS as u64) {
+    if (series, samples) != (case.series_count as u64, sample_count) {
         return Err(format!("recovery is incomplete: {series} series, {samples} samples").into());
     }
-    aim(aims, "1M series: s from SIGKILL's restart until all series answered", all_s, 2.0);
-    aim(aims, "1M series: s until a metric's samples were counted too", metric_s, 2.0);
-    let name = format!("1M series: s until all samples were, in {SERIES_PER_HOST} queries in turn");
-    aim(aims, name, each_s, 2.0);
+    let name = format!("{}: s from SIGKILL's restart until all series answered", case.name);
+    aim(aims, name, all_s, if case.series_count > 100_000 { 2.0 } else { 1.0 });
     Ok(())
 }
 
-fn start_server(program: &Path, folder: &Path, address: SocketAddr) -> io::Result<Child> {
+fn metrics(address: SocketAddr) -> String {
+    String::from_utf8_lossy(Connection::open(address).get("/metrics")).into_owned()
+}
+
+fn start_server(
+    program: &Path,
+    folder: &Path,
+    address: SocketAddr,
+    group_by: &str,
+) -> io::Result<Child> {
     let mut command = Command::new(program);
     command.arg("serve").arg("--data").arg(folder).arg("--listen").arg(address.to_string());
     command.args(["--self-scrape=never", "--flush-age-max=2h"]);
+    command.arg(format!("--group-by={group_by}"));
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
-}
-
-/// Polls every 5 ms until it responds 200.
-fn wait_until_ready(address: SocketAddr) {
-    let is_ready = || -> io::Result<bool> {
-        let mut stream = std::net::TcpStream::connect(address)?;
-        stream
-            .write_all(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer.starts_with("HTTP/1.1 200"))
-    };
-    while !is_ready().unwrap_or(false) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

@@ -201,7 +201,8 @@ pub(crate) fn server(aims: &mut Vec<Aim>) -> Outcome<()> {
     for _ in 0..3 {
         for (sync, into) in syncs.iter().zip(&mut rounds) {
             let sync = format!("--log-sync={sync}");
-            let more = [&sync, "--self-scrape=never", "--flush-age-max=2h"];
+            let more =
+                [&sync, "--self-scrape=never", "--flush-age-max=2h", "--restart-time-max=2h"];
             let server = Program::Firn.start_with(&more)?;
             let path = Program::Firn.write_path();
             post_all(server.address, path, &definitions, CONNECTIONS);

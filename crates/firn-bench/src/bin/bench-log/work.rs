@@ -45,6 +45,7 @@ pub(crate) fn fill_and_kill(folder: &Path, rounds: usize, more: usize) -> Outcom
 pub(crate) fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outcome<()> {
     let options = Options {
         flush_age_ms_max: i64::MAX,
+        restart_ms_max: i64::MAX,
         head_bytes_max: u64::MAX >> 1,
         stream_count: Some(FILE_STREAM_COUNT),
         // A kill loses nothing with this policy, and durable marks are as close as with a sync per

@@ -122,6 +122,7 @@ impl<'f> FileWriter<'f> {
     /// # Errors
     /// As [`FileWriter::push_section`].
     pub(crate) fn push_head(&mut self, bytes: &[u8]) -> Result<()> {
+        self.heads.reserve_exact(bytes.len());
         self.heads.extend_from_slice(bytes);
         self.push_section(bytes)
     }

@@ -29,9 +29,11 @@ impl Names {
         name_count: u64,
         pair_count: u64,
     ) -> Option<(Names, Vec<NameLetters>)> {
+        // The text is nearly all of the section.
+        let text = Vec::with_capacity(bytes.len());
         let input = &mut bytes;
         let mut letters = Vec::new();
-        let mut names = Names { first_pairs: vec![0], ..Names::default() };
+        let mut names = Names { text, first_pairs: vec![0], ..Names::default() };
         let mut next_pair = 0u32;
         for rank in 0..u32::try_from(name_count).ok()? {
             let len = usize::try_from(decode_varint(input)?).ok()?;
@@ -51,6 +53,11 @@ impl Names {
 
     pub(crate) fn count(&self) -> usize {
         self.ends.len()
+    }
+
+    /// Length of the text of all names.
+    pub(crate) fn text_bytes(&self) -> u64 {
+        self.text.len() as u64
     }
 
     pub(crate) fn find(&self, name: &[u8]) -> Option<u32> {

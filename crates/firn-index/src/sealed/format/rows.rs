@@ -16,8 +16,9 @@ use std::ops::Range;
 
 use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::varint::take_bytes;
-use firn_model::{Error, Result, decode_varint, encode_varint};
+use firn_model::{Budget, Error, Result, decode_varint, encode_varint};
 
+use crate::id_set::{IdSet, RunList, skip_to};
 use crate::sealed::format::blocks::{Blocks, Records};
 use crate::sealed::format::varint::take_varint;
 
@@ -121,10 +122,29 @@ impl Rows {
         Rows { schemas, cells, count }
     }
 
-    /// The rows with `name`, as runs.
-    pub(crate) fn with_name(&self, name: u32) -> Vec<(u32, u32)> {
-        let has_name = |schema: &&Schema| schema.names.binary_search(&name).is_ok();
-        self.schemas.iter().filter(has_name).map(|s| (s.rows.start, s.rows.end)).collect()
+    /// Those of `among` with `name`. Costs a step per schema of `among`.
+    ///
+    /// # Errors
+    /// As [`RunList::finish`].
+    pub(crate) fn with_name(&self, name: u32, among: &IdSet, budget: &Budget) -> Result<IdSet> {
+        let has_name = |schema: &Schema| schema.names.binary_search(&name).is_ok();
+        let (mut runs, mut schemas) = (among.runs(), self.schemas.as_slice());
+        let mut found = RunList::new(budget);
+        while let Some(&(start, _)) = runs.first() {
+            if schemas.first().is_some_and(|schema| schema.rows.end <= start) {
+                let before = schemas.partition_point(|schema| schema.rows.end <= start);
+                schemas = schemas.get(before..).unwrap_or_default();
+            }
+            let Some((schema, later)) = schemas.split_first() else { break };
+            let Range { start, end } = schema.rows;
+            if has_name(schema) {
+                let here = runs.iter().take_while(|run| run.0 < end);
+                here.for_each(|run| found.push_joined(run.0.max(start), run.1.min(end)));
+            }
+            runs = skip_to(runs, end);
+            schemas = later;
+        }
+        found.finish()
     }
 
     pub(crate) fn reader<'a>(&'a self, blocks: &'a Blocks) -> RowReader<'a> {
@@ -134,6 +154,13 @@ impl Rows {
     pub(crate) fn schema_of(&self, row: u32) -> Option<usize> {
         let idx = self.schemas.partition_point(|schema| schema.rows.end <= row);
         (row < self.count).then_some(idx)
+    }
+
+    /// The labels of all rows.
+    pub(crate) fn label_count(&self) -> u64 {
+        let of =
+            |schema: &Schema| (schema.rows.len() as u64).saturating_mul(schema.names.len() as u64);
+        self.schemas.iter().map(of).fold(0, u64::saturating_add)
     }
 
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]

@@ -21,6 +21,8 @@ use crate::sealed::format::varint::take_varint;
 pub(crate) const BLOCK_TEXTS: u64 = 16;
 // The memory of a letter code's table; a code must save more.
 const SAVED_BYTES_MIN: usize = 512;
+/// Of an encoded [`LetterCode`]: counts by length, letters, a varint.
+const LETTERS_BYTES_MAX: usize = 8 + 256 + 10;
 
 /// The first text of a name, and its letter code if it has one.
 pub(crate) type NameLetters = (u64, Option<Letters>);
@@ -145,6 +147,11 @@ impl StringsPlanner {
 }
 
 impl NameCode {
+    /// An upper limit on the length of [`NameCode::encode`].
+    pub(crate) fn encoded_bytes_max(&self) -> usize {
+        self.letters.as_ref().map_or(0, |_| LETTERS_BYTES_MAX).saturating_add(1)
+    }
+
     /// Appends the letter encoding.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.push(u8::from(self.letters.is_some()));

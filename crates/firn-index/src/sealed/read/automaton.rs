@@ -62,7 +62,7 @@ impl Sealed {
         pairs: Range<u32>,
         matcher: &Matcher,
         cancel: &CancelToken,
-        mut each: impl FnMut(u32),
+        mut each: impl FnMut(u32) -> Result<()>,
     ) -> Result<()> {
         match matcher.pattern() {
             Pattern::Contains(text) => {
@@ -82,7 +82,7 @@ impl Sealed {
         pairs: Range<u32>,
         matcher: &Matcher,
         cancel: &CancelToken,
-        each: &mut impl FnMut(u32),
+        each: &mut impl FnMut(u32) -> Result<()>,
     ) -> Result<()> {
         let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
         let per_check = values_per_check(matcher);
@@ -92,7 +92,7 @@ impl Sealed {
             }
             walk.advance()?;
             if takes(matcher, walk.text()) {
-                each(pair);
+                each(pair)?;
             }
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Sealed {
         matcher: &Matcher,
         machine: &mut M,
         cancel: &CancelToken,
-        mut each: impl FnMut(u32),
+        mut each: impl FnMut(u32) -> Result<()>,
     ) -> Result<()> {
         let Some(start) = machine.start() else {
             machine.release();
@@ -127,7 +127,7 @@ impl Sealed {
                 && walk.same() >= depth
             {
                 match outlook {
-                    PrefixVerdict::Sure => each(pair),
+                    PrefixVerdict::Sure => each(pair)?,
                     _ => passed += 1,
                 }
                 if passed > PASSED_MAX {
@@ -164,7 +164,7 @@ impl Sealed {
                 settled = None;
             }
             if passes.unwrap_or_else(|| machine.takes(text)) {
-                each(pair);
+                each(pair)?;
             }
             if machine.start().is_none() {
                 // The automaton is exhausted, so its earlier states are invalid.

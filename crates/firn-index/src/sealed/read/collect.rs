@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use firn_model::{CancelToken, Result, Slot};
+use firn_model::{QueryContext, Result, Slot};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::id_set::IdSet;
+use crate::id_set::{IdSet, RunList};
 use crate::key_table::KeyTable;
 use crate::matches::{GroupMatch, MatchClass, Member, groups_bytes};
 use crate::sealed::format::lists::TableKind;
@@ -22,6 +22,10 @@ const BYTES_PER_HOLD: u64 = 64 << 10;
 // Up to this many members of a shape are searched one by one in each part.
 const POSITIONS_SEARCHED_MAX: usize = 4;
 
+// The memory of an entry of `lists_of_sets`, and of a shape's positions beside these.
+const LIST_OF_SET_BYTES: usize = 10;
+const SHAPE_BYTES: usize = 96;
+
 /// Appends matched groups.
 #[derive(Debug)]
 struct Collector<'a> {
@@ -35,6 +39,8 @@ struct Collector<'a> {
     set_rows: RowReader<'a>,
     /// The projected pairs of each member set.
     lists_of_sets: HashMap<u32, u32>,
+    /// The memory of the passing positions of all shapes of the current class.
+    shape_bytes: u64,
     scratch: Scratch,
 }
 
@@ -63,7 +69,7 @@ impl Sealed {
         &self,
         found: &MatchedRows,
         keys: &mut KeyTable,
-        cancel: &CancelToken,
+        context: &QueryContext,
         out: &mut Vec<GroupMatch>,
     ) -> Result<()> {
         let before = out.len();
@@ -76,15 +82,16 @@ impl Sealed {
             part_rows: self.parts.rows.reader(&self.blocks),
             set_rows: self.sets.rows.reader(&self.blocks),
             lists_of_sets: HashMap::new(),
+            shape_bytes: 0,
             scratch: Scratch::default(),
         };
-        collector.lone(&found.lone, cancel)?;
-        for class in &found.classes {
-            collector.class(class, cancel)?;
+        collector.lone(&found.lone, context)?;
+        for class in found.classes.list() {
+            collector.class(class, context)?;
         }
         collector.hold(0)?;
         let Collector { keys: maker, table, out, bytes, .. } = collector;
-        maker.finish(table, bytes, &mut out[before..], cancel)
+        maker.finish(table, bytes, &mut out[before..], &context.cancel)
     }
 }
 
@@ -92,7 +99,8 @@ impl Collector<'_> {
     /// Reserves memory for the collected groups and for `more` groups.
     fn hold(&mut self, more: usize) -> Result<()> {
         let more = (more * size_of::<GroupMatch>()) as u64;
-        self.table.hold_others(self.bytes + more + self.keys.bytes())
+        let of_sets = (self.lists_of_sets.capacity() * LIST_OF_SET_BYTES) as u64;
+        self.table.hold_others(self.bytes + more + self.keys.bytes() + self.shape_bytes + of_sets)
     }
 
     fn push(&mut self, found: GroupMatch) {
@@ -101,13 +109,13 @@ impl Collector<'_> {
     }
 
     /// Lone series.
-    fn lone(&mut self, rows: &IdSet, cancel: &CancelToken) -> Result<()> {
+    fn lone(&mut self, rows: &IdSet, context: &QueryContext) -> Result<()> {
         let mut reader = self.sealed.lone.rows.reader(&self.sealed.blocks);
         self.hold(rows.count() as usize)?;
         self.out.reserve(rows.count() as usize);
         for (idx, row) in rows.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
-                cancel.check()?;
+                context.cancel.check()?;
                 self.hold(rows.count() as usize - idx)?;
             }
             let key = self.keys.project(&mut reader, row)?;
@@ -119,8 +127,8 @@ impl Collector<'_> {
     }
 
     /// Collects the matching members in the parts of a class.
-    fn class(&mut self, class: &MatchClass, cancel: &CancelToken) -> Result<()> {
-        let parts = self.candidates(class)?;
+    fn class(&mut self, class: &MatchClass, context: &QueryContext) -> Result<()> {
+        let parts = self.candidates(class, context)?;
         let parts = parts.as_ref().unwrap_or(&class.parts);
         let mut shapes: HashMap<u32, Rc<PassingPositions>> = HashMap::new();
         let mut last: Option<(u32, Rc<PassingPositions>)> = None;
@@ -128,16 +136,17 @@ impl Collector<'_> {
         let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
         self.hold(parts.count() as usize)?;
         self.out.reserve(parts.count() as usize);
+        self.shape_bytes = 0;
         let (mut held_to, mut left) = (self.bytes + BYTES_PER_HOLD, parts.count() as usize);
         for (idx, row) in parts.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
-                cancel.check()?;
+                context.cancel.check()?;
             }
             left -= 1;
             // Group sizes differ by factors of thousands.
-            if self.bytes > held_to {
+            if self.bytes + self.shape_bytes > held_to {
                 self.hold(left)?;
-                held_to = self.bytes + BYTES_PER_HOLD;
+                held_to = self.bytes + self.shape_bytes + BYTES_PER_HOLD;
             }
             let part = part_reader.read(row)?;
             // Similar parts are usually adjacent.
@@ -163,24 +172,28 @@ impl Collector<'_> {
     }
 
     /// The parts of the class with one of its member sets; `None` if that is not cheaper.
-    fn candidates(&self, class: &MatchClass) -> Result<Option<IdSet>> {
-        let Some(shapes) = self.sealed.shapes_of_class(class)? else { return Ok(None) };
-        let mut parts = IdSet::empty();
+    fn candidates(&self, class: &MatchClass, context: &QueryContext) -> Result<Option<IdSet>> {
+        let budget = &context.budget;
+        let Some(shapes) = self.sealed.shapes_of_class(class, budget)? else { return Ok(None) };
+        let mut parts = RunList::new(budget);
         for shape in shapes.iter() {
             let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
-            parts = parts.union(self.sealed.rows_of(&shape.parts)?);
+            let pushed = shape.parts.for_each_run(|first, last| parts.push_ids(first, last));
+            pushed
+                .map_err(|e| self.sealed.blocks.corrupt_by(self.sealed.shapes.bytes.start, &e))?;
         }
-        Ok(Some(parts.intersect(&class.parts)))
+        Ok(Some(parts.finish()?.intersect(&class.parts, budget)?))
     }
 
     fn passing(&mut self, shape: u32, class: &MatchClass) -> Result<PassingPositions> {
         let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
         let mut positions = Vec::new();
-        each_passing(&shape, class, |position, set| {
+        each_passing(&shape, class.sets.as_ref(), |position, set| {
             positions.push((position, self.list_of_set(set)?));
             Ok(())
         })?;
         positions.sort_unstable();
+        self.shape_bytes += (SHAPE_BYTES + positions.capacity() * size_of::<(u32, u32)>()) as u64;
         Ok(PassingPositions { len: shape.len, positions })
     }
 

@@ -10,9 +10,9 @@
 )]
 
 use firn_codec::postings::Postings;
-use firn_model::{CancelToken, GroupId, Result};
+use firn_model::{CancelToken, GroupId, QueryContext, Result};
 
-use crate::id_set::{IdSet, push_run};
+use crate::id_set::{IdSet, RunList};
 use crate::matches::MatchClass;
 use crate::sealed::format::lists::{PairPostings, TableKind};
 use crate::sealed::format::shapes::{PartRecord, Shape};
@@ -43,8 +43,14 @@ struct MemberCounts {
 }
 
 impl Sealed {
+    /// The memory of [`Sealed::pair_counts`]: four bytes per part and per member set.
+    pub(crate) fn pair_counts_bytes(&self) -> u64 {
+        let rows = [self.parts.rows.count, self.sets.rows.count].map(u64::from);
+        rows.into_iter().fold(0, u64::saturating_add).saturating_mul(4)
+    }
+
     /// All pairs with their series counts, in order, so that several segments can be merged. Reads
-    /// every part once first; keeps four bytes per part and per member set.
+    /// every part once first.
     pub(crate) fn pair_counts(&self, cancel: &CancelToken) -> Result<PairCounts<'_>> {
         Ok(PairCounts {
             segment: self,
@@ -85,12 +91,12 @@ impl Sealed {
             count = count.saturating_add(u64::from(self.part(row)?.1));
         }
         if let Some(list) = lists.of(TableKind::MemberSets) {
-            let mut sets = Vec::new();
-            list.iter().for_each(|set| push_run(set, set, &mut sets));
-            let sets = IdSet::from_runs(sets);
+            let context = QueryContext::unbounded();
+            let mut sets = RunList::new(&context.budget);
+            list.iter().for_each(|set| sets.push_ids(set, set));
+            let sets = sets.finish()?;
             let parts = IdSet::below(self.parts.rows.count);
-            let with_set =
-                self.count_class(&MatchClass { parts, sets: Some(sets) }, &CancelToken::new())?;
+            let with_set = self.count_class(&MatchClass { parts, sets: Some(sets) }, &context)?;
             count = count.saturating_add(with_set);
         }
         Ok(count)

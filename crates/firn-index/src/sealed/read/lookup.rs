@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 
 use crate::pair::RawPair;
 use crate::sealed::format::hash::HashedLabels;
-use crate::sealed::format::lists::TableKind;
+use crate::sealed::format::lists::{TABLE_KINDS, TableKind};
 use crate::sealed::format::rows::{RowReader, Schema};
 use crate::sealed::format::shapes::{PartRecord, Shape};
 use crate::sealed::read::segment::Sealed;
@@ -329,20 +329,7 @@ impl Sealed {
 
     /// All labels of a series.
     pub(crate) fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
-        if let Some(row) = self.lone_row(series.group)? {
-            if series.slot.0 != 0 {
-                return Ok(None);
-            }
-            let pairs =
-                self.row_pairs(&mut self.lone.rows.reader(&self.blocks), row, |_, _| true)?;
-            return self.labels_of_pairs(&pairs).map(Some);
-        }
-        let Some((row, set)) = self.member(series)? else { return Ok(None) };
-        let mut pairs =
-            self.row_pairs(&mut self.parts.rows.reader(&self.blocks), row, |_, _| true)?;
-        pairs.extend(self.row_pairs(&mut self.sets.rows.reader(&self.blocks), set, |_, _| true)?);
-        pairs.sort_unstable();
-        self.labels_of_pairs(&pairs).map(Some)
+        LabelReader::new(self).labels(series)
     }
 
     pub(crate) fn contains(&self, series: SeriesRef) -> Result<bool> {
@@ -391,14 +378,25 @@ impl Sealed {
         row: u32,
         keep: impl Fn(&Schema, usize) -> bool,
     ) -> Result<Vec<u32>> {
+        let mut pairs = Vec::new();
+        self.push_row_pairs(reader, row, keep, &mut pairs)?;
+        Ok(pairs)
+    }
+
+    fn push_row_pairs(
+        &self,
+        reader: &mut RowReader<'_>,
+        row: u32,
+        keep: impl Fn(&Schema, usize) -> bool,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         let schema = reader.load(row)?;
-        let mut pairs = Vec::with_capacity(schema.names.len().saturating_add(4));
         for (column_idx, &name) in schema.names.iter().enumerate() {
             if keep(schema, column_idx) {
-                pairs.push(self.pair_at(name, reader.rank(row, column_idx)?)?);
+                out.push(self.pair_at(name, reader.rank(row, column_idx)?)?);
             }
         }
-        Ok(pairs)
+        Ok(())
     }
 
     /// The pair of a name and a value rank.
@@ -459,7 +457,86 @@ impl Sealed {
     }
 
     #[cold]
+    pub(crate) fn text_of(&self, bytes: &[u8]) -> Result<String> {
+        let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
+        text.ok_or_else(|| self.bad_text())
+    }
+
+    #[cold]
+    pub(crate) fn bad_text(&self) -> Error {
+        self.blocks.corrupt(
+            self.strings.text.bytes.start,
+            "a label is invalid UTF-8: run `firn check --repair`",
+        )
+    }
+
     pub(crate) fn bad_part(&self) -> Error {
         self.part_records.bad(&self.blocks)
+    }
+}
+
+/// Reads the labels of many series. Keeps texts, which series share.
+#[derive(Debug)]
+pub(crate) struct LabelReader<'a> {
+    sealed: &'a Sealed,
+    lone: RowReader<'a>,
+    parts: RowReader<'a>,
+    sets: RowReader<'a>,
+    pairs: Vec<u32>,
+    /// By pair, the end of its text in `texts` and its length.
+    places: HashMap<u32, (usize, usize)>,
+    texts: Vec<u8>,
+    value: Vec<u8>,
+}
+
+// Some megabytes of text.
+const TEXTS_MAX: usize = 32_768;
+
+impl<'a> LabelReader<'a> {
+    pub(crate) fn new(sealed: &'a Sealed) -> LabelReader<'a> {
+        let [lone, parts, sets] =
+            TABLE_KINDS.map(|kind| sealed.table(kind).rows.reader(&sealed.blocks));
+        let (pairs, places, texts, value) = Default::default();
+        LabelReader { sealed, lone, parts, sets, pairs, places, texts, value }
+    }
+
+    /// All labels of a series.
+    pub(crate) fn labels(&mut self, series: SeriesRef) -> Result<Option<Labels>> {
+        let sealed = self.sealed;
+        self.pairs.clear();
+        if let Some(row) = sealed.lone_row(series.group)? {
+            if series.slot.0 != 0 {
+                return Ok(None);
+            }
+            sealed.push_row_pairs(&mut self.lone, row, |_, _| true, &mut self.pairs)?;
+        } else {
+            let Some((row, set)) = sealed.member(series)? else { return Ok(None) };
+            sealed.push_row_pairs(&mut self.parts, row, |_, _| true, &mut self.pairs)?;
+            sealed.push_row_pairs(&mut self.sets, set, |_, _| true, &mut self.pairs)?;
+            self.pairs.sort_unstable();
+        }
+        self.read_texts()?;
+        let labels = self.pairs.iter().map(|pair| {
+            let &(end, len) = self.places.get(pair).unwrap_or(&(0, 0));
+            let text = self.texts.get(end.saturating_sub(len)..end).unwrap_or_default();
+            (sealed.names.text(sealed.names.of_pair(*pair)), text)
+        });
+        Ok(Some(Labels::from_sorted(labels)))
+    }
+
+    fn read_texts(&mut self) -> Result<()> {
+        if self.places.len() > TEXTS_MAX {
+            self.places.clear();
+            self.texts.clear();
+        }
+        for &pair in &self.pairs {
+            if !self.places.contains_key(&pair) {
+                let sealed = self.sealed;
+                sealed.strings.get(&sealed.blocks, u64::from(pair), &mut self.value)?;
+                self.texts.extend_from_slice(&self.value);
+                self.places.insert(pair, (self.texts.len(), self.value.len()));
+            }
+        }
+        Ok(())
     }
 }

@@ -11,10 +11,10 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use firn_codec::postings::Postings;
-use firn_model::{CancelToken, Matcher, Pattern, Result};
+use firn_model::{Budget, Error, Matcher, Pattern, Pool, QueryContext, Reservation, Result};
 
-use crate::id_set::{IdSet, push_run, skip_to};
-use crate::matches::MatchClass;
+use crate::id_set::{IdSet, RunList, skip_to};
+use crate::matches::{MatchClass, MatchClasses};
 use crate::sealed::format::lists::TableKind;
 use crate::sealed::read::automaton::{successor, takes};
 use crate::sealed::read::matched_rows::MatchedRows;
@@ -35,7 +35,7 @@ struct PlannedMatcher<'m> {
 enum AcceptedPairs {
     All,
     Range(Range<u32>),
-    Some(Vec<u32>),
+    Some(PairList),
 }
 
 // Up to this many rows, reading their values is faster than scanning all values of the name.
@@ -43,30 +43,37 @@ const ROWS_TRIED_MAX: u64 = 256;
 // A list this many times longer than the remaining rows is searched with seeks, not decoded.
 const SEEK_RATIO: u64 = 16;
 const PAIRS_PER_CHECK: u32 = 1_024;
+// The capacity of a new list of pairs.
+const PAIRS_AT_FIRST: usize = 16;
 
 impl Sealed {
     /// The rows that match all `matchers`.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` as the token reports.
-    pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedRows> {
-        cancel.check()?;
-        let Some(planned) = self.plan_matchers(matchers)? else {
-            return Ok(MatchedRows { lone: IdSet::empty(), classes: Vec::new() });
+    /// `Canceled` or `Timeout` as the token reports; `Busy` or `TooLarge` without memory.
+    pub(crate) fn select(
+        &self,
+        matchers: &[Matcher],
+        context: &QueryContext,
+    ) -> Result<MatchedRows> {
+        context.cancel.check()?;
+        let Some(planned) = self.plan_matchers(matchers, context)? else {
+            let classes = MatchClasses::none(context);
+            return Ok(MatchedRows { lone: IdSet::empty(), classes });
         };
         let mut lone = IdSet::below(self.lone.rows.count);
         for planned in &planned {
             if lone.is_empty() {
                 break;
             }
-            lone = self.narrow(TableKind::Lone, &lone, planned, cancel)?;
+            lone = self.narrow(TableKind::Lone, &lone, planned, context)?;
         }
-        let parts = IdSet::below(self.parts.rows.count);
-        let mut classes = vec![MatchClass { parts, sets: None }];
+        let mut classes = MatchClasses::all(self.parts.rows.count, context);
         for planned in &planned {
-            let mut narrowed = Vec::new();
-            for class in &classes {
-                self.split(class, planned, cancel, &mut narrowed)?;
+            let mut narrowed = MatchClasses::none(context);
+            for class in classes.list() {
+                context.cancel.check()?;
+                self.split(class, planned, context, &mut narrowed)?;
             }
             classes = narrowed;
         }
@@ -77,6 +84,7 @@ impl Sealed {
     fn plan_matchers<'m>(
         &self,
         matchers: &'m [Matcher],
+        context: &QueryContext,
     ) -> Result<Option<Vec<PlannedMatcher<'m>>>> {
         let mut all = Vec::with_capacity(matchers.len());
         for matcher in matchers {
@@ -90,8 +98,8 @@ impl Sealed {
             let cost = match (matcher.pattern(), name) {
                 (_, None) => 0,
                 (Pattern::OneOf(values), Some(name)) => {
-                    let found = self.find_values(name, values)?;
-                    let cost = self.list_lens(&found)?;
+                    let found = self.find_values(name, values, context)?;
+                    let cost = self.list_lens(found.list())?;
                     // The cell is new, so this cannot fail.
                     let _ = taken.set(AcceptedPairs::Some(found));
                     if matcher.is_negative() || matcher.matches_absent() { 1 << 41 } else { cost }
@@ -113,19 +121,23 @@ impl Sealed {
         kind: TableKind,
         rows: &IdSet,
         planned: &PlannedMatcher<'_>,
-        cancel: &CancelToken,
+        context: &QueryContext,
     ) -> Result<IdSet> {
         let matcher = planned.matcher;
         let Some(name) = planned.name else {
             return Ok(if matcher.matches_absent() { rows.clone() } else { IdSet::empty() });
         };
-        let taken = self.rows_taken(kind, rows, planned, name, cancel)?;
+        let taken = self.rows_taken(kind, rows, planned, name, context)?;
         if !matcher.is_negative() && !matcher.matches_absent() {
             return Ok(taken);
         }
-        let any = rows.intersect(&IdSet::from_runs(self.table(kind).rows.with_name(name)));
-        let passing = if matcher.is_negative() { any.minus(&taken) } else { taken };
-        Ok(if matcher.matches_absent() { passing.union(rows.minus(&any)) } else { passing })
+        let budget = &context.budget;
+        let any = self.table(kind).rows.with_name(name, rows, budget)?;
+        let passing = if matcher.is_negative() { any.minus(&taken, budget)? } else { taken };
+        match matcher.matches_absent() {
+            true => passing.union(&rows.minus(&any, budget)?, budget),
+            false => Ok(passing),
+        }
     }
 
     /// Appends the rest of a class after one more matcher: at most two classes.
@@ -133,36 +145,31 @@ impl Sealed {
         &self,
         class: &MatchClass,
         planned: &PlannedMatcher<'_>,
-        cancel: &CancelToken,
-        out: &mut Vec<MatchClass>,
+        context: &QueryContext,
+        out: &mut MatchClasses,
     ) -> Result<()> {
-        let matcher = planned.matcher;
+        let (matcher, budget) = (planned.matcher, &context.budget);
         let any = match planned.name {
             Some(name) => {
-                let any = IdSet::from_runs(self.parts.rows.with_name(name));
-                let any = class.parts.intersect(&any);
-                let taken = self.rows_taken(TableKind::Parts, &any, planned, name, cancel)?;
-                let parts = if matcher.is_negative() { any.minus(&taken) } else { taken };
-                if !parts.is_empty() {
-                    out.push(MatchClass { parts, sets: class.sets.clone() });
-                }
+                let any = self.parts.rows.with_name(name, &class.parts, budget)?;
+                let taken = self.rows_taken(TableKind::Parts, &any, planned, name, context)?;
+                let parts = if matcher.is_negative() { any.minus(&taken, budget)? } else { taken };
+                out.push(MatchClass { parts, sets: class.sets.clone() })?;
                 any
             }
             None => IdSet::empty(),
         };
-        let parts = class.parts.minus(&any);
+        let parts = class.parts.minus(&any, budget)?;
         if parts.is_empty() {
             return Ok(());
         }
         let all = || IdSet::below(self.sets.rows.count);
         let before = class.sets.as_ref().map_or_else(all, IdSet::clone);
-        let passing = self.narrow(TableKind::MemberSets, &before, planned, cancel)?;
+        let passing = self.narrow(TableKind::MemberSets, &before, planned, context)?;
         if class.sets.is_none() && passing == before {
-            out.push(MatchClass { parts, sets: None });
-        } else if !passing.is_empty() {
-            out.push(MatchClass { parts, sets: Some(passing) });
+            return out.push(MatchClass { parts, sets: None });
         }
-        Ok(())
+        out.push(MatchClass { parts, sets: Some(passing) })
     }
 
     /// The rows of `rows` with a value that the pattern accepts.
@@ -172,19 +179,19 @@ impl Sealed {
         rows: &IdSet,
         planned: &PlannedMatcher<'_>,
         name: u32,
-        cancel: &CancelToken,
+        context: &QueryContext,
     ) -> Result<IdSet> {
-        let with_name = self.table(kind).rows.with_name(name);
-        if rows.is_empty() || with_name.is_empty() {
+        if rows.is_empty() {
             return Ok(IdSet::empty());
         }
+        let with_name = || self.table(kind).rows.with_name(name, rows, &context.budget);
         let values = self.names.pairs(name);
         let scans = matches!(planned.matcher.pattern(), Pattern::Regex | Pattern::Contains(_));
         if scans && planned.taken.get().is_none() {
-            let any = rows.intersect(&IdSet::from_runs(with_name.clone()));
+            let any = with_name()?;
             if any.count() <= ROWS_TRIED_MAX.min(values.len() as u64 / 4) {
                 let mut value = Vec::new();
-                return self.rows_by_value(kind, &any, name, cancel, |pair| {
+                return self.rows_by_value(kind, &any, name, context, |pair| {
                     self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
                     Ok(takes(planned.matcher, &value))
                 });
@@ -193,23 +200,21 @@ impl Sealed {
         let taken = match planned.taken.get() {
             Some(taken) => taken,
             None => {
-                let taken = self.pairs_taken(planned.matcher, values.clone(), cancel)?;
+                let taken = self.pairs_taken(planned.matcher, values.clone(), context)?;
                 planned.taken.get_or_init(|| taken)
             }
         };
         let pair_count = match taken {
-            AcceptedPairs::All => return Ok(rows.intersect(&IdSet::from_runs(with_name))),
-            AcceptedPairs::Range(range) if *range == values => {
-                return Ok(rows.intersect(&IdSet::from_runs(with_name)));
-            }
+            AcceptedPairs::All => return with_name(),
+            AcceptedPairs::Range(range) if *range == values => return with_name(),
             AcceptedPairs::Range(range) => range.len(),
-            AcceptedPairs::Some(pairs) => pairs.len(),
+            AcceptedPairs::Some(pairs) => pairs.list().len(),
         };
         if pair_count as u64 > rows.count() {
-            let any = rows.intersect(&IdSet::from_runs(with_name));
-            return self.rows_by_value(kind, &any, name, cancel, |pair| Ok(taken.has(pair)));
+            let any = with_name()?;
+            return self.rows_by_value(kind, &any, name, context, |pair| Ok(taken.has(pair)));
         }
-        self.rows_by_lists(kind, rows, taken, cancel)
+        self.rows_by_lists(kind, rows, taken, context)
     }
 
     /// Checks each row's value, once for adjacent equal values.
@@ -218,15 +223,15 @@ impl Sealed {
         kind: TableKind,
         rows: &IdSet,
         name: u32,
-        cancel: &CancelToken,
+        context: &QueryContext,
         mut takes: impl FnMut(u32) -> Result<bool>,
     ) -> Result<IdSet> {
         let mut reader = self.table(kind).rows.reader(&self.blocks);
         let mut last: Option<(u32, bool)> = None;
-        let mut runs = Vec::new();
+        let mut runs = RunList::new(&context.budget);
         for row in rows.iter() {
             if row.is_multiple_of(PAIRS_PER_CHECK) {
-                cancel.check()?;
+                context.cancel.check()?;
             }
             let schema = reader.load(row)?;
             let Ok(column_idx) = schema.names.binary_search(&name) else { continue };
@@ -240,7 +245,7 @@ impl Sealed {
                 runs.push((row, row + 1));
             }
         }
-        Ok(IdSet::from_runs(runs))
+        runs.finish()
     }
 
     fn rows_by_lists(
@@ -248,11 +253,12 @@ impl Sealed {
         kind: TableKind,
         rows: &IdSet,
         taken: &AcceptedPairs,
-        cancel: &CancelToken,
+        context: &QueryContext,
     ) -> Result<IdSet> {
         let row_count = rows.count();
         let table_count = self.table(kind).rows.count;
-        let mut union = RowUnion::new(table_count, if taken.is_one() { 0 } else { table_count });
+        let bitmap_bits = if taken.is_one() { 0 } else { table_count };
+        let mut union = RowUnion::new(table_count, bitmap_bits, &context.budget);
         let mut add = |list: Option<Postings<'_>>| {
             let Some(list) = list else { return Ok(()) };
             let added = if list.len() > SEEK_RATIO * row_count {
@@ -269,27 +275,27 @@ impl Sealed {
             AcceptedPairs::All => {}
             AcceptedPairs::Range(range) => self.each_pair_lists(range.clone(), |pair, lists| {
                 if pair.is_multiple_of(PAIRS_PER_CHECK) {
-                    cancel.check()?;
+                    context.cancel.check()?;
                 }
                 add(lists.of(kind))
             })?,
             AcceptedPairs::Some(pairs) => {
-                for (idx, &pair) in pairs.iter().enumerate() {
+                for (idx, &pair) in pairs.list().iter().enumerate() {
                     if (idx as u32).is_multiple_of(PAIRS_PER_CHECK) {
-                        cancel.check()?;
+                        context.cancel.check()?;
                     }
                     add(self.pair_lists(pair)?.of(kind))?;
                 }
             }
         }
-        Ok(union.into_set())
+        union.into_set()
     }
 
     fn pairs_taken(
         &self,
         matcher: &Matcher,
         values: Range<u32>,
-        cancel: &CancelToken,
+        context: &QueryContext,
     ) -> Result<AcceptedPairs> {
         Ok(match matcher.pattern() {
             Pattern::Any | Pattern::NonEmpty => AcceptedPairs::All,
@@ -310,18 +316,25 @@ impl Sealed {
             }
             // The values of `OneOf` are searched in `plan_matchers`.
             Pattern::OneOf(_) | Pattern::Contains(_) | Pattern::Regex => {
-                let mut pairs = Vec::new();
-                self.scan_values(values, matcher, cancel, |pair| pairs.push(pair))?;
+                let mut pairs = PairList::new(context);
+                self.scan_values(values, matcher, &context.cancel, |pair| pairs.push(pair))?;
                 AcceptedPairs::Some(pairs)
             }
         })
     }
 
     /// The pairs of a name with one of `values`, ascending, as `values` are.
-    fn find_values(&self, name: u32, values: &[String]) -> Result<Vec<u32>> {
-        let mut pairs = Vec::new();
+    fn find_values(
+        &self,
+        name: u32,
+        values: &[String],
+        context: &QueryContext,
+    ) -> Result<PairList> {
+        let mut pairs = PairList::new(context);
         for value in values.iter().filter(|value| !value.is_empty()) {
-            pairs.extend(self.find_pair(name, value.as_bytes())?);
+            if let Some(pair) = self.find_pair(name, value.as_bytes())? {
+                pairs.push(pair)?;
+            }
         }
         Ok(pairs)
     }
@@ -347,7 +360,7 @@ impl AcceptedPairs {
         match self {
             AcceptedPairs::All => false,
             AcceptedPairs::Range(range) => range.len() <= 1,
-            AcceptedPairs::Some(pairs) => pairs.len() <= 1,
+            AcceptedPairs::Some(pairs) => pairs.list().len() <= 1,
         }
     }
 
@@ -355,31 +368,69 @@ impl AcceptedPairs {
         match self {
             AcceptedPairs::All => true,
             AcceptedPairs::Range(range) => range.contains(&pair),
-            AcceptedPairs::Some(pairs) => pairs.binary_search(&pair).is_ok(),
+            AcceptedPairs::Some(pairs) => pairs.list().binary_search(&pair).is_ok(),
         }
+    }
+}
+
+/// Ascending pairs; their memory is reserved.
+#[derive(Debug)]
+struct PairList {
+    pairs: Vec<u32>,
+    held: Reservation,
+}
+
+impl PairList {
+    fn new(context: &QueryContext) -> PairList {
+        PairList { pairs: Vec::new(), held: context.budget.empty(Pool::Query) }
+    }
+
+    fn push(&mut self, pair: u32) -> Result<()> {
+        if self.pairs.len() == self.pairs.capacity() {
+            let more = self.pairs.len().max(PAIRS_AT_FIRST);
+            // While the list is moved, both copies exist.
+            self.held.cover(((2 * self.pairs.len() + more) * size_of::<u32>()) as u64)?;
+            self.pairs.reserve_exact(more);
+        }
+        self.pairs.push(pair);
+        Ok(())
+    }
+
+    fn list(&self) -> &[u32] {
+        &self.pairs
     }
 }
 
 /// A union of posting lists: runs at first, a bitmap once sorting the runs would cost more.
 #[derive(Debug)]
-struct RowUnion {
-    runs: Vec<(u32, u32)>,
+struct RowUnion<'b> {
+    runs: RunList<'b>,
     words: Vec<u64>,
+    /// The memory of `words`.
+    held: Reservation,
+    refusal: Option<Error>,
     /// All ids are below.
     end: u32,
     /// With more runs than this, the bitmap is used.
     run_count_max: usize,
 }
 
-impl RowUnion {
+impl<'b> RowUnion<'b> {
     /// `bitmap_bits` is 0 if the runs arrive in order, so that no bitmap is needed.
-    fn new(end: u32, bitmap_bits: u32) -> RowUnion {
+    fn new(end: u32, bitmap_bits: u32, budget: &'b Budget) -> RowUnion<'b> {
         // Sorting a run costs about as much as reading a few words.
         let run_count_max = match bitmap_bits {
             0 => usize::MAX,
             bits => 1_024.max(bits as usize / 256),
         };
-        RowUnion { runs: Vec::new(), words: Vec::new(), end, run_count_max }
+        RowUnion {
+            runs: RunList::new(budget),
+            words: Vec::new(),
+            held: budget.empty(Pool::Query),
+            refusal: None,
+            end,
+            run_count_max,
+        }
     }
 
     #[inline]
@@ -388,19 +439,22 @@ impl RowUnion {
         if last >= self.end {
             return;
         }
-        if let Some(run) = self.runs.last_mut().filter(|run| run.1 == first) {
-            run.1 = last + 1;
-            return;
-        }
-        self.runs.push((first, last + 1));
+        self.runs.push_joined(first, last + 1);
         if self.runs.len() > self.run_count_max {
             self.spill();
         }
     }
 
     fn spill(&mut self) {
-        self.words.resize((self.end as usize).div_ceil(64), 0);
-        for &(start, end) in &self.runs {
+        if self.words.is_empty() {
+            let word_count = (self.end as usize).div_ceil(64);
+            if let Err(refusal) = self.held.grow((word_count * size_of::<u64>()) as u64) {
+                self.refusal = Some(refusal);
+                return self.runs.clear();
+            }
+            self.words.resize(word_count, 0);
+        }
+        for &(start, end) in self.runs.runs() {
             let (first, last) = (start as usize / 64, (end - 1) as usize / 64);
             let (from, to) = (u64::MAX << (start % 64), u64::MAX >> (63 - (end - 1) % 64));
             if first == last {
@@ -414,29 +468,31 @@ impl RowUnion {
         self.runs.clear();
     }
 
-    fn into_set(mut self) -> IdSet {
-        if self.words.is_empty() {
-            return IdSet::from_runs(self.runs);
+    fn into_set(mut self) -> Result<IdSet> {
+        if !self.words.is_empty() {
+            self.spill();
         }
-        self.spill();
-        let mut runs = Vec::new();
-        for (idx, &word) in self.words.iter().enumerate() {
+        let RowUnion { mut runs, words, refusal, .. } = self;
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
+        for (idx, &word) in words.iter().enumerate() {
             let base = idx as u64 * 64;
             let mut word = word;
             while word != 0 {
                 let start = word.trailing_zeros();
                 let len = (word >> start).trailing_ones();
-                push_run(base + u64::from(start), base + u64::from(start + len) - 1, &mut runs);
+                runs.push_ids(base + u64::from(start), base + u64::from(start + len) - 1);
                 let taken = u64::MAX.checked_shl(start + len).unwrap_or(0);
                 word &= taken;
             }
         }
-        IdSet::from_runs(runs)
+        runs.finish()
     }
 }
 
 /// Adds the rows that are also in the list, with seeks in the list.
-fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) {
+fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion<'_>) {
     let mut ids = list.iter();
     let mut next = ids.next();
     for &(start, end) in rows.runs() {
@@ -454,7 +510,7 @@ fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) {
 }
 
 /// Adds the rows that are also in the list, by decoding the list.
-fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) -> Result<()> {
+fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion<'_>) -> Result<()> {
     let mut left = rows.runs();
     list.for_each_run(|first, last| {
         let Ok(first_row) = u32::try_from(first) else { return };

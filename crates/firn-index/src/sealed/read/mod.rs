@@ -4,7 +4,7 @@ mod automaton;
 mod collect;
 pub(crate) mod counts;
 mod keys;
-mod listing;
+pub(crate) mod listing;
 pub(crate) mod lookup;
 pub(crate) mod matched_rows;
 mod matching;

@@ -50,8 +50,6 @@ pub(crate) struct Sealed {
     pub(crate) identities: Vec<Vec<u32>>,
     pub(crate) series_count: u64,
     pub(crate) group_count: u64,
-    /// Parts without members, which only keep a group's labels and next slot.
-    pub(crate) empty_part_count: u64,
 }
 
 /// Rows, and maps to them.
@@ -123,7 +121,8 @@ impl Sealed {
     ) -> Result<Sealed> {
         let mut next = ContentsReader::new(contents);
         let mut count = || next.count().ok_or_else(&absurd);
-        let [series_count, group_count, empty_part_count] = [count()?, count()?, count()?];
+        // The third counts parts without members.
+        let [series_count, group_count, _] = [count()?, count()?, count()?];
         let [name_count, pair_count] = [count()?, count()?];
         let [lone_base, lone_shift, part_base, part_shift] =
             [count()?, count()?, count()?, count()?];
@@ -183,7 +182,6 @@ impl Sealed {
             identities,
             series_count,
             group_count,
-            empty_part_count,
         })
     }
 
@@ -211,6 +209,11 @@ impl Sealed {
     /// Stored label sets: of lone series, parts and members.
     pub(crate) fn set_count(&self) -> u64 {
         TABLE_KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
+    }
+
+    /// The labels of all stored label sets.
+    pub(crate) fn label_count(&self) -> u64 {
+        TABLE_KINDS.map(|kind| self.table(kind).rows.label_count()).iter().sum()
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {
@@ -266,8 +269,10 @@ impl Sealed {
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
-        (self.blocks.heap_bytes() + self.names.heap_bytes() + self.strings.heap_bytes() + tables)
-            as u64
+        let of_names = |names: &Vec<u32>| size_of_val(names) + size_of_val(names.as_slice());
+        let identities: usize = self.identities.iter().map(of_names).sum();
+        let texts = self.names.heap_bytes() + self.strings.heap_bytes();
+        (self.blocks.heap_bytes() + texts + tables + identities) as u64
     }
 
     pub(crate) fn table(&self, kind: TableKind) -> &Table {

@@ -119,9 +119,28 @@ proptest! {
         ] {
             let matcher = Matcher::new(name, op, value).unwrap();
             let by = Grouping::By(Vec::new());
-            if let Ok((groups, _)) = matches(&sealed, &[matcher], &by) {
-                let (mut out, cancel) = (BTreeSet::new(), CancelToken::new());
-                let _ = sealed.label_names(Some(&groups), &mut out, &cancel);
+            let _ = matches(&sealed, std::slice::from_ref(&matcher), &by);
+            let context = QueryContext::unbounded();
+            if let Ok(found) = sealed.select(&[matcher], &context) {
+                let mut names = SealedNames::open(&sealed, &found, &context).ok();
+                while let Some(names) = &mut names
+                    && names.text().is_some()
+                {
+                    let _ = names.find_present(&context, &mut |_, _: &[Slot]| Ok(false));
+                    if names.advance().is_err() {
+                        break;
+                    }
+                }
+                let values = SealedValues::open(&sealed, &found, "a", &context);
+                let mut values = values.ok().flatten();
+                while let Some(values) = &mut values
+                    && values.text().is_some()
+                {
+                    let _ = values.find_present(&context, &mut |_, _: &[Slot]| Ok(false));
+                    if values.advance().is_err() {
+                        break;
+                    }
+                }
             }
         }
         if let Ok(mut counts) = sealed.pair_counts(&CancelToken::new()) {

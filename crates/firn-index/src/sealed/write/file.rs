@@ -24,6 +24,8 @@ use crate::sealed::write::factor::LabeledMember;
 use crate::sealed::write::pair_union::PairUnion;
 
 const NONE: u32 = u32::MAX;
+// Of a varint of 32 bits.
+const COUNT_BYTES_MAX: usize = 5;
 
 /// All used pairs, numbered by name and value.
 #[derive(Debug)]
@@ -325,7 +327,11 @@ impl<'a> Dictionary<'a> {
     }
 
     fn encode_names(&self) -> Vec<u8> {
-        let mut out = Vec::new();
+        // Long names are most of the memory of a job: the list must not grow by doubling.
+        let bytes_max = |(name, _, code): &(&[u8], _, NameCode)| {
+            name.len() + code.encoded_bytes_max() + 2 * COUNT_BYTES_MAX
+        };
+        let mut out = Vec::with_capacity(self.names.iter().map(bytes_max).sum());
         for ((name, _, code), pairs) in self.names.iter().zip(self.first_pairs.windows(2)) {
             encode_varint(name.len() as u64, &mut out);
             out.extend_from_slice(name);

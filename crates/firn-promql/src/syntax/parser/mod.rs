@@ -3,8 +3,9 @@
 //!
 //! The first error ends the parse; its message and position are Prometheus'. The grammar differs
 //! from a textbook grammar where users rely on it: `-` binds like `*` (so `-1^2` is -1), `^` is
-//! right-associative, an offset takes one literal, call or parenthesis (so `x offset 1m + 2` adds
-//! 2), and nearly every keyword is also a name.
+//! right-associative, an offset takes one literal or call (so `x offset 1m + 2` adds 2) but all
+//! arithmetic after a parenthesis (so `x offset (1m) + 2` is one offset), and nearly every keyword
+//! is also a name.
 
 mod length;
 mod modifier;
@@ -30,8 +31,12 @@ const QUERY_BYTES_MAX: usize = 1 << 20;
 const PART_COUNT_MAX: usize = 100_000;
 /// The maximum number of matchers of a selector.
 const MATCHER_COUNT_MAX: usize = 1_000;
-/// Memory of tokens and tree for each byte of a query; matchers such as `a=""` need the most.
-const TREE_BYTES_PER_BYTE: u64 = 96;
+/// Memory of tokens and tree for each word and sign of a query; matchers such as `a=""`, with four
+/// signs and a word, need the most.
+const TREE_BYTES_PER_WORD: u64 = 96;
+/// Memory of the texts of a tree for each byte of its query: the query, its strings and their
+/// copies.
+const TEXT_BYTES_PER_BYTE: u64 = 8;
 
 /// Parses and type-checks a query, without compiling the patterns of its matchers. For the text of
 /// a stranger, use [`prepare`], which limits its memory.
@@ -65,32 +70,54 @@ pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     Ok(expr)
 }
 
-/// The memory of the tree of `text`. A text over the limit is refused before it has one.
-fn tree_bytes(text: &str) -> u64 {
-    match text.len() {
-        len if len > QUERY_BYTES_MAX => 0,
-        len => (len as u64).saturating_mul(TREE_BYTES_PER_BYTE),
+/// The memory that parsing `text` may take. A text over the limit is refused before it takes any.
+pub fn tree_bytes(text: &str) -> u64 {
+    if text.len() > QUERY_BYTES_MAX {
+        return 0;
     }
+    let words = word_count(text).saturating_mul(TREE_BYTES_PER_WORD);
+    words.saturating_add((text.len() as u64).saturating_mul(TEXT_BYTES_PER_BYTE))
+}
+
+/// At least the number of tokens of `text`: its words and the characters that are neither blank nor
+/// part of a word. A long word, number or string of words has few.
+fn word_count(text: &str) -> u64 {
+    let mut count = 0_u64;
+    let mut in_word = false;
+    for character in text.chars() {
+        let is_of_word = character.is_ascii_alphanumeric() || matches!(character, '_' | '.');
+        let begins = is_of_word && !in_word;
+        let is_sign = !is_of_word && !character.is_ascii_whitespace();
+        count = count.saturating_add(u64::from(begins || is_sign));
+        in_word = is_of_word;
+    }
+    count
 }
 
 /// Parses a series selector such as `up{job="a"}`, the form of `match[]`, and compiles the patterns
-/// of its matchers within the limits of `context`. The caller decides whether to accept a selector
-/// that matches every series, as in Prometheus.
+/// of its matchers within the limits of `context`. Their memory stays reserved as long as the
+/// context lives. The caller decides whether to accept a selector that matches every series, as in
+/// Prometheus.
 ///
 /// # Errors
 /// As [`prepare`].
 pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<Vec<Matcher>> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let _held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
+    let mut held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
     let mut parser = Parser::new(text)?;
     let matchers = parser.whole_selector()?;
     super::compile(text, &parser.regexes, context)?;
+    drop(parser);
+    // Storage copies the list.
+    let kept_bytes = matchers.iter().map(Matcher::heap_bytes).fold(0, u64::saturating_add);
+    held.shrink(held.bytes().saturating_sub(kept_bytes.saturating_mul(2)));
+    context.kept.add(held);
     Ok(matchers)
 }
 
 /// As [`parse_selector`] without compiling the patterns and without limits of memory: for texts
-/// whose memory the caller has reserved.
+/// whose [`tree_bytes`] the caller has reserved.
 ///
 /// # Errors
 /// The first error with its position.

@@ -1,10 +1,20 @@
 //! The suffixes of an operand: `[5m]`, `[1h:1m]`, `offset`, `@`, `anchored`, `smoothed`.
 
+use super::length::{LengthContext, negated};
 use super::{Parsed, Parser};
 use crate::syntax::lexer::{Keyword, TokenKind};
 use crate::syntax::{
     At, BinaryOp, BoundaryMode, DurationExpr, Length, MatrixSelector, Node, NodeKind, Span,
     Subquery,
+};
+
+const LENGTHS: &str = "number, duration, step(), or range()";
+const RANGE: LengthContext =
+    LengthContext { name: "subquery or range selector", expected: LENGTHS };
+const OFFSET: LengthContext = LengthContext { name: "offset", expected: LENGTHS };
+const SUBQUERY_STEP: LengthContext = LengthContext {
+    name: "subquery selector",
+    expected: "number, duration, step(), range(), or \"]\"",
 };
 
 impl Parser<'_> {
@@ -33,19 +43,17 @@ impl Parser<'_> {
     /// `[5m]` or `[1h:1m]`.
     fn brackets(&mut self, node: Node) -> Parsed<Node> {
         let open = self.take();
-        let lengths = "number, duration, step(), or range()";
         if !starts_duration(self.peek()) {
-            return Err(self.unexpected("subquery or range selector", lengths));
+            return Err(self.unexpected(RANGE.name, RANGE.expected));
         }
-        let range = self.positive_length()?;
+        let range = self.positive_length(RANGE)?;
         if self.accept(TokenKind::Colon).is_some() {
             let mut step = Length::ZERO;
             if self.peek() != TokenKind::RightBracket {
                 if !starts_duration(self.peek()) {
-                    let expected = "number, duration, step(), range(), or \"]\"";
-                    return Err(self.unexpected("subquery selector", expected));
+                    return Err(self.unexpected(SUBQUERY_STEP.name, SUBQUERY_STEP.expected));
                 }
-                step = self.positive_length()?;
+                step = self.positive_length(SUBQUERY_STEP)?;
             }
             self.expect(TokenKind::RightBracket, "subquery selector", "\"]\"")?;
             let span = Span { start: node.span.start, end: self.closing };
@@ -74,31 +82,26 @@ impl Parser<'_> {
     }
 
     fn offset(&mut self, node: &mut Node) -> Parsed<()> {
-        const CONTEXT: &str = "offset";
-        const EXPECTED: &str = "number, duration, step(), or range()";
         self.take();
         if !starts_duration(self.peek()) {
-            return Err(self.unexpected(CONTEXT, EXPECTED));
+            return Err(self.unexpected(OFFSET.name, OFFSET.expected));
         }
-        let sign_span = self.token().span;
-        let negate = match self.peek() {
-            TokenKind::Operator(BinaryOp::Sub) => Some(true),
-            TokenKind::Operator(BinaryOp::Add) => Some(false),
-            _ => None,
-        };
-        if negate.is_some() {
-            self.take();
-        }
-        let mut value = self.nested(|parser| parser.duration_primary(CONTEXT, EXPECTED))?;
-        if negate == Some(true) {
-            value = match value {
-                DurationExpr::Number { value, is_duration } => {
-                    DurationExpr::Number { value: -value, is_duration }
+        let is_sign = |kind| matches!(kind, TokenKind::Operator(BinaryOp::Sub | BinaryOp::Add));
+        let first = self.token();
+        let (value, span) = match first.kind {
+            // As in Prometheus, arithmetic continues after a parenthesis or two signs only.
+            TokenKind::LeftParen => self.arithmetic()?,
+            kind if is_sign(kind) && is_sign(self.peek_second()) => self.arithmetic()?,
+            kind => {
+                if is_sign(kind) {
+                    self.take();
                 }
-                other => DurationExpr::Negate(Box::new(other)),
-            };
-        }
-        let length = self.length(value, sign_span)?;
+                let (value, span) = self.nested(|parser| parser.duration_primary(OFFSET))?;
+                let is_negative = kind == TokenKind::Operator(BinaryOp::Sub);
+                (if is_negative { negated(value) } else { value }, first.span.to(span))
+            }
+        };
+        let length = self.length(value, span)?;
         let span = node.span;
         let target = match &mut node.kind {
             NodeKind::Selector(selector) => &mut selector.offset,
@@ -116,6 +119,13 @@ impl Parser<'_> {
         *target = length;
         node.span.end = self.closing;
         Ok(())
+    }
+
+    /// An offset in one piece, so that it is read back from its printed form.
+    fn arithmetic(&mut self) -> Parsed<(DurationExpr, Span)> {
+        let (value, span) = self.duration(1, OFFSET)?;
+        let is_binary = matches!(value, DurationExpr::Binary { .. });
+        Ok((if is_binary { DurationExpr::Paren(Box::new(value)) } else { value }, span))
     }
 
     fn at(&mut self, node: &mut Node) -> Parsed<()> {

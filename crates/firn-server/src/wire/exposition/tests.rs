@@ -47,7 +47,7 @@ fn lines_are_read_as_prometheus_reads_them() {
     );
     check(r#"a{x="b\\c\"d\ne\tf"} 1"#, &[(r#"a{x="b\\c\"d\ne\\tf"}"#, 7, 1.0)]);
     check("a{x=\"two\nlines}\"} 1\nb 2", &[("a{x=\"two\\nlines}\"}", 7, 1.0), ("b", 7, 2.0)]);
-    check(r#"{"my.metric","a b"="c"} 1"#, &[(r#"my.metric{a b="c"}"#, 7, 1.0)]);
+    check(r#"{"my.metric","a b"="c"} 1"#, &[(r#"{"my.metric","a b"="c"}"#, 7, 1.0)]);
     check(r#"{x="1","m"} 1"#, &[(r#"m{x="1"}"#, 7, 1.0)]);
     check("a{x=\"\"} 1", &[("a", 7, 1.0)]);
     check("# anything { goes \n#\n#a\na_1:b 1e3", &[("a_1:b", 7, 1000.0)]);

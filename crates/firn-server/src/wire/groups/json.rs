@@ -26,11 +26,14 @@ pub(super) fn decode(
     mut request: GroupsRequest,
 ) -> Result<GroupsRequest> {
     let mut decoder = JsonGroupsDecoder { limits, builder: LabelsBuilder::default() };
-    read_json(body, |reader| {
+    let copies = request.held.split(0);
+    read_json(body, copies, |reader| {
         let mut has_groups = false;
         reader.object(|reader, key| match key {
             "generation" => {
-                request.generation = Some(reader.string()?.into_owned());
+                let (at, text) = (reader.at(), reader.string()?);
+                request.spend(text.len()).map_err(|e| reader.refuse_at(at, e))?;
+                request.generation = Some(text.into_owned());
                 Ok(())
             }
             "known_elsewhere" => {
@@ -129,8 +132,8 @@ impl JsonGroupsDecoder<'_> {
         let start = reader.at();
         self.builder.clear();
         reader.object(|reader, name| {
-            self.builder.push(name, &reader.string()?);
-            Ok(())
+            let pushed = self.builder.push_within(name, &reader.string()?, self.limits);
+            pushed.map_err(|e| reader.refuse_at(start, e))
         })?;
         let built = self.builder.build(self.limits);
         let built = built.and_then(|labels| request.spend_labels(&labels).map(|()| labels));

@@ -13,7 +13,7 @@ use firn_model::{Error, GroupId, LabelLimits, Labels, LabelsBuilder, Result, Slo
 use firndb::ForeignMember;
 
 use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, column_at, parts};
-use crate::wire::protobuf::{
+use firn_model::protobuf::{
     Reader, WireType, close_message, malformed, push_bytes, push_varint, wrong_type,
 };
 
@@ -66,7 +66,7 @@ impl ProtoGroupsDecoder<'_> {
             let at = reader.at();
             match reader.key()? {
                 (1, WireType::Bytes) => {
-                    label(reader.message()?, &mut builder)?;
+                    label(reader.message()?, &mut builder, self.limits)?;
                     has_labels = true;
                 }
                 (2, WireType::Bytes) => {
@@ -106,7 +106,9 @@ impl ProtoGroupsDecoder<'_> {
         while !reader.is_done() {
             let at = reader.at();
             match reader.key()? {
-                (1, WireType::Bytes) => label(reader.message()?, &mut self.builder)?,
+                (1, WireType::Bytes) => {
+                    label(reader.message()?, &mut self.builder, self.limits)?;
+                }
                 (1, wire) => return Err(wrong_type(at, "LabelSet", 1, wire)),
                 (field, wire) => reader.skip(field, wire)?,
             }
@@ -195,7 +197,7 @@ fn small(number: u64, at: usize) -> Result<u32> {
     u32::try_from(number).map_err(|_| malformed(at, format!("{number} is over 32 bits")))
 }
 
-fn label(mut reader: Reader<'_>, builder: &mut LabelsBuilder) -> Result<()> {
+fn label(mut reader: Reader<'_>, builder: &mut LabelsBuilder, limits: &LabelLimits) -> Result<()> {
     let (mut name, mut value) = ("", "");
     while !reader.is_done() {
         let at = reader.at();
@@ -206,8 +208,7 @@ fn label(mut reader: Reader<'_>, builder: &mut LabelsBuilder) -> Result<()> {
             (field, wire) => reader.skip(field, wire)?,
         }
     }
-    builder.push(name, value);
-    Ok(())
+    builder.push_within(name, value, limits)
 }
 
 fn text(bytes: &[u8], at: usize) -> Result<&str, Error> {
@@ -251,7 +252,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::wire::groups::GroupEncoding;
-    use crate::wire::protobuf::push_fixed64;
+    use firn_model::protobuf::push_fixed64;
 
     fn message(fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut out = Vec::new();

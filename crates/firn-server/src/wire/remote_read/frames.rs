@@ -4,9 +4,9 @@
 use firn_model::{Labels, Timestamp, encode_varint};
 
 use crate::wire::crc32c::crc32c;
-use crate::wire::protobuf::{close_message, push_bytes, push_varint};
 use crate::wire::remote_read::push_labels;
 use crate::wire::xor_chunk::{SAMPLE_COUNT_MAX, XorChunk};
+use firn_model::protobuf::{close_message, push_bytes, push_varint};
 
 /// Writes frames. Push the series of each query in turn; [`FrameWriter::take`] returns the closed
 /// frames.

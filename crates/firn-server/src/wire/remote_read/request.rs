@@ -13,8 +13,8 @@ use firn_model::{
     Error, Labels, MatchOp, Matcher, QueryContext, Reservation, Result, TimeRange, Timestamp,
 };
 
-use crate::wire::protobuf::{Reader, WireType, wrong_type};
 use crate::wire::{LabelFault, utf8};
+use firn_model::protobuf::{Reader, WireType, wrong_type};
 
 /// A decoded request.
 #[derive(Clone, Debug)]

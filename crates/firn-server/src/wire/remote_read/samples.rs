@@ -2,8 +2,8 @@
 
 use firn_model::{Labels, Timestamp};
 
-use crate::wire::protobuf::{close_message, push_bytes_head, push_fixed64, push_varint};
 use crate::wire::remote_read::push_labels;
+use firn_model::protobuf::{close_message, push_bytes_head, push_fixed64, push_varint};
 
 /// Writes a `ReadResponse`. Push the series of each query in turn, then call
 /// [`SamplesWriter::end_query`].

@@ -2,8 +2,8 @@ use firn_model::{ErrorKind, Pool, QueryContext, STALE_NAN, TimeRange};
 
 use super::*;
 use crate::wire::crc32c::crc32c;
-use crate::wire::protobuf::{Reader, push_varint};
-use crate::wire::xor_chunk::tests::decoder::decode as decode_chunk;
+use crate::wire::xor_chunk::decoder::decode as decode_chunk;
+use firn_model::protobuf::{Reader, push_varint};
 
 fn message(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();

@@ -2,11 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The decoder, which the tests over HTTP use too.
-#[path = "../../../tests/http/xor_decoder.rs"]
-pub(crate) mod decoder;
-
-use decoder::decode;
+use super::decoder::decode;
 
 fn encode(samples: &[(Timestamp, f64)]) -> Vec<u8> {
     let mut chunk = XorChunk::default();

@@ -1,0 +1,267 @@
+//! The check of a configuration with the files that it names, as `promtool check config`, and the
+//! lints of exposed metrics.
+
+mod metrics;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+pub use metrics::MetricFamilies;
+
+use firn_model::{Error, Labels, Result};
+
+use crate::config::discovery::{Discoveries, FileDiscovery, TargetGroup};
+use crate::config::{
+    Alertmanagers, Config, FilePath, Files, LoadOptions, Millis, ScrapeConfig, TlsConfig, glob,
+};
+use crate::relabel::LabelEditor;
+use crate::targets::{Target, alertmanager_labels};
+use firn_yaml::quoted;
+
+/// A valid configuration.
+#[derive(Clone, Debug)]
+pub struct CheckedConfig {
+    /// The configuration without the jobs of included files.
+    pub config: Config,
+    /// All jobs; only those of the file itself if only its syntax was checked.
+    pub jobs: Vec<ScrapeConfig>,
+    /// The rule files that exist. Empty if only the syntax was checked.
+    pub rule_files: Vec<PathBuf>,
+    /// Files that do not exist yet, variables that are not set, and discoveries that are not
+    /// supported.
+    pub warnings: Vec<String>,
+}
+
+/// Checks the file `path`: its syntax and, unless `is_syntax_only`, the files that it includes,
+/// credentials, certificates, files of targets, and the labels of static targets.
+///
+/// # Errors
+/// The first violation, with Prometheus' text.
+pub fn check_config(
+    path: &Path,
+    files: &dyn Files,
+    options: &LoadOptions<'_>,
+    is_syntax_only: bool,
+) -> Result<CheckedConfig> {
+    let loaded = Config::load(path, files, options)?;
+    let config = loaded.config;
+    let mut warnings: Vec<String> = loaded
+        .unset_variables
+        .iter()
+        .map(|name| format!("external_labels: the variable {name} is empty or not set"))
+        .collect();
+    let mut rule_files = Vec::new();
+    let jobs = if is_syntax_only {
+        config.scrape_configs.to_vec()
+    } else {
+        rule_files = existing_rule_files(&config, files)?;
+        config
+            .scrape_configs(files)
+            .map_err(|error| error.context("error loading scrape configs"))?
+    };
+    let mut checker = Checker {
+        files: (!is_syntax_only).then_some(files),
+        editor: LabelEditor::default(),
+        warnings: Vec::new(),
+    };
+    jobs.iter().try_for_each(|job| checker.job(job))?;
+    config.alerting.alertmanagers.iter().try_for_each(|one| checker.alertmanagers(one))?;
+    warnings.append(&mut checker.warnings);
+    Ok(CheckedConfig { config, jobs, rule_files, warnings })
+}
+
+/// A target of a job and the result of its relabelling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedTarget {
+    /// The labels before relabelling.
+    pub discovered: Labels,
+    /// The labels of the target, empty for a dropped one; or the reason why it cannot be scraped.
+    pub labels: Result<Labels, String>,
+}
+
+/// The targets of a job that files name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobTargets {
+    /// There is no such job.
+    UnknownJob {
+        /// The names of all jobs.
+        jobs: Vec<String>,
+    },
+    /// The targets, each once, and the keys of discoveries that need a server.
+    Targets {
+        /// The targets in the order of files.
+        targets: Vec<CheckedTarget>,
+        /// The keys.
+        skipped: Vec<&'static str>,
+    },
+}
+
+/// The static targets of the job `job_name` and those of its files, as `promtool check
+/// service-discovery`.
+///
+/// # Errors
+/// Those of the configuration and of files of targets.
+pub fn job_targets(
+    path: &Path,
+    job_name: &str,
+    files: &dyn Files,
+    options: &LoadOptions<'_>,
+) -> Result<JobTargets> {
+    let jobs = Config::load(path, files, options)?.config.scrape_configs(files)?;
+    let Some(job) = jobs.iter().find(|job| job.job_name == job_name) else {
+        let jobs = jobs.iter().map(|job| job.job_name.clone()).collect();
+        return Ok(JobTargets::UnknownJob { jobs });
+    };
+    let editor = LabelEditor::default();
+    let mut checker = Checker { files: Some(files), editor, warnings: Vec::new() };
+    let mut groups = checker.groups(&job.discoveries.file, job_name)?;
+    groups.extend_from_slice(&job.discoveries.static_groups);
+    let (mut seen, mut targets) = (HashSet::new(), Vec::new());
+    for group in &groups {
+        for target in group.members() {
+            let editor = &mut checker.editor;
+            let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
+            if !seen.insert(discovered.clone()) {
+                continue;
+            }
+            let labels = match Target::populate(job, discovered.clone(), editor) {
+                Ok(target) => Ok(target.map_or(Labels::empty(), |target| target.labels)),
+                Err(error) => Err(error.to_string()),
+            };
+            targets.push(CheckedTarget { discovered, labels });
+        }
+    }
+    let discoveries = &job.discoveries;
+    let mut skipped: Vec<&str> = discoveries.unsupported().collect();
+    for (key, is_empty) in [
+        ("consul_sd_configs", discoveries.consul.is_empty()),
+        ("dns_sd_configs", discoveries.dns.is_empty()),
+        ("docker_sd_configs", discoveries.docker.is_empty()),
+        ("dockerswarm_sd_configs", discoveries.dockerswarm.is_empty()),
+        ("ec2_sd_configs", discoveries.ec2.is_empty()),
+        ("http_sd_configs", discoveries.http.is_empty()),
+        ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
+    ] {
+        if !is_empty {
+            skipped.push(key);
+        }
+    }
+    Ok(JobTargets::Targets { targets, skipped })
+}
+
+/// The first job that is scraped too rarely for queries: each of its samples is stale before the
+/// next one.
+pub fn too_long_interval(jobs: &[ScrapeConfig], lookback: Millis) -> Option<String> {
+    let job = jobs.iter().find(|job| job.scrape_interval >= lookback)?;
+    Some(format!(
+        "too long scrape interval found, data point will be marked as stale - job: {}, interval: \
+         {}",
+        job.job_name, job.scrape_interval
+    ))
+}
+
+/// A pattern may match no file; a plain name must.
+fn existing_rule_files(config: &Config, files: &dyn Files) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for pattern in &config.rule_files {
+        let pattern = pattern.as_str();
+        let matched = glob(files, pattern)?;
+        if matched.is_empty() && !pattern.contains('*') {
+            let pattern = quoted(pattern.as_bytes());
+            return Err(Error::invalid(format!("{pattern} does not point to an existing file")));
+        }
+        found.extend(matched);
+    }
+    Ok(found)
+}
+
+struct Checker<'a> {
+    /// `None` if only the syntax is checked.
+    files: Option<&'a dyn Files>,
+    editor: LabelEditor,
+    warnings: Vec<String>,
+}
+
+impl<'a> Checker<'a> {
+    fn job(&mut self, job: &ScrapeConfig) -> Result<()> {
+        let name = &job.job_name;
+        if let Some(authorization) = &job.http.authorization {
+            self.existing(
+                "authorization credentials or bearer token",
+                &authorization.credentials_file,
+            )?;
+        }
+        self.certificates(&job.http.tls_config)?;
+        for kubernetes in job.discoveries.kubernetes.iter() {
+            self.certificates(&kubernetes.http.tls_config)?;
+        }
+        let place = format!("scrape job {}", quoted(name.as_bytes()));
+        self.unsupported(&job.discoveries, &place);
+        let mut groups = self.groups(&job.discoveries.file, &place)?;
+        groups.extend_from_slice(&job.discoveries.static_groups);
+        for group in &groups {
+            for (idx, target) in group.members().enumerate() {
+                let editor = &mut self.editor;
+                let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
+                Target::populate(job, discovered, editor)
+                    .map_err(|error| error.context(format_args!("instance {idx} in group")))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn alertmanagers(&mut self, settings: &Alertmanagers) -> Result<()> {
+        self.unsupported(&settings.discoveries, "alertmanager config");
+        let mut groups = self.groups(&settings.discoveries.file, "alertmanager config")?;
+        groups.extend_from_slice(&settings.discoveries.static_groups);
+        for group in &groups {
+            for target in group.members() {
+                alertmanager_labels(settings, &target, &group.labels, &mut self.editor)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn unsupported(&mut self, discoveries: &Discoveries, place: &str) {
+        let warning =
+            |kind: &str| format!("{kind} in {place} is not supported: it finds no targets");
+        self.warnings.extend(discoveries.unsupported().map(warning));
+    }
+
+    /// The groups of all files of `discoveries`.
+    fn groups(&mut self, discoveries: &[FileDiscovery], place: &str) -> Result<Vec<TargetGroup>> {
+        let mut groups = Vec::new();
+        let Some(files) = self.files else { return Ok(groups) };
+        for pattern in discoveries.iter().flat_map(|discovery| &discovery.files) {
+            let name = quoted(pattern.as_str().as_bytes());
+            let paths = glob(files, pattern.as_str())?;
+            if paths.is_empty() {
+                let warning = format!("file {name} for file_sd in {place} does not exist");
+                self.warnings.push(warning);
+            }
+            for path in paths {
+                let read = TargetGroup::read_file(&path, files);
+                groups.extend(
+                    read.map_err(|error| error.context(format_args!("checking SD file {name}")))?,
+                );
+            }
+        }
+        Ok(groups)
+    }
+
+    fn certificates(&self, tls: &TlsConfig) -> Result<()> {
+        self.existing("client cert", &tls.cert_file)?;
+        self.existing("client key", &tls.key_file)
+    }
+
+    fn existing(&self, kind: &str, file: &FilePath) -> Result<()> {
+        let Some(files) = self.files.filter(|_| !file.is_empty()) else { return Ok(()) };
+        if files.exists(file.as_path()) {
+            return Ok(());
+        }
+        let (name, path) = (quoted(file.as_str().as_bytes()), file.as_str());
+        Err(Error::invalid(format!(
+            "error checking {kind} file {name}: stat {path}: no such file or directory"
+        )))
+    }
+}

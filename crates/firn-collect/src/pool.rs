@@ -1,0 +1,541 @@
+//! The targets of all jobs, and the order of their scrapes.
+//!
+//! Holds no thread and reads no clock. The caller takes each scrape that is due with its scraper,
+//! and brings the scraper back; so scrapes run side by side, and none waits for a lock.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+
+use firn_model::{Labels, Pool, Reservation, Result, SeriesRef, Timestamp};
+
+use crate::config::{LabelSet, ScrapeConfig};
+use crate::relabel::LabelEditor;
+use crate::scrape::{ScrapeContext, TargetScraper, TargetStatus};
+use crate::targets::Target;
+
+#[cfg(test)]
+mod tests;
+
+/// A target in the lifetime of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetId(u64);
+
+/// Targets that a discovery has found, with labels that they share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveredGroup {
+    /// The labels of each target.
+    pub targets: Vec<LabelSet>,
+    /// Labels for targets that lack them.
+    pub labels: LabelSet,
+}
+
+/// The targets of all jobs.
+#[derive(Debug)]
+pub struct ScrapePools {
+    context: ScrapeContext,
+    pools: BTreeMap<String, ScrapePool>,
+    slots: HashMap<TargetId, Slot>,
+    /// The scrapes and ends to come. An entry that does not agree with its slot is void.
+    due: BinaryHeap<Reverse<(Timestamp, TargetId)>>,
+    /// The targets of one group of samples: usually one.
+    by_labels: HashMap<Labels, Vec<TargetId>>,
+    next_id: u64,
+}
+
+/// The targets of a job.
+#[derive(Debug)]
+pub struct ScrapePool {
+    job: Arc<ScrapeConfig>,
+    targets: HashMap<TargetKey, TargetId>,
+    dropped: Vec<Labels>,
+    report: SyncReport,
+    /// Why no target is scraped: there are too many.
+    over_limit: Option<Arc<str>>,
+    /// The memory of the targets, without that of their series.
+    held: Reservation,
+}
+
+/// The outcome of the last list of targets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SyncReport {
+    /// Targets that are scraped.
+    pub active_count: usize,
+    /// Targets that relabelling dropped.
+    pub dropped_count: usize,
+    /// Targets that cannot be scraped: the first errors.
+    pub errors: Vec<String>,
+    /// Their number.
+    pub failed_count: usize,
+    /// Whether there are more targets than `target_limit`.
+    pub exceeds_limit: bool,
+}
+
+// Errors of one list that are kept for the log.
+const ERRORS_KEPT: usize = 10;
+
+/// All labels and the address: two targets with the same are one.
+type TargetKey = (Labels, String);
+
+#[derive(Debug)]
+struct Slot {
+    target: Arc<Target>,
+    job: Arc<ScrapeConfig>,
+    public: Labels,
+    status: TargetStatus,
+    /// `None` while the caller has it.
+    scraper: Option<Box<TargetScraper>>,
+    due_at: Timestamp,
+    state: SlotState,
+}
+
+#[derive(Debug)]
+enum SlotState {
+    Active,
+    /// Continues this scraper's series once it is back.
+    Successor {
+        of: TargetId,
+    },
+    /// Its series become stale, unless another target has them.
+    Leaving,
+    /// It is in flight, and another target continues its series.
+    HandsOver {
+        to: TargetId,
+    },
+}
+
+/// Work that is due. The caller brings the scraper back with [`ScrapePools::done`].
+#[derive(Debug)]
+pub struct Due {
+    /// The target.
+    pub id: TargetId,
+    /// Its scraper.
+    pub scraper: Box<TargetScraper>,
+    /// What to do.
+    pub work: Work,
+}
+
+/// The kinds of work.
+#[derive(Debug)]
+pub enum Work {
+    /// A scrape with samples at `ts`. With a text it fails for that reason without a request.
+    Scrape {
+        /// The time of its samples.
+        ts: Timestamp,
+        /// Why there is no request.
+        refused: Option<Arc<str>>,
+    },
+    /// The target was removed: stale markers at `ts`.
+    End {
+        /// The time of the first scrape that it missed.
+        ts: Timestamp,
+        /// Series that other targets have now.
+        alive: HashSet<SeriesRef>,
+    },
+}
+
+/// A target in the list of targets.
+#[derive(Clone, Copy, Debug)]
+pub struct ActiveTarget<'a> {
+    /// Its id.
+    pub id: TargetId,
+    /// Its job.
+    pub job: &'a Arc<ScrapeConfig>,
+    /// The target.
+    pub target: &'a Arc<Target>,
+    /// The state after its last scrape.
+    pub status: &'a TargetStatus,
+}
+
+impl ScrapePools {
+    /// No jobs.
+    pub fn new(context: ScrapeContext) -> ScrapePools {
+        ScrapePools {
+            context,
+            pools: BTreeMap::new(),
+            slots: HashMap::new(),
+            due: BinaryHeap::new(),
+            by_labels: HashMap::new(),
+            next_id: 0,
+        }
+    }
+
+    /// Sets the jobs of a configuration. Jobs that have not changed continue. The others
+    /// wait for [`ScrapePools::sync`] with their targets. The targets of removed jobs leave.
+    /// Returns the names of new and changed jobs.
+    pub fn set_jobs(&mut self, jobs: &[Arc<ScrapeConfig>], now: Timestamp) -> Vec<String> {
+        let names: HashSet<&str> = jobs.iter().map(|job| job.job_name.as_str()).collect();
+        let gone: Vec<String> =
+            self.pools.keys().filter(|name| !names.contains(name.as_str())).cloned().collect();
+        for name in gone {
+            if let Some(pool) = self.pools.remove(&name) {
+                for id in pool.targets.into_values() {
+                    self.leave(id, now);
+                }
+            }
+        }
+        let mut changed = Vec::new();
+        for job in jobs {
+            match self.pools.get_mut(&job.job_name) {
+                Some(pool) if pool.job == *job => {}
+                Some(pool) => {
+                    pool.job = Arc::clone(job);
+                    changed.push(job.job_name.clone());
+                }
+                None => {
+                    let pool = ScrapePool {
+                        job: Arc::clone(job),
+                        targets: HashMap::new(),
+                        dropped: Vec::new(),
+                        report: SyncReport::default(),
+                        over_limit: None,
+                        held: self.context.budget.empty(Pool::Cache),
+                    };
+                    self.pools.insert(job.job_name.clone(), pool);
+                    changed.push(job.job_name.clone());
+                }
+            }
+        }
+        changed
+    }
+
+    /// Sets the targets of a job to those of all its groups. Targets that were there before
+    /// continue unchanged. Without effect for an unknown job.
+    ///
+    /// # Errors
+    /// `TooLarge` for labels that are too long before relabelling, `Busy` without memory. The
+    /// previous targets stay.
+    pub fn sync<'g>(
+        &mut self,
+        job_name: &str,
+        groups: impl IntoIterator<Item = &'g DiscoveredGroup>,
+        now: Timestamp,
+    ) -> Result<SyncReport> {
+        let Some(mut pool) = self.pools.remove(job_name) else {
+            return Ok(SyncReport::default());
+        };
+        let held_bytes = pool.held.bytes();
+        let synced = self.sync_pool(&mut pool, groups, now);
+        if synced.is_err() {
+            pool.held.shrink(pool.held.bytes().saturating_sub(held_bytes));
+        }
+        self.pools.insert(job_name.to_owned(), pool);
+        synced
+    }
+
+    fn sync_pool<'g>(
+        &mut self,
+        pool: &mut ScrapePool,
+        groups: impl IntoIterator<Item = &'g DiscoveredGroup>,
+        now: Timestamp,
+    ) -> Result<SyncReport> {
+        let job = Arc::clone(&pool.job);
+        let mut report = SyncReport::default();
+        let mut found: HashMap<TargetKey, Target> = HashMap::new();
+        let mut dropped = Vec::new();
+        let mut editor = LabelEditor::default();
+        let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
+        let mut bytes: u64 = 0;
+        for group in groups {
+            for target in &group.targets {
+                let discovered =
+                    Target::discovered_labels(&job, target, &group.labels, &mut editor)?;
+                bytes = bytes.saturating_add(target_bytes(&discovered));
+                pool.held.cover(bytes)?;
+                match Target::populate(&job, discovered.clone(), &mut editor) {
+                    Ok(Some(target)) => {
+                        let key = (target.labels.clone(), target.url(&job));
+                        found.entry(key).or_insert(target);
+                    }
+                    Ok(None) => {
+                        report.dropped_count = report.dropped_count.saturating_add(1);
+                        if kept_count == 0 || dropped.len() < kept_count {
+                            dropped.push(discovered);
+                        }
+                    }
+                    Err(error) => {
+                        report.failed_count = report.failed_count.saturating_add(1);
+                        if report.errors.len() < ERRORS_KEPT {
+                            report.errors.push(error.to_string());
+                        }
+                    }
+                }
+            }
+        }
+        report.active_count = found.len();
+        report.exceeds_limit = job.target_limit > 0 && found.len() as u64 > job.target_limit;
+        pool.over_limit = report.exceeds_limit.then(|| {
+            let (count, limit) = (found.len(), job.target_limit);
+            format!("target_limit exceeded (number of targets: {count}, limit: {limit})").into()
+        });
+        pool.dropped = dropped;
+        self.replace_targets(pool, found, now);
+        pool.held.shrink(pool.held.bytes().saturating_sub(bytes));
+        pool.report = report.clone();
+        Ok(report)
+    }
+
+    /// Starts new targets and stops removed ones. A new target with the labels of a removed one
+    /// continues its series.
+    fn replace_targets(
+        &mut self,
+        pool: &mut ScrapePool,
+        mut found: HashMap<TargetKey, Target>,
+        now: Timestamp,
+    ) {
+        let mut gone: HashMap<Labels, Vec<TargetId>> = HashMap::new();
+        let mut targets = HashMap::with_capacity(found.len());
+        for (key, id) in pool.targets.drain() {
+            let Some(slot) = self.slots.get(&id) else { continue };
+            if Arc::ptr_eq(&slot.job, &pool.job) && found.remove(&key).is_some() {
+                targets.insert(key, id);
+            } else {
+                gone.entry(slot.public.clone()).or_default().push(id);
+            }
+        }
+        for (key, target) in found {
+            let old = gone.get_mut(&target.public_labels()).and_then(Vec::pop);
+            let id = self.start(&pool.job, Arc::new(target), old, now);
+            targets.insert(key, id);
+        }
+        pool.targets = targets;
+        for id in gone.into_values().flatten() {
+            self.leave(id, now);
+        }
+    }
+
+    fn start(
+        &mut self,
+        job: &Arc<ScrapeConfig>,
+        target: Arc<Target>,
+        old: Option<TargetId>,
+        now: Timestamp,
+    ) -> TargetId {
+        let id = TargetId(self.next_id);
+        self.next_id = self.next_id.saturating_add(1);
+        let mut scraper =
+            Box::new(TargetScraper::new(job, Arc::clone(&target), &self.context, now));
+        let mut state = SlotState::Active;
+        let mut status = TargetStatus::default();
+        if let Some(old) = old
+            && let Some(slot) = self.slots.get_mut(&old)
+        {
+            status = slot.status.clone();
+            let waits_for = match (&slot.state, slot.scraper.take()) {
+                (SlotState::Successor { of }, _) => Some(*of),
+                (_, Some(old_scraper)) => {
+                    scraper.take_over(*old_scraper);
+                    None
+                }
+                (_, None) => Some(old),
+            };
+            if waits_for != Some(old) {
+                self.remove(old);
+            }
+            if let Some(of) = waits_for
+                && let Some(slot) = self.slots.get_mut(&of)
+            {
+                // A running scrape ends first.
+                slot.state = SlotState::HandsOver { to: id };
+                state = SlotState::Successor { of };
+            }
+        }
+        let public = scraper.public_labels().clone();
+        let due_at = scraper.next_at();
+        self.by_labels.entry(public.clone()).or_default().push(id);
+        let job = Arc::clone(job);
+        let scraper = Some(scraper);
+        self.slots.insert(id, Slot { target, job, public, status, scraper, due_at, state });
+        self.due.push(Reverse((due_at, id)));
+        id
+    }
+
+    /// The target is no longer in the list.
+    fn leave(&mut self, id: TargetId, now: Timestamp) {
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        if let SlotState::Successor { of } = slot.state
+            && let Some(old) = self.slots.get_mut(&of)
+        {
+            old.state = SlotState::Leaving;
+        }
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        slot.state = SlotState::Leaving;
+        if let Some(scraper) = &slot.scraper {
+            slot.due_at = end_at(scraper).max(now);
+            let entry = (slot.due_at, id);
+            self.due.push(Reverse(entry));
+        }
+    }
+
+    fn remove(&mut self, id: TargetId) {
+        let Some(slot) = self.slots.remove(&id) else { return };
+        if let Some(ids) = self.by_labels.get_mut(&slot.public) {
+            ids.retain(|known| *known != id);
+            if ids.is_empty() {
+                self.by_labels.remove(&slot.public);
+            }
+        }
+    }
+
+    /// When the next work is due.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Takes work that is due at `now`.
+    pub fn take_due(&mut self, now: Timestamp) -> Option<Due> {
+        loop {
+            let Reverse((at, id)) = *self.due.peek().filter(|Reverse((at, _))| *at <= now)?;
+            self.due.pop();
+            let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.due_at == at) else {
+                continue;
+            };
+            match &slot.state {
+                SlotState::Leaving => {
+                    if let Some(due) = self.take_end(id, now) {
+                        return Some(due);
+                    }
+                }
+                SlotState::Active => {
+                    let Some(mut scraper) = slot.scraper.take() else { continue };
+                    let ts = scraper.start(now);
+                    let pool = self.pools.get(&slot.job.job_name);
+                    let refused = pool.and_then(|pool| pool.over_limit.clone());
+                    return Some(Due { id, scraper, work: Work::Scrape { ts, refused } });
+                }
+                // Its first scrape waits for the last one of the old target.
+                SlotState::Successor { .. } | SlotState::HandsOver { .. } => {}
+            }
+        }
+    }
+
+    fn take_end(&mut self, id: TargetId, now: Timestamp) -> Option<Due> {
+        let slot = self.slots.get(&id)?;
+        let mut alive = HashSet::new();
+        for other in self.by_labels.get(&slot.public).into_iter().flatten() {
+            let Some(other_slot) = self.slots.get(other).filter(|_| *other != id) else { continue };
+            match (&other_slot.scraper, &other_slot.state) {
+                (_, SlotState::Leaving) => {}
+                (Some(scraper), _) => scraper.live_series(&mut alive),
+                (None, _) => {
+                    // The other target is being scraped: its series are known afterwards.
+                    let slot = self.slots.get_mut(&id)?;
+                    slot.due_at = now.saturating_add(RETRY_MS);
+                    self.due.push(Reverse((slot.due_at, id)));
+                    return None;
+                }
+            }
+        }
+        let scraper = self.slots.get_mut(&id)?.scraper.take()?;
+        let ts = scraper.next_at();
+        Some(Due { id, scraper, work: Work::End { ts, alive } })
+    }
+
+    /// Brings a scraper back.
+    pub fn done(&mut self, id: TargetId, scraper: Box<TargetScraper>, now: Timestamp) {
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        slot.status = scraper.status().clone();
+        match slot.state {
+            SlotState::Active => {
+                slot.due_at = scraper.next_at();
+                slot.scraper = Some(scraper);
+                let entry = (slot.due_at, id);
+                self.due.push(Reverse(entry));
+            }
+            SlotState::Leaving if scraper.is_ended() => self.remove(id),
+            SlotState::Leaving if now > end_at(&scraper).saturating_add(END_TRIES_MS) => {
+                self.remove(id);
+            }
+            SlotState::Leaving => {
+                // Later than now: an end that was not written is tried again.
+                slot.due_at = end_at(&scraper).max(now.saturating_add(scraper.interval_ms()));
+                slot.scraper = Some(scraper);
+                let entry = (slot.due_at, id);
+                self.due.push(Reverse(entry));
+            }
+            SlotState::HandsOver { to } => {
+                self.remove(id);
+                if let Some(slot) = self.slots.get_mut(&to) {
+                    if let Some(successor) = &mut slot.scraper {
+                        successor.take_over(*scraper);
+                        slot.due_at = successor.next_at();
+                    }
+                    if matches!(slot.state, SlotState::Successor { .. }) {
+                        slot.state = SlotState::Active;
+                    }
+                    let entry = (slot.due_at, to);
+                    self.due.push(Reverse(entry));
+                }
+            }
+            // A target that waits is never in flight.
+            SlotState::Successor { .. } => slot.scraper = Some(scraper),
+        }
+    }
+
+    /// The scraper of a target is lost, because its work has panicked: a new one replaces it.
+    pub fn lost(&mut self, id: TargetId, now: Timestamp) {
+        let Some(slot) = self.slots.get(&id) else { return };
+        let scraper = TargetScraper::new(&slot.job, Arc::clone(&slot.target), &self.context, now);
+        self.done(id, Box::new(scraper), now);
+    }
+
+    /// Whether the target is in a list, or in flight, or its series are not stale yet.
+    pub fn contains(&self, id: TargetId) -> bool {
+        self.slots.contains_key(&id)
+    }
+
+    /// The jobs by name.
+    pub fn pools(&self) -> impl Iterator<Item = (&str, &ScrapePool)> {
+        self.pools.iter().map(|(name, pool)| (name.as_str(), pool))
+    }
+
+    /// The targets of a job, in no order.
+    pub fn targets<'a>(&'a self, pool: &'a ScrapePool) -> impl Iterator<Item = ActiveTarget<'a>> {
+        let slots = pool.targets.values().filter_map(|id| Some((*id, self.slots.get(id)?)));
+        slots.map(|(id, slot)| ActiveTarget {
+            id,
+            job: &slot.job,
+            target: &slot.target,
+            status: &slot.status,
+        })
+    }
+}
+
+impl ScrapePool {
+    /// The job.
+    pub fn job(&self) -> &ScrapeConfig {
+        &self.job
+    }
+
+    /// The discovered labels of dropped targets: at most `keep_dropped_targets`.
+    pub fn dropped(&self) -> &[Labels] {
+        &self.dropped
+    }
+
+    /// The outcome of the last list of targets.
+    pub fn report(&self) -> &SyncReport {
+        &self.report
+    }
+}
+
+// A slot, a scraper and a request, without labels.
+const TARGET_BYTES: u64 = 2_048;
+
+/// The memory of a target: its labels are in its request and in four sets.
+fn target_bytes(discovered: &Labels) -> u64 {
+    let label_bytes = discovered.as_encoded().len() as u64;
+    label_bytes.saturating_mul(6).saturating_add(TARGET_BYTES)
+}
+
+// Stale markers that cannot be written for this long are of no use: their series are out of the
+// lookback of most queries.
+const END_TRIES_MS: i64 = 600_000;
+// How long an end waits for a scrape of a target with the same labels.
+const RETRY_MS: i64 = 1_000;
+
+/// When the series of a target that leaves become stale: late enough that samples of a successor
+/// have come.
+fn end_at(scraper: &TargetScraper) -> Timestamp {
+    let interval_ms = scraper.interval_ms();
+    scraper.next_at().saturating_add(interval_ms).saturating_add(interval_ms / 10)
+}

@@ -1,0 +1,36 @@
+//! The labels of an exposed series before those of its target.
+
+/// Label pairs in the order of the line, `__name__` first. Reused from line to line, so that it
+/// allocates only for the longest line so far.
+#[derive(Debug, Default)]
+pub struct ExposedLabels {
+    text: String,
+    /// (end of name = start of value, end of value); a name begins where the last value ends.
+    ends: Vec<(usize, usize)>,
+}
+
+impl ExposedLabels {
+    /// The pairs. An empty value is a pair too: `honor_labels` distinguishes it from none.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let mut start = 0;
+        self.ends.iter().map(move |&(middle, end)| {
+            let name = self.text.get(start..middle).unwrap_or("");
+            start = end;
+            (name, self.text.get(middle..end).unwrap_or(""))
+        })
+    }
+
+    /// Removes all pairs and keeps the memory.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+    }
+
+    /// Adds a pair.
+    pub fn push(&mut self, name: &str, value: &str) {
+        self.text.push_str(name);
+        let middle = self.text.len();
+        self.text.push_str(value);
+        self.ends.push((middle, self.text.len()));
+    }
+}

@@ -1,0 +1,486 @@
+//! The scrapes of one target: their times, their request, and the rows of an answer.
+//!
+//! Neither waits nor connects: the caller starts a scrape when it is due, sends its request and
+//! hands back the answer. So a simulated clock and network drive it as the real ones do.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_model::{
+    Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, STALE_NAN, SeriesRef, Timestamp,
+    excerpt_within, is_stale_nan,
+};
+
+use super::{
+    BodyFormat, ExposedLabels, ExtraReport, MetadataItem, Schedule, ScrapeCache, ScrapeCounts,
+    ScrapeOptions, ScrapeReport, ScrapeRequest, ScrapedBody, SeriesSource,
+};
+use crate::config::ScrapeConfig;
+use crate::relabel::LabelEditor;
+use crate::targets::{Target, sample_labels};
+
+#[cfg(test)]
+mod tests;
+
+/// The receiver of samples.
+pub trait Store {
+    /// References of series of a group, one for each of `members`, in order: their labels beside
+    /// those of the group. Sets do not repeat.
+    fn resolve_group(&mut self, group: &Labels, members: &[Labels]) -> Vec<Result<SeriesRef>>;
+
+    /// References of other series.
+    fn resolve(&mut self, series: &[Labels]) -> Vec<Result<SeriesRef>>;
+
+    /// References are valid as long as this number is the same.
+    fn generation(&self) -> u32;
+
+    /// Metadata of a target's metric that is new or has changed.
+    fn metadata(&mut self, target: &Labels, name: &str, item: MetadataItem<'_>);
+
+    /// Makes a scrape durable and visible at once. Returns the number of samples that are left out,
+    /// because their times are out of bounds.
+    ///
+    /// # Errors
+    /// If nothing is written.
+    fn write(&mut self, batch: &mut RowBatch) -> Result<u64>;
+}
+
+/// Memory that the scrapes of many targets use one after the other.
+#[derive(Debug)]
+pub struct ScrapeScratch {
+    batch: RowBatch,
+    editor: LabelEditor,
+    /// The memory of one scrape: rows, and lines that changed.
+    held: Reservation,
+}
+
+/// An answer of a target.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// The status with its text, as in `404 Not Found`.
+    pub status: &'a str,
+    /// `Content-Type`.
+    pub content_type: Option<&'a str>,
+    /// The unpacked body.
+    pub body: &'a [u8],
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug)]
+pub enum FetchFailure {
+    /// The unpacked body reached its limit.
+    BodyLimit,
+    /// Any other reason.
+    Other(String),
+}
+
+/// The state of a target after its last scrape.
+#[derive(Clone, Debug, Default)]
+pub struct TargetStatus {
+    /// When the scrape started; `None` before the first.
+    pub last_scrape: Option<Timestamp>,
+    /// Its duration.
+    pub duration: Duration,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Its numbers.
+    pub counts: ScrapeCounts,
+    /// Samples that were left out, because their times are out of bounds.
+    pub out_of_bounds: u64,
+    /// It failed because of its number of samples.
+    pub exceeded_sample_limit: bool,
+    /// It failed because of the size of its body.
+    pub exceeded_body_limit: bool,
+    /// It failed before there was a body: `scrape_failure_log_file` names it.
+    pub has_no_body: bool,
+}
+
+/// The scrapes of one target.
+#[derive(Debug)]
+pub struct TargetScraper {
+    job: Arc<ScrapeConfig>,
+    target: Arc<Target>,
+    /// The labels of the target's group.
+    public: Labels,
+    request: Arc<ScrapeRequest>,
+    options: ScrapeOptions,
+    schedule: Schedule,
+    cache: ScrapeCache,
+    /// The memory of the cache.
+    held: Reservation,
+    generation: u32,
+    /// Series that have left, with stale markers that could not be written.
+    owed: Vec<SeriesRef>,
+    status: TargetStatus,
+}
+
+/// The values that the scrapers of a server share.
+#[derive(Clone, Debug)]
+pub struct ScrapeContext {
+    /// `User-Agent`.
+    pub user_agent: String,
+    /// See [`super::phase_seed`].
+    pub phase_seed: u64,
+    /// Memory of bodies, changed lines and caches.
+    pub budget: firn_model::Budget,
+}
+
+impl ScrapeScratch {
+    /// Memory from `budget`.
+    pub fn new(budget: &firn_model::Budget) -> ScrapeScratch {
+        ScrapeScratch {
+            batch: RowBatch::default(),
+            editor: LabelEditor::default(),
+            held: budget.empty(Pool::Requests),
+        }
+    }
+}
+
+// Rows that a worker's batch keeps room for between two scrapes.
+const CELLS_KEPT: usize = 16 << 10;
+
+impl TargetScraper {
+    /// Scrapes of `target` after `now`.
+    pub fn new(
+        job: &Arc<ScrapeConfig>,
+        target: Arc<Target>,
+        context: &ScrapeContext,
+        now: Timestamp,
+    ) -> TargetScraper {
+        let request = ScrapeRequest::new(job, &target, &context.user_agent);
+        let mut identity = target.labels.as_encoded().to_vec();
+        identity.extend_from_slice(request.url.as_bytes());
+        let hash = xxhash_rust::xxh3::xxh3_64(&identity);
+        TargetScraper {
+            job: Arc::clone(job),
+            public: target.public_labels(),
+            options: ScrapeOptions {
+                honor_timestamps: job.honor_timestamps,
+                track_timestamps_staleness: job.track_timestamps_staleness,
+                native_histograms: target.scrape_native_histograms,
+                always_classic_histograms: target.always_scrape_classic_histograms,
+                names: job.metric_name_validation_scheme,
+                sample_count_max: job.sample_limit,
+                label_count_max: job.label_limit,
+                label_name_bytes_max: job.label_name_length_limit,
+                label_value_bytes_max: job.label_value_length_limit,
+            },
+            schedule: Schedule::new(target.interval, hash, context.phase_seed, now),
+            request: Arc::new(request),
+            target,
+            cache: ScrapeCache::default(),
+            held: context.budget.empty(Pool::Cache),
+            generation: 0,
+            owed: Vec::new(),
+            status: TargetStatus::default(),
+        }
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    /// The labels of its samples.
+    pub fn public_labels(&self) -> &Labels {
+        &self.public
+    }
+
+    /// The state after the last scrape.
+    pub fn status(&self) -> &TargetStatus {
+        &self.status
+    }
+
+    /// Its job.
+    pub fn job(&self) -> &Arc<ScrapeConfig> {
+        &self.job
+    }
+
+    /// The time between two scrapes.
+    pub fn interval_ms(&self) -> i64 {
+        self.schedule.interval_ms()
+    }
+
+    /// The time of the next scrape.
+    pub fn next_at(&self) -> Timestamp {
+        self.schedule.next_at()
+    }
+
+    /// The request of each scrape.
+    pub fn request(&self) -> &Arc<ScrapeRequest> {
+        &self.request
+    }
+
+    /// A scrape starts. Returns the time of its samples.
+    pub fn start(&mut self, now: Timestamp) -> Timestamp {
+        let ts = self.schedule.start(now);
+        self.status.last_scrape = Some(now);
+        ts
+    }
+
+    /// A scrape with the time `ts` has its answer. Its samples, stale markers and report are one
+    /// batch. `elapsed` is the time since the start.
+    ///
+    /// # Errors
+    /// If the batch is not written: its samples are lost, and its stale markers are written with
+    /// the next scrape. A failed scrape is no error; see [`TargetScraper::status`].
+    pub fn finish(
+        &mut self,
+        ts: Timestamp,
+        answer: std::result::Result<Answer<'_>, FetchFailure>,
+        elapsed: &dyn Fn() -> Duration,
+        store: &mut dyn Store,
+        scratch: &mut ScrapeScratch,
+    ) -> Result<()> {
+        scratch.batch.clear();
+        self.follow_generation(store);
+        let mut status =
+            TargetStatus { last_scrape: self.status.last_scrape, ..TargetStatus::default() };
+        let mut body_bytes = 0;
+        match self.body(&answer) {
+            Ok(body) => {
+                body_bytes = i64::try_from(body.bytes.len()).unwrap_or(i64::MAX);
+                let (counts, read) = self.read(ScrapedBody { ts, ..body }, store, scratch);
+                status.counts = counts;
+                if let Err(error) = read {
+                    let is_sample_limit = *error.kind() == ErrorKind::TooLarge
+                        && error.to_string().contains(super::SAMPLE_LIMIT_TEXT);
+                    status.exceeded_sample_limit = is_sample_limit;
+                    status.error = Some(error.to_string());
+                    body_bytes = 0;
+                }
+            }
+            Err(error) => {
+                self.cache.mark_stale(ts, &mut scratch.batch);
+                status.has_no_body = true;
+                status.exceeded_body_limit = matches!(answer, Err(FetchFailure::BodyLimit));
+                if status.exceeded_body_limit {
+                    body_bytes = -1;
+                }
+                status.error = Some(error);
+            }
+        }
+        status.duration = elapsed();
+        let written = self.write(ts, &status, body_bytes, store, scratch);
+        if let Ok(out_of_bounds) = &written {
+            status.out_of_bounds = *out_of_bounds;
+        }
+        self.status = status;
+        self.hold_cache();
+        scratch.batch.clear();
+        scratch.batch.shrink_to(CELLS_KEPT);
+        let kept = scratch.batch.heap_bytes();
+        scratch.held.shrink(scratch.held.bytes().saturating_sub(kept));
+        written.map(|_| ())
+    }
+
+    /// The end of the target: stale markers at `ts` for its series and reports, except for those
+    /// that `is_alive`, because another target has them now.
+    ///
+    /// # Errors
+    /// If they are not written. The caller may call it again; see [`TargetScraper::is_ended`].
+    pub fn end(
+        &mut self,
+        ts: Timestamp,
+        is_alive: &dyn Fn(SeriesRef) -> bool,
+        store: &mut dyn Store,
+        scratch: &mut ScrapeScratch,
+    ) -> Result<()> {
+        scratch.batch.clear();
+        self.follow_generation(store);
+        self.cache.stop(ts, &mut scratch.batch);
+        self.owed.drain(..).for_each(|series| scratch.batch.push(series, ts, STALE_NAN));
+        scratch.batch.retain(|cell| !is_alive(SeriesRef { group: cell.group, slot: cell.slot }));
+        let written =
+            if scratch.batch.is_empty() { Ok(0) } else { store.write(&mut scratch.batch) };
+        if written.is_err() {
+            self.owed = stale_series(&scratch.batch);
+        }
+        scratch.batch.clear();
+        written.map(|_| ())
+    }
+
+    /// The series of the last scrape and of its report.
+    pub fn live_series(&self, series: &mut HashSet<SeriesRef>) {
+        self.cache.live_series(series);
+    }
+
+    /// Whether there is nothing to mark: no scrape yet, or the end was written.
+    pub fn is_ended(&self) -> bool {
+        self.cache.is_ended() && self.owed.is_empty()
+    }
+
+    /// Continues the series of `old`, a scraper of the same target before its job changed: its
+    /// next scrape marks those stale that it does not have.
+    pub fn take_over(&mut self, old: TargetScraper) {
+        self.status = old.status;
+        self.generation = old.generation;
+        self.cache = old.cache;
+        self.owed = old.owed;
+        self.held = old.held;
+        if old.job != self.job || old.target.labels != self.target.labels {
+            self.cache.forget_labels();
+        }
+    }
+
+    fn follow_generation(&mut self, store: &dyn Store) {
+        let generation = store.generation();
+        if generation != self.generation {
+            self.generation = generation;
+            self.cache.forget_references();
+            // Their samples are old: nothing shows them as current for long.
+            self.owed.clear();
+        }
+    }
+
+    /// The body of an answer, or the text of an error.
+    fn body<'a>(
+        &self,
+        answer: &std::result::Result<Answer<'a>, FetchFailure>,
+    ) -> std::result::Result<ScrapedBody<'a>, String> {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(FetchFailure::BodyLimit) => return Err("body size limit exceeded".to_owned()),
+            Err(FetchFailure::Other(text)) => return Err(text.clone()),
+        };
+        if answer.status != "200 OK" {
+            let shown = excerpt_within(answer.status, 100);
+            return Err(format!("server returned HTTP status {shown}"));
+        }
+        let fallback = self.job.fallback_scrape_protocol.as_ref();
+        let format = match answer.body {
+            // Nothing to parse: the type does not matter.
+            [] => BodyFormat::Text,
+            _ => {
+                BodyFormat::of(answer.content_type, fallback).map_err(|error| error.to_string())?
+            }
+        };
+        Ok(ScrapedBody { bytes: answer.body, format, ts: 0 })
+    }
+
+    fn read(
+        &mut self,
+        body: ScrapedBody<'_>,
+        store: &mut dyn Store,
+        scratch: &mut ScrapeScratch,
+    ) -> (ScrapeCounts, Result<()>) {
+        let ScrapeScratch { batch, editor, held } = scratch;
+        let TargetScraper { job, target, public, options, cache, .. } = self;
+        let mut source = TargetSeries { job, target, public, editor, store };
+        cache.scrape(body, options, &mut source, batch, held)
+    }
+
+    /// Adds the report and writes the batch.
+    fn write(
+        &mut self,
+        ts: Timestamp,
+        status: &TargetStatus,
+        body_bytes: i64,
+        store: &mut dyn Store,
+        scratch: &mut ScrapeScratch,
+    ) -> Result<u64> {
+        let extra = self.job.extra_scrape_metrics.unwrap_or_default().then(|| ExtraReport {
+            timeout_s: self.request.timeout.as_secs_f64(),
+            sample_count_max: self.options.sample_count_max,
+            body_bytes,
+        });
+        let report = ScrapeReport {
+            up: status.error.is_none(),
+            duration_s: status.duration.as_secs_f64(),
+            counts: status.counts,
+            extra,
+        };
+        let ScrapeScratch { batch, editor, .. } = scratch;
+        let TargetScraper { job, target, public, cache, .. } = self;
+        let mut source = TargetSeries { job, target, public, editor, store };
+        let reported = cache.report(ts, &report, public, &mut source, batch);
+        if !self.owed.is_empty() {
+            self.mark_owed(ts, batch);
+        }
+        let written = store.write(batch);
+        if written.is_err() {
+            self.owed = stale_series(batch);
+        }
+        reported.and(written)
+    }
+
+    /// Adds the stale markers that an earlier batch has lost, except for series that are back.
+    fn mark_owed(&mut self, ts: Timestamp, batch: &mut RowBatch) {
+        let mut present: HashSet<SeriesRef> = HashSet::new();
+        self.cache.live_series(&mut present);
+        let written = batch.cells().iter();
+        present.extend(written.map(|cell| SeriesRef { group: cell.group, slot: cell.slot }));
+        let gone = self.owed.drain(..).filter(|series| !present.contains(series));
+        gone.for_each(|series| batch.push(series, ts, STALE_NAN));
+    }
+
+    /// Counts the memory of the cache, which exists already.
+    fn hold_cache(&mut self) {
+        let owed_bytes = self.owed.capacity().saturating_mul(size_of::<SeriesRef>());
+        let bytes = self.cache.heap_bytes().saturating_add(owed_bytes) as u64;
+        let held = self.held.bytes();
+        self.held.take(bytes.saturating_sub(held));
+        self.held.shrink(held.saturating_sub(bytes));
+    }
+}
+
+/// The series of the stale markers in `batch`.
+fn stale_series(batch: &RowBatch) -> Vec<SeriesRef> {
+    let stale = batch.cells().iter().filter(|cell| is_stale_nan(cell.value));
+    stale.map(|cell| SeriesRef { group: cell.group, slot: cell.slot }).collect()
+}
+
+/// Labels and references of a target's series.
+struct TargetSeries<'s> {
+    job: &'s ScrapeConfig,
+    target: &'s Target,
+    public: &'s Labels,
+    editor: &'s mut LabelEditor,
+    store: &'s mut dyn Store,
+}
+
+impl SeriesSource for TargetSeries<'_> {
+    fn labels(&mut self, exposed: &ExposedLabels) -> Result<Option<Labels>> {
+        let pairs: Vec<(&str, &str)> = exposed.iter().collect();
+        let rules = self.job.metric_relabel_configs.rules();
+        sample_labels(&pairs, &self.target.labels, self.job.honor_labels, rules, self.editor)
+    }
+
+    /// Series with the labels of the target are members of its group. Others, after relabelling or
+    /// with `honor_labels`, are not.
+    fn resolve(&mut self, new: &[Labels]) -> Vec<Result<SeriesRef>> {
+        let is_member = |labels: &Labels| {
+            !self.public.is_empty()
+                && labels.count() > self.public.count()
+                && self.public.iter().all(|(name, value)| labels.get(name) == Some(value))
+        };
+        let (mut members, mut others) = (Vec::new(), Vec::new());
+        for labels in new {
+            match is_member(labels) {
+                true => members.push(labels.filter(|name| self.public.get(name).is_none())),
+                false => others.push(labels.clone()),
+            }
+        }
+        let resolved = |found: Vec<Result<SeriesRef>>| found.into_iter();
+        let mut members = match members.is_empty() {
+            true => resolved(Vec::new()),
+            false => resolved(self.store.resolve_group(self.public, &members)),
+        };
+        let mut others = match others.is_empty() {
+            true => resolved(Vec::new()),
+            false => resolved(self.store.resolve(&others)),
+        };
+        let missing = || Err(Error::internal("the store has resolved too few series"));
+        new.iter()
+            .map(|labels| {
+                let found = if is_member(labels) { members.next() } else { others.next() };
+                found.unwrap_or_else(missing)
+            })
+            .collect()
+    }
+
+    fn metadata(&mut self, name: &str, item: MetadataItem<'_>) {
+        self.store.metadata(self.public, name, item);
+    }
+}

@@ -1,0 +1,63 @@
+//! `relabel.json`.
+
+use std::path::Path;
+
+use firn_collect::relabel::{LabelEditor, NameScheme, Rules};
+use firn_model::Labels;
+use serde_json::{Value, json};
+
+use super::report::{Report, expect_equal, expect_error, read_json};
+
+pub(super) fn run(folder: &Path) -> Report {
+    let cases = read_json(&folder.join("relabel.json"));
+    let mut report = Report::default();
+    for case in cases["cases"].as_array().unwrap() {
+        report.add(&format!("case {}", case["name"]), relabels(case));
+    }
+    for case in cases["validate"].as_array().unwrap() {
+        report.add(&format!("validate {}", case["name"]), validates(case));
+    }
+    for case in cases["legacy_target_label"].as_array().unwrap() {
+        // A reference makes a template of the name; the action and the groups do not matter.
+        let rule = json!([{ "target_label": case["target_label"] }]).to_string();
+        let valid = Rules::parse(&rule, NameScheme::Legacy).is_ok();
+        let want = case["valid"].as_bool().unwrap();
+        report.add(
+            &format!("target label {}", case["name"]),
+            expect_equal(&valid.to_string(), &want.to_string()),
+        );
+    }
+    report
+}
+
+fn relabels(case: &Value) -> Result<(), String> {
+    let rules = Rules::parse(&case["relabel"].to_string(), NameScheme::Utf8)
+        .map_err(|error| error.to_string())?;
+    let labels = labels(&case["input"]);
+    let got = rules.relabel(&labels, &mut LabelEditor::default()).unwrap();
+    let steps = rules.steps(&labels).unwrap();
+    let last = steps.last().filter(|step| step.is_kept).map(|step| step.labels.clone());
+    expect_equal(&format!("{got:?}"), &format!("{last:?}"))?;
+    match case["drop"].as_bool() {
+        Some(true) => expect_equal(&format!("{got:?}"), "None"),
+        _ => {
+            expect_equal(&format!("{got:?}"), &format!("{:?}", Some(self::labels(&case["output"]))))
+        }
+    }
+}
+
+fn validates(case: &Value) -> Result<(), String> {
+    let scheme = case["scheme"].as_str().unwrap().parse().unwrap();
+    let rule = json!([case["config"]]).to_string();
+    let result = Rules::parse(&rule, scheme).map_err(|error| error.to_string());
+    match case["expect"].as_str() {
+        Some("ok") => result.map(drop),
+        _ => expect_error(result, &[case["contains"].as_str().unwrap()]),
+    }
+}
+
+fn labels(value: &Value) -> Labels {
+    let pairs = value.as_object().unwrap();
+    let pairs = pairs.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap()));
+    Labels::from_pairs(pairs).unwrap()
+}

@@ -1,0 +1,234 @@
+//! Files that settings and variables of the environment name. Opening or reading one never waits: a
+//! pipe that no program serves would otherwise block a start, a reload or a stop.
+
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use firn_model::{Error, Result};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// Longest file; lists of authorities have some hundred kilobytes, a user some hundred bytes.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Reads a file that is read once, at the start: a regular file, or a pipe that the process has
+/// already open, as the shell passes `<(command)`. `setting` names it in messages.
+///
+/// # Errors
+/// `Invalid`, naming setting and file.
+pub fn read_once(path: &Path, setting: &str) -> Result<Vec<u8>> {
+    match is_own_descriptor(path) {
+        true => File::open(path).and_then(bounded),
+        false => open_regular(path).and_then(bounded),
+    }
+    .map_err(|e| cannot_read(path, setting, e))
+}
+
+/// As [`read_once`], as text.
+///
+/// # Errors
+/// As [`read_once`]; `Invalid` for a file that is not UTF-8.
+pub fn read_text_once(path: &Path, setting: &str) -> Result<String> {
+    read_once(path, setting).and_then(|bytes| text_of(bytes, path, setting))
+}
+
+/// Reads a regular file, which may be read again at any time.
+///
+/// # Errors
+/// As [`read_text_once`].
+pub fn read_text(path: &Path, setting: &str) -> Result<String> {
+    let bytes = open_regular(path).and_then(bounded);
+    bytes.map_err(|e| cannot_read(path, setting, e)).and_then(|bytes| text_of(bytes, path, setting))
+}
+
+/// Reads a regular file of UTF-8 of at most `bytes_max`.
+///
+/// # Errors
+/// Those of opening and reading; `InvalidInput` for a file of another kind or a longer one,
+/// `InvalidData` for one that is not UTF-8.
+pub fn read_document(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let bytes = bounded_by(open_regular(path)?, bytes_max)?;
+    String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.utf8_error()))
+}
+
+/// Checks the file of the variable `SSL_CERT_FILE`, which libraries open without a check.
+///
+/// # Errors
+/// `Invalid` if it is of another kind. A missing file is none of theirs.
+pub fn check_authorities() -> Result<()> {
+    const VARIABLE: &str = "SSL_CERT_FILE";
+    std::env::var_os(VARIABLE).map_or(Ok(()), |path| check(Path::new(&path), VARIABLE))
+}
+
+/// Checks a file that a library opens without a check: a regular file of bounded length. Accepts a
+/// missing file, which the library reports.
+///
+/// # Errors
+/// `Invalid`, naming setting and file.
+pub fn check(path: &Path, setting: &str) -> Result<()> {
+    let checked = open_regular(path).and_then(|file| match file.metadata()?.len() {
+        bytes if bytes > FILE_BYTES_MAX => Err(too_long(FILE_BYTES_MAX)),
+        _ => Ok(()),
+    });
+    match checked {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(cannot_read(path, setting, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Opens a log to append to it, and creates it if it is missing: a file, a character device, or a
+/// pipe that is read. A write that would wait fails.
+///
+/// # Errors
+/// Those of opening, and `InvalidInput` for another kind.
+pub fn open_log(path: &Path) -> io::Result<File> {
+    let opened = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nonblocking())
+        .open(path);
+    let file = opened.map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::NXIO) => refused("it is a pipe that no program reads, or a socket"),
+        _ => e,
+    })?;
+    let kind = file.metadata()?.file_type();
+    match kind.is_file() || kind.is_char_device() || kind.is_fifo() {
+        true => Ok(file),
+        false => Err(refused(&format!(
+            "it is {}; expected a file, a character device or a pipe",
+            name_of(kind)
+        ))),
+    }
+}
+
+fn open_regular(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking()).open(path)?;
+    let kind = file.metadata()?.file_type();
+    match kind.is_file() {
+        true => Ok(file),
+        false => Err(refused(&format!("it is {}; expected a regular file", name_of(kind)))),
+    }
+}
+
+fn nonblocking() -> i32 {
+    OFlags::NONBLOCK.bits().cast_signed()
+}
+
+fn too_long(bytes_max: u64) -> io::Error {
+    refused(&format!("it is longer than {bytes_max} bytes"))
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "no file",
+    }
+}
+
+fn bounded(file: File) -> io::Result<Vec<u8>> {
+    bounded_by(file, FILE_BYTES_MAX)
+}
+
+fn bounded_by(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > bytes_max {
+        true => Err(too_long(bytes_max)),
+        false => Ok(bytes),
+    }
+}
+
+fn text_of(bytes: Vec<u8>, path: &Path, setting: &str) -> Result<String> {
+    String::from_utf8(bytes).map_err(|_| cannot_read(path, setting, refused("it is not UTF-8")))
+}
+
+fn cannot_read(path: &Path, setting: &str, why: io::Error) -> Error {
+    Error::invalid(format!("cannot read {setting} {}", path.display())).because(why)
+}
+
+/// Whether `path` is a descriptor of this process: `/dev/stdin`, `/dev/fd/3`.
+fn is_own_descriptor(path: &Path) -> bool {
+    let Ok(own) = fs::canonicalize("/proc/self/fd") else { return false };
+    let link = fs::read_link(path).unwrap_or_default();
+    let is_in = |path: &Path| {
+        path.parent().is_some_and(|folder| fs::canonicalize(folder).is_ok_and(|at| at == own))
+    };
+    is_in(path) || is_in(&link)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    /// Without the check each of these waits for ever.
+    #[test]
+    fn pipes_without_another_end_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, socket) = (folder.path().join("pipe"), folder.path().join("socket"));
+        mkfifoat(CWD, &pipe, Mode::from_raw_mode(0o600)).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let reading = read_text(&pipe, "--web-config").unwrap_err().to_string();
+        assert!(reading.contains("--web-config") && reading.contains("it is a pipe"), "{reading}");
+        assert!(read_once(&pipe, "--token-file").is_err());
+        assert!(read_once(&socket, "--token-file").is_err());
+        assert!(read_once(folder.path(), "--config").is_err());
+        assert!(read_once(Path::new("/dev/zero"), "--config").is_err());
+        for refused in [&pipe, &socket, folder.path()] {
+            assert!(open_log(refused).is_err(), "{}", refused.display());
+        }
+        for refused in [&pipe, &socket, folder.path(), Path::new("/dev/zero")] {
+            assert!(check(refused, "SSL_CERT_FILE").is_err(), "{}", refused.display());
+        }
+        assert!(open_log(&pipe).unwrap_err().to_string().contains("no program reads"));
+        let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&pipe);
+        open_log(&pipe).unwrap();
+        open_log(Path::new("/dev/null")).unwrap();
+    }
+
+    #[test]
+    fn a_pipe_that_is_open_already_is_read_once() {
+        use std::io::Write;
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"token\n").unwrap();
+        drop(writer);
+        for folder in ["/dev/fd", "/proc/self/fd"] {
+            let path = Path::new(folder).join(reader.as_raw_fd().to_string());
+            assert!(is_own_descriptor(&path), "{}", path.display());
+            assert!(read_text(&path, "--web-config").is_err());
+        }
+        let path = Path::new("/dev/fd").join(reader.as_raw_fd().to_string());
+        assert_eq!(read_text_once(&path, "--token-file").unwrap(), "token\n");
+        assert!(!is_own_descriptor(Path::new("/etc/passwd")));
+    }
+
+    #[test]
+    fn files_are_bounded_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_text(&path, "--config").unwrap(), "text");
+        fs::write(&path, b"\xff").unwrap();
+        assert!(read_text(&path, "--config").unwrap_err().to_string().contains("UTF-8"));
+        File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(read_once(&path, "--config").unwrap_err().to_string().contains("longer"));
+        assert!(check(&path, "--config").unwrap_err().to_string().contains("longer"));
+        let none = folder.path().join("none");
+        assert!(read_once(&none, "--config").is_err());
+        check(&none, "--config").unwrap();
+    }
+}

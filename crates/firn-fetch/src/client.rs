@@ -1,0 +1,342 @@
+//! The client: one request with its redirects.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use firn_collect::config::HttpClient;
+use firn_model::{Budget, Pool, Reservation, Secret};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
+    LOCATION, PROXY_AUTHORIZATION,
+};
+use hyper::{Method, StatusCode, Uri};
+
+use crate::body::Unpacker;
+use crate::connect::{Connections, Open, Route};
+use crate::proxy::Proxies;
+use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
+use crate::tls::TlsSource;
+use crate::tokens::Tokens;
+use crate::{FetchError, credentials};
+
+/// A client of the configuration: `basic_auth`, `tls_config`, `proxy_url` and their like. Shared by
+/// all targets of a job.
+pub struct Client {
+    config: HttpClient,
+    tls: TlsSource,
+    proxies: Proxies,
+    tokens: Option<Box<Tokens>>,
+    budget: Budget,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// A request. Without content it is a `GET`, else a `POST`.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The address.
+    pub url: String,
+    /// The path of the Unix socket to connect to, in place of the address' host.
+    pub unix_socket: Option<String>,
+    /// Headers beside those of the configuration.
+    pub headers: Vec<(HeaderName, String)>,
+    /// `Authorization`, if the configuration has no credentials.
+    pub authorization: Option<Secret>,
+    /// The body to send.
+    pub content: Option<Content>,
+    /// An unpacked body of this length is too long. 0 is no limit but that of the memory.
+    pub body_bytes_max: u64,
+    /// From the connection to the last byte of the body.
+    pub timeout: Duration,
+}
+
+/// The body of a request.
+#[derive(Clone, Debug)]
+pub struct Content {
+    /// `Content-Type`.
+    pub media_type: String,
+    /// The bytes.
+    pub bytes: Bytes,
+}
+
+/// An answer with any status.
+#[derive(Debug)]
+pub struct Response {
+    /// The status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// The body, unpacked. Of a status other than 2xx only the beginning.
+    pub body: Vec<u8>,
+    /// The memory of the body.
+    pub held: Reservation,
+}
+
+// The part of a refusal's body that is read.
+const REFUSAL_BYTES_MAX: usize = 16 << 10;
+
+impl Response {
+    /// `Content-Type`, if it is a text.
+    pub fn content_type(&self) -> Option<&str> {
+        self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())
+    }
+
+    /// The status with its standard text, as in `404 Not Found`.
+    pub fn status_text(&self) -> String {
+        StatusCode::from_u16(self.status)
+            .map_or_else(|_| self.status.to_string(), |s| s.to_string())
+    }
+}
+
+impl Client {
+    /// A client for `config`. Bodies are reserved in `budget`.
+    ///
+    /// # Errors
+    /// `Credentials` for certificates and keys that cannot be read or used now, and for parts of
+    /// the configuration that are not supported.
+    pub fn new(config: &HttpClient, budget: &Budget) -> Result<Client, FetchError> {
+        credentials::check(config)?;
+        Ok(Client {
+            tls: TlsSource::new(&config.tls_config, config.enable_http2)?,
+            proxies: Proxies::new(&config.proxy, &|name| std::env::var(name).ok())?,
+            tokens: match &config.oauth2 {
+                Some(oauth2) => Some(Box::new(Tokens::new(oauth2, budget)?)),
+                None => None,
+            },
+            config: config.clone(),
+            budget: budget.clone(),
+        })
+    }
+
+    /// Sends a request, follows redirects and reads the body. `connections` are those that earlier
+    /// requests to the same address left open.
+    ///
+    /// # Errors
+    /// If there is no whole answer.
+    pub async fn send(
+        &self,
+        request: &Request,
+        connections: &mut Connections,
+    ) -> Result<Response, FetchError> {
+        tokio::time::timeout(request.timeout, self.follow(request, connections))
+            .await
+            .unwrap_or(Err(FetchError::Timeout))
+    }
+
+    async fn follow(
+        &self,
+        request: &Request,
+        connections: &mut Connections,
+    ) -> Result<Response, FetchError> {
+        let asked: Uri =
+            request.url.parse().map_err(|error| FetchError::transport("parse", error))?;
+        let mut uri = asked.clone();
+        let mut content = request.content.as_ref();
+        let mut has_credentials = true;
+        for hop in 0..=REDIRECTS_MAX {
+            let headers = self.headers(request, content, has_credentials).await?;
+            let unix_socket = request.unix_socket.as_deref().filter(|_| hop == 0);
+            let outgoing = Outgoing { uri: &uri, unix_socket, headers, content };
+            let (response, open) = self.exchange(&outgoing, connections).await?;
+            let location = response
+                .headers()
+                .get(LOCATION)
+                .filter(|_| self.config.follow_redirects && is_redirect(response.status()));
+            let Some(location) = location else {
+                return self.read(response, open, request, connections).await;
+            };
+            let location = location
+                .to_str()
+                .map_err(|error| FetchError::transport("failed to parse Location header", error))?;
+            let next = resolve(&uri, location)?;
+            // After another host, credentials stay away.
+            has_credentials = has_credentials && keeps_credentials(&asked, &next);
+            if !matches!(response.status().as_u16(), 307 | 308) {
+                content = None;
+            }
+            if read_refusal(response).await.is_some() {
+                connections.keep(open);
+            }
+            uri = next;
+        }
+        Err(FetchError::Transport(format!("stopped after {REDIRECTS_MAX} redirects")))
+    }
+
+    async fn headers(
+        &self,
+        request: &Request,
+        content: Option<&Content>,
+        has_credentials: bool,
+    ) -> Result<HeaderMap, FetchError> {
+        let mut headers = HeaderMap::new();
+        let value = |text: &str| {
+            HeaderValue::from_str(text).map_err(|error| FetchError::transport("header", error))
+        };
+        for (name, text) in &request.headers {
+            headers.insert(name, value(text)?);
+        }
+        if let Some(content) = content {
+            headers.insert(CONTENT_TYPE, value(&content.media_type)?);
+        }
+        if has_credentials {
+            if let Some(authorization) = &request.authorization {
+                credentials::insert_secret(&mut headers, authorization.expose())?;
+            }
+            credentials::add(&self.config, &mut headers)?;
+            if let Some(tokens) = &self.tokens {
+                let authorization = tokens.authorization(request.timeout).await?;
+                credentials::insert_secret(&mut headers, &authorization)?;
+            }
+        }
+        Ok(headers)
+    }
+
+    /// One request and the head of its answer. A connection that the server has closed meanwhile
+    /// is replaced once.
+    async fn exchange(
+        &self,
+        outgoing: &Outgoing<'_>,
+        connections: &mut Connections,
+    ) -> Result<(hyper::Response<Incoming>, Open), FetchError> {
+        let uri = outgoing.uri;
+        let needs_tls = uri.scheme_str() == Some("https") || self.proxies.uses_tls(uri);
+        let tls = if needs_tls { Some(self.tls.current()?) } else { None };
+        let tls_hash = tls.as_ref().map_or(0, |tls| tls.hash);
+        let route = Route::new(uri, outgoing.unix_socket, &self.proxies, tls_hash)?;
+        if let Some(mut open) = connections.take(&route)
+            && let Ok(response) = open.send(outgoing.request(&open)?).await
+        {
+            return Ok((response, open));
+        }
+        let tls = tls.map(|tls| (&self.tls, tls.config));
+        let mut open = route.open(tls, &self.proxies).await?;
+        match open.send(outgoing.request(&open)?).await {
+            Ok(response) => Ok((response, open)),
+            Err(error) => Err(FetchError::Transport(with_causes(&error))),
+        }
+    }
+
+    async fn read(
+        &self,
+        response: hyper::Response<Incoming>,
+        open: Open,
+        request: &Request,
+        connections: &mut Connections,
+    ) -> Result<Response, FetchError> {
+        let status = response.status();
+        let headers = response.headers().clone();
+        let held = self.budget.empty(Pool::Requests);
+        if !status.is_success() {
+            let body = read_refusal(response).await;
+            if body.is_some() {
+                connections.keep(open);
+            }
+            let mut held = held;
+            let body = body.unwrap_or_default();
+            held.take(body.capacity() as u64);
+            return Ok(Response { status: status.as_u16(), headers, body, held });
+        }
+        let asks_gzip = |(name, text): &(HeaderName, String)| {
+            name == ACCEPT_ENCODING && text.eq_ignore_ascii_case("gzip")
+        };
+        let is_gzip = headers
+            .get(CONTENT_ENCODING)
+            .is_some_and(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"gzip"))
+            && request.headers.iter().any(asks_gzip);
+        let mut unpacker = Unpacker::new(is_gzip, request.body_bytes_max, held);
+        let mut body = response.into_body();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| FetchError::Transport(with_causes(&error)))?;
+            if let Ok(data) = frame.into_data() {
+                unpacker.push(&data)?;
+            }
+        }
+        let (body, held) = unpacker.finish()?;
+        connections.keep(open);
+        Ok(Response { status: status.as_u16(), headers, body, held })
+    }
+}
+
+/// A request to one place.
+struct Outgoing<'r> {
+    uri: &'r Uri,
+    unix_socket: Option<&'r str>,
+    headers: HeaderMap,
+    content: Option<&'r Content>,
+}
+
+impl Outgoing<'_> {
+    /// The request in the form that the connection needs.
+    fn request(&self, open: &Open) -> Result<hyper::Request<Full<Bytes>>, FetchError> {
+        let failed = |error: hyper::http::Error| FetchError::transport("request", error);
+        let bytes = self.content.map(|content| content.bytes.clone());
+        let method = if bytes.is_some() { Method::POST } else { Method::GET };
+        let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
+        let target = match open.is_http2() || open.is_absolute() {
+            true => without_user(self.uri),
+            false => path.to_owned(),
+        };
+        let mut request = hyper::Request::builder()
+            .method(method)
+            .uri(target)
+            .body(Full::new(bytes.unwrap_or_default()))
+            .map_err(failed)?;
+        *request.headers_mut() = self.headers.clone();
+        let value = |text: &str| {
+            HeaderValue::from_str(text).map_err(|error| FetchError::transport("request", error))
+        };
+        if !open.is_http2() {
+            let host = self.uri.authority().map_or("", |authority| authority.as_str());
+            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+            request.headers_mut().insert(HOST, value(host)?);
+        }
+        if let Some(authorization) = open.proxy_authorization() {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, value(&authorization)?);
+        }
+        Ok(request)
+    }
+}
+
+fn without_user(uri: &Uri) -> String {
+    let scheme = uri.scheme_str().unwrap_or("http");
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    format!("{scheme}://{host}{path}")
+}
+
+/// The body of a refusal; `None` if it is long or breaks off, so that its connection is of no use.
+async fn read_refusal(response: hyper::Response<Incoming>) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut body = response.into_body();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.ok()?.into_data() {
+            if bytes.len().saturating_add(data.len()) > REFUSAL_BYTES_MAX {
+                return None;
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Some(bytes)
+}
+
+/// An error with those behind it: hyper shows only the outermost.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

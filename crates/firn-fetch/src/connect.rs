@@ -1,0 +1,372 @@
+//! Connections: opened directly, to a Unix socket or through a proxy, and kept between requests.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::Uri;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ClientConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+
+use crate::FetchError;
+use crate::proxy::{Proxies, Proxy, ProxyKind};
+use crate::tls::TlsSource;
+
+/// The open connections of a caller to one address, and to the one that it redirects to.
+#[derive(Debug, Default)]
+pub struct Connections {
+    /// The most recently used last.
+    open: Vec<Open>,
+}
+
+// An answer and the address that it redirects to.
+const CONNECTIONS_MAX: usize = 2;
+
+// The read buffer of a connection, which is held while the connection is idle: it is small for the
+// sake of many targets. The head of an answer must fit in.
+const READ_BYTES: usize = 16 << 10;
+
+// Longest answer of a proxy to a request for a tunnel.
+const TUNNEL_BYTES_MAX: usize = 16 << 10;
+
+/// A connection that is ready for one request after the other.
+#[derive(Debug)]
+pub(crate) struct Open {
+    route: Route,
+    sender: Sender,
+}
+
+/// The address of a connection, and the way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    is_tls: bool,
+    host: String,
+    port: u16,
+    unix_socket: Option<String>,
+    proxy: Option<Proxy>,
+    /// Of the certificates that the connection was opened with.
+    tls_hash: u64,
+}
+
+enum Sender {
+    Http1(http1::SendRequest<Full<Bytes>>),
+    Http2(http2::SendRequest<Full<Bytes>>),
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Sender::Http1(_) => "Http1",
+            Sender::Http2(_) => "Http2",
+        })
+    }
+}
+
+impl Connections {
+    /// Takes the open connection along `route`.
+    pub(crate) fn take(&mut self, route: &Route) -> Option<Open> {
+        self.open.retain(|open| !open.is_closed());
+        let idx = self.open.iter().position(|open| open.route == *route)?;
+        Some(self.open.remove(idx))
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn keep(&mut self, open: Open) {
+        while self.open.len() >= CONNECTIONS_MAX {
+            self.open.remove(0);
+        }
+        self.open.push(open);
+    }
+}
+
+impl Open {
+    fn is_closed(&self) -> bool {
+        match &self.sender {
+            Sender::Http1(sender) => sender.is_closed(),
+            Sender::Http2(sender) => sender.is_closed(),
+        }
+    }
+
+    pub(crate) fn is_http2(&self) -> bool {
+        matches!(self.sender, Sender::Http2(_))
+    }
+
+    /// Whether requests name the whole address.
+    pub(crate) fn is_absolute(&self) -> bool {
+        let is_http = |proxy: &Proxy| proxy.kind != ProxyKind::Socks5;
+        !self.route.is_tls && self.route.proxy.as_ref().is_some_and(is_http)
+    }
+
+    pub(crate) fn proxy_authorization(&self) -> Option<String> {
+        self.route.proxy.as_ref().filter(|_| self.is_absolute()).and_then(Proxy::authorization)
+    }
+
+    pub(crate) async fn send(
+        &mut self,
+        request: hyper::Request<Full<Bytes>>,
+    ) -> hyper::Result<hyper::Response<Incoming>> {
+        match &mut self.sender {
+            Sender::Http1(sender) => {
+                sender.ready().await?;
+                sender.send_request(request).await
+            }
+            Sender::Http2(sender) => {
+                sender.ready().await?;
+                sender.send_request(request).await
+            }
+        }
+    }
+}
+
+impl Route {
+    pub(crate) fn new(
+        uri: &Uri,
+        unix_socket: Option<&str>,
+        proxies: &Proxies,
+        tls_hash: u64,
+    ) -> Result<Route, FetchError> {
+        let (is_tls, default_port) = match uri.scheme_str() {
+            Some("http") => (false, 80),
+            Some("https") => (true, 443),
+            other => {
+                let shown = firn_model::excerpt(other.unwrap_or_default());
+                let text = format!("unsupported protocol scheme {shown:?}");
+                return Err(FetchError::Transport(text));
+            }
+        };
+        let host = uri
+            .host()
+            .filter(|host| !host.is_empty())
+            .ok_or_else(|| FetchError::Transport("http: no Host in request URL".to_owned()))?;
+        let proxy = match unix_socket {
+            Some(_) => None,
+            None => proxies.of(uri).cloned(),
+        };
+        Ok(Route {
+            is_tls,
+            host: host.to_owned(),
+            port: uri.port_u16().unwrap_or(default_port),
+            unix_socket: unix_socket.map(str::to_owned),
+            proxy,
+            tls_hash,
+        })
+    }
+
+    /// Opens a connection.
+    pub(crate) async fn open(
+        self,
+        tls: Option<(&TlsSource, Arc<ClientConfig>)>,
+        proxies: &Proxies,
+    ) -> Result<Open, FetchError> {
+        let mut stream = match (&self.unix_socket, &self.proxy) {
+            (Some(path), _) => {
+                let connected = UnixStream::connect(path).await;
+                boxed(connected.map_err(|error| {
+                    FetchError::transport(&format!("dial unix {path}: connect"), error)
+                })?)
+            }
+            (None, Some(proxy)) => self.through(proxy, tls.as_ref(), proxies).await?,
+            (None, None) => boxed(dial(&self.host, self.port).await?),
+        };
+        let mut is_http2 = false;
+        if let (true, Some((source, config))) = (self.is_tls, tls) {
+            let name = source.server_name(&self.host)?;
+            let connector = TlsConnector::from(config);
+            let tls = connector
+                .connect(name, stream)
+                .await
+                .map_err(|error| FetchError::transport("tls", error))?;
+            is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+            stream = boxed(tls);
+        }
+        let failed = |error: hyper::Error| FetchError::transport("connect", error);
+        let io = TokioIo::new(stream);
+        let sender = if is_http2 {
+            let (sender, connection) =
+                http2::handshake(TokioExecutor::new(), io).await.map_err(failed)?;
+            // Ends when the sender is dropped or the connection breaks.
+            tokio::spawn(connection);
+            Sender::Http2(sender)
+        } else {
+            let (sender, connection) = http1::Builder::new()
+                .read_buf_exact_size(Some(READ_BYTES))
+                .handshake(io)
+                .await
+                .map_err(failed)?;
+            tokio::spawn(connection);
+            Sender::Http1(sender)
+        };
+        Ok(Open { route: self, sender })
+    }
+
+    /// A stream to the server, or for plain HTTP to its proxy.
+    async fn through(
+        &self,
+        proxy: &Proxy,
+        tls: Option<&(&TlsSource, Arc<ClientConfig>)>,
+        proxies: &Proxies,
+    ) -> Result<Box<dyn Stream>, FetchError> {
+        let mut stream = boxed(dial(&proxy.host, proxy.port).await?);
+        match proxy.kind {
+            ProxyKind::Socks5 => {
+                socks5(&mut stream, proxy, &self.host, self.port).await?;
+                return Ok(stream);
+            }
+            ProxyKind::Https => {
+                let Some((_, config)) = tls else {
+                    return Err(FetchError::Transport("proxy: no TLS".to_owned()));
+                };
+                let name = rustls::pki_types::ServerName::try_from(proxy.host.clone())
+                    .map_err(|error| FetchError::transport("proxy", error))?;
+                let mut config = ClientConfig::clone(config);
+                config.alpn_protocols = vec![b"http/1.1".to_vec()];
+                let connector = TlsConnector::from(Arc::new(config));
+                let tls = connector
+                    .connect(name, stream)
+                    .await
+                    .map_err(|error| FetchError::transport("proxy: tls", error))?;
+                stream = boxed(tls);
+            }
+            ProxyKind::Http => {}
+        }
+        if self.is_tls {
+            tunnel(&mut stream, proxy, proxies, &self.host, self.port).await?;
+        }
+        Ok(stream)
+    }
+}
+
+/// A connection that HTTP or TLS runs over.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+fn boxed<'s>(stream: impl Stream + 's) -> Box<dyn Stream + 's> {
+    Box::new(stream)
+}
+
+async fn dial(host: &str, port: u16) -> Result<TcpStream, FetchError> {
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    let stream = TcpStream::connect((name, port))
+        .await
+        .map_err(|error| FetchError::transport(&format!("dial tcp {host}:{port}"), error))?;
+    // A request is one small write.
+    stream.set_nodelay(true).map_err(|error| FetchError::transport("dial tcp", error))?;
+    Ok(stream)
+}
+
+/// Opens a tunnel through an HTTP proxy.
+async fn tunnel(
+    stream: &mut Box<dyn Stream>,
+    proxy: &Proxy,
+    proxies: &Proxies,
+    host: &str,
+    port: u16,
+) -> Result<(), FetchError> {
+    let failed = |error: std::io::Error| FetchError::transport("proxyconnect", error);
+    let mut request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n");
+    if let Some(authorization) = proxy.authorization() {
+        request += &format!("Proxy-Authorization: {authorization}\r\n");
+    }
+    for (name, value) in &proxies.connect_headers {
+        let is_clean = |text: &str| !text.contains(['\r', '\n']);
+        if is_clean(name) && is_clean(value.expose()) {
+            request += &format!("{name}: {}\r\n", value.expose());
+        }
+    }
+    request += "\r\n";
+    stream.write_all(request.as_bytes()).await.map_err(failed)?;
+    let mut head = Vec::new();
+    // Byte by byte, so that nothing behind the head is taken from the tunnel. Once a connection.
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() >= TUNNEL_BYTES_MAX {
+            return Err(FetchError::Transport("proxyconnect: the answer is too long".to_owned()));
+        }
+        head.push(stream.read_u8().await.map_err(failed)?);
+    }
+    let head = String::from_utf8_lossy(&head);
+    let status = head.lines().next().unwrap_or_default();
+    let mut words = status.splitn(3, ' ');
+    let is_http = words.next().is_some_and(|version| version.starts_with("HTTP/1."));
+    match words.next() {
+        Some("200") if is_http => Ok(()),
+        _ => {
+            let shown = firn_model::excerpt(status);
+            Err(FetchError::Transport(format!("proxyconnect: the proxy answered {shown:?}")))
+        }
+    }
+}
+
+/// The handshake of SOCKS 5 (RFC 1928, RFC 1929). The proxy resolves the host.
+async fn socks5(
+    stream: &mut Box<dyn Stream>,
+    proxy: &Proxy,
+    host: &str,
+    port: u16,
+) -> Result<(), FetchError> {
+    const PLAIN: u8 = 0;
+    const PASSWORD: u8 = 2;
+    let io = |error: std::io::Error| FetchError::transport("socks", error);
+    let failed = |text: &str| FetchError::Transport(format!("socks: {text}"));
+    let short = |text: &str| {
+        u8::try_from(text.len()).map_err(|_| failed("a name is longer than 255 bytes"))
+    };
+    let method = if proxy.user.is_some() { PASSWORD } else { PLAIN };
+    stream.write_all(&[5, 1, method]).await.map_err(io)?;
+    let mut answer = [0; 2];
+    stream.read_exact(&mut answer).await.map_err(io)?;
+    if answer != [5, method] {
+        return Err(failed("the proxy refuses the method of authentication"));
+    }
+    if let Some((name, password)) = &proxy.user {
+        let password = password.expose();
+        let mut request = vec![1, short(name)?];
+        request.extend_from_slice(name.as_bytes());
+        request.push(short(password)?);
+        request.extend_from_slice(password.as_bytes());
+        stream.write_all(&request).await.map_err(io)?;
+        stream.read_exact(&mut answer).await.map_err(io)?;
+        if answer != [1, 0] {
+            return Err(failed("the proxy refuses the user"));
+        }
+    }
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let mut request = vec![5, 1, 0];
+    match host.parse() {
+        Ok(std::net::IpAddr::V4(ip)) => {
+            request.push(1);
+            request.extend_from_slice(&ip.octets());
+        }
+        Ok(std::net::IpAddr::V6(ip)) => {
+            request.push(4);
+            request.extend_from_slice(&ip.octets());
+        }
+        Err(_) => {
+            request.extend_from_slice(&[3, short(host)?]);
+            request.extend_from_slice(host.as_bytes());
+        }
+    }
+    request.extend_from_slice(&port.to_be_bytes());
+    stream.write_all(&request).await.map_err(io)?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await.map_err(io)?;
+    let [5, code, 0, kind] = answer else { return Err(failed("a malformed answer")) };
+    if code != 0 {
+        return Err(failed(&format!("the proxy answered with code {code}")));
+    }
+    let address_bytes = match kind {
+        1 => 4,
+        3 => usize::from(stream.read_u8().await.map_err(io)?),
+        4 => 16,
+        _ => return Err(failed("a malformed answer")),
+    };
+    let mut rest = vec![0; address_bytes.saturating_add(2)];
+    stream.read_exact(&mut rest).await.map_err(io)?;
+    Ok(())
+}

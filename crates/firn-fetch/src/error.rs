@@ -1,0 +1,46 @@
+//! Why a request has no usable answer.
+
+use std::fmt;
+
+use firn_model::Error;
+
+/// The failure of a request. Shown texts are those of Prometheus where it has one.
+#[derive(Debug)]
+pub enum FetchError {
+    /// The unpacked body reached its limit.
+    BodyLimit,
+    /// The time limit passed.
+    Timeout,
+    /// There is no memory for the body.
+    Memory(Error),
+    /// A secret, certificate or key cannot be used.
+    Credentials(String),
+    /// No answer, or a malformed one.
+    Transport(String),
+}
+
+impl FetchError {
+    pub(crate) fn transport(what: &str, error: impl fmt::Display) -> FetchError {
+        FetchError::Transport(format!("{what}: {error}"))
+    }
+}
+
+impl fmt::Display for FetchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FetchError::BodyLimit => f.write_str("body size limit exceeded"),
+            FetchError::Timeout => f.write_str("context deadline exceeded"),
+            FetchError::Memory(error) => error.fmt(f),
+            FetchError::Credentials(text) | FetchError::Transport(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for FetchError {}
+
+impl From<Error> for FetchError {
+    /// Errors of files that the configuration names.
+    fn from(error: Error) -> FetchError {
+        FetchError::Credentials(error.to_string())
+    }
+}

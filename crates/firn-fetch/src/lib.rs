@@ -1,0 +1,46 @@
+//! Fetch: HTTP requests as the clients of Prometheus' configuration make them.
+//!
+//! **Owns** connections to other servers: TLS, proxies, credentials, redirects, HTTP/1.1 with
+//! keep-alive and HTTP/2, and bodies that are bounded while they are unpacked.
+//!
+//! **Never** interprets a body, repeats a request at an interval, or knows a target.
+//!
+//! **Paths**: [`Client::new`] checks a client of the configuration; [`Client::send`] makes one
+//! request over the [`Connections`] that the caller keeps for a place.
+//!
+//! **Invariants**: files with secrets and certificates are read at every request; credentials
+//! reach only the host of the request's address; memory of a body is reserved before it is used; a
+//! request ends within its time limit; no error shows a secret.
+//!
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `error`, `body`, `tls`, `proxy`, `connect`, `credentials`, `tokens`, `redirect`,
+//! `client`.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+mod body;
+mod client;
+mod connect;
+mod credentials;
+mod error;
+mod proxy;
+mod redirect;
+mod tls;
+mod tokens;
+
+#[cfg(test)]
+mod test_config;
+
+pub use client::{Client, Content, Request, Response};
+pub use connect::Connections;
+pub use error::FetchError;

@@ -1,0 +1,360 @@
+//! Lines like `name{a="b"} 1+2x3 _ stale`: a series and its values.
+
+use std::sync::Arc;
+
+use firn_model::{Histogram, Labels, METRIC_NAME, STALE_NAN};
+
+use super::histogram;
+use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
+use crate::histogram::RunningHistogram;
+use crate::syntax::{parse_duration_ms, unquote};
+
+/// The maximum number of items after expansion of repeats.
+const ITEMS_MAX: usize = 1_000_000;
+
+impl SeriesLine {
+    /// Whether some value is a native histogram.
+    pub fn has_histogram(&self) -> bool {
+        self.items.iter().any(|item| matches!(item, SeriesItem::Histogram(_)))
+    }
+
+    /// Parses a line.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn parse(line: &str) -> Result<SeriesLine, String> {
+        let mut cursor = Cursor { rest: line };
+        let labels = cursor.labels()?;
+        let has_starts = cursor.accept("@st");
+        let (mut items, mut starts) = (Vec::new(), Vec::new());
+        while let Some(token) = cursor.value_token()? {
+            match has_starts {
+                true => parse_start(token, &mut starts)?,
+                false => parse_item(token, &mut items)?,
+            }
+            if items.len().max(starts.len()) > ITEMS_MAX {
+                return Err(format!("more than {ITEMS_MAX} values in one line"));
+            }
+        }
+        Ok(SeriesLine { labels, items, starts: has_starts.then_some(starts) })
+    }
+}
+
+struct Cursor<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Cursor<'a> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+
+    fn accept(&mut self, text: &str) -> bool {
+        match self.rest.strip_prefix(text) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn take_while(&mut self, test: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|c| !test(c)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        taken
+    }
+
+    fn labels(&mut self) -> Result<Labels, String> {
+        let name =
+            self.take_while(|c| c == '_' || c == ':' || c.is_ascii_alphanumeric()).to_owned();
+        let mut pairs = vec![(METRIC_NAME.to_owned(), name)];
+        if self.accept("{") {
+            loop {
+                self.skip_blanks();
+                if self.accept("}") {
+                    break;
+                }
+                let label = self.name_or_string()?;
+                self.skip_blanks();
+                if self.accept("=") {
+                    self.skip_blanks();
+                    let value = self.string()?;
+                    pairs.retain(|pair| pair.0 != label);
+                    pairs.push((label, value));
+                } else {
+                    pairs[0].1 = label;
+                }
+                self.skip_blanks();
+                if !self.accept(",") && !self.rest.starts_with('}') {
+                    return Err(format!("expected , or }} before {:?}", self.rest));
+                }
+            }
+        } else if pairs[0].1.is_empty() {
+            return Err(format!("no series in {:?}", self.rest));
+        }
+        Labels::from_pairs(pairs.iter().map(|pair| (pair.0.as_str(), pair.1.as_str())))
+            .map_err(|error| error.to_string())
+    }
+
+    fn name_or_string(&mut self) -> Result<String, String> {
+        if self.rest.starts_with(['"', '\'', '`']) {
+            return self.string();
+        }
+        let name = self.take_while(|c| c == '_' || c.is_ascii_alphanumeric());
+        if name.is_empty() {
+            Err(format!("no label in {:?}", self.rest))
+        } else {
+            Ok(name.to_owned())
+        }
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let bad = || format!("bad string in {:?}", self.rest);
+        let quote = self.rest.chars().next().filter(|c| ['"', '\'', '`'].contains(c));
+        let quote = quote.ok_or_else(bad)?;
+        let mut escaped = false;
+        let inside = self.rest.char_indices().skip(1);
+        let end = inside
+            .map(|(at, c)| {
+                let ends = c == quote && !escaped;
+                escaped = c == '\\' && !escaped && quote != '`';
+                (at, ends)
+            })
+            .find(|found| found.1)
+            .ok_or_else(bad)?
+            .0;
+        let bytes = unquote(&self.rest[..=end]).ok_or_else(bad)?;
+        self.rest = &self.rest[end + 1..];
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The next value with its repeats; a histogram may contain blanks.
+    fn value_token(&mut self) -> Result<Option<&'a str>, String> {
+        self.skip_blanks();
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let mut depth = 0usize;
+        let mut end = self.rest.len();
+        for (at, c) in self.rest.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => {
+                    depth = depth.checked_sub(1).ok_or_else(|| "unbalanced }".to_owned())?;
+                }
+                c if c.is_whitespace() && depth == 0 => {
+                    end = at;
+                    break;
+                }
+                _ => {}
+            }
+        }
+        let (token, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        Ok(Some(token))
+    }
+}
+
+fn parse_item(token: &str, items: &mut Vec<SeriesItem>) -> Result<(), String> {
+    let bad = || format!("bad value {token:?}");
+    let repeats = |text: &str| -> Result<usize, String> {
+        let count = text.parse::<usize>().map_err(|_| bad())?;
+        if count > ITEMS_MAX { Err(bad()) } else { Ok(count) }
+    };
+    if token.starts_with("{{") {
+        let (first, rest) = histogram(token).ok_or_else(bad)??;
+        let (step, rest) = match rest.split_at_checked(1) {
+            Some((sign @ ("+" | "-"), rest)) => {
+                let (step, rest) = histogram(rest).ok_or_else(bad)??;
+                (Some((sign == "-", step)), rest)
+            }
+            _ => (None, rest),
+        };
+        let count = match rest.strip_prefix('x') {
+            Some(count) => repeats(count)? + 1,
+            None if rest.is_empty() && step.is_none() => 1,
+            None => return Err(bad()),
+        };
+        return ramp(first, step, count, items);
+    }
+    if let Some(rest) = token.strip_prefix('_') {
+        let count = match rest.strip_prefix('x') {
+            Some(count) => repeats(count)?,
+            None if rest.is_empty() => 1,
+            None => return Err(bad()),
+        };
+        items.extend(std::iter::repeat_n(SeriesItem::Gap, count));
+        return Ok(());
+    }
+    let (mut value, mut rest) = match token.strip_prefix("stale") {
+        Some(rest) => (STALE_NAN, rest),
+        None => number(token).ok_or_else(bad)?,
+    };
+    let mut delta = None;
+    if rest.starts_with(['+', '-']) {
+        let (number, after) = number(rest).ok_or_else(bad)?;
+        delta = Some(number);
+        rest = after;
+    }
+    let count = match rest.strip_prefix('x') {
+        Some(count) => repeats(count)? + 1,
+        None if rest.is_empty() && delta.is_none() => 1,
+        None => return Err(bad()),
+    };
+    for idx in 0..count {
+        if idx > 0
+            && let Some(delta) = delta
+        {
+            value += delta;
+        }
+        items.push(SeriesItem::Float(value));
+    }
+    Ok(())
+}
+
+/// The histogram at the start of `text`, and the text after it.
+fn histogram(text: &str) -> Option<Result<(ScriptHistogram, &str), String>> {
+    let (inside, rest) = text.strip_prefix("{{")?.split_once("}}")?;
+    Some(histogram::parse(inside).map(|written| (written, rest)))
+}
+
+/// `count` histograms, each the previous one plus `step`, or minus `step` if the bool is true.
+fn ramp(
+    first: ScriptHistogram,
+    step: Option<(bool, ScriptHistogram)>,
+    count: usize,
+    items: &mut Vec<SeriesItem>,
+) -> Result<(), String> {
+    let Some((subtracts, step)) = step else {
+        items.extend(std::iter::repeat_n(SeriesItem::Histogram(first), count));
+        return Ok(());
+    };
+    if step.histogram.schema < first.histogram.schema {
+        return Err("the schema of an added histogram must not be lower".to_owned());
+    }
+    let histograms = histogram_ramp(&first.histogram, &step.histogram, subtracts, count)
+        .ok_or_else(|| "these histograms cannot be added".to_owned())?;
+    items.extend(histograms.into_iter().map(|histogram| {
+        SeriesItem::Histogram(ScriptHistogram {
+            histogram: Arc::new(histogram),
+            has_hint: first.has_hint,
+        })
+    }));
+    Ok(())
+}
+
+/// `count` histograms: `first`, then each the previous one plus `step`, or minus `step` with
+/// `subtracts`. `None` if their bucket layouts are incompatible.
+fn histogram_ramp(
+    first: &Histogram,
+    step: &Histogram,
+    subtracts: bool,
+    count: usize,
+) -> Option<Vec<Histogram>> {
+    let mut running: RunningHistogram<f64> = RunningHistogram::new(first);
+    let mut histograms = Vec::new();
+    for idx in 0..count {
+        if idx > 0 {
+            let merged = if subtracts { running.subtract(step) } else { running.add(step) };
+            merged.ok()?;
+        }
+        histograms.push(running.clone().finish());
+    }
+    Some(histograms)
+}
+
+/// Start timestamps: `_`, `_x3`, `-1m`, `-1mx3`, `-1m-30sx3`.
+fn parse_start(token: &str, starts: &mut Vec<Option<i64>>) -> Result<(), String> {
+    let bad = || format!("bad start timestamp {token:?}");
+    let (offsets, count) = match token.split_once('x') {
+        Some((offsets, count)) => (offsets, Some(count.parse::<usize>().map_err(|_| bad())?)),
+        None => (token, None),
+    };
+    if count.is_some_and(|count| count > ITEMS_MAX) {
+        return Err(bad());
+    }
+    if offsets == "_" {
+        starts.extend(std::iter::repeat_n(None, count.unwrap_or(1)));
+        return Ok(());
+    }
+    let sign = offsets.char_indices().skip(1).find(|(_, c)| matches!(c, '+' | '-'));
+    let (first, step) = offsets.split_at(sign.map_or(offsets.len(), |(at, _)| at));
+    let (mut offset, step) = (signed(first)?, if step.is_empty() { 0 } else { signed(step)? });
+    for _ in 0..=count.unwrap_or(0) {
+        starts.push(Some(offset));
+        offset += step;
+    }
+    Ok(())
+}
+
+/// A duration with an optional sign, in milliseconds.
+fn signed(text: &str) -> Result<i64, String> {
+    let ms = parse_duration_ms(text.trim_start_matches(['+', '-']))?;
+    Ok(if text.starts_with('-') { -ms } else { ms })
+}
+
+/// The number at the start of `text`, and the text after it.
+fn number(text: &str) -> Option<(f64, &str)> {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let negative = text.starts_with('-');
+    let lower = unsigned.to_ascii_lowercase();
+    let len = if lower.starts_with("inf") || lower.starts_with("nan") {
+        3
+    } else {
+        let bytes = unsigned.as_bytes();
+        let digits = |from: usize| {
+            bytes[from..].iter().take_while(|b| b.is_ascii_digit() || **b == b'.').count()
+        };
+        let mut len = digits(0);
+        if matches!(bytes.get(len), Some(b'e' | b'E')) {
+            let sign = usize::from(matches!(bytes.get(len + 1), Some(b'+' | b'-')));
+            let exponent = digits((len + 1 + sign).min(bytes.len()));
+            if exponent > 0 {
+                len += 1 + sign + exponent;
+            }
+        }
+        len
+    };
+    let value: f64 = unsigned.get(..len)?.parse().ok()?;
+    Some((if negative { -value } else { value }, &unsigned[len..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(line: &str) -> Vec<SeriesItem> {
+        SeriesLine::parse(line).unwrap().items
+    }
+
+    #[test]
+    fn repeats_and_ramps_expand() {
+        use SeriesItem::{Float, Gap};
+        let floats = |values: &[f64]| values.iter().map(|v| Float(*v)).collect::<Vec<_>>();
+        assert_eq!(items("a 1+2x3"), floats(&[1.0, 3.0, 5.0, 7.0]));
+        assert_eq!(items("a{} 7x3"), floats(&[7.0; 4]));
+        assert_eq!(items("a 1-2x1 -2.5e3 .5"), floats(&[1.0, -1.0, -2500.0, 0.5]));
+        assert_eq!(items("a _ _x2 +Inf"), [Gap, Gap, Gap, Float(f64::INFINITY)]);
+        let histograms = items("a {{sum:1}}x1 {{count:5}}+{{count:2 buckets:[2]}}x2 {{}}");
+        let counts: Vec<f64> = histograms
+            .iter()
+            .map(|item| match item {
+                SeriesItem::Histogram(written) => written.histogram.count,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(counts, [0.0, 0.0, 5.0, 7.0, 9.0, 0.0]);
+        let starts = SeriesLine::parse("a@st _ -1m-30sx1 _x2 -0ms").unwrap().starts.unwrap();
+        assert_eq!(starts, [None, Some(-60_000), Some(-90_000), None, None, Some(0)]);
+    }
+
+    #[test]
+    fn series_have_quoted_names_too() {
+        let labels = |line| SeriesLine::parse(line).unwrap().labels.to_string();
+        assert_eq!(labels(r#"{"my.name", "a b"='x'}"#), r#"{"my.name","a b"="x"}"#);
+        assert_eq!(labels(r#"a{b="c,}",d="e"} 1"#), r#"a{b="c,}",d="e"}"#);
+        assert!(SeriesLine::parse("{a=1} 2").is_err());
+    }
+}

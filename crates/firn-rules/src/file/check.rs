@@ -1,0 +1,181 @@
+//! The rules of rule files, with Prometheus' texts.
+
+use std::collections::BTreeSet;
+
+use firn_model::{METRIC_NAME, QueryContext, RegexAllowance};
+use firn_promql::{Expr, prepare};
+use firn_yaml::{Millis, Placed};
+
+use super::section::{FileText, GroupText, RuleText};
+use super::{FileGroup, ReadOptions, RuleNames};
+use crate::group::{AlertRule, RecordingRule, Rule};
+use crate::template::Template;
+
+/// The groups of `file`, or all mistakes in them.
+pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGroup>, Vec<String>> {
+    let mut mistakes = Vec::new();
+    let mut names = BTreeSet::new();
+    let mut groups = Vec::with_capacity(file.groups.len());
+    for group in file.groups {
+        let place = place(&group);
+        let group = group.value;
+        if group.name.is_empty() {
+            mistakes.push(format!("{place}: Groupname must not be empty"));
+        }
+        if !names.insert(group.name.clone()) {
+            let name = &group.name;
+            mistakes.push(format!("{place}: groupname: \"{name}\" is repeated in the same file"));
+        }
+        let bad = group.labels.keys().filter(|name| !options.names.is_label(name));
+        mistakes.extend(bad.map(|name| format!("invalid label name: {name}")));
+        groups.push(checked_group(group, options, &mut mistakes));
+    }
+    if mistakes.is_empty() { Ok(groups) } else { Err(mistakes) }
+}
+
+/// The group without its wrong rules.
+fn checked_group(group: GroupText, options: &ReadOptions, mistakes: &mut Vec<String>) -> FileGroup {
+    let mut rules = Vec::with_capacity(group.rules.len());
+    for (idx, rule) in group.rules.into_iter().enumerate() {
+        let mut found = Vec::new();
+        let expr = check_rule(&rule, options, &mut found);
+        let name = if rule.alert.value.is_empty() { &rule.record } else { &rule.alert };
+        mistakes.extend(found.into_iter().map(|(place, text)| {
+            let (group, name) = (quoted(&group.name), quoted(&name.value));
+            let number = idx.saturating_add(1);
+            format!("{place}group {group}, rule {number}, {name}: {text}")
+        }));
+        rules.extend(expr.map(|expr| into_rule(rule, expr, &group.labels)));
+    }
+    FileGroup {
+        name: group.name,
+        interval_ms: Some(group.interval).filter(|interval| interval.as_ms() > 0).map(ms),
+        query_offset_ms: group.query_offset.map(ms),
+        limit: usize::try_from(group.limit).unwrap_or(0),
+        labels: group.labels,
+        rules,
+    }
+}
+
+/// The expression, unless it is wrong. Mistakes have their place in front of them.
+fn check_rule(
+    rule: &RuleText,
+    options: &ReadOptions,
+    mistakes: &mut Vec<(String, String)>,
+) -> Option<Expr> {
+    let (record, alert) = (&rule.record.value, &rule.alert.value);
+    let both = || format!("{}: {}: ", place(&rule.record), place(&rule.alert));
+    let at_expr = format!("{}: ", place(&rule.expr));
+    match (record.is_empty(), alert.is_empty()) {
+        (false, false) => {
+            mistakes.push((both(), "only one of 'record' and 'alert' must be set".to_owned()));
+        }
+        (true, true) => {
+            mistakes.push((both(), "one of 'record' or 'alert' must be set".to_owned()));
+        }
+        _ => {}
+    }
+    let mut expr = None;
+    if rule.expr.value.is_empty() {
+        mistakes.push((at_expr, "field 'expr' must be set in rule".to_owned()));
+    } else {
+        // The limit on regular expressions is one of a query, not of a file.
+        let regexes = RegexAllowance::default();
+        let context = QueryContext { regexes, ..options.context.clone() };
+        match prepare(&rule.expr.value, &context) {
+            Ok(parsed) => expr = Some(parsed),
+            Err(error) => {
+                mistakes.push((at_expr, format!("could not parse expression: {error}")));
+            }
+        }
+    }
+    if !record.is_empty() {
+        let texts = recording_mistakes(rule, options.names);
+        mistakes.extend(texts.into_iter().map(|text| (format!("{}: ", place(&rule.record)), text)));
+    }
+    let mut without_place = |text: String| mistakes.push((String::new(), text));
+    for name in rule.labels.keys().filter(|name| !options.names.is_label(name)) {
+        without_place(format!("invalid label name: {name}"));
+    }
+    for name in rule.annotations.keys().filter(|name| !options.names.is_annotation(name)) {
+        without_place(format!("invalid annotation name: {name}"));
+    }
+    if !alert.is_empty() {
+        let labels = rule.labels.iter().map(|text| ("label", text));
+        let annotations = rule.annotations.iter().map(|text| ("annotation", text));
+        for (kind, (name, text)) in labels.chain(annotations) {
+            if let Err(error) = Template::parse_alert(alert, text) {
+                without_place(format!("{kind} {}: {error}", quoted(name)));
+            }
+        }
+    }
+    expr
+}
+
+fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {
+    let name = &rule.record.value;
+    let wrong_key = |key: &str| format!("invalid field '{key}' in recording rule");
+    let mistakes = [
+        (!rule.annotations.is_empty(), wrong_key("annotations")),
+        (rule.hold != Millis::default(), wrong_key("for")),
+        (rule.keep_firing_for != Millis::default(), wrong_key("keep_firing_for")),
+        (!names.is_metric(name), format!("invalid recording rule name: {name}")),
+        (
+            name.contains(['{', '}']),
+            format!("braces present in the recording rule name; should it be in expr?: {name}"),
+        ),
+    ];
+    mistakes.into_iter().filter(|mistake| mistake.0).map(|mistake| mistake.1).collect()
+}
+
+/// The labels of the group are those of its rules, unless a rule has its own.
+fn into_rule(
+    rule: RuleText,
+    expr: Expr,
+    group_labels: &std::collections::BTreeMap<String, String>,
+) -> Rule {
+    let mut labels = group_labels.clone();
+    labels.extend(rule.labels);
+    if rule.alert.value.is_empty() {
+        return Rule::Recording(RecordingRule { name: rule.record.value, expr, labels });
+    }
+    Rule::Alerting(AlertRule {
+        name: rule.alert.value,
+        expr,
+        hold_ms: ms(rule.hold),
+        keep_firing_ms: ms(rule.keep_firing_for),
+        labels,
+        annotations: rule.annotations,
+    })
+}
+
+impl RuleNames {
+    fn is_label(self, name: &str) -> bool {
+        self.is_annotation(name) && name != METRIC_NAME
+    }
+
+    fn is_annotation(self, name: &str) -> bool {
+        !name.is_empty() && (self == RuleNames::Utf8 || is_word(name, "_"))
+    }
+
+    fn is_metric(self, name: &str) -> bool {
+        !name.is_empty() && (self == RuleNames::Utf8 || is_word(name, "_:"))
+    }
+}
+
+fn is_word(name: &str, marks: &str) -> bool {
+    !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c))
+}
+
+fn ms(duration: Millis) -> i64 {
+    i64::try_from(duration.as_ms()).unwrap_or(i64::MAX)
+}
+
+fn place<T>(value: &Placed<T>) -> String {
+    format!("{}:{}", value.line, value.column)
+}
+
+fn quoted(text: &str) -> String {
+    firn_yaml::quoted(text.as_bytes())
+}

@@ -1,0 +1,113 @@
+//! Rule files: their text as checked groups.
+//!
+//! [`RuleFile::parse`] reads a file with all mistakes in it, [`duplicates`] are the findings of
+//! the lint. Reading order: `section`, `check`, `lint`.
+
+mod check;
+mod lint;
+mod section;
+
+use std::collections::BTreeMap;
+
+use firn_model::QueryContext;
+use firn_yaml::{Document, Field};
+
+pub use firn_yaml::UnknownKeys;
+pub use lint::{DuplicateRule, duplicates, duplicates_text};
+
+use super::group::{Group, GroupOptions, Rule};
+use section::FileText;
+
+/// The names of metrics, labels and annotations that rules may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleNames {
+    /// Any text that is not empty.
+    #[default]
+    Utf8,
+    /// `[a-zA-Z_][a-zA-Z0-9_]*`; metrics may have colons too.
+    Legacy,
+}
+
+/// The settings of a reader.
+#[derive(Clone, Debug)]
+pub struct ReadOptions {
+    /// The names that rules may have.
+    pub names: RuleNames,
+    /// The handling of unknown keys. A server refuses them.
+    pub unknown: UnknownKeys,
+    /// The limits of expressions.
+    pub context: QueryContext,
+}
+
+/// Those of a tool: without limits.
+impl Default for ReadOptions {
+    fn default() -> ReadOptions {
+        ReadOptions {
+            names: RuleNames::Utf8,
+            unknown: UnknownKeys::Refused,
+            context: QueryContext::unbounded(),
+        }
+    }
+}
+
+/// A file without mistakes.
+#[derive(Clone, Debug)]
+pub struct RuleFile {
+    /// The groups in order.
+    pub groups: Vec<FileGroup>,
+    /// Whether the text has further documents, which are ignored.
+    pub has_more_documents: bool,
+}
+
+/// The warning for a file whose [`RuleFile::has_more_documents`] is set.
+pub const MORE_DOCUMENTS: &str =
+    "Multiple document yaml rules files are not supported, only the first document is processed";
+
+/// A group of a file.
+#[derive(Clone, Debug)]
+pub struct FileGroup {
+    /// The name, unique within the file.
+    pub name: String,
+    /// Milliseconds between evaluations; `None` selects the global interval.
+    pub interval_ms: Option<i64>,
+    /// The offset of queries, milliseconds; `None` selects the global one.
+    pub query_offset_ms: Option<i64>,
+    /// The maximum number of series or alerts of a rule; 0 for no maximum.
+    pub limit: usize,
+    /// The labels of the group, which its rules contain.
+    pub labels: BTreeMap<String, String>,
+    /// The rules in order.
+    pub rules: Vec<Rule>,
+}
+
+impl RuleFile {
+    /// Reads the first document of `text`.
+    ///
+    /// # Errors
+    /// All mistakes with Prometheus' texts and places, such as `3:9: group "g", rule 1, "name":
+    /// could not parse expression: ..`. Mistakes of YAML and of keys hide those of rules.
+    pub fn parse(text: &str, options: &ReadOptions) -> Result<RuleFile, Vec<String>> {
+        let mut file = FileText::zero();
+        let document = Document::parse(text).map_err(|failure| vec![failure.to_string()])?;
+        document.decode(&mut file, options.unknown).map_err(|failure| vec![failure.to_string()])?;
+        let groups = check::check(file, options)?;
+        Ok(RuleFile { groups, has_more_documents: document.has_more })
+    }
+}
+
+impl FileGroup {
+    /// The group of the file `path`, ready to run; see [`Group::new`].
+    pub fn into_group(self, path: &str, default_interval_ms: i64, is_restored: bool) -> Group {
+        let options = GroupOptions {
+            file: path.to_owned(),
+            name: self.name,
+            interval_ms: self.interval_ms.unwrap_or(default_interval_ms),
+            query_offset_ms: self.query_offset_ms,
+            limit: self.limit,
+        };
+        Group::new(options, self.rules, is_restored)
+    }
+}
+
+#[cfg(test)]
+mod tests;

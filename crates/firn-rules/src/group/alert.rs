@@ -1,0 +1,354 @@
+//! The states of the alerts of one rule.
+
+use std::collections::BTreeMap;
+
+use firn_model::{Labels, METRIC_NAME, Matcher, PointValue, Timestamp, is_stale_nan};
+use firn_promql::{Expr, VectorPoint};
+
+use super::{Expand, ResultRow};
+
+/// The label with the name of the alert's rule.
+pub const ALERT_NAME: &str = "alertname";
+/// The series of an alert's state.
+pub const ALERTS: &str = "ALERTS";
+/// The series of the time since which an alert's condition holds, in seconds.
+pub const ALERTS_FOR_STATE: &str = "ALERTS_FOR_STATE";
+/// The label of [`ALERTS`] with the state.
+const ALERT_STATE: &str = "alertstate";
+/// A resolved alert is sent again for this long, so that a receiver that was away learns of it.
+const RESOLVED_KEPT_MS: i64 = 15 * 60 * 1_000;
+
+/// The state of an alert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AlertState {
+    /// It fired and its condition no longer holds.
+    Inactive,
+    /// Its condition holds, but not long enough.
+    Pending,
+    /// It fires.
+    Firing,
+}
+
+impl AlertState {
+    /// The name in `ALERTS` and in the API.
+    pub fn text(self) -> &'static str {
+        match self {
+            AlertState::Inactive => "inactive",
+            AlertState::Pending => "pending",
+            AlertState::Firing => "firing",
+        }
+    }
+}
+
+/// An alert. Its label set is its identity. All times are slots, in milliseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alert {
+    /// The labels of the sample without its name, with the rule's labels and `alertname`.
+    pub labels: Labels,
+    /// The annotations of the last evaluation that selected the alert.
+    pub annotations: BTreeMap<String, String>,
+    /// The state.
+    pub state: AlertState,
+    /// The value of the last evaluation that selected the alert; 0 for a histogram.
+    pub value: f64,
+    /// When the condition began to hold.
+    pub active_at: Timestamp,
+    /// When it began to fire.
+    pub fired_at: Option<Timestamp>,
+    /// When it stopped firing.
+    pub resolved_at: Option<Timestamp>,
+    /// When it was last sent.
+    pub last_sent_at: Option<Timestamp>,
+    /// The end of the alert for a receiver that hears nothing more.
+    pub valid_until: Option<Timestamp>,
+    /// The first evaluation without the alert's sample while `keep_firing_for` holds it.
+    pub keep_firing_since: Option<Timestamp>,
+}
+
+/// An alerting rule, its texts as in the file with the labels of its group.
+#[derive(Clone, Debug)]
+pub struct AlertRule {
+    /// The name.
+    pub name: String,
+    /// The condition.
+    pub expr: Expr,
+    /// How long the condition must hold, milliseconds.
+    pub hold_ms: i64,
+    /// How long the alert fires after its condition ended, milliseconds.
+    pub keep_firing_ms: i64,
+    /// Templates of labels.
+    pub labels: BTreeMap<String, String>,
+    /// Templates of annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// The alerts of a rule by label set.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ActiveAlerts {
+    alerts: BTreeMap<Labels, Alert>,
+    is_restored: bool,
+}
+
+/// The times of the restoration of alerts after a start.
+#[derive(Clone, Copy, Debug)]
+pub struct RestoreOptions {
+    /// The time of the restoration.
+    pub now: Timestamp,
+    /// The time that a restored alert stays pending at least, milliseconds. Rules with a shorter
+    /// `for` are not restored.
+    pub grace_ms: i64,
+}
+
+/// The newest sample of a series of [`ALERTS_FOR_STATE`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForStateSample {
+    /// The labels with the name.
+    pub labels: Labels,
+    /// The time.
+    pub ts: Timestamp,
+    /// The start of the alert in seconds, or a stale marker.
+    pub value: f64,
+}
+
+impl ActiveAlerts {
+    /// No alerts. A rule that is new to a running group needs no restoration: `is_restored`.
+    pub fn new(is_restored: bool) -> ActiveAlerts {
+        ActiveAlerts { alerts: BTreeMap::new(), is_restored }
+    }
+
+    /// Applies the result of an evaluation at `slot`. Returns the samples of `ALERTS` and
+    /// `ALERTS_FOR_STATE`: none before the restoration.
+    ///
+    /// # Errors
+    /// Prometheus' text for two samples with the same labels: nothing has changed. The same for
+    /// more alerts than `limit`, unless it is 0: all alerts are forgotten.
+    pub fn update(
+        &mut self,
+        rule: &AlertRule,
+        slot: Timestamp,
+        points: &[VectorPoint],
+        limit: usize,
+        expand: &dyn Expand,
+    ) -> Result<Vec<ResultRow>, String> {
+        let found = candidates(rule, slot, points, expand)?;
+        let mut active_count = 0_usize;
+        let mut rows = Vec::new();
+        for (labels, candidate) in &found {
+            match self.alerts.get_mut(labels) {
+                Some(alert) if alert.state != AlertState::Inactive => {
+                    alert.value = candidate.value;
+                    alert.annotations.clone_from(&candidate.annotations);
+                }
+                _ => drop(self.alerts.insert(labels.clone(), candidate.clone())),
+            }
+        }
+        let is_restored = self.is_restored;
+        self.alerts.retain(|labels, alert| {
+            let kept = match found.contains_key(labels) {
+                true => alert.hit(rule, slot),
+                false => alert.miss(rule, slot),
+            };
+            if kept && alert.state != AlertState::Inactive {
+                active_count = active_count.saturating_add(1);
+                if is_restored {
+                    rows.extend(alert.rows());
+                }
+            }
+            kept
+        });
+        if limit > 0 && active_count > limit {
+            self.alerts.clear();
+            return Err(format!("exceeded limit of {limit} with {active_count} alerts"));
+        }
+        Ok(rows)
+    }
+
+    /// The alerts, resolved ones too, in the order of labels.
+    pub fn iter(&self) -> impl Iterator<Item = &Alert> {
+        self.alerts.values()
+    }
+
+    /// The highest state.
+    pub fn state(&self) -> AlertState {
+        self.iter().map(|alert| alert.state).max().unwrap_or(AlertState::Inactive)
+    }
+
+    /// The alerts to send at `slot`: firing and resolved ones that were not sent within
+    /// `resend_ms`, and newly resolved ones. They count as sent.
+    pub fn take_due(&mut self, slot: Timestamp, interval_ms: i64, resend_ms: i64) -> Vec<Alert> {
+        let mut due = Vec::new();
+        for alert in self.alerts.values_mut().filter(|alert| alert.is_due(slot, resend_ms)) {
+            // Two evaluations or two deliveries may fail before the alert ends.
+            let valid_ms = interval_ms.max(resend_ms).saturating_mul(4);
+            alert.last_sent_at = Some(slot);
+            alert.valid_until = Some(slot.saturating_add(valid_ms));
+            due.push(alert.clone());
+        }
+        due
+    }
+
+    /// Whether `ALERTS` is written.
+    pub fn is_restored(&self) -> bool {
+        self.is_restored
+    }
+
+    /// Ends the restoration: from now on `ALERTS` is written. `samples` are the newest samples of
+    /// [`for_state_matchers`] within the tolerated outage; none if the lookup failed.
+    pub fn restore(
+        &mut self,
+        rule: &AlertRule,
+        options: RestoreOptions,
+        samples: &[ForStateSample],
+    ) {
+        self.is_restored = true;
+        if rule.hold_ms < options.grace_ms {
+            return;
+        }
+        for sample in samples.iter().filter(|sample| !is_stale_nan(sample.value)) {
+            let labels = sample.labels.with(METRIC_NAME, "");
+            if let Some(alert) = self.alerts.get_mut(&labels) {
+                alert.active_at = restored_active_at(rule.hold_ms, options, sample);
+            }
+        }
+    }
+}
+
+/// The selection of the series to restore from: the name, and labels that are no templates.
+pub fn for_state_matchers(rule: &AlertRule) -> Vec<Matcher> {
+    let plain = rule.labels.iter().filter(|(name, value)| {
+        !value.contains("{{") && !value.is_empty() && name.as_str() != ALERT_NAME
+    });
+    [(METRIC_NAME, ALERTS_FOR_STATE), (ALERT_NAME, rule.name.as_str())]
+        .into_iter()
+        .chain(plain.map(|(name, value)| (name.as_str(), value.as_str())))
+        .map(|(name, value)| Matcher::equal(name, value))
+        .collect()
+}
+
+/// The time since which a restored alert is active.
+fn restored_active_at(hold_ms: i64, options: RestoreOptions, sample: &ForStateSample) -> Timestamp {
+    let down_at = sample.ts.div_euclid(1_000).saturating_mul(1_000);
+    // Seconds beyond all times saturate.
+    #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+    let active_at = (sample.value as i64).saturating_mul(1_000);
+    let remaining_ms = hold_ms.saturating_sub(down_at.saturating_sub(active_at));
+    if remaining_ms <= 0 {
+        active_at
+    } else if remaining_ms < options.grace_ms {
+        options.now.saturating_add(options.grace_ms).saturating_sub(hold_ms)
+    } else {
+        // The outage does not count.
+        active_at.saturating_add(options.now.saturating_sub(down_at))
+    }
+}
+
+/// One pending alert for each sample.
+fn candidates(
+    rule: &AlertRule,
+    slot: Timestamp,
+    points: &[VectorPoint],
+    expand: &dyn Expand,
+) -> Result<BTreeMap<Labels, Alert>, String> {
+    let mut found = BTreeMap::new();
+    for point in points {
+        let text = |template: &String| match template.contains("{{") {
+            true => expand
+                .expand(template, rule, point, slot)
+                .unwrap_or_else(|error| format!("<error expanding template: {error}>")),
+            false => template.clone(),
+        };
+        let labels = rule
+            .labels
+            .iter()
+            .fold(point.labels.with(METRIC_NAME, ""), |labels, (name, template)| {
+                labels.with(name, &text(template))
+            })
+            .with(ALERT_NAME, &rule.name);
+        let annotations =
+            rule.annotations.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+        let value = match &point.value {
+            PointValue::Float(value) => *value,
+            PointValue::Histogram(_) => 0.0,
+        };
+        let alert = Alert {
+            labels: labels.clone(),
+            annotations,
+            state: AlertState::Pending,
+            value,
+            active_at: slot,
+            fired_at: None,
+            resolved_at: None,
+            last_sent_at: None,
+            valid_until: None,
+            keep_firing_since: None,
+        };
+        if found.insert(labels, alert).is_some() {
+            return Err(
+                "vector contains metrics with the same labelset after applying alert labels"
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(found)
+}
+
+impl Alert {
+    /// The evaluation at `slot` selected the alert. Always true: the alert is kept.
+    fn hit(&mut self, rule: &AlertRule, slot: Timestamp) -> bool {
+        self.keep_firing_since = None;
+        let holds = slot.saturating_sub(self.active_at) >= rule.hold_ms;
+        match self.state {
+            AlertState::Pending if holds => {
+                self.state = AlertState::Firing;
+                self.fired_at = Some(slot);
+            }
+            // A reload made `for` longer.
+            AlertState::Firing if !holds => self.state = AlertState::Pending,
+            _ => {}
+        }
+        true
+    }
+
+    /// The evaluation at `slot` did not select the alert. Returns whether it is kept.
+    fn miss(&mut self, rule: &AlertRule, slot: Timestamp) -> bool {
+        match self.state {
+            AlertState::Pending => false,
+            AlertState::Firing => {
+                if rule.keep_firing_ms > 0 {
+                    let since = *self.keep_firing_since.get_or_insert(slot);
+                    if slot.saturating_sub(since) < rule.keep_firing_ms {
+                        return true;
+                    }
+                }
+                self.state = AlertState::Inactive;
+                self.resolved_at = Some(slot);
+                true
+            }
+            AlertState::Inactive => self
+                .resolved_at
+                .is_some_and(|resolved| slot.saturating_sub(resolved) <= RESOLVED_KEPT_MS),
+        }
+    }
+
+    fn is_due(&self, slot: Timestamp, resend_ms: i64) -> bool {
+        if self.state == AlertState::Pending {
+            return false;
+        }
+        let Some(sent) = self.last_sent_at else { return true };
+        self.resolved_at.is_some_and(|resolved| resolved > sent)
+            || sent.saturating_add(resend_ms) < slot
+    }
+
+    fn rows(&self) -> [ResultRow; 2] {
+        let state = self.labels.with(METRIC_NAME, ALERTS).with(ALERT_STATE, self.state.text());
+        let since = self.labels.with(METRIC_NAME, ALERTS_FOR_STATE);
+        let seconds = self.active_at.div_euclid(1_000) as f64;
+        [
+            ResultRow { labels: state, value: PointValue::Float(1.0) },
+            ResultRow { labels: since, value: PointValue::Float(seconds) },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests;

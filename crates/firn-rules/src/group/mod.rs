@@ -1,0 +1,465 @@
+//! The evaluation of a group: one slot, its rules in order, their results and alerts.
+//!
+//! [`Group::evaluate`] queries and writes through [`Storage`] and expands templates through
+//! [`Expand`]. It reads no clock. Reading order: `schedule`, `dependency`, `record`, `alert`.
+
+mod alert;
+mod dependency;
+mod record;
+mod schedule;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use firn_model::{Error, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp};
+use firn_promql::{Expr, Value, VectorPoint};
+
+pub use alert::{
+    ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ActiveAlerts, Alert, AlertRule, AlertState,
+    ForStateSample, RestoreOptions, for_state_matchers,
+};
+pub use dependency::{RuleLinks, RuleShape, batches, rule_links};
+pub use record::RecordingRule;
+pub use schedule::{DueSlot, Schedule};
+
+/// The database of the rules.
+pub trait Storage {
+    /// Evaluates an instant query.
+    ///
+    /// # Errors
+    /// Those of the query. The rule fails; the next one runs.
+    fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value>;
+
+    /// Writes rows with the time `ts`, stale markers among them. A query after the return sees
+    /// them. Returns the error of each row that was rejected, such as a duplicate, in the order of
+    /// `rows`. Rules that do not depend on each other share a call.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>>;
+
+    /// The expression of the rule `idx` of the group was evaluated. For statistics.
+    fn end_rule(&self, _idx: usize) {}
+
+    /// The newest sample of each matching series in `range`.
+    ///
+    /// # Errors
+    /// Those of the selection.
+    fn newest(&self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<ForStateSample>>;
+}
+
+/// Templates of labels and annotations.
+pub trait Expand {
+    /// Expands the template `text` of `rule` for a sample of its result. Queries inside run at
+    /// `slot`.
+    ///
+    /// # Errors
+    /// The text that replaces the label's value, without the words around it.
+    fn expand(
+        &self,
+        text: &str,
+        rule: &AlertRule,
+        point: &VectorPoint,
+        slot: Timestamp,
+    ) -> Result<String, String>;
+}
+
+/// A sample to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResultRow {
+    /// The labels with the name.
+    pub labels: Labels,
+    /// The value.
+    pub value: PointValue,
+}
+
+/// A rule.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    /// A recording rule.
+    Recording(RecordingRule),
+    /// An alerting rule.
+    Alerting(AlertRule),
+}
+
+impl Rule {
+    /// The name of the recorded metric or of the alert.
+    pub fn name(&self) -> &str {
+        match self {
+            Rule::Recording(rule) => &rule.name,
+            Rule::Alerting(rule) => &rule.name,
+        }
+    }
+
+    /// The expression.
+    pub fn expr(&self) -> &Expr {
+        match self {
+            Rule::Recording(rule) => &rule.expr,
+            Rule::Alerting(rule) => &rule.expr,
+        }
+    }
+
+    /// The labels with those of the group; those of an alert are templates.
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        match self {
+            Rule::Recording(rule) => &rule.labels,
+            Rule::Alerting(rule) => &rule.labels,
+        }
+    }
+
+    /// Its shape, for [`rule_links`].
+    pub fn shape(&self) -> RuleShape<'_> {
+        let is_alert = matches!(self, Rule::Alerting(_));
+        RuleShape { name: self.name(), is_alert, expr: self.expr() }
+    }
+
+    /// Whether a reload keeps the rule: all its texts are equal.
+    fn is_same(&self, other: &Rule) -> bool {
+        let same_expr = self.expr().to_string() == other.expr().to_string();
+        same_expr
+            && self.has_identity_of(other)
+            && match (self, other) {
+                (Rule::Alerting(a), Rule::Alerting(b)) => {
+                    a.hold_ms == b.hold_ms
+                        && a.keep_firing_ms == b.keep_firing_ms
+                        && a.annotations == b.annotations
+                }
+                _ => true,
+            }
+    }
+
+    /// Whether the rule takes over the state of `other` at a reload.
+    fn has_identity_of(&self, other: &Rule) -> bool {
+        match (self, other) {
+            (Rule::Recording(a), Rule::Recording(b)) => a.name == b.name && a.labels == b.labels,
+            (Rule::Alerting(a), Rule::Alerting(b)) => a.name == b.name && a.labels == b.labels,
+            _ => false,
+        }
+    }
+}
+
+/// The outcome of a rule's last evaluation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleHealth {
+    /// Not evaluated yet.
+    #[default]
+    Unknown,
+    /// Evaluated and written.
+    Good,
+    /// Failed, or some of its rows were rejected.
+    Bad,
+}
+
+impl fmt::Display for RuleHealth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RuleHealth::Unknown => "unknown",
+            RuleHealth::Good => "ok",
+            RuleHealth::Bad => "err",
+        })
+    }
+}
+
+/// A rule with its state.
+#[derive(Clone, Debug)]
+pub struct RunningRule {
+    /// The rule.
+    pub rule: Rule,
+    /// The outcome of the last evaluation.
+    pub health: RuleHealth,
+    /// The error of the last evaluation.
+    pub last_error: Option<String>,
+    /// The alerts; empty for a recording rule.
+    pub alerts: ActiveAlerts,
+    /// The series of the last evaluation that succeeded.
+    written: BTreeSet<Labels>,
+}
+
+/// The settings of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupOptions {
+    /// The file.
+    pub file: String,
+    /// The name, unique within the file.
+    pub name: String,
+    /// Milliseconds between evaluations, above 0.
+    pub interval_ms: i64,
+    /// The group's own offset of queries, milliseconds. `None` selects the global one.
+    pub query_offset_ms: Option<i64>,
+    /// The maximum number of series or alerts of a rule; 0 for no maximum.
+    pub limit: usize,
+}
+
+/// The settings of all groups.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// The offset of the queries of groups without their own, milliseconds.
+    pub query_offset_ms: i64,
+    /// The minimum time between two deliveries of an alert, milliseconds.
+    pub resend_ms: i64,
+}
+
+/// The outcome of one evaluation of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Number of samples that the rules returned.
+    pub sample_count: usize,
+    /// Number of rules that failed.
+    pub failure_count: usize,
+    /// The alerts to send, with the index of their rule.
+    pub alerts: Vec<(usize, Alert)>,
+}
+
+/// A group that runs.
+#[derive(Debug)]
+pub struct Group {
+    options: GroupOptions,
+    rules: Vec<RunningRule>,
+    /// The links of each rule.
+    links: Vec<RuleLinks>,
+    /// Series of rules that a reload removed.
+    orphans: BTreeSet<Labels>,
+}
+
+impl Group {
+    /// A group with `rules`. `is_restored` for a group that a reload added: only groups at the
+    /// start of the process restore their alerts.
+    pub fn new(options: GroupOptions, rules: Vec<Rule>, is_restored: bool) -> Group {
+        let links = rule_links(&rules.iter().map(Rule::shape).collect::<Vec<_>>());
+        let running = |rule| RunningRule {
+            rule,
+            health: RuleHealth::Unknown,
+            last_error: None,
+            alerts: ActiveAlerts::new(is_restored),
+            written: BTreeSet::new(),
+        };
+        let rules = rules.into_iter().map(running).collect();
+        Group { options, rules, links, orphans: BTreeSet::new() }
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &GroupOptions {
+        &self.options
+    }
+
+    /// The rules in the order of the file.
+    pub fn rules(&self) -> &[RunningRule] {
+        &self.rules
+    }
+
+    /// The slots.
+    pub fn schedule(&self) -> Schedule {
+        Schedule::new(&self.options.file, &self.options.name, self.options.interval_ms)
+    }
+
+    /// Evaluates all rules in order: each sees the results of the previous ones. Results have the
+    /// time `slot` minus the query offset; alerts have the time `slot`.
+    ///
+    /// Results are written together before the first rule that reads one of them, and at the end.
+    pub fn evaluate(
+        &mut self,
+        slot: Timestamp,
+        run: &RunOptions,
+        storage: &dyn Storage,
+        expand: &dyn Expand,
+    ) -> Evaluation {
+        let query_ts = slot.saturating_sub(self.query_offset_ms(run));
+        let mut evaluation = Evaluation::default();
+        let mut pending = PendingRows::default();
+        for idx in 0..self.rules.len() {
+            if self.links.get(idx).is_none_or(|links| !links.no_dependencies) {
+                pending.write(query_ts, &mut self.rules, storage);
+            }
+            let Some(running) = self.rules.get_mut(idx) else { break };
+            let rows = running.rows(slot, query_ts, self.options.limit, storage, expand);
+            storage.end_rule(idx);
+            match rows {
+                Ok(rows) => {
+                    evaluation.sample_count = evaluation.sample_count.saturating_add(rows.len());
+                    let interval_ms = self.options.interval_ms;
+                    let due = running.alerts.take_due(slot, interval_ms, run.resend_ms);
+                    evaluation.alerts.extend(due.into_iter().map(|alert| (idx, alert)));
+                    running.end_evaluation(None);
+                    pending.add(idx, running, rows);
+                }
+                Err(error) => running.end_evaluation(Some(error)),
+            }
+        }
+        pending.write(query_ts, &mut self.rules, storage);
+        let is_bad = |running: &&RunningRule| running.last_error.is_some();
+        evaluation.failure_count = self.rules.iter().filter(is_bad).count();
+        self.mark_orphans(query_ts, storage);
+        evaluation
+    }
+
+    /// Restores the alerts after the second evaluation since the start of the process.
+    /// `outage_ms` is the age of the oldest sample that counts. A failed lookup restores nothing.
+    pub fn restore(&mut self, options: RestoreOptions, outage_ms: i64, storage: &dyn Storage) {
+        let range = TimeRange::new(options.now.saturating_sub(outage_ms), options.now);
+        for running in &mut self.rules {
+            let Rule::Alerting(rule) = &running.rule else { continue };
+            let samples = match rule.hold_ms < options.grace_ms {
+                true => Vec::new(),
+                false => storage.newest(&for_state_matchers(rule), range).unwrap_or_default(),
+            };
+            running.alerts.restore(rule, options, &samples);
+        }
+    }
+
+    /// Whether a reload to `other` changes nothing.
+    pub fn is_same(&self, other: &Group) -> bool {
+        let pairs = || self.rules.iter().zip(&other.rules);
+        self.options == other.options
+            && self.rules.len() == other.rules.len()
+            && pairs().all(|(a, b)| a.rule.is_same(&b.rule))
+    }
+
+    /// Takes over the alerts and series of `old`, the group of the same file and name before a
+    /// reload: rules with equal names and labels continue, in order. The series of the others get
+    /// stale markers at the next evaluation.
+    pub fn take_over(&mut self, old: Group) {
+        self.orphans.extend(old.orphans);
+        let mut old_rules: Vec<Option<RunningRule>> = old.rules.into_iter().map(Some).collect();
+        for running in &mut self.rules {
+            let same = |old: &&mut Option<RunningRule>| {
+                old.as_ref().is_some_and(|old| running.rule.has_identity_of(&old.rule))
+            };
+            if let Some(old) = old_rules.iter_mut().find(same).and_then(Option::take) {
+                running.alerts = old.alerts;
+                running.written = old.written;
+            }
+        }
+        let gone = old_rules.into_iter().flatten();
+        self.orphans.extend(gone.flat_map(|running| running.written));
+    }
+
+    /// Ends the group. The caller writes stale markers for the series returned, two intervals
+    /// later: a rule that was moved to another group may have continued them by then.
+    pub fn into_series(self) -> BTreeSet<Labels> {
+        let written = self.rules.into_iter().flat_map(|running| running.written);
+        written.chain(self.orphans).collect()
+    }
+
+    /// The series of the last evaluation of each rule that succeeded.
+    pub fn series(&self) -> impl Iterator<Item = &Labels> {
+        self.rules.iter().flat_map(|running| &running.written)
+    }
+
+    fn query_offset_ms(&self, run: &RunOptions) -> i64 {
+        self.options.query_offset_ms.unwrap_or(run.query_offset_ms)
+    }
+
+    /// Markers are rejected where another rule continues the series; such errors are expected.
+    fn mark_orphans(&mut self, ts: Timestamp, storage: &dyn Storage) {
+        let rows: Vec<ResultRow> = self.orphans.iter().map(stale_marker).collect();
+        if !rows.is_empty() && storage.write(ts, &rows).is_ok() {
+            self.orphans.clear();
+        }
+    }
+}
+
+impl RunningRule {
+    /// Evaluates the expression and applies the result to the alerts.
+    fn rows(
+        &mut self,
+        slot: Timestamp,
+        query_ts: Timestamp,
+        limit: usize,
+        storage: &dyn Storage,
+        expand: &dyn Expand,
+    ) -> Result<Vec<ResultRow>, String> {
+        let value = storage.query(self.rule.expr(), query_ts).map_err(|error| error.to_string())?;
+        let points = vector(value)?;
+        match &self.rule {
+            Rule::Recording(rule) => record::record(rule, points, limit),
+            Rule::Alerting(rule) => self.alerts.update(rule, slot, &points, limit, expand),
+        }
+    }
+
+    /// The outcome of the last evaluation.
+    fn end_evaluation(&mut self, error: Option<String>) {
+        self.health = if error.is_none() { RuleHealth::Good } else { RuleHealth::Bad };
+        self.last_error = error;
+    }
+}
+
+/// Rows of rules that were evaluated and are not written yet.
+#[derive(Default)]
+struct PendingRows {
+    rows: Vec<ResultRow>,
+    rules: Vec<PendingRule>,
+}
+
+/// The rows of one rule.
+struct PendingRule {
+    idx: usize,
+    /// The series of its result.
+    labels: BTreeSet<Labels>,
+    /// Number of its rows, and of its stale markers behind them.
+    row_count: usize,
+    marker_count: usize,
+}
+
+impl PendingRows {
+    /// Adds the result of a rule, and markers for the series of its last evaluation that are
+    /// missing.
+    fn add(&mut self, idx: usize, running: &RunningRule, rows: Vec<ResultRow>) {
+        let labels: BTreeSet<Labels> = rows.iter().map(|row| row.labels.clone()).collect();
+        let row_count = rows.len();
+        self.rows.extend(rows);
+        let before = self.rows.len();
+        self.rows.extend(running.written.difference(&labels).map(stale_marker));
+        let marker_count = self.rows.len().saturating_sub(before);
+        self.rules.push(PendingRule { idx, labels, row_count, marker_count });
+    }
+
+    /// Writes all of it. The first rejected row of a rule is its error; the others are written.
+    fn write(&mut self, ts: Timestamp, rules: &mut [RunningRule], storage: &dyn Storage) {
+        let pending = std::mem::take(self);
+        let mut errors = match pending.rows.is_empty() {
+            true => Ok(Vec::new().into_iter()),
+            false => storage.write(ts, &pending.rows).map(Vec::into_iter),
+        };
+        let mut rows = pending.rows.iter();
+        for written in pending.rules {
+            let Some(running) = rules.get_mut(written.idx) else { continue };
+            let errors = match &mut errors {
+                Ok(errors) => errors,
+                Err(error) => {
+                    running.end_evaluation(Some(error.to_string()));
+                    continue;
+                }
+            };
+            running.written = written.labels;
+            for (row, error) in rows.by_ref().zip(errors.by_ref()).take(written.row_count) {
+                let Some(error) = error else { continue };
+                running.written.remove(&row.labels);
+                if running.last_error.is_none() {
+                    running.end_evaluation(Some(error.to_string()));
+                }
+            }
+            // A marker is rejected where another rule continues the series.
+            rows.by_ref().zip(errors.by_ref()).take(written.marker_count).for_each(drop);
+        }
+    }
+}
+
+fn stale_marker(labels: &Labels) -> ResultRow {
+    ResultRow { labels: labels.clone(), value: PointValue::Float(STALE_NAN) }
+}
+
+/// A scalar is one sample without labels.
+pub(crate) fn vector(value: Value) -> Result<Vec<VectorPoint>, String> {
+    match value {
+        Value::Vector(points) => Ok(points),
+        Value::Scalar { ts, value } => {
+            Ok(vec![VectorPoint { labels: Labels::empty(), ts, value: PointValue::Float(value) }])
+        }
+        Value::String { .. } | Value::Matrix(_) => {
+            Err("rule result is not a vector or scalar".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+use super::*;
+
+const RULES: &str = "groups:
+- name: late
+  rules:
+  - {record: c, expr: b * 2}
+- name: early
+  interval: 10m
+  labels: {team: x}
+  rules:
+  - {record: b, expr: sum by (job) (a)}
+  - {alert: High, expr: b > 4, for: 1m, annotations: {text: high}}
+";
+
+fn run(test: &str, options: &RunTests) -> Vec<TestReport> {
+    let file = TestFile::parse(test).unwrap();
+    file.run(&[RuleSource { path: "r.yml", text: RULES }], options)
+}
+
+fn failures(test: &str) -> Vec<String> {
+    let reports = run(test, &RunTests::default());
+    reports.into_iter().flat_map(|report| report.failures).collect()
+}
+
+/// Tests at all minutes, whatever the interval of the group.
+fn with_input(rest: &str) -> String {
+    format!(
+        "group_eval_order: [early, late]\ntests:\n- input_series:\n  - {{series: 'a{{job=\"j\"}}', \
+         values: '1+1x9'}}\n{rest}"
+    )
+}
+
+#[test]
+fn groups_run_in_order_and_see_input_up_to_each_time() {
+    let test = with_input(
+        "  promql_expr_test:\n  - {expr: c, eval_time: 3m, exp_samples: [{labels: 'c{job=\"j\", \
+         team=\"x\"}', value: 8}]}\n  - {expr: a, eval_time: 3m30s, exp_samples: [{labels: \
+         'a{job=\"j\"}', value: 4}]}\n  - {expr: 'ALERTS', eval_time: 3m}\n  - {expr: 'count(a) + \
+         1', eval_time: 0, exp_samples: [{value: 2}]}\n  - {expr: '3', eval_time: 0, exp_samples: \
+         [{value: 3}]}\n",
+    );
+    assert_eq!(failures(&test), [""; 0]);
+    // Without an order `late` reads the result of the previous minute.
+    let test = test.replace("[early, late]", "[late, early]");
+    let want = "    expr: \"c\", time: 3m,\n        exp: {__name__=\"c\", job=\"j\", team=\"x\"} \
+                8E+00\n        got: {__name__=\"c\", job=\"j\", team=\"x\"} 6E+00";
+    assert_eq!(failures(&test), [want]);
+}
+
+#[test]
+fn firing_alerts_are_compared_with_their_labels() {
+    let expected = |time: &str, alerts: &str| {
+        with_input(&format!(
+            "  name: t\n  alert_rule_test:\n  - {{eval_time: {time}, alertname: High, exp_alerts: \
+             [{alerts}]}}\n"
+        ))
+    };
+    let alert = "{exp_labels: {job: j, team: x}, exp_annotations: {text: high}}";
+    assert_eq!(failures(&expected("4m", "")), [""; 0], "pending");
+    assert_eq!(failures(&expected("5m59s", alert)), [""; 0]);
+    assert_eq!(
+        failures(&expected("5m", "")),
+        [
+            "    name: t,\n    alertname: High, time: 5m, \n        exp:[], \n        got:[\n            \
+          0:\n              Labels:{alertname=\"High\", job=\"j\", team=\"x\"}\n              \
+          Annotations:{text=\"high\"}\n            ]"
+        ]
+    );
+    let options = RunTests { has_diff: true, ..RunTests::default() };
+    let reports = run(&expected("5m", ""), &options);
+    assert!(reports[0].failures[0].contains("diff: \n          + Labels:{alertname=\"High\""));
+}
+
+#[test]
+fn wrong_tests_and_rules_fail() {
+    for (test, want) in [
+        (
+            with_input("  promql_expr_test:\n  - {expr: 'sum('}\n"),
+            "    expr: \"sum(\", time: 0s, err: 1:5",
+        ),
+        (
+            with_input("  promql_expr_test:\n  - {expr: a, exp_samples: [{labels: '{'}]}\n"),
+            "    expr: \"a\", time: 0s, err: labels \"{\": ",
+        ),
+        (
+            with_input("  promql_expr_test:\n  - {expr: 'a[1m]'}\n"),
+            "rule result is not a vector or scalar",
+        ),
+        (
+            with_input("  name: n\n  alert_rule_test:\n  - {eval_time: 5m}\n"),
+            "an item under alert_rule_test misses required attribute alertname at eval_time 5m (in \
+             TestGroup n)",
+        ),
+        (
+            "tests:\n- input_series: [{series: 'a{', values: '1'}]\n".to_owned(),
+            "input series \"a{\"",
+        ),
+    ] {
+        let got = failures(&test);
+        assert!(got.len() == 1 && got[0].contains(want), "{test}: {got:?}");
+    }
+    let file = TestFile::parse("tests: [{}, {name: b}]").unwrap();
+    let rules = "groups:\n- name: g\n  rules:\n  - {record: r, expr: 'x + on() y'}\n";
+    let report = |text| file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
+    let names: Vec<String> = report(rules).into_iter().map(|report| report.name).collect();
+    assert_eq!(names, ["unnamed#0", "b"]);
+    let bad = report("groups:\n- name: g\n  rules:\n  - {record: r, expr: 'x +'}\n");
+    assert!(bad[0].failures[0].starts_with("r.yml: 4:23: group \"g\", rule 1"), "{bad:?}");
+    for (text, want) in [
+        ("test: []", "field test not found in type main.unitTestFile"),
+        ("group_eval_order: [a, a]", "group name repeated in evaluation order: a"),
+        ("tests: [{start_timestamp: x}]", "cannot parse \"x\" to a valid timestamp"),
+    ] {
+        let error = TestFile::parse(text).unwrap_err();
+        assert!(error.contains(want), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_failing_rule_ends_its_test() {
+    let file = TestFile::parse(
+        "tests:\n- input_series:\n  - {series: 'x{a=\"1\"}', values: '_x2 1'}\n  - {series: \
+         'x{a=\"2\"}', values: '1x2'}\n  promql_expr_test: [{expr: nothing, eval_time: 5m, \
+         exp_samples: [{value: 1}]}]\n",
+    )
+    .unwrap();
+    let text = "groups:\n- name: g\n  rules:\n  - {record: r, expr: 'label_replace(x, \"a\", \"3\", \
+                \"\", \"\")'}\n";
+    let reports = file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
+    let [failure] = reports[0].failures.as_slice() else { panic!("{reports:?}") };
+    assert!(failure.starts_with("    rule: r, time: 2m0s, err: "), "{failure}");
+}
+
+#[test]
+fn floats_are_exact_unless_fuzzy() {
+    let test = |fuzzy: bool, value: &str| {
+        format!(
+            "fuzzy_compare: {fuzzy}\ntests:\n- input_series: [{{series: a, values: \
+             '{value}'}}]\n  promql_expr_test: [{{expr: a, exp_samples: [{{labels: a, value: \
+             3}}]}}]\n"
+        )
+    };
+    for (fuzzy, value, want) in [
+        (false, "3", true),
+        (false, "2.9999999999999996", false),
+        (true, "2.9999999999999996", true),
+        (true, "3.0000000000000004", true),
+        (true, "3.000000000000001", false),
+        (true, "NaN", false),
+    ] {
+        assert_eq!(failures(&test(fuzzy, value)).is_empty(), want, "{fuzzy} {value}");
+    }
+    let test = "tests: [{input_series: [{series: a, values: NaN}], promql_expr_test: [{expr: a, \
+                exp_samples: [{labels: a, value: .nan}]}]}]";
+    assert_eq!(failures(test).len(), 1);
+}
+
+#[test]
+fn histograms_are_compared_in_series_notation() {
+    let test = "tests: [{input_series: [{series: a, values: '{{schema:1 count:3 sum:2 buckets:[1 \
+                2]}}'}], promql_expr_test: [{expr: a, exp_samples: [{labels: a, histogram: \
+                '{{schema:1 count:3 sum:2 buckets:[1 2 0]}}'}]}, {expr: a, exp_samples: [{labels: \
+                a, histogram: '{{schema:1 count:3 sum:2 buckets:[1 3]}}'}]}]}]";
+    let got = failures(test);
+    assert!(got.len() == 1 && got[0].contains("buckets:[1 3]"), "{got:?}");
+}
+
+#[test]
+fn tests_are_selected_by_name_and_start_where_they_say() {
+    let test = "tests:\n- {name: one, start_timestamp: '2020-01-01T00:00:00Z', input_series: \
+                [{series: a, values: '1 2'}], promql_expr_test: [{expr: 'timestamp(a)', eval_time: \
+                1m, exp_samples: [{labels: '{}', value: 1577836860}]}]}\n- {name: two}\n- {}\n";
+    let names = |patterns: &[&str]| {
+        let patterns: Vec<String> = patterns.iter().map(|text| text.to_string()).collect();
+        let filter = Some(TestFilter::new(&patterns).unwrap());
+        let reports = run(test, &RunTests { filter, has_samples: true, ..RunTests::default() });
+        assert!(reports.iter().all(|report| report.failures.is_empty()), "{reports:?}");
+        reports.into_iter().map(|report| report.name).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(&["^t"]), "two");
+    assert_eq!(names(&["ne", "wo$"]), "one two");
+    assert_eq!(names(&[""]), "one two unnamed#2");
+    assert!(TestFilter::new(&["(".to_owned()]).is_err());
+    let options = RunTests { has_samples: true, ..RunTests::default() };
+    let samples = run(test, &options)[0].samples.clone().unwrap();
+    let want = "{__name__=\"a\"} =>\n1 @[1577836800000]\n2 @[1577836860000]";
+    assert!(samples.contains(want), "{samples}");
+}
+
+#[test]
+fn templates_see_external_labels_and_query_the_input() {
+    let file = TestFile::parse(
+        "tests:\n- external_labels: {dc: eu}\n  external_url: http://p\n  input_series: [{series: \
+         'a{x=\"1\"}', values: '5'}]\n  alert_rule_test:\n  - {eval_time: 0, alertname: A, \
+         exp_alerts: [{exp_labels: {x: '1', v: '5'}, exp_annotations: {t: 'eu 1 http://p 5'}}]}\n",
+    )
+    .unwrap();
+    let text = "groups:\n- name: g\n  rules:\n  - {alert: A, expr: a, labels: {v: '{{ $value }}'}, \
+                annotations: {t: '{{ $externalLabels.dc }} {{ $labels.x }} {{ $externalURL }} {{ \
+                query \"a\" | first | value }}'}}\n";
+    let reports = file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
+    assert_eq!(reports[0].failures, [""; 0]);
+}

@@ -1,0 +1,173 @@
+//! Times of test files, and durations as Go prints them.
+
+use std::fmt::Write;
+
+use firn_model::Timestamp;
+
+/// Milliseconds since 1970 of a number of seconds or of a time in RFC 3339.
+pub(super) fn parse_time(text: &str) -> Option<Timestamp> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() => {
+            #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+            let ms = (seconds * 1_000.0).trunc() as i64;
+            Some(ms)
+        }
+        Ok(_) => None,
+        Err(_) => parse_rfc3339(text),
+    }
+}
+
+/// `2026-01-31T10:00:00.5Z`, or with an offset such as `+02:00`.
+fn parse_rfc3339(text: &str) -> Option<Timestamp> {
+    let (date, rest) = text.split_once('T')?;
+    let zone_at = rest.find(['Z', '+', '-'])?;
+    let (clock, zone) = rest.split_at(zone_at);
+    let [year, month, day] = numbers(date, '-')?;
+    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let [hour, minute, second] = numbers(clock, ':')?;
+    let is_clock = hour < 24 && minute < 60 && second < 60;
+    if !is_clock || fraction.is_empty() || !fraction.bytes().all(|c| c.is_ascii_digit()) {
+        return None;
+    }
+    let ms: String = fraction.chars().chain("000".chars()).take(3).collect();
+    let offset_minutes = match zone {
+        "Z" => 0,
+        zone => {
+            let (sign, zone) = zone.split_at_checked(1)?;
+            let [hours, minutes] = numbers(zone, ':')?;
+            let offset = hours.checked_mul(60)?.checked_add(minutes)?;
+            if sign == "-" { offset.checked_neg()? } else { offset }
+        }
+    };
+    let days = days_since_1970(year, month, day)?;
+    let minutes = days.checked_mul(1_440)?.checked_add(hour.checked_mul(60)?)?;
+    let minutes = minutes.checked_add(minute)?.checked_sub(offset_minutes)?;
+    let seconds = minutes.checked_mul(60)?.checked_add(second)?;
+    seconds.checked_mul(1_000)?.checked_add(ms.parse().ok()?)
+}
+
+/// Numbers of digits alone, `COUNT` of them.
+fn numbers<const COUNT: usize>(text: &str, separator: char) -> Option<[i64; COUNT]> {
+    let parse = |part: &str| match part.bytes().all(|c| c.is_ascii_digit()) {
+        true => part.parse().ok(),
+        false => None,
+    };
+    let all: Option<Vec<i64>> = text.split(separator).map(parse).collect();
+    all?.try_into().ok()
+}
+
+/// Days of the Gregorian calendar from 1970-01-01; `None` for a day that does not exist.
+fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let lengths = [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let months_before = usize::try_from(month.checked_sub(1)?).ok()?;
+    let length = *lengths.get(months_before)?;
+    if !(1..=length).contains(&day) || !(0..=9_999).contains(&year) {
+        return None;
+    }
+    let before: i64 = lengths.iter().take(months_before).sum();
+    let past = year.checked_sub(1)?;
+    let leaps = past.div_euclid(4) - past.div_euclid(100) + past.div_euclid(400);
+    // Days before 1970-01-01 in the same count.
+    Some(past * 365 + leaps + before + day - 1 - 719_162)
+}
+
+/// `2026-01-31T10:00:00` for seconds since 1970.
+pub fn date_and_time(seconds: u64) -> String {
+    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
+    // A file is not written beyond this year.
+    let mut year = 1_970_u64;
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    while days >= 365 + u64::from(is_leap(year)) && year < 9_999 {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}", days + 1)
+}
+
+/// As Go prints a duration: `1h0m0s`, `1m30.5s`, `500ms`, `0s`.
+pub(super) fn go_duration(ms: i64) -> String {
+    let mut out = String::new();
+    if ms < 0 {
+        out.push('-');
+    }
+    let ms = ms.unsigned_abs();
+    let (seconds, rest) = (ms / 1_000, ms % 1_000);
+    if seconds == 0 {
+        let _ = if rest == 0 { write!(out, "0s") } else { write!(out, "{rest}ms") };
+        return out;
+    }
+    let (hours, minutes, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        let _ = write!(out, "{hours}h");
+    }
+    if seconds >= 60 {
+        let _ = write!(out, "{minutes}m");
+    }
+    let _ = write!(out, "{second}");
+    if rest > 0 {
+        let fraction = format!("{rest:03}");
+        let _ = write!(out, ".{}", fraction.trim_end_matches('0'));
+    }
+    out.push('s');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_seconds_or_rfc_3339() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("1600000000", Some(1_600_000_000_000)),
+            ("-1.5", Some(-1_500)),
+            ("1970-01-01T00:00:00Z", Some(0)),
+            ("2024-02-29T12:30:00.25+02:00", Some(1_709_202_600_250)),
+            ("1969-12-31T23:59:59Z", Some(-1_000)),
+            ("2023-02-29T00:00:00Z", None),
+            ("2024-01-01", None),
+            ("2024-01-01T25:00:00Z", None),
+            ("NaN", None),
+            ("now", None),
+        ] {
+            assert_eq!(parse_time(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn printed_times_are_read_back() {
+        for seconds in [0, 951_782_399, 951_782_400, 1_709_202_600, 1_735_689_599, 4_102_444_800] {
+            let ms = i64::try_from(seconds).unwrap() * 1_000;
+            assert_eq!(parse_time(&format!("{}Z", date_and_time(seconds))), Some(ms));
+        }
+    }
+
+    #[test]
+    fn durations_are_printed_as_in_go() {
+        for (ms, want) in [
+            (0, "0s"),
+            (500, "500ms"),
+            (1_000, "1s"),
+            (90_500, "1m30.5s"),
+            (300_000, "5m0s"),
+            (3_600_000, "1h0m0s"),
+            (-60_000, "-1m0s"),
+        ] {
+            assert_eq!(go_duration(ms), want);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The files of one version of the web configuration, and whether a program is writing them.
+//!
+//! A file that is cut short can be valid: it then lacks users, or the matchers of one. So files are
+//! used when they are at rest, and the beginning of the version in use only after a longer rest.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use firn_model::Result;
+
+use super::web_config::{PemSource, TlsSettings};
+use firn_env::given_file::read_text;
+
+/// Length, time of the last change and number of a file; `None` if it does not exist.
+pub(crate) type SeenFile = Option<(u64, SystemTime, u64)>;
+
+/// The files of one version, as they were read.
+#[derive(Debug, Default)]
+pub(super) struct VersionFiles(Vec<VersionFile>);
+
+struct VersionFile {
+    path: PathBuf,
+    /// Before it was read.
+    seen: SeenFile,
+    /// `None` if it cannot be read.
+    text: Option<String>,
+}
+
+/// It contains hashes of passwords, and may contain keys.
+impl fmt::Debug for VersionFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionFile").field("path", &self.path).field("seen", &self.seen).finish()
+    }
+}
+
+/// Editors and copies write a file within this time.
+const REST: Duration = Duration::from_millis(500);
+/// A program that cuts a file and takes longer to write the rest.
+pub(super) const CUT_REST: Duration = Duration::from_secs(10);
+
+impl VersionFiles {
+    /// Reads a file and keeps its text.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the file.
+    pub(super) fn read(&mut self, path: &Path, setting: &str) -> Result<&str> {
+        self.0.push(VersionFile { path: path.to_owned(), seen: seen(path), text: None });
+        let text = read_text(path, setting)?;
+        let Some(file) = self.0.last_mut() else { return Ok("") };
+        Ok(file.text.insert(text))
+    }
+
+    /// Reads the files that `tls` names.
+    ///
+    /// # Errors
+    /// As [`VersionFiles::read`].
+    pub(super) fn read_pems(&mut self, tls: &mut TlsSettings) -> Result<()> {
+        let mut read = |source: &mut PemSource, key: &str| {
+            let Some(path) = &source.path else { return Ok(()) };
+            source.text = self.read(path, &format!("tls_server_config.{key}"))?.to_owned();
+            Ok(())
+        };
+        read(&mut tls.certificate, "cert_file")?;
+        read(&mut tls.key, "key_file")?;
+        tls.client_ca.as_mut().map_or(Ok(()), |source| read(source, "client_ca_file"))
+    }
+
+    /// Whether no file has changed since it was read, or soon before. Waits if one is new.
+    pub(super) fn are_at_rest(&self) -> bool {
+        let is_new = |file: &VersionFile| file.age().is_none_or(|age| age < REST);
+        if self.0.iter().any(is_new) {
+            std::thread::sleep(REST);
+        }
+        self.0.iter().all(|file| seen(&file.path) == file.seen)
+    }
+
+    /// A file that is new and only the beginning of the one in `used`.
+    pub(super) fn cut_file(&self, used: &VersionFiles) -> Option<&Path> {
+        let is_cut = |file: &&VersionFile| {
+            // After a change of the clock an unknown age must not last for ever.
+            let is_new = file.age().is_some_and(|age| age < CUT_REST);
+            is_new && used.0.iter().any(|other| other.path == file.path && file.begins(other))
+        };
+        self.0.iter().find(is_cut).map(|file| file.path.as_path())
+    }
+
+    /// The state of each file when it was read.
+    pub(super) fn seen(&self) -> Vec<SeenFile> {
+        self.0.iter().map(|file| file.seen).collect()
+    }
+
+    /// The present state of each file.
+    pub(super) fn seen_now(&self) -> Vec<SeenFile> {
+        self.0.iter().map(|file| seen(&file.path)).collect()
+    }
+}
+
+impl VersionFile {
+    fn begins(&self, other: &VersionFile) -> bool {
+        let (Some(text), Some(other)) = (&self.text, &other.text) else { return false };
+        text.len() < other.len() && other.starts_with(text)
+    }
+
+    fn age(&self) -> Option<Duration> {
+        let (_, changed, _) = self.seen?;
+        SystemTime::now().duration_since(changed).ok()
+    }
+}
+
+fn seen(path: &Path) -> SeenFile {
+    let found = fs::metadata(path).ok()?;
+    let seconds = Duration::from_secs(u64::try_from(found.ctime()).ok()?);
+    let nanos = Duration::from_nanos(u64::try_from(found.ctime_nsec()).ok()?);
+    Some((found.len(), UNIX_EPOCH + seconds + nanos, found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_changes_is_not_at_rest_and_a_beginning_is_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.yml");
+        let read = || {
+            let mut files = VersionFiles::default();
+            files.read(&path, "--web-config").unwrap();
+            files
+        };
+        fs::write(&path, "users:\n- name: a\n- name: b\n").unwrap();
+        let used = read();
+        assert!(used.are_at_rest());
+        assert!(read().cut_file(&used).is_none());
+        for (text, is_cut) in [
+            ("users:\n- name: a\n", true),
+            ("", true),
+            ("users:\n- name: b\n", false),
+            ("users:\n- name: a\n- name: b\n- name: c\n", false),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert!(!used.are_at_rest());
+            assert_eq!(read().cut_file(&used).is_some(), is_cut, "{text}");
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(!used.are_at_rest());
+    }
+}

@@ -1,0 +1,489 @@
+//! The tasks of discoveries and their last good lists.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderName;
+use firn_collect::discovery::{
+    DnsTargets, FileTargets, HttpTargets, Provider, heap_bytes, static_groups,
+};
+use firn_collect::pool::DiscoveredGroup;
+use firn_fetch::{Client, Connections, Request};
+use firn_model::{Budget, Pool, Reservation};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use super::files::LocalFiles;
+use crate::metrics_text::{Kind, MetricsText};
+use crate::telemetry::Counter;
+
+/// The client's name in requests to targets and discoveries.
+pub(crate) const USER_AGENT: &str = concat!("FirnDB/", env!("CARGO_PKG_VERSION"));
+
+/// The discoveries of a part of the server: of the jobs, or of the sets of Alertmanagers. Dropping
+/// it stops them.
+#[derive(Debug)]
+pub(crate) struct DiscoveryTasks {
+    /// The label `name` of metrics: `scrape` or `notify`, as in Prometheus.
+    name: &'static str,
+    sets: Mutex<BTreeMap<String, Vec<Arc<DiscoveryTask>>>>,
+    shared: Arc<SharedLists>,
+}
+
+/// A good list, with its memory.
+#[derive(Debug)]
+pub(crate) struct TargetList {
+    pub(crate) groups: Vec<DiscoveredGroup>,
+    _held: Option<Reservation>,
+}
+
+/// The state that all tasks share.
+struct SharedLists {
+    budget: Budget,
+    /// Rises with every new list.
+    changes: watch::Sender<u64>,
+    failures: [Counter; KINDS.len()],
+}
+
+const KINDS: [&str; 4] = ["static", "file", "http", "dns"];
+
+/// One discovery, shared by all sets that have it.
+struct DiscoveryTask {
+    provider: Provider,
+    state: Arc<TaskState>,
+    work: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct TaskState {
+    /// `None` until the first refresh, good or not, is over.
+    list: Mutex<Option<Arc<TargetList>>>,
+}
+
+// The files of lists are checked this often for a change.
+const FILE_POLL: Duration = Duration::from_secs(1);
+// The longest answer of an HTTP server.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+// The memory of a list for each byte of its JSON, at most: `"h:1",` is a target with a label set.
+const LIST_BYTES_PER_JSON_BYTE: u64 = 40;
+
+impl DiscoveryTasks {
+    /// No discoveries. The memory of lists is part of `budget`.
+    pub(crate) fn new(name: &'static str, budget: &Budget) -> DiscoveryTasks {
+        let (changes, _) = watch::channel(0);
+        let shared = SharedLists { budget: budget.clone(), changes, failures: Default::default() };
+        DiscoveryTasks { name, sets: Mutex::default(), shared: Arc::new(shared) }
+    }
+
+    /// Sets the discoveries of each set. Those that were there before continue with their lists.
+    /// Needs the context of the runtime.
+    pub(crate) fn set(&self, sets: impl IntoIterator<Item = (String, Vec<Provider>)>) {
+        let mut current = self.sets.lock();
+        let mut tasks: Vec<Arc<DiscoveryTask>> = current.values().flatten().cloned().collect();
+        let mut task_of = |provider: Provider| {
+            let known = tasks.iter().find(|task| task.provider == provider).cloned();
+            known.unwrap_or_else(|| {
+                let task = Arc::new(DiscoveryTask::start(provider, &self.shared));
+                tasks.push(Arc::clone(&task));
+                task
+            })
+        };
+        let sets = sets.into_iter().map(|(name, providers)| {
+            (name, providers.into_iter().map(&mut task_of).collect::<Vec<_>>())
+        });
+        *current = sets.collect();
+    }
+
+    /// The lists of a set; `None` while the first refresh of one of its discoveries runs.
+    pub(crate) fn lists(&self, set: &str) -> Option<Vec<Arc<TargetList>>> {
+        let sets = self.sets.lock();
+        let tasks = sets.get(set).into_iter().flatten();
+        tasks.map(|task| task.state.list.lock().clone()).collect()
+    }
+
+    /// Changes whenever a list does.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+        let sets = self.sets.lock();
+        for prefix in ["firn", "prometheus"] {
+            let name = format!("{prefix}_sd_discovered_targets");
+            text.family(&name, Kind::Gauge, "Targets in the last good lists of discoveries.");
+            for (set, tasks) in sets.iter() {
+                let labels = [("name", self.name), ("config", set.as_str())];
+                let count: usize = tasks.iter().map(|task| task.state.target_count()).sum();
+                text.sample(&name, &labels, count as f64);
+            }
+            let name = format!("{prefix}_sd_refresh_failures_total");
+            text.family(&name, Kind::Counter, "Refreshes of discoveries that failed.");
+            for (kind, failures) in KINDS.iter().zip(&self.shared.failures).skip(1) {
+                let labels = [("name", self.name), ("mechanism", *kind)];
+                text.sample(&name, &labels, failures.get() as f64);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SharedLists {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedLists").finish_non_exhaustive()
+    }
+}
+
+/// Without the provider, which may have long lists.
+impl fmt::Debug for DiscoveryTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiscoveryTask").field("kind", &self.provider.kind()).finish()
+    }
+}
+
+impl DiscoveryTask {
+    fn start(provider: Provider, shared: &Arc<SharedLists>) -> DiscoveryTask {
+        let state = Arc::new(TaskState::default());
+        let run =
+            Run { kind: provider.kind(), state: Arc::clone(&state), shared: Arc::clone(shared) };
+        let work = match provider.clone() {
+            Provider::Static(groups) => {
+                let list = TargetList { groups: static_groups(&groups), _held: None };
+                *state.list.lock() = Some(Arc::new(list));
+                None
+            }
+            Provider::File(config) => Some(tokio::spawn(run.files(FileTargets::new(config)))),
+            Provider::Http(config) => Some(tokio::spawn(run.http(HttpTargets::new(*config)))),
+            Provider::Dns(config) => Some(tokio::spawn(run.dns(DnsTargets::new(config)))),
+        };
+        DiscoveryTask { provider, state, work }
+    }
+}
+
+impl Drop for DiscoveryTask {
+    fn drop(&mut self) {
+        if let Some(work) = &self.work {
+            work.abort();
+        }
+    }
+}
+
+impl TaskState {
+    fn target_count(&self) -> usize {
+        let list = self.list.lock();
+        list.iter().flat_map(|list| &list.groups).map(|group| group.targets.len()).sum()
+    }
+}
+
+/// The work of a task.
+struct Run {
+    kind: &'static str,
+    state: Arc<TaskState>,
+    shared: Arc<SharedLists>,
+}
+
+impl Run {
+    /// A refresh has found `groups`. A list without memory is a failed refresh.
+    fn publish(&self, groups: Vec<DiscoveredGroup>) {
+        let bytes = heap_bytes(&groups) as u64;
+        let held = match self.shared.budget.reserve(Pool::Cache, bytes) {
+            Ok(held) => held,
+            Err(error) => return self.failed(&error.to_string()),
+        };
+        let mut list = self.state.list.lock();
+        if list.as_ref().is_some_and(|list| list.groups == groups) {
+            return;
+        }
+        *list = Some(Arc::new(TargetList { groups, _held: Some(held) }));
+        drop(list);
+        self.announce();
+    }
+
+    /// A refresh has failed: the last good list stays.
+    fn failed(&self, error: &str) {
+        if let Some(idx) = KINDS.iter().position(|kind| *kind == self.kind) {
+            self.shared.failures[idx].add(1);
+        }
+        tracing::warn!(kind = self.kind, error, "a discovery failed; its last good list stays");
+        let mut list = self.state.list.lock();
+        if list.is_none() {
+            *list = Some(Arc::new(TargetList { groups: Vec::new(), _held: None }));
+            drop(list);
+            self.announce();
+        }
+    }
+
+    fn announce(&self) {
+        self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Reads files again when one of them has changed, and each refresh interval.
+    async fn files(self, mut targets: FileTargets) {
+        let refresh = Duration::from_millis(targets.refresh_ms().max(1));
+        let mut stamps = None;
+        let mut read_at = Instant::now();
+        loop {
+            let is_due = stamps.is_none() || read_at.elapsed() >= refresh;
+            let polling = spawn_blocking(move || {
+                let paths = targets.paths(&LocalFiles);
+                // Before the files: a change during the read is found by the next poll.
+                let found = Some(file_stamps(&paths));
+                let is_changed = is_due || found != stamps;
+                let errors = is_changed.then(|| targets.refresh(&paths, &LocalFiles));
+                (targets, found, errors)
+            });
+            let Ok((polled, found, errors)) = polling.await else { return };
+            (targets, stamps) = (polled, found);
+            if let Some(errors) = errors {
+                read_at = Instant::now();
+                errors.iter().for_each(|error| self.failed(error));
+                self.publish(targets.groups());
+            }
+            tokio::time::sleep(FILE_POLL).await;
+        }
+    }
+
+    /// Requests the list each refresh interval.
+    async fn http(self, targets: HttpTargets) {
+        let refresh = Duration::from_millis(targets.refresh_ms());
+        let targets = Arc::new(targets);
+        let mut connections = Connections::default();
+        let mut client = None;
+        loop {
+            match self.request(&targets, &mut client, &mut connections).await {
+                Ok(groups) => self.publish(groups),
+                Err(error) => self.failed(&format!("{}: {error}", targets.config().url.as_str())),
+            }
+            tokio::time::sleep(refresh).await;
+        }
+    }
+
+    async fn request(
+        &self,
+        targets: &Arc<HttpTargets>,
+        client: &mut Option<Client>,
+        connections: &mut Connections,
+    ) -> Result<Vec<DiscoveredGroup>, String> {
+        let budget = &self.shared.budget;
+        let client = match client {
+            Some(client) => client,
+            None => client.insert(
+                Client::new(&targets.config().http, budget).map_err(|error| error.to_string())?,
+            ),
+        };
+        let headers = targets.headers(USER_AGENT).into_iter();
+        let request = Request {
+            url: targets.config().url.as_str().to_owned(),
+            unix_socket: None,
+            headers: headers.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
+            authorization: None,
+            content: None,
+            body_bytes_max: ANSWER_BYTES_MAX,
+            timeout: Duration::from_millis(targets.refresh_ms()),
+        };
+        let response =
+            client.send(&request, connections).await.map_err(|error| error.to_string())?;
+        let bytes = (response.body.len() as u64).saturating_mul(LIST_BYTES_PER_JSON_BYTE);
+        let held = budget.reserve(Pool::Requests, bytes).map_err(|error| error.to_string())?;
+        let targets = Arc::clone(targets);
+        let reading = spawn_blocking(move || {
+            let _held = held;
+            let status = response.status_text();
+            targets.groups(&status, response.content_type(), &response.body)
+        });
+        let read = reading.await.map_err(|_| "reading the list panicked".to_owned())?;
+        read.map_err(|error| error.to_string())
+    }
+
+    /// Looks up all names each refresh interval. A name whose lookup fails keeps its addresses.
+    async fn dns(self, targets: DnsTargets) {
+        let refresh = Duration::from_millis(targets.refresh_ms());
+        let mut groups: BTreeMap<String, DiscoveredGroup> = BTreeMap::new();
+        loop {
+            for name in targets.names() {
+                match tokio::net::lookup_host((name.as_str(), 0)).await {
+                    Ok(found) => {
+                        let group = targets.group(name, found.map(|address| address.ip()));
+                        groups.insert(name.clone(), group);
+                    }
+                    Err(error) => self.failed(&format!("{name}: {error}")),
+                }
+            }
+            self.publish(groups.values().cloned().collect());
+            tokio::time::sleep(refresh).await;
+        }
+    }
+}
+
+/// The state of a file that a change of it changes.
+#[derive(Debug, PartialEq, Eq)]
+struct FileStamp {
+    path: PathBuf,
+    modified: Option<std::time::SystemTime>,
+    bytes: u64,
+    inode: u64,
+}
+
+fn file_stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
+    use std::os::unix::fs::MetadataExt;
+    let stamp = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(FileStamp {
+            path: path.clone(),
+            modified: metadata.modified().ok(),
+            bytes: metadata.len(),
+            inode: metadata.ino(),
+        })
+    };
+    paths.iter().filter_map(stamp).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use firn_collect::config::Config;
+
+    use super::*;
+
+    fn providers(keys: &str) -> Vec<Provider> {
+        let text = format!("scrape_configs: [{{job_name: j, {keys}}}]");
+        let loaded = Config::parse(&text, &|_| None).unwrap();
+        Provider::all_of(&loaded.config.scrape_configs[0].discoveries, "job").unwrap()
+    }
+
+    fn addresses(tasks: &DiscoveryTasks, set: &str) -> Option<Vec<String>> {
+        let lists = tasks.lists(set)?;
+        let groups = lists.iter().flat_map(|list| &list.groups);
+        let targets = groups.flat_map(|group| &group.targets);
+        Some(targets.map(|target| target.get("__address__").unwrap().to_owned()).collect())
+    }
+
+    async fn wait_for(tasks: &DiscoveryTasks, set: &str, want: &[&str]) {
+        let mut changes = tasks.changes();
+        let waiting = async {
+            while addresses(tasks, set).is_none_or(|found| found != want) {
+                changes.changed().await.unwrap();
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        assert!(waited.is_ok(), "{:?}, expected {want:?}", addresses(tasks, set));
+    }
+
+    fn failures(tasks: &DiscoveryTasks, kind: &str) -> u64 {
+        tasks.shared.failures[KINDS.iter().position(|known| *known == kind).unwrap()].get()
+    }
+
+    fn write(path: &Path, text: &str) {
+        // In one step, as a reader of half a file would see a mistake.
+        let other = path.with_extension("new");
+        std::fs::write(&other, text).unwrap();
+        std::fs::rename(other, path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn files_are_watched_and_a_broken_one_keeps_its_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yml");
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
+        write(&path, "- {targets: [h:1]}");
+        let keys = format!(
+            "file_sd_configs: [{{files: ['{}/*.yml']}}], static_configs: [{{targets: [h:0]}}]",
+            folder.path().display()
+        );
+        tasks.set([("j".to_owned(), providers(&keys))]);
+        wait_for(&tasks, "j", &["h:0", "h:1"]).await;
+        write(&path, "- {targets: [h:2]}");
+        wait_for(&tasks, "j", &["h:0", "h:2"]).await;
+        // An equal discovery continues; so it knows the old list of the broken file.
+        write(&path, "- {targets: [h:2");
+        tasks.set([("j".to_owned(), providers(&keys)), ("k".to_owned(), providers(&keys))]);
+        while failures(&tasks, "file") == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(addresses(&tasks, "k").unwrap(), ["h:0", "h:2"]);
+        std::fs::remove_file(&path).unwrap();
+        wait_for(&tasks, "k", &["h:0"]).await;
+        tasks.set([]);
+        assert_eq!(tasks.lists("j").map(|lists| lists.len()), Some(0));
+    }
+
+    /// A server that returns each of `answers` once, the last one again and again.
+    async fn serve(answers: Vec<&'static str>) -> std::net::SocketAddr {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut answers = answers.into_iter();
+            let mut answer = answers.next().unwrap_or_default();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = [0; 4_096];
+                let len = stream.read(&mut head).await.unwrap_or(0);
+                let head = String::from_utf8_lossy(&head[..len]).to_lowercase();
+                assert!(head.contains("x-prometheus-refresh-interval-seconds: 0.05"), "{head}");
+                let _ = stream.write_all(answer.as_bytes()).await;
+                answer = answers.next().unwrap_or(answer);
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_server_that_fails_keeps_its_list() {
+        const HEAD: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json";
+        let good = |body: &str| -> &'static str {
+            format!("{HEAD}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).leak()
+        };
+        let answers = vec![
+            good(r#"[{"targets": ["h:1", "h:2"]}]"#),
+            "HTTP/1.1 500 Oops\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            good("[null]"),
+            "nonsense\r\n\r\n",
+            good(r#"[{"targets": ["h:3"]}]"#),
+        ];
+        let address = serve(answers).await;
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
+        let keys =
+            format!("http_sd_configs: [{{url: 'http://{address}/', refresh_interval: 50ms}}]");
+        tasks.set([("j".to_owned(), providers(&keys))]);
+        wait_for(&tasks, "j", &["h:1", "h:2"]).await;
+        wait_for(&tasks, "j", &["h:3"]).await;
+        assert_eq!(failures(&tasks, "http"), 3);
+        let mut text = MetricsText::default();
+        tasks.write_text(&mut text);
+        let text = text.finish();
+        let want = "prometheus_sd_discovered_targets{name=\"scrape\",config=\"j\"} 1\n";
+        assert!(text.contains(want), "{text}");
+        assert!(text.contains(
+            "prometheus_sd_refresh_failures_total{name=\"scrape\",mechanism=\"http\"} 3\n"
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_list_without_memory_is_a_failed_refresh() {
+        let targets: Vec<String> = (0..2_000).map(|idx| format!("\"h:{idx}\"")).collect();
+        let body = format!("[{{\"targets\": [{}]}}]", targets.join(","));
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let address = serve(vec![answer.leak()]).await;
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
+        let keys =
+            format!("http_sd_configs: [{{url: 'http://{address}/', refresh_interval: 50ms}}]");
+        tasks.set([("j".to_owned(), providers(&keys))]);
+        wait_for(&tasks, "j", &[]).await;
+        assert!(failures(&tasks, "http") > 0);
+    }
+
+    #[tokio::test]
+    async fn names_are_looked_up() {
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
+        let keys = "dns_sd_configs: [{names: [127.0.0.1], type: A, port: 9}]";
+        tasks.set([("j".to_owned(), providers(keys))]);
+        wait_for(&tasks, "j", &["127.0.0.1:9"]).await;
+    }
+}

@@ -1,0 +1,222 @@
+//! The metadata of each target's metrics.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use firn_collect::pool::TargetId;
+use firn_model::{Budget, Pool, Reservation};
+
+use crate::metadata::Metadata;
+
+/// A metric family of a target.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Family {
+    pub(crate) name: Box<str>,
+    pub(crate) metadata: Metadata,
+}
+
+/// The families whose comment lines a scrape has changed, in order of names.
+#[derive(Debug, Default)]
+pub(crate) struct TargetFamilies(Vec<Family>);
+
+/// The families of all targets. Targets of the same program share them.
+#[derive(Debug)]
+pub(crate) struct Families {
+    shared: HashSet<Arc<Family>>,
+    targets: HashMap<TargetId, Vec<Arc<Family>>>,
+    /// Without memory, families are left out.
+    held: Reservation,
+    bytes: u64,
+}
+
+// An entry of the set with its allocation, beside its texts; and one of a target's list, which
+// grows to twice its length.
+const FAMILY_BYTES: usize = 192;
+const LISTED_BYTES: u64 = 16;
+const TARGET_BYTES: u64 = 64;
+
+impl TargetFamilies {
+    /// Of the metadata of one scrape.
+    pub(crate) fn of(entries: &[(Box<str>, Metadata)]) -> TargetFamilies {
+        let family = |(name, metadata): &(Box<str>, Metadata)| Family {
+            name: name.clone(),
+            metadata: metadata.clone(),
+        };
+        let mut families: Vec<Family> = entries.iter().map(family).collect();
+        families.sort_by(|a, b| a.name.cmp(&b.name));
+        families.dedup_by(|a, b| a.name == b.name);
+        TargetFamilies(families)
+    }
+}
+
+impl Family {
+    fn heap_bytes(&self) -> u64 {
+        let texts = [&self.name, &self.metadata.help, &self.metadata.unit].map(|text| text.len());
+        (texts.iter().sum::<usize>() + FAMILY_BYTES) as u64
+    }
+}
+
+impl Families {
+    /// No families. Their memory is part of `budget`.
+    pub(crate) fn new(budget: &Budget) -> Families {
+        Families {
+            shared: HashSet::new(),
+            targets: HashMap::new(),
+            held: budget.empty(Pool::Cache),
+            bytes: 0,
+        }
+    }
+
+    /// Adds families of a target, in place of those of the same names.
+    pub(crate) fn put(&mut self, id: TargetId, families: TargetFamilies) {
+        if families.0.is_empty() {
+            return;
+        }
+        let mut list = self.take(id);
+        for family in families.0 {
+            let Some(family) = self.intern(family) else { continue };
+            match list.binary_search_by(|known| known.name.cmp(&family.name)) {
+                Ok(idx) => list[idx] = family,
+                Err(idx) => list.insert(idx, family),
+            }
+        }
+        if !list.is_empty() {
+            list.shrink_to_fit();
+            self.bytes += list_bytes(&list);
+            self.targets.insert(id, list);
+        }
+        self.sweep();
+    }
+
+    /// The families of a target in order of names.
+    pub(crate) fn of(&self, id: TargetId) -> &[Arc<Family>] {
+        self.targets.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// The target was removed.
+    pub(crate) fn remove(&mut self, id: TargetId) {
+        if !self.take(id).is_empty() {
+            self.sweep();
+        }
+    }
+
+    /// Removes the targets that are not kept.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(TargetId) -> bool) {
+        let removed: Vec<TargetId> =
+            self.targets.keys().copied().filter(|id| !is_kept(*id)).collect();
+        for id in removed {
+            self.take(id);
+        }
+        self.sweep();
+    }
+
+    fn take(&mut self, id: TargetId) -> Vec<Arc<Family>> {
+        let list = self.targets.remove(&id).unwrap_or_default();
+        if !list.is_empty() {
+            self.bytes = self.bytes.saturating_sub(list_bytes(&list));
+        }
+        list
+    }
+
+    /// The shared form of a family; `None` without memory.
+    fn intern(&mut self, family: Family) -> Option<Arc<Family>> {
+        if let Some(known) = self.shared.get(&family) {
+            return Some(Arc::clone(known));
+        }
+        let bytes = self.bytes + family.heap_bytes();
+        // Room for the lists, too.
+        if !self.held.cover_of_free(bytes + bytes / 8) {
+            return None;
+        }
+        self.bytes = bytes;
+        let family = Arc::new(family);
+        self.shared.insert(Arc::clone(&family));
+        Some(family)
+    }
+
+    /// Releases families that no target has any more.
+    fn sweep(&mut self) {
+        let mut freed = 0;
+        self.shared.retain(|family| {
+            let is_used = Arc::strong_count(family) > 1;
+            freed += if is_used { 0 } else { family.heap_bytes() };
+            is_used
+        });
+        self.bytes = self.bytes.saturating_sub(freed);
+        let over = self.held.bytes().saturating_sub(self.bytes + self.bytes / 8);
+        self.held.shrink(over);
+        let missing = self.bytes.saturating_sub(self.held.bytes());
+        self.held.take(missing);
+    }
+}
+
+fn list_bytes(list: &[Arc<Family>]) -> u64 {
+    list.len() as u64 * LISTED_BYTES + TARGET_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_collect::config::Config;
+    use firn_collect::pool::{DiscoveredGroup, ScrapePools};
+    use firn_collect::scrape::ScrapeContext;
+
+    use super::*;
+    use crate::metadata::MetricType;
+
+    /// Ids of two targets.
+    fn ids() -> Vec<TargetId> {
+        let budget = Budget::new(1 << 20);
+        let context = ScrapeContext { user_agent: String::new(), phase_seed: 0, budget };
+        let mut pools = ScrapePools::new(context);
+        let loaded = Config::parse("scrape_configs: [{job_name: j}]", &|_| None).unwrap();
+        let jobs: Vec<_> = loaded.config.scrape_configs.iter().cloned().map(Arc::new).collect();
+        pools.set_jobs(&jobs, 0);
+        let target = |address: &str| [("__address__", address)].into_iter().collect();
+        let group =
+            DiscoveredGroup { targets: vec![target("a"), target("b")], ..Default::default() };
+        pools.sync("j", &[group], 0).unwrap();
+        let (_, pool) = pools.pools().next().unwrap();
+        pools.targets(pool).map(|target| target.id).collect()
+    }
+
+    fn families(names: &[(&str, &str)]) -> TargetFamilies {
+        let entry = |(name, help): &(&str, &str)| {
+            (Box::from(*name), Metadata::new(MetricType::Gauge, help, ""))
+        };
+        TargetFamilies::of(&names.iter().map(entry).collect::<Vec<_>>())
+    }
+
+    fn shown(all: &Families, id: TargetId) -> Vec<(&str, &str)> {
+        all.of(id).iter().map(|family| (&*family.name, &*family.metadata.help)).collect()
+    }
+
+    #[test]
+    fn targets_share_families_and_release_them() {
+        let (ids, budget) = (ids(), Budget::new(1 << 20));
+        let mut all = Families::new(&budget);
+        for &id in &ids {
+            all.put(id, families(&[("b", "2"), ("a", "1")]));
+        }
+        assert_eq!(shown(&all, ids[1]), [("a", "1"), ("b", "2")]);
+        assert_eq!(all.shared.len(), 2);
+        all.put(ids[0], families(&[("b", "new"), ("c", "3")]));
+        all.put(ids[0], families(&[]));
+        assert_eq!(shown(&all, ids[0]), [("a", "1"), ("b", "new"), ("c", "3")]);
+        assert_eq!((shown(&all, ids[1])[1], all.shared.len()), (("b", "2"), 4));
+        assert!(budget.usage().used_bytes >= all.bytes && all.bytes > 4 * FAMILY_BYTES as u64);
+        all.remove(ids[1]);
+        assert_eq!(all.shared.len(), 3);
+        all.retain(|_| false);
+        assert_eq!((all.shared.len(), all.bytes, budget.usage().used_bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn families_without_memory_are_left_out() {
+        let (ids, budget) = (ids(), Budget::new(700));
+        let mut all = Families::new(&budget);
+        let names: Vec<String> = (0..100).map(|idx| format!("m{idx:02}")).collect();
+        let names: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+        all.put(ids[0], families(&names));
+        assert!((1..4).contains(&all.of(ids[0]).len()), "{}", all.of(ids[0]).len());
+    }
+}

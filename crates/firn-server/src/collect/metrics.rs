@@ -1,0 +1,141 @@
+//! Counts of scrapes, under this server's names and those that Prometheus' dashboards and alerts
+//! use.
+
+use std::collections::BTreeMap;
+
+use firn_collect::pool::{ScrapePools, SyncReport};
+use firn_collect::scrape::TargetScraper;
+use firn_model::Result;
+use parking_lot::Mutex;
+
+use crate::metrics_text::{Kind, MetricsText};
+use crate::telemetry::Counter;
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+pub(crate) struct ScrapeTotals {
+    good: Counter,
+    failed: Counter,
+    not_written: Counter,
+    over_sample_limit: Counter,
+    over_body_limit: Counter,
+    over_label_limits: Counter,
+    over_target_limit: Counter,
+    repeated: Counter,
+    out_of_bounds: Counter,
+    clients_failed: Counter,
+    /// By job: targets that cannot be scraped, and lists that could not be used.
+    syncs_failed: Mutex<BTreeMap<String, u64>>,
+}
+
+impl ScrapeTotals {
+    /// The list of a job was set.
+    pub(super) fn synced(&self, job: &str, report: &Result<SyncReport>) {
+        let failed_count = match report {
+            Ok(report) => {
+                if report.exceeds_limit {
+                    self.over_target_limit.add(1);
+                    tracing::warn!(job, targets = report.active_count, "target_limit exceeded");
+                }
+                for error in &report.errors {
+                    tracing::warn!(job, error, "a target cannot be scraped");
+                }
+                report.failed_count as u64
+            }
+            Err(error) => {
+                tracing::error!(job, %error, "a list of targets was refused; the previous one stays");
+                1
+            }
+        };
+        *self.syncs_failed.lock().entry(job.to_owned()).or_default() += failed_count;
+    }
+
+    /// The client of a job could not be made.
+    pub(super) fn client_failed(&self, job: &str, error: &str) {
+        self.clients_failed.add(1);
+        tracing::error!(job, error, "the targets of a job cannot be reached");
+    }
+
+    /// A scrape or the end of a target is over.
+    pub(super) fn finished(&self, scraper: &TargetScraper, written: &Result<()>) {
+        let status = scraper.status();
+        match (written, &status.error) {
+            (Err(_), _) => self.not_written.add(1),
+            (Ok(()), Some(_)) => self.failed.add(1),
+            (Ok(()), None) => self.good.add(1),
+        }
+        self.over_sample_limit.add(u64::from(status.exceeded_sample_limit));
+        self.over_body_limit.add(u64::from(status.exceeded_body_limit));
+        let is_over = status.error.as_ref().is_some_and(|text| text.contains("_limit exceeded (m"));
+        self.over_label_limits.add(u64::from(is_over));
+        self.repeated.add(status.counts.repeated);
+        self.out_of_bounds.add(status.out_of_bounds);
+    }
+
+    pub(super) fn write_text(&self, pools: &ScrapePools, text: &mut MetricsText) {
+        let name = "firn_target_scrapes_total";
+        let help = "Scrapes of targets: answered and stored, failed, and not stored.";
+        text.family(name, Kind::Counter, help);
+        for (result, counter) in
+            [("ok", &self.good), ("failed", &self.failed), ("not_stored", &self.not_written)]
+        {
+            text.sample(name, &[("result", result)], counter.get() as f64);
+        }
+        for prefix in ["firn", "prometheus"] {
+            self.write_shared(prefix, pools, text);
+        }
+    }
+
+    fn write_shared(&self, prefix: &str, pools: &ScrapePools, text: &mut MetricsText) {
+        for (name, help, counter) in [
+            (
+                "target_scrapes_exceeded_sample_limit_total",
+                "Scrapes that failed because of sample_limit.",
+                &self.over_sample_limit,
+            ),
+            (
+                "target_scrapes_exceeded_body_size_limit_total",
+                "Scrapes that failed because of body_size_limit.",
+                &self.over_body_limit,
+            ),
+            (
+                "target_scrape_pool_exceeded_label_limits_total",
+                "Scrapes that failed because of a limit on labels.",
+                &self.over_label_limits,
+            ),
+            (
+                "target_scrape_pool_exceeded_target_limit_total",
+                "Lists of targets that were longer than target_limit.",
+                &self.over_target_limit,
+            ),
+            (
+                "target_scrapes_sample_duplicate_timestamp_total",
+                "Samples of a series and time that an earlier line of the body has.",
+                &self.repeated,
+            ),
+            (
+                "target_scrapes_sample_out_of_bounds_total",
+                "Samples with times that are not stored.",
+                &self.out_of_bounds,
+            ),
+            (
+                "target_scrape_pools_failed_total",
+                "Jobs whose client could not be made, for example without its certificate.",
+                &self.clients_failed,
+            ),
+        ] {
+            text.counter(&format!("{prefix}_{name}"), help, counter.get() as f64);
+        }
+        let name = format!("{prefix}_target_scrape_pool_targets");
+        text.family(&name, Kind::Gauge, "Targets of a job that are scraped.");
+        for (job, pool) in pools.pools() {
+            let count = pool.report().active_count as f64;
+            text.sample(&name, &[("scrape_job", job)], count);
+        }
+        let name = format!("{prefix}_target_sync_failed_total");
+        text.family(&name, Kind::Counter, "Targets that cannot be scraped, and refused lists.");
+        for (job, count) in self.syncs_failed.lock().iter() {
+            text.sample(&name, &[("scrape_job", job.as_str())], *count as f64);
+        }
+    }
+}

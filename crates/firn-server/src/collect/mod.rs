@@ -1,0 +1,68 @@
+//! Collection: the file `prometheus.yml`, discovery, and scraping.
+//!
+//! **Owns** the loaded configuration and its reload, the tasks of discoveries, the timer of
+//! scrapes, the threads that turn answers into rows, and the states of targets.
+//!
+//! **Never** parses a key, a body or a label: `firn-collect` does. Never opens a connection:
+//! `firn-fetch` does.
+//!
+//! **Paths**: [`PrometheusFile`] loads the file and calls each [`ConfigPart`]. [`Collector`] is the
+//! part that scrapes: `follow` sets jobs and targets, `pace` starts scrapes, `work` is one scrape.
+//! [`DiscoveryTasks`] runs the discoveries of a part and keeps the last good lists.
+//!
+//! **Invariants**: a file that any part refuses changes nothing; a scrape is one batch; memory of
+//! bodies, lists and targets is reserved first; at most one scrape per target is in flight; no lock
+//! is held over I/O.
+//!
+//! Reading order: `files`, `config_file`, `discovery`, `store`, `families`, `metrics`, `collector`.
+
+mod collector;
+mod config_file;
+mod discovery;
+mod families;
+mod files;
+mod metrics;
+mod store;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use firn_model::Result;
+
+pub(crate) use collector::{Collector, run};
+pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
+pub(crate) use discovery::{DiscoveryTasks, USER_AGENT};
+pub(crate) use families::Family;
+pub(crate) use files::LocalFiles;
+
+use crate::metrics_text::MetricsText;
+
+/// The file of `--prometheus-config` and the part that scrapes.
+#[derive(Debug)]
+pub(crate) struct Collect {
+    pub(crate) file: PrometheusFile,
+    pub(crate) collector: Arc<Collector>,
+}
+
+impl Collect {
+    /// Loads the file `path`. `others` are further parts that act on it.
+    ///
+    /// # Errors
+    /// As [`PrometheusFile::open`].
+    pub(crate) fn open(path: PathBuf, others: Vec<Arc<dyn ConfigPart>>) -> Result<Collect> {
+        let collector = Arc::new(Collector::default());
+        let mut parts: Vec<Arc<dyn ConfigPart>> = vec![Arc::<Collector>::clone(&collector)];
+        parts.extend(others);
+        Ok(Collect { file: PrometheusFile::open(path, parts)?, collector })
+    }
+
+    /// Ends the scrapes, before the database is closed.
+    pub(crate) fn stop(&self) {
+        self.collector.stop();
+    }
+
+    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+        self.file.write_text(text);
+        self.collector.write_text(text);
+    }
+}

@@ -1,0 +1,142 @@
+//! A body that reserves its memory before it grows.
+
+use firn_model::{CancelToken, Pool, QueryContext, Reservation, Result};
+
+use crate::answer::{Packing, Payload};
+use crate::wire::json;
+
+/// The body of a response, reserved in pool `query` before it grows.
+#[derive(Debug)]
+pub(crate) struct HeldBody {
+    bytes: Vec<u8>,
+    held: Reservation,
+    cancel: CancelToken,
+}
+
+// The end of a JSON answer and its notes, of which there are few and short ones.
+const END_BYTES: usize = 256;
+
+impl HeldBody {
+    /// Empty, on the budget of `context`.
+    pub(crate) fn new(context: &QueryContext) -> HeldBody {
+        let held = context.budget.empty(Pool::Query);
+        HeldBody { bytes: Vec::new(), held, cancel: context.cancel.clone() }
+    }
+
+    /// The body, with room for `bytes_max` more bytes. To write more than that is a bug.
+    ///
+    /// # Errors
+    /// `Busy` or `TooLarge` without memory, `Canceled`, `Timeout`.
+    pub(crate) fn room(&mut self, bytes_max: usize) -> Result<&mut Vec<u8>> {
+        self.cancel.check()?;
+        let wanted = self.bytes.len() + bytes_max;
+        if wanted > self.bytes.capacity() {
+            let capacity = wanted.max(self.bytes.capacity() / 2 * 3);
+            // Old and new bytes exist together while they are copied.
+            self.held.cover((self.bytes.capacity() + capacity) as u64)?;
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+            let capacity = self.bytes.capacity() as u64;
+            self.held.shrink(self.held.bytes().saturating_sub(capacity));
+        }
+        Ok(&mut self.bytes)
+    }
+
+    /// Appends a short text of our own.
+    ///
+    /// # Errors
+    /// As [`HeldBody::room`].
+    pub(crate) fn push(&mut self, text: &str) -> Result<()> {
+        self.room(text.len())?.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    /// Appends a JSON array. `bytes_max` bounds the text of an item.
+    ///
+    /// # Errors
+    /// As [`HeldBody::room`].
+    pub(crate) fn push_array<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        bytes_max: impl Fn(&T) -> usize,
+        mut push: impl FnMut(T, &mut Vec<u8>),
+    ) -> Result<()> {
+        self.push("[")?;
+        for (idx, item) in items.into_iter().enumerate() {
+            let out = self.room(bytes_max(&item) + 1)?;
+            if idx > 0 {
+                out.push(b',');
+            }
+            push(item, out);
+        }
+        self.push("]")
+    }
+
+    /// Begins a successful answer of the API; the value of `data` follows.
+    ///
+    /// # Errors
+    /// As [`HeldBody::room`].
+    pub(crate) fn success(context: &QueryContext) -> Result<HeldBody> {
+        let mut body = HeldBody::new(context);
+        body.room(json::SUCCESS_HEAD.len() + END_BYTES)?.extend_from_slice(json::SUCCESS_HEAD);
+        Ok(body)
+    }
+
+    /// Ends a successful answer of the API.
+    ///
+    /// # Errors
+    /// As [`HeldBody::room`].
+    pub(crate) fn end(mut self, warnings: &[String], packing: Packing) -> Result<Payload> {
+        let warning_bytes = warnings.iter().map(|text| json::string_bytes(text) + 1);
+        let bytes_max = END_BYTES + warning_bytes.sum::<usize>();
+        json::push_end(warnings, &[], self.room(bytes_max)?);
+        Ok(self.into_payload(packing))
+    }
+
+    /// The body as it is.
+    pub(crate) fn into_payload(mut self, packing: Packing) -> Payload {
+        let over = (self.bytes.capacity() as u64).saturating_sub(self.held.bytes());
+        debug_assert_eq!(over, 0, "a body is larger than its bound");
+        self.held.take(over);
+        Payload::new(self.bytes, packing, Some(self.held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, ErrorKind};
+
+    use super::*;
+
+    fn context(limit_bytes: u64) -> QueryContext {
+        QueryContext::new(CancelToken::new(), Budget::new(limit_bytes))
+    }
+
+    #[test]
+    fn memory_is_reserved_before_the_body_grows() {
+        let context = context(1 << 20);
+        let mut body = HeldBody::success(&context).unwrap();
+        let text = "\u{1}".repeat(1_000);
+        for count in 1..=50 {
+            let bytes_max = |text: &&str| json::string_bytes(text);
+            body.push_array([text.as_str()], bytes_max, json::push_string).unwrap();
+            assert!(body.bytes.len() > count * 6_000);
+            assert_eq!(context.budget.usage().used_bytes, body.held.bytes());
+            assert!(body.held.bytes() >= body.bytes.capacity() as u64);
+        }
+        let payload = body.end(&["a \u{2} warning".to_owned()], Packing::Plain).unwrap();
+        assert!(context.budget.usage().used_bytes > 300_000);
+        drop(payload);
+        assert_eq!(context.budget.usage().used_bytes, 0);
+    }
+
+    #[test]
+    fn a_body_that_does_not_fit_is_refused() {
+        let whole = context(1 << 20);
+        let small = QueryContext { budget: whole.budget.part(10_000), ..whole };
+        let mut body = HeldBody::new(&small);
+        assert_eq!(body.room(20_000).unwrap_err().kind(), &ErrorKind::TooLarge);
+        assert!(body.room(5_000).is_ok());
+        small.cancel.time_out();
+        assert_eq!(body.room(1).unwrap_err().kind(), &ErrorKind::Timeout);
+    }
+}

@@ -1,0 +1,461 @@
+//! The Alertmanagers of the configuration, and the tasks that send to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::http::header;
+use bytes::Bytes;
+use firn_collect::config::{Alertmanagers, Config, RuleList};
+use firn_collect::discovery::{Provider, static_groups};
+use firn_collect::pool::DiscoveredGroup;
+use firn_collect::relabel::LabelEditor;
+use firn_collect::targets::alertmanager_labels;
+use firn_fetch::{Client, Connections, Content, Request};
+use firn_model::{Budget, Error, Labels, Result};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use super::Notification;
+use super::queue::Destination;
+use crate::collect::{DiscoveryTasks, USER_AGENT};
+use crate::metrics_text::{Kind, MetricsText};
+use crate::telemetry::Counter;
+use crate::throttle::Throttle;
+
+/// Settings of deliveries.
+#[derive(Clone, Debug)]
+pub(crate) struct NotifyOptions {
+    /// Alerts that wait for one Alertmanager; beyond it the oldest are dropped.
+    pub(crate) queue_len_max: usize,
+    /// The memory of the queues.
+    pub(crate) budget: Budget,
+}
+
+/// Sends alerts to the Alertmanagers of the configuration.
+pub(crate) struct Notifier {
+    options: NotifyOptions,
+    runtime: OnceLock<Handle>,
+    discovery: DiscoveryTasks,
+    current: Mutex<Current>,
+    /// Alerts that relabelling could not process.
+    failed: Counter,
+    failures: Arc<Throttle>,
+}
+
+#[derive(Debug, Default)]
+struct Current {
+    relabel: RuleList,
+    sets: Vec<AlertmanagerSet>,
+    /// The task that follows the lists of discoveries.
+    follower: Option<JoinHandle<()>>,
+}
+
+/// An entry of `alerting.alertmanagers`.
+#[derive(Debug)]
+struct AlertmanagerSet {
+    settings: Alertmanagers,
+    client: Arc<Client>,
+    senders: Vec<Sender>,
+    /// URLs that relabelling dropped.
+    dropped: Vec<String>,
+}
+
+/// An Alertmanager with its task, once there is a runtime.
+#[derive(Debug)]
+struct Sender {
+    destination: Arc<Destination>,
+    task: Option<JoinHandle<()>>,
+}
+
+/// Alertmanagers that [`Notifier::check`] has accepted.
+#[derive(Debug)]
+pub(crate) struct CheckedAlertmanagers {
+    relabel: RuleList,
+    sets: Vec<(Alertmanagers, Client)>,
+}
+
+// Alerts of one request, as in Prometheus.
+const BATCH_LEN_MAX: usize = 256;
+// Alertmanager's response to a batch is empty, or a sentence.
+const RESPONSE_BYTES_MAX: u64 = 64 << 10;
+
+impl fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notifier").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Notifier {
+    /// Without Alertmanagers.
+    pub(crate) fn new(options: NotifyOptions) -> Notifier {
+        Notifier {
+            discovery: DiscoveryTasks::new("notify", &options.budget),
+            options,
+            runtime: OnceLock::new(),
+            current: Mutex::default(),
+            failed: Counter::default(),
+            failures: Arc::default(),
+        }
+    }
+
+    /// Checks the section `alerting`, its certificates and keys included.
+    ///
+    /// # Errors
+    /// `Invalid` for parts that are not supported and certificates that cannot be used.
+    pub(crate) fn check(&self, config: &Config) -> Result<CheckedAlertmanagers> {
+        let mut sets = Vec::new();
+        for settings in config.alerting.alertmanagers.iter() {
+            if settings.sigv4.is_some() {
+                return Err(Error::invalid("alerting: sigv4 is not supported"));
+            }
+            Provider::all_of(&settings.discoveries, "alerting")?;
+            let client = Client::new(&settings.http, &self.options.budget)
+                .map_err(|error| Error::invalid(format!("alerting: {error}")))?;
+            sets.push((settings.clone(), client));
+        }
+        Ok(CheckedAlertmanagers { relabel: config.alerting.alert_relabel_configs.clone(), sets })
+    }
+
+    /// Sends to `checked` from now on. An entry without a change keeps its queues.
+    pub(crate) fn apply(&self, checked: CheckedAlertmanagers) {
+        let mut current = self.current.lock();
+        let mut previous = std::mem::take(&mut current.sets);
+        current.relabel = checked.relabel;
+        for (settings, client) in checked.sets {
+            let known = previous.iter().position(|set| set.settings == settings);
+            let set = match known {
+                Some(idx) => previous.swap_remove(idx),
+                None => {
+                    let client = Arc::new(client);
+                    AlertmanagerSet { settings, client, senders: Vec::new(), dropped: Vec::new() }
+                }
+            };
+            current.sets.push(set);
+        }
+        for sender in previous.into_iter().flat_map(|set| set.senders) {
+            sender.end();
+        }
+        self.discover(&mut current);
+    }
+
+    /// Sends from now on, on `runtime`.
+    pub(crate) fn open(self: &Arc<Notifier>, runtime: Handle) {
+        let mut current = self.current.lock();
+        // A second call is a bug; the first runtime stays.
+        let _ = self.runtime.set(runtime.clone());
+        for set in &mut current.sets {
+            for sender in &mut set.senders {
+                sender.task = self.spawn(&sender.destination, &set.client, &set.settings);
+            }
+        }
+        self.discover(&mut current);
+        let (notifier, mut changes) = (Arc::downgrade(self), self.discovery.changes());
+        current.follower = Some(runtime.spawn(async move {
+            while changes.changed().await.is_ok() {
+                let Some(notifier) = notifier.upgrade() else { return };
+                notifier.follow(&mut notifier.current.lock());
+            }
+        }));
+    }
+
+    /// Starts the discoveries of all entries; without a runtime only static targets are known.
+    fn discover(&self, current: &mut Current) {
+        let Some(runtime) = self.runtime.get() else {
+            for set in &mut current.sets {
+                let groups = static_groups(&set.settings.discoveries.static_groups);
+                self.set_targets(set, groups.iter());
+            }
+            return;
+        };
+        let providers = |(idx, set): (usize, &AlertmanagerSet)| {
+            // They were checked before.
+            let providers = Provider::all_of(&set.settings.discoveries, "alerting");
+            (set_name(idx), providers.unwrap_or_default())
+        };
+        let _context = runtime.enter();
+        self.discovery.set(current.sets.iter().enumerate().map(providers));
+        self.follow(current);
+    }
+
+    /// Takes the lists of all discoveries over. An entry without a list yet keeps its targets.
+    fn follow(&self, current: &mut Current) {
+        for (idx, set) in current.sets.iter_mut().enumerate() {
+            if let Some(lists) = self.discovery.lists(&set_name(idx)) {
+                self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
+            }
+        }
+    }
+
+    /// Queues alerts for all Alertmanagers. `external` are added to alerts without such labels.
+    pub(crate) fn send(
+        &self,
+        external: &BTreeMap<String, String>,
+        notifications: Vec<Notification>,
+    ) {
+        let current = self.current.lock();
+        if current.sets.iter().all(|set| set.senders.is_empty()) {
+            return;
+        }
+        let mut editor = LabelEditor::default();
+        let mut queues: Vec<Vec<Arc<[u8]>>> = current.sets.iter().map(|_| Vec::new()).collect();
+        for notification in &notifications {
+            let labels = with_external(&notification.labels, external);
+            let Some(labels) = self.relabel(&current.relabel, &labels, &mut editor) else {
+                continue;
+            };
+            let mut shared: Option<Arc<[u8]>> = None;
+            for (set, queue) in current.sets.iter().zip(&mut queues) {
+                let own = &set.settings.alert_relabel_configs;
+                if own.is_empty() {
+                    let json = shared.get_or_insert_with(|| notification.json(&labels).into());
+                    queue.push(Arc::clone(json));
+                } else if let Some(labels) = self.relabel(own, &labels, &mut editor) {
+                    queue.push(notification.json(&labels).into());
+                }
+            }
+        }
+        for (set, queue) in current.sets.iter().zip(queues) {
+            for sender in &set.senders {
+                sender.destination.push(queue.iter().cloned());
+            }
+        }
+    }
+
+    /// Delivers the queued alerts, for at most `at_most`, and ends. To be called once no rule is
+    /// evaluated any more, and not on a thread of the runtime.
+    pub(crate) fn stop(&self, at_most: Duration) {
+        let Current { sets, follower, .. } = std::mem::take(&mut *self.current.lock());
+        if let Some(follower) = follower {
+            follower.abort();
+        }
+        let senders: Vec<Sender> = sets.into_iter().flat_map(|set| set.senders).collect();
+        senders.iter().for_each(|sender| sender.destination.close());
+        let Some(runtime) = self.runtime.get() else { return };
+        runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + at_most;
+            for mut sender in senders {
+                let Some(task) = &mut sender.task else { continue };
+                if tokio::time::timeout_at(deadline, task).await.is_err() {
+                    let (url, count) = (&sender.destination.url, sender.destination.len());
+                    tracing::warn!(url, count, "alerts were not delivered before the stop");
+                    sender.end();
+                }
+            }
+        });
+    }
+
+    /// The URLs of the Alertmanagers, and those that relabelling dropped.
+    pub(crate) fn urls(&self) -> (Vec<String>, Vec<String>) {
+        let current = self.current.lock();
+        let senders = current.sets.iter().flat_map(|set| &set.senders);
+        let active = senders.map(|sender| sender.destination.url.clone()).collect();
+        (active, current.sets.iter().flat_map(|set| set.dropped.clone()).collect())
+    }
+
+    /// The metrics under `prefix`.
+    pub(crate) fn write_text(&self, prefix: &str, text: &mut MetricsText) {
+        let current = self.current.lock();
+        let mut destinations: BTreeMap<&str, &Destination> = BTreeMap::new();
+        for sender in current.sets.iter().flat_map(|set| &set.senders) {
+            // Two entries may have the same Alertmanager; the metrics are those of the first.
+            destinations.entry(&sender.destination.url).or_insert(&sender.destination);
+        }
+        text.gauge(
+            &format!("{prefix}_notifications_alertmanagers_discovered"),
+            "Alertmanagers that alerts are sent to.",
+            destinations.len() as f64,
+        );
+        text.gauge(
+            &format!("{prefix}_notifications_queue_capacity"),
+            "Alerts that the queue of an Alertmanager may contain.",
+            self.options.queue_len_max as f64,
+        );
+        text.counter(
+            &format!("{prefix}_notifications_relabel_failures_total"),
+            "Alerts that were not sent because their relabelling failed.",
+            self.failed.get() as f64,
+        );
+        type Value = fn(&Destination) -> f64;
+        let families: [(&str, Kind, &str, Value); 4] = [
+            ("sent_total", Kind::Counter, "Alerts in requests, failed ones included.", |to| {
+                to.sent.load(Ordering::Relaxed) as f64
+            }),
+            ("errors_total", Kind::Counter, "Alerts in requests that failed.", |to| {
+                to.errors.load(Ordering::Relaxed) as f64
+            }),
+            (
+                "dropped_total",
+                Kind::Counter,
+                "Alerts that were not delivered; the next evaluations send them again.",
+                |to| to.dropped.load(Ordering::Relaxed) as f64,
+            ),
+            ("queue_length", Kind::Gauge, "Alerts that wait for an Alertmanager.", |to| {
+                to.len() as f64
+            }),
+        ];
+        if destinations.is_empty() {
+            return;
+        }
+        for (name, kind, help, value) in families {
+            let name = format!("{prefix}_notifications_{name}");
+            text.family(&name, kind, help);
+            for (url, destination) in &destinations {
+                text.sample(&name, &[("alertmanager", url)], value(destination));
+            }
+        }
+        let name = format!("{prefix}_notifications_latency_seconds");
+        text.family(&name, Kind::Summary, "Durations of requests to an Alertmanager.");
+        for (url, destination) in &destinations {
+            let (count, seconds) = destination.latency();
+            let labels = [("alertmanager", *url)];
+            text.sample(&format!("{name}_sum"), &labels, seconds);
+            text.sample(&format!("{name}_count"), &labels, count as f64);
+        }
+    }
+
+    /// Makes `groups` the targets of `set`. Known Alertmanagers keep their queues.
+    fn set_targets<'g>(
+        &self,
+        set: &mut AlertmanagerSet,
+        groups: impl Iterator<Item = &'g DiscoveredGroup>,
+    ) {
+        let mut editor = LabelEditor::default();
+        let mut plain = set.settings.clone();
+        plain.relabel_configs = RuleList::default();
+        let (mut urls, mut dropped) = (BTreeSet::new(), BTreeSet::new());
+        for group in groups {
+            for target in &group.targets {
+                match alertmanager_labels(&set.settings, target, &group.labels, &mut editor) {
+                    Ok(Some(labels)) => drop(urls.insert(url(&labels))),
+                    Ok(None) => {
+                        let labels =
+                            alertmanager_labels(&plain, target, &group.labels, &mut editor);
+                        dropped.extend(labels.ok().flatten().map(|labels| url(&labels)));
+                    }
+                    Err(error) => tracing::error!(%error, "a target of alertmanagers is skipped"),
+                }
+            }
+        }
+        set.dropped = dropped.into_iter().collect();
+        let mut known = std::mem::take(&mut set.senders);
+        for url in urls {
+            let position = known.iter().position(|sender| sender.destination.url == url);
+            let sender = match position {
+                Some(idx) => known.swap_remove(idx),
+                None => {
+                    let options = &self.options;
+                    let destination = Destination::new(url, options.queue_len_max, &options.budget);
+                    let destination = Arc::new(destination);
+                    let task = self.spawn(&destination, &set.client, &set.settings);
+                    Sender { destination, task }
+                }
+            };
+            set.senders.push(sender);
+        }
+        known.into_iter().for_each(Sender::end);
+    }
+
+    fn spawn(
+        &self,
+        destination: &Arc<Destination>,
+        client: &Arc<Client>,
+        settings: &Alertmanagers,
+    ) -> Option<JoinHandle<()>> {
+        let runtime = self.runtime.get()?;
+        let (destination, client) = (Arc::clone(destination), Arc::clone(client));
+        let timeout = Duration::from_millis(settings.timeout.as_ms());
+        let failures = Arc::clone(&self.failures);
+        Some(runtime.spawn(async move {
+            let mut connections = Connections::default();
+            while let Some((body, count)) = destination.next_batch(BATCH_LEN_MAX).await {
+                let began = Instant::now();
+                let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
+                destination.answered(count, began.elapsed(), posted.is_ok());
+                let Err(error) = posted else { continue };
+                if let Some(count) = failures.note(count as u64, Instant::now()) {
+                    let url = &destination.url;
+                    tracing::error!(count, url, error, "alerts could not be sent");
+                }
+            }
+        }))
+    }
+
+    fn relabel(
+        &self,
+        rules: &RuleList,
+        labels: &Labels,
+        editor: &mut LabelEditor,
+    ) -> Option<Labels> {
+        match rules.rules().relabel(labels, editor) {
+            Ok(labels) => labels.filter(|labels| !labels.is_empty()),
+            Err(error) => {
+                self.failed.add(1);
+                tracing::error!(%error, "an alert is not sent");
+                None
+            }
+        }
+    }
+}
+
+impl Sender {
+    /// Ends the task; alerts that wait are dropped.
+    fn end(self) {
+        self.destination.drop_all();
+        if let Some(task) = self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Posts a batch. Any 2xx is success.
+async fn post(
+    url: &str,
+    client: &Client,
+    body: Vec<u8>,
+    timeout: Duration,
+    connections: &mut Connections,
+) -> Result<(), String> {
+    let content = Content { media_type: "application/json".to_owned(), bytes: Bytes::from(body) };
+    let request = Request {
+        url: url.to_owned(),
+        unix_socket: None,
+        headers: vec![(header::USER_AGENT, USER_AGENT.to_owned())],
+        authorization: None,
+        content: Some(content),
+        body_bytes_max: RESPONSE_BYTES_MAX,
+        timeout,
+    };
+    let response = client.send(&request, connections).await.map_err(|error| error.to_string())?;
+    match response.status {
+        200..300 => Ok(()),
+        _ => Err(format!("bad response status {}", response.status_text())),
+    }
+}
+
+/// The name of an entry in metrics of discoveries, as in Prometheus.
+fn set_name(idx: usize) -> String {
+    format!("config-{idx}")
+}
+
+/// The address that `labels` name.
+fn url(labels: &Labels) -> String {
+    let label = |name: &str| labels.get(name).unwrap_or_default();
+    let path = label("__alerts_path__");
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    format!("{}://{}{slash}{path}", label("__scheme__"), label("__address__"))
+}
+
+/// An empty label is the same as none.
+fn with_external(labels: &Labels, external: &BTreeMap<String, String>) -> Labels {
+    external.iter().fold(labels.clone(), |labels, (name, value)| match labels.get(name) {
+        None | Some("") => labels.with(name, value),
+        Some(_) => labels,
+    })
+}
+
+#[cfg(test)]
+mod tests;

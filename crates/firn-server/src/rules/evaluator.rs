@@ -1,0 +1,249 @@
+//! The evaluation of due groups. Any thread may call it; the threads of rules do.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use firn_model::{PointValue, STALE_NAN, Timestamp};
+use firn_promql::Value;
+use firn_rules::AlertTemplates;
+use firn_rules::group::{Alert, Evaluation, RestoreOptions, ResultRow, RunOptions, Storage};
+use firndb::{Db, QueryOptions};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::load::EvaluationSettings;
+use super::manager::RuleOptions;
+use super::metrics::{RuleCounters, TimeSum};
+use super::storage::{RuleLimits, RuleStorage, SeriesCache};
+use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
+use super::templates::BoundedTemplates;
+use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
+use super::watch::QueryWatch;
+use crate::notify::{Notification, Notifier, NotifyOptions};
+
+/// The groups and all that their evaluation needs.
+pub(super) struct GroupEvaluator {
+    pub(super) options: RuleOptions,
+    pub(super) counters: RuleCounters,
+    pub(super) watch: QueryWatch,
+    pub(super) db: OnceLock<Arc<Db>>,
+    /// The address of this server in alerts.
+    pub(super) external_url: OnceLock<Arc<str>>,
+    pub(super) notifier: Arc<Notifier>,
+    settings: Mutex<Arc<EvaluationSettings>>,
+    table: Mutex<GroupTable>,
+    /// Notified when the table changes.
+    changed: Condvar,
+}
+
+impl fmt::Debug for GroupEvaluator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupEvaluator").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl GroupEvaluator {
+    pub(super) fn new(options: RuleOptions) -> GroupEvaluator {
+        let notifier = Arc::new(Notifier::new(NotifyOptions {
+            queue_len_max: options.queue_len_max,
+            budget: options.budget.clone(),
+        }));
+        GroupEvaluator {
+            options,
+            external_url: OnceLock::new(),
+            counters: RuleCounters::default(),
+            watch: QueryWatch::default(),
+            db: OnceLock::new(),
+            notifier,
+            settings: Mutex::default(),
+            table: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        (self.options.clock)()
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, GroupTable> {
+        self.table.lock()
+    }
+
+    /// Waits until the table changes or a group is due; not at all once `is_stopped`.
+    pub(super) fn wait(&self, is_stopped: impl Fn() -> bool) {
+        // The clock may be set meanwhile.
+        const WAIT_MAX_MS: i64 = 1_000;
+        let mut table = self.table.lock();
+        if is_stopped() {
+            return;
+        }
+        match table.next_at() {
+            Some(at) => {
+                let ms = at.saturating_sub(self.now()).clamp(0, WAIT_MAX_MS);
+                let at_most = Duration::from_millis(ms.unsigned_abs());
+                let _ = self.changed.wait_for(&mut table, at_most);
+            }
+            None => self.changed.wait(&mut table),
+        }
+    }
+
+    /// Wakes all threads that wait.
+    pub(super) fn wake(&self) {
+        // Under the lock, so that no thread is between its check and its wait.
+        let _table = self.table.lock();
+        self.changed.notify_all();
+    }
+
+    pub(super) fn set(&self, settings: EvaluationSettings) {
+        *self.settings.lock() = Arc::new(settings);
+    }
+
+    /// Evaluates the group whose slot passed first at `now`, if there is one. Returns whether there
+    /// was work.
+    pub(super) fn evaluate_next(&self, now: Timestamp) -> bool {
+        let Some(db) = self.db.get() else { return false };
+        let (ended, due) = {
+            let mut table = self.table.lock();
+            (table.take_ended(now), table.take_due(now))
+        };
+        for ended in &ended {
+            self.mark_ended(db, ended);
+        }
+        let has_work = !ended.is_empty() || due.is_some();
+        if let Some(mut due) = due {
+            let settings = Arc::clone(&self.settings.lock());
+            let evaluated = AssertUnwindSafe(|| self.evaluate(db, &settings, &mut due, now));
+            if catch_unwind(evaluated).is_err() {
+                tracing::error!(group = due.shown.key(), "an evaluation panicked, which is a bug");
+            }
+            self.table.lock().finish(due.id, due.work, self.now().max(now));
+            self.changed.notify_all();
+        }
+        has_work
+    }
+
+    fn evaluate(&self, db: &Db, settings: &EvaluationSettings, due: &mut DueGroup, now: Timestamp) {
+        let began = Instant::now();
+        let slot = due.slot;
+        let limits = self.limits(settings);
+        let run = RunOptions {
+            query_offset_ms: settings.query_offset_ms,
+            resend_ms: self.options.resend_ms,
+        };
+        let GroupWork { group, cache, held, until_restored } = &mut *due.work;
+        let storage = RuleStorage::new(db, &limits, &self.watch, cache);
+        let query = |text: &str, ts: Timestamp| -> firn_model::Result<Value> {
+            storage.query_text(text, ts)
+        };
+        let templates = AlertTemplates {
+            external_labels: Arc::clone(&settings.external_labels),
+            external_url: self.external_url(),
+            query: &query,
+        };
+        let bounded = BoundedTemplates::new(&templates, &self.counters.templates, &limits.budget);
+        let evaluation = group.evaluate(slot, &run, &storage, &bounded);
+        let mut texts = bounded.finish();
+        let (rule_times, series) = storage.finish();
+        texts.merge(series);
+        *held = Some(texts);
+        self.notify(settings, &due.shown, &evaluation);
+
+        let mut took_of = rule_times.into_iter();
+        let outcome = |running| RuleOutcome::new(running, took_of.next().unwrap_or_default());
+        let rules: Vec<RuleOutcome> = group.rules().iter().map(outcome).collect();
+        self.count(&due.shown, &evaluation, &rules, began);
+        let sample_count = evaluation.sample_count;
+        let took = began.elapsed();
+        due.shown.publish(LastEvaluation { began: Some(now), took, rules, sample_count });
+
+        if *until_restored > 0 {
+            *until_restored = until_restored.saturating_sub(1);
+            if *until_restored == 0 {
+                self.restore(db, &limits, &mut due.work, &due.shown);
+            }
+        }
+    }
+
+    fn external_url(&self) -> Arc<str> {
+        self.external_url.get().map_or_else(|| Arc::from(""), Arc::clone)
+    }
+
+    fn limits(&self, settings: &EvaluationSettings) -> RuleLimits {
+        RuleLimits {
+            query: QueryOptions {
+                subquery_step_ms: settings.subquery_step_ms,
+                ..self.options.query
+            },
+            timeout: self.options.timeout,
+            budget: self.options.budget.clone(),
+        }
+    }
+
+    /// Restores the alerts of a group after the start of the process.
+    fn restore(&self, db: &Db, limits: &RuleLimits, work: &mut GroupWork, shown: &ShownGroup) {
+        let began = Instant::now();
+        let mut cache = SeriesCache::default();
+        let storage = RuleStorage::new(db, limits, &self.watch, &mut cache);
+        let options = RestoreOptions { now: self.now(), grace_ms: self.options.grace_ms };
+        work.group.restore(options, self.options.outage_ms, &storage);
+        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        shown.counters.restore_ns.store(nanos, Ordering::Relaxed);
+    }
+
+    fn notify(&self, settings: &EvaluationSettings, shown: &ShownGroup, evaluation: &Evaluation) {
+        let external_url = self.external_url();
+        let notification = |(idx, alert): &(usize, Alert)| {
+            let rule = shown.rules.get(*idx)?;
+            Some(Notification::new(alert, &rule.query, &external_url))
+        };
+        let notifications: Vec<Notification> =
+            evaluation.alerts.iter().filter_map(notification).collect();
+        if !notifications.is_empty() {
+            self.notifier.send(&settings.external_labels, notifications);
+        }
+    }
+
+    fn count(
+        &self,
+        shown: &ShownGroup,
+        evaluation: &Evaluation,
+        rules: &[RuleOutcome],
+        began: Instant,
+    ) {
+        shown.counters.evaluated(rules.len(), evaluation.failure_count);
+        self.counters.groups.add(TimeSum::one(began.elapsed()));
+        for (rule, view) in rules.iter().zip(&shown.rules) {
+            self.counters.rules.add(TimeSum::one(rule.took));
+            if let Some(error) = &rule.last_error {
+                let group = shown.key();
+                tracing::debug!(group, rule = view.name, error, "a rule failed");
+            }
+        }
+        let took = began.elapsed().as_millis();
+        if took > u128::from(shown.interval_ms.unsigned_abs()) {
+            let group = shown.key();
+            tracing::warn!(group, took_ms = took, "an evaluation took longer than its interval");
+        }
+    }
+
+    /// Writes the stale markers of a group that a reload removed. Only the log reports a failure,
+    /// because the group is no longer listed.
+    fn mark_ended(&self, db: &Db, ended: &EndedSeries) {
+        let row = |labels: &firn_model::Labels| ResultRow {
+            labels: labels.clone(),
+            value: PointValue::Float(STALE_NAN),
+        };
+        let rows: Vec<ResultRow> = ended.series.iter().map(row).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let settings = Arc::clone(&self.settings.lock());
+        let (limits, mut cache) = (self.limits(&settings), SeriesCache::default());
+        let storage = RuleStorage::new(db, &limits, &self.watch, &mut cache);
+        if let Err(error) = storage.write(ended.ts, &rows) {
+            tracing::warn!(%error, "series of removed rules have no stale marker");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Rule files: found by the patterns of the configuration, read and checked whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use firn_collect::config::{Config, Files, glob};
+use firn_collect::relabel::NameScheme;
+use firn_model::{Error, QueryContext, Result};
+use firn_rules::file::{MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, UnknownKeys};
+use firn_rules::group::Group;
+
+/// All groups of a configuration, not running yet.
+#[derive(Debug)]
+pub(super) struct LoadedRules {
+    /// In order of files, then as in the file.
+    pub(super) groups: Vec<Group>,
+    pub(super) settings: EvaluationSettings,
+    /// Files with more than one document, of which only the first counts.
+    pub(super) warnings: Vec<String>,
+}
+
+/// The values of the configuration that all evaluations use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct EvaluationSettings {
+    pub(super) query_offset_ms: i64,
+    /// The step of subqueries without a step of their own.
+    pub(super) subquery_step_ms: i64,
+    pub(super) external_labels: Arc<BTreeMap<String, String>>,
+}
+
+/// Reads the rule files of `config`. A file that several patterns match is read once.
+/// `is_restored` as in [`Group::new`].
+///
+/// # Errors
+/// `Invalid` with all mistakes of all files, as promtool prints them; `Unavailable` if a file
+/// cannot be read; `TooLarge` without memory for the expressions in `context`.
+pub(super) fn load(
+    config: &Config,
+    files: &dyn Files,
+    context: QueryContext,
+    is_restored: bool,
+) -> Result<LoadedRules> {
+    let names = match config.global.metric_name_validation_scheme {
+        NameScheme::Legacy => RuleNames::Legacy,
+        _ => RuleNames::Utf8,
+    };
+    let options = ReadOptions { names, unknown: UnknownKeys::Refused, context };
+    let interval_ms = ms(config.global.evaluation_interval.as_ms());
+    let mut paths = BTreeSet::new();
+    for pattern in &config.rule_files {
+        let pattern = pattern.as_str();
+        let matching = glob(files, pattern).map_err(|error| {
+            error.context(format_args!("error retrieving rule files for {pattern}"))
+        })?;
+        paths.extend(matching);
+    }
+    let (mut groups, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+    for path in paths {
+        let shown = path.to_string_lossy();
+        let text = files.read(&path).map_err(|error| {
+            Error::unavailable(format!("error loading rules: cannot read {shown}")).because(error)
+        })?;
+        match RuleFile::parse(&text, &options) {
+            Ok(file) => {
+                if file.has_more_documents {
+                    warnings.push(format!("{shown}: {MORE_DOCUMENTS}"));
+                }
+                let group = |group: firn_rules::file::FileGroup| {
+                    group.into_group(&shown, interval_ms, is_restored)
+                };
+                groups.extend(file.groups.into_iter().map(group));
+            }
+            Err(found) => {
+                mistakes.extend(found.into_iter().map(|mistake| format!("{shown}: {mistake}")));
+            }
+        }
+    }
+    if !mistakes.is_empty() {
+        return Err(Error::invalid(format!(
+            "error loading rules, previous rule set restored: {}",
+            mistakes.join("; ")
+        )));
+    }
+    let labels = config.global.external_labels.iter();
+    let settings = EvaluationSettings {
+        query_offset_ms: ms(config.global.rule_query_offset.as_ms()),
+        subquery_step_ms: interval_ms,
+        external_labels: Arc::new(labels.map(owned).collect()),
+    };
+    Ok(LoadedRules { groups, settings, warnings })
+}
+
+fn owned((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+fn ms(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap_or(i64::MAX)
+}

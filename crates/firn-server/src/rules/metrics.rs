@@ -1,0 +1,141 @@
+//! Metrics of rules, under this server's prefix and under that of Prometheus, whose dashboards and
+//! alerts read the same names.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::templates::TemplateCounters;
+use super::view::ShownGroup;
+use crate::metrics_text::{Kind, MetricsText};
+
+/// Counters of all groups together.
+#[derive(Debug, Default)]
+pub(super) struct RuleCounters {
+    pub(super) templates: TemplateCounters,
+    /// Evaluations of rules.
+    pub(super) rules: Times,
+    /// Evaluations of groups.
+    pub(super) groups: Times,
+}
+
+/// Durations of some events.
+#[derive(Debug, Default)]
+pub(super) struct Times(Mutex<TimeSum>);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TimeSum {
+    count: u64,
+    seconds: f64,
+}
+
+impl TimeSum {
+    pub(super) fn one(took: Duration) -> TimeSum {
+        TimeSum { count: 1, seconds: took.as_secs_f64() }
+    }
+}
+
+impl Times {
+    pub(super) fn add(&self, more: TimeSum) {
+        let mut sum = self.0.lock();
+        sum.count = sum.count.saturating_add(more.count);
+        sum.seconds += more.seconds;
+    }
+}
+
+impl RuleCounters {
+    /// Writes all metrics with names that begin with `prefix`.
+    pub(super) fn write_text(
+        &self,
+        prefix: &str,
+        groups: &[Arc<ShownGroup>],
+        text: &mut MetricsText,
+    ) {
+        let expansions = self.templates.expansions.load(Ordering::Relaxed);
+        text.counter(
+            &format!("{prefix}_template_text_expansions_total"),
+            "Templates of labels and annotations that were expanded.",
+            expansions as f64,
+        );
+        text.counter(
+            &format!("{prefix}_template_text_expansion_failures_total"),
+            "Templates of labels and annotations that failed.",
+            self.templates.failures.load(Ordering::Relaxed) as f64,
+        );
+        for (name, help, times) in [
+            ("rule_evaluation_duration_seconds", "Durations of evaluations of rules.", &self.rules),
+            ("rule_group_duration_seconds", "Durations of evaluations of groups.", &self.groups),
+        ] {
+            let (name, sum) = (format!("{prefix}_{name}"), *times.0.lock());
+            text.family(&name, Kind::Summary, help);
+            text.sample(&format!("{name}_sum"), &[], sum.seconds);
+            text.sample(&format!("{name}_count"), &[], sum.count as f64);
+        }
+        if groups.is_empty() {
+            return;
+        }
+        for (name, kind, help, value) in FAMILIES {
+            let name = format!("{prefix}_rule_{name}");
+            text.family(&name, kind, help);
+            for group in groups {
+                text.sample(&name, &[("rule_group", &group.key())], value(group));
+            }
+        }
+    }
+}
+
+type RuleFamily = (&'static str, Kind, &'static str, fn(&ShownGroup) -> f64);
+
+const FAMILIES: [RuleFamily; 11] = [
+    ("evaluations_total", Kind::Counter, "Evaluations of rules by group.", |group| {
+        group.counters.evaluations.load(Ordering::Relaxed) as f64
+    }),
+    ("evaluation_failures_total", Kind::Counter, "Evaluations of rules that failed.", |group| {
+        group.counters.failures.load(Ordering::Relaxed) as f64
+    }),
+    ("group_iterations_total", Kind::Counter, "Slots of groups, missed ones included.", |group| {
+        group.counters.iterations.load(Ordering::Relaxed) as f64
+    }),
+    (
+        "group_iterations_missed_total",
+        Kind::Counter,
+        "Slots of groups that passed while the previous evaluation ran.",
+        |group| group.counters.missed.load(Ordering::Relaxed) as f64,
+    ),
+    ("group_interval_seconds", Kind::Gauge, "Time between two slots of a group.", |group| {
+        group.interval_ms as f64 / 1e3
+    }),
+    (
+        "group_last_evaluation_timestamp_seconds",
+        Kind::Gauge,
+        "Time of the last evaluation of a group.",
+        |group| group.latest().began.map_or(0.0, |began| began as f64 / 1e3),
+    ),
+    (
+        "group_last_duration_seconds",
+        Kind::Gauge,
+        "Duration of the last evaluation of a group.",
+        |group| group.latest().took.as_secs_f64(),
+    ),
+    (
+        "group_last_rule_duration_sum_seconds",
+        Kind::Gauge,
+        "Sum of the durations of all rules in the last evaluation of a group.",
+        |group| group.latest().rules.iter().map(|rule| rule.took.as_secs_f64()).sum(),
+    ),
+    (
+        "group_last_restore_duration_seconds",
+        Kind::Gauge,
+        "Duration of the last restoration of alerts of a group.",
+        |group| group.counters.restore_ns.load(Ordering::Relaxed) as f64 / 1e9,
+    ),
+    ("group_rules", Kind::Gauge, "Rules of a group.", |group| group.rules.len() as f64),
+    (
+        "group_last_evaluation_samples",
+        Kind::Gauge,
+        "Samples that the last evaluation of a group returned.",
+        |group| group.latest().sample_count as f64,
+    ),
+];

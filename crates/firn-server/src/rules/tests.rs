@@ -1,0 +1,487 @@
+//! Rules over a real database, with a clock that the test sets.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use firn_collect::config::{Config, Files};
+use firn_model::{Budget, Labels, Timestamp};
+use firn_rules::group::{AlertState, RuleHealth};
+use firndb::{Db, Options, QueryOptions, QueryTime, Value, local_env};
+use tempfile::TempDir;
+
+use super::{RuleManager, RuleOptions};
+use crate::metrics_text::MetricsText;
+
+const SECOND: i64 = 1_000;
+const MINUTE: i64 = 60 * SECOND;
+const START: Timestamp = 1_700_000_000_000;
+
+/// Files in memory.
+#[derive(Clone, Default)]
+struct TestFiles(BTreeMap<PathBuf, String>);
+
+impl Files for TestFiles {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.0.get(path).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let inside = |path: &&PathBuf| path.parent() == Some(folder);
+        let name = |path: &PathBuf| path.file_name()?.to_str().map(str::to_owned);
+        Ok(self.0.keys().filter(inside).filter_map(name).collect())
+    }
+}
+
+/// A database with a manager.
+struct Scene {
+    db: Arc<Db>,
+    manager: RuleManager,
+    clock: Arc<AtomicI64>,
+    files: TestFiles,
+    config: String,
+    folder: TempDir,
+}
+
+fn manager(clock: &Arc<AtomicI64>, memory_bytes: u64) -> RuleManager {
+    let clock = Arc::clone(clock);
+    RuleManager::new(RuleOptions {
+        thread_count: 1,
+        budget: Budget::unlimited().part(memory_bytes),
+        memory_bytes,
+        query: QueryOptions::default(),
+        timeout: Duration::from_secs(100),
+        outage_ms: 60 * MINUTE,
+        grace_ms: 10 * MINUTE,
+        resend_ms: MINUTE,
+        queue_len_max: 100,
+        external_labels: BTreeMap::new(),
+        on_idle: || (),
+        clock: Arc::new(move || clock.load(Ordering::Relaxed)),
+    })
+}
+
+const URL: &str = "http://here:9090";
+
+impl Scene {
+    fn new() -> Scene {
+        Scene::with_memory(256 << 20)
+    }
+
+    fn with_memory(memory_bytes: u64) -> Scene {
+        let folder = TempDir::new().unwrap();
+        let db = Arc::new(Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap());
+        let clock = Arc::new(AtomicI64::new(START));
+        let manager = manager(&clock, memory_bytes);
+        manager.attach(&db, URL);
+        let config = "global: {evaluation_interval: 1m, external_labels: {dc: eu}}\n\
+                      rule_files: [/r/*.yml, /r/a.yml]"
+            .to_owned();
+        Scene { db, manager, clock, files: TestFiles::default(), config, folder }
+    }
+
+    fn load(&mut self, files: &[(&str, &str)]) -> Result<(), String> {
+        self.files.0 = files
+            .iter()
+            .map(|(name, text)| (Path::new("/r").join(name), (*text).to_owned()))
+            .collect();
+        let config = Config::parse(&self.config, &|_| None).unwrap().config;
+        let checked = self.manager.check(&config, &self.files).map_err(|e| e.to_string())?;
+        self.manager.apply(checked);
+        Ok(())
+    }
+
+    fn put(&self, labels: &[(&str, &str)], ts: Timestamp, value: f64) {
+        let labels = Labels::from_pairs(labels.iter().copied()).unwrap();
+        self.db.put(&labels, ts, value).unwrap();
+    }
+
+    /// Evaluates the groups that are due `ms` after the start.
+    fn evaluate_at(&self, ms: i64) -> usize {
+        self.clock.store(START + ms, Ordering::Relaxed);
+        self.manager.evaluate_due(START + ms)
+    }
+
+    /// The result of an instant query `ms` after the start, one line each, sorted.
+    fn query(&self, text: &str, ms: i64) -> Vec<String> {
+        let output = self.db.query_now(text, QueryTime::Instant(START + ms)).unwrap();
+        let Value::Vector(points) = output.value else { panic!("a vector") };
+        let mut lines: Vec<String> = points
+            .iter()
+            .map(|point| match &point.value {
+                firn_model::PointValue::Float(value) => format!("{} {value}", point.labels),
+                other => format!("{} {other:?}", point.labels),
+            })
+            .collect();
+        lines.sort();
+        lines
+    }
+
+    fn errors(&self) -> Vec<Option<String>> {
+        let groups = self.manager.groups();
+        let latest: Vec<_> = groups.iter().map(|group| group.latest()).collect();
+        latest.iter().flat_map(|latest| &latest.rules).map(|rule| rule.last_error.clone()).collect()
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = MetricsText::default();
+        self.manager.write_text("prometheus", &mut text);
+        text.finish()
+    }
+
+    /// The process ends without a stop, and starts again.
+    fn restart(self) -> Scene {
+        let Scene { db, manager: old, clock, files, config, folder } = self;
+        drop((old, db));
+        let db = Arc::new(Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap());
+        let manager = manager(&clock, 256 << 20);
+        manager.attach(&db, URL);
+        Scene { db, manager, clock, files, config, folder }
+    }
+}
+
+const RECORDS: &str = "groups: [{name: g, rules: [\
+    {record: 'job:x:sum', expr: 'sum by (job) (x)'}, \
+    {record: y, expr: 'job:x:sum * 2', labels: {team: a}}, \
+    {record: z, expr: 'count(x)'}]}]";
+
+#[test]
+fn results_are_rows_at_the_slot_and_later_rules_see_them() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", RECORDS)]).unwrap();
+    for job in ["a", "b"] {
+        scene.put(&[("__name__", "x"), ("job", job), ("n", "1")], START, 1.0);
+        scene.put(&[("__name__", "x"), ("job", job), ("n", "2")], START, 2.0);
+    }
+    assert_eq!(scene.evaluate_at(0), 0, "no slot has passed");
+    assert_eq!(scene.evaluate_at(MINUTE), 1);
+    assert_eq!(scene.errors(), [const { None }; 3]);
+    assert_eq!(
+        scene.query("{__name__=~\"job:x:sum|y|z\"}", MINUTE),
+        [
+            "job:x:sum{job=\"a\"} 3",
+            "job:x:sum{job=\"b\"} 3",
+            "y{job=\"a\",team=\"a\"} 6",
+            "y{job=\"b\",team=\"a\"} 6",
+            "z 4",
+        ]
+    );
+    // All samples have the time of the slot.
+    let shown = &scene.manager.groups()[0];
+    let times = scene.query("timestamp({__name__=~\"job:x:sum|y|z\"}) * 1000", MINUTE);
+    let time = times[0].rsplit_once(' ').unwrap().1.to_owned();
+    assert!(times.iter().all(|line| line.ends_with(&time)), "{times:?}");
+    let slot: f64 = time.parse().unwrap();
+    assert!(slot > START as f64 && slot <= (START + MINUTE) as f64, "{slot}");
+    assert_eq!(shown.latest().sample_count, 5);
+    // The series of a rule are one group.
+    let name = Labels::from_pairs([("__name__", "y")]).unwrap();
+    let member = |job| Labels::from_pairs([("job", job), ("team", "a")]).unwrap();
+    let refs = scene.db.find_members(&name, &[member("a"), member("b")]).unwrap();
+    assert_eq!(refs[0].unwrap().group, refs[1].unwrap().group);
+}
+
+#[test]
+fn series_that_vanish_end() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", RECORDS)]).unwrap();
+    for job in ["a", "b"] {
+        scene.put(&[("__name__", "x"), ("job", job)], START, 1.0);
+    }
+    scene.evaluate_at(MINUTE);
+    scene.put(&[("__name__", "x"), ("job", "b")], START + 1, firn_model::STALE_NAN);
+    scene.evaluate_at(2 * MINUTE);
+    assert_eq!(scene.query("job:x:sum or z", 2 * MINUTE), ["job:x:sum{job=\"a\"} 1", "z 1"]);
+    // A rule that a reload removes: at the next evaluation.
+    let only_z = "groups: [{name: g, rules: [{record: z, expr: 'count(x)'}]}]";
+    scene.load(&[("a.yml", only_z)]).unwrap();
+    assert_eq!(scene.query("job:x:sum or y", 2 * MINUTE).len(), 2);
+    scene.evaluate_at(3 * MINUTE);
+    assert_eq!(scene.query("job:x:sum or y or z", 3 * MINUTE), ["z 1"]);
+    // A group that a reload removes: two intervals later, with the time of the reload.
+    scene.load(&[]).unwrap();
+    assert_eq!(scene.evaluate_at(4 * MINUTE), 0);
+    assert_eq!(scene.query("z", 4 * MINUTE), ["z 1"]);
+    assert_eq!(scene.evaluate_at(5 * MINUTE), 1);
+    assert_eq!(scene.query("z", 5 * MINUTE), [""; 0]);
+    assert_eq!(scene.query("z", 3 * MINUTE), [""; 0], "the marker has the time of the reload");
+    assert_eq!(scene.query("z", 3 * MINUTE - 1), ["z 1"]);
+}
+
+#[test]
+fn a_rule_that_moves_to_another_group_goes_on() {
+    let mut scene = Scene::new();
+    let rules = |group: &str| {
+        format!("groups: [{{name: {group}, rules: [{{record: z, expr: vector(1)}}]}}]")
+    };
+    scene.load(&[("a.yml", &rules("before"))]).unwrap();
+    scene.evaluate_at(MINUTE);
+    scene.load(&[("a.yml", &rules("after"))]).unwrap();
+    for minute in 2..6 {
+        scene.evaluate_at(minute * MINUTE);
+        assert_eq!(scene.query("z", minute * MINUTE), ["z 1"], "{minute}");
+    }
+    assert_eq!(scene.query("count_over_time(z[10m])", 6 * MINUTE).len(), 1);
+    assert_eq!(scene.query("z", MINUTE + 30 * SECOND), ["z 1"], "no marker between them");
+}
+
+#[test]
+fn a_wrong_file_changes_nothing_and_all_mistakes_are_listed() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", RECORDS)]).unwrap();
+    let before: Vec<String> = scene.manager.groups().iter().map(|g| g.name.clone()).collect();
+    let error = scene
+        .load(&[
+            ("a.yml", "groups:\n- name: n\n  rules:\n  - record: 'r'\n    expr: 'sum('\n"),
+            ("b.yml", "groups: [{name: '', rules: []}]"),
+        ])
+        .unwrap_err();
+    assert!(error.contains("previous rule set restored"), "{error}");
+    assert!(
+        error.contains("/r/a.yml: 5:11: group \"n\", rule 1, \"r\": could not parse expression"),
+        "{error}"
+    );
+    assert!(error.contains("/r/b.yml: 1:"), "{error}");
+    let after: Vec<String> = scene.manager.groups().iter().map(|g| g.name.clone()).collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_file_that_two_patterns_match_is_read_once() {
+    let mut scene = Scene::new();
+    let other = "groups: [{name: g, rules: []}, {name: b, interval: 5s, rules: []}]";
+    scene.load(&[("a.yml", RECORDS), ("b.yml", other)]).unwrap();
+    let groups: Vec<(String, String, i64)> = scene
+        .manager
+        .groups()
+        .iter()
+        .map(|group| (group.file.clone(), group.name.clone(), group.interval_ms))
+        .collect();
+    let group = |file: &str, name: &str, ms| (file.to_owned(), name.to_owned(), ms);
+    assert_eq!(
+        groups,
+        [
+            group("/r/a.yml", "g", MINUTE),
+            group("/r/b.yml", "b", 5 * SECOND),
+            group("/r/b.yml", "g", MINUTE),
+        ]
+    );
+}
+
+#[test]
+fn slots_that_pass_during_an_evaluation_are_counted_and_skipped() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", RECORDS)]).unwrap();
+    scene.evaluate_at(MINUTE);
+    assert_eq!(scene.evaluate_at(5 * MINUTE), 1);
+    let metrics = scene.metrics();
+    for (name, value) in [
+        ("evaluations_total", "6"),
+        ("evaluation_failures_total", "0"),
+        ("group_iterations_total", "5"),
+        ("group_iterations_missed_total", "3"),
+        ("group_interval_seconds", "60"),
+        ("group_rules", "3"),
+    ] {
+        let line = format!("prometheus_rule_{name}{{rule_group=\"/r/a.yml;g\"}} {value}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+    assert!(metrics.contains("# TYPE prometheus_rule_evaluation_duration_seconds summary\n"));
+    assert!(metrics.contains("prometheus_rule_evaluation_duration_seconds_count 6\n"));
+    assert!(metrics.contains("prometheus_template_text_expansions_total 0\n"));
+}
+
+#[test]
+fn the_offset_of_queries_shifts_results() {
+    let mut scene = Scene::new();
+    scene.config = scene.config.replace("1m,", "1m, rule_query_offset: 30s,");
+    scene
+        .load(&[(
+            "a.yml",
+            "groups: [{name: g, rules: [{record: z, expr: time()}]}, \
+              {name: h, query_offset: 10s, rules: [{record: own, expr: time()}]}]",
+        )])
+        .unwrap();
+    assert_eq!(scene.evaluate_at(MINUTE), 2);
+    // The value of `time()` is the time of its sample.
+    assert_eq!(scene.query("z - timestamp(z)", MINUTE), ["{} 0"]);
+    assert_eq!(scene.query("own - timestamp(own)", MINUTE), ["{} 0"]);
+    let schedule = |name: &str| {
+        let schedule = firn_rules::group::Schedule::new("/r/a.yml", name, MINUTE);
+        schedule.first_after(START) as f64 / 1e3
+    };
+    let value = |name: &str| scene.query(name, MINUTE)[0].rsplit_once(' ').unwrap().1.to_owned();
+    assert_eq!(value("z"), (schedule("g") - 30.0).to_string());
+    assert_eq!(value("own"), (schedule("h") - 10.0).to_string());
+}
+
+#[test]
+fn subqueries_have_the_step_of_the_configuration() {
+    let mut scene = Scene::new();
+    scene.config = scene.config.replace("1m,", "10s,");
+    let rules =
+        "groups: [{name: g, rules: [{record: z, expr: 'count_over_time(vector(1)[1m:])'}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    scene.evaluate_at(MINUTE);
+    assert_eq!(scene.query("z", MINUTE), ["z 6"]);
+}
+
+const ALERTS: &str = "groups: [{name: g, rules: [{alert: Down, expr: 'up == 0', for: 20m, \
+    labels: {severity: page}, \
+    annotations: {summary: '{{ $labels.job }} {{ $externalLabels.dc }} {{ $externalURL }} \
+    {{ with query \"count(up)\" }}{{ . | first | value }}{{ end }}'}}]}]";
+
+#[test]
+fn alerts_have_series_and_expanded_annotations() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", ALERTS)]).unwrap();
+    for minute in 0..30 {
+        scene.put(&[("__name__", "up"), ("job", "a")], START + minute * MINUTE, 0.0);
+    }
+    scene.evaluate_at(MINUTE);
+    assert_eq!(scene.query("ALERTS", MINUTE), [""; 0], "not before the restoration");
+    let groups = scene.manager.groups();
+    let alert = groups[0].latest().rules[0].alerts[0].clone();
+    assert_eq!(alert.state, AlertState::Pending);
+    assert_eq!(alert.annotations["summary"], "a eu http://here:9090 1");
+    assert_eq!(alert.labels.to_string(), "{alertname=\"Down\",job=\"a\",severity=\"page\"}");
+    for minute in 2..25 {
+        scene.evaluate_at(minute * MINUTE);
+    }
+    let firing = "ALERTS{alertname=\"Down\",alertstate=\"firing\",job=\"a\",severity=\"page\"} 1";
+    assert_eq!(scene.query("ALERTS", 25 * MINUTE), [firing]);
+    assert_eq!(scene.query("count_over_time(ALERTS_FOR_STATE[1h])", 25 * MINUTE).len(), 1);
+    let metrics = scene.metrics();
+    assert!(metrics.contains("prometheus_template_text_expansions_total 24\n"), "{metrics}");
+    assert!(metrics.contains("prometheus_template_text_expansion_failures_total 0\n"));
+}
+
+/// The clock of `for` continues after a crash; the outage does not count.
+#[test]
+fn pending_alerts_are_restored_after_a_restart() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", ALERTS)]).unwrap();
+    for minute in 0..90 {
+        scene.put(&[("__name__", "up"), ("job", "a")], START + minute * MINUTE, 0.0);
+    }
+    for minute in 1..6 {
+        scene.evaluate_at(minute * MINUTE);
+    }
+    let since = |scene: &Scene| {
+        let groups = scene.manager.groups();
+        let alert = groups[0].latest().rules[0].alerts[0].clone();
+        (alert.state, alert.active_at)
+    };
+    let (_, active_at) = since(&scene);
+    scene.clock.store(START + 10 * MINUTE, Ordering::Relaxed);
+    let mut scene = scene.restart();
+    scene.load(&[("a.yml", ALERTS)]).unwrap();
+    assert_eq!(scene.evaluate_at(11 * MINUTE), 1);
+    assert_ne!(since(&scene).1, active_at, "not before the second evaluation");
+    assert_eq!(scene.evaluate_at(12 * MINUTE), 1);
+    assert_eq!(scene.evaluate_at(13 * MINUTE), 1);
+    let (state, restored) = since(&scene);
+    assert_eq!(state, AlertState::Pending);
+    // The last sample before the restart is from the fifth evaluation, the restoration from the
+    // second one after it.
+    let outage_ms = restored - active_at;
+    assert!((6 * MINUTE..9 * MINUTE).contains(&outage_ms), "{outage_ms}");
+    for minute in 14..30 {
+        scene.evaluate_at(minute * MINUTE);
+    }
+    let firing = "ALERTS{alertname=\"Down\",alertstate=\"firing\",job=\"a\",severity=\"page\"} 1";
+    assert_eq!(scene.query("ALERTS", 30 * MINUTE), [firing]);
+    let metrics = scene.metrics();
+    let restore = "prometheus_rule_group_last_restore_duration_seconds{";
+    assert!(
+        metrics.contains(restore)
+            && !metrics.contains("_restore_duration_seconds{rule_group=\"/r/a.yml;g\"} 0\n")
+    );
+}
+
+#[test]
+fn a_reload_keeps_alerts_and_a_new_group_needs_no_restoration() {
+    let mut scene = Scene::new();
+    scene.load(&[("a.yml", ALERTS)]).unwrap();
+    for minute in 0..60 {
+        scene.put(&[("__name__", "up"), ("job", "a")], START + minute * MINUTE, 0.0);
+    }
+    for minute in 1..25 {
+        scene.evaluate_at(minute * MINUTE);
+    }
+    let state = |scene: &Scene, file: usize| {
+        let groups = scene.manager.groups();
+        groups[file].latest().rules.first().map(|rule| rule.state)
+    };
+    assert_eq!(state(&scene, 0), Some(AlertState::Firing));
+    let shorter = ALERTS.replace("for: 20m", "for: 15m");
+    let quick = ALERTS.replace("for: 20m", "for: 0s").replace("Down", "Quick");
+    scene.load(&[("a.yml", &shorter), ("b.yml", &quick)]).unwrap();
+    scene.evaluate_at(25 * MINUTE);
+    assert_eq!(state(&scene, 0), Some(AlertState::Firing));
+    assert_eq!(state(&scene, 1), Some(AlertState::Firing));
+    let names = scene.query("count by (alertname, alertstate) (ALERTS)", 25 * MINUTE);
+    assert_eq!(
+        names,
+        [
+            "{alertname=\"Down\",alertstate=\"firing\"} 1",
+            "{alertname=\"Quick\",alertstate=\"firing\"} 1"
+        ]
+    );
+}
+
+#[test]
+fn two_rules_with_one_series_are_a_mistake_of_the_second() {
+    let mut scene = Scene::new();
+    let rules = "groups: [{name: g, rules: [{record: z, expr: vector(1)}, \
+                 {record: z, expr: vector(2)}, {record: w, expr: vector(3)}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    scene.evaluate_at(MINUTE);
+    let twice = Some("duplicate sample for timestamp".to_owned());
+    assert_eq!(scene.errors(), [None, twice, None]);
+    assert_eq!(scene.query("{__name__=~\"z|w\"}", MINUTE), ["w 3", "z 1"]);
+}
+
+#[test]
+fn a_rule_beyond_the_memory_of_rules_fails_alone() {
+    let mut scene = Scene::with_memory(1 << 20);
+    for idx in 0..2_000 {
+        let text = format!("{idx:0100}");
+        scene.put(&[("__name__", "x"), ("text", &text)], START, 1.0);
+    }
+    let rules =
+        "groups: [{name: g, rules: [{record: many, expr: x}, {record: one, expr: vector(1)}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    scene.evaluate_at(MINUTE);
+    let errors = scene.errors();
+    assert!(errors[0].is_some() && errors[1].is_none(), "{errors:?}");
+    assert_eq!(scene.manager.groups()[0].latest().rules[0].health, RuleHealth::Bad);
+    assert_eq!(scene.query("one", MINUTE), ["one 1"]);
+    assert_eq!(scene.query("many", MINUTE), [""; 0]);
+}
+
+/// The threads evaluate without a call, and a stop ends them.
+#[test]
+fn threads_evaluate_due_groups() {
+    let mut scene = Scene::new();
+    scene.config = scene.config.replace("1m,", "50ms,");
+    scene.load(&[("a.yml", RECORDS)]).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    scene.manager.open(&scene.db, URL, runtime.handle().clone()).unwrap();
+    let used = |scene: &Scene| scene.db.budget().usage().by_pool[firn_model::Pool::Query as usize];
+    assert!(used(&scene) >= 256 << 20, "the memory of rules is set aside");
+    let mut ms = 0;
+    let began = std::time::Instant::now();
+    while scene.query("z", ms).is_empty() {
+        scene.put(&[("__name__", "x"), ("job", "a")], START + ms, 1.0);
+        ms += 50;
+        scene.clock.store(START + ms, Ordering::Relaxed);
+        std::thread::park_timeout(Duration::from_millis(1));
+        assert!(began.elapsed() < Duration::from_secs(60), "no thread evaluates");
+    }
+    scene.manager.stop();
+    assert_eq!(used(&scene), 0);
+}

@@ -1,0 +1,536 @@
+//! Scraping by `prometheus.yml`: targets on loopback that replay bodies, good and bad.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Running;
+use crate::client::{api, get, send};
+
+/// A target that answers every request with the same bytes, until it is dropped.
+struct TargetServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    answer: Mutex<Vec<u8>>,
+    head: Mutex<String>,
+    request_count: AtomicUsize,
+    ends: AtomicBool,
+}
+
+impl TargetServer {
+    fn start(body: &str) -> TargetServer {
+        TargetServer::with_answer(answer("200 OK", "text/plain; version=0.0.4", body.as_bytes()))
+    }
+
+    fn with_answer(answer: Vec<u8>) -> TargetServer {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Shared { answer: Mutex::new(answer), ..Shared::default() });
+        let server = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if server.ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                // One request per connection; a client that leaves early is no failure.
+                let _ = stream.map(|stream| respond(&server, stream));
+            }
+        });
+        TargetServer { address, shared, thread: Some(thread) }
+    }
+
+    fn set_body(&self, body: &str) {
+        self.set_answer(answer("200 OK", "text/plain; version=0.0.4", body.as_bytes()));
+    }
+
+    fn set_answer(&self, answer: Vec<u8>) {
+        *self.shared.answer.lock() = answer;
+    }
+
+    fn request_count(&self) -> usize {
+        self.shared.request_count.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for TargetServer {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn respond(server: &Shared, mut stream: TcpStream) {
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+    let _ = stream.set_write_timeout(Some(Duration::from_secs(5)));
+    let mut head = Vec::new();
+    let mut part = [0; 4_096];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut part) {
+            Ok(len) if len > 0 => head.extend_from_slice(&part[..len]),
+            _ => return,
+        }
+    }
+    *server.head.lock() = String::from_utf8_lossy(&head).to_lowercase();
+    server.request_count.fetch_add(1, Ordering::Relaxed);
+    let answer = server.answer.lock().clone();
+    let _ = stream.write_all(&answer);
+}
+
+fn answer(status: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    answer.extend_from_slice(body);
+    answer
+}
+
+/// The folder of a configuration.
+struct Files(TempDir);
+
+impl Files {
+    fn new(config: &str) -> Files {
+        let files = Files(TempDir::new().expect("a folder"));
+        files.write("prometheus.yml", config);
+        files
+    }
+
+    /// Writes in one step: a reader never sees half a file.
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        let other = path.with_extension("new");
+        std::fs::write(&other, text).expect("a file");
+        std::fs::rename(other, &path).expect("a file");
+        path
+    }
+
+    fn flag(&self) -> String {
+        format!("--prometheus-config={}", self.0.path().join("prometheus.yml").display())
+    }
+
+    fn serve(&self) -> Running {
+        Running::start(&[&self.flag(), "--enable-lifecycle"])
+    }
+}
+
+fn config(jobs: &str) -> String {
+    format!(
+        "global: {{scrape_interval: 500ms, external_labels: {{site: lab}}}}\nscrape_configs:\n{jobs}"
+    )
+}
+
+/// The active targets by address, once `condition` holds for them.
+fn wait_for_targets(
+    at: SocketAddr,
+    mut condition: impl FnMut(&BTreeMap<String, Value>) -> bool,
+) -> BTreeMap<String, Value> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let data = api(at, "targets", &[("state", "active")]);
+        let targets: BTreeMap<String, Value> = data["activeTargets"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|target| {
+                let address = target["discoveredLabels"]["__address__"].as_str().expect("a text");
+                (address.to_owned(), target.clone())
+            })
+            .collect();
+        if condition(&targets) {
+            return targets;
+        }
+        assert!(Instant::now() < deadline, "the targets stay {targets:#?}");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+fn health(targets: &BTreeMap<String, Value>, address: SocketAddr) -> &str {
+    targets.get(&address.to_string()).and_then(|t| t["health"].as_str()).unwrap_or("absent")
+}
+
+/// The values of an instant query by instance.
+fn values(at: SocketAddr, query: &str) -> BTreeMap<String, String> {
+    let data = api(at, "query", &[("query", query)]);
+    let series = data["result"].as_array().expect("a list").iter();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    series.map(|one| (text(&one["metric"]["instance"]), text(&one["value"][1]))).collect()
+}
+
+fn wait_for_values(at: SocketAddr, query: &str, want: &[(SocketAddr, &str)]) {
+    let want: BTreeMap<String, String> =
+        want.iter().map(|(address, value)| (address.to_string(), (*value).to_owned())).collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = values(at, query);
+        if found == want {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{query} stays {found:?}, expected {want:?}");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+const BODY: &str = "# HELP a_total Number of a.\n# TYPE a_total counter\na_total{x=\"1\"} 5\n\
+                    a_total{x=\"2\"} 6\n# TYPE b gauge\nb 7\n";
+
+#[test]
+fn a_target_is_scraped_listed_and_described() {
+    let target = TargetServer::start(BODY);
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  metrics_path: /m\n  params: {{q: [z]}}\n  basic_auth: {{username: u, \
+         password: hidden}}\n  static_configs: [{{targets: ['{0}', 'drop:1'], \
+         labels: {{team: x}}}}]\n  relabel_configs:\n\
+         \x20 - {{source_labels: [__address__], regex: 'drop.*', action: drop}}\n",
+        target.address
+    )));
+    let server = files.serve();
+    let at = server.at();
+    let targets = wait_for_targets(at, |targets| health(targets, target.address) == "up");
+    let shown = &targets[&target.address.to_string()];
+    let instance = target.address.to_string();
+    assert_eq!(shown["labels"], json!({"instance": instance, "job": "app", "team": "x"}));
+    assert_eq!(shown["discoveredLabels"]["__metrics_path__"], "/m");
+    assert_eq!(shown["scrapePool"], "app");
+    assert_eq!(shown["scrapeUrl"], format!("http://{instance}/m?q=z"));
+    let global = shown["globalUrl"].as_str().expect("a text");
+    assert!(global.ends_with(&format!(":{}/m?q=z", target.address.port())), "{global}");
+    assert_eq!((&shown["lastError"], &shown["scrapeInterval"]), (&json!(""), &json!("500ms")));
+    assert_eq!(shown["scrapeTimeout"], "500ms");
+    assert!(shown["lastScrapeDuration"].as_f64().is_some_and(|seconds| seconds > 0.0));
+
+    // The samples and the reports.
+    wait_for_values(at, "a_total{x=\"1\",team=\"x\",job=\"app\"}", &[(target.address, "5")]);
+    wait_for_values(at, "up{team=\"x\"}", &[(target.address, "1")]);
+    wait_for_values(at, "scrape_samples_scraped", &[(target.address, "3")]);
+    // A target is one group.
+    let groups = api(at, "groups", &[]);
+    let listed = groups.to_string();
+    assert_eq!(listed.matches(&instance).count(), 1, "{listed}");
+
+    // The request.
+    let head = target.shared.head.lock().clone();
+    for part in [
+        "get /m?q=z http/1.1\r\n",
+        "user-agent: firndb/",
+        "x-prometheus-scrape-timeout-seconds: 0.5\r\n",
+        "accept-encoding: gzip\r\n",
+        "authorization: basic dtpoawrkzw4=\r\n",
+    ] {
+        assert!(head.contains(part), "{part}: {head}");
+    }
+
+    let dropped = api(at, "targets", &[("state", "dropped")]);
+    assert_eq!(dropped["activeTargets"], json!([]));
+    assert_eq!(dropped["droppedTargetCounts"], json!({"app": 1}));
+    assert_eq!(dropped["droppedTargets"][0]["discoveredLabels"]["__address__"], "drop:1");
+    assert_eq!(dropped["droppedTargets"][0]["scrapePool"], "app");
+    let other = api(at, "targets", &[("scrapePool", "other")]);
+    assert_eq!((&other["activeTargets"], &other["droppedTargets"]), (&json!([]), &json!([])));
+    assert_eq!(api(at, "scrape_pools", &[]), json!({"scrapePools": ["app"]}));
+
+    let described = api(at, "targets/metadata", &[("match_target", "{job=\"app\"}")]);
+    let labels = &shown["labels"];
+    assert_eq!(
+        described,
+        json!([
+            {"target": labels, "metric": "a_total", "type": "counter", "help": "Number of a.",
+             "unit": ""},
+            {"target": labels, "metric": "b", "type": "gauge", "help": "", "unit": ""},
+        ])
+    );
+    let of_b = api(at, "targets/metadata", &[("metric", "b")]);
+    assert_eq!(of_b, json!([{"target": labels, "type": "gauge", "help": "", "unit": ""}]));
+    assert_eq!(api(at, "targets/metadata", &[("match_target", "{job=\"z\"}")]), json!([]));
+    assert_eq!(api(at, "metadata", &[("metric", "b")])["b"][0]["type"], "gauge");
+
+    // The configuration as Prometheus prints it.
+    let data = api(at, "status/config", &[]);
+    let yaml = data["yaml"].as_str().expect("a text");
+    assert!(yaml.starts_with("global:\n  scrape_interval: 500ms\n"), "{yaml}");
+    assert!(yaml.contains("password: <secret>\n") && !yaml.contains("hidden"), "{yaml}");
+    assert_eq!(api(at, "status/runtimeinfo", &[])["reloadConfigSuccess"], true);
+    let metrics = get(at, "/metrics").text();
+    for line in [
+        "prometheus_config_last_reload_successful 1\n",
+        "prometheus_target_scrape_pool_targets{scrape_job=\"app\"} 1\n",
+        "prometheus_sd_discovered_targets{name=\"scrape\",config=\"app\"} 2\n",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    assert!(!metrics.contains("firn_write_stored_samples_total{protocol=\"scrape\"} 0\n"));
+    // Labels of the file are added to answers for other servers.
+    let federated = get(at, "/federate?match[]=b").text();
+    assert!(federated.contains("site=\"lab\""), "{federated}");
+}
+
+#[test]
+fn series_that_leave_and_targets_that_fail_are_stale() {
+    let target = TargetServer::start(BODY);
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  static_configs: [{{targets: ['{}']}}]\n",
+        target.address
+    )));
+    let server = files.serve();
+    let at = server.at();
+    wait_for_values(at, "b", &[(target.address, "7")]);
+    target.set_body("a_total{x=\"1\"} 8\n");
+    wait_for_values(at, "a_total", &[(target.address, "8")]);
+    wait_for_values(at, "b", &[]);
+    target.set_answer(answer("500 Oops", "text/plain", b"no"));
+    wait_for_values(at, "up", &[(target.address, "0")]);
+    wait_for_values(at, "a_total", &[]);
+    let targets = wait_for_targets(at, |targets| health(targets, target.address) == "down");
+    let error = &targets[&target.address.to_string()]["lastError"];
+    assert_eq!(error, "server returned HTTP status 500 Internal Server Error");
+    target.set_body(BODY);
+    wait_for_values(at, "b", &[(target.address, "7")]);
+}
+
+// Bad input: each has a clear state, and the good target beside them is scraped.
+#[test]
+fn bad_answers_have_a_clear_state_and_disturb_nobody() {
+    let text = "text/plain; version=0.0.4";
+    let endless = {
+        let mut bytes = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n".to_vec();
+        bytes.extend(b"a 1\n".repeat(1 << 18));
+        bytes
+    };
+    let redirect = b"HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: /metrics\r\n\
+                     Content-Length: 0\r\n\r\n";
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (answer("200 OK", "text/html", b"<html>hello</html>"), "unsupported Content-Type"),
+        (answer("200 OK", text, b"<html>hello</html>"), "line 1"),
+        (answer("200 OK", text, b"a{b=\"\xff\xfe\"} 1\n"), "line 1"),
+        (answer("404 Not Found", text, b""), "server returned HTTP status 404 Not Found"),
+        (endless, "body size limit exceeded"),
+        (redirect.to_vec(), "stopped after 10 redirects"),
+        (b"nonsense\r\n\r\n".to_vec(), "Get \"http://127.0.0.1:"),
+        (Vec::new(), "Get \"http://127.0.0.1:"),
+    ];
+    let servers: Vec<TargetServer> =
+        cases.iter().map(|(bytes, _)| TargetServer::with_answer(bytes.clone())).collect();
+    let good = TargetServer::start(BODY);
+    let refused = {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.local_addr().expect("an address")
+    };
+    let mut addresses: Vec<String> =
+        servers.iter().map(|server| format!("'{}'", server.address)).collect();
+    addresses.push(format!("'{}'", good.address));
+    addresses.push(format!("'{refused}'"));
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  body_size_limit: 100KB\n  static_configs: [{{targets: [{}]}}]\n\
+         - job_name: tls\n  scheme: https\n  static_configs: [{{targets: ['{}']}}]\n\
+         - job_name: ca\n  scheme: https\n  tls_config: {{ca_file: missing.pem}}\n  \
+         static_configs: [{{targets: ['ca.invalid:1']}}]\n",
+        addresses.join(", "),
+        servers[0].address.to_string().replace("127.0.0.1", "localhost"),
+    )));
+    let server = files.serve();
+    let at = server.at();
+    let name = servers[0].address.to_string().replace("127.0.0.1", "localhost");
+    let mut wanted: Vec<(String, &str)> =
+        servers.iter().zip(&cases).map(|(one, case)| (one.address.to_string(), case.1)).collect();
+    wanted.push((refused.to_string(), "refused"));
+    wanted.push(("ca.invalid:1".to_owned(), "missing.pem"));
+    wanted.push((name, "Get \"https://localhost:"));
+    // On a busy machine an answer may also be late, so each state is awaited.
+    wait_for_targets(at, |targets| {
+        let has_state = |(address, want): &(String, &str)| {
+            targets.get(address).is_some_and(|target| {
+                let error = target["lastError"].as_str().unwrap_or_default();
+                target["health"] == "down" && error.contains(want)
+            })
+        };
+        wanted.retain(|wanted| !has_state(wanted));
+        assert!([0, cases.len() + 4].contains(&targets.len()));
+        wanted.is_empty() && health(targets, good.address) == "up"
+    });
+    wait_for_values(at, "b", &[(good.address, "7")]);
+    let metrics = get(at, "/metrics").text();
+    assert!(!metrics.contains("prometheus_target_scrapes_exceeded_body_size_limit_total 0\n"));
+    assert!(!metrics.contains("prometheus_target_scrape_pools_failed_total 0\n"));
+    assert!(!metrics.contains("firn_target_scrapes_total{result=\"failed\"} 0\n"));
+}
+
+#[test]
+fn a_reload_changes_all_or_nothing_and_keeps_unchanged_targets() {
+    let (first, second) = (TargetServer::start(BODY), TargetServer::start(BODY));
+    let job = |name: &str, address: SocketAddr| {
+        format!("- job_name: {name}\n  static_configs: [{{targets: ['{address}']}}]\n")
+    };
+    let files = Files::new(&config(&job("first", first.address)));
+    let server = files.serve();
+    let at = server.at();
+    wait_for_targets(at, |targets| health(targets, first.address) == "up");
+
+    // Mistakes of the file, and kinds of discovery that are not implemented, change nothing.
+    for (text, want) in [
+        ("scrape_configs: [{}]", "job_name is empty"),
+        ("nonsense: 1", "field nonsense not found"),
+        (
+            "scrape_configs: [{job_name: a, kubernetes_sd_configs: [{role: pod}]}]",
+            "kubernetes_sd_configs of job \"a\": this discovery is not implemented",
+        ),
+    ] {
+        files.write("prometheus.yml", text);
+        let refused = send(at, "POST", "/-/reload", &[], b"");
+        assert_eq!(refused.status, 500);
+        let shown = refused.text();
+        assert!(shown.starts_with("failed to reload config: ") && shown.contains(want), "{shown}");
+        assert_eq!(api(at, "status/runtimeinfo", &[])["reloadConfigSuccess"], false);
+        assert!(get(at, "/metrics").text().contains("config_last_reload_successful 0\n"));
+        assert_eq!(api(at, "scrape_pools", &[]), json!({"scrapePools": ["first"]}));
+    }
+    let before = first.request_count();
+    wait_for_targets(at, |_| first.request_count() > before);
+
+    files.write(
+        "prometheus.yml",
+        &config(&(job("first", first.address) + &job("second", second.address))),
+    );
+    assert_eq!(send(at, "PUT", "/-/reload", &[], b"").status, 200);
+    // The first target keeps its state: it is never unknown again.
+    let targets = wait_for_targets(at, |targets| {
+        assert!(!["unknown", "absent"].contains(&health(targets, first.address)));
+        health(targets, second.address) == "up"
+    });
+    assert_eq!(targets.len(), 2);
+    assert_eq!(api(at, "status/runtimeinfo", &[])["reloadConfigSuccess"], true);
+    wait_for_values(at, "b", &[(first.address, "7"), (second.address, "7")]);
+
+    // The series of a removed job become stale, its reports too.
+    files.write("prometheus.yml", &config(&job("second", second.address)));
+    assert_eq!(send(at, "POST", "/-/reload", &[], b"").status, 200);
+    wait_for_targets(at, |targets| targets.len() == 1);
+    wait_for_values(at, "b", &[(second.address, "7")]);
+    wait_for_values(at, "up", &[(second.address, "1")]);
+    let metadata = api(at, "targets/metadata", &[("metric", "b")]);
+    assert_eq!(metadata.as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn lists_of_files_and_servers_are_followed() {
+    let (first, second, third) =
+        (TargetServer::start(BODY), TargetServer::start(BODY), TargetServer::start(BODY));
+    let list = |address: SocketAddr| format!("[{{\"targets\": [\"{address}\"]}}]");
+    let lists = TargetServer::with_answer(answer(
+        "200 OK",
+        "application/json",
+        list(second.address).as_bytes(),
+    ));
+    let files = Files::new(&config(&format!(
+        "- job_name: files\n  file_sd_configs: [{{files: ['*.json']}}]\n\
+         - job_name: http\n  http_sd_configs: [{{url: 'http://{}/', refresh_interval: 500ms}}]\n",
+        lists.address
+    )));
+    files.write("a.json", &list(first.address));
+    let server = files.serve();
+    let at = server.at();
+    let targets = wait_for_targets(at, |targets| {
+        health(targets, first.address) == "up" && health(targets, second.address) == "up"
+    });
+    let discovered =
+        |address: SocketAddr| targets[&address.to_string()]["discoveredLabels"].clone();
+    let path = files.0.path().join("a.json").display().to_string();
+    assert_eq!(discovered(first.address)["__meta_filepath"], path);
+    let url = format!("http://{}/", lists.address);
+    assert_eq!(discovered(second.address)["__meta_url"], url);
+    // Failures keep the last good lists.
+    files.write("a.json", "[{\"targets\": [");
+    lists.set_answer(answer("503 No", "application/json", b"[]"));
+    let before = lists.request_count();
+    let failed = "prometheus_sd_refresh_failures_total{name=\"scrape\",mechanism=\"file\"} 0\n";
+    wait_for_targets(at, |targets| {
+        assert_eq!(targets.len(), 2);
+        lists.request_count() > before + 1 && !get(at, "/metrics").text().contains(failed)
+    });
+    files.write("a.json", "[]");
+    lists.set_answer(answer("200 OK", "application/json", list(third.address).as_bytes()));
+    wait_for_targets(at, |targets| targets.len() == 1 && health(targets, third.address) == "up");
+}
+
+#[test]
+fn a_file_that_cannot_be_used_refuses_the_start() {
+    let f = |text: Option<&str>, want: &str| {
+        let files = Files::new(text.unwrap_or_default());
+        if text.is_none() {
+            std::fs::remove_file(files.0.path().join("prometheus.yml")).expect("removed");
+        }
+        let error = crate::try_start(&files.0.path().join("data"), &[&files.flag()]);
+        let error = error.expect_err("a refusal").to_string();
+        assert!(error.contains("--prometheus-config") && error.contains(want), "{error}");
+    };
+    f(None, "no such file or directory");
+    f(Some("scrape_configs: [{job_name: a}, {job_name: a}]"), "multiple scrape configs");
+    f(Some("scrape_configs: [{job_name: a, ec2_sd_configs: [{}]}]"), "ec2_sd_configs of job \"a\"");
+}
+
+// Limits of the server on series and labels: known series are stored, refused samples are counted.
+#[test]
+fn limits_of_series_refuse_only_the_series_beyond_them() {
+    let body: String = (0..20).map(|idx| format!("m{{x=\"{idx:02}\"}} {idx}\n")).collect();
+    let target = TargetServer::start("m{x=\"00\"} 0\n");
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  static_configs: [{{targets: ['{}']}}]\n",
+        target.address
+    )));
+    let server = Running::start(&[&files.flag(), "--series-max=15"]);
+    let at = server.at();
+    wait_for_values(at, "up", &[(target.address, "1")]);
+    target.set_body(&body);
+    let rejected = |text: &str| {
+        let name = "firn_write_rejected_samples_total{protocol=\"scrape\",reason=\"series_max\"} ";
+        let rest = text.split_once(name).expect("the counter").1;
+        rest.lines().next().and_then(|value| value.parse::<f64>().ok()).expect("a number")
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while rejected(&get(at, "/metrics").text()) < 20.0 {
+        assert!(Instant::now() < deadline, "no series is refused");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    // Five reports, and as many others as there is room.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let count = || api(at, "query", &[("query", "count(m)")])["result"][0]["value"][1].clone();
+    while count() != "10" {
+        assert!(Instant::now() < deadline, "{}", count());
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    wait_for_values(at, "m{x=\"00\"}", &[(target.address, "0")]);
+    wait_for_values(at, "up", &[(target.address, "1")]);
+}
+
+// Item 37: a stop of the server marks no series.
+#[test]
+fn a_stop_marks_nothing_stale() {
+    let target = TargetServer::start(BODY);
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  scrape_interval: 3s\n  static_configs: [{{targets: ['{}']}}]\n",
+        target.address
+    )));
+    let mut server = files.serve();
+    wait_for_values(server.at(), "b", &[(target.address, "7")]);
+    server.restart(&["--enable-lifecycle"]);
+    assert_eq!(values(server.at(), "b").len(), 1);
+    server.restart(&[&files.flag()]);
+    wait_for_targets(server.at(), |targets| health(targets, target.address) == "up");
+}

@@ -1,0 +1,53 @@
+//! YAML as Prometheus reads it: documents of configurations, rules and tests.
+//!
+//! **Owns** the tree of a document with lines and columns, typed sections with Prometheus' rules
+//! for defaults, nulls and errors, and printing.
+//!
+//! **Never** does I/O, and knows no key of a file.
+//!
+//! **Path through**: `section!` declares a struct with a key for each field; [`from_document`]
+//! reads a text into it. [`Document::parse`] is the tree alone. [`print()`] prints the result of
+//! [`Field::encode`].
+//!
+//! Four rules of Prometheus' decoder are visible to users: a null is the zero value of a key and
+//! not its default; a scalar of any kind is accepted where a text is expected, with its spelling;
+//! all keys of wrong types or names in a file are reported at once; and the words `yes`, `no`, `on`
+//! and `off` are switches.
+//!
+//! **Invariants**: the bytes, values, levels and aliases of a document are bounded; nothing panics
+//! on input.
+//!
+//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `node`, `decode`, `duration`,
+//! `placed`, `emit`.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+mod decode;
+mod duration;
+mod emit;
+mod node;
+mod placed;
+mod scalar;
+mod text;
+
+#[doc(hidden)]
+pub use decode::assert_omit;
+pub use decode::{
+    Checked, Decoder, Encoded, Failure, Field, Items, Section, decode, from_document, read_section,
+    text_of,
+};
+pub use duration::Millis;
+pub use emit::print;
+pub use node::{Document, Node, NodeValue, UnknownKeys};
+pub use placed::Placed;
+pub use scalar::Kind;
+pub use text::quoted;

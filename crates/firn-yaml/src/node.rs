@@ -1,0 +1,389 @@
+//! A document as a tree whose nodes know their line and column.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput, Tag};
+
+use super::decode::{Decoder, Failure, Field, decode};
+use super::scalar::{Kind, kind_of};
+
+/// A document of a text.
+#[derive(Debug)]
+pub struct Document {
+    /// The value; `None` for an empty document.
+    pub root: Option<Rc<Node>>,
+    /// Whether the text has more than one document.
+    pub has_more: bool,
+}
+
+/// The handling of keys that a section does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownKeys {
+    /// They are errors.
+    Refused,
+    /// They are ignored.
+    Ignored,
+}
+
+/// A node. A node with an anchor is shared by its aliases.
+#[derive(Debug)]
+pub struct Node {
+    /// The line, from 1.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+    /// The levels of the node with those of its aliases, at most [`DEPTH_MAX`]: bounds recursion.
+    levels: usize,
+    /// The contents.
+    pub value: NodeValue,
+}
+
+/// The contents of a node.
+#[derive(Debug)]
+pub enum NodeValue {
+    /// A null or no value.
+    Null,
+    /// Text as it was typed, and its kind.
+    Scalar(String, Kind),
+    /// Bytes of `!!binary` that are no text.
+    Bytes(Vec<u8>),
+    /// The items of a list.
+    List(Vec<Rc<Node>>),
+    /// Keys and values in the order of the file. A merge key is [`NodeValue::Merge`].
+    Map(Vec<(Rc<Node>, Rc<Node>)>),
+    /// The key `<<`.
+    Merge,
+}
+
+impl Node {
+    /// The name of the node's kind in messages.
+    pub fn tag(&self) -> &'static str {
+        match &self.value {
+            NodeValue::Null => "!!null",
+            NodeValue::Scalar(_, kind) => kind.tag(),
+            NodeValue::Bytes(_) => "!!binary",
+            NodeValue::Merge => "!!merge",
+            NodeValue::List(_) => "!!seq",
+            NodeValue::Map(_) => "!!map",
+        }
+    }
+}
+
+/// Lists and mappings inside each other. Files of configuration have about eight levels.
+const DEPTH_MAX: usize = 64;
+/// Nodes of a document without its aliases. A node takes about a hundred bytes.
+const NODES_MAX: usize = 1_000_000;
+/// Files of Prometheus with thousands of jobs have a few megabytes.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+
+impl Document {
+    /// Parses the first document of `text`; those behind it are ignored, as in Prometheus.
+    ///
+    /// # Errors
+    /// Text that is no YAML or that exceeds a bound.
+    pub fn parse(text: &str) -> Result<Document, Failure> {
+        if text.len() > TEXT_BYTES_MAX {
+            let len = text.len();
+            let text = format!("it has {len} bytes, at most {TEXT_BYTES_MAX} are read");
+            return Err(Failure::new(text));
+        }
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let parser = Parser::new_from_str(text);
+        let mut reader = Reader { parser, anchors: HashMap::new(), nodes_left: NODES_MAX };
+        let root = loop {
+            match reader.next()? {
+                Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
+                None | Some((Event::StreamEnd | Event::DocumentEnd, _)) => break None,
+                Some((event, marker)) => break Some(reader.node(event, marker, 0)?),
+            }
+        };
+        Ok(Document { has_more: root.is_some() && reader.has_more(), root })
+    }
+
+    /// Reads the document into `out`, which keeps its value if the document is empty.
+    ///
+    /// # Errors
+    /// All keys that are not known and all values of wrong types, or the first violation of a
+    /// section's own rules.
+    pub fn decode<T: Field>(&self, out: &mut T, unknown: UnknownKeys) -> Result<(), Failure> {
+        let Some(root) = &self.root else { return Ok(()) };
+        if matches!(root.value, NodeValue::Null) {
+            return Ok(());
+        }
+        let mut decoder = Decoder::new(unknown);
+        decode(out, root, &mut decoder)?;
+        decoder.finish()
+    }
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, Rc<Node>>,
+    nodes_left: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<Option<(Event<'a>, Marker)>, Failure> {
+        match self.parser.next() {
+            None => Ok(None),
+            Some(Ok((event, span))) => Ok(Some((event, span.start))),
+            Some(Err(error)) => {
+                let line = error.marker().line();
+                Err(Failure::new(format!("yaml: line {line}: {}", error.info())))
+            }
+        }
+    }
+
+    fn expect(&mut self) -> Result<(Event<'a>, Marker), Failure> {
+        self.next()?.ok_or_else(|| Failure::new("yaml: the file ends early"))
+    }
+
+    /// Whether another document begins behind the one that was read. Text that is no YAML counts.
+    fn has_more(&mut self) -> bool {
+        loop {
+            match self.next() {
+                Ok(None | Some((Event::StreamEnd, _))) => return false,
+                Ok(Some((Event::DocumentEnd | Event::Nothing, _))) => {}
+                Ok(Some(_)) | Err(_) => return true,
+            }
+        }
+    }
+
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        marker: Marker,
+        depth: usize,
+    ) -> Result<Rc<Node>, Failure> {
+        let line = marker.line();
+        let too_deep =
+            || Failure::new(format!("yaml: line {line}: over {DEPTH_MAX} levels of nesting"));
+        if depth > DEPTH_MAX {
+            return Err(too_deep());
+        }
+        self.nodes_left = self
+            .nodes_left
+            .checked_sub(1)
+            .ok_or_else(|| Failure::new(format!("yaml: over {NODES_MAX} values in a file")))?;
+        let deeper = depth.saturating_add(1);
+        let (value, anchor) = match event {
+            Event::Alias(anchor) => {
+                return self.anchors.get(&anchor).map(Rc::clone).ok_or_else(|| {
+                    Failure::new(format!(
+                        "yaml: line {line}: the value of the anchor contains itself"
+                    ))
+                });
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                (scalar(&text, style, tag.as_deref(), line)?, anchor)
+            }
+            Event::SequenceStart(anchor, _) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.expect()? {
+                        (Event::SequenceEnd, _) => break,
+                        (event, marker) => items.push(self.node(event, marker, deeper)?),
+                    }
+                }
+                (NodeValue::List(items), anchor)
+            }
+            Event::MappingStart(anchor, _) => {
+                let mut entries = Vec::new();
+                loop {
+                    let key = match self.expect()? {
+                        (Event::MappingEnd, _) => break,
+                        (event, marker) => self.node(event, marker, deeper)?,
+                    };
+                    let (event, marker) = self.expect()?;
+                    entries.push((key, self.node(event, marker, deeper)?));
+                }
+                (NodeValue::Map(entries), anchor)
+            }
+            _ => return Err(Failure::new(format!("yaml: line {line}: expected a value"))),
+        };
+        let below = match &value {
+            NodeValue::List(items) => items.iter().map(|item| item.levels).max(),
+            NodeValue::Map(entries) => {
+                entries.iter().map(|(key, value)| key.levels.max(value.levels)).max()
+            }
+            _ => None,
+        };
+        let levels = below.unwrap_or(0).saturating_add(1);
+        if levels > DEPTH_MAX {
+            return Err(too_deep());
+        }
+        let node = Rc::new(Node { line, column: marker.col().saturating_add(1), levels, value });
+        if anchor > 0 {
+            self.anchors.insert(anchor, Rc::clone(&node));
+        }
+        Ok(node)
+    }
+}
+
+fn scalar(
+    text: &str,
+    style: ScalarStyle,
+    tag: Option<&Tag>,
+    line: usize,
+) -> Result<NodeValue, Failure> {
+    // A tag of another schema, such as `!x`, makes a text.
+    let tag = tag.map(|tag| if tag.is_yaml_core_schema() { tag.suffix.as_str() } else { "str" });
+    let plain = style == ScalarStyle::Plain;
+    let kind = match tag {
+        Some("binary") => {
+            let bytes = decode_base64(text).ok_or_else(|| {
+                Failure::new("yaml: !!binary value contains invalid base64 data").at(line)
+            })?;
+            return Ok(match String::from_utf8(bytes) {
+                Ok(text) => NodeValue::Scalar(text, Kind::Text),
+                Err(error) => NodeValue::Bytes(error.into_bytes()),
+            });
+        }
+        Some("merge") => return Ok(NodeValue::Merge),
+        None if plain && text == "<<" => return Ok(NodeValue::Merge),
+        None if !plain => Kind::Text,
+        None => kind_of(text),
+        Some(tag @ ("null" | "bool" | "int" | "float" | "timestamp")) => {
+            let kind = kind_of(text);
+            let (own, is_whole_float) = (kind.tag(), tag == "float" && kind.tag() == "!!int");
+            if own.strip_prefix("!!") != Some(tag) && !is_whole_float {
+                let text = format!("yaml: cannot decode {own} `{text}` as a !!{tag}");
+                return Err(Failure::new(text).at(line));
+            }
+            kind
+        }
+        Some(_) => Kind::Text,
+    };
+    Ok(match kind {
+        Kind::Null => NodeValue::Null,
+        kind => NodeValue::Scalar(text.to_owned(), kind),
+    })
+}
+
+/// Standard base64 with padding; line ends are ignored.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digit = |c: u8| match c {
+        b'A'..=b'Z' => Some(c.wrapping_sub(b'A')),
+        b'a'..=b'z' => Some(c.wrapping_sub(b'a').wrapping_add(26)),
+        b'0'..=b'9' => Some(c.wrapping_sub(b'0').wrapping_add(52)),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let chars: Vec<u8> = text.bytes().filter(|c| !matches!(c, b'\n' | b'\r')).collect();
+    let mut bytes = Vec::with_capacity(chars.len());
+    let mut chunks = chars.chunks(4).peekable();
+    while let Some(chunk) = chunks.next() {
+        let &[a, b, c, d] = chunk else { return None };
+        let is_last = chunks.peek().is_none();
+        let (a, b) = (digit(a)?, digit(b)?);
+        bytes.push(a << 2 | b >> 4);
+        if c == b'=' && d == b'=' && is_last {
+            continue;
+        }
+        let c = digit(c)?;
+        bytes.push(b << 4 | c >> 2);
+        if d == b'=' && is_last {
+            continue;
+        }
+        bytes.push(c << 6 | digit(d)?);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Option<Rc<Node>>, Failure> {
+        Document::parse(text).map(|document| document.root)
+    }
+
+    #[test]
+    fn nodes_know_their_line_and_column() {
+        let root = parse("a:\n  - b: 'é'\n    c: [1, {x: 2}]\n").unwrap().unwrap();
+        let mut found = Vec::new();
+        fn walk(node: &Node, found: &mut Vec<String>) {
+            found.push(format!("{}{}:{}", node.tag(), node.line, node.column));
+            match &node.value {
+                NodeValue::List(items) => items.iter().for_each(|item| walk(item, found)),
+                NodeValue::Map(entries) => entries.iter().for_each(|(key, value)| {
+                    walk(key, found);
+                    walk(value, found);
+                }),
+                _ => {}
+            }
+        }
+        walk(&root, &mut found);
+        let want = "!!map1:1 !!str1:1 !!seq2:3 !!map2:5 !!str2:5 !!str2:8 !!str3:5 !!seq3:8 \
+                    !!int3:9 !!map3:12 !!str3:13 !!int3:16";
+        assert_eq!(found.join(" "), want);
+    }
+
+    #[test]
+    fn further_documents_are_seen() {
+        for (text, want) in [
+            ("a: b\n", false),
+            ("", false),
+            ("---\na: b\n", false),
+            ("a: b\n...\n", false),
+            ("a: b\n---\n", true),
+            ("a: b\n---\nc: d\n", true),
+            ("a: b\n---\n]", true),
+        ] {
+            assert_eq!(Document::parse(text).unwrap().has_more, want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn base64_is_decoded() {
+        for (text, want) in [
+            ("", Some(&b""[..])),
+            ("/w==", Some(b"\xff")),
+            ("YWI=", Some(b"ab")),
+            ("YW\nJj", Some(b"abc")),
+            ("/w==$1", None),
+            ("YQ", None),
+            ("Y===", None),
+            ("YQ==YQ==", None),
+        ] {
+            assert_eq!(decode_base64(text).as_deref(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn tags_choose_the_kind() {
+        let f = |text: &str| parse(text).map(|node| format!("{:?}", node.unwrap().value));
+        for (text, want) in [
+            ("!!str 5", r#"Scalar("5", Text)"#),
+            ("!!int '5'", r#"Scalar("5", Whole(5))"#),
+            ("!!float 5", r#"Scalar("5", Whole(5))"#),
+            ("!x 5", r#"Scalar("5", Text)"#),
+            ("!x", r#"Scalar("", Text)"#),
+            ("!!null ~", "Null"),
+            ("'~'", r#"Scalar("~", Text)"#),
+            ("!!binary YQ==", r#"Scalar("a", Text)"#),
+        ] {
+            assert_eq!(f(text).unwrap(), want, "{text}");
+        }
+        let error = f("!!int x").unwrap_err().to_string();
+        assert_eq!(error, "yaml: cannot decode !!str `x` as a !!int (line 1)");
+    }
+
+    #[test]
+    fn deep_nesting_and_unknown_aliases_are_errors() {
+        let deep = "[".repeat(100);
+        // Each anchor is one level above the one before it.
+        let chain: String = (1..100).map(|idx| format!("- &x{idx} [*x{}]\n", idx - 1)).collect();
+        let chain = format!("- &x0 []\n{chain}");
+        let many = "- a\n".repeat(NODES_MAX + 1);
+        for text in
+            [chain.as_str(), many.as_str(), deep.as_str(), "a: &x [*x]", "a: *y", "a: [", "a: b: c"]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        assert!(parse("").unwrap().is_none());
+        assert!(parse("# nothing\n").unwrap().is_none());
+    }
+}

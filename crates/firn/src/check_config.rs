@@ -1,0 +1,127 @@
+//! `firn check config`: checks files of Prometheus, with the output and the exit codes of promtool.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
+use firn_collect::config::{Files, LoadOptions, Millis};
+
+use crate::check_rules::{Findings, RuleChecks, check_files, unknown_keys};
+use crate::output;
+
+/// `firn check config`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckConfig {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Check only the syntax, not the files that are named in it
+    #[arg(long)]
+    syntax_only: bool,
+
+    /// Check the file of an agent
+    #[arg(long)]
+    agent: bool,
+
+    /// Lints that are applied
+    #[arg(long, value_name = "LINT", value_delimiter = ',', default_value = "duplicate-rules")]
+    lint: Vec<Lint>,
+
+    /// Exit with code 3 if a lint fails
+    #[arg(long)]
+    lint_fatal: bool,
+
+    /// Ignore unknown keys of rule files, which a server refuses
+    #[arg(long)]
+    ignore_unknown_fields: bool,
+
+    /// The lookback of queries, for the lint of intervals
+    #[arg(long = "query.lookback-delta", value_name = "DURATION", default_value = "5m")]
+    lookback: Millis,
+}
+
+/// A lint of promtool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Lint {
+    All,
+    DuplicateRules,
+    TooLongScrapeInterval,
+    None,
+}
+
+/// Checks the files in order and prints a line for each, then their rule files.
+pub(crate) fn run(check: &CheckConfig) -> ExitCode {
+    let check_all = |path: &PathBuf| check_file(check, path);
+    let findings = check.files.iter().map(check_all).fold(Findings::default(), Findings::and);
+    findings.exit_code(check.lint_fatal)
+}
+
+fn check_file(check: &CheckConfig, path: &Path) -> Findings {
+    let name = path.display();
+    output::announce(&format!("Checking {name}\n"));
+    let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: check.agent };
+    let checked = match check_config(path, &LocalFiles, &options, check.syntax_only) {
+        Ok(checked) => checked,
+        Err(error) => {
+            output::report_lines(&format!("  FAILED: {error}"));
+            output::announce("\n");
+            return Findings { has_errors: true, has_lints: false };
+        }
+    };
+    for warning in &checked.warnings {
+        output::announce(&format!("  WARNING: {warning}\n"));
+    }
+    if !checked.rule_files.is_empty() {
+        let count = checked.rule_files.len();
+        output::announce(&format!("  SUCCESS: {count} rule files found\n"));
+    }
+    output::announce(&format!(" SUCCESS: {name} is valid prometheus config file syntax\n\n"));
+    if check.syntax_only {
+        return Findings::default();
+    }
+    let interval = lint_intervals(check, &checked);
+    let checks = RuleChecks {
+        finds_duplicates: check.applies(Lint::DuplicateRules),
+        unknown: unknown_keys(check.ignore_unknown_fields),
+    };
+    interval.and(check_files(&checked.rule_files, checks))
+}
+
+fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
+    let found = match check.applies(Lint::TooLongScrapeInterval) {
+        true => too_long_interval(&checked.jobs, check.lookback),
+        false => None,
+    };
+    if let Some(found) = &found {
+        output::report_lines(&format!("  FAILED: {found}"));
+    }
+    Findings { has_errors: false, has_lints: found.is_some() }
+}
+
+impl CheckConfig {
+    fn applies(&self, lint: Lint) -> bool {
+        let has = |lint: Lint| self.lint.contains(&lint);
+        !has(Lint::None) && (has(Lint::All) || has(lint))
+    }
+}
+
+/// The files of this machine.
+pub(crate) struct LocalFiles;
+
+impl Files for LocalFiles {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let names = std::fs::read_dir(folder)?;
+        names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+}

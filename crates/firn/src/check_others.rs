@@ -1,0 +1,165 @@
+//! `firn check web-config`, `firn check metrics` and `firn check service-discovery`, with the
+//! output and the exit codes of promtool.
+
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use firn_collect::check::{JobTargets, MetricFamilies, job_targets};
+use firn_collect::config::{LoadOptions, Millis};
+use firn_server::UserFile;
+use serde_json::{Map, Value, json};
+
+use crate::check_config::LocalFiles;
+use crate::output;
+
+/// `firn check web-config`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckWebConfig {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+/// `firn check metrics`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckMetrics {
+    /// Print the number of series of each metric
+    #[arg(long)]
+    extended: bool,
+
+    /// Lints that are applied
+    #[arg(long, value_name = "LINT", default_value = "all")]
+    lint: MetricLint,
+}
+
+/// The lints of promtool for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MetricLint {
+    All,
+    None,
+}
+
+/// `firn check service-discovery`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckDiscovery {
+    /// The configuration file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// The name of the job
+    job: String,
+
+    /// The time to wait for results: accepted as in promtool, files and static targets need none
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    timeout: Millis,
+}
+
+const LINT_FAILED: u8 = 3;
+/// A body of metrics is read whole: a scrape of this size is refused too.
+const BODY_BYTES_MAX: u64 = 1 << 30;
+
+/// Checks web configurations as a server reads them.
+pub(crate) fn run_web_config(check: &CheckWebConfig) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for path in &check.files {
+        let name = path.display();
+        // A server without the file would have no users.
+        let checked = std::fs::metadata(path).map_err(|error| error.to_string()).and_then(|_| {
+            UserFile::open(path).and_then(|file| file.check()).map_err(|error| error.to_string())
+        });
+        match checked {
+            Ok(_) => output::report_lines(&format!("{name} SUCCESS")),
+            Err(error) => {
+                output::report_lines(&format!("{name} FAILED: {error}"));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    code
+}
+
+/// Checks metrics from standard input.
+pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
+    if !check.extended && check.lint == MetricLint::None {
+        output::report_lines(
+            "error: at least one of --extended or linting must be enabled\nUse --extended for \
+             cardinality analysis, or remove --lint=none to enable linting",
+        );
+        return ExitCode::FAILURE;
+    }
+    let mut body = Vec::new();
+    let read = io::stdin().lock().take(BODY_BYTES_MAX).read_to_end(&mut body);
+    let families = match read {
+        Ok(_) => MetricFamilies::parse(&body).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let families = match families {
+        Ok(families) => families,
+        Err(error) => {
+            output::report_lines(&format!("error while linting: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let problems = match check.lint {
+        MetricLint::All => families.problems(),
+        MetricLint::None => Vec::new(),
+    };
+    for (metric, text) in &problems {
+        output::report_lines(&format!("{metric} {text}"));
+    }
+    if check.extended {
+        output::announce(&families.cardinality());
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LINT_FAILED) }
+}
+
+/// Prints the targets of a job.
+pub(crate) fn run_discovery(check: &CheckDiscovery) -> ExitCode {
+    let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };
+    let found = match job_targets(&check.file, &check.job, &LocalFiles, &options) {
+        Ok(found) => found,
+        Err(error) => {
+            output::report_lines(&format!("Cannot load config {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    match found {
+        JobTargets::UnknownJob { jobs } => {
+            let jobs: String = jobs.iter().map(|job| format!("\t{job}\n")).collect();
+            let name = &check.job;
+            let text = format!("Job {name} not found. Select one of:\n{jobs}");
+            output::report_columns(text.trim_end());
+            ExitCode::FAILURE
+        }
+        JobTargets::Targets { targets, skipped } => {
+            for kind in skipped {
+                output::report_lines(&format!(
+                    "WARNING: {kind} needs a server: its targets are not listed"
+                ));
+            }
+            let target = |target: &firn_collect::check::CheckedTarget| {
+                let discovered = object(target.discovered.iter());
+                match &target.labels {
+                    Ok(labels) => {
+                        json!({ "discoveredLabels": discovered, "labels": object(labels.iter()) })
+                    }
+                    Err(error) => {
+                        json!({ "discoveredLabels": discovered, "labels": {}, "error": error })
+                    }
+                }
+            };
+            let targets: Vec<Value> = targets.iter().map(target).collect();
+            match output::print_json(&Value::from(targets)) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn object<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> Value {
+    let pair = |(name, value): (&str, &str)| (name.to_owned(), Value::from(value));
+    Value::Object(labels.map(pair).collect::<Map<_, _>>())
+}

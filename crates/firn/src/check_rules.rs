@@ -1,0 +1,162 @@
+//! `firn check rules`: checks rule files, with the output and the exit codes of promtool.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use firn_rules::file::{
+    FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
+};
+
+use crate::output;
+
+/// `firn check rules`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckRules {
+    /// The files; standard input without any
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Lints that are applied
+    #[arg(long, value_name = "LINT", value_delimiter = ',', default_value = "duplicate-rules")]
+    lint: Vec<RuleLint>,
+
+    /// Exit with code 3 if a lint fails
+    #[arg(long)]
+    lint_fatal: bool,
+
+    /// Ignore unknown keys, which a server refuses
+    #[arg(long)]
+    ignore_unknown_fields: bool,
+
+    /// Features of PromQL: accepted as in promtool, all are always enabled
+    #[arg(long, value_name = "FEATURE")]
+    enable_feature: Vec<String>,
+}
+
+/// A lint of promtool for rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RuleLint {
+    All,
+    DuplicateRules,
+    None,
+}
+
+/// The findings in some files.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Findings {
+    /// A file is wrong.
+    pub(crate) has_errors: bool,
+    /// A lint failed.
+    pub(crate) has_lints: bool,
+}
+
+/// The settings of a check.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RuleChecks {
+    /// Whether duplicate rules are found.
+    pub(crate) finds_duplicates: bool,
+    /// The handling of unknown keys.
+    pub(crate) unknown: UnknownKeys,
+}
+
+const FAILED: u8 = 1;
+const LINT_FAILED: u8 = 3;
+
+impl Findings {
+    /// The findings of both.
+    pub(crate) fn and(self, other: Findings) -> Findings {
+        Findings {
+            has_errors: self.has_errors || other.has_errors,
+            has_lints: self.has_lints || other.has_lints,
+        }
+    }
+
+    /// An error outweighs a lint.
+    pub(crate) fn exit_code(self, is_lint_fatal: bool) -> ExitCode {
+        match self {
+            Findings { has_errors: true, .. } => ExitCode::from(FAILED),
+            Findings { has_lints: true, .. } if is_lint_fatal => ExitCode::from(LINT_FAILED),
+            _ => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// Checks the files in order and prints the result of each.
+pub(crate) fn run(check: &CheckRules) -> ExitCode {
+    let has = |lint| check.lint.contains(&lint);
+    let checks = RuleChecks {
+        finds_duplicates: !has(RuleLint::None)
+            && (has(RuleLint::All) || has(RuleLint::DuplicateRules)),
+        unknown: unknown_keys(check.ignore_unknown_fields),
+    };
+    let findings = if check.files.is_empty() {
+        output::announce("Checking standard input\n");
+        let mut text = String::new();
+        let read = io::stdin().lock().read_to_string(&mut text).map(|_| text);
+        check_text(read, None, checks)
+    } else {
+        check_files(&check.files, checks)
+    };
+    findings.exit_code(check.lint_fatal)
+}
+
+/// The handling of unknown keys under `--ignore-unknown-fields`.
+pub(crate) fn unknown_keys(is_ignoring: bool) -> UnknownKeys {
+    if is_ignoring { UnknownKeys::Ignored } else { UnknownKeys::Refused }
+}
+
+/// Checks rule files and prints the result of each.
+pub(crate) fn check_files(paths: &[PathBuf], checks: RuleChecks) -> Findings {
+    let mut findings = Findings::default();
+    for path in paths {
+        output::announce(&format!("Checking {}\n", path.display()));
+        let text = std::fs::read_to_string(path);
+        findings = findings.and(check_text(text, Some(path), checks));
+    }
+    findings
+}
+
+/// Checks the contents of a file and prints the result.
+fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks) -> Findings {
+    let options = ReadOptions { unknown: checks.unknown, ..ReadOptions::default() };
+    let read = text.map_err(|error| vec![error.to_string()]);
+    match read.and_then(|text| RuleFile::parse(&text, &options)) {
+        Err(mistakes) => {
+            output::report("  FAILED:\n");
+            let place = path.map_or(String::new(), |path| format!("{}: ", path.display()));
+            for mistake in mistakes {
+                output::report_lines(&format!("{place}{mistake}"));
+            }
+            Findings { has_errors: true, has_lints: false }
+        }
+        Ok(file) => {
+            if file.has_more_documents {
+                output::report_lines(&format!("  WARNING: {MORE_DOCUMENTS}"));
+            }
+            let findings = lint(&file.groups, checks);
+            output::announce("\n");
+            findings
+        }
+    }
+}
+
+fn lint(groups: &[FileGroup], checks: RuleChecks) -> Findings {
+    let found = match checks.finds_duplicates {
+        true => duplicates_text(&duplicates(groups)),
+        false => None,
+    };
+    match found {
+        Some(text) => {
+            output::report("  FAILED:\n");
+            output::report_columns(&text);
+            Findings { has_errors: false, has_lints: true }
+        }
+        None => {
+            let count: usize = groups.iter().map(|group| group.rules.len()).sum();
+            output::announce(&format!("  SUCCESS: {count} rules found\n"));
+            Findings::default()
+        }
+    }
+}

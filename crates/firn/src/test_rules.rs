@@ -1,0 +1,202 @@
+//! `firn test rules`: runs unit tests of rules, with the output and the exit codes of promtool.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use firn_collect::config::glob;
+use firn_rules::unit_test::{
+    RuleSource, RunTests, TestFile, TestFilter, TestReport, date_and_time,
+};
+
+use crate::check_config::LocalFiles;
+use crate::output;
+
+/// `firn test`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Test {
+    /// Run unit tests of rules, in the file format of promtool
+    ///
+    /// Exits with 1 for a failed test and for a wrong file.
+    Rules(TestRules),
+}
+
+/// `firn test rules`.
+#[derive(Debug, Args)]
+pub(crate) struct TestRules {
+    /// The files of tests
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Run only tests with a name that a regular expression matches; may be repeated
+    #[arg(long, value_name = "REGEX")]
+    run: Vec<String>,
+
+    /// Mark differences of alerts, instead of printing expected and received ones
+    #[arg(long)]
+    diff: bool,
+
+    /// Print all samples at the end of each test
+    #[arg(long)]
+    debug: bool,
+
+    /// Write the results in the XML format of JUnit to a file
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+
+    /// Ignore unknown keys of rule files, which a server refuses
+    #[arg(long)]
+    ignore_unknown_fields: bool,
+
+    /// Features of PromQL: accepted as in promtool, all are always enabled
+    #[arg(long, value_name = "FEATURE")]
+    enable_feature: Vec<String>,
+}
+
+/// The outcome of a file: its tests, or the reason why none ran.
+type Outcome = Result<Vec<TestReport>, String>;
+
+/// Runs the tests of the files in order and prints the result of each file.
+pub(crate) fn run(Test::Rules(test): &Test) -> ExitCode {
+    let filter = match test.run.as_slice() {
+        [] => None,
+        patterns => match TestFilter::new(patterns) {
+            Ok(filter) => Some(filter),
+            Err(error) => {
+                output::report_lines(&format!("firn: --run: {error}"));
+                return ExitCode::FAILURE;
+            }
+        },
+    };
+    let options = RunTests {
+        filter,
+        has_diff: test.diff,
+        has_samples: test.debug,
+        ignores_unknown: test.ignore_unknown_fields,
+    };
+    let mut outcomes = Vec::new();
+    for path in &test.files {
+        let outcome = run_file(path, &options);
+        print(&outcome);
+        outcomes.push((path, outcome));
+    }
+    let has_failed = outcomes.iter().any(|(_, outcome)| match outcome {
+        Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),
+        Err(_) => true,
+    });
+    if let Some(path) = &test.junit
+        && let Err(error) = std::fs::write(path, junit(&outcomes))
+    {
+        output::report_lines(&format!("firn: --junit {}: {error}", path.display()));
+        return ExitCode::FAILURE;
+    }
+    if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn run_file(path: &Path, options: &RunTests) -> Outcome {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let file = TestFile::parse(&text)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut rule_paths: Vec<PathBuf> = Vec::new();
+    for pattern in file.rule_patterns() {
+        let pattern = folder.join(pattern).to_string_lossy().into_owned();
+        let found = glob(&LocalFiles, &pattern).map_err(|error| error.to_string())?;
+        if found.is_empty() {
+            output::report_lines(&format!("  WARNING: no file match pattern {pattern}"));
+        }
+        rule_paths.extend(found);
+    }
+    let mut rules: Vec<(String, String)> = Vec::new();
+    for path in rule_paths {
+        let name = path.display().to_string();
+        // A file under two patterns is read once.
+        if !rules.iter().any(|rule| rule.0 == name) {
+            let text = std::fs::read_to_string(&path).map_err(|e| format!("{name}: {e}"))?;
+            rules.push((name, text));
+        }
+    }
+    let rules: Vec<RuleSource<'_>> =
+        rules.iter().map(|(path, text)| RuleSource { path, text }).collect();
+    Ok(file.run(&rules, options))
+}
+
+fn print(outcome: &Outcome) {
+    for report in outcome.iter().flatten() {
+        if let Some(samples) = &report.samples {
+            let name = &report.name;
+            output::report_lines(&format!(
+                "DEBUG: Dump of all data (input_series and rules) of {name}:\n{samples}"
+            ));
+        }
+    }
+    let failures: Vec<&String> = match outcome {
+        Ok(reports) => reports.iter().flat_map(|report| &report.failures).collect(),
+        Err(error) => vec![error],
+    };
+    if failures.is_empty() {
+        return output::announce("  SUCCESS\n\n");
+    }
+    output::report("  FAILED:\n");
+    for failure in failures {
+        output::report_lines(failure);
+        output::announce("\n");
+    }
+    output::announce("\n");
+}
+
+/// The outcomes in the XML format of JUnit, as promtool writes it.
+fn junit(outcomes: &[(&PathBuf, Outcome)]) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = date_and_time(now);
+    let mut out = String::from("<testsuites>");
+    for (path, outcome) in outcomes {
+        let name = xml(&path.display().to_string());
+        let reports = outcome.as_deref().unwrap_or_default();
+        let failure_count: usize = reports.iter().map(|report| report.failures.len()).sum();
+        let (count, error_count) = match outcome {
+            Ok(reports) => (reports.len(), 0),
+            Err(_) => (1, 1),
+        };
+        let _ = write!(
+            out,
+            "<testsuite name=\"{name}\" tests=\"{count}\" failures=\"{failure_count}\" \
+             errors=\"{error_count}\" skipped=\"0\" timestamp=\"{now}\">"
+        );
+        if let Err(error) = outcome {
+            let error = xml(error);
+            let _ = write!(out, "<testcase name=\"unknown\"><error>{error}</error></testcase>");
+        }
+        for report in reports {
+            let _ = write!(out, "<testcase name=\"{}\">", xml(&report.name));
+            for failure in &report.failures {
+                let _ = write!(out, "<failure>{}</failure>", xml(failure));
+            }
+            out.push_str("</testcase>");
+        }
+        out.push_str("</testsuite>");
+    }
+    out.push_str("</testsuites>");
+    out
+}
+
+/// A text as Go's encoder escapes it; characters that XML does not have are replaced.
+fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '\t' => out.push_str("&#x9;"),
+            '\n' => out.push_str("&#xA;"),
+            '\r' => out.push_str("&#xD;"),
+            '\0'..'\u{20}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
