@@ -47,7 +47,7 @@ struct LocalFile {
 /// The lock lives as long as the open file, so the system releases it when the process ends.
 #[derive(Debug)]
 struct LocalLock {
-    _file: File,
+    file: File,
 }
 
 impl LocalDisk {
@@ -143,20 +143,7 @@ impl Disk for LocalDisk {
     }
 
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
-        let path = self.root.join(LOCK_FILE);
-        let failed = |e| io_error("lock", &path, e);
-        // Not truncated: the file names the holder until this process has the lock.
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let mut file = options.custom_flags(no_links()).open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(held(&path, &mut file)),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
-        // The lock holds without the id, for which a full disk has no room.
-        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(Box::new(LocalLock { _file: file }))
+        Ok(Box::new(LocalLock::take(&self.root)?))
     }
 }
 
@@ -253,7 +240,34 @@ impl LocalFile {
     }
 }
 
+impl LocalLock {
+    fn take(root: &Path) -> Result<LocalLock> {
+        let path = root.join(LOCK_FILE);
+        let failed = |e| io_error("lock", &path, e);
+        // Not truncated: the file names the holder until this process has the lock.
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+        let mut file = options.custom_flags(no_links()).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(held(&path, &mut file)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        // The lock holds without the id, for which a full disk has no room.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        Ok(LocalLock { file })
+    }
+}
+
 impl FolderLock for LocalLock {}
+
+impl Drop for LocalLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that another thread starts at this time has a
+        // copy of it until it executes its program.
+        let _ = self.file.unlock();
+    }
+}
 
 /// Creates a folder and its missing parents, and makes each name durable.
 pub(crate) fn make_dirs(path: &Path) -> Result<()> {
@@ -320,6 +334,17 @@ mod tests {
         assert!(error.to_string().contains(&format!("LOCK is held by process {pid}")), "{error}");
         drop(lock);
         disk.lock().unwrap();
+    }
+
+    /// A process that another thread was starting kept the lock, so that the folder was busy.
+    #[test]
+    fn a_copy_of_the_file_does_not_keep_the_lock() {
+        let (_folder, disk) = disk();
+        let lock = LocalLock::take(&disk.root).unwrap();
+        let copy = lock.file.try_clone().unwrap();
+        drop(lock);
+        disk.lock().unwrap();
+        drop(copy);
     }
 
     /// Before, folders had mode 0755 and files 0644: every user of the machine could read the data.

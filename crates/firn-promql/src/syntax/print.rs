@@ -112,7 +112,7 @@ fn series(f: &mut fmt::Formatter<'_>, selector: &Selector) -> fmt::Result {
     };
     let mut texts: Vec<String> =
         selector.matchers.iter().filter(|m| !is_name(m)).map(matcher_text).collect();
-    if texts.is_empty() {
+    if texts.is_empty() && name.is_some() {
         return Ok(());
     }
     texts.sort();

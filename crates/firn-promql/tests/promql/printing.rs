@@ -13,6 +13,8 @@ fn check(text: &str, expected: &str) {
 fn queries_have_one_form() {
     check("sum(foo)by(a,b)", "sum by (a, b) (foo)");
     check("SUM WITHOUT() (foo)", "sum without () (foo)");
+    // Found by a fuzzer: an empty selector was printed as nothing.
+    check("info(foo, {})", "info(foo, {})");
     check("topk(5,foo)", "topk(5, foo)");
     check("foo{b='2',a=~`1`}", "foo{a=~\"1\",b=\"2\"}");
     check("{\"my.metric\",\"a b\"=\"c\"}", "{\"a b\"=\"c\",__name__=\"my.metric\"}");

@@ -64,14 +64,19 @@ impl Destination {
                 queue.pop();
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
-            while queue.held.grow(bytes).is_err() {
+            let has_memory = loop {
+                if queue.held.grow(bytes).is_ok() {
+                    break true;
+                }
                 self.dropped.fetch_add(1, Ordering::Relaxed);
                 if queue.pop().is_none() {
                     // Others use the memory: this alert is the one that is lost.
-                    return;
+                    break false;
                 }
+            };
+            if has_memory {
+                queue.alerts.push_back(alert);
             }
-            queue.alerts.push_back(alert);
         }
         drop(queue);
         self.changed.notify_one();
@@ -191,6 +196,17 @@ mod tests {
         destination.push(alerts(&["x".repeat(300).as_str()]));
         assert_eq!((destination.len(), destination.dropped.load(Ordering::Relaxed)), (0, 4));
         assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    /// Before, the alerts behind the first one without memory were neither queued nor counted.
+    #[tokio::test]
+    async fn each_alert_without_memory_is_counted() {
+        let budget = Budget::unlimited().part(200);
+        let destination = Destination::new("u".to_owned(), 100, &budget);
+        let large = "x".repeat(300);
+        destination.push(alerts(&[&large, "1", &large, &large, "2"]));
+        assert_eq!(batch(&destination).await, Some(("[2]".to_owned(), 1)));
+        assert_eq!(destination.dropped.load(Ordering::Relaxed), 4);
     }
 
     #[tokio::test]
