@@ -66,6 +66,10 @@ impl fmt::Display for Node {
 impl fmt::Display for Length {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // A duration has whole milliseconds; a number of seconds has any fraction.
+            Length::Fixed(nanos) if *nanos != 0 && self.ms() == 0 => {
+                f.write_str(&format_f(self.seconds()))
+            }
             Length::Fixed(_) if self.ms() < 0 => {
                 write!(f, "-{}", format_duration(self.ms().saturating_neg()))
             }

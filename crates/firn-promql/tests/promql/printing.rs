@@ -30,6 +30,10 @@ fn queries_have_one_form() {
     check("foo offset (1m) + 2 > 1", "foo offset ((1m) + 2) > 1");
     check("foo offset -(1m) + 2", "foo offset -(1m) + 2");
     check("foo offset 1m + 2", "foo offset 1m + 2");
+    // Found by a fuzzer: lengths below a millisecond were printed as 0, which is no range.
+    check("foo[33e-6] offset -4e-5", "foo[0.000033] offset -0.00004");
+    check("foo[1e-10]", "foo[0.000000001]");
+    check("foo[1m:4e-4]", "foo[1m:0.0004]");
     // Nanoseconds of a number of seconds are not exact for decades.
     check("leo[01516238358.695932]", "leo[17549d1h19m18s695ms]");
     // Found by comparing with Prometheus 3.15: numbers lost their parentheses.

@@ -21,7 +21,11 @@ impl Parser<'_> {
         {
             return Err(self.error(span, "duration must be greater than 0"));
         }
-        self.length(value, span)
+        match self.length(value, span)? {
+            // Greater than 0, as in Prometheus, however short.
+            Length::Fixed(0) => Ok(Length::Fixed(1)),
+            length => Ok(length),
+        }
     }
 
     /// Folds a length that does not depend on the query's times into a number.
