@@ -22,16 +22,19 @@ impl fmt::Display for Node {
             NodeKind::String(bytes) => f.write_str(&go_quote(bytes)),
             NodeKind::Selector(selector) => {
                 series(f, selector)?;
-                at(f, selector.at)?;
-                boundary(f, selector.boundary)?;
-                offset(f, &selector.offset)
+                with_offset(f, &selector.offset, |f| {
+                    at(f, selector.at)?;
+                    boundary(f, selector.boundary)
+                })
             }
             NodeKind::Matrix(matrix) => {
-                series(f, &matrix.selector)?;
+                let selector = &matrix.selector;
+                series(f, selector)?;
                 write!(f, "[{}]", matrix.range)?;
-                boundary(f, matrix.selector.boundary)?;
-                at(f, matrix.selector.at)?;
-                offset(f, &matrix.selector.offset)
+                with_offset(f, &selector.offset, |f| {
+                    boundary(f, selector.boundary)?;
+                    at(f, selector.at)
+                })
             }
             NodeKind::Subquery(subquery) => {
                 subquery.expr.fmt(f)?;
@@ -168,8 +171,24 @@ fn boundary(f: &mut fmt::Formatter<'_>, boundary: BoundaryMode) -> fmt::Result {
     })
 }
 
-fn offset(f: &mut fmt::Formatter<'_>, offset: &Length) -> fmt::Result {
-    if offset.is_zero() { Ok(()) } else { write!(f, " offset {offset}") }
+/// The offset behind the other modifiers, as Prometheus prints it. A computed one comes first: it
+/// would take an operator that follows it for arithmetic of the offset.
+fn with_offset<'f>(
+    f: &mut fmt::Formatter<'f>,
+    offset: &Length,
+    others: impl FnOnce(&mut fmt::Formatter<'f>) -> fmt::Result,
+) -> fmt::Result {
+    match offset {
+        Length::Computed(_) => {
+            write!(f, " offset {offset}")?;
+            others(f)
+        }
+        Length::Fixed(0) => others(f),
+        Length::Fixed(_) => {
+            others(f)?;
+            write!(f, " offset {offset}")
+        }
+    }
 }
 
 /// `[1h:1m] @ 100 offset 5m`: the suffix after the expression of a subquery.
@@ -179,8 +198,7 @@ pub(super) fn subquery_grid(f: &mut fmt::Formatter<'_>, subquery: &Subquery) -> 
         fmt::Display::fmt(&subquery.step, f)?;
     }
     f.write_str("]")?;
-    at(f, subquery.at)?;
-    offset(f, &subquery.offset)
+    with_offset(f, &subquery.offset, |f| at(f, subquery.at))
 }
 
 pub(super) fn sign(negate: bool) -> &'static str {

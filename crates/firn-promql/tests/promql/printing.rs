@@ -34,6 +34,12 @@ fn queries_have_one_form() {
     check("foo[33e-6] offset -4e-5", "foo[0.000033] offset -0.00004");
     check("foo[1e-10]", "foo[0.000000001]");
     check("foo[1m:4e-4]", "foo[1m:0.0004]");
+    // Found by a fuzzer: the offset took the operator behind it.
+    check("foo offset (1m) @ 5 + 2", "foo offset (1m) @ 5.000 + 2");
+    check("foo offset (1m) smoothed - 2", "foo offset (1m) smoothed - 2");
+    check("foo[1h:] offset (1m) @ end()", "foo[1h:] offset (1m) @ end()");
+    check("foo offset +(1m) * 2", "(foo offset (1m)) * 2");
+    check("foo offset -(1m) * 2", "foo offset -(1m) * 2");
     // Nanoseconds of a number of seconds are not exact for decades.
     check("leo[01516238358.695932]", "leo[17549d1h19m18s695ms]");
     // Found by comparing with Prometheus 3.15: numbers lost their parentheses.

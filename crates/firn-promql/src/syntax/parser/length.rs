@@ -75,9 +75,9 @@ impl Parser<'_> {
             }
         })?;
         while let TokenKind::Operator(op) = self.peek() {
-            use BinaryOp::{Add, Div, Mod, Mul, Pow, Sub};
+            use BinaryOp::{Div, Mod, Pow};
             let tightness = tightness(op);
-            if tightness < tightness_min || !matches!(op, Add | Sub | Mul | Div | Mod | Pow) {
+            if tightness < tightness_min || !is_arithmetic(op) {
                 break;
             }
             self.deeper()?;
@@ -141,6 +141,12 @@ impl Parser<'_> {
         };
         Ok((value, Span { start: token.span.start, end: self.closing }))
     }
+}
+
+/// Whether durations have this operator.
+pub(super) fn is_arithmetic(op: BinaryOp) -> bool {
+    use BinaryOp::{Add, Div, Mod, Mul, Pow, Sub};
+    matches!(op, Add | Sub | Mul | Div | Mod | Pow)
 }
 
 /// `value` with the other sign.

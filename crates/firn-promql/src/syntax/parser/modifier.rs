@@ -1,6 +1,6 @@
 //! The suffixes of an operand: `[5m]`, `[1h:1m]`, `offset`, `@`, `anchored`, `smoothed`.
 
-use super::length::{LengthContext, negated};
+use super::length::{LengthContext, is_arithmetic, negated};
 use super::{Parsed, Parser};
 use crate::syntax::lexer::{Keyword, TokenKind};
 use crate::syntax::{
@@ -118,6 +118,13 @@ impl Parser<'_> {
         }
         *target = length;
         node.span.end = self.closing;
+        // The sign is not printed, and arithmetic continues after a parenthesis without one.
+        let is_plus = first.kind == TokenKind::Operator(BinaryOp::Add);
+        if is_plus && matches!(self.peek(), TokenKind::Operator(op) if is_arithmetic(op)) {
+            let empty = NodeKind::String(Vec::new());
+            let inner = std::mem::replace(node, Node { span: node.span, kind: empty });
+            *node = Node { span: inner.span, kind: NodeKind::Paren(Box::new(inner)) };
+        }
         Ok(())
     }
 
