@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve dist test deps lint settings hostile bench-quick bench-query bench-fresh bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest collect-cases
+.PHONY: help serve dist test deps lint settings hostile bench-quick bench-query bench-fresh bench-index bench-log bench-head bench-tree bench-cache bench-collect soak fuzz promqltest collect-cases
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -53,6 +53,10 @@ bench-tree: ## bytes per sample by level, bytes put, size control, late data, qu
 bench-cache: ## the cache against no cache, fixed chunks and other policies, and a dashboard; ONLY=words of names; writes target/bench/cache.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-cache --only "$(ONLY)"
+
+bench-collect: ## scraping, churn, faults and rules beside Prometheus and VictoriaMetrics; PROGRAMS=words; writes target/bench/collect.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-collect --programs "$(PROGRAMS)"
 
 soak: ## more simulation seeds, histories, log restarts, damaged bytes, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
 	FIRN_HISTORIES=$(or $(HISTORIES),20000) FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture

@@ -19,6 +19,7 @@
 pub mod agree;
 pub mod cache;
 pub mod client;
+pub mod collect;
 pub mod contest;
 pub mod devops;
 pub mod far_disk;

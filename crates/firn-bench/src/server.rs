@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 /// A program that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Program {
     /// # Errors
     /// When it is not installed, cannot be started, or does not answer within 30 s.
     pub fn start(self) -> io::Result<Server> {
-        self.start_as(u64::MAX, &[])
+        self.start_as(u64::MAX, &[], None)
     }
 
     /// As [`Program::start`], with a memory limit: Go's collector stays below it, and the kernel
@@ -114,7 +114,7 @@ impl Program {
     /// # Errors
     /// As [`Program::start`].
     pub fn start_within(self, memory_bytes_max: u64) -> io::Result<Server> {
-        self.start_as(memory_bytes_max, &[])
+        self.start_as(memory_bytes_max, &[], None)
     }
 
     /// As [`Program::start`], with more arguments.
@@ -122,15 +122,29 @@ impl Program {
     /// # Errors
     /// As [`Program::start`].
     pub fn start_with(self, more: &[&str]) -> io::Result<Server> {
-        self.start_as(u64::MAX, more)
+        self.start_as(u64::MAX, more, None)
     }
 
-    fn start_as(self, memory_bytes_max: u64, more: &[&str]) -> io::Result<Server> {
+    /// As [`Program::start`], with a `prometheus.yml` whose targets it scrapes.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_collecting(self, config: &Path) -> io::Result<Server> {
+        let more: &[&str] = if self == Program::Firn { &["--self-scrape=never"] } else { &[] };
+        self.start_as(u64::MAX, more, Some(config))
+    }
+
+    fn start_as(
+        self,
+        memory_bytes_max: u64,
+        more: &[&str],
+        config: Option<&Path>,
+    ) -> io::Result<Server> {
         let path = self.path().ok_or(io::ErrorKind::NotFound)?;
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let address = free_address()?;
         let mut command = Command::new(path);
-        self.arguments(&mut command, folder.path(), address)?;
+        self.arguments(&mut command, folder.path(), address, config)?;
         command.args(more);
         let has_cache = more.iter().any(|arg| arg.starts_with("--result-cache"));
         if self == Program::Firn && !has_cache {
@@ -159,15 +173,20 @@ impl Program {
         command: &mut Command,
         folder: &Path,
         address: SocketAddr,
+        config: Option<&Path>,
     ) -> io::Result<()> {
         match self {
             Program::Firn => {
                 command.arg("serve").arg("--data").arg(folder);
                 command.arg("--listen").arg(address.to_string());
+                if let Some(config) = config {
+                    command.arg("--prometheus-config").arg(config);
+                }
             }
             Program::Prometheus => {
-                let config = folder.join("prometheus.yml");
-                fs::write(&config, "global: {scrape_interval: 1h}\n")?;
+                let own = folder.join("prometheus.yml");
+                fs::write(&own, "global: {scrape_interval: 1h}\n")?;
+                let config = config.unwrap_or(&own);
                 command.arg(format!("--config.file={}", config.display()));
                 command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
                 command.arg(format!("--web.listen-address={address}"));
@@ -182,6 +201,12 @@ impl Program {
                 command.args(["-retentionPeriod=100y", "-loggerLevel=ERROR"]);
                 // The query is measured, not a cache of answers.
                 command.arg("-search.disableCache");
+                if let Some(config) = config {
+                    command.arg(format!("-promscrape.config={}", config.display()));
+                    // Rules are evaluated by another program.
+                    command.arg("-promscrape.config.strictParse=false");
+                    command.arg("-promscrape.fileSDCheckInterval=5s");
+                }
             }
             Program::InfluxDb => {
                 let config = folder.join("influxdb.conf");
@@ -230,6 +255,15 @@ impl Server {
         self.child = command.spawn()?;
         wait_until_ready(self.address, self.program.ready_path())?;
         Ok(started.elapsed())
+    }
+
+    /// Makes it read its files again (SIGHUP).
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn reload(&self) -> io::Result<()> {
+        let pid = Pid::from_raw(self.child.id() as i32).ok_or(io::ErrorKind::NotFound)?;
+        Ok(rustix::process::kill_process(pid, Signal::HUP)?)
     }
 
     /// User and system CPU seconds since its start.

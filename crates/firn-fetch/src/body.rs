@@ -23,17 +23,30 @@ enum Packed {
 struct Sink {
     bytes: Vec<u8>,
     bytes_max: u64,
+    /// The first growth.
+    first_bytes: usize,
     held: Reservation,
     failed: Option<FetchError>,
 }
 
-// The first growth of a body.
-const FIRST_BYTES: usize = 4 << 10;
+// Bounds of the first growth of a body, which is that of the last one: a longer body grows as it
+// arrives.
+const FIRST_BYTES_MIN: usize = 4 << 10;
+const FIRST_BYTES_MAX: usize = 1 << 20;
 
 impl Unpacker {
-    /// A body of fewer than `bytes_max` bytes when unpacked; 0 is no limit.
-    pub(crate) fn new(is_gzip: bool, bytes_max: u64, held: Reservation) -> Unpacker {
-        let sink = Sink { bytes: Vec::new(), bytes_max, held, failed: None };
+    /// A body of fewer than `bytes_max` bytes when unpacked; 0 is no limit. The last body from
+    /// there had `last_len` bytes.
+    pub(crate) fn new(
+        is_gzip: bool,
+        bytes_max: u64,
+        last_len: usize,
+        held: Reservation,
+    ) -> Unpacker {
+        // A sixteenth more: the numbers of the same metrics differ in length.
+        let first_bytes = last_len.saturating_add(last_len / 16);
+        let first_bytes = first_bytes.clamp(FIRST_BYTES_MIN, FIRST_BYTES_MAX);
+        let sink = Sink { bytes: Vec::new(), bytes_max, first_bytes, held, failed: None };
         let sink = match is_gzip {
             true => Packed::Gzip(Box::new(MultiGzDecoder::new(sink))),
             false => Packed::Plain(sink),
@@ -75,7 +88,7 @@ impl Sink {
             return Err(FetchError::BodyLimit);
         }
         if len > self.bytes.capacity() {
-            let capacity = self.bytes.capacity().saturating_mul(2).max(len).max(FIRST_BYTES);
+            let capacity = self.bytes.capacity().saturating_mul(2).max(len).max(self.first_bytes);
             self.held.cover(capacity as u64).map_err(FetchError::Memory)?;
             self.bytes.reserve_exact(capacity.saturating_sub(self.bytes.len()));
         }
@@ -121,7 +134,7 @@ mod tests {
         memory: u64,
     ) -> Result<Vec<u8>, FetchError> {
         let held = Budget::new(memory).empty(Pool::Requests);
-        let mut unpacker = Unpacker::new(is_gzip, bytes_max, held);
+        let mut unpacker = Unpacker::new(is_gzip, bytes_max, 0, held);
         for frame in body.chunks(7) {
             unpacker.push(&Bytes::copy_from_slice(frame))?;
         }
@@ -142,6 +155,17 @@ mod tests {
         let cut = packed(&text);
         let error = unpack(&cut[..cut.len() - 9], true, 0, 1 << 20).unwrap_err();
         assert!(matches!(error, FetchError::Transport(_)), "{error}");
+    }
+
+    #[test]
+    fn a_body_as_long_as_the_last_one_is_allocated_once() {
+        let held = Budget::new(1 << 20).empty(Pool::Requests);
+        let mut unpacker = Unpacker::new(false, 0, 16_000, held);
+        for _ in 0..1_000 {
+            unpacker.push(&Bytes::from_static(b"sixteen bytes...")).unwrap();
+        }
+        let (body, held) = unpacker.finish().unwrap();
+        assert_eq!((body.len(), body.capacity(), held.bytes()), (16_000, 17_000, 17_000));
     }
 
     // Item 24: reaching the limit exceeds it, in unpacked bytes.

@@ -250,7 +250,8 @@ impl Client {
             .get(CONTENT_ENCODING)
             .is_some_and(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"gzip"))
             && request.headers.iter().any(asks_gzip);
-        let mut unpacker = Unpacker::new(is_gzip, request.body_bytes_max, held);
+        let last_len = connections.body_len;
+        let mut unpacker = Unpacker::new(is_gzip, request.body_bytes_max, last_len, held);
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| FetchError::Transport(with_causes(&error)))?;
@@ -259,6 +260,7 @@ impl Client {
             }
         }
         let (body, held) = unpacker.finish()?;
+        connections.body_len = body.len();
         connections.keep(open);
         Ok(Response { status: status.as_u16(), headers, body, held })
     }

@@ -23,6 +23,8 @@ use crate::tls::TlsSource;
 pub struct Connections {
     /// The most recently used last.
     open: Vec<Open>,
+    /// The length of the last unpacked body: the next one probably has it too.
+    pub(crate) body_len: usize,
 }
 
 // An answer and the address that it redirects to.
