@@ -36,10 +36,10 @@
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `accepted`, `write`, `definitions`, `resolve`,
 //! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read
-//! path: `snapshot`, `presence`, `listing`, `walk`; background: `scheduler`, `flush`, `upkeep`,
-//! `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`, `history`,
-//! `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`; then
-//! `sequence`, `sync`, `wakeup`, `options`, `stats`, `mutants`.
+//! path: `snapshot`, `presence`, `listing`, `walk`; background: `scheduler`, `retention_clock`,
+//! `flush`, `upkeep`, `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`,
+//! `history`, `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`;
+//! then `sequence`, `sync`, `wakeup`, `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -77,6 +77,7 @@ mod replay;
 mod replay_time;
 mod replayed;
 mod resolve;
+mod retention_clock;
 mod rooms;
 mod scheduler;
 mod sequence;

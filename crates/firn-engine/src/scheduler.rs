@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use firn_log::SyncPolicy;
-use firn_model::{CancelToken, CommitSeq, ErrorKind, Result};
-use firn_tree::{Job, JobKind, TierScope};
+use firn_model::{CancelToken, CommitSeq, ErrorKind, Result, Timestamp};
+use firn_tree::{Job, JobKind, PlanTimes, TierScope, Version};
 use parking_lot::Mutex;
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
 use crate::pressure;
+use crate::retention_clock::RetentionClock;
 use crate::stats::Counter;
 use crate::upkeep::UpkeepWork;
 
@@ -74,6 +75,7 @@ pub(crate) struct Lanes {
     /// Held by each step of the tree's lane, by checks and while index files are copied. The first
     /// lock in the order: before the claim, `leaving` and the flush lane.
     pub(crate) tree: Mutex<()>,
+    retention: RetentionClock,
     error_count: Counter,
 }
 
@@ -179,7 +181,8 @@ impl Engine {
         }
         let version = tree.version();
         let deletes = ledger.tombstones.of_tree(rooms);
-        if let Some(job) = tree.plan(&version, &deletes, now, scope) {
+        let times = self.plan_times(now, &version);
+        if let Some(job) = tree.plan(&version, &deletes, times, scope) {
             drop(version);
             match job.is_slow() {
                 true => slow.run(now, || self.run_tree_job(&job))?,
@@ -203,6 +206,15 @@ impl Engine {
             TierScope::Fast => tree.collect_garbage(&rooms.env, scope),
         }?;
         Ok((removed_count > 0).then_some(Step::Garbage))
+    }
+
+    fn plan_times(&self, now: Timestamp, version: &Version) -> PlanTimes {
+        let rooms = &self.rooms;
+        let retention_now = match rooms.options.tree.retention_ms {
+            Some(_) => self.lanes.retention.now_ms(&*rooms.env.clock, || version.last_written()),
+            None => now,
+        };
+        PlanTimes { now, retention_now }
     }
 
     fn run_tree_job(&self, job: &Job) -> Result<()> {

@@ -78,7 +78,7 @@ pub use job_kind::JobKind;
 pub use mutant::Mutant;
 pub use options::TreeOptions;
 pub use partition::{Partition, PartitionLen, PartitionLengths};
-pub use plan::{Deletes, TierScope};
+pub use plan::{Deletes, PlanTimes, TierScope};
 pub use record::{Level, TableId, TableRecord};
 pub use scan::{ColumnRequest, Prefetch, ReadAhead, UpcomingGroup, UpcomingScan};
 pub use scrub::{Damage, LostSamples};

@@ -41,6 +41,22 @@ pub struct Deletes {
     pub clean_through: CommitSeq,
 }
 
+/// The times of a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanTimes {
+    /// Wall time.
+    pub now: Timestamp,
+    /// The time by which retention drops data: at most the wall time, which may have jumped ahead.
+    pub retention_now: Timestamp,
+}
+
+impl From<Timestamp> for PlanTimes {
+    /// With a clock that has not jumped.
+    fn from(now: Timestamp) -> PlanTimes {
+        PlanTimes { now, retention_now: now }
+    }
+}
+
 /// The tiers that a job may use now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierScope {
@@ -56,11 +72,11 @@ pub(crate) fn plan(
     options: &TreeOptions,
     lengths: PartitionLengths,
     deletes: &Deletes,
-    now: Timestamp,
+    PlanTimes { now, retention_now }: PlanTimes,
     reach: TierScope,
 ) -> Option<Work> {
-    let fast =
-        plan_drop(version, options, now).or_else(|| plan_compact(version, options, lengths, now));
+    let fast = plan_drop(version, options, retention_now)
+        .or_else(|| plan_compact(version, options, lengths, now));
     if reach == TierScope::Fast {
         return fast.or_else(|| plan_clean(version, deletes, &FAST));
     }

@@ -17,7 +17,7 @@ use crate::mutant::mutant;
 use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
 use crate::partition::PartitionLengths;
-use crate::plan::{self, Deletes, TierScope};
+use crate::plan::{self, Deletes, PlanTimes, TierScope};
 use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
 use crate::size::Shift;
 use crate::slow_cache::SlowCache;
@@ -180,17 +180,18 @@ impl Tree {
         }
     }
 
-    /// The most urgent job on `version` at wall time `now`, if there is one. Pure: reads and
-    /// changes nothing. Do not run two jobs that were planned on the same version.
+    /// The most urgent job on `version` at `times`, if there is one. Pure: reads and changes
+    /// nothing. Do not run two jobs that were planned on the same version.
     pub fn plan(
         &self,
         version: &Version,
         deletes: &Deletes,
-        now: Timestamp,
+        times: impl Into<PlanTimes>,
         reach: TierScope,
     ) -> Option<Job> {
+        let times = times.into();
         Some(Job {
-            work: plan::plan(version, &self.options, self.lengths(), deletes, now, reach)?,
+            work: plan::plan(version, &self.options, self.lengths(), deletes, times, reach)?,
             store: Arc::clone(&self.store),
             ids: Arc::clone(&self.ids),
             options: self.options.clone(),

@@ -192,6 +192,13 @@ impl Version {
         self.fast_bytes
     }
 
+    /// The newest time at which a table was written; `None` without tables. A merged table has the
+    /// time of its oldest input.
+    pub fn last_written(&self) -> Option<Timestamp> {
+        let tables = Level::ALL.into_iter().flat_map(|level| self.level(level));
+        tables.map(|table| table.record.written_ms).max()
+    }
+
     /// Counters of one level.
     pub fn level_stats(&self, level: Level) -> LevelStats {
         let mut stats = LevelStats::default();

@@ -110,6 +110,28 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     assert_eq!(resolve(&engine, ever..ever + 1)[0].group, newest.group);
 }
 
+/// Before, retention dropped everything at once, for good.
+#[test]
+fn a_clock_that_jumps_ahead_drops_nothing_for_a_day() {
+    const YEARS_50_MS: i64 = 50 * 365 * 24 * HOUR_MS;
+    let sim = Sim::new(23);
+    let engine = open(&sim);
+    let dropped_after = |change_ms: i64| {
+        sim.clock.set_now_ms(sim.env().clock.now_ms() + change_ms);
+        while engine.step(Lane::Tree).expect("a step").is_some() {}
+        engine.stats().expired_tables
+    };
+    live_an_hour(&sim, &engine, 0..4);
+    assert_eq!(dropped_after(YEARS_50_MS), 0);
+    sim.clock.advance(Duration::from_secs(3_600));
+    assert_eq!(dropped_after(0), 0);
+    assert_eq!(dropped_after(-YEARS_50_MS), 0);
+    live_an_hour(&sim, &engine, 0..4);
+    assert_eq!(dropped_after(YEARS_50_MS), 0);
+    sim.clock.advance(Duration::from_secs(24 * 3_600));
+    assert!(dropped_after(0) > 0, "it has lasted for a day");
+}
+
 /// Listings over a time range read no block and decode no column, wherever the samples are stored,
 /// and they separate the members of one group.
 #[test]

@@ -1,0 +1,122 @@
+//! The time by which retention drops data.
+//!
+//! A wall clock may jump ahead by years: a wrong time server, a restored virtual machine. Retention
+//! would then drop everything, for good. So a jump ahead counts only once it has lasted for a day
+//! of monotonic time. A step back counts at once, because it only keeps data longer.
+
+use firn_env::Clock;
+use firn_model::Timestamp;
+use parking_lot::Mutex;
+
+/// Differences between both clocks up to this are no jump: leap seconds, slewing, short suspends.
+const JUMP_MS_MIN: i64 = 60 * 60_000;
+/// A jump counts once it has lasted this long. Also the longest time for which the database is
+/// assumed to have been closed before a start.
+const HOLD_MS: i64 = 24 * 60 * 60_000;
+
+/// Wall time without recent jumps ahead.
+#[derive(Debug, Default)]
+pub(crate) struct RetentionClock(Mutex<Option<ClockState>>);
+
+#[derive(Clone, Copy, Debug)]
+struct ClockState {
+    /// The trusted wall time at `mono_ms`.
+    wall_ms: Timestamp,
+    mono_ms: i64,
+    /// The monotonic time at which a jump that still lasts was seen first.
+    jumped_ms: Option<i64>,
+}
+
+impl RetentionClock {
+    /// The wall time, or while it is ahead after a jump, the time that it would have without the
+    /// jump. `last_written` returns the newest time at which the database was in use before the
+    /// start, if known.
+    pub(crate) fn now_ms(
+        &self,
+        clock: &dyn Clock,
+        last_written: impl FnOnce() -> Option<Timestamp>,
+    ) -> Timestamp {
+        let wall_ms = clock.now_ms();
+        let mono_ms = i64::try_from(clock.monotonic_ns() / 1_000_000).unwrap_or(i64::MAX);
+        let mut state = self.0.lock();
+        let known = state.get_or_insert_with(|| {
+            let latest = last_written().map_or(wall_ms, |ms| ms.saturating_add(HOLD_MS));
+            ClockState { wall_ms: wall_ms.min(latest), mono_ms, jumped_ms: None }
+        });
+        let expected_ms = known.wall_ms.saturating_add(mono_ms.saturating_sub(known.mono_ms));
+        let ahead_ms = wall_ms.saturating_sub(expected_ms);
+        let jumped_ms = *known.jumped_ms.get_or_insert(mono_ms);
+        if ahead_ms <= JUMP_MS_MIN || mono_ms.saturating_sub(jumped_ms) >= HOLD_MS {
+            *known = ClockState { wall_ms, mono_ms, jumped_ms: None };
+            return wall_ms;
+        }
+        if jumped_ms == mono_ms {
+            tracing::warn!(
+                "the clock is {} h ahead of the expected time; retention ignores that for {} h",
+                ahead_ms / 3_600_000,
+                HOLD_MS / 3_600_000
+            );
+        }
+        expected_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use firn_sim::SimClock;
+
+    use super::*;
+
+    const HOUR_MS: i64 = 3_600_000;
+
+    /// Hours after the start of the clock by which retention drops.
+    fn hours(held: &RetentionClock, clock: &SimClock) -> i64 {
+        (held.now_ms(clock, || None) - SimClock::START_MS) / HOUR_MS
+    }
+
+    #[test]
+    fn a_jump_ahead_counts_after_a_day_and_a_step_back_at_once() {
+        let (clock, held) = (SimClock::default(), RetentionClock::default());
+        let pass = |hours: u64| clock.advance(Duration::from_secs(3_600 * hours));
+        let jump = |hours: i64| clock.set_now_ms(clock.now_ms() + hours * HOUR_MS);
+        assert_eq!(hours(&held, &clock), 0);
+        pass(5);
+        assert_eq!(hours(&held, &clock), 5);
+        jump(10_000);
+        assert_eq!(hours(&held, &clock), 5);
+        pass(2);
+        assert_eq!(hours(&held, &clock), 7);
+        jump(-10_000);
+        assert_eq!(hours(&held, &clock), 7, "the jump is over");
+        jump(20_000);
+        pass(23);
+        assert_eq!(hours(&held, &clock), 30);
+        pass(1);
+        jump(-20_000);
+        assert_eq!(hours(&held, &clock), 31, "a step back");
+        jump(30_000);
+        assert_eq!(hours(&held, &clock), 31);
+        pass(23);
+        assert_eq!(hours(&held, &clock), 54);
+        pass(1);
+        assert_eq!(hours(&held, &clock), 30_055, "it has lasted for a day");
+        pass(100);
+        assert_eq!(hours(&held, &clock), 30_155);
+    }
+
+    #[test]
+    fn a_start_long_after_the_last_write_waits_for_a_day() {
+        let clock = SimClock::default();
+        let ago = |hours: i64| {
+            let held = RetentionClock::default();
+            let now_ms = held.now_ms(&clock, || Some(SimClock::START_MS - hours * HOUR_MS));
+            (now_ms - SimClock::START_MS) / HOUR_MS
+        };
+        assert_eq!(ago(0), 0);
+        assert_eq!(ago(24), 0);
+        assert_eq!(ago(1_000), -976);
+        assert_eq!(ago(-1_000), 0, "an earlier clock was ahead");
+    }
+}
