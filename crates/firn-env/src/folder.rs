@@ -13,8 +13,9 @@ use std::time::{Duration, SystemTime};
 use firn_model::{Error, Result};
 
 use crate::bucket::{check_key, corrupt_range};
+use crate::given_file::nonblocking;
 use crate::io_error::io_error;
-use crate::local::{FILE_MODE, make_dirs, no_links, sync_dir};
+use crate::local::{FILE_MODE, make_dirs, no_links, open_file, sync_dir};
 use crate::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 
 /// The folder of unfinished objects and of the lock for puts; it contains no objects.
@@ -86,7 +87,7 @@ impl FolderBucket {
         let file = match files.entry(&request.key) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
-                vacant.insert(File::open(&path).map_err(|e| io_error("read", &path, e))?)
+                vacant.insert(open_file(OpenOptions::new().read(true), "read", &path)?)
             }
         };
         // Checked before allocating: the request may come from damaged metadata.
@@ -160,7 +161,8 @@ impl FolderBucket {
         let path = self.root.join(OWN_FOLDER).join("lock");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(FILE_MODE);
-        let opened = options.custom_flags(no_links()).open(&path);
+        // A pipe in its place has no reader: the open then fails instead of waiting for one.
+        let opened = options.custom_flags(no_links() | nonblocking()).open(&path);
         let locked = opened.and_then(|file| file.lock().map(|()| file));
         locked.map_err(|e| io_error("lock", &path, e))
     }

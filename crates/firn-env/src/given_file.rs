@@ -49,7 +49,27 @@ pub fn read_text(path: &Path, setting: &str) -> Result<String> {
 /// Those of opening and reading; `InvalidInput` for a file of another kind or a longer one,
 /// `InvalidData` for one that is not UTF-8.
 pub fn read_document(path: &Path, bytes_max: u64) -> io::Result<String> {
-    let bytes = bounded_by(open_regular(path)?, bytes_max)?;
+    read_stream(open_regular(path)?, bytes_max)
+}
+
+/// As [`read_document`], for a file that is read once: it may also be a pipe that the process has
+/// open, as the shell passes `<(command)`.
+///
+/// # Errors
+/// As [`read_document`].
+pub fn read_document_once(path: &Path, bytes_max: u64) -> io::Result<String> {
+    match is_own_descriptor(path) {
+        true => read_stream(File::open(path)?, bytes_max),
+        false => read_document(path, bytes_max),
+    }
+}
+
+/// Reads UTF-8 of at most `bytes_max`, such as standard input.
+///
+/// # Errors
+/// As [`read_document`].
+pub fn read_stream(stream: impl Read, bytes_max: u64) -> io::Result<String> {
+    let bytes = bounded_by(stream, bytes_max)?;
     String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.utf8_error()))
 }
 
@@ -113,7 +133,8 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-fn nonblocking() -> i32 {
+/// Flag of an open that does not wait for the other end of a pipe.
+pub(crate) fn nonblocking() -> i32 {
     OFlags::NONBLOCK.bits().cast_signed()
 }
 
@@ -125,7 +146,8 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-fn name_of(kind: FileType) -> &'static str {
+/// The kind of a file that is not a regular one, for messages.
+pub(crate) fn name_of(kind: FileType) -> &'static str {
     match kind {
         kind if kind.is_dir() => "a folder",
         kind if kind.is_fifo() => "a pipe",
@@ -139,7 +161,7 @@ fn bounded(file: File) -> io::Result<Vec<u8>> {
     bounded_by(file, FILE_BYTES_MAX)
 }
 
-fn bounded_by(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+fn bounded_by(file: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > bytes_max {
@@ -213,6 +235,11 @@ mod tests {
         }
         let path = Path::new("/dev/fd").join(reader.as_raw_fd().to_string());
         assert_eq!(read_text_once(&path, "--token-file").unwrap(), "token\n");
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"groups: []").unwrap();
+        drop(writer);
+        let path = Path::new("/dev/fd").join(reader.as_raw_fd().to_string());
+        assert_eq!(read_document_once(&path, 10).unwrap(), "groups: []");
         assert!(!is_own_descriptor(Path::new("/etc/passwd")));
     }
 
@@ -227,6 +254,10 @@ mod tests {
         File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
         assert!(read_once(&path, "--config").unwrap_err().to_string().contains("longer"));
         assert!(check(&path, "--config").unwrap_err().to_string().contains("longer"));
+        assert!(read_document_once(&path, 9).unwrap_err().to_string().contains("longer"));
+        assert!(read_document_once(Path::new("/dev/zero"), 9).is_err());
+        assert!(read_stream(io::repeat(b' '), 9).unwrap_err().to_string().contains("longer"));
+        assert_eq!(read_stream(&b"nine text"[..], 9).unwrap(), "nine text");
         let none = folder.path().join("none");
         assert!(read_once(&none, "--config").is_err());
         check(&none, "--config").unwrap();

@@ -3,12 +3,13 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firn_model::{Error, Result};
 
+use crate::given_file::{name_of, nonblocking};
 use crate::io_error::io_error;
 use crate::syncers::Syncers;
 use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
@@ -83,19 +84,17 @@ impl Disk for LocalDisk {
 
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(path)?;
-        let (verb, opened) = match mode {
-            OpenMode::Read => ("open", File::open(&path)),
-            OpenMode::Write => ("open", OpenOptions::new().read(true).write(true).open(&path)),
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode != OpenMode::Read);
+        let verb = match mode {
+            OpenMode::Read | OpenMode::Write => "open",
             OpenMode::Create => {
-                let mut options = OpenOptions::new();
-                options.read(true).write(true).create_new(true).mode(FILE_MODE);
-                ("create", options.open(&path))
+                options.create_new(true).mode(FILE_MODE);
+                "create"
             }
         };
-        match opened {
-            Ok(file) => Ok(Arc::new(LocalFile { path, file })),
-            Err(error) => Err(io_error(verb, &path, error)),
-        }
+        let file = open_file(&mut options, verb, &path)?;
+        Ok(Arc::new(LocalFile { path, file }))
     }
 
     fn create_dir(&self, path: &DiskPath) -> Result<()> {
@@ -269,6 +268,23 @@ impl Drop for LocalLock {
     }
 }
 
+/// Opens a file of a data folder without waiting: a pipe in its place would block the caller until
+/// another program opens its other end.
+///
+/// # Errors
+/// `Corrupt` for a pipe or a folder; otherwise that of the system.
+pub(crate) fn open_file(options: &mut OpenOptions, verb: &str, path: &Path) -> Result<File> {
+    let failed = |e| io_error(verb, path, e);
+    let file = options.custom_flags(nonblocking()).open(path).map_err(failed)?;
+    let kind = file.metadata().map_err(failed)?.file_type();
+    // The length of a device is 0, so nothing is read from it.
+    if kind.is_file() || kind.is_char_device() {
+        return Ok(file);
+    }
+    let what = format!("it is {}, expected a file", name_of(kind));
+    Err(Error::corrupt(path.display().to_string(), 0, what))
+}
+
 /// Creates a folder and its missing parents, and makes each name durable.
 pub(crate) fn make_dirs(path: &Path) -> Result<()> {
     if path.is_dir() {
@@ -294,7 +310,9 @@ pub(crate) fn make_dirs(path: &Path) -> Result<()> {
 }
 
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|folder| folder.sync_all());
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(nonblocking()).open(path);
+    let synced = opened.and_then(|folder| folder.sync_all());
     synced.map_err(|e| io_error("sync folder", path, e))
 }
 
@@ -403,6 +421,30 @@ mod tests {
         let error = disk.lock().unwrap_err().to_string();
         assert!(error.contains("LOCK") && error.contains("symbolic link"), "{error}");
         assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+    }
+
+    /// Before, each of these waited for ever.
+    #[test]
+    fn a_pipe_or_folder_in_place_of_a_file_is_damage() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let (folder, disk) = disk();
+        let pipe = |path: &Path| mkfifoat(CWD, path, Mode::from_raw_mode(0o600)).unwrap();
+        pipe(&disk.root().join("pipe"));
+        fs::create_dir(disk.root().join("folder")).unwrap();
+        for mode in [OpenMode::Read, OpenMode::Write] {
+            let error = disk.open("pipe", mode).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("some/data/pipe") && text.contains("a pipe"), "{text}");
+            disk.open("folder", mode).unwrap_err();
+        }
+        let bucket = crate::FolderBucket::open(folder.path().join("slow")).unwrap();
+        pipe(&bucket.root().join("object"));
+        let request = crate::RangeRequest { key: "object".to_owned(), offset: 0, len: 0 };
+        crate::Bucket::get_ranges(&bucket, &[request]).remove(0).unwrap_err();
+        pipe(&bucket.root().join(".firn-bucket/lock"));
+        let put = crate::Bucket::put(&bucket, "a", Arc::from(*b"x"), crate::PutMode::Create);
+        put.unwrap_err();
     }
 
     #[test]

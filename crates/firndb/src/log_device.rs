@@ -5,15 +5,17 @@
 //! log and lose acknowledged data silently.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use firn_env::given_file::read_document;
 use firn_env::{Disk, LocalDisk, MemoryDisk, OpenMode};
 use firn_model::{Error, Result};
 
 /// The file in the database's folder; absent if the log is in files beside the tables.
 const RECORD: &str = "log-device";
+/// Above the longest path.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
 
 /// The device of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +36,7 @@ impl LogDevice {
     /// memory is not mounted.
     pub(crate) fn of(folder: &Path) -> Result<LogDevice> {
         let path = folder.join(RECORD);
-        let text = match fs::read_to_string(&path) {
+        let text = match read_document(&path, RECORD_BYTES_MAX) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(LogDevice::File),
             Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
@@ -164,7 +166,7 @@ mod tests {
         assert!(error.to_string().contains(&format!("--log-device={device}")), "{error}");
         let error = device.choose(&root.path().join("another")).unwrap_err();
         assert!(error.to_string().contains("another database"), "{error}");
-        fs::rename(&memory, root.path().join("away")).unwrap();
+        std::fs::rename(&memory, root.path().join("away")).unwrap();
         let error = local_env(&folder).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("mount"), "{error}");
