@@ -126,6 +126,11 @@ impl SharedCache {
         self.store.estimate_bytes(ask)
     }
 
+    /// As [`Store::is_scattered`].
+    pub fn is_scattered(&self, ask: &Lookup<'_>, parts_max: usize) -> bool {
+        self.store.is_scattered(ask, parts_max)
+    }
+
     /// Keeps the points of a range, or its first part if the rest does not fit; replaces older
     /// points of the range. Returns the part that is kept.
     ///

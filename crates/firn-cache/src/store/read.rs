@@ -168,6 +168,14 @@ impl Store {
         parts.map(|(part, segment)| segment.bytes_of(part)).sum::<f64>() as u64
     }
 
+    /// Whether the range has more than `parts_max` separate parts in the cache: a lookup takes time
+    /// for each, however few bytes it has. Takes time for `parts_max` at most.
+    pub fn is_scattered(&self, ask: &Lookup<'_>, parts_max: usize) -> bool {
+        let state = self.state.lock();
+        let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
+        entry.is_some_and(|entry| entry.within(ask.range).nth(parts_max).is_some())
+    }
+
     /// Whether the cache turned itself off because its device fails.
     pub(crate) fn is_off(&self) -> bool {
         self.state.lock().is_off

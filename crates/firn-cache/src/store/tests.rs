@@ -454,3 +454,28 @@ fn equal_points_of_more_keys_than_a_slab_holds_stay_cached() {
     // Some keys of a slab are dropped if its header grows by a block when it is written.
     assert!(cached_count >= KEY_COUNT / 100 * 99, "{cached_count}, {:?}", store.stats());
 }
+
+/// The cache server counts on it: one thread serves all of its clients.
+#[test]
+fn a_range_with_many_parts_is_scattered() {
+    let sim = Sim::new(1);
+    let history = OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(0) };
+    let budget = Budget::new(4 << 20);
+    let store = Store::open(sim.env().disk, "cache/points", &budget, options(None), history);
+    let store = store.unwrap();
+    for at in 0..10 {
+        let range = TimeRange::at(2 * at);
+        let (number, key) = (CommitSeq(1), KEYS[0].as_bytes());
+        store.set(&Fill { key, field: FIELD, range, number, note: b"", points: &[] });
+    }
+    let is_scattered = |key: &str, range: TimeRange, parts_max: usize| {
+        let (number, key) = (CommitSeq(1), key.as_bytes());
+        let ask =
+            Lookup { key, field: FIELD, range, number, partial_bytes_min: 0, bytes_max: u64::MAX };
+        store.is_scattered(&ask, parts_max)
+    };
+    assert!(is_scattered(KEYS[0], TimeRange::ALL, 9));
+    assert!(!is_scattered(KEYS[0], TimeRange::ALL, 10));
+    assert!(!is_scattered(KEYS[0], TimeRange::new(0, 9), 5));
+    assert!(!is_scattered(KEYS[1], TimeRange::ALL, 0));
+}

@@ -98,6 +98,12 @@ fn lines() -> Vec<Attack> {
                 .collect::<String>()),
             status([TEXT]),
         ),
+        // A lookup takes time for each range, and other clients must not wait for it.
+        attack(
+            "100 gets of all these ranges",
+            raw("get ranges 0 0 100000 json 0\r\n".repeat(100)),
+            status([TEXT]),
+        ),
     ]
 }
 

@@ -58,6 +58,9 @@ pub(super) const VALUE_WEIGHT: u64 = 5;
 /// Values in memory up to this size are returned by the thread that read the request: waking
 /// another one, twice, takes longer than the response.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
+/// Lookups of more separate parts run on a blocking thread: a client can set any number of short
+/// ranges, and the thread of the connections serves all clients.
+const AT_ONCE_PARTS_MAX: usize = 256;
 const METRICS_PATH: &str = "/-/cache/metrics";
 
 pub(super) struct Connection<'a> {
@@ -328,7 +331,8 @@ impl<'a> Connection<'a> {
                 let read_bytes_max = self.shared.read_bytes_max;
                 let least = least.unwrap_or(self.shared.partial_bytes_min);
                 let wanted = ask(&place, format, least, read_bytes_max);
-                if cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
+                if !cache.is_scattered(&wanted, AT_ONCE_PARTS_MAX)
+                    && cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
                     && let Some(got) = cache.get_now(&wanted)
                 {
                     return Answer::Here(response(&got, place.range, format, bytes_max));
@@ -353,8 +357,11 @@ impl<'a> Connection<'a> {
 
     fn weight(&self, (place, format, _): &(RangeKey, Format, Option<u64>)) -> u64 {
         let ask = ask(place, *format, 0, u64::MAX);
-        let most = self.shared.read_bytes_max;
-        let bytes = self.shared.cache.estimate_bytes(&ask).min(most);
+        let (cache, most) = (&self.shared.cache, self.shared.read_bytes_max);
+        let bytes = match cache.is_scattered(&ask, AT_ONCE_PARTS_MAX) {
+            true => most,
+            false => cache.estimate_bytes(&ask).min(most),
+        };
         bytes.saturating_add(READ_BYTES as u64).saturating_mul(VALUE_WEIGHT)
     }
 
