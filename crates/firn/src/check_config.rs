@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
 use firn_collect::config::{Files, LoadOptions, Millis};
+use firn_server::given_file::{read_document_once, read_stream};
 
 use crate::check_rules::{Findings, RuleChecks, check_files, unknown_keys};
 use crate::output;
@@ -108,12 +109,31 @@ impl CheckConfig {
     }
 }
 
-/// The files of this machine.
+/// The files of this machine: regular ones, and pipes that the shell has opened.
 pub(crate) struct LocalFiles;
+
+/// A list of 100,000 targets has some 10 MB.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads a file as [`LocalFiles`] does.
+///
+/// # Errors
+/// As [`read_document_once`].
+pub(crate) fn read_file(path: &Path) -> io::Result<String> {
+    read_document_once(path, FILE_BYTES_MAX)
+}
+
+/// Reads all of standard input.
+///
+/// # Errors
+/// As [`read_stream`].
+pub(crate) fn read_input() -> io::Result<String> {
+    read_stream(io::stdin().lock(), FILE_BYTES_MAX)
+}
 
 impl Files for LocalFiles {
     fn read(&self, path: &Path) -> io::Result<String> {
-        std::fs::read_to_string(path)
+        read_file(path)
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {

@@ -1,6 +1,6 @@
 //! `firn check rules`: checks rule files, with the output and the exit codes of promtool.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,6 +9,7 @@ use firn_rules::file::{
     FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
 };
 
+use crate::check_config::{read_file, read_input};
 use crate::output;
 
 /// `firn check rules`.
@@ -93,9 +94,7 @@ pub(crate) fn run(check: &CheckRules) -> ExitCode {
     };
     let findings = if check.files.is_empty() {
         output::announce("Checking standard input\n");
-        let mut text = String::new();
-        let read = io::stdin().lock().read_to_string(&mut text).map(|_| text);
-        check_text(read, None, checks)
+        check_text(read_input(), None, checks)
     } else {
         check_files(&check.files, checks)
     };
@@ -112,8 +111,7 @@ pub(crate) fn check_files(paths: &[PathBuf], checks: RuleChecks) -> Findings {
     let mut findings = Findings::default();
     for path in paths {
         output::announce(&format!("Checking {}\n", path.display()));
-        let text = std::fs::read_to_string(path);
-        findings = findings.and(check_text(text, Some(path), checks));
+        findings = findings.and(check_text(read_file(path), Some(path), checks));
     }
     findings
 }

@@ -76,7 +76,7 @@ pub(crate) struct Cardinality {
     #[command(flatten)]
     database: Database,
 
-    /// Entries to list of each kind
+    /// Entries to list of each kind, at most 10,000
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     top: usize,
 
@@ -116,6 +116,9 @@ pub(crate) struct Groups {
     json: bool,
 }
 
+// Label values may have 4 KiB, and each of five lists is in memory several times.
+const CARDINALITY_TOP_MAX: usize = 10_000;
+
 /// Reads a database and prints the report.
 ///
 /// # Errors
@@ -124,7 +127,8 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
     let (report, is_json, text): (Value, bool, fn(&Value) -> String) = match inspect {
         Inspect::Groups(groups) => (groups_report(groups)?, groups.json, table),
         Inspect::Cardinality(Cardinality { database, top, json }) => {
-            (inspect_cardinality(&database.location()?, *top)?, *json, tables::cardinality)
+            let top = (*top).min(CARDINALITY_TOP_MAX);
+            (inspect_cardinality(&database.location()?, top)?, *json, tables::cardinality)
         }
         Inspect::Tables(Tables { database, table: Some(table), group, json }) => {
             return inspect_table(&database.location()?, *table, *group, &mut |part| match json {

@@ -11,7 +11,7 @@ use firn_rules::unit_test::{
     RuleSource, RunTests, TestFile, TestFilter, TestReport, date_and_time,
 };
 
-use crate::check_config::LocalFiles;
+use crate::check_config::{LocalFiles, read_file};
 use crate::output;
 
 /// `firn test`.
@@ -96,7 +96,7 @@ pub(crate) fn run(Test::Rules(test): &Test) -> ExitCode {
 }
 
 fn run_file(path: &Path, options: &RunTests) -> Outcome {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let text = read_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let file = TestFile::parse(&text)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut rule_paths: Vec<PathBuf> = Vec::new();
@@ -113,7 +113,7 @@ fn run_file(path: &Path, options: &RunTests) -> Outcome {
         let name = path.display().to_string();
         // A file under two patterns is read once.
         if !rules.iter().any(|rule| rule.0 == name) {
-            let text = std::fs::read_to_string(&path).map_err(|e| format!("{name}: {e}"))?;
+            let text = read_file(&path).map_err(|e| format!("{name}: {e}"))?;
             rules.push((name, text));
         }
     }

@@ -75,3 +75,22 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(check(folder.path(), &["--syntax-only", "token.yml"]).code, Some(0));
     assert_eq!(check(folder.path(), &["missing.yml"]).code, Some(1));
 }
+
+/// Before, a device was read until no memory was left, and a pipe for ever.
+#[test]
+fn files_without_an_end_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = std::fs::File::create(folder.path().join("long.yml")).expect("a file");
+    long.set_len((64 << 20) + 1).expect("room for a hole");
+    for command in [&["check", "config"][..], &["check", "rules"], &["test", "rules"]] {
+        for (file, why) in [("long.yml", "longer than 67108864"), (".", "it is a folder")] {
+            let mut firn = Command::new(env!("CARGO_BIN_EXE_firn"));
+            let done = firn.args(command).arg(file).current_dir(folder.path()).output();
+            let done = done.expect("a process");
+            let text = [done.stdout, done.stderr].concat();
+            let text = String::from_utf8_lossy(&text);
+            assert_eq!(done.status.code(), Some(1), "{command:?} {file}: {text}");
+            assert!(text.contains(why), "{command:?} {file}: {text}");
+        }
+    }
+}
