@@ -384,6 +384,16 @@ fn heads() -> Vec<Attack> {
             .quick(),
         attack("two hosts", header("Host: other"), refused()).quick(),
         attack(
+            "a password in a host",
+            raw("GET /-/healthy HTTP/1.1\r\nHost: user:hidden-word@127.0.0.1\r\n\r\n"),
+            refused().lacks("hidden-word"),
+        ),
+        attack(
+            "a password in the URL",
+            line("GET http://user:hidden-word@evil.example/-/healthy HTTP/1.1"),
+            status([400, 403, 421]).lacks("hidden-word"),
+        ),
+        attack(
             "a host with a path",
             raw("GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1/x\r\n\r\n"),
             refused(),

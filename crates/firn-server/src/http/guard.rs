@@ -21,7 +21,7 @@ use axum::http::header::{
 use axum::http::uri::Authority;
 use axum::http::{Method, Request, Response, StatusCode, Uri};
 use axum::middleware::Next;
-use firn_model::excerpt;
+use firn_model::{excerpt, redacted};
 
 use crate::answer::{JSON, Packing, Payload, text};
 use crate::config::{HostNames, Or, OriginPattern, Unset};
@@ -180,7 +180,8 @@ impl Guard {
             return Ok(());
         }
         let refuse = |host: &str| {
-            let host = excerpt(host);
+            let shown = redacted(host);
+            let host = excerpt(&shown);
             let what = format!(
                 "the host {host:?} is not allowed: this server is reached as localhost, at its \
                  address, and under the names in --allowed-hosts; add the name there"
@@ -347,6 +348,18 @@ mod tests {
             assert!(what.contains(setting) || what.contains("more than one Host"), "{what}");
             refusal
         })
+    }
+
+    /// Before, the password was in the error, which clients log.
+    #[test]
+    fn a_refusal_repeats_no_credentials() {
+        let guard = guard_on("127.0.0.1:9420", "db.example", "none").0;
+        let request = Request::builder().uri("http://user:secret@evil.example/").body(()).unwrap();
+        let (parts, ()) = request.into_parts();
+        let listen = Ipv4Addr::LOCALHOST.into();
+        let refused = guard.admit(listen, &parts.method, &parts.uri, &parts.headers);
+        let (_, what) = refused.unwrap_err();
+        assert!(what.contains("evil.example") && !what.contains("secret"), "{what}");
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Params {
             let limit = BodyLimit::constant(FORM_BYTES_MAX);
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
-                .map_err(bad_form)?;
+                .map_err(unread_form)?;
             held.grow(decoded_bytes(&form.bytes))?;
             decode(&form.bytes, &mut pairs)?;
         }
@@ -179,6 +179,15 @@ pub(crate) fn refused(why: Error, named: impl FnOnce(Error) -> ApiError) -> ApiE
     if *why.kind() == ErrorKind::Invalid { named(why) } else { why.into() }
 }
 
+/// The API's error for a form that was not read. Clients repeat a request for which there was no
+/// memory, but not one that is wrong.
+fn unread_form(why: Error) -> ApiError {
+    match why.kind() {
+        ErrorKind::Busy { .. } => why.into(),
+        _ => bad_form(why),
+    }
+}
+
 fn bad_form(why: impl std::fmt::Display) -> ApiError {
     ApiError::bad_data(format!("error parsing form values: {why}"))
 }
@@ -249,6 +258,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::ApiErrorKind;
 
     /// Short pairs take most memory for their length: it is reserved, from the URL too.
     #[test]
@@ -266,6 +276,25 @@ mod tests {
         assert!(budget.usage().used_bytes >= taken as u64, "{:?}", budget.usage());
         drop(params);
         assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    /// Before, it was status 400, which clients do not repeat.
+    #[test]
+    fn a_form_without_memory_may_be_sent_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let read = |body: &str, bytes: u64| {
+            let request = Request::post("/")
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(Body::from(body.to_owned()))
+                .unwrap();
+            let budget = Budget::new(bytes);
+            runtime.block_on(Params::read(request, &budget)).unwrap_err()
+        };
+        for bytes in [10, 100] {
+            let error = read("query=load&time=1", bytes);
+            assert!(matches!(error.kind, ApiErrorKind::Busy { .. }), "{error:?}");
+        }
+        assert!(matches!(read("query=%zz", 1 << 20).kind, ApiErrorKind::BadData));
     }
 
     #[test]

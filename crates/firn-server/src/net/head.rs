@@ -14,6 +14,7 @@
 
 use axum::http::uri::Authority;
 use axum::http::{Method, Request, StatusCode, Uri};
+use firn_model::redacted;
 
 /// Longest head, as received and as passed on. The longest URL of a program has some 60 kB.
 pub(crate) const HEAD_BYTES_MAX: usize = 127 << 10;
@@ -299,11 +300,14 @@ pub(super) fn refusal(status: StatusCode, why: impl Into<String>) -> HeadRefusal
     HeadRefusal { status, why: why.into(), is_api: false }
 }
 
-/// The start of a client's input, fit for one line.
+/// The start of a client's input, fit for one line, without credentials of a URL.
 fn shown(input: &[u8]) -> String {
-    let cut = input.get(..SHOWN_BYTES_MAX).unwrap_or(input);
-    let more = if cut.len() < input.len() { "..." } else { "" };
-    format!("\"{}\"{more}", cut.escape_ascii())
+    // Redacted before it is cut: the end of the credentials may be in the part that is cut off.
+    let escaped = input.escape_ascii().to_string();
+    let plain = redacted(&escaped);
+    let cut = plain.get(..SHOWN_BYTES_MAX).unwrap_or(&plain);
+    let more = if cut.len() < plain.len() { "..." } else { "" };
+    format!("\"{cut}\"{more}")
 }
 
 #[cfg(test)]
@@ -418,6 +422,21 @@ mod tests {
         f("1.0\r\nHost: a\r\nHOST: b", "twice");
         for host in ["a b", "a/b", "u@a", "a?b", "\u{e9}"] {
             f(&format!("1.1\r\nHost: {host}"), "expected a name");
+        }
+    }
+
+    /// Before, the password was in the error, which clients log.
+    #[test]
+    fn errors_repeat_no_credentials() {
+        let long = format!("user:{}secret@host", "x".repeat(100));
+        for head in [
+            "GET / HTTP/1.1\nHost: user:secret@host",
+            &format!("GET / HTTP/1.1\nHost: {long}"),
+            "GET http://user:secret@[::1/ HTTP/1.1",
+        ] {
+            let why = checked(head).unwrap_err().why;
+            assert!(why.contains("xxxxx@"), "{why}");
+            assert!(!why.contains("secret") && !why.contains("user"), "{why}");
         }
     }
 
