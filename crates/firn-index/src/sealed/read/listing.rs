@@ -50,13 +50,18 @@ pub(crate) struct SealedNames<'a> {
     _held: Reservation,
 }
 
-/// A name of the matched rows.
+/// The matched rows that have a name.
 #[derive(Clone, Copy, Debug, Default)]
-struct WantedName {
-    is_wanted: bool,
-    /// A lone row with it.
-    lone: Option<u32>,
+enum WantedName {
+    #[default]
+    Unused,
+    /// In rows of groups or member sets only.
+    InGroups,
+    /// In this lone row, and maybe elsewhere.
+    Lone(u32),
 }
+
+const _: () = assert!(size_of::<WantedName>() == 8, "one for each name of the file is in memory");
 
 /// The posting lists of ascending pairs.
 #[derive(Debug)]
@@ -236,7 +241,11 @@ impl<'a> SealedNames<'a> {
                 let row = is_lone.then(|| run.0.max(schema.rows.start));
                 for &name in &schema.names {
                     if let Some(name) = wanted.get_mut(name as usize) {
-                        *name = WantedName { is_wanted: true, lone: row.or(name.lone) };
+                        *name = match (row, *name) {
+                            (Some(row), _) => WantedName::Lone(row),
+                            (None, WantedName::Unused) => WantedName::InGroups,
+                            (None, known) => known,
+                        };
                     }
                 }
             }
@@ -256,9 +265,9 @@ impl<'a> SealedNames<'a> {
     /// Moves to the first wanted name from `name` on.
     fn go_to(&mut self, name: u32) -> Result<()> {
         let end = u32::try_from(self.sealed.names.count()).unwrap_or(u32::MAX);
-        let is_wanted =
-            |name: &u32| self.wanted.get(*name as usize).is_some_and(|name| name.is_wanted);
-        self.current = (name..end).find(is_wanted);
+        let is_unused =
+            |name: &u32| matches!(self.wanted.get(*name as usize), None | Some(WantedName::Unused));
+        self.current = (name..end).find(|name| !is_unused(name));
         match self.current.is_some() && self.text().is_none() {
             true => Err(self.sealed.bad_text()),
             false => Ok(()),
@@ -281,7 +290,10 @@ impl<'a> SealedNames<'a> {
         present: &mut dyn Presence,
     ) -> Result<LookupOutcome> {
         let Some(name) = self.current else { return Ok(LookupOutcome::Absent) };
-        let lone = self.wanted.get(name as usize).and_then(|name| name.lone);
+        let lone = match self.wanted.get(name as usize) {
+            Some(WantedName::Lone(row)) => Some(*row),
+            _ => None,
+        };
         self.sealed.find_name(self.found, (name, lone), context, present)
     }
 }
