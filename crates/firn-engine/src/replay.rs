@@ -29,7 +29,7 @@ use std::time::Duration;
 use firn_codec::Tombstone;
 use firn_env::{Clock, Env};
 use firn_head::Head;
-use firn_index::Index;
+use firn_index::{Index, IndexStats};
 use firn_log::{EntryKind, Log, PayloadRange, ReplayEntry, ReplayReport, StreamId};
 use firn_model::{
     CommitSeq, Error, ErrorKind, GroupId, LogPosition, Reservation, Result, ShardBits, ShardId,
@@ -70,7 +70,8 @@ pub(crate) struct Replay<'a> {
     env: &'a Env,
     /// Of the index, with the memory of writing its new series to a file.
     index_memory: &'a Mutex<Reservation>,
-    /// Read while a definition is restored, written while they are written to a file.
+    /// Read while a definition is restored. Written while the restored series are written to a
+    /// file, so that none is defined meanwhile.
     restoring: RwLock<()>,
     /// Whether a file of restored series could not be written.
     is_disk_full: AtomicBool,
@@ -442,17 +443,13 @@ impl<'a> Replay<'a> {
     /// file, to which the first manifest record of this start refers. After a crash before that
     /// record, the next start removes the file and restores the series again.
     fn relieve_index(&self) -> Result<()> {
-        let is_large = || {
-            let index = self.index.stats();
-            upkeep::hold(&index, &mut self.index_memory.lock());
-            pressure::are_new_series_large(&index, self.options)
-        };
-        if !is_large() || self.is_disk_full.load(Ordering::Relaxed) {
+        let is_large = |index: IndexStats| pressure::are_new_series_large(&index, self.options);
+        if !is_large(self.count_index_memory()) || self.is_disk_full.load(Ordering::Relaxed) {
             return Ok(());
         }
         let _no_definitions = self.restoring.write();
         // Another thread may have done it meanwhile.
-        let is_due = is_large() && !mutant!(self.options, IndexNotSealed);
+        let is_due = is_large(self.count_index_memory()) && !mutant!(self.options, IndexNotSealed);
         let Some(seal) = is_due.then(|| self.index.plan_seal()).flatten() else { return Ok(()) };
         match seal.run(&*self.env.disk) {
             Ok(part) => self.index.apply(&part)?,
@@ -463,8 +460,15 @@ impl<'a> Replay<'a> {
             }
             Err(e) => return Err(e),
         }
-        is_large();
+        self.count_index_memory();
         Ok(())
+    }
+
+    /// Reserves the memory of the index as it is now. Returns its sizes.
+    fn count_index_memory(&self) -> IndexStats {
+        let index = self.index.stats();
+        upkeep::hold(&index, &mut self.index_memory.lock());
+        index
     }
 
     /// Records the read position of one of `reader_count` readers of a stream. Returns whether it
