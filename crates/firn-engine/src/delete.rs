@@ -121,11 +121,9 @@ impl Engine {
         for found in &matches.groups {
             context.cancel.check()?;
             if !is_known || snapshot.has_data(found.group, range) {
-                if found.members.len() > 1 {
-                    // Slots are copied once.
-                    bytes += (2 * found.members.len() * size_of::<Slot>()) as u64;
-                    held.cover(bytes)?;
-                }
+                // Slots are copied once.
+                bytes += (2 * found.members.len() * size_of::<Slot>()) as u64;
+                held.cover(bytes)?;
                 let slots = found.members.iter().map(|member| member.slot).collect();
                 members.push(HiddenMembers { group: found.group, slots: HiddenSlots::new(slots) });
             }

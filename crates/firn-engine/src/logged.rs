@@ -17,6 +17,8 @@ use firn_codec::varint::{take_bytes, take_count, take_u8, take_varint};
 use firn_model::{CommitSeq, Error, Reservation, Result, ShardBits, ShardId, encode_varint};
 
 const VERSION: u8 = 1;
+/// The shard and the length before its rows.
+const ROWS_HEADER_BYTES_MAX: usize = 3 + 10;
 
 /// A transaction as it is logged.
 pub(crate) struct LoggedTransaction {
@@ -45,6 +47,9 @@ pub(crate) fn encode(
         encode_varint(bytes.len() as u64, out);
         out.extend_from_slice(&bytes);
     }
+    // Exactly: a list that doubles would take more memory than is reserved for the entry.
+    let row_bytes = rows.iter().map(|row| row.1.len().saturating_add(ROWS_HEADER_BYTES_MAX)).sum();
+    out.reserve_exact(row_bytes);
     for (shard, payload, _) in rows {
         encode_varint(u64::from(shard.0), out);
         encode_varint(payload.len() as u64, out);

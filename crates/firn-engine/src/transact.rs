@@ -31,8 +31,9 @@ use crate::{Engine, Snapshot};
 const DELETE_COUNT_MAX: usize = 256;
 /// Each selection may be matched against the index again when the commit is validated.
 const RANGE_COUNT_MAX: usize = 1_024;
-// A change or a point read, with the overhead of its tree or hash set.
-const CHANGE_BYTES: u64 = 64;
+// A change or a point read: an entry of a tree with half-full nodes takes up to 78 bytes, one of a
+// hash set up to 86 while the set grows.
+const CHANGE_BYTES: u64 = 88;
 // A cell of the batch that a commit writes, while its list grows.
 const ROW_BYTES: u64 = 3 * size_of::<Cell>() as u64;
 

@@ -23,8 +23,6 @@ use firn_model::{
 
 /// Resolution of range lookups.
 const PARTITION_MS: i64 = 15 * 60_000;
-// Bytes of an entry in a table, with the free slots of a hash map.
-const ENTRY_BYTES: u64 = 72;
 // With fewer entries, a walk over all of them frees too little.
 const PRUNE_COUNT_MIN: usize = 1_024;
 
@@ -149,17 +147,28 @@ impl Versions {
     pub(crate) fn touch(&mut self, seq: CommitSeq, rows: &RowBatch, deletes: &[Arc<Tombstone>]) {
         self.newest = seq;
         let deleted_bytes: u64 = deletes.iter().map(|one| one.heap_bytes()).sum();
-        if self.memory.grow(2 * rows.len() as u64 * ENTRY_BYTES + deleted_bytes).is_err() {
+        let bytes = growth_bytes(&self.points, rows.len()) + growth_bytes(&self.pieces, rows.len());
+        if self.memory.grow(bytes + deleted_bytes).is_err() {
             // All open transactions will conflict.
             self.forget_all();
             return;
         }
+        self.points.reserve(rows.len());
+        self.pieces.reserve(rows.len());
         for cell in rows.cells() {
             let series = SeriesRef { group: cell.group, slot: cell.slot };
             self.points.insert((series, cell.ts), seq);
             self.pieces.insert((cell.group, partition(cell.ts)), seq);
         }
         self.deletes.extend(deletes.iter().map(|deleted| (seq, Arc::clone(deleted))));
+        self.settle_memory();
+    }
+
+    /// Releases the memory that is not needed any more.
+    fn settle_memory(&mut self) {
+        let deleted_bytes: u64 = self.deletes.iter().map(|one| one.1.heap_bytes()).sum();
+        let bytes = table_bytes(&self.points) + table_bytes(&self.pieces) + deleted_bytes;
+        self.memory.shrink(self.memory.bytes().saturating_sub(bytes));
     }
 
     /// Drops entries that no transaction that began at `oldest` or later needs, if a walk is
@@ -173,9 +182,7 @@ impl Versions {
         self.deletes.retain(|one| one.0 > oldest);
         self.points.shrink_to_fit();
         self.pieces.shrink_to_fit();
-        let deleted_bytes: u64 = self.deletes.iter().map(|one| one.1.heap_bytes()).sum();
-        let bytes = 2 * self.points.len() as u64 * ENTRY_BYTES + deleted_bytes;
-        self.memory.shrink(self.memory.bytes().saturating_sub(bytes));
+        self.settle_memory();
         self.prune_at = (2 * self.count()).max(PRUNE_COUNT_MIN);
     }
 
@@ -189,6 +196,23 @@ impl Versions {
     fn count(&self) -> usize {
         self.points.len() + self.pieces.len() + self.deletes.len()
     }
+}
+
+/// The memory of a table, of which an eighth is always free.
+fn table_bytes<K, V>(table: &HashMap<K, V>) -> u64 {
+    slots_bytes::<K, V>(table.capacity())
+}
+
+/// The memory that `table` takes in addition while it grows for `more` entries: the table after
+/// that, at most twice as large as needed. The table before it exists meanwhile.
+fn growth_bytes<K, V>(table: &HashMap<K, V>, more: usize) -> u64 {
+    let count = table.len() + more;
+    if count <= table.capacity() { 0 } else { slots_bytes::<K, V>(2 * count) }
+}
+
+fn slots_bytes<K, V>(capacity: usize) -> u64 {
+    // A byte per slot is the table's own.
+    ((capacity + 16) * (size_of::<(K, V)>() + 1) * 8 / 7) as u64
 }
 
 impl OpenSet {

@@ -435,6 +435,21 @@ impl Index {
         &self,
         series: impl IntoIterator<Item = SeriesRef>,
     ) -> Result<Option<SeriesRef>> {
+        let mut series = series.into_iter().peekable();
+        while series.peek().is_some() {
+            let unknown = self.find_unknown_of_few(series.by_ref().take(BATCH_KNOWN))?;
+            if unknown.is_some() {
+                return Ok(unknown);
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`Index::find_unknown`] with lists of all `series`, the memory of which is not reserved.
+    fn find_unknown_of_few(
+        &self,
+        series: impl Iterator<Item = SeriesRef>,
+    ) -> Result<Option<SeriesRef>> {
         let generation = self.generation();
         let unsure = self.shared.known.read().unsure(generation, series);
         if unsure.is_empty() {
