@@ -347,8 +347,7 @@ impl Head {
     pub fn recycle_surplus(&self, hard_line: Timestamp) -> u64 {
         let hot = self.hot_parts();
         let is_old = |part: &&HotPart| part.range_end < hard_line;
-        let old_bytes =
-            self.recycle_parts(hot.iter().filter(is_old), |shard| Some(self.lock(shard)));
+        let old_bytes = self.recycle_parts(hot.iter().filter(is_old));
         let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum();
         // Old parts may have been merged with others meanwhile, and were larger then.
         let surplus =
@@ -360,8 +359,10 @@ impl Head {
     /// the number of bytes. Readers with tables use those from now on; for other readers the memory
     /// cools until they end.
     ///
-    /// Skips shards that are locked, so that the caller may hold any lock: a query that needs
-    /// memory reads the index, and a writer that has locked a shard may wait for the index.
+    /// Waits for no lock but that of the epochs, so that the caller may hold any other: a query
+    /// that needs memory may read the index, and a writer that has locked a shard may wait for the
+    /// index. Skips shards that are locked, and a shared snapshot that is being taken: that may
+    /// wait for such a shard.
     pub fn recycle(&self, bytes: u64) -> u64 {
         if bytes == 0 {
             return 0;
@@ -372,7 +373,12 @@ impl Head {
         hot.sort_unstable();
         let chosen = choose(&hot, bytes, &self.options);
         let locked = |shard: ShardId| self.shards[usize::from(shard.0)].try_lock();
-        let recycled_bytes = self.recycle_parts(chosen.iter(), locked);
+        let recycled_bytes = release(chosen.iter(), locked);
+        if recycled_bytes > 0 {
+            let last = self.last.try_lock().and_then(|mut last| last.take());
+            drop(last);
+            self.epochs.settle();
+        }
         // Other pools need the memory.
         self.blocks.trim();
         recycled_bytes
@@ -382,16 +388,12 @@ impl Head {
     pub fn recycle_before(&self, seq: CommitSeq) {
         let hot = self.hot_parts();
         let parts = hot.iter().filter(|part| part.seq_min < seq);
-        self.recycle_parts(parts, |shard| Some(self.lock(shard)));
+        self.recycle_parts(parts);
     }
 
-    /// Releases `parts` of the shards that `lock` returns.
-    fn recycle_parts<'h, 'p>(
-        &'h self,
-        parts: impl Iterator<Item = &'p HotPart>,
-        lock: impl Fn(ShardId) -> Option<LockedShard<'h>>,
-    ) -> u64 {
-        let bytes = parts.filter_map(|part| Some(lock(part.shard)?.recycle(part.first))).sum();
+    /// Releases `parts`.
+    fn recycle_parts<'p>(&self, parts: impl Iterator<Item = &'p HotPart>) -> u64 {
+        let bytes = release(parts, |shard| Some(self.lock(shard)));
         if bytes > 0 {
             self.forget_snapshot();
             self.epochs.settle();
@@ -470,6 +472,14 @@ impl Head {
         let last = self.last.lock().take();
         drop(last);
     }
+}
+
+/// Releases `parts` of the shards that `lock` returns. Returns the bytes.
+fn release<'h, 'p>(
+    parts: impl Iterator<Item = &'p HotPart>,
+    lock: impl Fn(ShardId) -> Option<LockedShard<'h>>,
+) -> u64 {
+    parts.filter_map(|part| Some(lock(part.shard)?.recycle(part.first))).sum()
 }
 
 impl SharedShard {
