@@ -49,7 +49,14 @@ pub fn read_text(path: &Path, setting: &str) -> Result<String> {
 /// Those of opening and reading; `InvalidInput` for a file of another kind or a longer one,
 /// `InvalidData` for one that is not UTF-8.
 pub fn read_document(path: &Path, bytes_max: u64) -> io::Result<String> {
-    read_stream(open_regular(path)?, bytes_max)
+    let file = open_regular(path)?;
+    let expected = file.metadata()?.len();
+    if expected > bytes_max {
+        return Err(too_long(bytes_max));
+    }
+    // Exact, because a list that grows has up to twice its length.
+    let bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or(0).saturating_add(1));
+    text_of_document(bounded_into(bytes, file, bytes_max)?)
 }
 
 /// As [`read_document`], for a file that is read once: it may also be a pipe that the process has
@@ -69,7 +76,10 @@ pub fn read_document_once(path: &Path, bytes_max: u64) -> io::Result<String> {
 /// # Errors
 /// As [`read_document`].
 pub fn read_stream(stream: impl Read, bytes_max: u64) -> io::Result<String> {
-    let bytes = bounded_by(stream, bytes_max)?;
+    bounded_by(stream, bytes_max).and_then(text_of_document)
+}
+
+fn text_of_document(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.utf8_error()))
 }
 
@@ -162,7 +172,11 @@ fn bounded(file: File) -> io::Result<Vec<u8>> {
 }
 
 fn bounded_by(file: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    bounded_into(Vec::new(), file, bytes_max)
+}
+
+/// Reads into `bytes`, which is empty.
+fn bounded_into(mut bytes: Vec<u8>, file: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > bytes_max {
         true => Err(too_long(bytes_max)),
