@@ -17,13 +17,8 @@ const QUICK: &[&str] = &[
     "an endless body of new series",
     "a gzip bomb",
     "a redirect to another host",
-    "10,000 labels",
-    "a value of 20 MB",
-    "times at the ends of all numbers",
-    "rules that multiply a label",
     "a forged line of the log",
     "a message of 2^63 bytes",
-    "a span of 2^32 buckets",
 ];
 
 pub(crate) fn family() -> Family {
