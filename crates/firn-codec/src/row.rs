@@ -528,6 +528,10 @@ impl RowMembers<'_> {
         end: usize,
         input: &mut &[u8],
     ) -> Result<MemberPosition> {
+        if self.set.is_sparse() {
+            // Most modes are of other members.
+            return self.skip_each(next, end, input);
+        }
         while next.slot_idx < end {
             let modes = self.modes.get(next.slot_idx..end);
             let modes = modes.ok_or_else(|| corrupt("row members exceed the known slots"))?;
@@ -546,8 +550,7 @@ impl RowMembers<'_> {
     }
 
     /// As [`RowMembers::skip`], one value after the other.
-    #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
-    #[expect(clippy::cast_possible_truncation, reason = "slots are below SLOTS_MAX")]
+    #[expect(clippy::arithmetic_side_effects, reason = "members are below SLOTS_MAX")]
     fn skip_each(
         &mut self,
         next: MemberPosition,
@@ -555,10 +558,7 @@ impl RowMembers<'_> {
         input: &mut &[u8],
     ) -> Result<MemberPosition> {
         let mut member_idx = next.member_idx;
-        for slot_idx in next.slot_idx..end {
-            if !self.set.has(Slot(slot_idx as u32)) {
-                continue;
-            }
+        for slot_idx in self.set.slots_in(next.slot_idx..end) {
             if self.changes.has(member_idx) {
                 let mode = self.modes.get_mut(slot_idx);
                 skip_value(
