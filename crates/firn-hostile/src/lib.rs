@@ -31,3 +31,4 @@ mod wire;
 
 pub use engine::{Options, run};
 pub use report::Report;
+pub use wire::noise;

@@ -134,7 +134,7 @@ pub(crate) fn encode(text: impl AsRef<[u8]>) -> String {
 }
 
 /// Text that does not compress, the same for the same seed.
-pub(crate) fn noise(seed: u64, len: usize) -> String {
+pub fn noise(seed: u64, len: usize) -> String {
     let mut random = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)
         .map(|_| {

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use firn_hostile::noise;
+
 use crate::http::{api, get};
 use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
@@ -135,7 +137,7 @@ fn send_all(address: SocketAddr, sender: u64, refused: &AtomicU64) {
     for number in 0..REQUESTS {
         let mut request = WriteRequest::default();
         for series in 0..SERIES {
-            let path = noise((sender * REQUESTS + number) * SERIES + series);
+            let path = noise((sender * REQUESTS + number) * SERIES + series, VALUE_BYTES);
             let (host, series) = (format!("host-{sender}-{number}"), series.to_string());
             let labels = [
                 ("__name__", "pressed"),
@@ -241,16 +243,4 @@ impl Peak {
         let peak = self.0.load(Ordering::Relaxed);
         assert!(peak > 0 && peak <= limit_bytes / 10 * 11, "{peak} bytes for {limit_bytes}");
     }
-}
-
-fn noise(seed: u64) -> String {
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..VALUE_BYTES)
-        .map(|_| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            char::from(b"abcdefghijklmnopqrstuvwxyz012345"[(random >> 32) as usize % 32])
-        })
-        .collect()
 }

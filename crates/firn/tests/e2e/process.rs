@@ -121,6 +121,18 @@ pub(crate) fn start_firn(folder: &Path, address: SocketAddr) -> Process {
     process
 }
 
+/// A node exporter.
+pub(crate) fn start_node_exporter(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+    let mut command = Command::new(program);
+    let process = Process::start(
+        "node-exporter",
+        folder,
+        command.arg(format!("--web.listen-address={address}")),
+    );
+    wait_until_ready(address, "/metrics");
+    process
+}
+
 /// A Prometheus that accepts remote write.
 pub(crate) fn start_prometheus(
     program: &Path,

@@ -11,7 +11,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::http::api;
-use crate::process::{Process, free_address, installed, start_firn, wait_for, wait_until_ready};
+use crate::process::{
+    Process, free_address, installed, start_firn, start_node_exporter, wait_for, wait_until_ready,
+};
 
 /// Windows and offsets of the queries, in milliseconds: no sample may be on their edges, because
 /// Debian's Prometheus 2.x includes the left edge and Prometheus 3 does not.
@@ -75,12 +77,7 @@ fn prometheus_and_firn_return_the_same_and_a_kill_loses_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let (node_at, prometheus_at, firn_at) = (free_address(), free_address(), free_address());
-    let _node = Process::start(
-        "node-exporter",
-        folder,
-        Command::new(node_exporter).arg(format!("--web.listen-address={node_at}")),
-    );
-    wait_until_ready(node_at, "/metrics");
+    let _node = start_node_exporter(&node_exporter, folder, node_at);
     let mut firn = start_firn(folder, firn_at);
     let _prometheus = start_prometheus(&prometheus, folder, prometheus_at, node_at, firn_at);
 

@@ -15,7 +15,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::http::{api, get};
-use crate::process::{Process, firn, free_address, installed, wait_for, wait_until_ready};
+use crate::process::{
+    Process, firn, free_address, installed, start_node_exporter, wait_for, wait_until_ready,
+};
 
 /// A target that serves a body until it is dropped; the address stays free afterwards.
 struct Target {
@@ -287,12 +289,7 @@ fn prometheus_and_firn_store_the_same_with_one_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let (node_at, prometheus_at, firn_at) = (free_address(), free_address(), free_address());
-    let _node = Process::start(
-        "node-exporter",
-        folder,
-        Command::new(node_exporter).arg(format!("--web.listen-address={node_at}")),
-    );
-    wait_until_ready(node_at, "/metrics");
+    let _node = start_node_exporter(&node_exporter, folder, node_at);
     let (app, dying) = (Target::start(APP), Target::start("d 1\n"));
     let broken = Target::start("good 1\nbad{ 2\n");
     let dead = free_address();
