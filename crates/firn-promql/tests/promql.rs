@@ -16,6 +16,8 @@ mod errors;
 mod found;
 #[path = "promql/grouping.rs"]
 mod grouping;
+#[path = "promql/labelsets.rs"]
+mod labelsets;
 #[path = "promql/memory.rs"]
 mod memory;
 #[path = "promql/names.rs"]
