@@ -140,7 +140,12 @@ fn bounded(file: File) -> io::Result<Vec<u8>> {
 }
 
 fn bounded_by(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    let expected = file.metadata()?.len();
+    if expected > bytes_max {
+        return Err(too_long(bytes_max));
+    }
+    // Exact, because a list that grows has up to twice its length.
+    let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or(0).saturating_add(1));
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > bytes_max {
         true => Err(too_long(bytes_max)),

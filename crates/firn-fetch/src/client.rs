@@ -216,7 +216,7 @@ impl Client {
             return Ok((response, open));
         }
         let tls = tls.map(|tls| (&self.tls, tls.config));
-        let mut open = route.open(tls, &self.proxies).await?;
+        let mut open = route.open(tls, &self.proxies, &self.budget).await?;
         match open.send(outgoing.request(&open)?).await {
             Ok(response) => Ok((response, open)),
             Err(error) => Err(FetchError::Transport(with_causes(&error))),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use firn_model::{Budget, Pool, Reservation};
 use http_body_util::Full;
 use hyper::Uri;
 use hyper::body::Incoming;
@@ -15,6 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
+use crate::lookup::lookup;
 use crate::proxy::{Proxies, Proxy, ProxyKind};
 use crate::tls::TlsSource;
 
@@ -32,6 +34,11 @@ const CONNECTIONS_MAX: usize = 2;
 // sake of many targets. The head of an answer must fit in.
 const READ_BYTES: usize = 16 << 10;
 
+/// The memory of a connection: its read buffer, a write buffer, its task; with TLS the buffers of
+/// both directions, too.
+const CONNECTION_BYTES: u64 = READ_BYTES as u64 + (10 << 10);
+const TLS_BYTES: u64 = 40 << 10;
+
 // Longest answer of a proxy to a request for a tunnel.
 const TUNNEL_BYTES_MAX: usize = 16 << 10;
 
@@ -40,6 +47,8 @@ const TUNNEL_BYTES_MAX: usize = 16 << 10;
 pub(crate) struct Open {
     route: Route,
     sender: Sender,
+    /// The memory of buffers and of the task.
+    _held: Reservation,
 }
 
 /// The address of a connection, and the way to it.
@@ -163,7 +172,10 @@ impl Route {
         self,
         tls: Option<(&TlsSource, Arc<ClientConfig>)>,
         proxies: &Proxies,
+        budget: &Budget,
     ) -> Result<Open, FetchError> {
+        let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
+        let held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
         let mut stream = match (&self.unix_socket, &self.proxy) {
             (Some(path), _) => {
                 let connected = UnixStream::connect(path).await;
@@ -202,7 +214,7 @@ impl Route {
             tokio::spawn(connection);
             Sender::Http1(sender)
         };
-        Ok(Open { route: self, sender })
+        Ok(Open { route: self, sender, _held: held })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.
@@ -253,9 +265,9 @@ fn boxed<'s>(stream: impl Stream + 's) -> Box<dyn Stream + 's> {
 
 async fn dial(host: &str, port: u16) -> Result<TcpStream, FetchError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((name, port))
-        .await
-        .map_err(|error| FetchError::transport(&format!("dial tcp {host}:{port}"), error))?;
+    let failed = |error| FetchError::transport(&format!("dial tcp {host}:{port}"), error);
+    let addresses = lookup(name, port).await.map_err(failed)?;
+    let stream = TcpStream::connect(addresses.as_slice()).await.map_err(failed)?;
     // A request is one small write.
     stream.set_nodelay(true).map_err(|error| FetchError::transport("dial tcp", error))?;
     Ok(stream)

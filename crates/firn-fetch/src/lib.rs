@@ -10,12 +10,13 @@
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
-//! request ends within its time limit; no error shows a secret.
+//! request ends within its time limit; names that hang occupy a part of the threads; no error shows
+//! a secret.
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `connect`, `credentials`, `tokens`, `redirect`,
-//! `client`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `connect`, `credentials`, `tokens`,
+//! `redirect`, `client`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -33,6 +34,7 @@ mod client;
 mod connect;
 mod credentials;
 mod error;
+mod lookup;
 mod proxy;
 mod redirect;
 mod tls;
@@ -44,3 +46,4 @@ mod test_config;
 pub use client::{Client, Content, Request, Response};
 pub use connect::Connections;
 pub use error::FetchError;
+pub use lookup::lookup;

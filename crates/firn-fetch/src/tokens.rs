@@ -177,7 +177,7 @@ impl Tokens {
             form.append_pair(name, value);
         }
         Request {
-            url: config.token_url.clone(),
+            url: config.token_url.as_str().to_owned(),
             unix_socket: None,
             headers,
             authorization,

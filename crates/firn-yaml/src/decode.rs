@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use firn_model::Secret;
+use firn_model::{Budget, Reservation, Secret};
 
 use super::node::{Document, Node, NodeValue, UnknownKeys};
 use super::scalar::Kind;
@@ -50,21 +50,26 @@ pub struct Decoder {
     type_errors: Vec<String>,
     nodes_left: usize,
     unknown: UnknownKeys,
+    held: Reservation,
+    /// The memory of the values so far.
+    bytes: u64,
 }
 
 // Aliases multiply the nodes of a document: ten levels of ten aliases are 10^10 nodes.
 const NODES_MAX: usize = 4_000_000;
 const TYPE_ERRORS_MAX: usize = 100;
+// A text is a block of the allocator.
+const TEXT_BYTES: usize = 32;
 
 impl Decoder {
-    pub(crate) fn new(unknown: UnknownKeys) -> Decoder {
-        Decoder { type_errors: Vec::new(), nodes_left: NODES_MAX, unknown }
+    pub(crate) fn new(unknown: UnknownKeys, held: Reservation) -> Decoder {
+        Decoder { type_errors: Vec::new(), nodes_left: NODES_MAX, unknown, held, bytes: 0 }
     }
 
-    /// The errors of all values that were read.
-    pub(crate) fn finish(self) -> Result<(), Failure> {
+    /// The memory of the values, or the errors of all that were read.
+    pub(crate) fn finish(self) -> Result<Reservation, Failure> {
         match self.type_errors.as_slice() {
-            [] => Ok(()),
+            [] => Ok(self.held),
             errors => {
                 Err(Failure::new(format!("yaml: unmarshal errors:\n  {}", errors.join("\n  "))))
             }
@@ -94,6 +99,17 @@ impl Decoder {
             Failure::new(text)
         })?;
         Ok(())
+    }
+
+    /// Reserves the memory of a value of `bytes` and of its text. A list grows to twice its length.
+    fn reserve(&mut self, node: &Node, bytes: usize) -> Result<(), Failure> {
+        let text_bytes = match &node.value {
+            NodeValue::Scalar(text, _) => text.len().saturating_add(TEXT_BYTES),
+            _ => 0,
+        };
+        let bytes = bytes.saturating_mul(2).saturating_add(text_bytes);
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        self.held.cover(self.bytes).map_err(|error| Failure::new(format!("yaml: {error}")))
     }
 
     fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
@@ -168,12 +184,26 @@ pub trait Checked {
 /// # Errors
 /// Those of [`Document::parse`] and [`Document::decode`].
 pub fn from_document<T: Field>(text: &str, out: &mut T) -> Result<(), Failure> {
-    Document::parse(text)?.decode(out, UnknownKeys::Refused)
+    from_document_within(text, out, &Budget::unlimited()).map(drop)
+}
+
+/// The same within the memory of `budget`. Returns the memory of the values, as
+/// [`Document::decode`].
+///
+/// # Errors
+/// Those of [`Document::parse_within`] and [`Document::decode`].
+pub fn from_document_within<T: Field>(
+    text: &str,
+    out: &mut T,
+    budget: &Budget,
+) -> Result<Reservation, Failure> {
+    Document::parse_within(text, budget)?.decode(out, UnknownKeys::Refused)
 }
 
 /// Reads a node. `false` after type errors.
 pub fn decode<T: Field>(out: &mut T, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
     decoder.charge(1)?;
+    decoder.reserve(node, size_of::<T>())?;
     if matches!(node.value, NodeValue::Null) {
         out.read_null(node);
         return Ok(true);
@@ -787,6 +817,9 @@ impl<T: Field> Field for Items<T> {
     }
 }
 
+// A key, and the part of a map's node that may be unused.
+const ENTRY_BYTES: usize = 48;
+
 impl<T: Field> Field for BTreeMap<String, T> {
     fn type_name() -> String {
         format!("map[string]{}", T::type_name())
@@ -806,6 +839,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
             if matches!(key_node.value, NodeValue::Merge) {
                 for entries in merged(node)? {
                     for (key, node) in entries {
+                        decoder.reserve(key, ENTRY_BYTES)?;
                         let mut value = T::zero();
                         if let Some(key) = text_of(key, decoder, "string")?
                             && decode(&mut value, node, decoder)?
@@ -816,6 +850,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
                 }
                 continue;
             }
+            decoder.reserve(key_node, ENTRY_BYTES)?;
             let Some(key) = text_of(key_node, decoder, "string")? else { continue };
             let mut value = T::zero();
             if !decode(&mut value, node, decoder)? {

@@ -14,8 +14,8 @@
 //! all keys of wrong types or names in a file are reported at once; and the words `yes`, `no`, `on`
 //! and `off` are switches.
 //!
-//! **Invariants**: the bytes, values, levels and aliases of a document are bounded; nothing panics
-//! on input.
+//! **Invariants**: the bytes, values, levels and aliases of a document are bounded; the memory of a
+//! tree and of its values is reserved before they exist; nothing panics on input.
 //!
 //! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `node`, `decode`, `duration`,
 //! `placed`, `emit`.
@@ -42,8 +42,8 @@ mod text;
 #[doc(hidden)]
 pub use decode::assert_omit;
 pub use decode::{
-    Checked, Decoder, Encoded, Failure, Field, Items, Section, decode, from_document, read_section,
-    text_of,
+    Checked, Decoder, Encoded, Failure, Field, Items, Section, decode, from_document,
+    from_document_within, read_section, text_of,
 };
 pub use duration::Millis;
 pub use emit::print;

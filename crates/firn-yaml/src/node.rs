@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use firn_model::{Budget, Pool, Reservation};
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput, Tag};
 
 use super::decode::{Decoder, Failure, Field, decode};
@@ -15,6 +16,8 @@ pub struct Document {
     pub root: Option<Rc<Node>>,
     /// Whether the text has more than one document.
     pub has_more: bool,
+    /// The memory of the tree.
+    held: Reservation,
 }
 
 /// The handling of keys that a section does not know.
@@ -72,8 +75,11 @@ impl Node {
 
 /// Lists and mappings inside each other. Files of configuration have about eight levels.
 const DEPTH_MAX: usize = 64;
-/// Nodes of a document without its aliases. A node takes about a hundred bytes.
+/// Nodes of a document without its aliases.
 const NODES_MAX: usize = 1_000_000;
+/// The memory of a node beside its text: counts of its `Rc`, the pointers of a list or a mapping
+/// that has grown to twice its length, and the blocks of the allocator.
+const NODE_BYTES: usize = size_of::<Node>() + 80;
 /// Files of Prometheus with thousands of jobs have a few megabytes.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 
@@ -83,6 +89,14 @@ impl Document {
     /// # Errors
     /// Text that is no YAML or that exceeds a bound.
     pub fn parse(text: &str) -> Result<Document, Failure> {
+        Document::parse_within(text, &Budget::unlimited())
+    }
+
+    /// The same within the memory of `budget`, which [`Document::decode`] uses too.
+    ///
+    /// # Errors
+    /// As [`Document::parse`], and without memory.
+    pub fn parse_within(text: &str, budget: &Budget) -> Result<Document, Failure> {
         if text.len() > TEXT_BYTES_MAX {
             let len = text.len();
             let text = format!("it has {len} bytes, at most {TEXT_BYTES_MAX} are read");
@@ -90,7 +104,11 @@ impl Document {
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let parser = Parser::new_from_str(text);
-        let mut reader = Reader { parser, anchors: HashMap::new(), nodes_left: NODES_MAX };
+        // The parser and a node have copies of a scalar, which may be the whole text.
+        let held = budget.empty(Pool::Requests);
+        let bytes = text.len() as u64;
+        let nodes_left = NODES_MAX;
+        let mut reader = Reader { parser, anchors: HashMap::new(), nodes_left, held, bytes };
         let root = loop {
             match reader.next()? {
                 Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
@@ -98,20 +116,26 @@ impl Document {
                 Some((event, marker)) => break Some(reader.node(event, marker, 0)?),
             }
         };
-        Ok(Document { has_more: root.is_some() && reader.has_more(), root })
+        Ok(Document { has_more: root.is_some() && reader.has_more(), root, held: reader.held })
     }
 
-    /// Reads the document into `out`, which keeps its value if the document is empty.
+    /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
+    /// memory of the values, an upper estimate, which the caller keeps as long as them.
     ///
     /// # Errors
     /// All keys that are not known and all values of wrong types, or the first violation of a
-    /// section's own rules.
-    pub fn decode<T: Field>(&self, out: &mut T, unknown: UnknownKeys) -> Result<(), Failure> {
-        let Some(root) = &self.root else { return Ok(()) };
+    /// section's own rules; no memory.
+    pub fn decode<T: Field>(
+        &mut self,
+        out: &mut T,
+        unknown: UnknownKeys,
+    ) -> Result<Reservation, Failure> {
+        let held = self.held.split(0);
+        let Some(root) = &self.root else { return Ok(held) };
         if matches!(root.value, NodeValue::Null) {
-            return Ok(());
+            return Ok(held);
         }
-        let mut decoder = Decoder::new(unknown);
+        let mut decoder = Decoder::new(unknown, held);
         decode(out, root, &mut decoder)?;
         decoder.finish()
     }
@@ -121,6 +145,9 @@ struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, Rc<Node>>,
     nodes_left: usize,
+    held: Reservation,
+    /// The memory of the nodes so far.
+    bytes: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -166,6 +193,9 @@ impl<'a> Reader<'a> {
             .nodes_left
             .checked_sub(1)
             .ok_or_else(|| Failure::new(format!("yaml: over {NODES_MAX} values in a file")))?;
+        let text_bytes = if let Event::Scalar(text, ..) = &event { text.len() } else { 0 };
+        self.bytes = self.bytes.saturating_add(NODE_BYTES.saturating_add(text_bytes) as u64);
+        self.held.cover(self.bytes).map_err(|error| Failure::new(format!("yaml: {error}")))?;
         let deeper = depth.saturating_add(1);
         let (value, anchor) = match event {
             Event::Alias(anchor) => {
@@ -334,6 +364,35 @@ mod tests {
         ] {
             assert_eq!(Document::parse(text).unwrap().has_more, want, "{text:?}");
         }
+    }
+
+    // A small text may have a large tree and large values: both are refused before they exist.
+    #[test]
+    fn trees_and_values_are_within_the_memory() {
+        let f = |text: &str, limit_bytes: u64| {
+            let budget = Budget::unlimited().part(limit_bytes);
+            let mut document = Document::parse_within(text, &budget)?;
+            let mut out: Vec<Vec<String>> = Vec::new();
+            let held = document.decode(&mut out, UnknownKeys::Refused)?;
+            let used_bytes = budget.usage().used_bytes;
+            assert!(held.bytes() > 0 && used_bytes > held.bytes());
+            drop((document, held));
+            assert_eq!(budget.usage().used_bytes, 0);
+            Ok::<u64, Failure>(used_bytes)
+        };
+        let list = format!("[[{}]]", "a,".repeat(10_000));
+        let used_bytes = f(&list, u64::MAX).unwrap();
+        assert!(used_bytes > 10_000 * (size_of::<Node>() + size_of::<String>()) as u64);
+        assert!(f(&list, used_bytes).is_ok());
+        // Without memory for the tree, and for the values alone.
+        for limit_bytes in [10_000, used_bytes / 2, used_bytes - used_bytes / 10] {
+            let error = f(&list, limit_bytes).unwrap_err().to_string();
+            assert!(error.contains("more bytes"), "{error}");
+        }
+        // Aliases cost nothing in the tree, and all that they repeat in the values.
+        let aliases = format!("- &a [{}]\n{}", "a,".repeat(1_000), "- *a\n".repeat(1_000));
+        let error = f(&aliases, 10 << 20).unwrap_err().to_string();
+        assert!(error.contains("more bytes"), "{error}");
     }
 
     #[test]

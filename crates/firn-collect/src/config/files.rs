@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firn_model::{Error, Result};
+use firn_model::{Budget, Error, Result};
 
 /// Reads files for a configuration.
 pub trait Files {
@@ -17,6 +17,16 @@ pub trait Files {
     /// # Errors
     /// The folder cannot be read.
     fn list(&self, folder: &Path) -> std::io::Result<Vec<String>>;
+
+    /// The memory that reading files and their values may use.
+    fn budget(&self) -> Budget {
+        Budget::unlimited()
+    }
+
+    /// The length of a file, without reading it; 0 if it is not known.
+    fn bytes(&self, _path: &Path) -> u64 {
+        0
+    }
 
     /// Whether a file or a folder exists.
     fn exists(&self, path: &Path) -> bool {

@@ -89,7 +89,7 @@ section! {
         audience: String = "audience" omit,
         claims: BTreeMap<String, AnyValue> = "claims" omit,
         scopes: Vec<String> = "scopes" omit,
-        token_url: String = "token_url" omit,
+        token_url: Url = "token_url" omit,
         endpoint_params: BTreeMap<String, String> = "endpoint_params" omit,
         tls_config: TlsConfig = "tls_config" omit,
     }
@@ -270,7 +270,7 @@ fn check_oauth2(oauth2: &OAuth2, has_basic_auth: bool) -> Result<(), String> {
     if oauth2.client_id.is_empty() {
         return err("oauth2 client_id must be configured");
     }
-    if oauth2.token_url.is_empty() {
+    if oauth2.token_url.as_str().is_empty() {
         return err("oauth2 token_url must be configured");
     }
     if oauth2.grant_type == "urn:ietf:params:oauth:grant-type:jwt-bearer" {

@@ -22,7 +22,7 @@ mod values;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firn_model::{Error, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result};
 
 pub use self::url::Url;
 pub use alerting::{Alerting, AlertmanagerVersion, Alertmanagers};
@@ -46,7 +46,7 @@ pub use values::{AnyValue, FilePath, LabelSet, Size};
 
 use crate::relabel::NameScheme;
 use firn_yaml::quoted;
-use firn_yaml::{Checked, Field, from_document, print, section};
+use firn_yaml::{Checked, Field, from_document_within, print, section};
 
 section! {
     /// A whole file. The paths of files and patterns are joined with its folder.
@@ -186,8 +186,18 @@ impl Config {
     /// # Errors
     /// `Invalid` with Prometheus' text, and a line where it is known.
     pub fn parse(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded> {
+        Config::parse_within(text, env, &Budget::unlimited())
+    }
+
+    fn parse_within(
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        budget: &Budget,
+    ) -> Result<Loaded> {
         let mut config = Config::default();
-        from_document(text, &mut config).map_err(|error| Error::invalid(error.to_string()))?;
+        let read = from_document_within(text, &mut config, budget);
+        // The values are those of an operator, and stay: the limit is that of reading them.
+        drop(read.map_err(|error| Error::invalid(error.to_string()))?);
         let mut unset_variables = Vec::new();
         for value in config.global.external_labels.values_mut() {
             *value = expand(value, env, &mut unset_variables);
@@ -202,8 +212,8 @@ impl Config {
     /// # Errors
     /// `Unavailable` if it cannot be read, `Invalid` as [`Config::parse`].
     pub fn load(path: &Path, files: &dyn Files, options: &LoadOptions<'_>) -> Result<Loaded> {
-        let text = read(path, files)?;
-        let mut loaded = Config::parse(&text, options.env)
+        let FileText { text, _held } = read(path, files)?;
+        let mut loaded = Config::parse_within(&text, options.env, &files.budget())
             .map_err(|error| error.context(format_args!("parsing YAML file {}", path.display())))?;
         let config = &mut loaded.config;
         if options.is_agent {
@@ -243,7 +253,8 @@ impl Config {
             for path in paths {
                 let name = quoted(path.to_string_lossy().as_bytes());
                 let mut included = IncludedFile::zero();
-                from_document(&read(&path, files)?, &mut included)
+                let file = read(&path, files)?;
+                from_document_within(&file.text, &mut included, &files.budget())
                     .map_err(|error| Error::invalid(format!("{name}: {error}")))?;
                 let wrong = |error: String| Error::invalid(format!("{name}: {error}"));
                 check_nulls(included.scrape_configs.has_null(), "scrape config").map_err(wrong)?;
@@ -272,8 +283,15 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn read(path: &Path, files: &dyn Files) -> Result<String> {
-    files.read(path).map_err(|error| {
+/// The text of a file, with its memory.
+struct FileText {
+    text: String,
+    _held: Reservation,
+}
+
+fn read(path: &Path, files: &dyn Files) -> Result<FileText> {
+    let held = files.budget().reserve(Pool::Requests, files.bytes(path))?;
+    let text = files.read(path).map_err(|error| {
         let context = format!("open {}", path.display());
         match error.kind() {
             std::io::ErrorKind::NotFound => {
@@ -281,7 +299,8 @@ fn read(path: &Path, files: &dyn Files) -> Result<String> {
             }
             _ => Error::unavailable(format!("cannot {context}")).because(error),
         }
-    })
+    })?;
+    Ok(FileText { text, _held: held })
 }
 
 /// `text` with `$name`, `${name}` and `$$` replaced, as by Go's `os.Expand`.

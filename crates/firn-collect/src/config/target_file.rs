@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firn_model::{Error, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result};
 use serde::Deserialize;
 
 use super::discovery::TargetGroup;
-use super::{Files, Items, LabelSet, read};
-use firn_yaml::quoted;
-use firn_yaml::{Field, from_document};
+use super::{FileText, Files, Items, LabelSet, read};
+use firn_yaml::{Field, from_document_within, quoted};
 
 /// A group of a JSON document. Unknown keys are errors, as in YAML.
 #[derive(Deserialize)]
@@ -21,18 +20,46 @@ struct JsonGroup {
     labels: Option<BTreeMap<String, String>>,
 }
 
+/// Groups with an upper estimate of their memory.
+pub(crate) type HeldGroups = (Vec<TargetGroup>, Reservation);
+
+// A text in a list that has grown to twice its length, with the pointer of its owner and the block
+// of the allocator; a label is two texts and a part of a map's node that may be unused.
+const JSON_TEXT_BYTES: usize = 2 * size_of::<String>() + 112;
+// A group in a list that has grown to twice its length, as JSON and then as a section, and a node
+// of its map of labels with room for eleven of them.
+const JSON_GROUP_BYTES: usize = 4 * (size_of::<JsonGroup>() + size_of::<TargetGroup>()) + 544;
+
+/// The memory of the groups of a JSON text, at most, whatever its shape.
+fn json_bytes(text: &[u8]) -> usize {
+    let count = |wanted: u8| text.iter().filter(|byte| **byte == wanted).count();
+    let texts = count(b'"') / 2;
+    // A null is an element too.
+    let nulls = text.windows(4).filter(|window| window == b"null").count();
+    let groups = count(b'{').saturating_add(nulls);
+    let texts_bytes = texts.saturating_mul(JSON_TEXT_BYTES);
+    let groups_bytes = groups.saturating_mul(JSON_GROUP_BYTES);
+    texts_bytes.saturating_add(groups_bytes).saturating_add(text.len())
+}
+
 impl TargetGroup {
     /// Reads the groups of a file by its extension: `.json`, `.yml` or `.yaml`.
     ///
     /// # Errors
     /// `NotFound` or `Unavailable` if the file cannot be read; `Invalid` for another extension, an
-    /// unknown key, a null and a wrong name of a label.
+    /// unknown key, a null and a wrong name of a label; `Busy` without memory.
     pub fn read_file(path: &Path, files: &dyn Files) -> Result<Vec<TargetGroup>> {
-        let text = read(path, files)?;
+        TargetGroup::read_held(path, files).map(|(groups, _)| groups)
+    }
+
+    /// The same with the memory of the groups.
+    pub(crate) fn read_held(path: &Path, files: &dyn Files) -> Result<HeldGroups> {
+        let FileText { text, _held } = read(path, files)?;
+        let budget = &files.budget();
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         match extension.as_deref().map(str::to_lowercase).as_deref() {
-            Some("json") => TargetGroup::parse_json(text.as_bytes()),
-            Some("yml" | "yaml") => TargetGroup::parse_yaml(&text),
+            Some("json") => TargetGroup::parse_json_within(text.as_bytes(), budget),
+            Some("yml" | "yaml") => TargetGroup::parse_yaml(&text, budget),
             _ => {
                 let extension =
                     extension.map_or(String::new(), |extension| format!(".{extension}"));
@@ -47,6 +74,12 @@ impl TargetGroup {
     /// # Errors
     /// `Invalid` as [`TargetGroup::read_file`].
     pub fn parse_json(text: &[u8]) -> Result<Vec<TargetGroup>> {
+        TargetGroup::parse_json_within(text, &Budget::unlimited()).map(|(groups, _)| groups)
+    }
+
+    /// The same within the memory of `budget`.
+    pub(crate) fn parse_json_within(text: &[u8], budget: &Budget) -> Result<HeldGroups> {
+        let held = budget.reserve(Pool::Requests, json_bytes(text) as u64)?;
         let groups: Option<Vec<Option<JsonGroup>>> = serde_json::from_slice(text)
             .map_err(|error| Error::invalid(format!("json: {error}")))?;
         let group = |(idx, group): (usize, Option<JsonGroup>)| {
@@ -58,15 +91,18 @@ impl TargetGroup {
             let labels = labels.into_iter().collect::<LabelSet>();
             Ok(TargetGroup { targets: group.targets.unwrap_or_default(), labels })
         };
-        groups.unwrap_or_default().into_iter().enumerate().map(group).collect()
+        let groups: Result<Vec<TargetGroup>> =
+            groups.unwrap_or_default().into_iter().enumerate().map(group).collect();
+        Ok((groups?, held))
     }
 
-    fn parse_yaml(text: &str) -> Result<Vec<TargetGroup>> {
+    fn parse_yaml(text: &str, budget: &Budget) -> Result<HeldGroups> {
         let mut groups = Items::<TargetGroup>::zero();
-        from_document(text, &mut groups).map_err(|error| Error::invalid(error.to_string()))?;
+        let held = from_document_within(text, &mut groups, budget)
+            .map_err(|error| Error::invalid(error.to_string()))?;
         match groups.has_null() {
             true => Err(null_group(0)),
-            false => Ok(std::mem::take(groups.items_mut())),
+            false => Ok((std::mem::take(groups.items_mut()), held)),
         }
     }
 
@@ -90,11 +126,14 @@ mod tests {
         let json = b"[\n\t{\"targets\": [\"a:1\", \"b:2\"], \"labels\": {\"c\": \"d\"}},\n\t{}]";
         let yaml = "- targets: ['a:1', b:2]\n  labels: {c: d}\n- {}\n";
         let groups = TargetGroup::parse_json(json).unwrap();
-        assert_eq!(groups, TargetGroup::parse_yaml(yaml).unwrap());
+        let parse_yaml = |text: &str| {
+            TargetGroup::parse_yaml(text, &Budget::unlimited()).map(|(groups, _)| groups)
+        };
+        assert_eq!(groups, parse_yaml(yaml).unwrap());
         let members: Vec<_> = groups[0].members().collect();
         assert_eq!(members[1].get("__address__"), Some("b:2"));
         assert_eq!(TargetGroup::parse_json(b"null").unwrap(), []);
-        assert_eq!(TargetGroup::parse_yaml("").unwrap(), []);
+        assert_eq!(parse_yaml("").unwrap(), []);
         for (json, yaml, want) in [
             ("[null]", "[~]", "nil target group item found (index 0)"),
             (r#"[{"targats": []}]"#, "[{targats: []}]", "targats"),
@@ -103,7 +142,7 @@ mod tests {
         ] {
             let error = TargetGroup::parse_json(json.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
-            let error = TargetGroup::parse_yaml(yaml).unwrap_err().to_string();
+            let error = parse_yaml(yaml).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
     }

@@ -3,23 +3,32 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::discovered;
+use firn_model::{Pool, Reservation, Result};
+
+use super::{discovered, discovered_bytes, heap_bytes};
 use crate::config::discovery::{FileDiscovery, TargetGroup};
 use crate::config::{Files, glob};
 use crate::pool::DiscoveredGroup;
 
 /// The last good groups of each file. The caller refreshes them when a file changes, and each
 /// `refresh_interval`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FileTargets {
     config: FileDiscovery,
-    groups: BTreeMap<PathBuf, Vec<DiscoveredGroup>>,
+    files: BTreeMap<PathBuf, FileList>,
+}
+
+/// The groups of a file with their memory.
+#[derive(Debug)]
+struct FileList {
+    groups: Vec<DiscoveredGroup>,
+    _held: Reservation,
 }
 
 impl FileTargets {
     /// No groups yet.
     pub fn new(config: FileDiscovery) -> FileTargets {
-        FileTargets { config, groups: BTreeMap::new() }
+        FileTargets { config, files: BTreeMap::new() }
     }
 
     /// The time between two reads of files that have not changed.
@@ -42,25 +51,31 @@ impl FileTargets {
         let mut errors = Vec::new();
         let mut read = BTreeMap::new();
         for path in paths {
-            match TargetGroup::read_file(path, files) {
-                Ok(groups) => {
-                    read.insert(path.clone(), with_path(&groups, path));
+            match read_list(path, files) {
+                Ok(list) => {
+                    read.insert(path.clone(), list);
                 }
                 Err(error) => {
                     errors.push(format!("{}: {error}", path.display()));
-                    if let Some(groups) = self.groups.remove(path) {
-                        read.insert(path.clone(), groups);
+                    if let Some(list) = self.files.remove(path) {
+                        read.insert(path.clone(), list);
                     }
                 }
             }
         }
-        self.groups = read;
+        self.files = read;
         errors
+    }
+
+    /// An upper estimate of the memory of [`FileTargets::groups`].
+    pub fn groups_bytes(&self) -> usize {
+        let bytes = self.files.values().map(|list| heap_bytes(&list.groups));
+        bytes.fold(0, usize::saturating_add)
     }
 
     /// The groups of all files.
     pub fn groups(&self) -> Vec<DiscoveredGroup> {
-        self.groups.values().flatten().cloned().collect()
+        self.files.values().flat_map(|list| &list.groups).cloned().collect()
     }
 }
 
@@ -69,9 +84,14 @@ fn find(pattern: &crate::config::FilePath, files: &dyn Files) -> Vec<PathBuf> {
     glob(files, pattern.as_str()).unwrap_or_default()
 }
 
-fn with_path(groups: &[TargetGroup], path: &Path) -> Vec<DiscoveredGroup> {
+fn read_list(path: &Path, files: &dyn Files) -> Result<FileList> {
+    let (groups, _groups_held) = TargetGroup::read_held(path, files)?;
     let path = path.to_string_lossy();
-    groups.iter().map(|group| discovered(group, &[("__meta_filepath", &path)])).collect()
+    let meta = [("__meta_filepath", &*path)];
+    let bytes = discovered_bytes(&groups, &meta);
+    let held = files.budget().reserve(Pool::Cache, bytes as u64)?;
+    let groups = groups.iter().map(|group| discovered(group, &meta)).collect();
+    Ok(FileList { groups, _held: held })
 }
 
 #[cfg(test)]

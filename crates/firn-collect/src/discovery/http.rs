@@ -1,8 +1,8 @@
 //! Targets of an HTTP server.
 
-use firn_model::{Error, Result, excerpt_within};
+use firn_model::{Budget, Error, Pool, Reservation, Result, excerpt_within};
 
-use super::discovered;
+use super::{discovered, discovered_bytes};
 use crate::config::discovery::{HttpDiscovery, TargetGroup};
 use crate::pool::DiscoveredGroup;
 
@@ -38,17 +38,18 @@ impl HttpTargets {
         ]
     }
 
-    /// The groups of an answer with `status`, as in `200 OK`.
+    /// The groups of an answer with `status`, as in `200 OK`, and their memory, a part of `budget`.
     ///
     /// # Errors
     /// `Invalid` with Prometheus' text for another status, another type, and a body that is no list
-    /// of groups.
+    /// of groups; `Busy` without memory.
     pub fn groups(
         &self,
         status: &str,
         content_type: Option<&str>,
         body: &[u8],
-    ) -> Result<Vec<DiscoveredGroup>> {
+        budget: &Budget,
+    ) -> Result<(Vec<DiscoveredGroup>, Reservation)> {
         if status != "200 OK" {
             let status = excerpt_within(status, 100);
             return Err(Error::invalid(format!("server returned HTTP status {status}")));
@@ -58,9 +59,12 @@ impl HttpTargets {
             let shown = excerpt_within(content_type, 100);
             return Err(Error::invalid(format!("unsupported content type {shown:?}")));
         }
-        let groups = TargetGroup::parse_json(body)?;
-        let meta = [("__meta_url", self.config.url.as_str())];
-        Ok(groups.iter().map(|group| discovered(group, &meta)).collect())
+        let (groups, _groups_held) = TargetGroup::parse_json_within(body, budget)?;
+        // Labels are shown to readers: without the password that an address may have.
+        let url = self.config.url.to_string();
+        let meta = [("__meta_url", url.as_str())];
+        let held = budget.reserve(Pool::Cache, discovered_bytes(&groups, &meta) as u64)?;
+        Ok((groups.iter().map(|group| discovered(group, &meta)).collect(), held))
     }
 }
 
@@ -105,12 +109,53 @@ mod tests {
     fn groups_have_the_address_of_the_server() {
         let json = Some("application/json; charset=UTF-8");
         let body = br#"[{"targets": ["a:1"], "labels": {"x": "y"}}, {"targets": ["b:2"]}]"#;
-        let groups = targets().groups("200 OK", json, body).unwrap();
+        let read = |body: &[u8]| targets().groups("200 OK", json, body, &Budget::unlimited());
+        let (groups, held) = read(body).unwrap();
+        assert!(held.bytes() >= super::super::heap_bytes(&groups) as u64);
         assert_eq!(groups.len(), 2);
         assert_eq!(groups[0].labels.get("x"), Some("y"));
         assert_eq!(groups[1].labels.get("__meta_url"), Some("http://h/list"));
         assert_eq!(groups[1].targets[0].get("__address__"), Some("b:2"));
-        assert!(targets().groups("200 OK", json, b"[]").unwrap().is_empty());
+        assert!(read(b"[]").unwrap().0.is_empty());
+    }
+
+    // A label is shown to all readers of `/api/v1/targets`.
+    #[test]
+    fn the_password_of_the_address_is_no_label() {
+        let text =
+            "scrape_configs: [{job_name: j, http_sd_configs: [{url: 'http://u:sekret@h/x'}]}]";
+        let loaded = Config::parse(text, &|_| None).unwrap();
+        let targets = HttpTargets::new(loaded.config.scrape_configs[0].discoveries.http[0].clone());
+        let json = Some("application/json");
+        let read = targets.groups("200 OK", json, br#"[{"targets": ["a"]}]"#, &Budget::unlimited());
+        let url = read.unwrap().0[0].labels.get("__meta_url").unwrap().to_owned();
+        assert!(url.ends_with("@h/x") && !url.contains("sekret"), "{url}");
+    }
+
+    // A list of three bytes per group or target is many times as large in memory.
+    #[test]
+    fn the_memory_of_a_list_is_reserved_before_it_exists() {
+        let json = Some("application/json");
+        let repeated = |text: &str| vec![text; 10_000].join(",");
+        for body in [
+            format!("[{{\"targets\":[{}]}}]", repeated("\"\"")),
+            format!("[{}]", repeated("{}")),
+            format!("[{}]", repeated("{\"targets\":[\"\"],\"labels\":{\"a\":\"b\"}}")),
+        ] {
+            let read = |limit_bytes: u64| {
+                let budget = Budget::unlimited().part(limit_bytes);
+                let read = targets().groups("200 OK", json, body.as_bytes(), &budget);
+                read.map(|(groups, held)| {
+                    assert!(held.bytes() >= super::super::heap_bytes(&groups) as u64);
+                    held.bytes()
+                })
+            };
+            let bytes = read(u64::MAX).unwrap();
+            assert!(bytes > 5_000_000, "{bytes}");
+            for limit_bytes in [100_000, bytes / 2, bytes] {
+                assert!(read(limit_bytes).is_err(), "{limit_bytes}");
+            }
+        }
     }
 
     #[test]
@@ -126,7 +171,10 @@ mod tests {
             ("200 OK", json, b"[null]", "nil target group item found (index 0)"),
             ("200 OK", json, br#"[{"target": []}]"#, "json"),
         ] {
-            let error = targets().groups(status, content_type, body).unwrap_err().to_string();
+            let error = targets()
+                .groups(status, content_type, body, &Budget::unlimited())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(want), "{error}");
         }
     }

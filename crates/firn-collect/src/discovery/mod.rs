@@ -19,6 +19,7 @@ use crate::config::discovery::{
     Discoveries, DnsDiscovery, FileDiscovery, HttpDiscovery, TargetGroup,
 };
 use crate::pool::DiscoveredGroup;
+use crate::targets::ADDRESS;
 
 /// A discovery of a configuration. Equal ones find the same targets.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,17 +96,42 @@ fn discovered(group: &TargetGroup, meta: &[(&str, &str)]) -> DiscoveredGroup {
 
 // A map of labels is one node with room for eleven labels.
 const LABEL_SET_BYTES: usize = 576;
+const LABELS_PER_NODE: usize = 5;
+
+/// As [`heap_bytes`] of the groups that [`discovered`] makes of `groups` with `meta`.
+fn discovered_bytes(groups: &[TargetGroup], meta: &[(&str, &str)]) -> usize {
+    let pair = |(name, value): (&str, &str)| text_bytes(name.len(), value.len());
+    let meta = meta.iter().copied().map(pair).fold(0, usize::saturating_add);
+    groups.iter().fold(0, |sum, group| {
+        let labels = group.labels.iter().map(pair).fold(meta, usize::saturating_add);
+        let own = set_bytes(group.labels.iter().count().saturating_add(1), labels)
+            .saturating_add(size_of::<DiscoveredGroup>());
+        let target = |target: &String| set_bytes(1, text_bytes(ADDRESS.len(), target.len()));
+        sum.saturating_add(group.targets.iter().map(target).fold(own, usize::saturating_add))
+    })
+}
+
+/// The memory of a set of `count` labels, of which the texts have `texts_bytes`.
+fn set_bytes(count: usize, texts_bytes: usize) -> usize {
+    // A node of the map is split when it has eleven labels: each has at least five.
+    let nodes = count.checked_div(LABELS_PER_NODE).unwrap_or(0).saturating_add(1);
+    nodes.saturating_mul(LABEL_SET_BYTES).saturating_add(texts_bytes)
+}
+
+/// The memory of the name and the value of a label, which are blocks of the allocator.
+fn text_bytes(name_bytes: usize, value_bytes: usize) -> usize {
+    name_bytes.saturating_add(value_bytes).saturating_add(32)
+}
 
 /// An upper estimate of the memory of `groups`.
 pub fn heap_bytes(groups: &[DiscoveredGroup]) -> usize {
-    let set_bytes = |labels: &LabelSet| {
-        let texts = labels.iter().map(|(name, value)| name.len().saturating_add(value.len()));
-        // Texts are blocks of the allocator.
-        texts.fold(LABEL_SET_BYTES, |sum, bytes| sum.saturating_add(bytes).saturating_add(32))
+    let bytes_of = |labels: &LabelSet| {
+        let texts = labels.iter().map(|(name, value)| text_bytes(name.len(), value.len()));
+        set_bytes(labels.iter().count(), texts.fold(0, usize::saturating_add))
     };
     groups.iter().fold(0, |sum, group| {
-        let own = set_bytes(&group.labels).saturating_add(size_of::<DiscoveredGroup>());
-        let targets = group.targets.iter().map(set_bytes).fold(own, usize::saturating_add);
+        let own = bytes_of(&group.labels).saturating_add(size_of::<DiscoveredGroup>());
+        let targets = group.targets.iter().map(bytes_of).fold(own, usize::saturating_add);
         sum.saturating_add(targets)
     })
 }

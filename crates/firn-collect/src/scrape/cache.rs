@@ -108,6 +108,9 @@ const INDEXED_TEXT_BYTES: usize = 128;
 // the caller's.
 const NEW_SERIES_BYTES: usize = 256 + INDEXED_TEXT_BYTES;
 
+// Of the buffer for the labels of a line, between two scrapes.
+const LABELS_BYTES_KEPT: usize = 1 << 10;
+
 /// The numbers of a scrape that are stored as series of the target.
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapeReport {
@@ -369,7 +372,8 @@ impl ScrapeCache {
     pub fn heap_bytes(&self) -> usize {
         let members = self.members.capacity().saturating_mul(size_of::<Member>());
         let groups = self.groups.capacity().saturating_mul(size_of::<GroupId>());
-        self.texts.heap_bytes().saturating_add(members).saturating_add(groups)
+        let lists = members.saturating_add(groups).saturating_add(self.labels.heap_bytes());
+        self.texts.heap_bytes().saturating_add(lists)
     }
 
     fn series(&self, member: Member) -> SeriesRef {
@@ -403,6 +407,7 @@ impl ScrapeCache {
         let read = walk.lines(&mut parser);
         let changed = walk.changed;
         self.labels = parser.into_labels();
+        self.labels.shrink_to(LABELS_BYTES_KEPT);
         read.map(|()| changed)
     }
 

@@ -26,6 +26,24 @@ impl ExposedLabels {
         self.ends.clear();
     }
 
+    /// The length of all names and values.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Removes all pairs and keeps at most `bytes` of memory for each part.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        self.clear();
+        self.text.shrink_to(bytes);
+        self.ends.shrink_to(bytes.checked_div(size_of::<(usize, usize)>()).unwrap_or(0));
+    }
+
+    /// Bytes of heap memory.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let ends = self.ends.capacity().saturating_mul(size_of::<(usize, usize)>());
+        self.text.capacity().saturating_add(ends)
+    }
+
     /// Adds a pair.
     pub fn push(&mut self, name: &str, value: &str) {
         self.text.push_str(name);

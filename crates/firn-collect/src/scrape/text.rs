@@ -13,6 +13,9 @@ use firn_model::{Error, METRIC_NAME, Result, Timestamp, excerpt};
 use super::labels::ExposedLabels;
 use super::number::{parse_millis, parse_seconds, parse_value, push_bound, short_value};
 
+/// Texts of one series. They are copied several times before the limits on labels apply to them.
+const LABELS_BYTES_MAX: usize = 1 << 20;
+
 /// A metric's type as the formats name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetricType {
@@ -323,7 +326,7 @@ impl<'a> Parser<'a> {
         let name = self.metric_name();
         let name_end = self.at;
         if let Some(name) = name {
-            labels.push(METRIC_NAME, name);
+            self.push(labels, METRIC_NAME, name)?;
         }
         self.skip_blanks();
         if !self.take(b'{') {
@@ -364,7 +367,7 @@ impl<'a> Parser<'a> {
                 if has_name {
                     return Err(self.error("the metric's name is repeated"));
                 }
-                labels.push(METRIC_NAME, &name);
+                self.push(labels, METRIC_NAME, &name)?;
                 has_name = true;
                 if self.take(b'}') {
                     break;
@@ -387,9 +390,9 @@ impl<'a> Parser<'a> {
                 Some(bound) => {
                     buf.clear();
                     push_bound(bound, buf);
-                    labels.push(&name, std::str::from_utf8(buf).unwrap_or(&value));
+                    self.push(labels, &name, std::str::from_utf8(buf).unwrap_or(&value))?;
                 }
-                None => labels.push(&name, &value),
+                None => self.push(labels, &name, &value)?,
             }
             self.skip_blanks();
             // The Prometheus format needs no comma between labels, as Prometheus reads it.
@@ -398,6 +401,17 @@ impl<'a> Parser<'a> {
             }
         }
         if has_name { Ok(()) } else { Err(self.error("a series has no metric name")) }
+    }
+
+    /// Adds a pair, unless the labels of the series become too long.
+    fn push(&self, labels: &mut ExposedLabels, name: &str, value: &str) -> Result<()> {
+        let bytes = labels.text_bytes().saturating_add(name.len()).saturating_add(value.len());
+        if bytes > LABELS_BYTES_MAX {
+            return Err(self
+                .error(format_args!("the labels of a series have over {LABELS_BYTES_MAX} bytes")));
+        }
+        labels.push(name, value);
+        Ok(())
     }
 
     fn equals(&mut self, name: &str) -> Result<()> {
@@ -457,6 +471,9 @@ impl<'a> Parser<'a> {
             }
         }
         let inner = self.text.get(start..self.at).unwrap_or(&[]);
+        if inner.len() > LABELS_BYTES_MAX {
+            return Err(self.error(format_args!("{name} has over {LABELS_BYTES_MAX} bytes")));
+        }
         self.step(1);
         std::str::from_utf8(inner)
             .map_err(|e| self.error(format_args!("{name} is not UTF-8")).because(e))

@@ -9,7 +9,7 @@ mod section;
 
 use std::collections::BTreeMap;
 
-use firn_model::QueryContext;
+use firn_model::{Budget, QueryContext, Reservation};
 use firn_yaml::{Document, Field};
 
 pub use firn_yaml::UnknownKeys;
@@ -87,11 +87,27 @@ impl RuleFile {
     /// All mistakes with Prometheus' texts and places, such as `3:9: group "g", rule 1, "name":
     /// could not parse expression: ..`. Mistakes of YAML and of keys hide those of rules.
     pub fn parse(text: &str, options: &ReadOptions) -> Result<RuleFile, Vec<String>> {
+        RuleFile::parse_within(text, options, &Budget::unlimited()).map(|(file, _)| file)
+    }
+
+    /// The same within the memory of `budget` for the values of the text, which is returned with
+    /// the file; the limit of expressions is that of `options`.
+    ///
+    /// # Errors
+    /// As [`RuleFile::parse`], and without memory.
+    pub fn parse_within(
+        text: &str,
+        options: &ReadOptions,
+        budget: &Budget,
+    ) -> Result<(RuleFile, Reservation), Vec<String>> {
+        let failed = |failure: firn_yaml::Failure| vec![failure.to_string()];
         let mut file = FileText::zero();
-        let document = Document::parse(text).map_err(|failure| vec![failure.to_string()])?;
-        document.decode(&mut file, options.unknown).map_err(|failure| vec![failure.to_string()])?;
+        let mut document = Document::parse_within(text, budget).map_err(failed)?;
+        let held = document.decode(&mut file, options.unknown).map_err(failed)?;
+        let has_more_documents = document.has_more;
+        drop(document);
         let groups = check::check(file, options)?;
-        Ok(RuleFile { groups, has_more_documents: document.has_more })
+        Ok((RuleFile { groups, has_more_documents }, held))
     }
 }
 

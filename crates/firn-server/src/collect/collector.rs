@@ -21,6 +21,7 @@ use tokio::sync::{Notify, watch};
 use super::config_file::{Apply, ConfigPart, LoadedFile};
 use super::discovery::{DiscoveryTasks, TargetList, USER_AGENT};
 use super::families::{Families, TargetFamilies};
+use super::files::LocalFiles;
 use super::metrics::ScrapeTotals;
 use super::store::ScrapeStore;
 use crate::app::App;
@@ -95,7 +96,7 @@ impl fmt::Debug for Collector {
 }
 
 impl ConfigPart for Collector {
-    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>) -> Result<Apply<'p>> {
+    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, _: &LocalFiles) -> Result<Apply<'p>> {
         providers(file)?;
         let file = Arc::clone(file);
         Ok(Box::new(move || {
@@ -242,6 +243,9 @@ impl Collector {
     fn start(&self, app: &App) -> Result<()> {
         let Some(ready) = app.ready() else { return Ok(()) };
         let budget = ready.db.budget().clone();
+        if let Some(collect) = &app.collect {
+            collect.file.limit_memory(&budget);
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = WorkerOptions {
             name: "firn-scrape",

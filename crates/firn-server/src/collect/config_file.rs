@@ -3,11 +3,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use firn_collect::config::{Config, LoadOptions, ScrapeConfig};
-use firn_model::{Result, Timestamp};
+use firn_model::{Budget, Result, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use super::files::LocalFiles;
@@ -36,7 +36,7 @@ pub(crate) trait ConfigPart: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the part cannot act on the file. No part then acts on it.
-    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>) -> Result<Apply<'p>>;
+    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, files: &LocalFiles) -> Result<Apply<'p>>;
 }
 
 /// The file and its parts.
@@ -50,6 +50,8 @@ pub(crate) struct PrometheusFile {
     failures: Counter,
     /// Held while the file is loaded: one reload at a time.
     loading: Mutex<()>,
+    /// The memory of reloads, once the database is open.
+    budget: OnceLock<Budget>,
 }
 
 impl PrometheusFile {
@@ -70,9 +72,17 @@ impl PrometheusFile {
             is_current: AtomicBool::new(true),
             failures: Counter::default(),
             loading: Mutex::new(()),
+            budget: OnceLock::new(),
         };
         file.load().map_err(|error| error.context("--prometheus-config"))?;
         Ok(file)
+    }
+
+    /// Reads files within `budget` from now on. Reading them at the start has no limit but those of
+    /// each file.
+    pub(crate) fn limit_memory(&self, budget: &Budget) {
+        // A second call is a bug; the first budget stays.
+        let _ = self.budget.set(budget.clone());
     }
 
     /// Loads the file again, all or nothing: if any part refuses it, every part keeps the previous
@@ -100,10 +110,12 @@ impl PrometheusFile {
     fn load(&self) -> Result<()> {
         let _loading = self.loading.lock();
         let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };
-        let loaded = Config::load(&self.path, &LocalFiles, &options)?;
+        let budget = self.budget.get().cloned().unwrap_or_else(Budget::unlimited);
+        let files = LocalFiles { budget };
+        let loaded = Config::load(&self.path, &files, &options)?;
         let jobs = loaded
             .config
-            .scrape_configs(&LocalFiles)
+            .scrape_configs(&files)
             .map_err(|error| error.context("error loading scrape configs"))?;
         let file = Arc::new(LoadedFile {
             config: loaded.config,
@@ -111,7 +123,7 @@ impl PrometheusFile {
             loaded_ms: clock_ms(),
         });
         let prepared: Result<Vec<Apply<'_>>> =
-            self.parts.iter().map(|part| part.prepare(&file)).collect();
+            self.parts.iter().map(|part| part.prepare(&file, &files)).collect();
         let prepared = prepared?;
         for name in &loaded.unset_variables {
             tracing::warn!("external_labels: the variable {name} is empty or not set");
@@ -214,7 +226,7 @@ mod tests {
     }
 
     impl ConfigPart for Part {
-        fn prepare<'p>(&'p self, file: &Arc<LoadedFile>) -> Result<Apply<'p>> {
+        fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, _: &LocalFiles) -> Result<Apply<'p>> {
             let count = file.jobs.len();
             if count > self.job_count_max {
                 return Err(Error::invalid("too many jobs"));

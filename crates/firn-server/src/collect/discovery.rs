@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,8 +69,6 @@ struct TaskState {
 const FILE_POLL: Duration = Duration::from_secs(1);
 // The longest answer of an HTTP server.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-// The memory of a list for each byte of its JSON, at most: `"h:1",` is a target with a label set.
-const LIST_BYTES_PER_JSON_BYTE: u64 = 40;
 
 impl DiscoveryTasks {
     /// No discoveries. The memory of lists is part of `budget`.
@@ -185,13 +184,16 @@ struct Run {
 }
 
 impl Run {
-    /// A refresh has found `groups`. A list without memory is a failed refresh.
-    fn publish(&self, groups: Vec<DiscoveredGroup>) {
-        let bytes = heap_bytes(&groups) as u64;
-        let held = match self.shared.budget.reserve(Pool::Cache, bytes) {
-            Ok(held) => held,
-            Err(error) => return self.failed(&error.to_string()),
-        };
+    /// As [`Run::publish`] of a list of at most `bytes`. Without memory the refresh has failed.
+    fn publish_copy(&self, bytes: usize, groups: impl FnOnce() -> Vec<DiscoveredGroup>) {
+        match self.shared.budget.reserve(Pool::Cache, bytes as u64) {
+            Ok(held) => self.publish(groups(), held),
+            Err(error) => self.failed(&error.to_string()),
+        }
+    }
+
+    /// A refresh has found `groups`.
+    fn publish(&self, groups: Vec<DiscoveredGroup>, held: Reservation) {
         let mut list = self.state.list.lock();
         if list.as_ref().is_some_and(|list| list.groups == groups) {
             return;
@@ -226,12 +228,13 @@ impl Run {
         let mut read_at = Instant::now();
         loop {
             let is_due = stamps.is_none() || read_at.elapsed() >= refresh;
+            let files = LocalFiles { budget: self.shared.budget.clone() };
             let polling = spawn_blocking(move || {
-                let paths = targets.paths(&LocalFiles);
+                let paths = targets.paths(&files);
                 // Before the files: a change during the read is found by the next poll.
                 let found = Some(file_stamps(&paths));
                 let is_changed = is_due || found != stamps;
-                let errors = is_changed.then(|| targets.refresh(&paths, &LocalFiles));
+                let errors = is_changed.then(|| targets.refresh(&paths, &files));
                 (targets, found, errors)
             });
             let Ok((polled, found, errors)) = polling.await else { return };
@@ -239,7 +242,7 @@ impl Run {
             if let Some(errors) = errors {
                 read_at = Instant::now();
                 errors.iter().for_each(|error| self.failed(error));
-                self.publish(targets.groups());
+                self.publish_copy(targets.groups_bytes(), || targets.groups());
             }
             tokio::time::sleep(FILE_POLL).await;
         }
@@ -253,8 +256,8 @@ impl Run {
         let mut client = None;
         loop {
             match self.request(&targets, &mut client, &mut connections).await {
-                Ok(groups) => self.publish(groups),
-                Err(error) => self.failed(&format!("{}: {error}", targets.config().url.as_str())),
+                Ok((groups, held)) => self.publish(groups, held),
+                Err(error) => self.failed(&format!("{}: {error}", targets.config().url)),
             }
             tokio::time::sleep(refresh).await;
         }
@@ -265,7 +268,7 @@ impl Run {
         targets: &Arc<HttpTargets>,
         client: &mut Option<Client>,
         connections: &mut Connections,
-    ) -> Result<Vec<DiscoveredGroup>, String> {
+    ) -> Result<(Vec<DiscoveredGroup>, Reservation), String> {
         let budget = &self.shared.budget;
         let client = match client {
             Some(client) => client,
@@ -285,13 +288,10 @@ impl Run {
         };
         let response =
             client.send(&request, connections).await.map_err(|error| error.to_string())?;
-        let bytes = (response.body.len() as u64).saturating_mul(LIST_BYTES_PER_JSON_BYTE);
-        let held = budget.reserve(Pool::Requests, bytes).map_err(|error| error.to_string())?;
-        let targets = Arc::clone(targets);
+        let (targets, budget) = (Arc::clone(targets), budget.clone());
         let reading = spawn_blocking(move || {
-            let _held = held;
             let status = response.status_text();
-            targets.groups(&status, response.content_type(), &response.body)
+            targets.groups(&status, response.content_type(), &response.body, &budget)
         });
         let read = reading.await.map_err(|_| "reading the list panicked".to_owned())?;
         read.map_err(|error| error.to_string())
@@ -303,15 +303,17 @@ impl Run {
         let mut groups: BTreeMap<String, DiscoveredGroup> = BTreeMap::new();
         loop {
             for name in targets.names() {
-                match tokio::net::lookup_host((name.as_str(), 0)).await {
+                match firn_fetch::lookup(name, 0).await {
                     Ok(found) => {
-                        let group = targets.group(name, found.map(|address| address.ip()));
+                        let addresses = found.iter().map(SocketAddr::ip);
+                        let group = targets.group(name, addresses);
                         groups.insert(name.clone(), group);
                     }
                     Err(error) => self.failed(&format!("{name}: {error}")),
                 }
             }
-            self.publish(groups.values().cloned().collect());
+            let found: Vec<DiscoveredGroup> = groups.values().cloned().collect();
+            self.publish_copy(heap_bytes(&found), || found);
             tokio::time::sleep(refresh).await;
         }
     }
@@ -411,7 +413,7 @@ mod tests {
     }
 
     /// A server that returns each of `answers` once, the last one again and again.
-    async fn serve(answers: Vec<&'static str>) -> std::net::SocketAddr {
+    async fn serve(answers: Vec<&'static str>) -> SocketAddr {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_collect::config::{Config, Files, glob};
 use firn_collect::relabel::NameScheme;
-use firn_model::{Error, QueryContext, Result};
+use firn_model::{Error, Pool, QueryContext, Reservation, Result};
 use firn_rules::file::{MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, UnknownKeys};
 use firn_rules::group::Group;
 
@@ -17,6 +17,8 @@ pub(super) struct LoadedRules {
     pub(super) settings: EvaluationSettings,
     /// Files with more than one document, of which only the first counts.
     pub(super) warnings: Vec<String>,
+    /// The memory of the texts of the groups.
+    pub(super) held: Vec<Reservation>,
 }
 
 /// The values of the configuration that all evaluations use.
@@ -55,13 +57,16 @@ pub(super) fn load(
         paths.extend(matching);
     }
     let (mut groups, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+    let (budget, mut held) = (files.budget(), Vec::new());
     for path in paths {
         let shown = path.to_string_lossy();
+        let _text_held = budget.reserve(Pool::Requests, files.bytes(&path))?;
         let text = files.read(&path).map_err(|error| {
             Error::unavailable(format!("error loading rules: cannot read {shown}")).because(error)
         })?;
-        match RuleFile::parse(&text, &options) {
-            Ok(file) => {
+        match RuleFile::parse_within(&text, &options, &budget) {
+            Ok((file, file_held)) => {
+                held.push(file_held);
                 if file.has_more_documents {
                     warnings.push(format!("{shown}: {MORE_DOCUMENTS}"));
                 }
@@ -87,7 +92,7 @@ pub(super) fn load(
         subquery_step_ms: interval_ms,
         external_labels: Arc::new(labels.map(owned).collect()),
     };
-    Ok(LoadedRules { groups, settings, warnings })
+    Ok(LoadedRules { groups, settings, warnings, held })
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {

@@ -66,6 +66,8 @@ pub(crate) struct RuleManager {
     is_configured: AtomicBool,
     is_stopped: Arc<AtomicBool>,
     threads: Mutex<RuleThreads>,
+    /// The memory of the texts of rules.
+    texts: Mutex<Vec<Reservation>>,
 }
 
 #[derive(Debug, Default)]
@@ -96,6 +98,7 @@ impl RuleManager {
             is_configured: AtomicBool::new(false),
             is_stopped: Arc::default(),
             threads: Mutex::default(),
+            texts: Mutex::default(),
         }
     }
 
@@ -115,7 +118,7 @@ impl RuleManager {
 
     /// Runs `rules` from now on. Unchanged groups continue.
     pub(crate) fn apply(&self, rules: CheckedRules) {
-        let LoadedRules { groups, settings, warnings } = rules.loaded;
+        let LoadedRules { groups, settings, warnings, held } = rules.loaded;
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -124,6 +127,7 @@ impl RuleManager {
         self.evaluator.set(settings);
         let now = self.evaluator.now();
         self.evaluator.table().replace(groups, is_restored, now);
+        *self.texts.lock() = held;
         self.evaluator.wake();
         if let Some(db) = self.evaluator.db.get()
             && let Err(error) = self.start_threads(db)
@@ -233,8 +237,8 @@ impl RuleManager {
 }
 
 impl ConfigPart for RuleManager {
-    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>) -> Result<Apply<'p>> {
-        let checked = self.check(&file.config, &LocalFiles)?;
+    fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, files: &LocalFiles) -> Result<Apply<'p>> {
+        let checked = self.check(&file.config, files)?;
         Ok(Box::new(move || self.apply(checked)))
     }
 }

@@ -246,3 +246,28 @@ proptest! {
         let _ = samples(text.as_bytes(), open_metrics);
     }
 }
+
+// A label of 20 MB was copied four times before its length was checked, and the buffer stayed as
+// long as the target.
+#[test]
+fn labels_of_a_series_are_bounded() {
+    let long = "x".repeat(LABELS_BYTES_MAX);
+    for text in [
+        format!("a{{b=\"{long}y\"}} 1\n"),
+        format!("a{{b=\"\\n{long}\"}} 1\n"),
+        format!("a{{b=\"{long}\"}} 1\n"),
+        format!("{long} 1\n"),
+        format!("a{{{long}=\"b\"}} 1\n"),
+        format!("a{{{}}} 1\n", "b=\"12345678\",".repeat(LABELS_BYTES_MAX / 9)),
+    ] {
+        let error = samples(text.as_bytes(), false).unwrap_err().to_string();
+        assert!(error.contains("over 1048576 bytes") && error.len() < 500, "{error}");
+    }
+    let text = format!("a{{b=\"{}\"}} 1\n", "x".repeat(LABELS_BYTES_MAX / 2));
+    let mut parser = Parser::new(text.as_bytes(), false, ExposedLabels::default());
+    assert!(parser.next(|_| 0).unwrap().is_some());
+    let mut labels = parser.into_labels();
+    assert!(labels.heap_bytes() > LABELS_BYTES_MAX / 2);
+    labels.shrink_to(1_000);
+    assert!(labels.heap_bytes() <= 2_000);
+}
