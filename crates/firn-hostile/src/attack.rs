@@ -30,6 +30,15 @@ impl Family {
         self.attacks.extend(attacks.into_iter().map(|attack| Attack { reason, ..attack }));
         self
     }
+
+    /// Makes the attacks with these names a part of the short run.
+    pub(crate) fn with_quick(mut self, names: &[&str]) -> Family {
+        for name in names {
+            let attack = self.attacks.iter_mut().find(|attack| attack.name == *name);
+            attack.expect("the list names attacks of the family").is_quick = true;
+        }
+        self
+    }
 }
 
 /// One row of a table.
@@ -53,6 +62,11 @@ impl Attack {
     pub(crate) fn quick(mut self) -> Attack {
         self.is_quick = true;
         self
+    }
+
+    /// With further expectations.
+    pub(crate) fn with(self, change: impl FnOnce(Expect) -> Expect) -> Attack {
+        Attack { expect: change(self.expect), ..self }
     }
 }
 

@@ -1,9 +1,13 @@
 //! The tables, one file per family, and the values that they share.
 
 pub(crate) mod origin;
+pub(crate) mod peer;
 
+mod alertmanagers;
 mod browsers;
 mod cache_protocol;
+mod collecting;
+mod discovery;
 mod files;
 mod framing;
 mod idle_clients;
@@ -15,6 +19,8 @@ mod metadata;
 mod proxies;
 mod queries;
 mod regexes;
+mod rules;
+mod scrapes;
 mod slow_clients;
 mod tls;
 mod writes;
@@ -47,6 +53,10 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     logins::family,
     files::full_disk,
     files::folders,
+    scrapes::family,
+    discovery::family,
+    rules::family,
+    alertmanagers::family,
 ];
 
 /// The time at which this program started, seconds. The load ends here, and queries are evaluated
