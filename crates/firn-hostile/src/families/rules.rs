@@ -14,6 +14,7 @@ use crate::wire::noise;
 const QUICK: &[&str] = &[
     "1,000,000 empty groups",
     "a template that calls itself",
+    "5,000 alerts with 10 KB of text",
     "5,000 alerts with new labels each time",
 ];
 

@@ -121,7 +121,8 @@ impl ActiveAlerts {
     ///
     /// # Errors
     /// Prometheus' text for two samples with the same labels: nothing has changed. The same for
-    /// more alerts than `limit`, unless it is 0: all alerts are forgotten.
+    /// more alerts than `limit`, unless it is 0: all alerts are forgotten. Without memory resolved
+    /// alerts are forgotten, so that a rule whose labels change all the time finds memory again.
     pub fn update(
         &mut self,
         rule: &AlertRule,
@@ -130,7 +131,14 @@ impl ActiveAlerts {
         limit: usize,
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
-        let found = candidates(rule, slot, points, expand)?;
+        let found = match candidates(rule, slot, points, expand) {
+            Ok(found) => found,
+            Err(CandidateError::Labels(text)) => return Err(text),
+            Err(CandidateError::Memory(text)) => {
+                self.forget_resolved();
+                return Err(text);
+            }
+        };
         let mut active_count = 0_usize;
         let mut rows = Vec::new();
         for (labels, candidate) in &found {
@@ -166,6 +174,17 @@ impl ActiveAlerts {
     /// The alerts, resolved ones too, in the order of labels.
     pub fn iter(&self) -> impl Iterator<Item = &Alert> {
         self.alerts.values()
+    }
+
+    /// Forgets resolved alerts, because there is no memory. Their receivers end them at the time
+    /// that the last delivery named.
+    pub(super) fn forget_resolved(&mut self) {
+        self.alerts.retain(|_, alert| alert.state != AlertState::Inactive);
+    }
+
+    /// The memory of the alerts.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        self.iter().map(Alert::heap_bytes).fold(0, u64::saturating_add)
     }
 
     /// The highest state.
@@ -242,13 +261,20 @@ fn restored_active_at(hold_ms: i64, options: RestoreOptions, sample: &ForStateSa
     }
 }
 
+/// Why there are no candidates.
+enum CandidateError {
+    /// Two samples have the same labels.
+    Labels(String),
+    Memory(String),
+}
+
 /// One pending alert for each sample.
 fn candidates(
     rule: &AlertRule,
     slot: Timestamp,
     points: &[VectorPoint],
     expand: &dyn Expand,
-) -> Result<BTreeMap<Labels, Alert>, String> {
+) -> Result<BTreeMap<Labels, Alert>, CandidateError> {
     let mut found = BTreeMap::new();
     for point in points {
         let text = |template: &String| match template.contains("{{") {
@@ -282,17 +308,32 @@ fn candidates(
             valid_until: None,
             keep_firing_since: None,
         };
+        expand.reserve(alert.heap_bytes()).map_err(CandidateError::Memory)?;
         if found.insert(labels, alert).is_some() {
-            return Err(
+            return Err(CandidateError::Labels(
                 "vector contains metrics with the same labelset after applying alert labels"
                     .to_owned(),
-            );
+            ));
         }
     }
     Ok(found)
 }
 
+// A text and its part of the map are blocks of the allocator; the labels are a key too.
+const ANNOTATION_BYTES: u64 = 128;
+const ALERT_BYTES: u64 = size_of::<Alert>() as u64 + 128;
+
 impl Alert {
+    /// The memory of the alert, at most.
+    fn heap_bytes(&self) -> u64 {
+        let label_bytes = self.labels.as_encoded().len().saturating_mul(2) as u64;
+        let texts =
+            self.annotations.iter().map(|(name, text)| name.len().saturating_add(text.len()));
+        texts.fold(ALERT_BYTES.saturating_add(label_bytes), |sum, bytes| {
+            sum.saturating_add(bytes as u64).saturating_add(ANNOTATION_BYTES)
+        })
+    }
+
     /// The evaluation at `slot` selected the alert. Always true: the alert is kept.
     fn hit(&mut self, rule: &AlertRule, slot: Timestamp) -> bool {
         self.keep_firing_since = None;

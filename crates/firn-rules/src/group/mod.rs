@@ -11,7 +11,9 @@ mod schedule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use firn_model::{Error, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp};
+use firn_model::{
+    Error, ErrorKind, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp,
+};
 use firn_promql::{Expr, Value, VectorPoint};
 
 pub use alert::{
@@ -62,6 +64,15 @@ pub trait Expand {
         point: &VectorPoint,
         slot: Timestamp,
     ) -> Result<String, String>;
+
+    /// Reserves the memory of an alert of `bytes` that the result has, until the end of the
+    /// evaluation.
+    ///
+    /// # Errors
+    /// The text of the rule's failure.
+    fn reserve(&self, _bytes: u64) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// A sample to write.
@@ -349,6 +360,12 @@ impl Group {
         self.options.query_offset_ms.unwrap_or(run.query_offset_ms)
     }
 
+    /// The memory of the alerts of all rules.
+    pub fn alert_bytes(&self) -> u64 {
+        let bytes = self.rules.iter().map(|running| running.alerts.heap_bytes());
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Markers are rejected where another rule continues the series; such errors are expected.
     fn mark_orphans(&mut self, ts: Timestamp, storage: &dyn Storage) {
         let rows: Vec<ResultRow> = self.orphans.iter().map(stale_marker).collect();
@@ -368,7 +385,12 @@ impl RunningRule {
         storage: &dyn Storage,
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
-        let value = storage.query(self.rule.expr(), query_ts).map_err(|error| error.to_string())?;
+        let value = storage.query(self.rule.expr(), query_ts).map_err(|error| {
+            if matches!(error.kind(), ErrorKind::Busy { .. } | ErrorKind::TooLarge) {
+                self.alerts.forget_resolved();
+            }
+            error.to_string()
+        })?;
         let points = vector(value)?;
         match &self.rule {
             Rule::Recording(rule) => record::record(rule, points, limit),

@@ -18,7 +18,7 @@ use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
-use super::templates::BoundedTemplates;
+use super::templates::{ALERT_COPIES, BoundedTemplates};
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
 use crate::notify::{Notification, Notifier, NotifyOptions};
@@ -144,11 +144,11 @@ impl GroupEvaluator {
         };
         let bounded = BoundedTemplates::new(&templates, &self.counters.templates, &limits.budget);
         let evaluation = group.evaluate(slot, &run, &storage, &bounded);
-        let mut texts = bounded.finish();
-        let (rule_times, series) = storage.finish();
-        texts.merge(series);
-        *held = Some(texts);
         self.notify(settings, &due.shown, &evaluation);
+        drop(bounded);
+        let (rule_times, mut kept) = storage.finish();
+        kept.take(group.alert_bytes().saturating_mul(ALERT_COPIES));
+        *held = Some(kept);
 
         let mut took_of = rule_times.into_iter();
         let outcome = |running| RuleOutcome::new(running, took_of.next().unwrap_or_default());

@@ -22,14 +22,14 @@ pub(super) struct BoundedTemplates<'a> {
     templates: &'a AlertTemplates<'a>,
     counters: &'a TemplateCounters,
     budget: &'a Budget,
-    /// The memory of all expanded texts.
+    /// The memory of all expanded texts and of the alerts with them.
     held: RefCell<Reservation>,
 }
 
 // Regular expressions that one expansion may compile.
 const REGEX_BYTES_MAX: u64 = 32 << 20;
-// A text in an alert, in the view of the API and in a queue.
-const COPIES: u64 = 3;
+/// An alert in its group and in the view of the API; before, in the result and as a notification.
+pub(super) const ALERT_COPIES: u64 = 2;
 
 impl<'a> BoundedTemplates<'a> {
     pub(super) fn new(
@@ -41,11 +41,6 @@ impl<'a> BoundedTemplates<'a> {
         BoundedTemplates { templates, counters, budget, held }
     }
 
-    /// The memory of the texts, which live until the next evaluation.
-    pub(super) fn finish(self) -> Reservation {
-        self.held.into_inner()
-    }
-
     fn expand_within(
         &self,
         text: &str,
@@ -55,13 +50,15 @@ impl<'a> BoundedTemplates<'a> {
     ) -> Result<String, String> {
         let has_regex = text.contains("match") || text.contains("reReplaceAll");
         let bytes = BYTES_MAX as u64 + if has_regex { REGEX_BYTES_MAX } else { 0 };
-        let no_memory = |error: firn_model::Error| format!("no memory (--rule-memory): {error}");
         let _working = self.budget.reserve(Pool::Query, bytes).map_err(no_memory)?;
         let expanded = self.templates.expand(text, rule, point, slot)?;
-        let kept_bytes = (expanded.len() as u64).saturating_mul(COPIES);
-        self.held.borrow_mut().grow(kept_bytes).map_err(no_memory)?;
+        self.held.borrow_mut().grow(expanded.len() as u64).map_err(no_memory)?;
         Ok(expanded)
     }
+}
+
+fn no_memory(error: firn_model::Error) -> String {
+    format!("no memory (--rule-memory): {error}")
 }
 
 impl Expand for BoundedTemplates<'_> {
@@ -79,5 +76,10 @@ impl Expand for BoundedTemplates<'_> {
             tracing::debug!(alert = rule.name, %error, "a template failed");
         }
         expanded
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), String> {
+        let bytes = bytes.saturating_mul(ALERT_COPIES);
+        self.held.borrow_mut().grow(bytes).map_err(no_memory)
     }
 }

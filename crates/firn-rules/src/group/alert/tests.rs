@@ -27,6 +27,43 @@ impl Expand for LabelExpand {
     }
 }
 
+/// Has memory for a number of bytes in each evaluation.
+struct LimitedMemory(std::cell::Cell<u64>);
+
+impl Expand for LimitedMemory {
+    fn expand(&self, text: &str, _: &AlertRule, _: &VectorPoint, _: i64) -> Result<String, String> {
+        Ok(text.to_owned())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), String> {
+        let left = self.0.get().checked_sub(bytes).ok_or("no memory")?;
+        self.0.set(left);
+        Ok(())
+    }
+}
+
+// A text without a template cost no memory, and neither did resolved alerts, which a rule with
+// labels that change makes at every evaluation.
+#[test]
+fn alerts_are_within_the_memory_and_resolved_ones_are_forgotten_without_it() {
+    let rule = AlertRule { annotations: texts(&[("a", &"x".repeat(10_000))]), ..rule(0, 0) };
+    let mut alerts = ActiveAlerts::new(true);
+    let update = |alerts: &mut ActiveAlerts, slot: i64, count: i64, bytes: u64| {
+        let memory = LimitedMemory(std::cell::Cell::new(bytes));
+        let points: Vec<VectorPoint> = (0..count)
+            .map(|n| point(&[("n", &n.to_string()), ("slot", &slot.to_string())], 1.0))
+            .collect();
+        alerts.update(&rule, slot, &points, 0, &memory).map(|rows| rows.len())
+    };
+    assert_eq!(update(&mut alerts, 0, 3, 100_000), Ok(6));
+    assert!(alerts.heap_bytes() > 30_000 && alerts.heap_bytes() < 40_000);
+    assert_eq!(update(&mut alerts, 1, 3, 100_000), Ok(6));
+    assert_eq!(alerts.iter().count(), 6, "three are resolved");
+    assert_eq!(update(&mut alerts, 2, 3, 20_000), Err("no memory".to_owned()));
+    assert_eq!(alerts.iter().count(), 3, "the firing ones stay");
+    assert_eq!(alerts.state(), AlertState::Firing);
+}
+
 fn rule(hold_ms: i64, keep_firing_ms: i64) -> AlertRule {
     AlertRule {
         name: "A".to_owned(),
