@@ -111,7 +111,7 @@ pub struct Due {
     pub id: TargetId,
     /// Its scraper.
     pub scraper: Box<TargetScraper>,
-    /// What to do.
+    /// The work that is due.
     pub work: Work,
 }
 
