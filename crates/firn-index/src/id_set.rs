@@ -109,23 +109,20 @@ impl IdSet {
     }
 
     pub(crate) fn intersect(&self, other: &IdSet, budget: &Budget) -> Result<IdSet> {
-        let (short, long) =
-            if self.runs().len() <= other.runs().len() { (self, other) } else { (other, self) };
-        if let &[(start, end)] = short.runs()
-            && long.runs().first().is_some_and(|run| start <= run.0)
-            && long.runs().last().is_some_and(|run| run.1 <= end)
-        {
-            return Ok(long.clone());
+        if covers(self.runs(), other.runs()) {
+            return Ok(other.clone());
         }
-        let mut runs = RunList::new(budget);
-        let mut rest = long.runs();
-        for &(start, end) in short.runs() {
-            rest = skip_to(rest, start);
-            for &run in rest.iter().take_while(|run| run.0 < end) {
-                runs.push((run.0.max(start), run.1.min(end)));
-            }
+        self.intersect_runs(other.runs(), budget)
+    }
+
+    /// The ids of `self` in `runs`, which are those of a set.
+    pub(crate) fn intersect_runs(&self, runs: &[(u32, u32)], budget: &Budget) -> Result<IdSet> {
+        if covers(runs, self.runs()) {
+            return Ok(self.clone());
         }
-        runs.finish_sorted()
+        let mut found = RunList::new(budget);
+        common_runs(self.runs(), runs).for_each(|run| found.push(run));
+        found.finish_sorted()
     }
 
     /// The ids of `self` that are not in `other`.
@@ -299,6 +296,26 @@ impl<'b> RunList<'b> {
         }
         true
     }
+}
+
+/// Whether `outer` is one run that contains all of `inner`.
+fn covers(outer: &[(u32, u32)], inner: &[(u32, u32)]) -> bool {
+    let &[(start, end)] = outer else { return false };
+    inner.first().is_some_and(|run| start <= run.0) && inner.last().is_some_and(|run| run.1 <= end)
+}
+
+/// The runs of the ids in both sets. Costs a step per run of the set with fewer runs, and per
+/// result.
+pub(crate) fn common_runs<'a>(
+    a: &'a [(u32, u32)],
+    b: &'a [(u32, u32)],
+) -> impl Iterator<Item = (u32, u32)> + 'a {
+    let (short, mut rest) = if a.len() <= b.len() { (a, b) } else { (b, a) };
+    short.iter().flat_map(move |&(start, end)| {
+        rest = skip_to(rest, start);
+        let overlapping = rest.iter().take_while(move |run| run.0 < end);
+        overlapping.map(move |run| (run.0.max(start), run.1.min(end)))
+    })
 }
 
 /// The runs from the first that ends after `id`. Gallops, so a near run is cheap.

@@ -18,30 +18,44 @@ use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::varint::take_bytes;
 use firn_model::{Budget, Error, Result, decode_varint, encode_varint};
 
-use crate::id_set::{IdSet, RunList, skip_to};
+use crate::id_set::{IdSet, common_runs, skip_to};
 use crate::sealed::format::blocks::{Blocks, Records};
 use crate::sealed::format::varint::take_varint;
 
 /// Rows of a block.
 pub(crate) const BLOCK_ROWS: u32 = 128;
 const RUNS: u8 = 64;
+// Names of sets with up to this many runs, such as all rows, are looked up one by one: there are
+// fewer names than schemas.
+const RUNS_BY_NAME_MAX: usize = 4;
 
 /// Rows with the same names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Schema {
     /// Names by rank, ascending.
-    pub(crate) names: Vec<u32>,
-    /// Whether each name is an identity label. All equal in the tables without identity.
-    pub(crate) identity: Vec<bool>,
+    pub(crate) names: Box<[u32]>,
+    /// Whether each name is an identity label; empty if none is.
+    identity: Box<[bool]>,
     pub(crate) rows: Range<u32>,
     /// The block of its first row.
     first_block: u64,
+}
+
+/// The rows of the schemas with each name, so that a name is found without a walk over schemas:
+/// thousands where each series has labels of its own.
+#[derive(Debug)]
+struct RowsOfNames {
+    /// For each name the index of its first run, and the number of all runs.
+    starts: Vec<u32>,
+    /// Disjoint and ascending for each name; they do not touch.
+    runs: Vec<(u32, u32)>,
 }
 
 /// A table of label sets.
 #[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) schemas: Vec<Schema>,
+    of_names: RowsOfNames,
     /// One block per start.
     pub(crate) cells: Records,
     pub(crate) count: u32,
@@ -95,11 +109,15 @@ impl Schema {
                 names.push(name);
                 identity.push(flagged & 1 == 1);
             }
+            if !identity.contains(&true) {
+                identity.clear();
+            }
             let row_count = u32::try_from(decode_varint(input)?).ok().filter(|&count| count > 0)?;
             let rows = next_row..next_row.checked_add(row_count)?;
             next_row = rows.end;
             let first_block = next_block;
             next_block = next_block.checked_add(u64::from(row_count.div_ceil(BLOCK_ROWS)))?;
+            let (names, identity) = (names.into(), identity.into());
             schemas.push(Schema { names, identity, rows, first_block });
         }
         bytes.is_empty().then_some(schemas)
@@ -116,35 +134,96 @@ impl Schema {
     }
 }
 
+impl RowsOfNames {
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "names are below `end`, and runs are counted before they are filled in"
+    )]
+    fn of(schemas: &[Schema]) -> RowsOfNames {
+        let last = schemas.iter().filter_map(|schema| schema.names.last()).max();
+        let end = last.map_or(0, |&last| last as usize + 1);
+        // For each name the end of its last run, above 0; then the index of its next run.
+        let mut ends = vec![0u32; end];
+        let mut starts = vec![0u32; end + 1];
+        for schema in schemas {
+            for &name in &schema.names {
+                let name = name as usize;
+                if ends[name] == 0 || ends[name] != schema.rows.start {
+                    starts[name + 1] += 1;
+                }
+                ends[name] = schema.rows.end;
+            }
+        }
+        for name in 0..end {
+            starts[name + 1] += starts[name];
+        }
+        let mut next = starts.clone();
+        let mut runs = vec![(0, 0); starts[end] as usize];
+        for schema in schemas {
+            let Range { start, end } = schema.rows;
+            for &name in &schema.names {
+                let name = name as usize;
+                let is_joined = next[name] > starts[name] && {
+                    let run: &mut (u32, u32) = &mut runs[next[name] as usize - 1];
+                    let joins = run.1 == start;
+                    run.1 = if joins { end } else { run.1 };
+                    joins
+                };
+                if !is_joined {
+                    runs[next[name] as usize] = (start, end);
+                    next[name] += 1;
+                }
+            }
+        }
+        RowsOfNames { starts, runs }
+    }
+
+    /// The first name above all names.
+    fn end(&self) -> u32 {
+        u32::try_from(self.starts.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+
+    fn get(&self, name: u32) -> &[(u32, u32)] {
+        let bounds = self.starts.get(name as usize..).and_then(|starts| starts.first_chunk::<2>());
+        let range = bounds.map_or(0..0, |&[start, end]| start as usize..end as usize);
+        self.runs.get(range).unwrap_or_default()
+    }
+}
+
 impl Rows {
     pub(crate) fn new(schemas: Vec<Schema>, cells: Records) -> Rows {
         let count = schemas.last().map_or(0, |last| last.rows.end);
-        Rows { schemas, cells, count }
+        Rows { of_names: RowsOfNames::of(&schemas), schemas, cells, count }
     }
 
-    /// Those of `among` with `name`. Costs a step per schema of `among`.
+    /// Those of `among` with `name`.
     ///
     /// # Errors
-    /// As [`RunList::finish`].
+    /// As [`IdSet::intersect_runs`].
     pub(crate) fn with_name(&self, name: u32, among: &IdSet, budget: &Budget) -> Result<IdSet> {
-        let has_name = |schema: &Schema| schema.names.binary_search(&name).is_ok();
-        let (mut runs, mut schemas) = (among.runs(), self.schemas.as_slice());
-        let mut found = RunList::new(budget);
-        while let Some(&(start, _)) = runs.first() {
-            if schemas.first().is_some_and(|schema| schema.rows.end <= start) {
-                let before = schemas.partition_point(|schema| schema.rows.end <= start);
-                schemas = schemas.get(before..).unwrap_or_default();
+        among.intersect_runs(self.of_names.get(name), budget)
+    }
+
+    /// Calls `each` with the names of `among`, each with one row of `among`, in no order and
+    /// possibly several times.
+    pub(crate) fn each_name(&self, among: &IdSet, mut each: impl FnMut(u32, u32)) {
+        let runs = among.runs();
+        if runs.len() <= RUNS_BY_NAME_MAX {
+            for name in 0..self.of_names.end() {
+                let row = common_runs(self.of_names.get(name), runs).next();
+                row.into_iter().for_each(|(row, _)| each(name, row));
             }
-            let Some((schema, later)) = schemas.split_first() else { break };
-            let Range { start, end } = schema.rows;
-            if has_name(schema) {
-                let here = runs.iter().take_while(|run| run.0 < end);
-                here.for_each(|run| found.push_joined(run.0.max(start), run.1.min(end)));
-            }
-            runs = skip_to(runs, end);
-            schemas = later;
+            return;
         }
-        found.finish()
+        let mut rest = runs;
+        for schema in &self.schemas {
+            rest = skip_to(rest, schema.rows.start);
+            if let Some(run) = rest.first().filter(|run| run.0 < schema.rows.end) {
+                let row = run.0.max(schema.rows.start);
+                schema.names.iter().for_each(|&name| each(name, row));
+            }
+        }
     }
 
     pub(crate) fn reader<'a>(&'a self, blocks: &'a Blocks) -> RowReader<'a> {
@@ -165,8 +244,11 @@ impl Rows {
 
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
-        let of = |schema: &Schema| size_of::<Schema>() + schema.names.len() * 5;
-        self.schemas.iter().map(of).sum()
+        let of =
+            |schema: &Schema| size_of::<Schema>() + schema.names.len() * 4 + schema.identity.len();
+        let RowsOfNames { starts, runs } = &self.of_names;
+        let of_names = starts.capacity() * 4 + runs.capacity() * 8;
+        self.schemas.iter().map(of).sum::<usize>() + of_names
     }
 }
 
@@ -388,7 +470,7 @@ mod tests {
             for (schema_idx, (names, row_count, span)) in tables.iter().enumerate() {
                 for row in 0..*row_count {
                     let schema = reader.load(first + row).unwrap();
-                    prop_assert_eq!(&schema.names, &names.iter().copied().collect::<Vec<_>>());
+                    prop_assert!(schema.names.iter().eq(names));
                     prop_assert_eq!(rows.schema_of(first + row), Some(schema_idx));
                     for column in 0..names.len() {
                         let got = reader.rank(first + row, column).unwrap();
@@ -396,6 +478,27 @@ mod tests {
                     }
                 }
                 first += row_count;
+            }
+            let budget = Budget::unlimited();
+            let has = |row: u32, name: u32| {
+                let schema = rows.schema_of(row).and_then(|idx| rows.schemas.get(idx));
+                schema.is_some_and(|schema| schema.names.contains(&name))
+            };
+            let step = seed % 50 + 1;
+            let sparse = (0..first).step_by(step as usize).map(|row| (row, row + step / 3 + 1));
+            let among = IdSet::from_runs(sparse.take_while(|run| run.1 <= first), &budget).unwrap();
+            for among in [IdSet::below(rows.count), among, IdSet::empty()] {
+                let mut firsts = [None; 10];
+                rows.each_name(&among, |name, row| firsts[name as usize] = Some(row));
+                for name in 0..10 {
+                    let want: Vec<u32> = among.iter().filter(|&row| has(row, name)).collect();
+                    let got = rows.with_name(name, &among, &budget).unwrap();
+                    prop_assert!(got.runs().is_sorted_by(|a, b| a.1 < b.0));
+                    prop_assert_eq!(got.iter().collect::<Vec<_>>(), &want[..]);
+                    let row = firsts[name as usize];
+                    prop_assert_eq!(row.is_some(), !want.is_empty());
+                    prop_assert!(row.is_none_or(|row| want.contains(&row)));
+                }
             }
             prop_assert_eq!(rows.count, first);
             prop_assert!(reader.load(first).is_err());

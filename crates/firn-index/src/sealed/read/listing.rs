@@ -230,26 +230,16 @@ impl<'a> SealedNames<'a> {
         let _held = context.budget.reserve(Pool::Query, bytes)?;
         let mut wanted = vec![WantedName::default(); sealed.names.count()];
         let mut add = |table: &Table, rows: &IdSet, is_lone: bool| {
-            for (schema, idx) in table.rows.schemas.iter().zip(1u32..) {
-                if idx.is_multiple_of(ITEMS_PER_CHECK) {
-                    context.cancel.check()?;
+            table.rows.each_name(rows, |name, row| {
+                if let Some(name) = wanted.get_mut(name as usize) {
+                    *name = match (is_lone.then_some(row), *name) {
+                        (Some(row), _) => WantedName::Lone(row),
+                        (None, WantedName::Unused) => WantedName::InGroups,
+                        (None, known) => known,
+                    };
                 }
-                let rest = skip_to(rows.runs(), schema.rows.start);
-                let Some(run) = rest.first().filter(|run| run.0 < schema.rows.end) else {
-                    continue;
-                };
-                let row = is_lone.then(|| run.0.max(schema.rows.start));
-                for &name in &schema.names {
-                    if let Some(name) = wanted.get_mut(name as usize) {
-                        *name = match (row, *name) {
-                            (Some(row), _) => WantedName::Lone(row),
-                            (None, WantedName::Unused) => WantedName::InGroups,
-                            (None, known) => known,
-                        };
-                    }
-                }
-            }
-            Ok(())
+            });
+            context.cancel.check()
         };
         add(&sealed.lone, &found.lone, true)?;
         let all_sets = IdSet::below(sealed.sets.rows.count);

@@ -63,8 +63,9 @@ impl Builder<'_> {
                 return lose(group);
             };
             let of = |is_identity: bool| {
-                let columns = labels.iter().zip(&schema.identity);
-                columns.filter(move |column| *column.1 == is_identity).map(|column| *column.0)
+                let columns = labels.iter().enumerate();
+                let columns = columns.filter(move |at| schema.is_identity(at.0) == is_identity);
+                columns.map(|column| *column.1)
             };
             let (identity, common): (Vec<u32>, Vec<u32>) =
                 (of(true).collect(), of(false).collect());
