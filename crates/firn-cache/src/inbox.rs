@@ -7,6 +7,7 @@
 use firn_model::Change;
 
 use super::sync::Mutex;
+use crate::lock;
 
 /// Two in tests: each lane is one more step that a model may interleave.
 const LANES: usize = if cfg!(test) { 2 } else { 16 };
@@ -32,7 +33,7 @@ struct Waiting {
 
 impl Inbox {
     pub(crate) fn new() -> Inbox {
-        Inbox(std::array::from_fn(|_| InboxLane(Mutex::new(Waiting::default()))))
+        Inbox(std::array::from_fn(|_| InboxLane(Mutex::new(&lock::INBOX, Waiting::default()))))
     }
 
     /// Adds a change. Returns whether its lane is full; the caller then applies all changes.

@@ -21,7 +21,7 @@
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`,
 //! `store`, `background`, then `answer`, `dependency`, `selectors`, `changes`, `inbox`, `hot`,
-//! `shares`, `result` (with its model); `shared`. Terms: `docs/glossary.md`.
+//! `shares`, `result` (with its model), `lock`; `shared`. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test bounds its waiting"))]
@@ -34,6 +34,7 @@ mod device;
 mod hot;
 mod inbox;
 mod key_index;
+mod lock;
 mod mutant;
 mod policy;
 mod result;

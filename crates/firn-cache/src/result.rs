@@ -35,6 +35,7 @@ use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
 };
 use crate::hot::{HotAnswers, part_of, width, without};
+use crate::lock;
 use crate::mutant::mutant;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
 use crate::shares::Shares;
@@ -225,7 +226,12 @@ impl ResultCache {
             memory,
             stats,
         };
-        let cache = ResultCache { store, options, inbox: Inbox::new(), state: Mutex::new(state) };
+        let cache = ResultCache {
+            store,
+            options,
+            inbox: Inbox::new(),
+            state: Mutex::new(&lock::RESULTS, state),
+        };
         if !cache.state.lock().settle() {
             cache.clear();
         }

@@ -41,7 +41,7 @@ mod sync {
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Mutex<T> {
+        pub(crate) fn new(_: &'static firn_model::LockClass, value: T) -> Mutex<T> {
             Mutex(shuttle::sync::Mutex::new(value))
         }
 

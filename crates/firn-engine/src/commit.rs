@@ -25,12 +25,12 @@ use firn_codec::Tombstone;
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, StreamId};
 use firn_model::{
-    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reservation, Result, RowBatch,
-    SeriesRef, ShardId,
+    Budget, CommitSeq, Error, ErrorKind, LogPosition, Mutex, Pool, Reservation, Result, RowBatch,
+    RwLock, SeriesRef, ShardId,
 };
-use parking_lot::{Mutex, RwLock};
 
 use crate::Engine;
+use crate::lock;
 use crate::logged;
 use crate::sequence::InFlight;
 use crate::stats::Counter;
@@ -92,10 +92,10 @@ impl Transactions {
     /// All transactions up to `last` are decided.
     pub(crate) fn new(last: CommitSeq, budget: &Budget) -> Transactions {
         Transactions {
-            lane: RwLock::new(()),
-            order: Mutex::new(Versions::new(budget.empty(Pool::Index))),
-            open: Mutex::default(),
-            waiting: Mutex::default(),
+            lane: RwLock::new(&lock::COMMIT_LANE, ()),
+            order: Mutex::new(&lock::COMMIT_ORDER, Versions::new(budget.empty(Pool::Index))),
+            open: Mutex::new(&lock::COMMITS_OPEN, OpenSet::default()),
+            waiting: Mutex::new(&lock::COMMITS_WAITING, VecDeque::new()),
             decided: AtomicU64::new(last.0),
             conflict_count: Counter::default(),
         }
@@ -103,7 +103,7 @@ impl Transactions {
 
     /// Waits for commits in flight and holds back others until the guard is dropped. The tombstones
     /// are then complete: every later one is younger than every row sealed so far.
-    pub(crate) fn pause(&self) -> impl Drop + '_ {
+    pub(crate) fn pause(&self) -> impl Sized + '_ {
         self.lane.write()
     }
 

@@ -13,11 +13,11 @@ use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_env::Clock;
 use firn_head::{FlushJob, SealMarks};
 use firn_log::Log;
-use firn_model::{Error, GroupId, LogPosition, Result, SeriesRef, TimeRange, Timestamp};
-use parking_lot::Mutex;
+use firn_model::{Error, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp};
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
+use crate::lock;
 use crate::parts::{self, LogCut};
 use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
@@ -58,7 +58,7 @@ impl Flusher {
     /// `speed` is that of the replay.
     pub(crate) fn new(clock: &dyn Clock, speed: ReplaySpeed) -> Flusher {
         Flusher {
-            lane: Mutex::new(()),
+            lane: Mutex::new(&lock::FLUSH_LANE, ()),
             is_log_started: AtomicBool::new(false),
             flushed_at_ms: AtomicI64::new(clock.now_ms()),
             flush_count: Counter::default(),
@@ -89,7 +89,7 @@ impl Flusher {
     }
 
     /// Holds back flushes until the returned guard is dropped.
-    pub(crate) fn hold(&self) -> impl Drop + '_ {
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.lane.lock()
     }
 

@@ -1,10 +1,10 @@
 //! The engine's own durable facts, and the one lock under which they change.
 
-use firn_model::{CommitSeq, Result, ShardId};
-use parking_lot::Mutex;
+use firn_model::{CommitSeq, Mutex, Result, ShardId};
 
 use crate::edit::{Edit, Room};
 use crate::folder::Folder;
+use crate::lock;
 use crate::manifest::Manifest;
 use crate::parts::{self, Identity, LogCut};
 use crate::rooms::Rooms;
@@ -32,7 +32,8 @@ impl Ledger {
         sequence: Sequence,
         tombstones: TombstoneSet,
     ) -> Ledger {
-        let (manifest, cut) = (Mutex::new(manifest), Mutex::new(cut));
+        let (manifest, cut) =
+            (Mutex::new(&lock::MANIFEST, manifest), Mutex::new(&lock::LOG_CUT, cut));
         Ledger { manifest, identity, cut, folder, sequence, tombstones }
     }
 
@@ -67,7 +68,7 @@ impl Ledger {
     }
 
     /// Holds back manifest edits until the returned guard is dropped.
-    pub(crate) fn hold_edits(&self) -> impl Drop + '_ {
+    pub(crate) fn hold_edits(&self) -> impl Sized + '_ {
         self.manifest.lock()
     }
 

@@ -39,7 +39,7 @@
 //! path: `snapshot`, `presence`, `listing`, `walk`; background: `scheduler`, `retention_clock`,
 //! `flush`, `upkeep`, `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`,
 //! `history`, `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`;
-//! then `sequence`, `sync`, `wakeup`, `options`, `stats`, `mutants`.
+//! then `sequence`, `sync`, `lock`, `wakeup`, `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -62,6 +62,7 @@ mod folder;
 mod history;
 mod ledger;
 mod listing;
+mod lock;
 mod logged;
 mod manifest;
 mod manifest_format;

@@ -11,10 +11,10 @@ use firn_head::Head;
 use firn_index::Index;
 use firn_log::{Log, LogSetup};
 use firn_model::{
-    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reclaim, Reservation, Result, ShardBits,
+    Budget, CommitSeq, Error, ErrorKind, LogPosition, Mutex, Pool, Reclaim, Reservation, Result,
+    RwLock, ShardBits,
 };
 use firn_tree::{Tree, TreeOptions};
-use parking_lot::{Mutex, RwLock};
 
 use crate::Engine;
 use crate::changes::ChangeFeed;
@@ -25,6 +25,7 @@ use crate::flush::Flusher;
 use crate::folder::{Folder, new_mark};
 use crate::history::History;
 use crate::ledger::Ledger;
+use crate::lock;
 use crate::manifest::{Manifest, ManifestContents};
 use crate::mend::IndexMender;
 use crate::options::EngineOptions;
@@ -207,7 +208,7 @@ fn open_as_recorded(
             head,
             tree,
             log,
-            view: RwLock::new(()),
+            view: RwLock::new(&lock::VIEW, ()),
             wakeup: Wakeup::default(),
             #[cfg(feature = "test-util")]
             probe: std::sync::OnceLock::new(),
@@ -323,7 +324,7 @@ fn open_replayed_rooms(
         let head = Head::new(bits, options.head.clone(), budget.clone());
         let log = open_log(env, options, recorded)?;
         progress.started_ns.store(env.clock.monotonic_ns(), Relaxed);
-        let index_memory = Mutex::new(budget.empty(Pool::Index));
+        let index_memory = Mutex::new(&lock::INDEX_MEMORY, budget.empty(Pool::Index));
         let parts = &recorded.parts;
         let replay = Replay::new(
             (&log, &index, &head),

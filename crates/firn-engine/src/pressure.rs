@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use firn_index::IndexStats;
-use firn_model::{Error, Pool, Reclaim, Reservation, Result};
-use parking_lot::RwLock;
+use firn_model::{Error, LockClass, Pool, Reclaim, Reservation, Result, RwLock, reclaiming};
 
+use crate::lock;
 use crate::options::EngineOptions;
 use crate::rooms::Rooms;
 
@@ -30,7 +30,6 @@ type Reclaimers = RwLock<Vec<Arc<dyn Reclaim>>>;
 ///
 /// Each list is read-locked while its caches release memory, so a cache must not add another. The
 /// two lists are never locked together.
-#[derive(Default)]
 pub(crate) struct Pressure {
     /// Release memory before hot blocks do: caches of answers.
     caches: Reclaimers,
@@ -38,6 +37,17 @@ pub(crate) struct Pressure {
     last_resorts: Reclaimers,
     /// Bytes of head and index after the last flush.
     kept_by_flush: AtomicU64,
+}
+
+impl Default for Pressure {
+    fn default() -> Pressure {
+        let none = |class: &'static LockClass| RwLock::new(class, Vec::new());
+        Pressure {
+            caches: none(&lock::CACHES),
+            last_resorts: none(&lock::LAST_RESORTS),
+            kept_by_flush: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Pressure {
@@ -70,15 +80,20 @@ impl Pressure {
         pool: Pool,
         bytes: u64,
     ) -> Result<()> {
-        let missing = rooms.budget.missing_bytes(pool, bytes);
-        if missing > 0 {
-            self.reclaim(rooms, missing);
+        {
+            // Also if enough is free: a debug build then checks this thread's locks each time.
+            let _reclaiming = reclaiming();
+            let missing = rooms.budget.missing_bytes(pool, bytes);
+            if missing > 0 {
+                self.reclaim(rooms, missing);
+            }
         }
         held.grow(bytes)
     }
 
     /// Reclaims memory before a writer needs it. Called by maintenance.
     pub(crate) fn keep_room(&self, rooms: &Rooms) {
+        let _reclaiming = reclaiming();
         let missing = rooms.budget.missing_bytes(Pool::Cache, 0);
         if missing > 0 {
             self.reclaim_first(rooms, missing);
@@ -147,6 +162,7 @@ impl Pressure {
     }
 
     /// Reclaims `bytes` from all sources, the last resorts included. Returns the bytes released.
+    /// The caller is [`reclaiming`].
     pub(crate) fn reclaim(&self, rooms: &Rooms, bytes: u64) -> u64 {
         let freed = self.reclaim_first(rooms, bytes);
         freed + reclaim_from(&self.last_resorts, bytes.saturating_sub(freed))

@@ -32,11 +32,11 @@ use firn_head::Head;
 use firn_index::{Index, IndexStats};
 use firn_log::{EntryKind, Log, PayloadRange, ReplayEntry, ReplayReport, StreamId};
 use firn_model::{
-    CommitSeq, Error, ErrorKind, GroupId, LogPosition, Reservation, Result, ShardBits, ShardId,
-    TimeRange, Timestamp,
+    CommitSeq, Error, ErrorKind, GroupId, LogPosition, Mutex, Reservation, Result, RwLock,
+    ShardBits, ShardId, TimeRange, Timestamp,
 };
-use parking_lot::{Mutex, RwLock};
 
+use crate::lock;
 use crate::logged::LoggedTransaction;
 use crate::options::EngineOptions;
 use crate::parts::LogCut;
@@ -125,7 +125,7 @@ pub(crate) struct Survey {
 struct FoundTransactions {
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
     /// Per shard the transactions that touch it, for the thread that replays the shard.
-    by_shard: Mutex<BTreeMap<ShardId, ShardTransactions>>,
+    by_shard: parking_lot::Mutex<BTreeMap<ShardId, ShardTransactions>>,
     /// Number of transactions and deletes from the log.
     transaction_count: u64,
     delete_count: u64,
@@ -214,7 +214,7 @@ impl<'a> Replay<'a> {
             floors: &cut.floors,
             env,
             index_memory,
-            restoring: RwLock::new(()),
+            restoring: RwLock::new(&lock::RESTORING, ()),
             is_disk_full: AtomicBool::new(false),
             progress,
             rows_bytes_max: replay_time::rows_bytes_max(options),

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use firn_log::SyncPolicy;
-use firn_model::{CancelToken, CommitSeq, ErrorKind, Result, Timestamp};
+use firn_model::{CancelToken, CommitSeq, ErrorKind, Mutex, Result, Timestamp};
 use firn_tree::{Job, JobKind, PlanTimes, TierScope, Version};
-use parking_lot::Mutex;
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
+use crate::lock;
 use crate::pressure;
 use crate::retention_clock::RetentionClock;
 use crate::stats::Counter;
@@ -70,13 +70,22 @@ const RETRY_MS_MAX: u64 = 60_000;
 const BUSY_RETRY_MS_MAX: u64 = 4_000;
 
 /// The state of the lanes.
-#[derive(Default)]
 pub(crate) struct Lanes {
     /// Held by each step of the tree's lane, by checks and while index files are copied. The first
     /// lock in the order: before the claim, `leaving` and the flush lane.
     pub(crate) tree: Mutex<()>,
     retention: RetentionClock,
     error_count: Counter,
+}
+
+impl Default for Lanes {
+    fn default() -> Lanes {
+        Lanes {
+            tree: Mutex::new(&lock::TREE_LANE, ()),
+            retention: RetentionClock::default(),
+            error_count: Counter::default(),
+        }
+    }
 }
 
 impl Lanes {

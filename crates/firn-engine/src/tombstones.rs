@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::{Tombstone, Tombstones};
-use firn_model::{CommitSeq, Reservation, ShardBits, ShardId};
+use firn_model::{CommitSeq, Mutex, Reservation, RwLock, ShardBits, ShardId};
 use firn_tree::Deletes;
-use parking_lot::{Mutex, RwLock};
 
+use crate::lock;
 use crate::parts;
 use crate::rooms::Rooms;
 
@@ -38,9 +38,9 @@ impl TombstoneSet {
     ) -> TombstoneSet {
         memory.take(tombstones.heap_bytes());
         TombstoneSet {
-            flushed: RwLock::new(Arc::new(tombstones.up_to(flushed))),
-            tombstones: RwLock::new(Arc::new(tombstones)),
-            memory: Mutex::new(memory),
+            flushed: RwLock::new(&lock::FLUSHED_TOMBSTONES, Arc::new(tombstones.up_to(flushed))),
+            tombstones: RwLock::new(&lock::TOMBSTONES, Arc::new(tombstones)),
+            memory: Mutex::new(&lock::TOMBSTONE_MEMORY, memory),
             flushed_through: AtomicU64::new(flushed.0),
             clean_through: AtomicU64::new(0),
         }

@@ -21,14 +21,14 @@ use firn_env::Clock;
 use firn_head::HeadReader;
 use firn_index::{IndexStats, Liveness, MergeJob, WRITE_BUFFER_BYTES};
 use firn_model::{
-    Cell, Error, ErrorKind, GroupId, Pool, Reservation, Result, RowBatch, SeriesRef, Slot,
-    TimeRange,
+    Cell, Error, ErrorKind, GroupId, Mutex, Pool, Reservation, Result, RowBatch, RwLock, SeriesRef,
+    Slot, TimeRange,
 };
 use firn_tree::PresenceReader;
-use parking_lot::{Mutex, RwLock};
 
 use crate::edit::{Edit, Room};
 use crate::ledger::Ledger;
+use crate::lock;
 use crate::pressure::Pressure;
 use crate::rooms::Rooms;
 use crate::stats::Counter;
@@ -154,9 +154,9 @@ impl IndexUpkeep {
     /// `memory` is reserved for the index as it was opened.
     pub(crate) fn new(memory: Reservation, clock: &dyn Clock) -> IndexUpkeep {
         IndexUpkeep {
-            memory: Mutex::new(memory),
+            memory: Mutex::new(&lock::INDEX_MEMORY, memory),
             sealing_bytes: AtomicU64::new(0),
-            leaving: RwLock::default(),
+            leaving: RwLock::new(&lock::LEAVING, LeavingSeries::default()),
             // Data may have been dropped before the start. There is no hurry.
             is_data_gone: AtomicBool::new(true),
             removal_at_ms: AtomicI64::new(clock.now_ms().saturating_add(REMOVAL_INTERVAL_MS)),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{
-    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardBits, ShardId, ShardRows,
-    Timestamp,
+    Budget, CommitSeq, LogPosition, Mutex, MutexGuard, Reservation, Result, RowBatch, ShardBits,
+    ShardId, ShardRows, Timestamp,
 };
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::convert::{ConvertEdit, ConvertJob};
 use crate::epoch::Epochs;
 use crate::flush::{FlushJob, HotPart, SealMarks, choose};
+use crate::lock;
 use crate::options::{ConvertOptions, HeadOptions};
 use crate::part::PartForm;
 use crate::pool::BlockPool;
@@ -130,7 +130,7 @@ impl Head {
             let id = ShardId(id as u16);
             let (epochs, blocks) = (Arc::clone(&epochs), Arc::clone(&blocks));
             let shard = Shard::new(id, bits, options.clone(), budget.clone(), epochs, blocks);
-            SharedShard { version: AtomicU64::new(0), shard: Mutex::new(shard) }
+            SharedShard { version: AtomicU64::new(0), shard: Mutex::new(&lock::SHARD, shard) }
         };
         let shards = (0..shard_count).map(shard).collect();
         Head {
@@ -138,7 +138,7 @@ impl Head {
             epochs,
             blocks,
             counts: Arc::default(),
-            last: Mutex::default(),
+            last: Mutex::new(&lock::SNAPSHOT, None),
             bits,
             options,
         }

@@ -34,9 +34,9 @@
 //!
 //! **When you change** the payload: `docs/formats/rows.md`, `VERSION` in `payload`, a new fixture.
 //!
-//! Reading order: `options`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`,
-//! `growing`, `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`,
-//! `replay`.
+//! Reading order: `options`, `lock`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`,
+//! `words`, `growing`, `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`,
+//! `flush`, `replay`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -50,6 +50,7 @@ mod epoch;
 mod flush;
 mod growing;
 mod head;
+mod lock;
 mod options;
 mod part;
 mod payload;

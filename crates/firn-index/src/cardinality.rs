@@ -3,9 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use firn_model::{Budget, GroupId, METRIC_NAME, Pool, QueryContext, Reservation, Result};
+use firn_model::{Budget, GroupId, METRIC_NAME, Pool, QueryContext, Reservation, Result, RwLock};
 use hashbrown::HashMap;
-use parking_lot::RwLock;
 
 use crate::memory::index::{MemoryIndex, Watermark};
 use crate::memory::listing::each_pair;

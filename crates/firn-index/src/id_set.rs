@@ -404,22 +404,22 @@ mod tests {
     fn a_list_filled_under_a_lock_has_each_run_once() {
         // The first call leaves no free memory; the reclaimer then releases some.
         #[derive(Debug)]
-        struct Cache(parking_lot::Mutex<Option<Reservation>>);
+        struct Cache(std::sync::Mutex<Option<Reservation>>);
         impl firn_model::Reclaim for Cache {
             fn reclaim(&self, _: u64) -> u64 {
-                self.0.lock().take().map_or(0, |held| held.bytes())
+                self.0.lock().unwrap().take().map_or(0, |held| held.bytes())
             }
         }
         let budget = Budget::new(1 << 20);
         let held = budget.reserve(Pool::Query, 900 << 10).unwrap();
-        let cache = Arc::new(Cache(parking_lot::Mutex::new(Some(held))));
+        let cache = Arc::new(Cache(std::sync::Mutex::new(Some(held))));
         let as_reclaim: std::sync::Weak<dyn firn_model::Reclaim> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn firn_model::Reclaim>));
         budget.set_reclaimer(as_reclaim);
         let mut list = RunList::new(&budget);
         list.push((200_000, 200_001));
         list.fill_locked(|list| every_second(40_000).for_each(|run| list.push(run))).unwrap();
-        assert!(cache.0.lock().is_none(), "memory was reclaimed");
+        assert!(cache.0.lock().unwrap().is_none(), "memory was reclaimed");
         assert_eq!(list.len(), 20_001);
         assert_eq!(list.finish().unwrap().count(), 20_001);
     }

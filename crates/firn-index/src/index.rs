@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use firn_env::Disk;
-use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardBits, ShardId, Slot, Timestamp};
+use firn_model::{
+    Error, GroupId, Labels, Mutex, Result, RwLock, SeriesRef, ShardBits, ShardId, Slot, Timestamp,
+};
 use hashbrown::HashMap;
-use parking_lot::{Mutex, RwLock};
 
 use crate::catalog::{Catalog, CatalogEdit, SegmentInfo};
 use crate::definition::{self, DefinedSlots, Definition};
@@ -17,6 +18,7 @@ use crate::jobs::{
 };
 use crate::known_refs::KnownRefs;
 use crate::limits::{Admission, LimitCounters, NewSeries, SegmentCensus};
+use crate::lock;
 use crate::memory::index::{GrowingGroup, MemberRun, MemoryIndex, SeriesPosition};
 use crate::memory::lookup::Lookup;
 use crate::options::{GroupBy, IndexOptions};
@@ -51,7 +53,7 @@ struct Shared {
 }
 
 /// State of a shard other than its groups.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shard {
     /// Definitions that the log does not have yet, each with the number of its memory segment.
     pending: Mutex<Vec<(u64, MemberRun)>>,
@@ -108,26 +110,32 @@ impl Index {
         for &info in &catalog.segments {
             sealed.push(jobs::open(&*disk, info, info.number)?);
         }
-        let memory = RwLock::new(MemoryIndex::new(bits, &options, &catalog.next_ids));
+        let memory =
+            RwLock::new(&lock::MEMORY, MemoryIndex::new(bits, &options, &catalog.next_ids));
         let active = Arc::new(MemorySegment { number: 0, memory });
         let shard = |idx: usize| Shard {
             closed_below: AtomicU64::new(catalog.closed_ids.get(idx).copied().unwrap_or(0)),
-            ..Shard::default()
+            pending: Mutex::new(&lock::PENDING, Vec::new()),
+            any_pending: AtomicBool::new(false),
+            is_distrusted: AtomicBool::new(false),
         };
         let shards = (0..bits.shard_count()).map(shard).collect();
         let shared = Shared {
             disk,
-            limits: Mutex::new(LimitCounters::new(options.limits)),
-            rules: Mutex::new(GroupRules::load(&catalog.rules)?),
+            limits: Mutex::new(&lock::LIMITS, LimitCounters::new(options.limits)),
+            rules: Mutex::new(&lock::RULES, GroupRules::load(&catalog.rules)?),
             shards,
             bits,
             options,
-            jobs: Mutex::new(JobCatalog { catalog, next_number, settled: 0 }),
-            written: Arc::default(),
-            version: RwLock::new(Arc::new(IndexVersion { sealed, frozen: Vec::new(), active })),
-            retired: Mutex::default(),
+            jobs: Mutex::new(&lock::JOBS, JobCatalog { catalog, next_number, settled: 0 }),
+            written: Arc::new(Mutex::new(&lock::WRITTEN, Vec::new())),
+            version: RwLock::new(
+                &lock::VERSION,
+                Arc::new(IndexVersion { sealed, frozen: Vec::new(), active }),
+            ),
+            retired: Mutex::new(&lock::RETIRED, RetiredSegments::default()),
             generation: AtomicU32::new(0),
-            known: RwLock::default(),
+            known: RwLock::new(&lock::KNOWN, KnownRefs::default()),
         };
         Ok(Index { shared: Arc::new(shared) })
     }
@@ -363,12 +371,13 @@ impl Index {
         let group_labels = || identity.clone().unwrap_or_else(Labels::empty);
         let group: Option<&dyn Fn() -> Labels> = identity.is_some().then_some(&group_labels);
         let new = NewSeries { metric: whole.metric_name(), group };
+        let census = SegmentCensus::new(version, memory);
         let mut limits = self.shared.limits.lock();
         match wanted.admission {
-            Admission::Limited => limits.admit(&new, &SegmentCensus { version, active: memory })?,
+            Admission::Limited => limits.admit(&new, &census)?,
             Admission::Exempt => limits.admit_exempt(&new),
         }
-        drop(limits);
+        drop((limits, census));
         let mut define = || {
             lookup.intern(memory, whole)?;
             let Some(identity) = identity else {
@@ -626,8 +635,10 @@ impl Index {
             drop(memory);
             let mut next = IndexVersion::clone(&version);
             let number = next.active.number + 1;
-            let memory =
-                RwLock::new(MemoryIndex::new(self.shared.bits, &self.shared.options, &next_ids));
+            let memory = RwLock::new(
+                &lock::MEMORY,
+                MemoryIndex::new(self.shared.bits, &self.shared.options, &next_ids),
+            );
             let active = Arc::new(MemorySegment { number, memory });
             next.frozen.push(std::mem::replace(&mut next.active, active));
             *version = Arc::new(next);

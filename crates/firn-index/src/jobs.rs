@@ -10,9 +10,8 @@
 use std::sync::Arc;
 
 use firn_env::{Disk, Mapped, OpenMode};
-use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Pool, QueryContext, Result};
+use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Mutex, Pool, QueryContext, Result};
 use hashbrown::{HashMap, HashSet};
-use parking_lot::Mutex;
 
 use crate::catalog::{Catalog, CatalogEdit, SegmentInfo, segment_path};
 use crate::key_table::KeyTable;

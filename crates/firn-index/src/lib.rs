@@ -36,7 +36,7 @@
 //! set to parts. Lists contain groups, and a second level finds the members, as in TimeUnion
 //! (SIGMOD 2022), section 3.1.
 //!
-//! Reading order: `options`, `pair`, `id_set`, `matches`, `key_table`, `memory`, `sealed`,
+//! Reading order: `options`, `pair`, `lock`, `id_set`, `matches`, `key_table`, `memory`, `sealed`,
 //! `definition`, `group_rules`, `catalog`, `version`, `limits`, `known_refs`, `jobs`, `index`,
 //! `matched`, `view`, `listing`, `cardinality`. Imports: `index` uses `jobs`, which uses `version`,
 //! which uses `memory` and `sealed`.
@@ -57,6 +57,7 @@ mod key_table;
 mod known_refs;
 mod limits;
 mod listing;
+mod lock;
 mod matched;
 mod matches;
 mod memory;

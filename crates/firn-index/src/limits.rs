@@ -7,8 +7,11 @@
 
 use std::hash::BuildHasher;
 
-use firn_model::{Error, ErrorKind, Labels, METRIC_NAME, Result, SeriesLimit, Timestamp};
+use firn_model::{
+    Error, ErrorKind, Labels, METRIC_NAME, Result, RwLockReadGuard, SeriesLimit, Timestamp,
+};
 use hashbrown::{DefaultHashBuilder, HashMap};
+use smallvec::SmallVec;
 
 use crate::memory::index::MemoryIndex;
 use crate::options::SeriesLimits;
@@ -196,11 +199,18 @@ fn tokens_max(per_second: Option<u64>) -> u64 {
 
 /// Counts over `active`, which the caller has locked, and all other segments of `version`.
 pub(crate) struct SegmentCensus<'a> {
-    pub(crate) version: &'a IndexVersion,
-    pub(crate) active: &'a MemoryIndex,
+    version: &'a IndexVersion,
+    active: &'a MemoryIndex,
+    /// Locked before the limits: see the order of locks of `Index`.
+    frozen: SmallVec<[RwLockReadGuard<'a, MemoryIndex>; 1]>,
 }
 
-impl SegmentCensus<'_> {
+impl<'a> SegmentCensus<'a> {
+    pub(crate) fn new(version: &'a IndexVersion, active: &'a MemoryIndex) -> SegmentCensus<'a> {
+        let frozen = version.frozen.iter().map(|layer| layer.memory.read()).collect();
+        SegmentCensus { version, active, frozen }
+    }
+
     /// Adds up over all segments. A damaged segment counts as 0: a lookup in it fails, so no series
     /// is defined past it.
     fn sum(
@@ -208,7 +218,7 @@ impl SegmentCensus<'_> {
         in_memory: impl Fn(&MemoryIndex) -> u64,
         sealed: impl Fn(&Sealed) -> Result<u64>,
     ) -> u64 {
-        let frozen = self.version.frozen.iter().map(|layer| in_memory(&layer.memory.read()));
+        let frozen = self.frozen.iter().map(|memory| in_memory(memory));
         let files = self.version.sealed.iter().map(|segment| sealed(&segment.sealed).unwrap_or(0));
         in_memory(self.active) + frozen.sum::<u64>() + files.sum::<u64>()
     }

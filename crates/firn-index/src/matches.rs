@@ -126,6 +126,12 @@ impl GroupMatch {
     /// Its memory, including its entry in a list that grows by doubling.
     pub(crate) fn bytes(&self) -> u64 {
         let spilled = if self.members.spilled() { self.members.capacity() } else { 0 };
+        GroupMatch::bytes_of(spilled)
+    }
+
+    /// The memory of a group with `count` members.
+    pub(crate) fn bytes_of(count: usize) -> u64 {
+        let spilled = if count > Members::new().inline_size() { count } else { 0 };
         (2 * size_of::<GroupMatch>() + spilled * size_of::<Member>()) as u64
     }
 }

@@ -8,8 +8,7 @@
 
 use std::sync::{Arc, Weak};
 
-use firn_model::{GroupId, Labels, Result, SeriesRef};
-use parking_lot::RwLock;
+use firn_model::{GroupId, Labels, Result, RwLock, SeriesRef};
 
 use crate::catalog::SegmentInfo;
 use crate::memory::index::{GrowingGroup, MemoryIndex, Watermark};

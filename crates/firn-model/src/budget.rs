@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use crate::lock_order::{assert_may_reclaim, reclaiming};
 use crate::{Error, Result};
 
 /// A kind of memory user. Pools share one limit; metrics and thresholds are per pool.
@@ -102,7 +103,8 @@ impl Pool {
 /// An owner of memory that others may need more: caches first, then data that exists elsewhere.
 pub trait Reclaim: Send + Sync {
     /// Releases about `bytes`, or as much as it can, and returns the number of bytes released. Must
-    /// not take a lock that is held while memory is reserved for queries, requests or jobs.
+    /// not take a lock that is held while memory is reserved for queries, requests or jobs; debug
+    /// builds check it for watched locks ([`crate::LockClass`]).
     fn reclaim(&self, bytes: u64) -> u64;
 }
 
@@ -208,6 +210,7 @@ impl Budget {
     /// # Errors
     /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
     /// be; the message names size and limit.
+    #[track_caller]
     pub fn reserve(&self, pool: Pool, bytes: u64) -> Result<Reservation> {
         let mut reservation = self.empty(pool);
         reservation.grow(bytes)?;
@@ -288,6 +291,7 @@ impl Reservation {
     /// # Errors
     /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
     /// be; the reservation is then unchanged.
+    #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
         self.budget.0.take(self.pool, bytes, true)?;
         self.bytes += bytes;
@@ -299,7 +303,9 @@ impl Reservation {
     ///
     /// # Errors
     /// As [`Reservation::grow`].
+    #[track_caller]
     pub fn cover(&mut self, bytes: u64) -> Result<()> {
+        self.budget.0.check_locks(self.pool, true);
         let missing = bytes.saturating_sub(self.bytes);
         if missing == 0 {
             return Ok(());
@@ -438,7 +444,17 @@ impl Shared {
         meter.is_busy.store(false, Ordering::Release);
     }
 
+    /// Checks, in a debug build, that a grant may reclaim memory while this thread holds its locks.
+    #[track_caller]
+    fn check_locks(&self, pool: Pool, reclaims: bool) {
+        if reclaims && self.reclaims && pool.reclaims_first() {
+            assert_may_reclaim();
+        }
+    }
+
+    #[track_caller]
     fn take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<()> {
+        self.check_locks(pool, reclaims);
         let reclaims = reclaims && self.reclaims;
         if let Some(meter) = self.meter.get() {
             let granted = meter.granted_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -454,8 +470,11 @@ impl Shared {
             && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
-            reclaimer
-                .reclaim(used.saturating_add(bytes).saturating_sub(self.threshold_bytes(pool)));
+            let missing = used.saturating_add(bytes).saturating_sub(self.threshold_bytes(pool));
+            {
+                let _reclaiming = reclaiming();
+                reclaimer.reclaim(missing);
+            }
             if self.try_take(pool, bytes, reclaims)? {
                 return Ok(());
             }
@@ -468,6 +487,7 @@ impl Shared {
     ///
     /// # Errors
     /// `Busy` or `TooLarge` if a budget above has no room.
+    #[track_caller]
     fn try_take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<bool> {
         let threshold = self.threshold_bytes(pool);
         let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {

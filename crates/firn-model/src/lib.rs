@@ -2,7 +2,8 @@
 //!
 //! **Owns** labels and matchers, ids, time ranges, rows of the write path, column batches of the
 //! read path, the seams [`Select`] (the selection of a query) and [`Change`] (the change feed from
-//! the engine to a cache), the memory [`Budget`], the boundary [`Error`], and [`Secret`]s.
+//! the engine to a cache), the memory [`Budget`], the watched [`Mutex`] and [`RwLock`], the
+//! boundary [`Error`], and [`Secret`]s.
 //!
 //! **Never** does I/O, reads a clock, starts a thread or uses another room.
 //!
@@ -16,8 +17,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
-//! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `budget`,
-//! `secret`, `error`, `excerpt`, `network_thread`, `protobuf`.
+//! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `lock`,
+//! `lock_order`, `budget`, `secret`, `error`, `excerpt`, `network_thread`, `protobuf`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -31,6 +32,8 @@ mod excerpt;
 mod histogram;
 mod id;
 mod label;
+mod lock;
+mod lock_order;
 mod matcher;
 mod network_thread;
 mod pattern;
@@ -55,6 +58,8 @@ pub use label::{
     LabelBytesIter, LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint,
     encode_varint,
 };
+pub use lock::{Guard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use lock_order::{HeldLock, LockClass, as_another_thread, assert_may_reclaim, reclaiming};
 pub use matcher::{MatchOp, Matcher};
 pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;

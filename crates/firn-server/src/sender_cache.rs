@@ -9,8 +9,7 @@
 //! series returns with its next sample at the cost of parsing its labels once, and inactive ones
 //! need no bookkeeping.
 
-use firn_model::{Budget, GroupId, Pool, Reclaim, Reservation, SeriesRef, Slot};
-use parking_lot::RwLock;
+use firn_model::{Budget, GroupId, LockClass, Pool, Reclaim, Reservation, RwLock, SeriesRef, Slot};
 
 use crate::wire::decoded::EncodedSeries;
 
@@ -48,6 +47,8 @@ struct EntryTable {
 /// in the low bits and slot + 1 above, so that 0 means empty.
 type Entry = [u32; 5];
 
+static TABLES: LockClass = LockClass::brief("sender cache");
+
 const TABLE_COUNT: usize = 64;
 const ENTRY_BYTES: usize = size_of::<Entry>();
 const TABLE_ENTRIES_MIN: usize = 16;
@@ -65,7 +66,7 @@ impl SenderCache {
         };
         // A table is at most four fifths full.
         let table_entries_max = (series_count_max / TABLE_COUNT * 5 / 4).max(TABLE_ENTRIES_MIN);
-        SenderCache { inner: RwLock::new(inner), table_entries_max }
+        SenderCache { inner: RwLock::new(&TABLES, inner), table_entries_max }
     }
 
     /// Looks all of `series` up: `found` gets one answer each, in order.

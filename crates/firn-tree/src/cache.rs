@@ -7,14 +7,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use firn_model::{Budget, Pool, Reservation};
-use parking_lot::Mutex;
+use firn_model::{Budget, LockClass, Mutex, Pool, Reservation};
 
 use crate::record::TableId;
 use crate::suffix::Suffix;
 
 // The map's entry and the queue's.
 const ENTRY_BYTES: usize = 96;
+
+static STATE: LockClass = LockClass::brief("table cache");
 
 /// A piece of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +59,7 @@ impl Cache {
             memory: budget.empty(Pool::Cache),
             budget: budget.clone(),
         };
-        Cache { bytes_max, state: Mutex::new(state) }
+        Cache { bytes_max, state: Mutex::new(&STATE, state) }
     }
 
     pub(crate) fn suffix(&self, table: TableId) -> Option<Arc<Suffix>> {

@@ -13,13 +13,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use firn_env::Disk;
-use firn_model::{Budget, CommitSeq, Error, ErrorKind, Pool, Result, TimeRange};
-use parking_lot::Mutex;
+use firn_model::{Budget, CommitSeq, Error, ErrorKind, Mutex, Pool, Result, TimeRange};
 
 use super::checkpoint::{Checkpoint, forget_checkpoint, read_checkpoint};
 use super::state::{Body, FlashSlab, Memory, Node, Store, StoreOptions, StoreState, StoreStats};
 use crate::device::{Device, forget_slabs};
 use crate::key_index::{Deltas, KeyEntry, Segment, width_ms};
+use crate::lock;
 use crate::mutant::mutant;
 use crate::policy::{EvictionPolicy, SlabId, UsedRanges};
 use crate::slab::{Extent, Header, PREAMBLE_BYTES, Preamble, SlabKey};
@@ -127,8 +127,8 @@ impl Store {
             folder: folder.to_owned(),
             device,
             options,
-            lane: Mutex::new(()),
-            state: Mutex::new(state),
+            lane: Mutex::new(&lock::STORE_LANE, ()),
+            state: Mutex::new(&lock::STORE, state),
         };
         if is_new || store.load(recovered)? {
             return Ok(store);
@@ -257,7 +257,7 @@ impl StoreState {
                 heard: heard.unwrap_or_default(),
                 payload_bytes: u64::from(preamble.data_bytes),
                 keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
-                header: Mutex::new(None),
+                header: Mutex::new(&lock::HEADER, None),
             };
             let mut node = Node::new(preamble.field, Body::Flash(Arc::new(flash)));
             node.is_compacted = preamble.is_compacted;

@@ -6,8 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use firn_env::Disk;
-use firn_model::{Budget, CommitSeq, Error, Pool, Reservation, TimeRange, Timestamp};
-use parking_lot::Mutex;
+use firn_model::{Budget, CommitSeq, Error, Mutex, Pool, Reservation, TimeRange, Timestamp};
 
 use crate::background::Wake;
 use crate::device::Device;

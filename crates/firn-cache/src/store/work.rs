@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use firn_model::TimeRange;
-use parking_lot::Mutex;
+use firn_model::{Mutex, TimeRange};
 
 use super::compact::Merge;
 use super::state::{Body, EXTENT_BYTES, FlashSlab, Node, Store, StoreOptions, StoreState};
+use crate::lock;
 use crate::policy::SlabId;
 use crate::slab::{Identity, OpenSlab, Preamble, SlabKey, encode};
 
@@ -189,7 +189,7 @@ impl StoreState {
             heard: preamble.heard,
             payload_bytes: write.slab.payload_bytes(),
             keys: write.slab.keys().to_vec(),
-            header: Mutex::new(None),
+            header: Mutex::new(&lock::HEADER, None),
         });
         let Some(node) = self.nodes.get_mut(&write.id) else {
             // Everything in it was trimmed meanwhile.

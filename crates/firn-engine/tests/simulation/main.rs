@@ -6,8 +6,8 @@
 //!
 //! Random runs: `world` (engine, oracle and the events of a run), `lifecycle` (their order),
 //! `random_transactions`, `faults` (every fault in every job), `pressure`, `outage`, `tiers`
-//! (several machines), `results` (with a result cache), `histories` (threads), and `mutants`, which
-//! shows that these runs catch bugs. Single scenarios: all other files.
+//! (several machines), `results` (with a result cache), `histories` and `reclaiming` (threads), and
+//! `mutants`, which shows that these runs catch bugs. Single scenarios: all other files.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -25,6 +25,7 @@ mod mutants;
 mod outage;
 mod pressure;
 mod random_transactions;
+mod reclaiming;
 mod results;
 mod tiers;
 mod transactions;

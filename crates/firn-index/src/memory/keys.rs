@@ -16,6 +16,8 @@ pub(crate) struct Keys<'t> {
     table: &'t mut KeyTable,
     kind: KeyNames,
     projections: HashMap<Vec<u32>, u32>,
+    /// The memory of the lists in `projections`.
+    projected_bytes: usize,
     /// Member set to projection.
     of_set: HashMap<u32, u32>,
     /// (part's projection, member's projection) to key.
@@ -24,6 +26,8 @@ pub(crate) struct Keys<'t> {
     last: Option<(u32, u32, u32)>,
     /// The last part's projection.
     last_part: Option<(u32, u32)>,
+    /// Bytes that the caller holds for the result besides keys.
+    result_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -59,43 +63,60 @@ impl<'t> Keys<'t> {
             of_both: HashMap::new(),
             last: None,
             last_part: None,
+            projected_bytes: 0,
+            result_bytes: 0,
         }
     }
 
-    /// As [`KeyTable::hold_others`].
+    /// Reserves free memory: `bytes` for the result, and that of the cached projections. Returns
+    /// `false` without; [`Keys::make_room`] is then due.
+    pub(crate) fn try_hold(&mut self, bytes: u64) -> bool {
+        self.result_bytes = bytes;
+        self.table.try_hold_others(bytes + self.cached_bytes())
+    }
+
+    /// As [`KeyTable::make_room`].
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn hold_others(&mut self, bytes: u64) -> Result<()> {
-        self.table.hold_others(bytes)
+    pub(crate) fn make_room(&mut self) -> Result<()> {
+        self.table.make_room()
     }
 
-    /// The key of the series at `position`, which has member set `set`.
-    ///
-    /// # Errors
-    /// `Busy` without memory, `TooLarge` beyond the query's share.
-    pub(crate) fn key(
+    /// The key of the series at `position`, which has member set `set`. Returns `None` without free
+    /// memory; [`Keys::make_room`] is then due.
+    pub(crate) fn try_key(
         &mut self,
         memory: &MemoryIndex,
         position: SeriesPosition,
         set: u32,
-    ) -> Result<u32> {
+    ) -> Option<u32> {
         if matches!(self.kind, KeyNames::Series) {
-            return self.table.intern(memory.labels_at(position));
+            return self.table.try_intern(&memory.labels_at(position));
         }
         if let Some((part_no, last_set, key)) = self.last
             && (part_no, last_set) == (position.part_no, set)
         {
-            return Ok(key);
+            return Some(key);
         }
         let part = self.part_projection(memory, position.part_no);
         let member = self.set_projection(memory, set);
+        // These lines and the last call may have cached more.
+        if !self.try_hold(self.result_bytes) {
+            return None;
+        }
         let key = match self.of_both.get(&(part, member)) {
             Some(&key) => key,
             None => self.make_key(memory, position, (part, member))?,
         };
         self.last = Some((position.part_no, set, key));
-        Ok(key)
+        Some(key)
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        let tables =
+            table_bytes(&self.of_set) + table_bytes(&self.of_both) + table_bytes(&self.projections);
+        (tables + self.projected_bytes) as u64
     }
 
     fn part_projection(&mut self, memory: &MemoryIndex, part_no: u32) -> u32 {
@@ -134,7 +155,12 @@ impl<'t> Keys<'t> {
 
     fn intern(&mut self, pairs: Vec<u32>) -> u32 {
         let next = self.projections.len() as u32;
-        *self.projections.entry(pairs).or_insert(next)
+        let bytes = pairs.capacity() * size_of::<u32>();
+        let number = *self.projections.entry(pairs).or_insert(next);
+        if number == next {
+            self.projected_bytes += bytes;
+        }
+        number
     }
 
     fn make_key(
@@ -142,15 +168,25 @@ impl<'t> Keys<'t> {
         memory: &MemoryIndex,
         position: SeriesPosition,
         both: (u32, u32),
-    ) -> Result<u32> {
+    ) -> Option<u32> {
         let identity = self.project(memory, memory.parts.identity(position.part_no));
         let common = self.project(memory, memory.parts.common(position.part_no));
         let own = self.project(memory, memory.sets.pairs(memory.set_of(position)));
         // Another part or segment may split the same labels differently, so use the table of all
         // keys.
         let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
-        let key = self.table.intern(memory.labels_of(lists.0, lists.1, lists.2))?;
+        let key = self.table.try_intern(&memory.labels_of(lists.0, lists.1, lists.2))?;
         self.of_both.insert(both, key);
-        Ok(key)
+        Some(key)
     }
+}
+
+/// The memory of a table and of the next one, which has twice its size: both exist while the
+/// entries are moved.
+fn table_bytes<K, V>(table: &HashMap<K, V>) -> usize {
+    const FEW: usize = 64;
+    // A table is at most seven eighths full and has a byte of its own for each entry.
+    let entry_bytes = (size_of::<(K, V)>() + 1) * 8 / 7;
+    let is_full = table.len() + FEW > table.capacity();
+    table.capacity() * entry_bytes * if is_full { 3 } else { 1 }
 }

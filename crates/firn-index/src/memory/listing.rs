@@ -1,7 +1,6 @@
 //! Label names and values of the matched series of one segment in memory.
 
-use firn_model::{GroupId, Pool, QueryContext, Reservation, Result, Slot};
-use parking_lot::RwLock;
+use firn_model::{GroupId, Pool, QueryContext, Reservation, Result, RwLock, Slot};
 
 use crate::id_set::{IdSet, RunList};
 use crate::listing::{LookupOutcome, Presence};

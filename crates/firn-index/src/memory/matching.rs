@@ -9,15 +9,14 @@
 use std::borrow::Cow;
 
 use firn_model::{
-    Budget, GroupId, Matcher, Pattern, Pool, QueryContext, Reservation, Result, Slot,
+    Budget, GroupId, Matcher, Pattern, Pool, QueryContext, Reservation, Result, RwLock, Slot,
 };
-use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::id_set::{IdSet, RunList};
 use crate::key_table::KeyTable;
 use crate::listing::{LookupOutcome, Presence};
-use crate::matches::{GroupMatch, MatchClass, MatchClasses, Member, groups_bytes};
+use crate::matches::{GroupMatch, MatchClass, MatchClasses, Member, Members, groups_bytes};
 use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::keys::Keys;
 use crate::memory::posting::PostingList;
@@ -92,10 +91,13 @@ pub(crate) fn count(
 ) -> Result<u64> {
     let mut count = 0;
     for class in classes.list() {
-        class.each_part(memory, mark, context, |_, _, _, positions| {
-            count += positions.len() as u64;
-            Ok(())
-        })?;
+        let candidates = class.candidates(memory, mark, context)?;
+        let mut parts = PartWalk::new(class, candidates.iter(), (memory, mark), context)?;
+        let mut add = |_: &MemoryIndex, part: &MatchedPart<'_>| {
+            count += part.positions.len() as u64;
+            part.positions.len()
+        };
+        while parts.read(&mut add)? {}
     }
     Ok(count)
 }
@@ -116,21 +118,47 @@ pub(crate) fn collect_groups(
     let mut keys = Keys::new(&memory.read(), table);
     let mut bytes = groups_bytes(out);
     for class in classes.list() {
-        class.each_part(memory, mark, context, |memory, part_no, sets, positions| {
-            let first_slot = memory.parts.first_slot(part_no);
-            let member = |&at: &u32| {
-                let key = keys.key(memory, SeriesPosition { part_no, at }, sets[at as usize])?;
-                Ok(Member { slot: Slot(first_slot + at), key })
-            };
-            let members = positions.iter().map(member).collect::<Result<_>>()?;
-            let found = GroupMatch { group: memory.parts.id(part_no), members };
-            bytes += found.bytes();
-            keys.hold_others(bytes)?;
-            out.push(found);
-            Ok(())
-        })?;
+        let candidates = class.candidates(memory, mark, context)?;
+        let mut parts = PartWalk::new(class, candidates.iter(), (memory, mark), context)?;
+        while parts.read(|memory, part| {
+            let found = take_members(memory, part, bytes, &mut keys);
+            let count = found.as_ref().map_or(0, |found| found.members.len());
+            bytes += found.as_ref().map_or(0, GroupMatch::bytes);
+            out.extend(found);
+            count
+        })? {
+            // Memory is reclaimed between the locks.
+            keys.make_room()?;
+        }
     }
     Ok(())
+}
+
+/// The first members of `part`, all of them if the free memory suffices. `None` without members.
+/// `bytes` are held for the groups before.
+fn take_members(
+    memory: &MemoryIndex,
+    part: &MatchedPart<'_>,
+    bytes: u64,
+    keys: &mut Keys<'_>,
+) -> Option<GroupMatch> {
+    let count = part.positions.len();
+    if !keys.try_hold(bytes + GroupMatch::bytes_of(count)) {
+        return None;
+    }
+    let first_slot = memory.parts.first_slot(part.number);
+    let mut members = Members::new();
+    members.reserve_exact(count);
+    for &at in part.positions {
+        let position = SeriesPosition { part_no: part.number, at };
+        let Some(key) = keys.try_key(memory, position, part.sets[at as usize]) else {
+            members.shrink_to_fit();
+            break;
+        };
+        members.push(Member { slot: Slot(first_slot + at), key });
+    }
+    let group = memory.parts.id(part.number);
+    (!members.is_empty()).then_some(GroupMatch { group, members })
 }
 
 /// The matchers with the shortest lists first: the others then read their lists only for the
@@ -321,35 +349,81 @@ impl MatchClass {
         out.push(MatchClass { parts: by_member, sets: Some(sets) })
     }
 
-    /// Calls `each` with every part that has a matching member: its visible member sets, and the
-    /// indexes of the matching ones.
-    fn each_part(
+    /// The parts that may have a matching member.
+    fn candidates(
         &self,
         memory: &RwLock<MemoryIndex>,
         mark: Watermark,
         context: &QueryContext,
-        mut each: impl FnMut(&MemoryIndex, u32, &[u32], &[u32]) -> Result<()>,
-    ) -> Result<()> {
-        let candidates = candidates(memory, mark, (&self.parts, self.sets.as_ref()), context)?;
-        let mut finder = MemberFinder::new(self.sets.as_ref(), &context.budget)?;
-        let mut positions: Vec<u32> = Vec::new();
-        let mut numbers = candidates.iter().peekable();
-        while numbers.peek().is_some() {
-            context.cancel.check()?;
-            let memory = memory.read();
-            let mut looked_at = 0;
-            while looked_at < ITEMS_PER_LOCK {
-                let Some(part_no) = numbers.next() else { break };
-                let visible = memory.parts.count_below(part_no, mark.series) as usize;
-                let sets = &memory.parts.sets(part_no)[..visible];
-                looked_at += sets.len().max(1);
-                finder.find(sets, &mut positions);
-                if !positions.is_empty() {
-                    each(&memory, part_no, sets, &positions)?;
-                }
+    ) -> Result<Cow<'_, IdSet>> {
+        candidates(memory, mark, (&self.parts, self.sets.as_ref()), context)
+    }
+}
+
+/// The members of a part that a class contains and that were not read before.
+struct MatchedPart<'a> {
+    number: u32,
+    /// The sets of all visible members.
+    sets: &'a [u32],
+    /// The indexes of the matching ones in `sets`. At least one.
+    positions: &'a [u32],
+}
+
+/// Reads the parts of a class, some under each lock.
+struct PartWalk<'a, I> {
+    memory: &'a RwLock<MemoryIndex>,
+    mark: Watermark,
+    context: &'a QueryContext,
+    finder: MemberFinder,
+    numbers: I,
+    /// A part of which `positions` were not read yet.
+    unread: Option<u32>,
+    positions: Vec<u32>,
+}
+
+impl<'a, I: Iterator<Item = u32>> PartWalk<'a, I> {
+    /// `numbers` are the candidates of `class`.
+    fn new(
+        class: &MatchClass,
+        numbers: I,
+        (memory, mark): (&'a RwLock<MemoryIndex>, Watermark),
+        context: &'a QueryContext,
+    ) -> Result<PartWalk<'a, I>> {
+        let finder = MemberFinder::new(class.sets.as_ref(), &context.budget)?;
+        let (unread, positions) = Default::default();
+        Ok(PartWalk { memory, mark, context, finder, numbers, unread, positions })
+    }
+
+    /// Calls `take` with every part that has a matching member, under one lock. `take` returns the
+    /// number of members that it has read. If it reads fewer than all, the lock is released, and
+    /// the next call begins with the rest. Returns `false` at the end.
+    fn read(
+        &mut self,
+        mut take: impl FnMut(&MemoryIndex, &MatchedPart<'_>) -> usize,
+    ) -> Result<bool> {
+        self.context.cancel.check()?;
+        let memory = self.memory.read();
+        let mut looked_at = 0;
+        while looked_at < ITEMS_PER_LOCK {
+            let unread = self.unread.take();
+            let Some(number) = unread.or_else(|| self.numbers.next()) else { return Ok(false) };
+            let visible = memory.parts.count_below(number, self.mark.series) as usize;
+            let sets = &memory.parts.sets(number)[..visible];
+            if unread.is_none() {
+                self.finder.find(sets, &mut self.positions);
+            }
+            looked_at += sets.len().max(1);
+            if self.positions.is_empty() {
+                continue;
+            }
+            let read = take(&memory, &MatchedPart { number, sets, positions: &self.positions });
+            self.positions.drain(..read);
+            if !self.positions.is_empty() {
+                self.unread = Some(number);
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -8,6 +8,15 @@ use firn_model::{GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, Seri
 use super::{disk, labels, open};
 use crate::{IndexOptions, Liveness};
 
+/// Ends the other threads of a test, also if this one panics: they would fill the memory.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_label_set_resolved_by_many_threads_has_one_reference() {
     let options = IndexOptions { slots_per_group_max: 50, ..IndexOptions::default() };
@@ -91,11 +100,11 @@ fn queries_end_while_series_are_defined() {
                 }
             });
         }
+        let _end = EndOnDrop(&is_over);
         let mut out = Vec::new();
         for n in 0..20_000 {
             index.resolve(&[labels(&format!("__name__=m,job=j,host=h{n}"))], &mut out);
         }
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 
@@ -148,6 +157,7 @@ fn references_stay_unique_while_series_leave_and_come_back() {
                 })
             })
             .collect();
+        let end = EndOnDrop(&is_over);
         let (mut round, mut removed_count) = (0, 0);
         while removed_count < 8 {
             round += 1;
@@ -172,7 +182,7 @@ fn references_stay_unique_while_series_leave_and_come_back() {
                 removed_count += 1;
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut owners: HashMap<SeriesRef, usize> = HashMap::new();

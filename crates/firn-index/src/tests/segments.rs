@@ -2,18 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, Weak};
 
 use firn_env::{Disk, OpenMode};
 use firn_model::{
-    Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher,
-    QueryContext, Result, SeriesRef, ShardId, Slot,
+    Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Pool,
+    QueryContext, Reclaim, Reservation, Result, SeriesRef, ShardId, Slot,
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
 
 use super::{SHARDS, disk, index, labels, open, options, resolve, select, take_all};
 use crate::catalog::CatalogEdit;
-use crate::{GroupBy, GroupRule, Index, IndexOptions, IndexView, Liveness, WRITE_BUFFER_BYTES};
+use crate::{
+    GroupBy, GroupRule, Index, IndexOptions, IndexView, Liveness, Member, WRITE_BUFFER_BYTES,
+};
 
 fn seal(index: &Index, disk: &SimDisk) -> Vec<u8> {
     let part = index.plan_seal().expect("something to seal").run(disk).unwrap();
@@ -546,6 +549,57 @@ fn results_are_reserved_with_their_texts() {
         assert_eq!(*matches_of(&part).unwrap_err().kind(), ErrorKind::TooLarge);
         drop(matches);
         assert_eq!((budget.usage().used_bytes, too_small.usage().used_bytes), (0, 0));
+    }
+}
+
+/// Releases exactly the bytes that are missing.
+struct Sparing(Mutex<(Reservation, u32)>);
+
+impl Reclaim for Sparing {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let (held, count) = &mut *self.0.lock().unwrap();
+        *count += 1;
+        let before = held.bytes();
+        held.shrink(bytes);
+        before - held.bytes()
+    }
+}
+
+/// The free memory ends at nearly every member. Memory is reclaimed without the lock on the series,
+/// and each member is in the result once.
+#[test]
+fn a_result_for_which_memory_is_reclaimed_is_complete() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    for n in 0..1_500 {
+        resolve(&index, &format!("__name__=m{},job=j,instance=i{},id=n{n}", n % 10, n / 500));
+    }
+    let matches_of = |grouping: &Grouping, budget: &Budget| {
+        let context = QueryContext::new(CancelToken::new(), budget.clone());
+        let found = index.view().matches(&[], grouping, &context).unwrap();
+        let keys = |member: &Member| (member.slot, found.keys[member.key as usize].clone());
+        let groups = found.groups.iter().map(|group| {
+            (group.group, group.members.iter().map(keys).collect::<Vec<(Slot, Labels)>>())
+        });
+        groups.collect::<Vec<_>>()
+    };
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    for (grouping, reclaims_min) in [
+        (Grouping::Series, 1_000),
+        (Grouping::By(names(&["id"])), 1_000),
+        (Grouping::Without(names(&["job"])), 1_000),
+        (Grouping::By(names(&["__name__"])), 2),
+    ] {
+        let budget = Budget::new(4 << 20);
+        let mut held = budget.empty(Pool::Cache);
+        held.take((4 << 20) / 100 * Pool::Query.threshold_percent());
+        let cache = Arc::new(Sparing(Mutex::new((held, 0))));
+        let reclaimer: Weak<Sparing> = Arc::downgrade(&cache);
+        budget.set_reclaimer(reclaimer);
+        let found = matches_of(&grouping, &budget);
+        assert_eq!(found, matches_of(&grouping, &Budget::unlimited()), "{grouping:?}");
+        let reclaims = cache.0.lock().unwrap().1;
+        assert!(reclaims >= reclaims_min, "{grouping:?}: {reclaims}");
     }
 }
 
