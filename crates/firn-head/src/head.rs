@@ -243,6 +243,8 @@ impl Head {
     /// several shards are not atomic with it, but each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
         let mut last = self.last.lock();
+        // Debug builds note the order also if no shard is locked: it rarely is.
+        drop(lock::SHARD.wait_for(0));
         let known = |idx: usize| last.as_ref().map(|last| last.shard_view(idx));
         let is_known = |(idx, shard): (usize, &SharedShard)| {
             known(idx).is_some_and(|view| shard.is_at(view.version))
