@@ -59,6 +59,52 @@ impl Default for LabelLimits {
     }
 }
 
+impl LabelLimits {
+    /// Checks the labels of one series, the parts of which are in `parts`: of its group and of the
+    /// member, for example.
+    ///
+    /// # Errors
+    /// `TooLarge` with the first limit that is exceeded.
+    pub fn check(&self, parts: &[&Labels]) -> Result<()> {
+        self.check_count(parts.iter().map(|labels| labels.count()).sum())?;
+        let mut pairs = parts.iter().flat_map(|labels| labels.iter());
+        pairs.try_for_each(|(name, value)| self.check_pair(name, value))
+    }
+
+    fn check_count(&self, label_count: usize) -> Result<()> {
+        if label_count > self.label_count_max {
+            return Err(Error::too_large(format!(
+                "{label_count} labels exceed the limit of {} (label_count_max): send fewer, \
+                 or raise the limit",
+                self.label_count_max
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_pair(&self, name: &str, value: &str) -> Result<()> {
+        if name.len() > self.name_bytes_max {
+            return Err(Error::too_large(format!(
+                "label name {:?}... has {} bytes, over the limit of {} \
+                 (name_bytes_max)",
+                head(name),
+                name.len(),
+                self.name_bytes_max
+            )));
+        }
+        if value.len() > self.value_bytes_max {
+            return Err(Error::too_large(format!(
+                "value of label {:?} has {} bytes, over the limit of {} \
+                 (value_bytes_max)",
+                excerpt(name),
+                value.len(),
+                self.value_bytes_max
+            )));
+        }
+        Ok(())
+    }
+}
+
 thread_local! {
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
@@ -256,10 +302,10 @@ impl LabelsBuilder {
     /// `TooLarge`.
     pub fn push_within(&mut self, name: &str, value: &str, limits: &LabelLimits) -> Result<()> {
         if !value.is_empty() {
-            check_pair(name, value, limits)?;
+            limits.check_pair(name, value)?;
         }
         self.push(name, value);
-        check_count(self.pairs.len(), limits)
+        limits.check_count(self.pairs.len())
     }
 
     /// Sorts, checks and encodes the pairs. The builder is empty on return.
@@ -300,7 +346,7 @@ fn check<'t>(
     value_of: &impl Fn(&(u32, u32, u32)) -> &'t str,
     limits: &LabelLimits,
 ) -> Result<()> {
-    check_count(pairs.len(), limits)?;
+    limits.check_count(pairs.len())?;
     let mut last = None;
     for pair in pairs {
         let (name, value) = (name_of(pair), value_of(pair));
@@ -313,38 +359,7 @@ fn check<'t>(
         if last.replace(name) == Some(name) {
             return Err(Error::invalid(format!("label {:?} is repeated", excerpt(name))));
         }
-        check_pair(name, value, limits)?;
-    }
-    Ok(())
-}
-
-fn check_count(label_count: usize, limits: &LabelLimits) -> Result<()> {
-    if label_count > limits.label_count_max {
-        return Err(Error::too_large(format!(
-            "{label_count} labels exceed the limit of {} (label_count_max): send fewer, or raise \
-             the limit",
-            limits.label_count_max
-        )));
-    }
-    Ok(())
-}
-
-fn check_pair(name: &str, value: &str, limits: &LabelLimits) -> Result<()> {
-    if name.len() > limits.name_bytes_max {
-        return Err(Error::too_large(format!(
-            "label name {:?}... has {} bytes, over the limit of {} (name_bytes_max)",
-            head(name),
-            name.len(),
-            limits.name_bytes_max
-        )));
-    }
-    if value.len() > limits.value_bytes_max {
-        return Err(Error::too_large(format!(
-            "value of label {:?} has {} bytes, over the limit of {} (value_bytes_max)",
-            excerpt(name),
-            value.len(),
-            limits.value_bytes_max
-        )));
+        limits.check_pair(name, value)?;
     }
     Ok(())
 }

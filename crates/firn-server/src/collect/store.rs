@@ -1,7 +1,7 @@
 //! The rows of a scrape in the database.
 
 use firn_collect::scrape::{self, MetadataItem, Store};
-use firn_model::{Error, ErrorKind, LabelLimits, Labels, Result, RowBatch, SeriesRef};
+use firn_model::{Error, ErrorKind, LabelLimits, Labels, Result, RowBatch, SeriesRef, excerpt};
 use firndb::{Db, ForeignMember};
 
 use crate::metadata::{Metadata, MetadataBatch, MetricType};
@@ -61,8 +61,11 @@ impl<'a> ScrapeStore<'a> {
         series: &[Labels],
         resolve: impl FnOnce(&Self, &[Labels]) -> Vec<Result<SeriesRef>>,
     ) -> Vec<Result<SeriesRef>> {
-        let checked: Vec<Result<()>> =
-            series.iter().map(|labels| self.check_limits(group, labels)).collect();
+        let check = |member: &Labels| {
+            let checked = self.limits.check(&[group, member]);
+            checked.map_err(|error| error.context(excerpt(&member.to_string())))
+        };
+        let checked: Vec<Result<()>> = series.iter().map(check).collect();
         let mut allowed = series.to_vec();
         let mut is_allowed = checked.iter().map(Result::is_ok);
         allowed.retain(|_| is_allowed.next().unwrap_or(false));
@@ -74,24 +77,6 @@ impl<'a> ScrapeStore<'a> {
             found.map_err(|error| self.refused(error))
         };
         checked.into_iter().map(one).collect()
-    }
-
-    fn check_limits(&self, group: &Labels, member: &Labels) -> Result<()> {
-        let limits = &self.limits;
-        let count = group.count() + member.count();
-        let is_long = |(name, value): (&str, &str)| {
-            name.len() > limits.name_bytes_max || value.len() > limits.value_bytes_max
-        };
-        if count > limits.label_count_max {
-            let max = limits.label_count_max;
-            let what = format!("{count} labels, expected at most {max} (--label-count-max)");
-            return Err(Error::too_large(what).context(member));
-        }
-        if group.iter().chain(member.iter()).any(is_long) {
-            let what = "a label is longer than --label-name-bytes-max or --label-value-bytes-max";
-            return Err(Error::too_large(what).context(member.metric_name()));
-        }
-        Ok(())
     }
 
     /// The references of `members`, as many as the limits on series allow.

@@ -10,9 +10,8 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use firn_model::{
-    Budget, CancelToken, Error, ErrorKind, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
-    Pool, QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp,
-    is_stale_nan,
+    Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue, Pool,
+    QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
 use firn_promql::{Expr, HeldMemory, Value, prepare};
 use firn_rules::group::{ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ForStateSample, ResultRow, Storage};
@@ -222,11 +221,11 @@ impl EvaluationWork<'_> {
             if self.cache.has(&row.labels) {
                 continue;
             }
-            match check_limits(&row.labels, limits) {
+            match limits.check(&[&row.labels]) {
                 Ok(()) => unknown.entry(row.labels.clone()).or_default().push(idx),
                 Err(why) => {
                     if let Some(error) = errors.get_mut(idx) {
-                        *error = Some(why);
+                        *error = Some(Error::invalid(format!("a result of the rule: {why}")));
                     }
                 }
             }
@@ -303,21 +302,4 @@ fn group_and_member(labels: &Labels) -> (Labels, Labels) {
     let is_alert = matches!(labels.metric_name(), ALERTS | ALERTS_FOR_STATE);
     let is_shared = |name: &str| name == METRIC_NAME || is_alert && name == ALERT_NAME;
     (labels.filter(is_shared), labels.filter(|name| !is_shared(name)))
-}
-
-fn check_limits(labels: &Labels, limits: &LabelLimits) -> Result<()> {
-    let is_long = |(name, value): (&[u8], &[u8])| {
-        name.len() > limits.name_bytes_max || value.len() > limits.value_bytes_max
-    };
-    if labels.count() <= limits.label_count_max && !labels.iter_bytes().any(is_long) {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Invalid,
-        format!(
-            "a result of the rule has over {} labels, or one over {} bytes of name or {} bytes of \
-             value",
-            limits.label_count_max, limits.name_bytes_max, limits.value_bytes_max
-        ),
-    ))
 }
