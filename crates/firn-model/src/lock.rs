@@ -8,12 +8,14 @@ use crate::{HeldLock, LockClass};
 
 /// A mutex of a class.
 pub struct Mutex<T> {
+    #[cfg(debug_assertions)]
     class: &'static LockClass,
     inner: parking_lot::Mutex<T>,
 }
 
 /// A reader-writer lock of a class.
 pub struct RwLock<T> {
+    #[cfg(debug_assertions)]
     class: &'static LockClass,
     inner: parking_lot::RwLock<T>,
 }
@@ -33,6 +35,20 @@ pub struct Guard<G> {
     _held: HeldLock,
 }
 
+/// The class of every lock in a release build, which has no fields.
+#[cfg(not(debug_assertions))]
+static UNWATCHED: LockClass = LockClass::new("");
+
+// A release build pays nothing.
+#[cfg(not(debug_assertions))]
+const _: () = {
+    type Read<'a> = parking_lot::RwLockReadGuard<'a, u64>;
+    assert!(size_of::<Mutex<u64>>() == size_of::<parking_lot::Mutex<u64>>());
+    assert!(size_of::<RwLock<u64>>() == size_of::<parking_lot::RwLock<u64>>());
+    assert!(size_of::<RwLockReadGuard<'_, u64>>() == size_of::<Read<'_>>());
+    assert!(!std::mem::needs_drop::<HeldLock>());
+};
+
 /// The address by which a lock is known.
 fn address<T>(lock: &T) -> usize {
     std::ptr::from_ref(lock).addr()
@@ -40,8 +56,23 @@ fn address<T>(lock: &T) -> usize {
 
 impl<T> Mutex<T> {
     /// An unlocked mutex.
+    #[cfg_attr(not(debug_assertions), expect(unused_variables, reason = "nothing is watched"))]
     pub const fn new(class: &'static LockClass, value: T) -> Mutex<T> {
-        Mutex { class, inner: parking_lot::Mutex::new(value) }
+        Mutex {
+            #[cfg(debug_assertions)]
+            class,
+            inner: parking_lot::Mutex::new(value),
+        }
+    }
+
+    #[cfg(debug_assertions)]
+    fn class(&self) -> &'static LockClass {
+        self.class
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn class(&self) -> &'static LockClass {
+        &UNWATCHED
     }
 
     /// Waits for the lock.
@@ -51,7 +82,7 @@ impl<T> Mutex<T> {
     #[inline]
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let held = self.class.wait_for(address(self));
+        let held = self.class().wait_for(address(self));
         Guard { inner: self.inner.lock(), _held: held }
     }
 
@@ -64,14 +95,29 @@ impl<T> Mutex<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
-        Some(Guard { inner, _held: self.class.hold(address(self)) })
+        Some(Guard { inner, _held: self.class().hold(address(self)) })
     }
 }
 
 impl<T> RwLock<T> {
     /// An unlocked lock.
+    #[cfg_attr(not(debug_assertions), expect(unused_variables, reason = "nothing is watched"))]
     pub const fn new(class: &'static LockClass, value: T) -> RwLock<T> {
-        RwLock { class, inner: parking_lot::RwLock::new(value) }
+        RwLock {
+            #[cfg(debug_assertions)]
+            class,
+            inner: parking_lot::RwLock::new(value),
+        }
+    }
+
+    #[cfg(debug_assertions)]
+    fn class(&self) -> &'static LockClass {
+        self.class
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn class(&self) -> &'static LockClass {
+        &UNWATCHED
     }
 
     /// Waits for read access. Also waits for a writer that waits.
@@ -81,7 +127,7 @@ impl<T> RwLock<T> {
     #[inline]
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        let held = self.class.wait_for(address(self));
+        let held = self.class().wait_for(address(self));
         Guard { inner: self.inner.read(), _held: held }
     }
 
@@ -92,7 +138,7 @@ impl<T> RwLock<T> {
     #[inline]
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        let held = self.class.wait_for(address(self));
+        let held = self.class().wait_for(address(self));
         Guard { inner: self.inner.write(), _held: held }
     }
 }
