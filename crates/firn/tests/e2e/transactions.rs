@@ -1,12 +1,13 @@
 //! Transactions of the real program: read, compute, write; counters that many change; SIGKILL.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::http;
-use crate::process::{Process, firn, free_address, wait_until_ready};
+use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 
 const T: i64 = 1_700_000_000_000;
 
@@ -139,8 +140,12 @@ fn a_selection_has_the_limits_of_a_query() {
     assert!(status == 413 || status == 429, "{status} {answer}");
     assert_eq!(transact(address, json!([{ "op": "read", "match": "absent" }])).0, 200);
     assert_eq!(server.terminate(), Some(0));
-    // Reading takes longer.
+    // Reading takes longer, unless the machine wakes the timer late.
     let _server = limits("1ms", "64MiB");
-    let (status, answer) = transact(address, read);
-    assert!(status == 503 && answer.to_string().contains("timed out"), "{status} {answer}");
+    wait_for("a read beyond its time", Duration::from_secs(60), || {
+        let (status, answer) = transact(address, read.clone());
+        let is_timeout = status == 503 && answer.to_string().contains("timed out");
+        assert!(is_timeout || status == 200, "{status} {answer}");
+        is_timeout
+    });
 }
