@@ -1,6 +1,7 @@
 //! The states of the alerts of one rule.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use firn_model::{Labels, METRIC_NAME, Matcher, PointValue, Timestamp, is_stale_nan};
 use firn_promql::{Expr, VectorPoint};
@@ -40,13 +41,16 @@ impl AlertState {
     }
 }
 
+/// Texts by name. Copies of an alert share them, and all alerts of a rule without templates.
+pub type Texts = Arc<BTreeMap<String, String>>;
+
 /// An alert. Its label set is its identity. All times are slots, in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alert {
     /// The labels of the sample without its name, with the rule's labels and `alertname`.
     pub labels: Labels,
     /// The annotations of the last evaluation that selected the alert.
-    pub annotations: BTreeMap<String, String>,
+    pub annotations: Texts,
     /// The state.
     pub state: AlertState,
     /// The value of the last evaluation that selected the alert; 0 for a histogram.
@@ -86,6 +90,8 @@ pub struct AlertRule {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActiveAlerts {
     alerts: BTreeMap<Labels, Alert>,
+    /// The annotations of all alerts, if none of them is a template.
+    plain: Option<Texts>,
     is_restored: bool,
 }
 
@@ -113,7 +119,7 @@ pub struct ForStateSample {
 impl ActiveAlerts {
     /// No alerts. A rule that is new to a running group needs no restoration: `is_restored`.
     pub fn new(is_restored: bool) -> ActiveAlerts {
-        ActiveAlerts { alerts: BTreeMap::new(), is_restored }
+        ActiveAlerts { is_restored, ..ActiveAlerts::default() }
     }
 
     /// Applies the result of an evaluation at `slot`. Returns the samples of `ALERTS` and
@@ -121,7 +127,8 @@ impl ActiveAlerts {
     ///
     /// # Errors
     /// Prometheus' text for two samples with the same labels: nothing has changed. The same for
-    /// more alerts than `limit`, unless it is 0: all alerts are forgotten.
+    /// more alerts than `limit`, unless it is 0: all alerts are forgotten. Without memory for new
+    /// alerts: resolved ones are forgotten.
     pub fn update(
         &mut self,
         rule: &AlertRule,
@@ -130,14 +137,18 @@ impl ActiveAlerts {
         limit: usize,
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
-        let found = candidates(rule, slot, points, expand)?;
+        let mut found = self.candidates(rule, slot, points, expand);
+        if matches!(found, Err(Refusal::Memory(_))) && self.forget_resolved(false, expand) > 0 {
+            found = self.candidates(rule, slot, points, expand);
+        }
+        let found = found.map_err(Refusal::into_text)?;
         let mut active_count = 0_usize;
         let mut rows = Vec::new();
         for (labels, candidate) in &found {
             match self.alerts.get_mut(labels) {
                 Some(alert) if alert.state != AlertState::Inactive => {
                     alert.value = candidate.value;
-                    alert.annotations.clone_from(&candidate.annotations);
+                    alert.annotations = Arc::clone(&candidate.annotations);
                 }
                 _ => drop(self.alerts.insert(labels.clone(), candidate.clone())),
             }
@@ -166,6 +177,144 @@ impl ActiveAlerts {
     /// The alerts, resolved ones too, in the order of labels.
     pub fn iter(&self) -> impl Iterator<Item = &Alert> {
         self.alerts.values()
+    }
+
+    /// Forgets resolved alerts, because memory is short: receivers end them at the time that the
+    /// last delivery named. With `is_sent` only those that were sent as resolved. Returns their
+    /// memory, and releases it.
+    pub(super) fn forget_resolved(&mut self, is_sent: bool, expand: &dyn Expand) -> u64 {
+        let before = self.memory_bytes();
+        self.alerts.retain(|_, alert| {
+            let sent = alert.last_sent_at >= alert.resolved_at;
+            alert.state != AlertState::Inactive || is_sent && !sent
+        });
+        let freed = before.saturating_sub(self.memory_bytes());
+        expand.release(freed);
+        freed
+    }
+
+    /// The memory of the alerts and of their copies in results and in views.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let plain = self.plain.as_ref().map_or(0, |texts| texts_bytes(texts));
+        let mut last = None;
+        let bytes = self.iter().map(|alert| {
+            // After a reload alerts share texts that are no longer those of the rule.
+            let is_last = last
+                .replace(&alert.annotations)
+                .is_some_and(|last| Arc::ptr_eq(last, &alert.annotations));
+            let texts = if is_last { 0 } else { self.own_texts_bytes(alert) };
+            alert.own_bytes().saturating_add(texts)
+        });
+        bytes.fold(plain, u64::saturating_add)
+    }
+
+    /// The memory of annotations, unless they are those of the rule.
+    fn own_texts_bytes(&self, alert: &Alert) -> u64 {
+        let is_plain =
+            self.plain.as_ref().is_some_and(|plain| Arc::ptr_eq(plain, &alert.annotations));
+        if is_plain { 0 } else { texts_bytes(&alert.annotations) }
+    }
+
+    /// One pending alert for each sample. Labels and annotations that are known already are shared
+    /// with the alert that has them; the memory of others is reserved.
+    fn candidates(
+        &mut self,
+        rule: &AlertRule,
+        slot: Timestamp,
+        points: &[VectorPoint],
+        expand: &dyn Expand,
+    ) -> Result<BTreeMap<Labels, Alert>, Refusal> {
+        self.set_plain(rule, expand)?;
+        let mut reserved_bytes = 0_u64;
+        let found = self.find(rule, slot, points, expand, &mut reserved_bytes);
+        if found.is_err() {
+            expand.release(reserved_bytes);
+        }
+        found
+    }
+
+    /// Prepares the annotations of a rule without templates.
+    fn set_plain(&mut self, rule: &AlertRule, expand: &dyn Expand) -> Result<(), Refusal> {
+        if rule.annotations.values().any(|text| is_template(text)) {
+            // Alerts that still have the texts count them from now on.
+            self.plain = None;
+        } else if self.plain.as_deref() != Some(&rule.annotations) {
+            expand.reserve(texts_bytes(&rule.annotations)).map_err(Refusal::Memory)?;
+            self.plain = Some(Arc::new(rule.annotations.clone()));
+        }
+        Ok(())
+    }
+
+    fn find(
+        &self,
+        rule: &AlertRule,
+        slot: Timestamp,
+        points: &[VectorPoint],
+        expand: &dyn Expand,
+        reserved_bytes: &mut u64,
+    ) -> Result<BTreeMap<Labels, Alert>, Refusal> {
+        let mut found = BTreeMap::new();
+        for point in points {
+            let mut alert = self.pending(rule, slot, point, expand);
+            let known = self.alerts.get(&alert.labels);
+            let mut new_bytes = if known.is_some() { 0 } else { alert.own_bytes() };
+            if let Some(known) = known {
+                alert.labels = known.labels.clone();
+            }
+            match known.filter(|known| known.annotations == alert.annotations) {
+                Some(known) => alert.annotations = Arc::clone(&known.annotations),
+                None => new_bytes = new_bytes.saturating_add(self.own_texts_bytes(&alert)),
+            }
+            expand.reserve(new_bytes).map_err(Refusal::Memory)?;
+            *reserved_bytes = reserved_bytes.saturating_add(new_bytes);
+            if found.insert(alert.labels.clone(), alert).is_some() {
+                return Err(Refusal::SameLabels);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The pending alert of a sample.
+    fn pending(
+        &self,
+        rule: &AlertRule,
+        slot: Timestamp,
+        point: &VectorPoint,
+        expand: &dyn Expand,
+    ) -> Alert {
+        let text = |template: &String| match is_template(template) {
+            true => expand
+                .expand(template, rule, point, slot)
+                .unwrap_or_else(|error| format!("<error expanding template: {error}>")),
+            false => template.clone(),
+        };
+        let labels = rule
+            .labels
+            .iter()
+            .fold(point.labels.with(METRIC_NAME, ""), |labels, (name, template)| {
+                labels.with(name, &text(template))
+            })
+            .with(ALERT_NAME, &rule.name);
+        let annotations =
+            || rule.annotations.iter().map(|(name, value)| (name.clone(), text(value)));
+        Alert {
+            labels,
+            annotations: match &self.plain {
+                Some(plain) => Arc::clone(plain),
+                None => Arc::new(annotations().collect()),
+            },
+            state: AlertState::Pending,
+            value: match &point.value {
+                PointValue::Float(value) => *value,
+                PointValue::Histogram(_) => 0.0,
+            },
+            active_at: slot,
+            fired_at: None,
+            resolved_at: None,
+            last_sent_at: None,
+            valid_until: None,
+            keep_firing_since: None,
+        }
     }
 
     /// The highest state.
@@ -242,57 +391,56 @@ fn restored_active_at(hold_ms: i64, options: RestoreOptions, sample: &ForStateSa
     }
 }
 
-/// One pending alert for each sample.
-fn candidates(
-    rule: &AlertRule,
-    slot: Timestamp,
-    points: &[VectorPoint],
-    expand: &dyn Expand,
-) -> Result<BTreeMap<Labels, Alert>, String> {
-    let mut found = BTreeMap::new();
-    for point in points {
-        let text = |template: &String| match template.contains("{{") {
-            true => expand
-                .expand(template, rule, point, slot)
-                .unwrap_or_else(|error| format!("<error expanding template: {error}>")),
-            false => template.clone(),
-        };
-        let labels = rule
-            .labels
-            .iter()
-            .fold(point.labels.with(METRIC_NAME, ""), |labels, (name, template)| {
-                labels.with(name, &text(template))
-            })
-            .with(ALERT_NAME, &rule.name);
-        let annotations =
-            rule.annotations.iter().map(|(name, value)| (name.clone(), text(value))).collect();
-        let value = match &point.value {
-            PointValue::Float(value) => *value,
-            PointValue::Histogram(_) => 0.0,
-        };
-        let alert = Alert {
-            labels: labels.clone(),
-            annotations,
-            state: AlertState::Pending,
-            value,
-            active_at: slot,
-            fired_at: None,
-            resolved_at: None,
-            last_sent_at: None,
-            valid_until: None,
-            keep_firing_since: None,
-        };
-        if found.insert(labels, alert).is_some() {
-            return Err(
+/// Why an evaluation changes no alerts.
+enum Refusal {
+    SameLabels,
+    /// The text of the failure.
+    Memory(String),
+}
+
+impl Refusal {
+    fn into_text(self) -> String {
+        match self {
+            Refusal::SameLabels => {
                 "vector contains metrics with the same labelset after applying alert labels"
-                    .to_owned(),
-            );
+                    .to_owned()
+            }
+            Refusal::Memory(text) => text,
         }
     }
-    Ok(found)
+}
+
+fn is_template(text: &str) -> bool {
+    text.contains("{{")
+}
+
+// An alert in the map of its rule, half of which is empty, in the map of an evaluation, in the view
+// of the API, or as a notification. These copies share all texts.
+const ALERT_BYTES: u64 = 5 * size_of::<Alert>() as u64 + 192;
+// Nodes of the map of annotations, per annotation, and an allocation for each text.
+const TEXT_BYTES: u64 = 96;
+const TEXTS_BYTES: u64 = 576;
+// Labels up to this length are part of the memory of the series of the alert.
+const SERIES_LABEL_BYTES: u64 = 128;
+
+fn texts_bytes(texts: &BTreeMap<String, String>) -> u64 {
+    let bytes =
+        texts.iter().map(|(name, text)| (name.len() as u64).saturating_add(text.len() as u64));
+    bytes.fold(TEXTS_BYTES, |sum, bytes| sum.saturating_add(bytes).saturating_add(TEXT_BYTES))
+}
+
+/// The memory of labels, and of those of two series at this evaluation and at the last one.
+fn labels_bytes(labels: &Labels) -> u64 {
+    let bytes = labels.as_encoded().len() as u64;
+    bytes.saturating_add(bytes.saturating_sub(SERIES_LABEL_BYTES).saturating_mul(4))
 }
 
 impl Alert {
+    /// The memory without annotations.
+    fn own_bytes(&self) -> u64 {
+        labels_bytes(&self.labels).saturating_add(ALERT_BYTES)
+    }
+
     /// The evaluation at `slot` selected the alert. Always true: the alert is kept.
     fn hit(&mut self, rule: &AlertRule, slot: Timestamp) -> bool {
         self.keep_firing_since = None;

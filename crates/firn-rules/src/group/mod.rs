@@ -16,7 +16,7 @@ use firn_promql::{Expr, Value, VectorPoint};
 
 pub use alert::{
     ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ActiveAlerts, Alert, AlertRule, AlertState,
-    ForStateSample, RestoreOptions, for_state_matchers,
+    ForStateSample, RestoreOptions, Texts, for_state_matchers,
 };
 pub use dependency::{RuleLinks, RuleShape, batches, rule_links};
 pub use record::RecordingRule;
@@ -48,7 +48,7 @@ pub trait Storage {
     fn newest(&self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<ForStateSample>>;
 }
 
-/// Templates of labels and annotations.
+/// Templates of labels and annotations, and the memory of the alerts with them.
 pub trait Expand {
     /// Expands the template `text` of `rule` for a sample of its result. Queries inside run at
     /// `slot`.
@@ -62,6 +62,23 @@ pub trait Expand {
         point: &VectorPoint,
         slot: Timestamp,
     ) -> Result<String, String>;
+
+    /// Reserves the memory of new alerts and texts, in bytes. At the beginning of an evaluation
+    /// [`Group::alert_bytes`] are reserved.
+    ///
+    /// # Errors
+    /// The text of the rule's failure.
+    fn reserve(&self, _bytes: u64) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// The opposite of [`Expand::reserve`].
+    fn release(&self, _bytes: u64) {}
+
+    /// Whether memory is short, so that resolved alerts are not kept after they were sent.
+    fn is_short_of_memory(&self) -> bool {
+        false
+    }
 }
 
 /// A sample to write.
@@ -266,6 +283,11 @@ impl Group {
         let query_ts = slot.saturating_sub(self.query_offset_ms(run));
         let mut evaluation = Evaluation::default();
         let mut pending = PendingRows::default();
+        if expand.is_short_of_memory() {
+            for running in &mut self.rules {
+                running.alerts.forget_resolved(true, expand);
+            }
+        }
         for idx in 0..self.rules.len() {
             if self.links.get(idx).is_none_or(|links| !links.no_dependencies) {
                 pending.write(query_ts, &mut self.rules, storage);
@@ -345,6 +367,12 @@ impl Group {
         self.rules.iter().flat_map(|running| &running.written)
     }
 
+    /// The memory of the alerts of all rules, with their copies in an [`Evaluation`] and in views.
+    pub fn alert_bytes(&self) -> u64 {
+        let bytes = self.rules.iter().map(|running| running.alerts.memory_bytes());
+        bytes.fold(0, u64::saturating_add)
+    }
+
     fn query_offset_ms(&self, run: &RunOptions) -> i64 {
         self.options.query_offset_ms.unwrap_or(run.query_offset_ms)
     }
@@ -403,7 +431,13 @@ struct PendingRule {
 impl PendingRows {
     /// Adds the result of a rule, and markers for the series of its last evaluation that are
     /// missing.
-    fn add(&mut self, idx: usize, running: &RunningRule, rows: Vec<ResultRow>) {
+    fn add(&mut self, idx: usize, running: &RunningRule, mut rows: Vec<ResultRow>) {
+        for row in &mut rows {
+            // One copy of the labels of a series, not one for each evaluation.
+            if let Some(known) = running.written.get(&row.labels) {
+                row.labels = known.clone();
+            }
+        }
         let labels: BTreeSet<Labels> = rows.iter().map(|row| row.labels.clone()).collect();
         let row_count = rows.len();
         self.rows.extend(rows);

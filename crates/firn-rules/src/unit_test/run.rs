@@ -165,7 +165,7 @@ impl Running<'_> {
                 matches!(&running.rule, Rule::Alerting(rule) if rule.name == test.alert_name);
             let firing = running.alerts.iter().filter(|alert| alert.state == AlertState::Firing);
             if is_meant {
-                got.extend(firing.map(|alert| (map(&alert.labels), alert.annotations.clone())));
+                got.extend(firing.map(|alert| (map(&alert.labels), (*alert.annotations).clone())));
             }
         }
         let expected = test.expected.iter().map(|alert| {

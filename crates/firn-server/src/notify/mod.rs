@@ -17,5 +17,5 @@ mod notification;
 mod notifier;
 mod queue;
 
-pub(crate) use self::notification::Notification;
+pub(crate) use self::notification::{Notification, link};
 pub(crate) use self::notifier::{CheckedAlertmanagers, Notifier, NotifyOptions};

@@ -1,7 +1,9 @@
 //! An alert in the form of Alertmanager's API.
 
+use std::sync::Arc;
+
 use firn_model::{Labels, Timestamp};
-use firn_rules::group::Alert;
+use firn_rules::group::{Alert, Texts};
 
 use crate::wire::json;
 use crate::wire::number::rfc3339;
@@ -10,25 +12,28 @@ use crate::wire::number::rfc3339;
 #[derive(Clone, Debug)]
 pub(crate) struct Notification {
     pub(super) labels: Labels,
-    /// Without empty ones.
-    annotations: Vec<(String, String)>,
+    annotations: Texts,
     starts_at: Timestamp,
     ends_at: Timestamp,
-    generator_url: String,
+    generator_url: Arc<str>,
+}
+
+/// The link to the expression of a rule.
+pub(crate) fn link(query: &str, external_url: &str) -> String {
+    format!("{external_url}/graph?g0.expr={}&g0.tab=1", escaped(query))
 }
 
 impl Notification {
-    /// The notification of `alert`, whose rule has the expression `query`.
-    pub(crate) fn new(alert: &Alert, query: &str, external_url: &str) -> Notification {
-        let annotations = alert.annotations.iter().filter(|(_, text)| !text.is_empty());
+    /// The notification of `alert`, with the [`link`] of its rule.
+    pub(crate) fn new(alert: Alert, link: Arc<str>) -> Notification {
         let starts_at = alert.fired_at.unwrap_or(alert.active_at);
         let ends_at = alert.resolved_at.or(alert.valid_until).unwrap_or(starts_at);
         Notification {
-            labels: alert.labels.clone(),
-            annotations: annotations.map(|(name, text)| (name.clone(), text.clone())).collect(),
+            labels: alert.labels,
+            annotations: alert.annotations,
             starts_at,
             ends_at,
-            generator_url: format!("{external_url}/graph?g0.expr={}&g0.tab=1", escaped(query)),
+            generator_url: link,
         }
     }
 
@@ -37,9 +42,10 @@ impl Notification {
         let mut out = Vec::new();
         out.extend_from_slice(br#"{"labels":"#);
         json::push_labels(labels, &mut out);
-        if !self.annotations.is_empty() {
+        let texts = self.annotations.iter().filter(|(_, text)| !text.is_empty());
+        let mut texts = texts.map(|(name, text)| (name.as_str(), text.as_str())).peekable();
+        if texts.peek().is_some() {
             out.extend_from_slice(br#","annotations":"#);
-            let texts = self.annotations.iter().map(|(name, text)| (name.as_str(), text.as_str()));
             json::push_object(texts, &mut out, json::push_string);
         }
         for (key, ts) in [("startsAt", self.starts_at), ("endsAt", self.ends_at)] {
@@ -81,10 +87,10 @@ mod tests {
     fn alert() -> Alert {
         Alert {
             labels: Labels::from_pairs([("alertname", "Down"), ("job", "a\"b")]).unwrap(),
-            annotations: BTreeMap::from([
+            annotations: Texts::from(BTreeMap::from([
                 ("empty".to_owned(), String::new()),
                 ("summary".to_owned(), "is down\n".to_owned()),
-            ]),
+            ])),
             state: AlertState::Firing,
             value: 1.0,
             active_at: 1_767_323_040_000,
@@ -98,7 +104,8 @@ mod tests {
 
     #[test]
     fn the_json_is_that_of_prometheus() {
-        let notification = Notification::new(&alert(), "up == 0 * ~x", "http://h:9090/p");
+        let notification =
+            Notification::new(alert(), link("up == 0 * ~x", "http://h:9090/p").into());
         let labels = Labels::from_pairs([("alertname", "Down"), ("dc", "eu")]).unwrap();
         let json = String::from_utf8(notification.json(&labels)).unwrap();
         assert_eq!(
@@ -112,9 +119,13 @@ mod tests {
 
     #[test]
     fn a_resolved_alert_ends_when_it_was_resolved() {
-        let resolved =
-            Alert { resolved_at: Some(1_767_323_100_000), annotations: BTreeMap::new(), ..alert() };
-        let json = Notification::new(&resolved, "x", "").json(&resolved.labels);
+        let resolved = Alert {
+            resolved_at: Some(1_767_323_100_000),
+            annotations: Texts::default(),
+            ..alert()
+        };
+        let labels = resolved.labels.clone();
+        let json = Notification::new(resolved, link("x", "").into()).json(&labels);
         let json = String::from_utf8(json).unwrap();
         assert!(json.contains("\"endsAt\":\"2026-01-02T03:05:00.000Z\""), "{json}");
         assert!(!json.contains("annotations"), "{json}");

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::Notification;
-use super::queue::Destination;
+use super::queue::{Destination, QueuedAlert};
 use crate::collect::{DiscoveryTasks, USER_AGENT};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -31,13 +31,17 @@ use crate::throttle::Throttle;
 pub(crate) struct NotifyOptions {
     /// Alerts that wait for one Alertmanager; beyond it the oldest are dropped.
     pub(crate) queue_len_max: usize,
-    /// The memory of the queues.
+    /// The memory of queues, discoveries and connections.
     pub(crate) budget: Budget,
+    /// The part of it that queues may use, in bytes.
+    pub(crate) queue_bytes_max: u64,
 }
 
 /// Sends alerts to the Alertmanagers of the configuration.
 pub(crate) struct Notifier {
     options: NotifyOptions,
+    /// The memory of the queues.
+    queue_budget: Budget,
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
     current: Mutex<Current>,
@@ -94,6 +98,7 @@ impl Notifier {
     pub(crate) fn new(options: NotifyOptions) -> Notifier {
         Notifier {
             discovery: DiscoveryTasks::new("notify", &options.budget),
+            queue_budget: options.budget.part(options.queue_bytes_max),
             options,
             runtime: OnceLock::new(),
             current: Mutex::default(),
@@ -194,27 +199,36 @@ impl Notifier {
     pub(crate) fn send(
         &self,
         external: &BTreeMap<String, String>,
-        notifications: Vec<Notification>,
+        notifications: impl IntoIterator<Item = Notification>,
     ) {
         let current = self.current.lock();
         if current.sets.iter().all(|set| set.senders.is_empty()) {
             return;
         }
         let mut editor = LabelEditor::default();
-        let mut queues: Vec<Vec<Arc<[u8]>>> = current.sets.iter().map(|_| Vec::new()).collect();
-        for notification in &notifications {
+        let senders = current.sets.iter().flat_map(|set| &set.senders);
+        let all: Vec<&Destination> = senders.map(|sender| &*sender.destination).collect();
+        let reserve = |json: Vec<u8>| QueuedAlert::reserve(json, &all, &self.queue_budget);
+        let mut queues: Vec<Vec<Arc<QueuedAlert>>> =
+            current.sets.iter().map(|_| Vec::new()).collect();
+        for notification in notifications {
             let labels = with_external(&notification.labels, external);
             let Some(labels) = self.relabel(&current.relabel, &labels, &mut editor) else {
                 continue;
             };
-            let mut shared: Option<Arc<[u8]>> = None;
+            let mut shared: Option<Option<Arc<QueuedAlert>>> = None;
             for (set, queue) in current.sets.iter().zip(&mut queues) {
                 let own = &set.settings.alert_relabel_configs;
-                if own.is_empty() {
-                    let json = shared.get_or_insert_with(|| notification.json(&labels).into());
-                    queue.push(Arc::clone(json));
+                let alert = if own.is_empty() {
+                    shared.get_or_insert_with(|| reserve(notification.json(&labels))).clone()
                 } else if let Some(labels) = self.relabel(own, &labels, &mut editor) {
-                    queue.push(notification.json(&labels).into());
+                    reserve(notification.json(&labels))
+                } else {
+                    continue;
+                };
+                match alert {
+                    Some(alert) => queue.push(alert),
+                    None => set.senders.iter().for_each(|sender| sender.destination.lose(1)),
                 }
             }
         }
@@ -347,8 +361,7 @@ impl Notifier {
             let sender = match position {
                 Some(idx) => known.swap_remove(idx),
                 None => {
-                    let options = &self.options;
-                    let destination = Destination::new(url, options.queue_len_max, &options.budget);
+                    let destination = Destination::new(url, self.options.queue_len_max);
                     let destination = Arc::new(destination);
                     let task = self.spawn(&destination, &set.client, &set.settings);
                     Sender { destination, task }

@@ -1,4 +1,4 @@
-//! The alerts that wait for one Alertmanager.
+//! The alerts that wait for Alertmanagers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,20 +26,51 @@ pub(super) struct Destination {
 
 #[derive(Debug)]
 struct AlertQueue {
-    /// JSON objects.
-    alerts: VecDeque<Arc<[u8]>>,
+    alerts: VecDeque<Arc<QueuedAlert>>,
     len_max: usize,
-    held: Reservation,
     is_closed: bool,
 }
 
-// An element beside its bytes.
-const ALERT_BYTES: u64 = 48;
+/// An alert, which several queues may contain.
+#[derive(Debug)]
+pub(super) struct QueuedAlert {
+    /// A JSON object.
+    json: Box<[u8]>,
+    _held: Reservation,
+}
+
+// An alert beside its bytes, with its places in queues.
+const ALERT_BYTES: u64 = 128;
+
+impl QueuedAlert {
+    /// Reserves the memory of an alert. Without memory the longest of the queues `all` loses its
+    /// oldest alerts, which is that of an Alertmanager that does not answer. `None` if they are all
+    /// empty, or if the alert is larger than the memory of the queues.
+    pub(super) fn reserve(
+        json: Vec<u8>,
+        all: &[&Destination],
+        budget: &Budget,
+    ) -> Option<Arc<QueuedAlert>> {
+        let bytes = json.len() as u64 + ALERT_BYTES;
+        if bytes > budget.usage().limit_bytes {
+            return None;
+        }
+        loop {
+            if let Ok(held) = budget.reserve(Pool::Requests, bytes) {
+                let json = json.into_boxed_slice();
+                return Some(Arc::new(QueuedAlert { json, _held: held }));
+            }
+            let longest = all.iter().max_by_key(|destination| destination.len())?;
+            if !longest.lose_oldest() {
+                return None;
+            }
+        }
+    }
+}
 
 impl Destination {
-    pub(super) fn new(url: String, len_max: usize, budget: &Budget) -> Destination {
-        let held = budget.empty(Pool::Requests);
-        let queue = AlertQueue { alerts: VecDeque::new(), len_max, held, is_closed: false };
+    pub(super) fn new(url: String, len_max: usize) -> Destination {
+        let queue = AlertQueue { alerts: VecDeque::new(), len_max, is_closed: false };
         Destination {
             url,
             queue: Mutex::new(queue),
@@ -51,35 +82,36 @@ impl Destination {
         }
     }
 
-    /// Adds alerts. Without room or memory the oldest ones are dropped.
-    pub(super) fn push(&self, alerts: impl IntoIterator<Item = Arc<[u8]>>) {
+    /// Adds alerts. Without room the oldest ones are dropped.
+    pub(super) fn push(&self, alerts: impl IntoIterator<Item = Arc<QueuedAlert>>) {
         let mut queue = self.queue.lock();
         for alert in alerts {
             if queue.is_closed {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
+                self.lose(1);
                 continue;
             }
-            let bytes = alert.len() as u64 + ALERT_BYTES;
             while queue.alerts.len() >= queue.len_max {
                 queue.pop();
-                self.dropped.fetch_add(1, Ordering::Relaxed);
+                self.lose(1);
             }
-            let has_memory = loop {
-                if queue.held.grow(bytes).is_ok() {
-                    break true;
-                }
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-                if queue.pop().is_none() {
-                    // Others use the memory: this alert is the one that is lost.
-                    break false;
-                }
-            };
-            if has_memory {
-                queue.alerts.push_back(alert);
-            }
+            queue.alerts.push_back(alert);
         }
         drop(queue);
         self.changed.notify_one();
+    }
+
+    /// Drops the oldest alert. Returns whether there was one.
+    fn lose_oldest(&self) -> bool {
+        let is_lost = self.queue.lock().pop().is_some();
+        if is_lost {
+            self.lose(1);
+        }
+        is_lost
+    }
+
+    /// Counts alerts that are not delivered.
+    pub(super) fn lose(&self, count: u64) {
+        self.dropped.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Waits for alerts and takes up to `len_max` of them as a JSON array, with their number.
@@ -111,8 +143,8 @@ impl Destination {
         let mut queue = self.queue.lock();
         queue.is_closed = true;
         let count = queue.alerts.len() as u64;
-        while queue.pop().is_some() {}
-        self.dropped.fetch_add(count, Ordering::Relaxed);
+        queue.alerts.clear();
+        self.lose(count);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -125,7 +157,7 @@ impl Destination {
         self.sent.fetch_add(count, Ordering::Relaxed);
         if !is_delivered {
             self.errors.fetch_add(count, Ordering::Relaxed);
-            self.dropped.fetch_add(count, Ordering::Relaxed);
+            self.lose(count);
         }
         let mut latency = self.latency.lock();
         latency.0 = latency.0.saturating_add(1);
@@ -139,10 +171,8 @@ impl Destination {
 }
 
 impl AlertQueue {
-    fn pop(&mut self) -> Option<Arc<[u8]>> {
-        let alert = self.alerts.pop_front()?;
-        self.held.shrink(alert.len() as u64 + ALERT_BYTES);
-        Some(alert)
+    fn pop(&mut self) -> Option<Arc<QueuedAlert>> {
+        self.alerts.pop_front()
     }
 
     fn take_batch(&mut self, len_max: usize) -> (Vec<u8>, usize) {
@@ -153,7 +183,7 @@ impl AlertQueue {
             if idx > 0 {
                 body.push(b',');
             }
-            body.extend_from_slice(&alert);
+            body.extend_from_slice(&alert.json);
         }
         body.push(b']');
         (body, count)
@@ -164,8 +194,21 @@ impl AlertQueue {
 mod tests {
     use super::*;
 
-    fn alerts(texts: &[&str]) -> Vec<Arc<[u8]>> {
-        texts.iter().map(|text| Arc::from(text.as_bytes())).collect()
+    /// Queues alerts, as many as `budget` has memory for.
+    fn push(to: &[&Destination], texts: &[&str], budget: &Budget) {
+        for text in texts {
+            let alert = QueuedAlert::reserve(text.as_bytes().to_vec(), to, budget);
+            for destination in to {
+                match &alert {
+                    Some(alert) => destination.push([Arc::clone(alert)]),
+                    None => destination.lose(1),
+                }
+            }
+        }
+    }
+
+    fn lost(destination: &Destination) -> u64 {
+        destination.dropped.load(Ordering::Relaxed)
     }
 
     async fn batch(destination: &Destination) -> Option<(String, usize)> {
@@ -175,47 +218,63 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_loses_its_oldest_alerts() {
-        let destination = Destination::new("u".to_owned(), 3, &Budget::unlimited());
-        destination.push(alerts(&["1", "2", "3", "4"]));
-        assert_eq!((destination.len(), destination.dropped.load(Ordering::Relaxed)), (3, 1));
+        let destination = Destination::new("u".to_owned(), 3);
+        let budget = Budget::unlimited();
+        push(&[&destination], &["1", "2", "3", "4"], &budget);
+        assert_eq!((destination.len(), lost(&destination)), (3, 1));
         assert_eq!(batch(&destination).await, Some(("[2,3]".to_owned(), 2)));
         destination.close();
-        destination.push(alerts(&["5"]));
+        push(&[&destination], &["5"], &budget);
         assert_eq!(batch(&destination).await, Some(("[4]".to_owned(), 1)));
         assert_eq!(batch(&destination).await, None);
-        assert_eq!(destination.dropped.load(Ordering::Relaxed), 2);
+        assert_eq!(lost(&destination), 2);
+        assert_eq!(budget.usage().used_bytes, 0);
     }
 
     #[tokio::test]
     async fn a_queue_without_memory_loses_its_oldest_alerts() {
-        let budget = Budget::unlimited().part(200);
-        let destination = Destination::new("u".to_owned(), 100, &budget);
-        destination.push(alerts(&["1", "2", "3", "4", "5"]));
-        assert_eq!((destination.len(), destination.dropped.load(Ordering::Relaxed)), (4, 1));
+        let budget = Budget::unlimited().part(4 * (ALERT_BYTES + 1));
+        let destination = Destination::new("u".to_owned(), 100);
+        push(&[&destination], &["1", "2", "3", "4", "5"], &budget);
+        assert_eq!((destination.len(), lost(&destination)), (4, 1));
         assert_eq!(batch(&destination).await, Some(("[2,3]".to_owned(), 2)));
-        destination.push(alerts(&["x".repeat(300).as_str()]));
-        assert_eq!((destination.len(), destination.dropped.load(Ordering::Relaxed)), (0, 4));
+        assert_eq!(batch(&destination).await, Some(("[4,5]".to_owned(), 2)));
         assert_eq!(budget.usage().used_bytes, 0);
     }
 
-    /// Before, the alerts behind the first one without memory were neither queued nor counted.
+    /// Alerts that never fit take the place of no other one.
     #[tokio::test]
     async fn each_alert_without_memory_is_counted() {
-        let budget = Budget::unlimited().part(200);
-        let destination = Destination::new("u".to_owned(), 100, &budget);
+        let budget = Budget::unlimited().part(2 * (ALERT_BYTES + 1));
+        let destination = Destination::new("u".to_owned(), 100);
         let large = "x".repeat(300);
-        destination.push(alerts(&[&large, "1", &large, &large, "2"]));
-        assert_eq!(batch(&destination).await, Some(("[2]".to_owned(), 1)));
-        assert_eq!(destination.dropped.load(Ordering::Relaxed), 4);
+        push(&[&destination], &[&large, "1", &large, &large, "2"], &budget);
+        assert_eq!(batch(&destination).await, Some(("[1,2]".to_owned(), 2)));
+        assert_eq!(lost(&destination), 3);
+    }
+
+    /// Before, each queue reserved alerts of its own, so that the queue of an Alertmanager that
+    /// does not answer left no memory for the others.
+    #[tokio::test]
+    async fn an_alertmanager_that_does_not_answer_leaves_memory_for_others() {
+        let budget = Budget::unlimited().part(3 * (ALERT_BYTES + 1));
+        let (silent, good) =
+            (Destination::new("s".to_owned(), 9), Destination::new("g".to_owned(), 9));
+        for pair in [["1", "2"], ["3", "4"], ["5", "6"]] {
+            push(&[&silent, &good], &pair, &budget);
+            assert_eq!(batch(&good).await, Some((format!("[{},{}]", pair[0], pair[1]), 2)));
+        }
+        assert_eq!((lost(&good), lost(&silent), silent.len()), (0, 3, 3));
+        assert_eq!(batch(&silent).await, Some(("[4,5]".to_owned(), 2)));
     }
 
     #[tokio::test]
     async fn a_sender_waits_for_alerts() {
-        let destination = Arc::new(Destination::new("u".to_owned(), 9, &Budget::unlimited()));
+        let destination = Arc::new(Destination::new("u".to_owned(), 9));
         let receiver = Arc::clone(&destination);
         let received = tokio::spawn(async move { batch(&receiver).await });
         tokio::task::yield_now().await;
-        destination.push(alerts(&["1"]));
+        push(&[&destination], &["1"], &Budget::unlimited());
         assert_eq!(received.await.unwrap(), Some(("[1]".to_owned(), 1)));
     }
 }

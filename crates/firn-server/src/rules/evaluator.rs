@@ -1,12 +1,13 @@
 //! The evaluation of due groups. Any thread may call it; the threads of rules do.
 
 use std::fmt;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{PointValue, STALE_NAN, Timestamp};
+use firn_model::{PointValue, Pool, STALE_NAN, Timestamp};
 use firn_promql::Value;
 use firn_rules::AlertTemplates;
 use firn_rules::group::{Alert, Evaluation, RestoreOptions, ResultRow, RunOptions, Storage};
@@ -18,10 +19,10 @@ use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
-use super::templates::BoundedTemplates;
+use super::templates::{BoundedTemplates, keep_exactly};
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
-use crate::notify::{Notification, Notifier, NotifyOptions};
+use crate::notify::{Notification, Notifier, NotifyOptions, link};
 
 /// The groups and all that their evaluation needs.
 pub(super) struct GroupEvaluator {
@@ -49,6 +50,8 @@ impl GroupEvaluator {
         let notifier = Arc::new(Notifier::new(NotifyOptions {
             queue_len_max: options.queue_len_max,
             budget: options.budget.clone(),
+            // Alerts that are not delivered leave the rules most of their memory.
+            queue_bytes_max: options.memory_bytes / 4,
         }));
         GroupEvaluator {
             options,
@@ -133,7 +136,9 @@ impl GroupEvaluator {
             resend_ms: self.options.resend_ms,
         };
         let GroupWork { group, cache, held, until_restored } = &mut *due.work;
-        let storage = RuleStorage::new(db, &limits, &self.watch, cache);
+        let empty = || limits.budget.empty(Pool::Query);
+        let (series, alerts) = held.take().unwrap_or_else(|| (empty(), empty()));
+        let storage = RuleStorage::new(db, &limits, &self.watch, cache, series);
         let query = |text: &str, ts: Timestamp| -> firn_model::Result<Value> {
             storage.query_text(text, ts)
         };
@@ -142,14 +147,14 @@ impl GroupEvaluator {
             external_url: self.external_url(),
             query: &query,
         };
-        let bounded = BoundedTemplates::new(&templates, &self.counters.templates, &limits.budget);
-        let evaluation = group.evaluate(slot, &run, &storage, &bounded);
-        let mut texts = bounded.finish();
-        let (rule_times, series) = storage.finish();
-        texts.merge(series);
-        *held = Some(texts);
-        self.notify(settings, &due.shown, &evaluation);
+        let alerts = (alerts, group.alert_bytes());
+        let counters = &self.counters.templates;
+        let bounded = BoundedTemplates::new(&templates, counters, &limits.budget, alerts);
+        let mut evaluation = group.evaluate(slot, &run, &storage, &bounded);
+        self.notify(settings, &due.shown, mem::take(&mut evaluation.alerts));
 
+        let mut alerts = bounded.finish();
+        let (rule_times, series) = storage.finish();
         let mut took_of = rule_times.into_iter();
         let outcome = |running| RuleOutcome::new(running, took_of.next().unwrap_or_default());
         let rules: Vec<RuleOutcome> = group.rules().iter().map(outcome).collect();
@@ -157,6 +162,9 @@ impl GroupEvaluator {
         let sample_count = evaluation.sample_count;
         let took = began.elapsed();
         due.shown.publish(LastEvaluation { began: Some(now), took, rules, sample_count });
+        // Now, because the view before had texts that no alert has any more.
+        keep_exactly(&mut alerts, group.alert_bytes());
+        *held = Some((series, alerts));
 
         if *until_restored > 0 {
             *until_restored = until_restored.saturating_sub(1);
@@ -185,24 +193,37 @@ impl GroupEvaluator {
     fn restore(&self, db: &Db, limits: &RuleLimits, work: &mut GroupWork, shown: &ShownGroup) {
         let began = Instant::now();
         let mut cache = SeriesCache::default();
-        let storage = RuleStorage::new(db, limits, &self.watch, &mut cache);
+        let held = limits.budget.empty(Pool::Query);
+        let storage = RuleStorage::new(db, limits, &self.watch, &mut cache, held);
         let options = RestoreOptions { now: self.now(), grace_ms: self.options.grace_ms };
         work.group.restore(options, self.options.outage_ms, &storage);
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         shown.counters.restore_ns.store(nanos, Ordering::Relaxed);
     }
 
-    fn notify(&self, settings: &EvaluationSettings, shown: &ShownGroup, evaluation: &Evaluation) {
-        let external_url = self.external_url();
-        let notification = |(idx, alert): &(usize, Alert)| {
-            let rule = shown.rules.get(*idx)?;
-            Some(Notification::new(alert, &rule.query, &external_url))
-        };
-        let notifications: Vec<Notification> =
-            evaluation.alerts.iter().filter_map(notification).collect();
-        if !notifications.is_empty() {
-            self.notifier.send(&settings.external_labels, notifications);
+    fn notify(
+        &self,
+        settings: &EvaluationSettings,
+        shown: &ShownGroup,
+        alerts: Vec<(usize, Alert)>,
+    ) {
+        if alerts.is_empty() {
+            return;
         }
+        let external_url = self.external_url();
+        // Alerts of a rule follow each other and share its link.
+        let mut last: Option<(usize, Arc<str>)> = None;
+        let notification = |(idx, alert): (usize, Alert)| {
+            let known = last.take().filter(|(rule, _)| *rule == idx);
+            let link = match known {
+                Some((_, link)) => link,
+                None => link(&shown.rules.get(idx)?.query, &external_url).into(),
+            };
+            last = Some((idx, Arc::clone(&link)));
+            Some(Notification::new(alert, link))
+        };
+        let notifications = alerts.into_iter().filter_map(notification);
+        self.notifier.send(&settings.external_labels, notifications);
     }
 
     fn count(
@@ -241,7 +262,8 @@ impl GroupEvaluator {
         }
         let settings = Arc::clone(&self.settings.lock());
         let (limits, mut cache) = (self.limits(&settings), SeriesCache::default());
-        let storage = RuleStorage::new(db, &limits, &self.watch, &mut cache);
+        let held = limits.budget.empty(Pool::Query);
+        let storage = RuleStorage::new(db, &limits, &self.watch, &mut cache, held);
         if let Err(error) = storage.write(ended.ts, &rows) {
             tracing::warn!(%error, "series of removed rules have no stale marker");
         }

@@ -102,6 +102,12 @@ impl RuleManager {
         }
     }
 
+    /// The memory of all rules.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> firn_model::BudgetUsage {
+        self.evaluator.options.budget.usage()
+    }
+
     /// Reads and checks the rule files and the section `alerting` of `config`.
     ///
     /// # Errors

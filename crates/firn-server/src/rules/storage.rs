@@ -10,7 +10,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use firn_model::{
-    Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue, Pool,
+    Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
     QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
 use firn_promql::{Expr, HeldMemory, Value, prepare};
@@ -51,14 +51,20 @@ struct EvaluationWork<'a> {
     written: HashMap<SeriesRef, f64>,
     /// The memory of results whose rows are not written yet.
     results: Vec<HeldMemory>,
-    /// The memory of the series in `cache` and in the group.
+    /// The memory of the series in `cache` and in the group, which the evaluation before has left.
     held: Reservation,
+    /// How much of it the results of this evaluation need.
+    series_bytes: u64,
     rule_times: Vec<Duration>,
     rule_began: Instant,
 }
 
 // Of a point that a rule returns: two series with their entries in a map and in a set.
 const SERIES_BYTES: u64 = 512;
+
+fn series_bytes(labels: &Labels) -> u64 {
+    labels.as_encoded().len() as u64 + SERIES_BYTES
+}
 
 // Series leave the index at merges of all its files, which are rare.
 const WRITE_ATTEMPTS: usize = 3;
@@ -71,13 +77,15 @@ impl<'a> RuleStorage<'a> {
         limits: &'a RuleLimits,
         watch: &'a QueryWatch,
         cache: &'a mut SeriesCache,
+        held: Reservation,
     ) -> RuleStorage<'a> {
         cache.begin(db.generation());
         let work = EvaluationWork {
             cache,
             written: HashMap::new(),
             results: Vec::new(),
-            held: limits.budget.empty(Pool::Query),
+            held,
+            series_bytes: 0,
             rule_times: Vec::new(),
             rule_began: Instant::now(),
         };
@@ -96,7 +104,8 @@ impl<'a> RuleStorage<'a> {
 
     /// How long each rule took, and the memory of the series that the group keeps.
     pub(super) fn finish(self) -> (Vec<Duration>, Reservation) {
-        let work = self.work.into_inner();
+        let mut work = self.work.into_inner();
+        work.held.shrink(work.held.bytes().saturating_sub(work.series_bytes));
         (work.rule_times, work.held)
     }
 
@@ -118,9 +127,11 @@ impl Storage for RuleStorage<'_> {
         let value = self.evaluate(expr, ts, &context)?;
         if let Value::Vector(points) = &value {
             // Here, so that a rule without memory fails alone: writes are those of several rules.
-            let bytes = |labels: &Labels| labels.as_encoded().len() as u64 + SERIES_BYTES;
-            let bytes = points.iter().map(|point| bytes(&point.labels)).sum();
-            self.work.borrow_mut().held.grow(bytes)?;
+            let bytes = points.iter().map(|point| series_bytes(&point.labels)).sum::<u64>();
+            let work = &mut *self.work.borrow_mut();
+            let series_bytes = work.series_bytes + bytes;
+            work.held.cover(series_bytes)?;
+            work.series_bytes = series_bytes;
         }
         Ok(value)
     }
@@ -233,6 +244,7 @@ impl EvaluationWork<'_> {
         if unknown.is_empty() {
             return;
         }
+        let room = self.hold_previous();
         let labels: Vec<Labels> = unknown.keys().cloned().collect();
         let mut refuse = |labels: &Labels, why: &Error| {
             for idx in unknown.get(labels).into_iter().flatten() {
@@ -241,7 +253,7 @@ impl EvaluationWork<'_> {
                 }
             }
         };
-        let known = match db.find(&labels) {
+        let known = match room.and_then(|()| db.find(&labels)) {
             Ok(known) => known,
             Err(why) => return labels.iter().for_each(|labels| refuse(labels, &why)),
         };
@@ -265,6 +277,17 @@ impl EvaluationWork<'_> {
                 Err(why) => members.iter().for_each(|(_, whole)| refuse(whole, &why)),
             }
         }
+    }
+}
+
+impl EvaluationWork<'_> {
+    /// Reserves the memory of series that this evaluation has not continued, beside that of its
+    /// own: they stay until its end.
+    fn hold_previous(&mut self) -> Result<()> {
+        // One of the two series of a point.
+        let previous_bytes = self.cache.previous.keys().map(series_bytes).sum::<u64>() / 2;
+        let held = self.held.cover(self.series_bytes + previous_bytes);
+        held.map_err(|error| error.context("no memory for new series (--rule-memory)"))
     }
 }
 

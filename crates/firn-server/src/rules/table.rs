@@ -48,8 +48,8 @@ enum Change {
 pub(super) struct GroupWork {
     pub(super) group: Group,
     pub(super) cache: SeriesCache,
-    /// The memory of series and of texts of alerts.
-    pub(super) held: Option<Reservation>,
+    /// The memory of series and of alerts. An evaluation takes it and leaves that of the next one.
+    pub(super) held: Option<(Reservation, Reservation)>,
     /// Evaluations until the alerts are restored; 0 afterwards.
     pub(super) until_restored: u32,
 }

@@ -1,4 +1,4 @@
-//! Templates of alerts, counted and within the memory of rules.
+//! Templates of alerts, counted, and alerts within the memory of rules.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,34 +16,46 @@ pub(super) struct TemplateCounters {
     pub(super) failures: AtomicU64,
 }
 
-/// Expands the templates of one evaluation.
+/// Expands the templates of one evaluation, and reserves the memory of its alerts.
 #[derive(Debug)]
 pub(super) struct BoundedTemplates<'a> {
     templates: &'a AlertTemplates<'a>,
     counters: &'a TemplateCounters,
     budget: &'a Budget,
-    /// The memory of all expanded texts.
-    held: RefCell<Reservation>,
+    memory: RefCell<AlertMemory>,
+}
+
+#[derive(Debug)]
+struct AlertMemory {
+    /// The reservation of the alerts of a group, which the evaluation before has left.
+    held: Reservation,
+    /// How much of it alerts use.
+    used_bytes: u64,
+    /// The texts of the alert that is made.
+    texts: Reservation,
+    /// Why one of them is missing: there is no memory.
+    refusal: Option<String>,
 }
 
 // Regular expressions that one expansion may compile.
 const REGEX_BYTES_MAX: u64 = 32 << 20;
-// A text in an alert, in the view of the API and in a queue.
-const COPIES: u64 = 3;
-
 impl<'a> BoundedTemplates<'a> {
     pub(super) fn new(
         templates: &'a AlertTemplates<'a>,
         counters: &'a TemplateCounters,
         budget: &'a Budget,
+        (mut held, alert_bytes): (Reservation, u64),
     ) -> BoundedTemplates<'a> {
-        let held = RefCell::new(budget.empty(Pool::Query));
-        BoundedTemplates { templates, counters, budget, held }
+        keep_exactly(&mut held, alert_bytes);
+        let texts = budget.empty(Pool::Query);
+        let memory =
+            RefCell::new(AlertMemory { held, used_bytes: alert_bytes, texts, refusal: None });
+        BoundedTemplates { templates, counters, budget, memory }
     }
 
-    /// The memory of the texts, which live until the next evaluation.
+    /// The reservation of the alerts. [`keep_exactly`] prepares it for the next evaluation.
     pub(super) fn finish(self) -> Reservation {
-        self.held.into_inner()
+        self.memory.into_inner().held
     }
 
     fn expand_within(
@@ -55,13 +67,30 @@ impl<'a> BoundedTemplates<'a> {
     ) -> Result<String, String> {
         let has_regex = text.contains("match") || text.contains("reReplaceAll");
         let bytes = BYTES_MAX as u64 + if has_regex { REGEX_BYTES_MAX } else { 0 };
-        let no_memory = |error: firn_model::Error| format!("no memory (--rule-memory): {error}");
-        let _working = self.budget.reserve(Pool::Query, bytes).map_err(no_memory)?;
+        let working = self.budget.reserve(Pool::Query, bytes);
+        let _working = working.map_err(|error| self.refuse(&error))?;
         let expanded = self.templates.expand(text, rule, point, slot)?;
-        let kept_bytes = (expanded.len() as u64).saturating_mul(COPIES);
-        self.held.borrow_mut().grow(kept_bytes).map_err(no_memory)?;
+        let held = self.memory.borrow_mut().texts.grow(expanded.len() as u64);
+        held.map_err(|error| self.refuse(&error))?;
         Ok(expanded)
     }
+
+    /// The rule fails: an alert has the right texts, or there is none.
+    fn refuse(&self, error: &firn_model::Error) -> String {
+        let text = no_memory(error);
+        self.memory.borrow_mut().refusal = Some(text.clone());
+        text
+    }
+}
+
+fn no_memory(error: &firn_model::Error) -> String {
+    format!("no memory (--rule-memory): {error}")
+}
+
+/// Makes `held` a reservation of `bytes`, which are in use in any case.
+pub(super) fn keep_exactly(held: &mut Reservation, bytes: u64) {
+    held.take(bytes.saturating_sub(held.bytes()));
+    held.shrink(held.bytes().saturating_sub(bytes));
 }
 
 impl Expand for BoundedTemplates<'_> {
@@ -79,5 +108,30 @@ impl Expand for BoundedTemplates<'_> {
             tracing::debug!(alert = rule.name, %error, "a template failed");
         }
         expanded
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), String> {
+        let memory = &mut *self.memory.borrow_mut();
+        // The alert contains its texts.
+        memory.texts.shrink(memory.texts.bytes());
+        if let Some(refusal) = memory.refusal.take() {
+            return Err(refusal);
+        }
+        let used_bytes = memory.used_bytes.saturating_add(bytes);
+        memory.held.cover(used_bytes).map_err(|error| no_memory(&error))?;
+        memory.used_bytes = used_bytes;
+        Ok(())
+    }
+
+    fn release(&self, bytes: u64) {
+        let memory = &mut *self.memory.borrow_mut();
+        memory.used_bytes = memory.used_bytes.saturating_sub(bytes);
+        // The queries of the next rules may need it.
+        memory.held.shrink(memory.held.bytes().saturating_sub(memory.used_bytes));
+    }
+
+    fn is_short_of_memory(&self) -> bool {
+        let usage = self.budget.usage();
+        usage.used_bytes > usage.limit_bytes / 2
     }
 }

@@ -463,6 +463,112 @@ fn a_rule_beyond_the_memory_of_rules_fails_alone() {
     assert_eq!(scene.query("many", MINUTE), [""; 0]);
 }
 
+/// A database with series of `x`, and one rule with an alert for each of them.
+fn alert_for_each(count: usize, memory_bytes: u64, texts: &str) -> Scene {
+    let mut scene = Scene::with_memory(memory_bytes);
+    for idx in 0..count {
+        scene.put(&[("__name__", "x"), ("id", &idx.to_string())], START, 1.0);
+    }
+    let rules = format!("groups: [{{name: g, rules: [{{alert: A, expr: x, {texts}}}]}}]");
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    scene
+}
+
+impl Scene {
+    /// Most of the memory of rules that was used at a time.
+    fn peak_bytes(&self) -> u64 {
+        self.manager.memory().peak_bytes
+    }
+
+    fn alert_count(&self) -> usize {
+        self.manager.groups()[0].latest().rules[0].alerts.len()
+    }
+}
+
+/// 50 MB of text that was outside of the limit.
+#[test]
+fn large_annotations_are_within_the_memory_of_rules() {
+    const LIMIT: u64 = 16 << 20;
+    let plain = format!("annotations: {{a: '{}'}}", "x".repeat(10_000));
+    let scene = alert_for_each(5_000, LIMIT, &plain);
+    for minute in 1..5 {
+        scene.evaluate_at(minute * MINUTE);
+        assert_eq!((scene.errors(), scene.alert_count()), (vec![None], 5_000), "{minute}");
+    }
+    let expanded = format!("annotations: {{a: '{}{{{{ $value }}}}'}}", "x".repeat(10_000));
+    let scene = alert_for_each(5_000, LIMIT, &expanded);
+    for minute in 1..4 {
+        scene.evaluate_at(minute * MINUTE);
+        let errors = scene.errors();
+        let error = errors[0].as_ref().expect("50 MB do not fit into 16 MiB");
+        assert!(error.starts_with("no memory (--rule-memory): "), "{error}");
+        assert!(scene.peak_bytes() <= LIMIT, "{}", scene.peak_bytes());
+        let health = scene.manager.groups()[0].latest().rules[0].health;
+        assert_eq!((health, scene.alert_count()), (RuleHealth::Bad, 0));
+        let failures = format!(
+            "prometheus_rule_evaluation_failures_total{{rule_group=\"/r/a.yml;g\"}} {minute}\n"
+        );
+        assert!(scene.metrics().contains(&failures), "{}", scene.metrics());
+    }
+}
+
+/// The limit at which the first evaluation succeeds is enough for all others.
+#[test]
+fn a_steady_set_of_alerts_fails_at_its_first_evaluation_or_never() {
+    let texts = format!(
+        "labels: {{team: '{{{{ $labels.id }}}}'}}, annotations: {{a: '{} {{{{ $labels.id }}}}'}}",
+        "x".repeat(500)
+    );
+    let evaluate = |memory_bytes: u64| {
+        let scene = alert_for_each(400, memory_bytes, &texts);
+        let is_good = |minute: i64| {
+            scene.evaluate_at(minute * MINUTE);
+            (minute, scene.errors() == [None])
+        };
+        (1..5).map(is_good).collect::<Vec<_>>()
+    };
+    // One template at a time may need 4 MiB.
+    let (mut too_few, mut enough) = (4_400_000, 8_000_000);
+    assert!(!evaluate(too_few)[0].1 && evaluate(enough)[0].1);
+    while enough - too_few > 5_000 {
+        let middle = u64::midpoint(too_few, enough);
+        let results = evaluate(middle);
+        // The first two evaluations after a start write no series of alerts.
+        assert!(
+            results.iter().all(|(_, is_good)| *is_good == results[0].1),
+            "{middle}: {results:?}"
+        );
+        *(if results[0].1 { &mut enough } else { &mut too_few }) = middle;
+    }
+}
+
+/// A label with the value makes new alerts at each evaluation; those before are resolved and were
+/// kept for 15 minutes without a bound.
+#[test]
+fn alerts_that_change_at_each_evaluation_are_within_the_memory_of_rules() {
+    // Of these a template may need 4 MiB for a moment.
+    const LIMIT: u64 = 6 << 20;
+    let texts = "labels: {v: '{{ $value }}'}, annotations: {a: '{{ $value }}'}";
+    let mut scene = alert_for_each(200, LIMIT, texts);
+    let rules = format!(
+        "groups: [{{name: g, interval: 5s, rules: [{{alert: A, expr: 'x * time()', {texts}}}]}}, \
+         {{name: other, interval: 5s, rules: [{{record: one, expr: 'count(x)'}}]}}]"
+    );
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    let kept = |scene: &Scene| scene.manager.memory().used_bytes;
+    let mut most = 0;
+    for step in 1..60 {
+        let ms = step * 5 * SECOND;
+        for idx in 0..if step % 20 == 0 { 200 } else { 0 } {
+            scene.put(&[("__name__", "x"), ("id", &idx.to_string())], START + ms, 1.0);
+        }
+        scene.evaluate_at(ms);
+        assert_eq!(scene.errors(), [None, None], "{step}");
+        most = most.max(kept(&scene));
+    }
+    assert!(scene.peak_bytes() <= LIMIT && most > LIMIT / 4, "{} {most}", scene.peak_bytes());
+}
+
 /// The threads evaluate without a call, and a stop ends them.
 #[test]
 fn threads_evaluate_due_groups() {

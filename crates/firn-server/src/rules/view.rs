@@ -135,11 +135,14 @@ impl RuleView {
 impl RuleOutcome {
     pub(super) fn new(running: &RunningRule, took: Duration) -> RuleOutcome {
         let is_active = |alert: &&Alert| alert.state != AlertState::Inactive;
+        let active = || running.alerts.iter().filter(is_active);
+        let mut alerts = Vec::with_capacity(active().count());
+        alerts.extend(active().cloned());
         RuleOutcome {
             health: running.health,
             last_error: running.last_error.clone(),
             state: running.alerts.state(),
-            alerts: running.alerts.iter().filter(is_active).cloned().collect(),
+            alerts,
             took,
         }
     }

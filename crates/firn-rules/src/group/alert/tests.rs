@@ -1,5 +1,7 @@
 //! The states of alerts: tables, and a model of one alert that looks at its whole history.
 
+use std::cell::Cell;
+
 use firn_model::{QueryContext, STALE_NAN};
 use firn_promql::prepare;
 use proptest::prelude::*;
@@ -126,7 +128,7 @@ fn labels_are_expanded_and_empty_ones_removed() {
         alert.labels.to_string(),
         "{alertname=\"A\",job=\"a\",team=\"a\",x=\"<error expanding template: no such thing>\"}"
     );
-    assert_eq!(alert.annotations, texts(&[("note", "z"), ("plain", "text")]));
+    assert_eq!(*alert.annotations, texts(&[("note", "z"), ("plain", "text")]));
     assert_eq!(alert.value, 7.0);
 }
 
@@ -198,6 +200,114 @@ fn restored_series_are_selected_by_plain_labels() {
     rule.labels = texts(&[("team", "x"), ("zone", "{{zone}}"), ("gone", "")]);
     let matchers: Vec<String> = for_state_matchers(&rule).iter().map(ToString::to_string).collect();
     assert_eq!(matchers, ["__name__=\"ALERTS_FOR_STATE\"", "alertname=\"A\"", "team=\"x\""]);
+}
+
+/// Memory of the given number of bytes, and the bytes that alerts have reserved.
+struct LimitedMemory {
+    limit: u64,
+    used: Cell<u64>,
+}
+
+impl Expand for LimitedMemory {
+    fn expand(&self, text: &str, _: &AlertRule, _: &VectorPoint, _: i64) -> Result<String, String> {
+        Ok(text.to_owned())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), String> {
+        let used = self.used.get() + bytes;
+        if used > self.limit {
+            return Err("no memory".to_owned());
+        }
+        self.used.set(used);
+        Ok(())
+    }
+
+    fn release(&self, bytes: u64) {
+        self.used.set(self.used.get().checked_sub(bytes).expect("reserved before"));
+    }
+}
+
+/// Evaluates a rule with `count` alerts whose labels contain `version`, with `limit` bytes. Returns
+/// the bytes that the evaluation had reserved in the end.
+fn update_within(
+    alerts: &mut ActiveAlerts,
+    rule: &AlertRule,
+    (slot, version, count): (i64, i64, i64),
+    limit: u64,
+) -> Result<u64, String> {
+    let memory = LimitedMemory { limit, used: Cell::new(alerts.memory_bytes()) };
+    let point = |n: i64| point(&[("n", &n.to_string()), ("version", &version.to_string())], 1.0);
+    let points: Vec<VectorPoint> = (0..count).map(point).collect();
+    alerts.update(rule, slot, &points, 0, &memory)?;
+    alerts.take_due(slot, MINUTE, MINUTE);
+    Ok(memory.used.get())
+}
+
+const TEXT: usize = 10_000;
+
+fn rule_with_text(text: &str) -> AlertRule {
+    AlertRule { annotations: texts(&[("text", text)]), ..rule(0, 0) }
+}
+
+#[test]
+fn alerts_of_a_rule_share_a_text_that_is_no_template() {
+    let plain = rule_with_text(&"x".repeat(TEXT));
+    let mut alerts = ActiveAlerts::new(true);
+    for slot in 0..3 {
+        let used = update_within(&mut alerts, &plain, (slot, 0, 50), 100_000).unwrap();
+        assert_eq!(used, alerts.memory_bytes(), "{slot}: nothing is reserved twice");
+    }
+    // A reload with another text: both texts exist until the alerts have the new one.
+    let other = rule_with_text(&"y".repeat(TEXT));
+    let used = update_within(&mut alerts, &other, (3, 0, 50), 110_000).unwrap();
+    assert!(used <= alerts.memory_bytes() + 11_000, "{used}");
+    assert!(alerts.iter().all(|alert| alert.annotations["text"].starts_with('y')));
+}
+
+#[test]
+fn texts_of_templates_are_reserved_once_while_they_do_not_change() {
+    let rule = rule_with_text(&"{{x}}".repeat(TEXT / 5));
+    let mut alerts = ActiveAlerts::new(true);
+    let needed = update_within(&mut alerts, &rule, (0, 0, 50), u64::MAX).unwrap();
+    assert!(needed > 50 * TEXT as u64, "{needed}");
+    assert_eq!(update_within(&mut alerts, &rule, (1, 0, 50), needed), Ok(needed));
+    let mut refused = ActiveAlerts::new(true);
+    let error = update_within(&mut refused, &rule, (0, 0, 50), needed - 1);
+    assert_eq!(error, Err("no memory".to_owned()));
+    assert_eq!(refused.iter().count(), 0);
+}
+
+/// Such a rule had 15 minutes of alerts before.
+#[test]
+fn a_rule_whose_labels_change_at_each_evaluation_is_bounded() {
+    let rule = rule_with_text("{{x}}");
+    let mut alerts = ActiveAlerts::new(true);
+    let one = update_within(&mut alerts, &rule, (0, 0, 50), u64::MAX).unwrap();
+    let mut resolved = 0;
+    for slot in 1..100 {
+        let used = update_within(&mut alerts, &rule, (slot, slot, 50), 5 * one).unwrap();
+        assert!(used <= 5 * one && alerts.memory_bytes() <= used, "{slot}: {used} of {one}");
+        assert_eq!(alerts.state(), AlertState::Firing);
+        resolved = resolved.max(alerts.iter().count());
+    }
+    assert!(resolved > 150, "resolved alerts are kept while there is memory: {resolved}");
+}
+
+#[test]
+fn resolved_alerts_that_were_sent_are_forgotten_first() {
+    let rule = rule_with_text("text");
+    let mut alerts = ActiveAlerts::new(true);
+    for version in 0..3 {
+        update_within(&mut alerts, &rule, (version, version, 10), u64::MAX).unwrap();
+    }
+    // The second ten are resolved and not sent yet.
+    let unlimited = LimitedMemory { limit: u64::MAX, used: Cell::new(alerts.memory_bytes()) };
+    alerts.update(&rule, 3, &[], 0, &unlimited).unwrap();
+    assert_eq!(alerts.iter().count(), 30);
+    assert!(alerts.forget_resolved(true, &unlimited) > 0);
+    assert_eq!(alerts.iter().count(), 10);
+    assert_eq!(unlimited.used.get(), alerts.memory_bytes());
+    assert_eq!(alerts.take_due(3, MINUTE, MINUTE).len(), 10, "receivers learn of the end");
 }
 
 /// State and start of one alert after all of `history`: slots in minutes, and whether the slot

@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender as ChannelSender, channel};
 
-use firn_rules::group::{Alert, AlertState};
+use firn_rules::group::{Alert, AlertState, Texts};
 use serde_json::Value;
 
 use super::*;
+use crate::notify::link;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -65,7 +66,8 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn notifier(queue_len_max: usize) -> Arc<Notifier> {
-    Arc::new(Notifier::new(NotifyOptions { queue_len_max, budget: Budget::unlimited() }))
+    let (budget, queue_bytes_max) = (Budget::unlimited(), u64::MAX);
+    Arc::new(Notifier::new(NotifyOptions { queue_len_max, budget, queue_bytes_max }))
 }
 
 fn apply(notifier: &Notifier, alerting: &str) -> Result<()> {
@@ -78,7 +80,7 @@ fn apply(notifier: &Notifier, alerting: &str) -> Result<()> {
 fn notification(labels: &[(&str, &str)]) -> Notification {
     let alert = Alert {
         labels: Labels::from_pairs(labels.iter().copied()).unwrap(),
-        annotations: BTreeMap::new(),
+        annotations: Texts::default(),
         state: AlertState::Firing,
         value: 1.0,
         active_at: 1_700_000_000_000,
@@ -88,7 +90,7 @@ fn notification(labels: &[(&str, &str)]) -> Notification {
         valid_until: Some(1_700_000_240_000),
         keep_firing_since: None,
     };
-    Notification::new(&alert, "up", "http://here")
+    Notification::new(alert, link("up", "http://here").into())
 }
 
 fn external() -> BTreeMap<String, String> {
@@ -138,7 +140,7 @@ fn every_alertmanager_receives_every_alert_with_its_own_labels() {
         &[("alertname", "B"), ("severity", "none")],
         &[("alertname", "C"), ("dc", "us")],
     ];
-    notifier.send(&external(), alerts.iter().map(|labels| notification(labels)).collect());
+    notifier.send(&external(), alerts.iter().map(|labels| notification(labels)));
     let (head, body) = first.bodies.recv_timeout(WAIT_MAX).unwrap();
     assert!(head.starts_with("POST /api/v2/alerts HTTP/1.1\r\n"), "{head}");
     assert!(head.to_lowercase().contains("content-type: application/json\r\n"), "{head}");
