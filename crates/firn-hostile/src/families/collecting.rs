@@ -26,6 +26,8 @@ pub(crate) const SERVED_TIME_MAX: Duration = Duration::from_secs(15);
 /// A database that collects.
 pub(crate) fn setup(flags: &[&str]) -> Setup {
     let mut all = vec!["--enable-lifecycle", "--query-timeout=5s", "--self-scrape=never"];
+    // The load ends at the start of the program; rules still read it hours later.
+    all.push("--lookback=1d");
     all.extend(flags);
     Setup::database(&all).prepared(prepare)
 }

@@ -491,7 +491,9 @@ fn hanging() -> Vec<Attack> {
         many("300 targets that hang", 300, peer().silent.to_string()),
         many("3,000 targets that are closed", HANGING_COUNT, "127.0.0.1:1".to_owned()),
         many("300 targets with endless bodies", 300, {
-            peer().set("/endless", endless(HEAD, |n| format!("e{{n=\"{n}\"}} 1\n")));
+            // Made once: the targets leave the processor to the server.
+            let series: String = (0..20_000).map(|n| format!("e{{n=\"{n}\"}} 1\n")).collect();
+            peer().set("/endless", endless(HEAD, move |_| series.clone()));
             peer().address.to_string()
         }),
         attack("many readers of the targets", flood(50, 4, get("/api/v1/targets")), readers()),
@@ -554,6 +556,8 @@ fn many(name: &'static str, count: usize, address: String) -> Attack {
         };
         wait_until(SERVED_TIME_MAX, is_scraped);
         answers.extend(state(target));
+        // The next attack begins without them.
+        answers.push(reload(target, "", ""));
         answers
     });
     attack(name, act, unaffected())
