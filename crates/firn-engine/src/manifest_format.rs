@@ -182,10 +182,28 @@ pub(crate) fn decode_copies(
 
 /// Whether a record after `next` is valid behind `at`. Then `next` is damaged and no torn tail.
 fn later_record(bytes: &[u8], at: usize, next: u64) -> bool {
-    let starts = bytes.iter().enumerate().skip(at.saturating_add(1));
-    let mut starts = starts.filter(|(_, byte)| **byte != 0).map(|(start, _)| start);
     let later = next.saturating_add(1)..next.saturating_add(LATER_EDITS);
-    starts.any(|start| later.clone().any(|no| decode_record(bytes, start, no).is_some()))
+    let written = without_last_zeros(bytes);
+    (at.saturating_add(1)..written.len()).any(|start| {
+        let number = bytes.get(start..).and_then(record_number);
+        number.is_some_and(|no| later.contains(&no) && decode_record(bytes, start, no).is_some())
+    })
+}
+
+/// The bytes before the last blocks of zeros: most of a file is not written yet.
+fn without_last_zeros(mut bytes: &[u8]) -> &[u8] {
+    const BLOCK: [u8; 4 << 10] = [0; 4 << 10];
+    while let Some((rest, block)) = bytes.split_last_chunk()
+        && *block == BLOCK
+    {
+        bytes = rest;
+    }
+    bytes
+}
+
+/// The number of the edit in the record that begins here.
+fn record_number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?))
 }
 
 fn decode_record(bytes: &[u8], at: usize, edit_no: u64) -> Option<(Edit, usize)> {

@@ -103,13 +103,20 @@ fn damage_of_an_object_is_reported_by_copy_and_offset() {
 
 #[test]
 fn both_copies_damaged_in_the_middle_is_corrupt_and_named() {
-    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
-    let (mut manifest, _) = opened(&disk);
-    (1..4).for_each(|number| manifest.commit(&edit(number), state).unwrap());
-    for copy in COPIES {
-        flip(&disk, &format!("{FOLDER}/00000001.{copy}"), HEADER_BYTES as u64 + 60);
+    // The record of 256 bytes begins with a zero byte.
+    let long = Edit::default().with(Room::Tree, vec![3; 253]);
+    assert_eq!(long.encode().len(), 256);
+    for last in [edit(3), long] {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+        let (mut manifest, _) = opened(&disk);
+        for edit in [edit(1), edit(2), last] {
+            manifest.commit(&edit, state).unwrap();
+        }
+        for copy in COPIES {
+            flip(&disk, &format!("{FOLDER}/00000001.{copy}"), HEADER_BYTES as u64 + 60);
+        }
+        let error = Manifest::open(Arc::clone(&disk)).map(|_| ()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+        assert!(error.to_string().contains("00000001.a at byte"), "{error}");
     }
-    let error = Manifest::open(Arc::clone(&disk)).map(|_| ()).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
-    assert!(error.to_string().contains("00000001.a at byte"), "{error}");
 }
