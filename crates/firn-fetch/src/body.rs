@@ -1,12 +1,101 @@
-//! Bodies: unpacked as they arrive, within a limit and a reservation.
+//! Bodies: unpacked as they arrive, within a limit and a reservation, in buffers that serve again.
 
 use std::io::{self, Write};
+use std::ops::Deref;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use firn_model::Reservation;
+use firn_model::{Budget, Pool, Reservation};
 use flate2::write::MultiGzDecoder;
+use parking_lot::Mutex;
 
 use crate::FetchError;
+
+/// The memory of bodies: reserved in a budget. A few buffers are kept for the next bodies, because
+/// the pages of a new one cost more than reading a body into it. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Bodies {
+    budget: Budget,
+    idle: Arc<Mutex<Vec<Buffer>>>,
+}
+
+/// An unpacked body. [`Bodies`] gets its buffer back.
+#[derive(Debug)]
+pub struct Body {
+    buffer: Buffer,
+    home: Bodies,
+}
+
+/// Memory and its reservation, which is at least its capacity.
+#[derive(Debug)]
+struct Buffer {
+    bytes: Vec<u8>,
+    held: Reservation,
+}
+
+// Together at most 1 MiB.
+const IDLE_BUFFERS_MAX: usize = 4;
+const IDLE_BUFFER_BYTES_MAX: usize = 256 << 10;
+
+// Bounds of the first growth of a body, which is that of the last one: a longer body grows as it
+// arrives.
+const FIRST_BYTES_MIN: usize = 4 << 10;
+const FIRST_BYTES_MAX: usize = 1 << 20;
+
+impl Bodies {
+    /// No body yet. All are reserved in the pool `requests` of `budget`.
+    pub fn new(budget: &Budget) -> Bodies {
+        Bodies { budget: budget.clone(), idle: Arc::default() }
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// A body of these bytes, which are few: they are reserved without a limit.
+    pub(crate) fn unlimited(&self, bytes: Vec<u8>) -> Body {
+        let mut held = self.budget.empty(Pool::Requests);
+        held.take(bytes.capacity() as u64);
+        Body { buffer: Buffer { bytes, held }, home: self.clone() }
+    }
+
+    fn empty(&self) -> Body {
+        self.unlimited(Vec::new())
+    }
+
+    /// A kept buffer of at least this capacity.
+    fn idle(&self, capacity_min: usize) -> Option<Buffer> {
+        let mut idle = self.idle.lock();
+        let idx = idle.iter().position(|buffer| buffer.bytes.capacity() >= capacity_min)?;
+        Some(idle.swap_remove(idx))
+    }
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer.bytes
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        let Buffer { bytes, held } = &mut self.buffer;
+        if !(FIRST_BYTES_MIN..=IDLE_BUFFER_BYTES_MAX).contains(&bytes.capacity()) {
+            return;
+        }
+        let mut idle = self.home.idle.lock();
+        // The oldest is dropped: sizes change with the targets.
+        if idle.len() >= IDLE_BUFFERS_MAX {
+            idle.remove(0);
+        }
+        let reserved = held.bytes();
+        let mut bytes = std::mem::take(bytes);
+        bytes.clear();
+        idle.push(Buffer { bytes, held: held.split(reserved) });
+    }
+}
 
 /// Receives the frames of a body.
 pub(crate) struct Unpacker {
@@ -21,32 +110,21 @@ enum Packed {
 /// The unpacked bytes. Writing fails at the limit, so that a small body that unpacks to a huge one
 /// costs no more than the limit.
 struct Sink {
-    bytes: Vec<u8>,
+    body: Body,
     bytes_max: u64,
     /// The first growth.
     first_bytes: usize,
-    held: Reservation,
     failed: Option<FetchError>,
 }
-
-// Bounds of the first growth of a body, which is that of the last one: a longer body grows as it
-// arrives.
-const FIRST_BYTES_MIN: usize = 4 << 10;
-const FIRST_BYTES_MAX: usize = 1 << 20;
 
 impl Unpacker {
     /// A body of fewer than `bytes_max` bytes when unpacked; 0 is no limit. The last body from
     /// there had `last_len` bytes.
-    pub(crate) fn new(
-        is_gzip: bool,
-        bytes_max: u64,
-        last_len: usize,
-        held: Reservation,
-    ) -> Unpacker {
+    pub(crate) fn new(is_gzip: bool, bytes_max: u64, last_len: usize, bodies: &Bodies) -> Unpacker {
         // A sixteenth more: the numbers of the same metrics differ in length.
         let first_bytes = last_len.saturating_add(last_len / 16);
         let first_bytes = first_bytes.clamp(FIRST_BYTES_MIN, FIRST_BYTES_MAX);
-        let sink = Sink { bytes: Vec::new(), bytes_max, first_bytes, held, failed: None };
+        let sink = Sink { body: bodies.empty(), bytes_max, first_bytes, failed: None };
         let sink = match is_gzip {
             true => Packed::Gzip(Box::new(MultiGzDecoder::new(sink))),
             false => Packed::Plain(sink),
@@ -63,7 +141,7 @@ impl Unpacker {
     }
 
     /// The whole body.
-    pub(crate) fn finish(self) -> Result<(Vec<u8>, Reservation), FetchError> {
+    pub(crate) fn finish(self) -> Result<Body, FetchError> {
         let sink = match self.sink {
             Packed::Plain(sink) => sink,
             Packed::Gzip(mut decoder) => {
@@ -73,7 +151,7 @@ impl Unpacker {
                 decoder.finish().map_err(|error| FetchError::transport("gzip", error))?
             }
         };
-        Ok((sink.bytes, sink.held))
+        Ok(sink.body)
     }
 }
 
@@ -83,15 +161,23 @@ impl Sink {
     }
 
     fn make_room(&mut self, more: usize) -> Result<(), FetchError> {
-        let len = self.bytes.len().saturating_add(more);
+        let Body { buffer, home } = &mut self.body;
+        let len = buffer.bytes.len().saturating_add(more);
         if self.bytes_max > 0 && len as u64 >= self.bytes_max {
             return Err(FetchError::BodyLimit);
         }
-        if len > self.bytes.capacity() {
-            let capacity = self.bytes.capacity().saturating_mul(2).max(len).max(self.first_bytes);
-            self.held.cover(capacity as u64).map_err(FetchError::Memory)?;
-            self.bytes.reserve_exact(capacity.saturating_sub(self.bytes.len()));
+        if len <= buffer.bytes.capacity() {
+            return Ok(());
         }
+        let capacity = buffer.bytes.capacity().saturating_mul(2).max(len).max(self.first_bytes);
+        if buffer.bytes.is_empty()
+            && let Some(kept) = home.idle(capacity)
+        {
+            *buffer = kept;
+            return Ok(());
+        }
+        buffer.held.cover(capacity as u64).map_err(FetchError::Memory)?;
+        buffer.bytes.reserve_exact(capacity.saturating_sub(buffer.bytes.len()));
         Ok(())
     }
 }
@@ -102,7 +188,7 @@ impl Write for Sink {
             self.failed = Some(error);
             return Err(io::ErrorKind::Other.into());
         }
-        self.bytes.extend_from_slice(frame);
+        self.body.buffer.bytes.extend_from_slice(frame);
         Ok(frame.len())
     }
 
@@ -115,7 +201,6 @@ impl Write for Sink {
 mod tests {
     use std::io::Write;
 
-    use firn_model::{Budget, Pool};
     use flate2::Compression;
     use flate2::write::GzEncoder;
 
@@ -133,14 +218,14 @@ mod tests {
         bytes_max: u64,
         memory: u64,
     ) -> Result<Vec<u8>, FetchError> {
-        let held = Budget::new(memory).empty(Pool::Requests);
-        let mut unpacker = Unpacker::new(is_gzip, bytes_max, 0, held);
+        let bodies = Bodies::new(&Budget::new(memory));
+        let mut unpacker = Unpacker::new(is_gzip, bytes_max, 0, &bodies);
         for frame in body.chunks(7) {
             unpacker.push(&Bytes::copy_from_slice(frame))?;
         }
-        unpacker.finish().map(|(bytes, held)| {
-            assert!(held.bytes() >= bytes.capacity() as u64);
-            bytes
+        unpacker.finish().map(|body| {
+            assert!(body.buffer.held.bytes() >= body.buffer.bytes.capacity() as u64);
+            body.to_vec()
         })
     }
 
@@ -157,15 +242,40 @@ mod tests {
         assert!(matches!(error, FetchError::Transport(_)), "{error}");
     }
 
+    fn body_of_len(bodies: &Bodies, len: usize, last_len: usize) -> Body {
+        let mut unpacker = Unpacker::new(false, 0, last_len, bodies);
+        for frame in vec![b'a'; len].chunks(1_000) {
+            unpacker.push(&Bytes::copy_from_slice(frame)).unwrap();
+        }
+        unpacker.finish().unwrap()
+    }
+
     #[test]
     fn a_body_as_long_as_the_last_one_is_allocated_once() {
-        let held = Budget::new(1 << 20).empty(Pool::Requests);
-        let mut unpacker = Unpacker::new(false, 0, 16_000, held);
-        for _ in 0..1_000 {
-            unpacker.push(&Bytes::from_static(b"sixteen bytes...")).unwrap();
+        let bodies = Bodies::new(&Budget::new(1 << 20));
+        let Buffer { bytes, held } = &body_of_len(&bodies, 16_000, 16_000).buffer;
+        assert_eq!((bytes.len(), bytes.capacity(), held.bytes()), (16_000, 17_000, 17_000));
+    }
+
+    #[test]
+    fn the_next_body_takes_the_buffer_of_the_last_one() {
+        let bodies = Bodies::new(&Budget::new(16 << 20));
+        let used = || bodies.budget.usage().used_bytes;
+        let first = body_of_len(&bodies, 16_000, 0);
+        let (place, reserved) = (first.as_ptr(), used());
+        drop(first);
+        assert_eq!(used(), reserved);
+        let second = body_of_len(&bodies, 9_000, 9_000);
+        assert_eq!((second.as_ptr(), second.len(), used()), (place, 9_000, reserved));
+        // A longer one needs another.
+        let third = body_of_len(&bodies, 40_000, 40_000);
+        assert_ne!(third.as_ptr(), place);
+        drop((second, third));
+        for len in (0..50).map(|idx| 1_000 + 20_000 * idx) {
+            drop(body_of_len(&bodies, len, len));
         }
-        let (body, held) = unpacker.finish().unwrap();
-        assert_eq!((body.len(), body.capacity(), held.bytes()), (16_000, 17_000, 17_000));
+        assert_eq!(bodies.idle.lock().len(), IDLE_BUFFERS_MAX);
+        assert!(used() <= (IDLE_BUFFERS_MAX * IDLE_BUFFER_BYTES_MAX) as u64, "{}", used());
     }
 
     // Item 24: reaching the limit exceeds it, in unpacked bytes.

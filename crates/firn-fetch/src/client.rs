@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use firn_collect::config::HttpClient;
-use firn_model::{Budget, Pool, Reservation, Secret};
+use firn_model::Secret;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{
@@ -14,7 +14,7 @@ use hyper::header::{
 };
 use hyper::{Method, StatusCode, Uri};
 
-use crate::body::Unpacker;
+use crate::body::{Bodies, Body, Unpacker};
 use crate::connect::{Connections, Open, Route};
 use crate::proxy::Proxies;
 use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
@@ -29,7 +29,7 @@ pub struct Client {
     tls: TlsSource,
     proxies: Proxies,
     tokens: Option<Box<Tokens>>,
-    budget: Budget,
+    bodies: Bodies,
 }
 
 impl fmt::Debug for Client {
@@ -74,9 +74,7 @@ pub struct Response {
     /// Its headers.
     pub headers: HeaderMap,
     /// The body, unpacked. Of a status other than 2xx only the beginning.
-    pub body: Vec<u8>,
-    /// The memory of the body.
-    pub held: Reservation,
+    pub body: Body,
 }
 
 // The part of a refusal's body that is read.
@@ -96,22 +94,22 @@ impl Response {
 }
 
 impl Client {
-    /// A client for `config`. Bodies are reserved in `budget`.
+    /// A client for `config`, whose bodies are among `bodies`.
     ///
     /// # Errors
     /// `Credentials` for certificates and keys that cannot be read or used now, and for parts of
     /// the configuration that are not supported.
-    pub fn new(config: &HttpClient, budget: &Budget) -> Result<Client, FetchError> {
+    pub fn new(config: &HttpClient, bodies: &Bodies) -> Result<Client, FetchError> {
         credentials::check(config)?;
         Ok(Client {
             tls: TlsSource::new(&config.tls_config, config.enable_http2)?,
             proxies: Proxies::new(&config.proxy, &|name| std::env::var(name).ok())?,
             tokens: match &config.oauth2 {
-                Some(oauth2) => Some(Box::new(Tokens::new(oauth2, budget)?)),
+                Some(oauth2) => Some(Box::new(Tokens::new(oauth2, bodies)?)),
                 None => None,
             },
             config: config.clone(),
-            budget: budget.clone(),
+            bodies: bodies.clone(),
         })
     }
 
@@ -144,7 +142,7 @@ impl Client {
             let headers = self.headers(request, content, has_credentials).await?;
             let unix_socket = request.unix_socket.as_deref().filter(|_| hop == 0);
             let outgoing = Outgoing { uri: &uri, unix_socket, headers, content };
-            let (response, open) = self.exchange(&outgoing, connections).await?;
+            let (response, mut open) = self.exchange(&outgoing, connections).await?;
             let location = response
                 .headers()
                 .get(LOCATION)
@@ -161,7 +159,7 @@ impl Client {
             if !matches!(response.status().as_u16(), 307 | 308) {
                 content = None;
             }
-            if read_refusal(response).await.is_some() {
+            if open.drive(read_refusal(response)).await.is_some() {
                 connections.keep(open);
             }
             uri = next;
@@ -216,7 +214,7 @@ impl Client {
             return Ok((response, open));
         }
         let tls = tls.map(|tls| (&self.tls, tls.config));
-        let mut open = route.open(tls, &self.proxies, &self.budget).await?;
+        let mut open = route.open(tls, &self.proxies, self.bodies.budget()).await?;
         match open.send(outgoing.request(&open)?).await {
             Ok(response) => Ok((response, open)),
             Err(error) => Err(FetchError::Transport(with_causes(&error))),
@@ -226,22 +224,19 @@ impl Client {
     async fn read(
         &self,
         response: hyper::Response<Incoming>,
-        open: Open,
+        mut open: Open,
         request: &Request,
         connections: &mut Connections,
     ) -> Result<Response, FetchError> {
         let status = response.status();
         let headers = response.headers().clone();
-        let held = self.budget.empty(Pool::Requests);
         if !status.is_success() {
-            let body = read_refusal(response).await;
+            let body = open.drive(read_refusal(response)).await;
             if body.is_some() {
                 connections.keep(open);
             }
-            let mut held = held;
-            let body = body.unwrap_or_default();
-            held.take(body.capacity() as u64);
-            return Ok(Response { status: status.as_u16(), headers, body, held });
+            let body = self.bodies.unlimited(body.unwrap_or_default());
+            return Ok(Response { status: status.as_u16(), headers, body });
         }
         let asks_gzip = |(name, text): &(HeaderName, String)| {
             name == ACCEPT_ENCODING && text.eq_ignore_ascii_case("gzip")
@@ -250,19 +245,12 @@ impl Client {
             .get(CONTENT_ENCODING)
             .is_some_and(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"gzip"))
             && request.headers.iter().any(asks_gzip);
-        let last_len = connections.body_len;
-        let mut unpacker = Unpacker::new(is_gzip, request.body_bytes_max, last_len, held);
-        let mut body = response.into_body();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| FetchError::Transport(with_causes(&error)))?;
-            if let Ok(data) = frame.into_data() {
-                unpacker.push(&data)?;
-            }
-        }
-        let (body, held) = unpacker.finish()?;
+        let (bytes_max, last_len) = (request.body_bytes_max, connections.body_len);
+        let unpacker = Unpacker::new(is_gzip, bytes_max, last_len, &self.bodies);
+        let body = open.drive(unpack(response.into_body(), unpacker)).await?;
         connections.body_len = body.len();
         connections.keep(open);
-        Ok(Response { status: status.as_u16(), headers, body, held })
+        Ok(Response { status: status.as_u16(), headers, body })
     }
 }
 
@@ -312,6 +300,16 @@ fn without_user(uri: &Uri) -> String {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     format!("{scheme}://{host}{path}")
+}
+
+async fn unpack(mut packed: Incoming, mut unpacker: Unpacker) -> Result<Body, FetchError> {
+    while let Some(frame) = packed.frame().await {
+        let frame = frame.map_err(|error| FetchError::Transport(with_causes(&error)))?;
+        if let Ok(data) = frame.into_data() {
+            unpacker.push(&data)?;
+        }
+    }
+    unpacker.finish()
 }
 
 /// The body of a refusal; `None` if it is long or breaks off, so that its connection is of no use.

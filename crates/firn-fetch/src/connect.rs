@@ -1,7 +1,10 @@
 //! Connections: opened directly, to a Unix socket or through a proxy, and kept between requests.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use firn_model::{Budget, Pool, Reservation};
@@ -36,7 +39,7 @@ const CONNECTIONS_MAX: usize = 2;
 // sake of many targets. The head of an answer must fit in.
 const READ_BYTES: usize = 16 << 10;
 
-/// The memory of a connection: its read buffer, a write buffer, its task; with TLS the buffers of
+/// The memory of a connection: its read buffer, a write buffer, its state; with TLS the buffers of
 /// both directions, too.
 const CONNECTION_BYTES: u64 = READ_BYTES as u64 + (10 << 10);
 const TLS_BYTES: u64 = 40 << 10;
@@ -49,7 +52,7 @@ const TUNNEL_BYTES_MAX: usize = 16 << 10;
 pub(crate) struct Open {
     route: Route,
     sender: Sender,
-    /// The memory of buffers and of the task.
+    /// The memory of buffers and state.
     _held: Reservation,
 }
 
@@ -66,9 +69,20 @@ pub(crate) struct Route {
 }
 
 enum Sender {
-    Http1(http1::SendRequest<Full<Bytes>>),
+    Http1(Box<Http1>),
+    /// A task of its own drives the connection, which serves several streams.
     Http2(http2::SendRequest<Full<Bytes>>),
 }
+
+/// A connection that the task of the request drives: a task of its own would be woken, often on
+/// another thread, for each piece of a body.
+struct Http1 {
+    sender: http1::SendRequest<Full<Bytes>>,
+    /// `None` after its end.
+    connection: Option<Http1Connection>,
+}
+
+type Http1Connection = http1::Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>;
 
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +96,7 @@ impl fmt::Debug for Sender {
 impl Connections {
     /// Takes the open connection along `route`.
     pub(crate) fn take(&mut self, route: &Route) -> Option<Open> {
-        self.open.retain(|open| !open.is_closed());
+        self.open.retain_mut(|open| !open.is_closed());
         let idx = self.open.iter().position(|open| open.route == *route)?;
         Some(self.open.remove(idx))
     }
@@ -97,10 +111,23 @@ impl Connections {
 }
 
 impl Open {
-    fn is_closed(&self) -> bool {
-        match &self.sender {
-            Sender::Http1(sender) => sender.is_closed(),
+    /// Whether the server has closed the connection, as far as is known.
+    fn is_closed(&mut self) -> bool {
+        match &mut self.sender {
+            Sender::Http1(http1) => {
+                // No task has driven the connection since the last answer.
+                poll(&mut http1.connection, &mut Context::from_waker(Waker::noop()));
+                http1.sender.is_closed()
+            }
             Sender::Http2(sender) => sender.is_closed(),
+        }
+    }
+
+    /// Waits for `work`, which needs this connection: an answer, or a body.
+    pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
+        match &mut self.sender {
+            Sender::Http1(http1) => drive(&mut http1.connection, work).await,
+            Sender::Http2(_) => work.await,
         }
     }
 
@@ -123,15 +150,45 @@ impl Open {
         request: hyper::Request<Full<Bytes>>,
     ) -> hyper::Result<hyper::Response<Incoming>> {
         match &mut self.sender {
-            Sender::Http1(sender) => {
-                sender.ready().await?;
-                sender.send_request(request).await
-            }
+            Sender::Http1(http1) => http1.send(request).await,
             Sender::Http2(sender) => {
                 sender.ready().await?;
                 sender.send_request(request).await
             }
         }
+    }
+}
+
+impl Http1 {
+    async fn send(
+        &mut self,
+        request: hyper::Request<Full<Bytes>>,
+    ) -> hyper::Result<hyper::Response<Incoming>> {
+        let Http1 { sender, connection } = self;
+        drive(connection, async {
+            sender.ready().await?;
+            sender.send_request(request).await
+        })
+        .await
+    }
+}
+
+/// Waits for `work`, and meanwhile moves the bytes of the connection that it needs.
+async fn drive<T>(connection: &mut Option<Http1Connection>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        poll(connection, context);
+        work.as_mut().poll(context)
+    })
+    .await
+}
+
+/// Moves the bytes that can be moved. An error of the connection is that of the request, too.
+fn poll(connection: &mut Option<Http1Connection>, context: &mut Context<'_>) {
+    if let Some(open) = connection
+        && Pin::new(open).poll(context).is_ready()
+    {
+        *connection = None;
     }
 }
 
@@ -213,8 +270,7 @@ impl Route {
                 .handshake(io)
                 .await
                 .map_err(failed)?;
-            tokio::spawn(connection);
-            Sender::Http1(sender)
+            Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
         Ok(Open { route: self, sender, _held: held })
     }

@@ -43,6 +43,7 @@ mod tokens;
 #[cfg(test)]
 mod test_config;
 
+pub use body::{Bodies, Body};
 pub use client::{Client, Content, Request, Response};
 pub use connect::Connections;
 pub use error::FetchError;

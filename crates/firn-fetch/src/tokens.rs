@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use firn_collect::config::{HttpClient, OAuth2};
-use firn_model::{Budget, Secret};
+use firn_model::Secret;
 use hyper::header::{ACCEPT, HeaderName};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::body::Bodies;
 use crate::client::{Client, Content, Request};
 use crate::credentials::{basic, secret};
 use crate::{Connections, FetchError};
@@ -60,7 +61,7 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 impl Tokens {
     /// # Errors
     /// For a grant that is not supported, and as [`Client::new`].
-    pub(crate) fn new(config: &OAuth2, budget: &Budget) -> Result<Tokens, FetchError> {
+    pub(crate) fn new(config: &OAuth2, bodies: &Bodies) -> Result<Tokens, FetchError> {
         if !matches!(config.grant_type.as_str(), "" | "client_credentials") {
             let shown = firn_model::excerpt(&config.grant_type);
             return Err(FetchError::Credentials(format!(
@@ -72,7 +73,7 @@ impl Tokens {
             proxy: config.proxy.clone(),
             ..HttpClient::default()
         };
-        let client = Client::new(&client, budget)?;
+        let client = Client::new(&client, bodies)?;
         Ok(Tokens { config: config.clone(), client, state: Mutex::new(TokenState::default()) })
     }
 

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use firn_collect::config::HttpClient;
+use firn_model::Budget;
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -131,7 +132,7 @@ fn request(url: String) -> Request {
 }
 
 fn open(config: &HttpClient) -> Client {
-    Client::new(config, &Budget::new(64 << 20)).unwrap()
+    Client::new(config, &Bodies::new(&Budget::new(64 << 20))).unwrap()
 }
 
 async fn get(client: &Client, url: String) -> Result<Response, FetchError> {
@@ -146,7 +147,7 @@ async fn requests_share_a_connection() {
     for _ in 0..3 {
         let request = request(server.url("/metrics?a=b"));
         let response = client.send(&request, &mut connections).await.unwrap();
-        assert_eq!((response.status, response.body.as_slice()), (200, &b"a 1\n"[..]));
+        assert_eq!((response.status, &response.body[..]), (200, &b"a 1\n"[..]));
         assert_eq!(response.content_type(), Some("text/plain"));
     }
     assert_eq!(server.connection_count(), 1);
@@ -205,7 +206,7 @@ async fn bodies_are_bounded_while_they_are_read() {
     let client = open(&HttpClient::default());
     let response = get(&client, server.url("/gzip")).await.unwrap();
     assert_eq!(response.body.len(), 4 << 20);
-    assert!(response.held.bytes() >= 4 << 20);
+    assert!(client.bodies.budget().usage().used_bytes >= 4 << 20);
     for path in ["/gzip", "/endless"] {
         let limited = Request { body_bytes_max: 100_000, ..request(server.url(path)) };
         let error = client.send(&limited, &mut Connections::default()).await.unwrap_err();
@@ -241,15 +242,12 @@ async fn redirects_are_followed() {
     })
     .await;
     let client = open(&HttpClient::default());
-    assert_eq!(get(&client, server.url("/a")).await.unwrap().body, b"a 1\n");
+    assert_eq!(get(&client, server.url("/a")).await.unwrap().body[..], b"a 1\n"[..]);
     assert_eq!(server.connection_count(), 1);
     let error = get(&client, server.url("/loop")).await.unwrap_err();
     assert_eq!(error.to_string(), "stopped after 10 redirects");
     let response = get(&client, server.url("/none")).await.unwrap();
-    assert_eq!(
-        (response.status_text().as_str(), response.body.as_slice()),
-        ("302 Found", &b"no"[..])
-    );
+    assert_eq!((response.status_text().as_str(), &response.body[..]), ("302 Found", &b"no"[..]));
     let config = HttpClient { follow_redirects: false, ..HttpClient::default() };
     let response = get(&open(&config), server.url("/a")).await.unwrap();
     assert_eq!(response.status, 302);
@@ -327,7 +325,7 @@ async fn a_unix_socket_serves_a_target() {
     let request = Request { unix_socket, ..request("http://localhost/metrics".to_owned()) };
     let client = open(&HttpClient::default());
     let response = client.send(&request, &mut Connections::default()).await.unwrap();
-    assert_eq!(response.body, b"a 1\n");
+    assert_eq!(response.body[..], b"a 1\n"[..]);
 }
 
 // Item 44: proxies of HTTP, and headers for tunnels.
@@ -373,7 +371,7 @@ async fn a_socks_proxy_connects_by_name() {
     });
     let config = client_config(&format!("proxy_url: 'socks5://127.0.0.1:{port}'"));
     let client = open(&config);
-    assert_eq!(get(&client, "http://name:81/".to_owned()).await.unwrap().body, b"a 1\n");
+    assert_eq!(get(&client, "http://name:81/".to_owned()).await.unwrap().body[..], b"a 1\n"[..]);
     assert_eq!(asked.await.unwrap(), *b"\x05\x01\x00\x03\x04name\x00\x51");
 }
 
@@ -409,14 +407,14 @@ async fn certificates_are_checked() {
     let config =
         client_config(&format!("tls_config: {{ca_file: '{ca_file}', server_name: example.org}}"));
     // A job whose certificates are missing does not start.
-    let error = Client::new(&config, &Budget::unlimited()).unwrap_err().to_string();
+    let error = Client::new(&config, &Bodies::new(&Budget::unlimited())).unwrap_err().to_string();
     assert!(error.contains("ca_file"), "{error}");
     write_file(&path, &certificate("example.org").1);
     let client = open(&config);
     let error = get(&client, url.clone()).await.unwrap_err().to_string();
     assert!(error.contains("invalid peer certificate"), "{error}");
     write_file(&path, &text);
-    assert_eq!(get(&client, url.clone()).await.unwrap().body, b"a 1\n");
+    assert_eq!(get(&client, url.clone()).await.unwrap().body[..], b"a 1\n"[..]);
     // The name counts, unless nothing is checked.
     let config = client_config(&format!("tls_config: {{ca_file: '{ca_file}'}}"));
     assert!(get(&open(&config), url.clone()).await.is_err());
@@ -463,7 +461,7 @@ async fn a_server_may_speak_http_2() {
         *connection_count.lock().unwrap() = 0;
         for _ in 0..2 {
             let response = client.send(&request(url.clone()), &mut connections).await.unwrap();
-            assert_eq!(response.body, want.as_bytes());
+            assert_eq!(response.body[..], *want.as_bytes());
         }
         assert_eq!(*connection_count.lock().unwrap(), 1, "a connection serves many requests");
     }
@@ -488,7 +486,7 @@ async fn unusable_addresses_are_errors() {
 fn a_request_may_move_between_threads() {
     fn check<T: Send>(_: T) {}
     let config = client_config("");
-    let client = Client::new(&config, &Budget::unlimited()).unwrap();
+    let client = Client::new(&config, &Bodies::new(&Budget::unlimited())).unwrap();
     let request = request("http://127.0.0.1:1/".to_owned());
     let mut connections = Connections::default();
     check(client.send(&request, &mut connections));

@@ -13,8 +13,8 @@ use firn_collect::pool::{Due, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, TargetScraper, phase_seed,
 };
-use firn_fetch::{Client, Connections, FetchError, Request, Response};
-use firn_model::{Budget, Result, Timestamp};
+use firn_fetch::{Bodies, Client, Connections, FetchError, Request, Response};
+use firn_model::{Result, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -41,7 +41,7 @@ pub(crate) struct Collector {
 
 /// The state while the database is open.
 struct Scraping {
-    budget: Budget,
+    bodies: Bodies,
     workers: Workers<ScrapeScratch>,
     /// Wakes the timer.
     wake: Notify,
@@ -273,7 +273,7 @@ impl Collector {
             sleeps_until: 0,
         };
         let running = Scraping {
-            budget,
+            bodies: Bodies::new(&budget),
             workers,
             wake: Notify::new(),
             totals: ScrapeTotals::default(),
@@ -417,7 +417,7 @@ impl Scraping {
             return known.made.clone();
         }
         let made =
-            Client::new(&job.http, &self.budget).map(Arc::new).map_err(|error| error.to_string());
+            Client::new(&job.http, &self.bodies).map(Arc::new).map_err(|error| error.to_string());
         if let Err(error) = &made {
             self.totals.client_failed(&job.job_name, error);
         }

@@ -12,7 +12,7 @@ use firn_collect::discovery::{
     DnsTargets, FileTargets, HttpTargets, Provider, heap_bytes, static_groups,
 };
 use firn_collect::pool::DiscoveredGroup;
-use firn_fetch::{Client, Connections, Request};
+use firn_fetch::{Bodies, Client, Connections, Request};
 use firn_model::{Budget, Pool, Reservation};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -45,6 +45,7 @@ pub(crate) struct TargetList {
 /// The state that all tasks share.
 struct SharedLists {
     budget: Budget,
+    bodies: Bodies,
     /// Rises with every new list.
     changes: watch::Sender<u64>,
     failures: [Counter; KINDS.len()],
@@ -74,7 +75,12 @@ impl DiscoveryTasks {
     /// No discoveries. The memory of lists is part of `budget`.
     pub(crate) fn new(name: &'static str, budget: &Budget) -> DiscoveryTasks {
         let (changes, _) = watch::channel(0);
-        let shared = SharedLists { budget: budget.clone(), changes, failures: Default::default() };
+        let shared = SharedLists {
+            budget: budget.clone(),
+            bodies: Bodies::new(budget),
+            changes,
+            failures: Default::default(),
+        };
         DiscoveryTasks { name, sets: Mutex::default(), shared: Arc::new(shared) }
     }
 
@@ -269,11 +275,11 @@ impl Run {
         client: &mut Option<Client>,
         connections: &mut Connections,
     ) -> Result<(Vec<DiscoveredGroup>, Reservation), String> {
-        let budget = &self.shared.budget;
+        let SharedLists { budget, bodies, .. } = &*self.shared;
         let client = match client {
             Some(client) => client,
             None => client.insert(
-                Client::new(&targets.config().http, budget).map_err(|error| error.to_string())?,
+                Client::new(&targets.config().http, bodies).map_err(|error| error.to_string())?,
             ),
         };
         let headers = targets.headers(USER_AGENT).into_iter();

@@ -13,7 +13,7 @@ use firn_collect::discovery::{Provider, static_groups};
 use firn_collect::pool::DiscoveredGroup;
 use firn_collect::relabel::LabelEditor;
 use firn_collect::targets::alertmanager_labels;
-use firn_fetch::{Client, Connections, Content, Request};
+use firn_fetch::{Bodies, Client, Connections, Content, Request};
 use firn_model::{Budget, Error, Labels, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -44,6 +44,7 @@ pub(crate) struct Notifier {
     queue_budget: Budget,
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
+    bodies: Bodies,
     current: Mutex<Current>,
     /// Alerts that relabelling could not process.
     failed: Counter,
@@ -99,6 +100,7 @@ impl Notifier {
         Notifier {
             discovery: DiscoveryTasks::new("notify", &options.budget),
             queue_budget: options.budget.part(options.queue_bytes_max),
+            bodies: Bodies::new(&options.budget),
             options,
             runtime: OnceLock::new(),
             current: Mutex::default(),
@@ -118,7 +120,7 @@ impl Notifier {
                 return Err(Error::invalid("alerting: sigv4 is not supported"));
             }
             Provider::all_of(&settings.discoveries, "alerting")?;
-            let client = Client::new(&settings.http, &self.options.budget)
+            let client = Client::new(&settings.http, &self.bodies)
                 .map_err(|error| Error::invalid(format!("alerting: {error}")))?;
             sets.push((settings.clone(), client));
         }
