@@ -1,6 +1,8 @@
 //! Starts other programs.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// `cargo`, without the variables that describe this package to this program.
 ///
@@ -22,10 +24,26 @@ pub(crate) fn cargo() -> Command {
 
 /// Runs the command to its end; its output is that of this program.
 pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
-    let line = |command: &Command| {
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
-        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    succeed_unless(&AtomicBool::new(false), command)
+}
+
+/// As [`succeed`], but kills the command once `stopping` is set.
+pub(crate) fn succeed_unless(stopping: &AtomicBool, command: &mut Command) -> Result<(), String> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let failed = |e: std::io::Error| format!("cannot run {line}: {e}");
+    let mut child = command.spawn().map_err(failed)?;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            break status;
+        }
+        if stopping.load(Ordering::Relaxed) {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+            child.wait().map_err(failed)?;
+            return Err(format!("{line}: stopped"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
     };
-    let status = command.status().map_err(|e| format!("cannot run {}: {e}", line(command)))?;
-    if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", line(command))) }
+    if status.success() { Ok(()) } else { Err(format!("{line} failed: {status}")) }
 }

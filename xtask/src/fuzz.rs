@@ -11,9 +11,10 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::command::{cargo, succeed};
+use crate::command::{cargo, succeed_unless};
 use crate::corpus;
 
 /// A fuzzer of `fuzz/fuzz_targets`.
@@ -92,47 +93,51 @@ struct Arguments {
 /// corpus in `fuzz/corpus` by the minimised one; with 0 seconds it only minimises.
 pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let arguments = Arguments::parse(arguments)?;
-    let folder = build()?;
-    fuzz_all(&folder, &arguments)
+    let stopping = AtomicBool::new(false);
+    let folder = build(&stopping)?;
+    fuzz_all(&folder, &arguments, &stopping)
 }
 
-/// The fuzzers, built for a short run of each; without a C++ compiler it only compiles them.
-pub(crate) fn build_for_tests() -> Result<Option<PathBuf>, String> {
-    if has_cpp_compiler() {
-        return build().map(Some);
+/// Runs every fuzzer for a short time, in the time that other work leaves, until `stopping` is set.
+/// Without a C++ compiler it only compiles them.
+pub(crate) fn test(stopping: &AtomicBool) -> Result<(), String> {
+    if !has_cpp_compiler() {
+        println!("skipped: {TEST_SECONDS} s of each fuzzer, which need c++ (`make deps`)");
+        return check(stopping);
     }
-    println!("skipped: {TEST_SECONDS} s of each fuzzer, which need c++ (`make deps`)");
-    check().map(|()| None)
-}
-
-/// Runs every fuzzer for a short time.
-pub(crate) fn test(folder: &std::path::Path) -> Result<(), String> {
     let arguments =
         Arguments { seconds: TEST_SECONDS, names: Vec::new(), packs: false, is_repeatable: true };
-    fuzz_all(folder, &arguments)
+    let start = Instant::now();
+    let folder = build(stopping)?;
+    println!("== compilation of the fuzzers: ok, {} s", start.elapsed().as_secs());
+    fuzz_all(&folder, &arguments, stopping)
 }
 
 /// Compiles the fuzzers without instrumentation and without the fuzzing library, which is C++.
-fn check() -> Result<(), String> {
+fn check(stopping: &AtomicBool) -> Result<(), String> {
     let mut check = cargo();
     check.args(["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"]);
     check.args(["--target-dir", TARGET_DIR]).env("RUSTFLAGS", "--cfg fuzzing");
     // Only its name is used: a check does not link.
-    succeed(check.env("CUSTOM_LIBFUZZER_PATH", "/usr/lib/libFuzzer.a"))
+    succeed_unless(stopping, check.env("CUSTOM_LIBFUZZER_PATH", "/usr/lib/libFuzzer.a"))
 }
 
 /// Builds the fuzzers and returns the folder of their programs.
-fn build() -> Result<PathBuf, String> {
+fn build(stopping: &AtomicBool) -> Result<PathBuf, String> {
     let triple = host_triple()?;
-    let mut build = cargo();
+    let mut build = nice(cargo());
     build.args(["build", "--quiet", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
-    succeed(build.env("RUSTFLAGS", INSTRUMENTATION))?;
+    succeed_unless(stopping, build.env("RUSTFLAGS", INSTRUMENTATION))?;
     Ok(PathBuf::from(format!("{TARGET_DIR}/{triple}/release")))
 }
 
 /// Two cores run two fuzzers at once. All run to their end, and every failure is reported.
-fn fuzz_all(folder: &std::path::Path, arguments: &Arguments) -> Result<(), String> {
+fn fuzz_all(
+    folder: &std::path::Path,
+    arguments: &Arguments,
+    stopping: &AtomicBool,
+) -> Result<(), String> {
     let is_chosen = |fuzzer: &&Fuzzer| {
         arguments.names.is_empty() || arguments.names.iter().any(|name| name == fuzzer.name)
     };
@@ -140,10 +145,10 @@ fn fuzz_all(folder: &std::path::Path, arguments: &Arguments) -> Result<(), Strin
     let (count, queue) = (queue.len(), Mutex::new(queue));
     let failures = Mutex::new(Vec::new());
     let work = || {
-        let next = || queue.lock().ok()?.pop_front();
+        let next = || queue.lock().ok()?.pop_front().filter(|_| !stopping.load(Ordering::Relaxed));
         while let Some(fuzzer) = next() {
             let start = Instant::now();
-            let outcome = fuzz(fuzzer, &folder.join(fuzzer.name), arguments);
+            let outcome = fuzz(fuzzer, &folder.join(fuzzer.name), arguments, stopping);
             let (name, seconds) = (fuzzer.name, start.elapsed().as_secs());
             match outcome {
                 Ok(found) => println!("== fuzz {name}: ok, {found}, {seconds} s"),
@@ -167,11 +172,25 @@ fn fuzz_all(folder: &std::path::Path, arguments: &Arguments) -> Result<(), Strin
     }
 }
 
+/// Other work comes first: `make test` compiles and runs the tests meanwhile.
+fn nice(command: Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    nice
+}
+
 /// Runs one fuzzer with its output in a file, and returns its last line of progress.
 fn fuzz(
     fuzzer: &Fuzzer,
     program: &std::path::Path,
     arguments: &Arguments,
+    stopping: &AtomicBool,
 ) -> Result<String, String> {
     let name = fuzzer.name;
     let [kept, grown, merged] = ["kept", "grown", "merged"]
@@ -184,14 +203,13 @@ fn fuzz(
     let log = PathBuf::from(format!("{TARGET_DIR}/{name}.log"));
     let mut summary = String::new();
     if arguments.seconds > 0 {
-        // Other work comes first: `make test` runs the tests meanwhile.
-        let mut run = Command::new("nice");
-        run.args(["-n", "19"]).arg(program).args([&grown, &kept]).args(limits.clone());
+        let mut run = nice(Command::new(program));
+        run.args([&grown, &kept]).args(limits.clone());
         run.arg(format!("-max_total_time={}", arguments.seconds));
         run.args(arguments.is_repeatable.then_some("-seed=1"));
         run.arg(format!("-artifact_prefix={TARGET_DIR}/{name}-"));
         run.args(fuzzer.dictionary.map(|words| format!("-dict=fuzz/dict/{words}.dict")));
-        run_logged(&mut run, &log)?;
+        run_logged(&mut run, &log, stopping)?;
         summary = last_line(&log, "DONE").unwrap_or_default();
     }
     if arguments.packs {
@@ -201,7 +219,7 @@ fn fuzz(
         fs::create_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
         let mut merge = Command::new(program);
         merge.arg("-set_cover_merge=1").args([&merged, &kept, &grown]).args(limits);
-        run_logged(&mut merge, &log)?;
+        run_logged(&mut merge, &log, stopping)?;
         let after = corpus::pack(&merged, &pack)?;
         summary += &format!(" {}: {after} inputs, {before} before", pack.display());
     }
@@ -209,11 +227,11 @@ fn fuzz(
 }
 
 /// Runs a program with its output in `log`; on a failure the end of the output is in the error.
-fn run_logged(command: &mut Command, log: &PathBuf) -> Result<(), String> {
+fn run_logged(command: &mut Command, log: &PathBuf, stopping: &AtomicBool) -> Result<(), String> {
     let in_log = |e: std::io::Error| format!("{}: {e}", log.display());
     let file = File::create(log).map_err(in_log)?;
     command.stdout(file.try_clone().map_err(in_log)?).stderr(file);
-    let Err(why) = succeed(command) else { return Ok(()) };
+    let Err(why) = succeed_unless(stopping, command) else { return Ok(()) };
     let output = fs::read(log).map_err(in_log)?;
     let output = String::from_utf8_lossy(&output);
     let lines: Vec<&str> = output.lines().collect();

@@ -11,6 +11,7 @@ mod unit;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
@@ -58,26 +59,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything that continuous integration runs, quick checks first.
+/// Everything that continuous integration runs, quick checks first. The fuzzers take the time that
+/// lints, builds and tests leave: at their ends one large crate or one test has a core to itself.
 fn test() -> Result<(), String> {
     deps::provide()?;
-    lint()?;
-    // Half of the time of each build is one large crate on one core: they share the machine.
-    let (compiled, fuzzers) = std::thread::scope(|scope| {
-        let fuzzers = scope.spawn(|| {
-            let start = Instant::now();
-            let fuzzers = fuzz::build_for_tests()?;
-            println!("== compilation of the fuzzers: ok, {} s", start.elapsed().as_secs());
-            Ok::<_, String>(fuzzers)
-        });
-        (compile_tests(), fuzzers.join().expect("no panic"))
-    });
-    compiled?;
-    let fuzzers = fuzzers?;
-    // Most of the time the tests wait for programs and disks: the fuzzers use the rest.
+    quick_checks()?;
+    let stopping = AtomicBool::new(false);
     let (fuzzed, tested) = std::thread::scope(|scope| {
-        let fuzzing = scope.spawn(|| fuzzers.map_or(Ok(()), |folder| fuzz::test(&folder)));
-        let tested = step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"]);
+        let fuzzing = scope.spawn(|| fuzz::test(&stopping));
+        let tested = lints().and_then(|()| all_tests());
+        stopping.store(tested.is_err(), Ordering::Relaxed);
         (fuzzing.join().expect("no panic"), tested)
     });
     tested?;
@@ -85,10 +76,10 @@ fn test() -> Result<(), String> {
     weak_memory()
 }
 
-fn compile_tests() -> Result<(), String> {
-    // Reads the metadata of dependencies that the lints have made.
+fn all_tests() -> Result<(), String> {
+    step("compilation of the tests", &["test", "--workspace", "--quiet", "--no-run"])?;
     step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    step("compilation of the tests", &["test", "--workspace", "--quiet", "--no-run"])
+    step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"])
 }
 
 /// Runs the tests of lock-free growing memory under Miri, whose memory model is the weakest that
@@ -110,12 +101,20 @@ fn weak_memory() -> Result<(), String> {
 }
 
 fn lint() -> Result<(), String> {
+    quick_checks()?;
+    lints()
+}
+
+fn quick_checks() -> Result<(), String> {
     step("format", &["fmt", "--all", "--", "--check"])?;
     let fuzzers = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
     step("format of the fuzzers", &fuzzers)?;
     tidy::check(&[])?;
     packages::check()?;
-    unit::check()?;
+    unit::check()
+}
+
+fn lints() -> Result<(), String> {
     let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     step("lints", &clippy)
 }
