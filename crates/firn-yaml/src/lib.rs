@@ -17,8 +17,8 @@
 //! **Invariants**: the bytes, values, levels and aliases of a document are bounded; the memory of a
 //! tree and of its values is reserved before they exist; nothing panics on input.
 //!
-//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `node`, `decode`, `duration`,
-//! `placed`, `emit`.
+//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `node`, `decode`,
+//! `duration`, `placed`, `emit`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -38,6 +38,7 @@ mod node;
 mod placed;
 mod scalar;
 mod text;
+mod tokens;
 
 #[doc(hidden)]
 pub use decode::assert_omit;

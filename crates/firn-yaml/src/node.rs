@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use firn_model::{Budget, Pool, Reservation};
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput, Tag};
+use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, Tag};
 
 use super::decode::{Decoder, Failure, Field, decode};
 use super::scalar::{Kind, kind_of};
+use super::tokens::{MeteredText, TokenMeter};
 
 /// A document of a text.
 #[derive(Debug)]
@@ -103,12 +104,14 @@ impl Document {
             return Err(Failure::new(text));
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let parser = Parser::new_from_str(text);
+        let meter = TokenMeter::new(budget.empty(Pool::Requests));
+        let parser = Parser::new_from_iter(MeteredText::new(text, &meter));
         // The parser and a node have copies of a scalar, which may be the whole text.
         let held = budget.empty(Pool::Requests);
         let bytes = text.len() as u64;
         let nodes_left = NODES_MAX;
-        let mut reader = Reader { parser, anchors: HashMap::new(), nodes_left, held, bytes };
+        let anchors = HashMap::new();
+        let mut reader = Reader { parser, meter, anchors, nodes_left, held, bytes };
         let root = loop {
             match reader.next()? {
                 Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
@@ -142,7 +145,8 @@ impl Document {
 }
 
 struct Reader<'a> {
-    parser: Parser<'a, StrInput<'a>>,
+    parser: Parser<'a, BufferedInput<MeteredText<'a>>>,
+    meter: Rc<TokenMeter>,
     anchors: HashMap<usize, Rc<Node>>,
     nodes_left: usize,
     held: Reservation,
@@ -152,7 +156,12 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<Option<(Event<'a>, Marker)>, Failure> {
-        match self.parser.next() {
+        self.meter.begin_step();
+        let step = self.parser.next();
+        if let Some(error) = self.meter.refused() {
+            return Err(Failure::new(format!("yaml: {error}")));
+        }
+        match step {
             None => Ok(None),
             Some(Ok((event, span))) => Ok(Some((event, span.start))),
             Some(Err(error)) => {
@@ -380,7 +389,7 @@ mod tests {
             assert_eq!(budget.usage().used_bytes, 0);
             Ok::<u64, Failure>(used_bytes)
         };
-        let list = format!("[[{}]]", "a,".repeat(10_000));
+        let list = format!("-\n{}", "  - a\n".repeat(10_000));
         let used_bytes = f(&list, u64::MAX).unwrap();
         assert!(used_bytes > 10_000 * (size_of::<Node>() + size_of::<String>()) as u64);
         assert!(f(&list, used_bytes).is_ok());
@@ -389,6 +398,10 @@ mod tests {
             let error = f(&list, limit_bytes).unwrap_err().to_string();
             assert!(error.contains("more bytes"), "{error}");
         }
+        // The parser's tokens, before the first node.
+        let tokens = format!("[{}]", "a,".repeat(100_000));
+        let error = f(&tokens, 30 << 20).unwrap_err().to_string();
+        assert!(error.contains("more bytes"), "{error}");
         // Aliases cost nothing in the tree, and all that they repeat in the values.
         let aliases = format!("- &a [{}]\n{}", "a,".repeat(1_000), "- *a\n".repeat(1_000));
         let error = f(&aliases, 10 << 20).unwrap_err().to_string();
