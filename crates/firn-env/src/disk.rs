@@ -72,6 +72,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
         8
     }
 
+    /// Bytes of files that a room may have mapped at a time, so that other allocations have address
+    /// space.
+    fn mapped_bytes_max(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Locks the root folder against other processes until the lock is dropped.
     ///
     /// # Errors

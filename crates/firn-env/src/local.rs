@@ -141,6 +141,12 @@ impl Disk for LocalDisk {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
+    /// An eighth of the limit on address space (`ulimit -v`), if there is one.
+    fn mapped_bytes_max(&self) -> u64 {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::As);
+        limit.current.map_or(u64::MAX, |bytes| bytes / 8)
+    }
+
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
         Ok(Box::new(LocalLock::take(&self.root)?))
     }

@@ -21,13 +21,13 @@ impl Mapped {
     /// The error of the system.
     pub(crate) fn of_file(file: &File) -> io::Result<Mapped> {
         // SAFETY: the map is sound as long as the file is not changed or truncated. Only complete
-        // files are mapped (index segments, which were synced and named in the manifest before).
-        // This process never writes to them again, and the folder's lock excludes other FirnDB
-        // processes. The bytes are only read as bytes, and each block's checksum is verified before
-        // use.
+        // files are mapped (index segments and tables, which were synced and named in the manifest
+        // before). This process never writes to them again, and the folder's lock excludes other
+        // FirnDB processes. The bytes are only read as bytes, and each block's checksum is verified
+        // before use.
         #[expect(
             unsafe_code,
-            reason = "an index larger than memory is read through the page cache"
+            reason = "an index larger than memory is read through the page cache, and so are tables"
         )]
         let map = unsafe { memmap2::Mmap::map(file) }?;
         Ok(Mapped(MappedBytes::Map(map)))

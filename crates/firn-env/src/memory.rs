@@ -127,6 +127,10 @@ impl Disk for MemoryDisk {
         if self.is_direct() { UNIT_BYTES } else { self.below.unit_bytes() }
     }
 
+    fn mapped_bytes_max(&self) -> u64 {
+        self.below.mapped_bytes_max()
+    }
+
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
         self.below.lock()
     }

@@ -29,6 +29,8 @@ use firn_model::{Error, GroupId, Result, encode_varint};
 use zstd::bulk::Compressor;
 
 pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
+/// The offset of the payload in a plain block.
+pub(crate) const PLAIN_PAYLOAD_AT: usize = BLOCK_HEADER_BYTES + 1;
 /// A block contains some ten KiB and at most one chunk more; a larger length is damaged.
 pub(crate) const BLOCK_BYTES_MAX: usize = 64 << 20;
 const FORM_PLAIN: u8 = 0;

@@ -29,9 +29,9 @@
 //! - Every byte of a table is under a checksum that also covers its offset and its table.
 //!
 //! Reading order: `options`, `partition`, `record`, `header`, `block`, `presence`, `suffix`,
-//! `writer`, `output`, `store`, `cache`, `slow_cache`, `table`, `version`, `scan`, `cursor`,
-//! `layout`, `size`, `plan`, `scrub`, `inspect`, `job_kind`, `job`, `edit`, `tree`, `stats`. Bytes
-//! of a table: docs/formats/table.md. Terms: `docs/glossary.md`.
+//! `writer`, `output`, `store`, `cache`, `slow_cache`, `table_map`, `table`, `version`, `scan`,
+//! `cursor`, `layout`, `size`, `plan`, `scrub`, `inspect`, `job_kind`, `job`, `edit`, `tree`,
+//! `stats`. Bytes of a table: docs/formats/table.md. Terms: `docs/glossary.md`.
 //!
 //! When the layout of a table changes, change `block`, `suffix`, the version in `header` and the
 //! document in one commit.
@@ -62,6 +62,7 @@ mod stats;
 mod store;
 mod suffix;
 mod table;
+mod table_map;
 mod tree;
 mod version;
 mod writer;

@@ -16,8 +16,9 @@ use crate::block::{Block, Walk, unpack};
 use crate::record::{Level, TableId, TableRecord};
 use crate::slow_cache::PieceKey;
 use crate::store::Read;
-use crate::suffix::{BlockEntry, Suffix};
+use crate::suffix::{BlockEntry, Suffix, block_range};
 use crate::table::Table;
+use crate::table_map::BlockBytes;
 use crate::version::Version;
 
 // Neighbouring blocks are read together up to these sizes; larger reads gain nothing. On the fast
@@ -81,11 +82,18 @@ struct BlockLocation<'a> {
     entry: &'a BlockEntry,
 }
 
-/// A block's bytes in a run of neighbours; after the check its payload, there or alone (unpacked,
-/// cached).
+/// A block's bytes in a run of neighbours; after the check its payload, there, alone (unpacked,
+/// cached) or in the mapped file.
 struct Fetched {
-    bytes: Arc<[u8]>,
+    bytes: BlockBytes,
     range: Range<usize>,
+}
+
+/// Counts of the chunks that were read in a block.
+#[derive(Default)]
+struct BlockRead {
+    values: u64,
+    bytes: usize,
 }
 
 /// How far one selection, which is scanned piece by piece, reads ahead: nothing at first, then
@@ -164,16 +172,21 @@ impl Version {
         let blocks: Vec<&[WantedBlock]> = by_block(&wants).collect();
         let places: Vec<BlockLocation<'_>> =
             blocks.iter().filter_map(|wants| place(&sources, wants)).collect();
-        memory.grow(bytes_of(&places))?;
-        let fetched = self.fetch(&places, ahead, &mut memory, &context.stats)?;
+        let mapped: Vec<Option<Fetched>> = mapped(&places);
+        let transferred = places.iter().zip(&mapped).filter(|(_, mapped)| mapped.is_none());
+        memory.grow(bytes_of(transferred.map(|(place, _)| place)))?;
+        let fetched = self.fetch(&places, mapped, ahead, &mut memory, &context.stats)?;
         for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
             }
             let place = &places[idx];
-            let values =
-                decode_block(place, wants, fetched, (asks, range), &mut memory, &mut found)?;
-            self.store().traffic.answered(place.is_slow(), values);
+            let read = decode_block(place, wants, fetched, (asks, range), &mut memory, &mut found)?;
+            self.store().traffic.answered(place.is_slow(), read.values);
+            if let BlockBytes::Mapped(_) = fetched.bytes {
+                context.stats.fast_bytes.add(read.bytes as u64);
+                self.store().traffic.read_for_query(false, read.bytes as u64);
+            }
         }
         for sources in &mut found {
             // Stable: with equal commits the older level stays first.
@@ -205,16 +218,18 @@ impl Version {
             .collect()
     }
 
-    /// The blocks' bytes in the order of `places`: cached ones, and the others by one batch of
-    /// reads.
+    /// The blocks' bytes in the order of `places`: those of `mapped`, cached ones, and the others
+    /// by one batch of reads.
     fn fetch(
         &self,
         places: &[BlockLocation<'_>],
+        mapped: Vec<Option<Fetched>>,
         ahead: Option<Prefetch<'_>>,
         memory: &mut Reservation,
         stats: &QueryStats,
     ) -> Result<Vec<Fetched>> {
-        let mut fetched = self.kept(places, memory, stats)?;
+        let mut fetched = mapped;
+        self.add_kept(places, &mut fetched, memory, stats)?;
         let asks_slow = |fetched: &[Option<Fetched>]| {
             places.iter().zip(fetched).any(|(place, found)| place.is_slow() && found.is_none())
         };
@@ -236,7 +251,7 @@ impl Version {
                         // A read that fails here is repeated when its blocks are needed.
                         let sources = self.sources(&asks, later.range).unwrap_or_default();
                         let along = self.along(&sources, &asks, later.range, places);
-                        let bytes = bytes_of(&along);
+                        let bytes = bytes_of(along.iter());
                         if pieces > 0 && (bytes > AHEAD_BYTES_MAX || memory.grow(bytes).is_err()) {
                             pieces /= 2;
                             continue;
@@ -274,16 +289,16 @@ impl Version {
         places.filter(is_new).collect()
     }
 
-    /// The slow-tier blocks that are in memory or on this machine's disk.
-    fn kept(
+    /// Fills in slow-tier blocks that are in memory or on this machine's disk.
+    fn add_kept(
         &self,
         places: &[BlockLocation<'_>],
+        fetched: &mut [Option<Fetched>],
         memory: &mut Reservation,
         stats: &QueryStats,
-    ) -> Result<Vec<Option<Fetched>>> {
+    ) -> Result<()> {
         let store = self.store();
-        let mut fetched: Vec<Option<Fetched>> = places.iter().map(|_| None).collect();
-        self.look_again(places, &mut fetched);
+        self.look_again(places, fetched);
         let mut missing = Vec::new();
         for idx in (0..places.len()).filter(|&idx| places[idx].is_slow()) {
             store.traffic.cache_look(fetched[idx].is_some());
@@ -299,11 +314,11 @@ impl Version {
                     Some(self.unpack_and_keep(&places[idx], Fetched::all(bytes), memory)?);
             }
         }
-        for (_, found) in places.iter().zip(&fetched).filter(|(place, _)| place.is_slow()) {
+        for (_, found) in places.iter().zip(fetched).filter(|(place, _)| place.is_slow()) {
             let looks = if found.is_some() { &stats.cache_hits } else { &stats.cache_misses };
             looks.add(1);
         }
-        Ok(fetched)
+        Ok(())
     }
 
     /// Fills in blocks that are in memory.
@@ -368,7 +383,8 @@ impl Version {
                 if range.end > bytes.len() {
                     return Err(Error::internal("a read returned fewer bytes than requested"));
                 }
-                let block = Fetched { bytes: Arc::clone(&bytes), range: range.clone() };
+                let block =
+                    Fetched { bytes: BlockBytes::Read(Arc::clone(&bytes)), range: range.clone() };
                 let unpacked = self.unpack_and_keep(place, block, memory);
                 if place.is_slow() && unpacked.is_ok() {
                     self.store().slow_cache.put(place.key(), &bytes[range]);
@@ -397,7 +413,10 @@ impl Version {
         let payload = match payload {
             Cow::Borrowed(payload) => {
                 let start = stored.range.end - payload.len();
-                Fetched { bytes: Arc::clone(&stored.bytes), range: start..stored.range.end }
+                if !place.is_slow() {
+                    table.set_sound(place.block_idx);
+                }
+                Fetched { bytes: stored.bytes.clone(), range: start..stored.range.end }
             }
             Cow::Owned(payload) => {
                 memory.grow(payload.len() as u64)?;
@@ -406,9 +425,9 @@ impl Version {
         };
         if place.is_slow() {
             // A slice of the run would keep the whole run in memory.
-            let kept = match payload.range.len() == payload.bytes.len() {
-                true => Arc::clone(&payload.bytes),
-                false => payload.bytes[payload.range.clone()].into(),
+            let kept = match &payload.bytes {
+                BlockBytes::Read(bytes) if payload.range.len() == bytes.len() => Arc::clone(bytes),
+                bytes => bytes[payload.range.clone()].into(),
             };
             self.store().cache.keep_block(table.record.id, place.block_idx, kept);
         }
@@ -432,7 +451,7 @@ impl BlockLocation<'_> {
 
 impl Fetched {
     fn all(bytes: Arc<[u8]>) -> Fetched {
-        Fetched { range: 0..bytes.len(), bytes }
+        Fetched { range: 0..bytes.len(), bytes: BlockBytes::Read(bytes) }
     }
 }
 
@@ -455,8 +474,22 @@ fn place<'a>(sources: &'a [Source<'a>], wants: &[WantedBlock]) -> Option<BlockLo
     Some(BlockLocation { table: source.table, block_idx: want.block_idx as u32, entry })
 }
 
-fn bytes_of(places: &[BlockLocation<'_>]) -> u64 {
-    places.iter().map(|place| u64::from(place.entry.bytes)).sum()
+/// For each block its payload in the mapped file, if it was verified before.
+fn mapped(places: &[BlockLocation<'_>]) -> Vec<Option<Fetched>> {
+    let by_table = places.chunk_by(|a, b| a.table.record.id == b.table.record.id);
+    let tables = by_table.flat_map(|places| {
+        let map = places.first().and_then(|place| place.table.map());
+        places.iter().map(move |place| {
+            let map = map.as_ref()?;
+            let range = map.payload(place.block_idx, block_range(place.entry))?;
+            Some(Fetched { bytes: BlockBytes::Mapped(Arc::clone(map)), range })
+        })
+    });
+    tables.collect()
+}
+
+fn bytes_of<'a>(places: impl Iterator<Item = &'a BlockLocation<'a>>) -> u64 {
+    places.map(|place| u64::from(place.entry.bytes)).sum()
 }
 
 fn wanted_blocks(
@@ -486,8 +519,8 @@ fn wanted_blocks(
     wants
 }
 
-/// Decodes the wanted chunks of one block into `found`; memory is reserved first. Returns the
-/// number of values.
+/// Decodes the wanted chunks of one block into `found`; memory is reserved first. Returns
+/// counts.
 fn decode_block(
     BlockLocation { table, entry, .. }: &BlockLocation<'_>,
     wants: &[WantedBlock],
@@ -495,9 +528,9 @@ fn decode_block(
     (asks, range): (&[ColumnRequest<'_>], TimeRange),
     memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
-) -> Result<u64> {
+) -> Result<BlockRead> {
     let bytes = &fetched.bytes[fetched.range.clone()];
-    let mut value_count = 0;
+    let mut read = BlockRead::default();
     let block = Block::open(table.path(), entry.offset, bytes)?;
     let mut refused = None;
     let mut left = wants;
@@ -522,17 +555,18 @@ fn decode_block(
                 refused = Some(error);
                 return Ok(Walk::Stop);
             }
-            let columns = chunk.read(Slots::Some(ask.slots), range)?;
+            let slots = Slots::Some(ask.slots);
+            let columns = chunk.read_touching(slots, range, &mut read.bytes)?;
             let bytes = if columns.is_empty() { 0 } else { columns.heap_bytes() as u64 };
             memory.shrink(bytes_max.saturating_sub(bytes));
             if !columns.is_empty() {
                 let values = columns.batch.columns.iter().map(|column| column.values.len() as u64);
-                value_count += values.sum::<u64>();
+                read.values += values.sum::<u64>();
                 found[want.ask_idx].push(columns);
             }
         }
         Ok(Walk::On)
     });
     walked.map_err(|e| table.note(Error::corrupt(table.path(), entry.offset, e.what())))?;
-    refused.map_or(Ok(value_count), Err)
+    refused.map_or(Ok(read), Err)
 }

@@ -1,7 +1,6 @@
 //! Reads tables of both tiers through the cache: batches of ranges, suffixes, whole tables.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use firn_codec::{Chunk, Slots};
 use firn_env::{Bucket, Disk, Env, RangeRequest};
@@ -16,6 +15,7 @@ use crate::slow_cache::{PieceKey, SlowCache};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
+use crate::table_map::OpenTables;
 
 // Directories read in one batch: a year has some hundred directories of about 100 KB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
@@ -24,7 +24,7 @@ const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 pub(crate) struct Store {
     disk: Arc<dyn Disk>,
     bucket: Arc<dyn Bucket>,
-    open_files: Arc<AtomicUsize>,
+    open_tables: Arc<OpenTables>,
     pub(crate) cache: Cache,
     pub(crate) slow_cache: SlowCache,
     pub(crate) traffic: Traffic,
@@ -50,7 +50,7 @@ impl Store {
         Store {
             disk: Arc::clone(&env.disk),
             bucket: Arc::clone(&env.bucket),
-            open_files: Arc::default(),
+            open_tables: Arc::new(OpenTables::new(&*env.disk)),
             cache: Cache::new(cache_bytes_max, budget),
             slow_cache,
             traffic: Traffic::default(),
@@ -98,7 +98,7 @@ impl Store {
     }
 
     fn read_fast(&self, read: &Read<'_>) -> Result<Arc<[u8]>> {
-        let file = read.table.open(&*self.disk, &self.open_files)?;
+        let file = read.table.open(&*self.disk, &self.open_tables)?;
         let len = usize::try_from(read.bytes).map_err(|_| {
             Error::too_large(format!("{}: a read of {}", read.table.path(), read.bytes))
         })?;
@@ -120,7 +120,7 @@ impl Store {
     pub(crate) fn len(&self, table: &Table) -> Result<u64> {
         let len = match table.record.level.is_slow() {
             true => self.bucket.head(table.path()).map(|info| info.bytes),
-            false => table.open(&*self.disk, &self.open_files).and_then(|file| file.len()),
+            false => table.open(&*self.disk, &self.open_tables).and_then(|file| file.len()),
         };
         match len {
             Err(e) if *e.kind() == ErrorKind::NotFound => Ok(0),

@@ -1,6 +1,6 @@
 //! A table that a version names: its record and, for the fast tier, its open file.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use firn_codec::Tombstone;
@@ -10,9 +10,7 @@ use parking_lot::Mutex;
 
 use crate::record::TableRecord;
 use crate::suffix::Suffix;
-
-// With more open tables than this, a file is opened per read: the process needs files elsewhere.
-const OPEN_FILES_MAX: usize = 256;
+use crate::table_map::{OpenFile, OpenTables, TableMap};
 
 /// One table. Readers hold it by `Arc`; its file is removed only after the last one dropped it.
 pub(crate) struct Table {
@@ -26,11 +24,6 @@ pub(crate) struct Table {
     suffix: Mutex<Weak<Suffix>>,
     /// Deletes up to this one hide nothing in it, found out after its record was written.
     deletes_through: AtomicU64,
-}
-
-struct OpenFile {
-    file: Arc<dyn DiskFile>,
-    open_files: Arc<AtomicUsize>,
 }
 
 impl Table {
@@ -114,26 +107,36 @@ impl Table {
     pub(crate) fn open(
         &self,
         disk: &dyn Disk,
-        open_files: &Arc<AtomicUsize>,
+        open: &Arc<OpenTables>,
     ) -> Result<Arc<dyn DiskFile>> {
         let mut slot = self.file.lock();
         if let Some(open) = &*slot {
             return Ok(Arc::clone(&open.file));
         }
         let file = disk.open(&self.path, OpenMode::Read)?;
-        if open_files.fetch_add(1, Ordering::Relaxed) < OPEN_FILES_MAX {
-            let open_files = Arc::clone(open_files);
-            *slot = Some(OpenFile { file: Arc::clone(&file), open_files });
-        } else {
-            open_files.fetch_sub(1, Ordering::Relaxed);
-        }
+        *slot = OpenFile::of(&file, open);
         Ok(file)
     }
-}
 
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        self.open_files.fetch_sub(1, Ordering::Relaxed);
+    /// Its mapped file, with the blocks that were verified since the file was opened. `None` if the
+    /// file has another length now, because its pages would be those of another file or none, and
+    /// for a damaged table: bytes that were good may be damaged too.
+    pub(crate) fn map(&self) -> Option<Arc<TableMap>> {
+        if self.is_damaged() {
+            return None;
+        }
+        let slot = self.file.lock();
+        let open = slot.as_ref()?;
+        open.map().filter(|map| open.file.len().is_ok_and(|len| len == map.len())).cloned()
+    }
+
+    /// A plain block was read from the file, and verified: later reads may use the mapped file.
+    pub(crate) fn set_sound(&self, block_idx: u32) {
+        let mut slot = self.file.lock();
+        let block_count = self.record.block_count;
+        if let Some(map) = slot.as_mut().and_then(|open| open.map_once(block_count)) {
+            map.set_sound(block_idx);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod damage;
 mod lifecycle;
+mod mapped;
 mod model;
 
 use std::collections::{BTreeMap, BTreeSet};
