@@ -23,6 +23,7 @@ mod set;
 mod value;
 
 use std::ops::Range;
+use std::slice;
 
 use firn_model::{Cell, Result, Slot, Timestamp};
 
@@ -528,12 +529,11 @@ impl RowMembers<'_> {
         end: usize,
         input: &mut &[u8],
     ) -> Result<MemberPosition> {
+        let is_sparse = self.set.is_sparse();
         while next.slot_idx < end {
-            let modes = self.modes.get(next.slot_idx..end);
-            let modes = modes.ok_or_else(|| corrupt("row members exceed the known slots"))?;
-            let slot_idx = next.slot_idx + decimal_count(modes);
-            let behind = MemberPosition { slot_idx, member_idx: self.set.rank(slot_idx) };
-            let changed_count = self.changes.count(next.member_idx..behind.member_idx);
+            let run = if is_sparse { self.sparse_run(next, end) } else { self.run(next, end) };
+            let (behind, changed_count) =
+                run.ok_or_else(|| corrupt("row members exceed the known slots"))?;
             if !skip_decimals(changed_count, input) {
                 next = self.skip_each(next, behind.slot_idx, input)?;
             } else {
@@ -545,9 +545,34 @@ impl RowMembers<'_> {
         Ok(next)
     }
 
+    /// The first slot from `next` to `end` whose coding is no decimal, or `end`, and the number of
+    /// changed members before it. `None` if there are not as many slots.
+    #[expect(clippy::arithmetic_side_effects, reason = "slots are below SLOTS_MAX")]
+    fn run(&self, next: MemberPosition, end: usize) -> Option<(MemberPosition, usize)> {
+        let slot_idx = next.slot_idx + decimal_count(self.modes.get(next.slot_idx..end)?);
+        let behind = MemberPosition { slot_idx, member_idx: self.set.rank(slot_idx) };
+        Some((behind, self.changes.count(next.member_idx..behind.member_idx)))
+    }
+
+    /// As [`RowMembers::run`], but only changed members end it, and only members are visited: in a
+    /// row of one of many containers, most slots are of others.
+    #[expect(clippy::arithmetic_side_effects, reason = "members are below SLOTS_MAX")]
+    fn sparse_run(&self, next: MemberPosition, end: usize) -> Option<(MemberPosition, usize)> {
+        let (mut member_idx, mut changed_count) = (next.member_idx, 0);
+        for slot_idx in self.set.slots_in(next.slot_idx..end) {
+            if self.changes.has(member_idx) {
+                if decimal_count(slice::from_ref(self.modes.get(slot_idx)?)) == 0 {
+                    return Some((MemberPosition { slot_idx, member_idx }, changed_count));
+                }
+                changed_count += 1;
+            }
+            member_idx += 1;
+        }
+        Some((MemberPosition { slot_idx: end, member_idx }, changed_count))
+    }
+
     /// As [`RowMembers::skip`], one value after the other.
-    #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
-    #[expect(clippy::cast_possible_truncation, reason = "slots are below SLOTS_MAX")]
+    #[expect(clippy::arithmetic_side_effects, reason = "members are below SLOTS_MAX")]
     fn skip_each(
         &mut self,
         next: MemberPosition,
@@ -555,10 +580,7 @@ impl RowMembers<'_> {
         input: &mut &[u8],
     ) -> Result<MemberPosition> {
         let mut member_idx = next.member_idx;
-        for slot_idx in next.slot_idx..end {
-            if !self.set.has(Slot(slot_idx as u32)) {
-                continue;
-            }
+        for slot_idx in self.set.slots_in(next.slot_idx..end) {
             if self.changes.has(member_idx) {
                 let mode = self.modes.get_mut(slot_idx);
                 skip_value(

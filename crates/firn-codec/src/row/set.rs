@@ -13,6 +13,8 @@
     )
 )]
 
+use std::ops::Range;
+
 use firn_model::{Cell, Result, Slot};
 
 use crate::limits::SLOTS_MAX;
@@ -34,6 +36,8 @@ pub(super) enum SetForm {
 
 /// Number of remembered sets: one per piece of a row, at most one piece per connection of a sender.
 const REMEMBERED_MAX: usize = 64;
+/// A set with fewer than one in four of the slots below its end is sparse.
+const SPARSE_BELOW: u64 = 4;
 
 /// The sets of the latest rows, most recently used first.
 #[derive(Clone, Debug, Default)]
@@ -219,6 +223,24 @@ impl MemberSet {
         let dense_end = if self.words.is_empty() { self.end() } else { 0 };
         let words = self.words.iter().enumerate();
         (0..dense_end).chain(words.flat_map(|(idx, &word)| ones(word).map(move |b| idx * 64 + b)))
+    }
+
+    /// Whether most slots below `end` are missing, as in a row of one of many containers.
+    pub(super) fn is_sparse(&self) -> bool {
+        u64::from(self.len) * SPARSE_BELOW < u64::from(self.end)
+    }
+
+    /// The slots in a range, rising.
+    #[expect(clippy::arithmetic_side_effects, reason = "no set has words beyond SLOTS_MAX")]
+    pub(super) fn slots_in(&self, range: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+        let dense_end = if self.is_dense() { self.end().min(range.end) } else { 0 };
+        let (first, mut mask) = (range.start / 64, u64::MAX << (range.start % 64));
+        let words = self.words.iter().enumerate().skip(first);
+        let slots = words.flat_map(move |(idx, &word)| {
+            let word = word & std::mem::replace(&mut mask, u64::MAX);
+            ones(word).map(move |bit| idx * 64 + bit)
+        });
+        (range.start..dense_end).chain(slots.take_while(move |&slot_idx| slot_idx < range.end))
     }
 
     fn of(slots: &[u64], len: u32, end: u32) -> MemberSet {

@@ -57,7 +57,7 @@ fn scrapes() -> impl Strategy<Value = Vec<Row>> {
     (
         prop::collection::vec(member, 1..150),
         prop::collection::vec(dice, 1..12),
-        prop::sample::select(vec![1usize, 1, 2, 7]),
+        prop::sample::select(vec![1usize, 1, 2, 7, 30]),
     )
         .prop_map(|(members, rounds, piece_count)| {
             let mut rows: Vec<Row> = Vec::new();
