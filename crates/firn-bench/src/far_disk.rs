@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode};
+use firn_env::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, Mapped, OpenMode};
 use firn_model::Result;
 
 /// The latency of a read from a network volume.
@@ -86,6 +86,10 @@ impl DiskFile for FarFile {
 
     fn len(&self) -> Result<u64> {
         self.0.len()
+    }
+
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        self.0.stamp()
     }
 
     fn map(&self) -> Result<Mapped> {

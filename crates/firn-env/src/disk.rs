@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use firn_model::{Error, Result};
 
-use crate::Mapped;
+use crate::{FileStamp, Mapped};
 
 /// A path below the disk's root with `/` between parts, such as `log/0/17.log`. Never absolute, no
 /// `.` or `..` parts.
@@ -129,6 +129,15 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
+
+    /// Its last change, to find out later whether another program has changed it. `None` if that
+    /// cannot be found out, for instance because it was changed a moment ago.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails.
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        Ok(None)
+    }
 
     /// The file as memory, if the processor writes to the device directly. Then no system call is
     /// needed and [`DiskFile::write_at`] is a copy.

@@ -40,6 +40,7 @@ mod memory;
 mod open;
 #[cfg(feature = "remote")]
 mod remote;
+mod stamp;
 mod syncers;
 
 use std::sync::Arc;
@@ -57,6 +58,7 @@ pub use memory::MemoryDisk;
 pub use open::{open_bucket, open_bucket_with, scheme_of};
 #[cfg(feature = "remote")]
 pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};
+pub use stamp::FileStamp;
 
 /// The outside world of one database.
 #[derive(Clone, Debug)]

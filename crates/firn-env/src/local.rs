@@ -6,13 +6,14 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use firn_model::{Error, Result};
 
 use crate::given_file::{name_of, nonblocking};
 use crate::io_error::io_error;
 use crate::syncers::Syncers;
-use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
+use crate::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, Mapped, OpenMode, check_path};
 
 /// The file in the root folder that a process locks; it contains that process's id.
 pub const LOCK_FILE: &str = "LOCK";
@@ -207,6 +208,12 @@ impl DiskFile for LocalFile {
     fn len(&self) -> Result<u64> {
         let metadata = self.file.metadata().map_err(|e| io_error("examine", &self.path, e))?;
         Ok(metadata.len())
+    }
+
+    /// One system call.
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        let metadata = self.file.metadata().map_err(|e| io_error("examine", &self.path, e))?;
+        Ok(FileStamp::of(&metadata, SystemTime::now()))
     }
 
     fn map(&self) -> Result<Mapped> {

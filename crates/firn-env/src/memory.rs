@@ -14,7 +14,7 @@ use firn_model::{Error, Result};
 
 use crate::io_error::io_error;
 use crate::lines::{LineFlusher, Mapping, Processor};
-use crate::{Disk, DiskFile, DiskPath, FolderLock, LocalDisk, Mapped, Memory, OpenMode};
+use crate::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, LocalDisk, Mapped, Memory, OpenMode};
 
 /// The unit that such memory writes internally; smaller writes are read-modify-write cycles
 /// (DecLog, section 4.4.2).
@@ -195,6 +195,10 @@ impl DiskFile for MemoryFile {
 
     fn len(&self) -> Result<u64> {
         self.below.len()
+    }
+
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        self.below.stamp()
     }
 
     fn memory(&self) -> Option<&dyn Memory> {

@@ -101,6 +101,12 @@ fn check_bytes(disk: &dyn Disk) {
     assert!(!is_here || &bytes[..4] == b"tail", "a cached read returns the stored bytes");
     assert!(!reader.read_cached(11, &mut [0; 4]), "the file ends before");
     assert!(reader.write_at(0, b"x").is_err(), "a reader does not write");
+    if let Some(stamp) = reader.stamp().expect("stamp") {
+        assert_eq!(stamp.len(), 14);
+        assert_eq!(reader.stamp().expect("stamp"), Some(stamp), "nothing has changed it");
+        file.write_at(3, b"t").expect("write");
+        assert_ne!(reader.stamp().expect("stamp"), Some(stamp), "it was written to");
+    }
 }
 
 fn check_room(disk: &dyn Disk) {

@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode, check_path};
+use firn_env::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, Memory, OpenMode, check_path};
 use firn_model::{Error, Result};
 
 use crate::faults::{Faults, Operation, Verdict};
@@ -139,14 +139,25 @@ impl SimDisk {
         Ok(out)
     }
 
-    /// Damages a file's stored bytes durably: bit rot, truncation, a foreign program. Not an
+    /// Damages a file's stored bytes durably, as a foreign program does: its stamp changes. Not an
     /// operation.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn damage(&self, path: &DiskPath, damage: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.rot(path, damage)?;
+        let bytes = locked(&self.state).names.file(path)?;
+        locked(&bytes).note_change();
+        Ok(())
+    }
+
+    /// As [`SimDisk::damage`], but as a medium that decays: the stamp stays.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn rot(&self, path: &DiskPath, rot: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut content = self.bytes(path)?;
-        damage(&mut content);
+        rot(&mut content);
         let mut state = locked(&self.state);
         let bytes = state.names.file(path)?;
         locked(&bytes).set_durable(&content);
@@ -354,6 +365,13 @@ impl DiskFile for SimFile {
         let state = locked(&self.disk.state);
         self.check(&state, Operation::Read)?;
         Ok(locked(&self.bytes).len())
+    }
+
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        let state = locked(&self.disk.state);
+        self.check(&state, Operation::Read)?;
+        let file = locked(&self.bytes);
+        Ok(Some(FileStamp::new(file.len(), [file.change_count().into(), 0])))
     }
 
     fn memory(&self) -> Option<&dyn Memory> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use firn_env::{Disk, DiskFile, DiskPath, FolderLock, OpenMode};
+use firn_env::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, OpenMode};
 use firn_model::Result;
 
 use crate::Operation;
@@ -123,6 +123,10 @@ impl DiskFile for RecordedFile {
     fn len(&self) -> Result<u64> {
         self.below.len()
     }
+
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        self.below.stamp()
+    }
 }
 
 impl SyncFaultDisk {
@@ -199,6 +203,10 @@ impl DiskFile for SyncFaultFile {
 
     fn len(&self) -> Result<u64> {
         self.0.len()
+    }
+
+    fn stamp(&self) -> Result<Option<FileStamp>> {
+        self.0.stamp()
     }
 }
 

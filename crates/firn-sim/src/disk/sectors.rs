@@ -32,6 +32,8 @@ pub(crate) struct FileBytes {
     dirty: BTreeSet<u64>,
     /// Sectors of a failed sync: a later sync does not cover them (Linux marks the pages clean).
     limbo: BTreeSet<u64>,
+    /// Writes by this process and others, for the stamp.
+    change_count: u64,
 }
 
 /// The versions that one sector may have after a crash.
@@ -64,11 +66,20 @@ impl FileBytes {
             sectors: BTreeMap::new(),
             dirty: BTreeSet::new(),
             limbo: BTreeSet::new(),
+            change_count: 0,
         }
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    pub(crate) fn change_count(&self) -> u64 {
+        self.change_count
+    }
+
+    pub(crate) fn note_change(&mut self) {
+        self.change_count += 1;
     }
 
     /// `false` if the file ends before `buf` is full.
@@ -97,6 +108,7 @@ impl FileBytes {
 
     /// Extends the file to `len` with zeros, which take no memory.
     pub(crate) fn grow(&mut self, len: u64) {
+        self.note_change();
         self.len = self.len.max(len);
     }
 
@@ -146,15 +158,18 @@ impl FileBytes {
 
     /// Changes the stored bytes durably, for tests that damage files.
     pub(crate) fn set_durable(&mut self, bytes: &[u8]) {
+        let change_count = self.change_count;
         *self = FileBytes::new(self.sector_bytes);
         self.write(0, bytes);
         self.sync();
+        self.change_count = change_count;
     }
 
     fn write_sectors(&mut self, offset: u64, bytes: &[u8], mut keep: impl FnMut(u64) -> bool) {
         if bytes.is_empty() {
             return;
         }
+        self.note_change();
         for piece in pieces(offset, bytes.len(), self.sector_bytes) {
             if !keep(piece.sector) {
                 continue;

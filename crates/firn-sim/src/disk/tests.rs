@@ -243,6 +243,13 @@ fn damage_is_durable_and_seen() {
     sim.disk.damage("a", |bytes| bytes[1] ^= 1).unwrap();
     sim.restart();
     assert_eq!(sim.disk.bytes("a").unwrap(), b"acc");
+    let file = sim.disk.open("a", OpenMode::Read).unwrap();
+    let stamp = file.stamp().unwrap();
+    sim.disk.rot("a", |bytes| bytes[2] ^= 1).unwrap();
+    assert_eq!(sim.disk.bytes("a").unwrap(), b"acb");
+    assert_eq!(file.stamp().unwrap(), stamp, "the medium changes no stamp");
+    sim.disk.damage("a", |bytes| bytes[2] ^= 1).unwrap();
+    assert_ne!(file.stamp().unwrap(), stamp, "a program does");
     sim.disk.damage("a", |bytes| bytes.truncate(1)).unwrap();
     assert_eq!(sim.disk.bytes("a").unwrap(), b"a");
 }
