@@ -18,7 +18,7 @@ use crate::slow_cache::PieceKey;
 use crate::store::Read;
 use crate::suffix::{BlockEntry, Suffix, block_range};
 use crate::table::Table;
-use crate::table_map::BlockBytes;
+use crate::table_map::{BlockBytes, TableMap};
 use crate::version::Version;
 
 // Neighbouring blocks are read together up to these sizes; larger reads gain nothing. On the fast
@@ -72,6 +72,8 @@ struct WantedBlock {
 struct Source<'a> {
     table: &'a Arc<Table>,
     suffix: Arc<Suffix>,
+    /// The table's file at the start of the scan.
+    map: Option<Arc<TableMap>>,
 }
 
 /// A block of a table.
@@ -80,6 +82,7 @@ struct BlockLocation<'a> {
     table: &'a Arc<Table>,
     block_idx: u32,
     entry: &'a BlockEntry,
+    map: Option<&'a Arc<TableMap>>,
 }
 
 /// A block's bytes in a run of neighbours; after the check its payload, there, alone (unpacked,
@@ -164,10 +167,37 @@ impl Version {
         ahead: Option<Prefetch<'_>>,
         context: &QueryContext,
     ) -> Result<Vec<Vec<GroupColumns>>> {
+        let found = self.scan_once(asks, range, ahead, context, true)?;
+        // Another program changed a file meanwhile: nothing that was read from a map is valid.
+        let found = match found {
+            None => self.scan_once(asks, range, None, context, false)?,
+            found => found,
+        };
+        found.ok_or_else(|| Error::internal("a scan without maps depends on a map"))
+    }
+
+    /// As [`Version::scan`]; without `uses_maps` by transfers only. `None` if a mapped file was
+    /// changed during the scan.
+    fn scan_once(
+        &self,
+        asks: &[ColumnRequest<'_>],
+        range: TimeRange,
+        ahead: Option<Prefetch<'_>>,
+        context: &QueryContext,
+        uses_maps: bool,
+    ) -> Result<Option<Vec<Vec<GroupColumns>>>> {
         context.cancel.check()?;
         let mut found: Vec<Vec<GroupColumns>> = vec![Vec::new(); asks.len()];
-        let sources = self.sources(asks, range)?;
+        let mut sources = self.sources(asks, range)?;
         let wants = wanted_blocks(&sources, asks, range);
+        if uses_maps {
+            // Before the first transfer: blocks verified after it belong to the stamp of the map.
+            for wants in wants.chunk_by(|a, b| a.table_idx == b.table_idx) {
+                if let Some(source) = wants.first().and_then(|w| sources.get_mut(w.table_idx)) {
+                    source.map = self.store().map(source.table);
+                }
+            }
+        }
         let mut memory = context.budget.empty(Pool::Query);
         let blocks: Vec<&[WantedBlock]> = by_block(&wants).collect();
         let places: Vec<BlockLocation<'_>> =
@@ -192,7 +222,8 @@ impl Version {
             // Stable: with equal commits the older level stays first.
             sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
         }
-        Ok(found)
+        let mut maps = sources.iter().filter_map(|source| source.map.as_ref());
+        Ok(maps.all(|map| map.is_unchanged()).then_some(found))
     }
 
     /// The tables that may contain the columns, oldest level first, with their directories.
@@ -214,7 +245,7 @@ impl Version {
         tables
             .into_iter()
             .zip(suffixes)
-            .map(|(table, suffix)| suffix.map(|suffix| Source { table, suffix }))
+            .map(|(table, suffix)| suffix.map(|suffix| Source { table, suffix, map: None }))
             .collect()
     }
 
@@ -413,8 +444,8 @@ impl Version {
         let payload = match payload {
             Cow::Borrowed(payload) => {
                 let start = stored.range.end - payload.len();
-                if !place.is_slow() {
-                    table.set_sound(place.block_idx);
+                if let Some(map) = place.map {
+                    map.set_sound(place.block_idx);
                 }
                 Fetched { bytes: stored.bytes.clone(), range: start..stored.range.end }
             }
@@ -471,21 +502,18 @@ fn place<'a>(sources: &'a [Source<'a>], wants: &[WantedBlock]) -> Option<BlockLo
     let want = wants.first()?;
     let source = sources.get(want.table_idx)?;
     let entry = source.suffix.blocks.get(want.block_idx)?;
-    Some(BlockLocation { table: source.table, block_idx: want.block_idx as u32, entry })
+    let (table, map) = (source.table, source.map.as_ref());
+    Some(BlockLocation { table, block_idx: want.block_idx as u32, entry, map })
 }
 
 /// For each block its payload in the mapped file, if it was verified before.
 fn mapped(places: &[BlockLocation<'_>]) -> Vec<Option<Fetched>> {
-    let by_table = places.chunk_by(|a, b| a.table.record.id == b.table.record.id);
-    let tables = by_table.flat_map(|places| {
-        let map = places.first().and_then(|place| place.table.map());
-        places.iter().map(move |place| {
-            let map = map.as_ref()?;
-            let range = map.payload(place.block_idx, block_range(place.entry))?;
-            Some(Fetched { bytes: BlockBytes::Mapped(Arc::clone(map)), range })
-        })
+    let mapped = places.iter().map(|place| {
+        let map = place.map?;
+        let range = map.payload(place.block_idx, block_range(place.entry))?;
+        Some(Fetched { bytes: BlockBytes::Mapped(Arc::clone(map)), range })
     });
-    tables.collect()
+    mapped.collect()
 }
 
 fn bytes_of<'a>(places: impl Iterator<Item = &'a BlockLocation<'a>>) -> u64 {

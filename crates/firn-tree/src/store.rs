@@ -15,7 +15,7 @@ use crate::slow_cache::{PieceKey, SlowCache};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
-use crate::table_map::OpenTables;
+use crate::table_map::{OpenTables, TableMap};
 
 // Directories read in one batch: a year has some hundred directories of about 100 KB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
@@ -108,6 +108,12 @@ impl Store {
         file.read_at(read.offset, filled)?;
         self.traffic.fast_read(read.bytes);
         Ok(bytes)
+    }
+
+    /// A local table's file as memory; `None` if its blocks must be read and verified.
+    pub(crate) fn map(&self, table: &Table) -> Option<Arc<TableMap>> {
+        let is_local = !table.record.level.is_slow();
+        is_local.then(|| table.map(&*self.disk, &self.open_tables))?
     }
 
     /// Drops all cached data of removed tables.

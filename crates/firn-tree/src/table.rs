@@ -118,25 +118,19 @@ impl Table {
         Ok(file)
     }
 
-    /// Its mapped file, with the blocks that were verified since the file was opened. `None` if the
-    /// file has another length now, because its pages would be those of another file or none, and
-    /// for a damaged table: bytes that were good may be damaged too.
-    pub(crate) fn map(&self) -> Option<Arc<TableMap>> {
+    /// Its mapped file, with the blocks that were verified since the file was opened or changed.
+    /// `None` if it cannot be opened or mapped, and for a damaged table: more of its bytes may be
+    /// damaged.
+    pub(crate) fn map(&self, disk: &dyn Disk, open: &Arc<OpenTables>) -> Option<Arc<TableMap>> {
         if self.is_damaged() {
             return None;
         }
-        let slot = self.file.lock();
-        let open = slot.as_ref()?;
-        open.map().filter(|map| open.file.len().is_ok_and(|len| len == map.len())).cloned()
-    }
-
-    /// A plain block was read from the file, and verified: later reads may use the mapped file.
-    pub(crate) fn set_sound(&self, block_idx: u32) {
         let mut slot = self.file.lock();
-        let block_count = self.record.block_count;
-        if let Some(map) = slot.as_mut().and_then(|open| open.map_once(block_count)) {
-            map.set_sound(block_idx);
+        if slot.is_none() && open.has_room() {
+            let file = disk.open(&self.path, OpenMode::Read).ok()?;
+            *slot = OpenFile::of(&file, open);
         }
+        slot.as_mut()?.map(self.record.block_count).cloned()
     }
 }
 

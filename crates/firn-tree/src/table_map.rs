@@ -3,12 +3,15 @@
 //! The first read of a block since the table was opened is a transfer: an unreadable disk is an
 //! error of that read, and the checksum is verified. Later reads use the map: no transfer, no copy,
 //! no second checksum, and only the pages of the chunk that is read.
+//!
+//! Another program may change the file. So the verified blocks are valid for one stamp of the file
+//! only, which each scan compares before it reads the map and after.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use firn_env::{Disk, DiskFile, Mapped};
+use firn_env::{Disk, DiskFile, FileStamp, Mapped};
 
 use crate::block::PLAIN_PAYLOAD_AT;
 
@@ -30,10 +33,13 @@ pub(crate) struct OpenFile {
     open: Arc<OpenTables>,
 }
 
-/// A mapped file.
+/// A mapped file, as long as nothing changes it.
 pub(crate) struct TableMap {
     bytes: Mapped,
-    /// One bit per block: its checksum was verified since the file was opened, and it is plain.
+    file: Arc<dyn DiskFile>,
+    /// From before the first read of a block.
+    stamp: FileStamp,
+    /// One bit per block: its checksum was verified since `stamp`, and it is plain.
     sound: Vec<AtomicU64>,
     open: Arc<OpenTables>,
 }
@@ -52,6 +58,11 @@ impl OpenTables {
             mapped_bytes: AtomicU64::new(0),
             mapped_bytes_max: disk.mapped_bytes_max(),
         }
+    }
+
+    /// Whether another file may stay open.
+    pub(crate) fn has_room(&self) -> bool {
+        self.files.load(Ordering::Relaxed) < OPEN_FILES_MAX
     }
 
     /// Counts bytes of address space; `false`, without effect, if they exceed the limit.
@@ -75,28 +86,16 @@ impl OpenFile {
         Some(OpenFile { file: Arc::clone(file), map: None, open: Arc::clone(open) })
     }
 
-    pub(crate) fn map(&self) -> Option<&Arc<TableMap>> {
-        self.map.as_ref()
-    }
-
-    /// As [`OpenFile::map`]; maps the file of `block_count` blocks if it is not mapped yet. `None`
-    /// if the system refuses or has no room for it; reads are then transfers.
-    pub(crate) fn map_once(&mut self, block_count: u32) -> Option<&Arc<TableMap>> {
+    /// The map of the file of `block_count` blocks as it is now: if it was changed, a new one
+    /// without verified blocks. `None` if it was changed a moment ago, and if the system refuses or
+    /// has no room for a map; reads are then transfers.
+    pub(crate) fn map(&mut self, block_count: u32) -> Option<&Arc<TableMap>> {
+        let stamp = self.file.stamp().ok().flatten();
+        if self.map.as_ref().is_some_and(|map| Some(map.stamp) != stamp) {
+            self.map = None;
+        }
         if self.map.is_none() {
-            let len = self.file.len().ok()?;
-            if !self.open.take_mapped(len) {
-                return None;
-            }
-            match self.file.map() {
-                Ok(bytes) if bytes.len() as u64 == len => {
-                    let sound = (0..block_count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-                    let open = Arc::clone(&self.open);
-                    self.map = Some(Arc::new(TableMap { bytes, sound, open }));
-                }
-                _ => {
-                    self.open.mapped_bytes.fetch_sub(len, Ordering::Relaxed);
-                }
-            }
+            self.map = TableMap::of(&self.file, stamp?, block_count, &self.open).map(Arc::new);
         }
         self.map.as_ref()
     }
@@ -109,9 +108,31 @@ impl Drop for OpenFile {
 }
 
 impl TableMap {
-    /// The length of the file when it was mapped.
-    pub(crate) fn len(&self) -> u64 {
-        self.bytes.len() as u64
+    fn of(
+        file: &Arc<dyn DiskFile>,
+        stamp: FileStamp,
+        block_count: u32,
+        open: &Arc<OpenTables>,
+    ) -> Option<TableMap> {
+        if !open.take_mapped(stamp.len()) {
+            return None;
+        }
+        match file.map() {
+            Ok(bytes) if bytes.len() as u64 == stamp.len() => {
+                let sound = (0..block_count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+                let (file, open) = (Arc::clone(file), Arc::clone(open));
+                Some(TableMap { bytes, file, stamp, sound, open })
+            }
+            _ => {
+                open.mapped_bytes.fetch_sub(stamp.len(), Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Whether no program has changed the file since it was mapped.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.file.stamp().is_ok_and(|stamp| stamp == Some(self.stamp))
     }
 
     /// The range of the payload of a verified block at `block`; `None` if it must be read and
@@ -124,7 +145,7 @@ impl TableMap {
             .then_some(start..block.end)
     }
 
-    /// The block was read from this file, and verified.
+    /// The block was read from this file after it was mapped, and verified.
     pub(crate) fn set_sound(&self, block_idx: u32) {
         if let Some(word) = self.sound.get(block_idx as usize / 64) {
             word.fetch_or(1 << (block_idx % 64), Ordering::Relaxed);
@@ -134,7 +155,7 @@ impl TableMap {
 
 impl Drop for TableMap {
     fn drop(&mut self) {
-        self.open.mapped_bytes.fetch_sub(self.len(), Ordering::Relaxed);
+        self.open.mapped_bytes.fetch_sub(self.stamp.len(), Ordering::Relaxed);
     }
 }
 
@@ -171,7 +192,7 @@ mod tests {
     fn files_and_maps_are_bounded_and_released() {
         let (open, mut files) = open(OPEN_FILES_MAX + 2, 250);
         assert_eq!(files.iter().flatten().count(), OPEN_FILES_MAX);
-        let maps: Vec<_> = files.iter_mut().flatten().map(|file| file.map_once(70)).collect();
+        let maps: Vec<_> = files.iter_mut().flatten().map(|file| file.map(70)).collect();
         assert_eq!(maps.iter().flatten().count(), 2, "three exceed the limit");
         let kept = Arc::clone(maps[1].unwrap());
         drop(files);
@@ -184,7 +205,7 @@ mod tests {
     #[test]
     fn only_verified_blocks_inside_the_file_are_returned() {
         let (_open, mut files) = open(1, 1_000);
-        let map = files[0].as_mut().unwrap().map_once(70).unwrap();
+        let map = files[0].as_mut().unwrap().map(70).unwrap();
         for idx in [0, 63, 64, 69] {
             assert_eq!(map.payload(idx, 24..64), None);
             map.set_sound(idx);
@@ -194,6 +215,7 @@ mod tests {
                 assert_eq!(map.payload(idx, block), None);
             }
         }
+        assert!(map.is_unchanged());
         // The last word has room for more blocks than the table.
         map.set_sound(1_000);
         assert_eq!(map.payload(1_000, 24..64), None);
