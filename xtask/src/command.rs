@@ -22,6 +22,22 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// The same command at a lower priority; 0 is that of this program, 19 the lowest.
+pub(crate) fn nice(command: &Command, niceness: u8) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", &niceness.to_string()]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        nice.current_dir(folder);
+    }
+    nice
+}
+
 /// Runs the command to its end; its output is that of this program.
 pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
     succeed_unless(&AtomicBool::new(false), command)

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::command::{cargo, succeed_unless};
+use crate::command::{cargo, nice, succeed_unless};
 use crate::corpus;
 
 /// A fuzzer of `fuzz/fuzz_targets`.
@@ -68,7 +68,11 @@ pub(crate) const FUZZERS: [Fuzzer; 26] = [
 
 /// Seconds of each fuzzer in `make test`.
 pub(crate) const TEST_SECONDS: u64 = 20;
+/// Two share a core: they try inputs near the corpus, and `make fuzz` searches further.
+const TEST_FUZZERS_PER_CORE: usize = 2;
 const SECONDS: u64 = 300;
+/// Other work comes first: `make test` compiles and runs the tests meanwhile.
+const NICENESS: u8 = 19;
 const TARGET_DIR: &str = "target/fuzz";
 
 const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -79,7 +83,7 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-m
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=1024"];
 
 /// The arguments of `cargo xtask fuzz`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Arguments {
     seconds: u64,
     /// All if it is empty.
@@ -87,6 +91,7 @@ struct Arguments {
     packs: bool,
     /// The same inputs in each run, as far as the time allows.
     is_repeatable: bool,
+    per_core: usize,
 }
 
 /// Runs fuzzers. A failing input stops its fuzzer and stays in `target/fuzz`. `--pack` replaces the
@@ -105,8 +110,12 @@ pub(crate) fn test(stopping: &AtomicBool) -> Result<(), String> {
         println!("skipped: {TEST_SECONDS} s of each fuzzer, which need c++ (`make deps`)");
         return check(stopping);
     }
-    let arguments =
-        Arguments { seconds: TEST_SECONDS, names: Vec::new(), packs: false, is_repeatable: true };
+    let arguments = Arguments {
+        seconds: TEST_SECONDS,
+        is_repeatable: true,
+        per_core: TEST_FUZZERS_PER_CORE,
+        ..Arguments::default()
+    };
     let start = Instant::now();
     let folder = build(stopping)?;
     println!("== compilation of the fuzzers: ok, {} s", start.elapsed().as_secs());
@@ -125,14 +134,15 @@ fn check(stopping: &AtomicBool) -> Result<(), String> {
 /// Builds the fuzzers and returns the folder of their programs.
 fn build(stopping: &AtomicBool) -> Result<PathBuf, String> {
     let triple = host_triple()?;
-    let mut build = nice(cargo());
+    let mut build = cargo();
     build.args(["build", "--quiet", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
-    succeed_unless(stopping, build.env("RUSTFLAGS", INSTRUMENTATION))?;
+    build.env("RUSTFLAGS", INSTRUMENTATION);
+    succeed_unless(stopping, &mut nice(&build, NICENESS))?;
     Ok(PathBuf::from(format!("{TARGET_DIR}/{triple}/release")))
 }
 
-/// Two cores run two fuzzers at once. All run to their end, and every failure is reported.
+/// All run to their end, and every failure is reported.
 fn fuzz_all(
     folder: &std::path::Path,
     arguments: &Arguments,
@@ -161,7 +171,7 @@ fn fuzz_all(
     };
     std::thread::scope(|scope| {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        for _ in 0..cores.min(count) {
+        for _ in 0..(cores * arguments.per_core).min(count) {
             scope.spawn(work);
         }
     });
@@ -170,19 +180,6 @@ fn fuzz_all(
         [] => Ok(()),
         names => Err(format!("failed: {}", names.join(", "))),
     }
-}
-
-/// Other work comes first: `make test` compiles and runs the tests meanwhile.
-fn nice(command: Command) -> Command {
-    let mut nice = Command::new("nice");
-    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => nice.env(name, value),
-            None => nice.env_remove(name),
-        };
-    }
-    nice
 }
 
 /// Runs one fuzzer with its output in a file, and returns its last line of progress.
@@ -203,7 +200,7 @@ fn fuzz(
     let log = PathBuf::from(format!("{TARGET_DIR}/{name}.log"));
     let mut summary = String::new();
     if arguments.seconds > 0 {
-        let mut run = nice(Command::new(program));
+        let mut run = nice(&Command::new(program), NICENESS);
         run.args([&grown, &kept]).args(limits.clone());
         run.arg(format!("-max_total_time={}", arguments.seconds));
         run.args(arguments.is_repeatable.then_some("-seed=1"));
@@ -261,8 +258,7 @@ fn host_triple() -> Result<String, String> {
 
 impl Arguments {
     fn parse(arguments: &[String]) -> Result<Arguments, String> {
-        let mut parsed =
-            Arguments { seconds: SECONDS, names: Vec::new(), packs: false, is_repeatable: false };
+        let mut parsed = Arguments { seconds: SECONDS, per_core: 1, ..Arguments::default() };
         for argument in arguments {
             if argument == "--pack" {
                 parsed.packs = true;

@@ -6,6 +6,7 @@ mod deps;
 mod fuzz;
 mod packages;
 mod release;
+mod test_run;
 mod tidy;
 mod unit;
 
@@ -67,19 +68,13 @@ fn test() -> Result<(), String> {
     let stopping = AtomicBool::new(false);
     let (fuzzed, tested) = std::thread::scope(|scope| {
         let fuzzing = scope.spawn(|| fuzz::test(&stopping));
-        let tested = lints().and_then(|()| all_tests());
+        let tested = lints().and_then(|()| test_run::run());
         stopping.store(tested.is_err(), Ordering::Relaxed);
         (fuzzing.join().expect("no panic"), tested)
     });
     tested?;
     fuzzed.map_err(|e| format!("fuzzers: {e}"))?;
     weak_memory()
-}
-
-fn all_tests() -> Result<(), String> {
-    step("compilation of the tests", &["test", "--workspace", "--quiet", "--no-run"])?;
-    step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    step("tests", &["test", "--workspace", "--quiet", "--no-fail-fast"])
 }
 
 /// Runs the tests of lock-free growing memory under Miri, whose memory model is the weakest that

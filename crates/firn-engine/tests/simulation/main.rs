@@ -36,6 +36,10 @@ use std::cell::RefCell;
 use firn_sim::{for_cases, for_seeds};
 use world::{EventCounts, World};
 
+/// Simulated disks and plain maps make many small allocations.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const SEEDS: u64 = 5_000;
 
 /// The result of a step of a scenario; the error describes the wrong behaviour.

@@ -1,6 +1,8 @@
 //! Mutants are deliberate bugs. The simulation must catch each of them within the seeds of a test
 //! run.
 
+use std::sync::Mutex;
+
 use firn_engine::Mutant;
 
 use crate::world::{Failure, World};
@@ -10,16 +12,26 @@ const SEEDS_MAX: u64 = 2_000;
 
 #[test]
 fn every_mutant_is_caught() {
-    let mut missed = Vec::new();
     // `FIRN_MUTANT=name` runs only that mutant.
     let selected = std::env::var("FIRN_MUTANT").ok();
     let is_selected = |name: String| selected.as_ref().is_none_or(|selected| *selected == name);
-    for mutant in Mutant::ALL.into_iter().filter(|one| is_selected(format!("{one:?}"))) {
-        match (0..SEEDS_MAX).find_map(|seed| catch_mutant(seed, mutant)) {
-            Some((seed, how)) => println!("{mutant:?}: caught by seed {seed}: {how}"),
-            None => missed.push(mutant),
+    let selected = Mutant::ALL.into_iter().filter(|one| is_selected(format!("{one:?}")));
+    let (left, missed) = (Mutex::new(selected), Mutex::new(Vec::new()));
+    let next = || left.lock().unwrap().next();
+    // Other tests have ended before the last mutants run.
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(mutant) = next() {
+                    match (0..SEEDS_MAX).find_map(|seed| catch_mutant(seed, mutant)) {
+                        Some((seed, how)) => println!("{mutant:?}: caught by seed {seed}: {how}"),
+                        None => missed.lock().unwrap().push(mutant),
+                    }
+                }
+            });
         }
-    }
+    });
+    let missed = missed.into_inner().unwrap();
     for mutant in &missed {
         eprintln!("to repeat: FIRN_MUTANT={mutant:?} cargo test --package firn-engine mutants::");
     }

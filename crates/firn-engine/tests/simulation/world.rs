@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use firn_engine::{
@@ -203,6 +203,9 @@ impl EventCounts {
     }
 }
 
+/// The number of cores is among them, which takes as long to find out as a short run.
+static DEFAULTS: LazyLock<EngineOptions> = LazyLock::new(EngineOptions::default);
+
 impl World {
     pub(crate) fn new(seed: u64, mutant: Option<Mutant>) -> World {
         // In a fifth of the runs the log is in byte-addressable memory.
@@ -340,7 +343,7 @@ impl World {
                 ..Default::default()
             },
             mutant: self.mutant,
-            ..EngineOptions::default()
+            ..DEFAULTS.clone()
         }
     }
 

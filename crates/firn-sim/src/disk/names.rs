@@ -23,7 +23,12 @@ pub(super) struct Names {
     node_count: u64,
     /// Changes since the last sync of their folder, in order.
     pending: Vec<NameChange>,
+    /// Nodes without a name are dropped once there are this many nodes.
+    nodes_max: usize,
 }
+
+/// The first value of `nodes_max`.
+const NODES_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Node {
@@ -54,6 +59,7 @@ impl Names {
             nodes: BTreeMap::from([(ROOT, Node::Folder(Folder::default()))]),
             node_count: 1,
             pending: Vec::new(),
+            nodes_max: NODES_MAX,
         }
     }
 
@@ -140,13 +146,17 @@ impl Names {
         self.pending = pending;
         let settled: Vec<NameChange> = settled;
         settled.iter().for_each(|change| self.apply(change, |folder| &mut folder.durable));
-        self.drop_unreachable();
+        if self.nodes.len() > self.nodes_max {
+            self.drop_unreachable();
+            self.nodes_max = NODES_MAX.max(2 * self.nodes.len());
+        }
         Ok(())
     }
 
     /// Applies a power loss: of the unsynced changes, those that `survival` keeps become durable;
     /// every file keeps the surviving versions of its sectors.
     pub(super) fn crash(&mut self, survival: Survival, rng: &mut Rng) {
+        self.drop_unreachable();
         let pending = std::mem::take(&mut self.pending);
         // Half of the time in order, as in a journal; otherwise any subset, as POSIX allows.
         // Changes of one file stay in order, so it never has two names.
