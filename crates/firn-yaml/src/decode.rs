@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use firn_model::{Budget, Reservation, Secret};
+use firn_model::{Budget, Error, ErrorKind, Reservation, Secret};
 
 use super::node::{Document, Node, NodeValue, UnknownKeys};
 use super::scalar::Kind;
@@ -19,18 +19,29 @@ use crate::text::quoted;
 pub struct Failure {
     text: String,
     line: Option<usize>,
+    kind: ErrorKind,
 }
 
 impl Failure {
-    /// A failure without a line.
+    /// A mistake in the document, without a line.
     pub fn new(text: impl Into<String>) -> Failure {
-        Failure { text: text.into(), line: None }
+        Failure { text: text.into(), line: None, kind: ErrorKind::Invalid }
+    }
+
+    /// A decoding that was refused for lack of memory.
+    pub(crate) fn of_memory(error: &Error) -> Failure {
+        Failure { text: format!("yaml: {error}"), line: None, kind: error.kind().clone() }
     }
 
     /// The same failure at `line`, unless it has a line.
     pub fn at(mut self, line: usize) -> Failure {
         self.line = self.line.or(Some(line));
         self
+    }
+
+    /// The error that a caller returns: `Invalid`, or that of the budget.
+    pub fn into_error(self) -> Error {
+        Error::new(self.kind.clone(), self.to_string())
     }
 }
 
@@ -109,7 +120,7 @@ impl Decoder {
         };
         let bytes = bytes.saturating_mul(2).saturating_add(text_bytes);
         self.bytes = self.bytes.saturating_add(bytes as u64);
-        self.held.cover(self.bytes).map_err(|error| Failure::new(format!("yaml: {error}")))
+        self.held.cover(self.bytes).map_err(|error| Failure::of_memory(&error))
     }
 
     fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {

@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
         self.meter.begin_step();
         let step = self.parser.next();
         if let Some(error) = self.meter.refused() {
-            return Err(Failure::new(format!("yaml: {error}")));
+            return Err(Failure::of_memory(&error));
         }
         match step {
             None => Ok(None),
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| Failure::new(format!("yaml: over {NODES_MAX} values in a file")))?;
         let text_bytes = if let Event::Scalar(text, ..) = &event { text.len() } else { 0 };
         self.bytes = self.bytes.saturating_add(NODE_BYTES.saturating_add(text_bytes) as u64);
-        self.held.cover(self.bytes).map_err(|error| Failure::new(format!("yaml: {error}")))?;
+        self.held.cover(self.bytes).map_err(|error| Failure::of_memory(&error))?;
         let deeper = depth.saturating_add(1);
         let (value, anchor) = match event {
             Event::Alias(anchor) => {

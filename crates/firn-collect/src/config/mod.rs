@@ -46,7 +46,7 @@ pub use values::{AnyValue, FilePath, LabelSet, Size};
 
 use crate::relabel::NameScheme;
 use firn_yaml::quoted;
-use firn_yaml::{Checked, Field, from_document_within, print, section};
+use firn_yaml::{Checked, Failure, Field, from_document_within, print, section};
 
 section! {
     /// A whole file. The paths of files and patterns are joined with its folder.
@@ -197,7 +197,7 @@ impl Config {
         let mut config = Config::default();
         let read = from_document_within(text, &mut config, budget);
         // The values are those of an operator, and stay: the limit is that of reading them.
-        drop(read.map_err(|error| Error::invalid(error.to_string()))?);
+        drop(read.map_err(Failure::into_error)?);
         let mut unset_variables = Vec::new();
         for value in config.global.external_labels.values_mut() {
             *value = expand(value, env, &mut unset_variables);
@@ -210,7 +210,7 @@ impl Config {
     /// Reads and checks the file `path`.
     ///
     /// # Errors
-    /// `Unavailable` if it cannot be read, `Invalid` as [`Config::parse`].
+    /// `Unavailable` if it cannot be read, `Invalid` as [`Config::parse`], `Busy` without memory.
     pub fn load(path: &Path, files: &dyn Files, options: &LoadOptions<'_>) -> Result<Loaded> {
         let FileText { text, _held } = read(path, files)?;
         let mut loaded = Config::parse_within(&text, options.env, &files.budget())
@@ -239,7 +239,7 @@ impl Config {
     ///
     /// # Errors
     /// `Unavailable` if an included file cannot be read, `Invalid` if it is wrong or repeats the
-    /// name of a job.
+    /// name of a job, `Busy` without memory.
     pub fn scrape_configs(&self, files: &dyn Files) -> Result<Vec<ScrapeConfig>> {
         let mut jobs = self.scrape_configs.to_vec();
         let mut places: BTreeMap<String, String> =
@@ -255,7 +255,7 @@ impl Config {
                 let mut included = IncludedFile::zero();
                 let file = read(&path, files)?;
                 from_document_within(&file.text, &mut included, &files.budget())
-                    .map_err(|error| Error::invalid(format!("{name}: {error}")))?;
+                    .map_err(|error| error.into_error().context(&name))?;
                 let wrong = |error: String| Error::invalid(format!("{name}: {error}"));
                 check_nulls(included.scrape_configs.has_null(), "scrape config").map_err(wrong)?;
                 for job in included.scrape_configs.items_mut() {

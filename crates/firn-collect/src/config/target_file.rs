@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::discovery::TargetGroup;
 use super::{FileText, Files, Items, LabelSet, read};
-use firn_yaml::{Field, from_document_within, quoted};
+use firn_yaml::{Failure, Field, from_document_within, quoted};
 
 /// A group of a JSON document. Unknown keys are errors, as in YAML.
 #[derive(Deserialize)]
@@ -98,8 +98,7 @@ impl TargetGroup {
 
     fn parse_yaml(text: &str, budget: &Budget) -> Result<HeldGroups> {
         let mut groups = Items::<TargetGroup>::zero();
-        let held = from_document_within(text, &mut groups, budget)
-            .map_err(|error| Error::invalid(error.to_string()))?;
+        let held = from_document_within(text, &mut groups, budget).map_err(Failure::into_error)?;
         match groups.has_null() {
             true => Err(null_group(0)),
             false => Ok((std::mem::take(groups.items_mut()), held)),

@@ -9,7 +9,7 @@ mod section;
 
 use std::collections::BTreeMap;
 
-use firn_model::{Budget, QueryContext, Reservation};
+use firn_model::{Budget, Error, QueryContext, Reservation};
 use firn_yaml::{Document, Field};
 
 pub use firn_yaml::UnknownKeys;
@@ -87,26 +87,30 @@ impl RuleFile {
     /// All mistakes with Prometheus' texts and places, such as `3:9: group "g", rule 1, "name":
     /// could not parse expression: ..`. Mistakes of YAML and of keys hide those of rules.
     pub fn parse(text: &str, options: &ReadOptions) -> Result<RuleFile, Vec<String>> {
-        RuleFile::parse_within(text, options, &Budget::unlimited()).map(|(file, _)| file)
+        RuleFile::parse_within(text, options, &Budget::unlimited())
+            .map(|(file, _)| file)
+            .map_err(|mistakes| mistakes.iter().map(Error::to_string).collect())
     }
 
     /// The same within the memory of `budget` for the values of the text, which is returned with
     /// the file; the limit of expressions is that of `options`.
     ///
     /// # Errors
-    /// As [`RuleFile::parse`], and without memory.
+    /// As [`RuleFile::parse`], and one `Busy` without memory.
     pub fn parse_within(
         text: &str,
         options: &ReadOptions,
         budget: &Budget,
-    ) -> Result<(RuleFile, Reservation), Vec<String>> {
-        let failed = |failure: firn_yaml::Failure| vec![failure.to_string()];
+    ) -> Result<(RuleFile, Reservation), Vec<Error>> {
+        let failed = |failure: firn_yaml::Failure| vec![failure.into_error()];
         let mut file = FileText::zero();
         let mut document = Document::parse_within(text, budget).map_err(failed)?;
         let held = document.decode(&mut file, options.unknown).map_err(failed)?;
         let has_more_documents = document.has_more;
         drop(document);
-        let groups = check::check(file, options)?;
+        let wrong =
+            |mistakes: Vec<String>| mistakes.into_iter().map(Error::invalid).collect::<Vec<_>>();
+        let groups = check::check(file, options).map_err(wrong)?;
         Ok((RuleFile { groups, has_more_documents }, held))
     }
 }

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 
-use firn_model::Error;
+use firn_model::{Error, ErrorKind};
 use serde_json::Value;
 
 use crate::answer::{Packing, Payload, text};
@@ -74,7 +74,12 @@ async fn reload(State(app): State<Shared>, request: Request<Body>) -> Response<B
     match reloaded.await.unwrap_or_else(|_| Err(Error::internal("the reload panicked"))) {
         Ok(()) => text(StatusCode::OK, "The configuration was read again.\n"),
         Err(error) => {
-            text(StatusCode::INTERNAL_SERVER_ERROR, format!("failed to reload config: {error}\n"))
+            // A file with mistakes is 500, as in Prometheus.
+            let status = match error.kind() {
+                ErrorKind::Busy { .. } => StatusCode::SERVICE_UNAVAILABLE,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            text(status, format!("failed to reload config: {error}\n"))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_collect::config::{Config, Files, glob};
 use firn_collect::relabel::NameScheme;
-use firn_model::{Error, Pool, QueryContext, Reservation, Result};
+use firn_model::{Error, ErrorKind, Pool, QueryContext, Reservation, Result};
 use firn_rules::file::{MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, UnknownKeys};
 use firn_rules::group::Group;
 
@@ -35,7 +35,8 @@ pub(super) struct EvaluationSettings {
 ///
 /// # Errors
 /// `Invalid` with all mistakes of all files, as promtool prints them; `Unavailable` if a file
-/// cannot be read; `TooLarge` without memory for the expressions in `context`.
+/// cannot be read; `TooLarge` without memory for the expressions in `context`; `Busy` without
+/// memory for the files.
 pub(super) fn load(
     config: &Config,
     files: &dyn Files,
@@ -75,7 +76,10 @@ pub(super) fn load(
                 };
                 groups.extend(file.groups.into_iter().map(group));
             }
-            Err(found) => {
+            Err(mut found) => {
+                if let Some(idx) = found.iter().position(|e| *e.kind() != ErrorKind::Invalid) {
+                    return Err(found.swap_remove(idx).context(format_args!("{shown}")));
+                }
                 mistakes.extend(found.into_iter().map(|mistake| format!("{shown}: {mistake}")));
             }
         }

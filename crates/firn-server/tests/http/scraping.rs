@@ -428,6 +428,27 @@ fn a_reload_changes_all_or_nothing_and_keeps_unchanged_targets() {
     assert_eq!(metadata.as_array().map(Vec::len), Some(1));
 }
 
+/// A lack of memory passes, and a mistake in a file does not: they have different statuses.
+#[test]
+fn a_reload_without_memory_is_no_mistake_of_the_file() {
+    let job =
+        |targets: &str| format!("- job_name: a\n  static_configs: [{{targets: [{targets}]}}]\n");
+    let files = Files::new(&config(&job("")));
+    let server = Running::start(&[&files.flag(), "--enable-lifecycle", "--memory=64MiB"]);
+    let reload = || send(server.at(), "POST", "/-/reload", &[], b"");
+    let rules = "rule_files: [rules.yml]\n";
+    files.write("rules.yml", &format!("groups: [{}]", "{},".repeat(1_000_000)));
+    for large in [config(&job(&"x,".repeat(1_000_000))), rules.to_owned() + &config(&job(""))] {
+        files.write("prometheus.yml", &large);
+        let refused = reload();
+        let shown = refused.text();
+        assert_eq!(refused.status, 503, "{shown}");
+        assert!(shown.contains("memory budget: "), "{shown}");
+    }
+    files.write("rules.yml", "groups: []");
+    assert_eq!(reload().status, 200);
+}
+
 #[test]
 fn lists_of_files_and_servers_are_followed() {
     let (first, second, third) =
