@@ -3,9 +3,12 @@
 //! A wall clock may jump ahead by years: a wrong time server, a restored virtual machine. Retention
 //! would then drop everything, for good. So a jump ahead counts only once it has lasted for a day
 //! of monotonic time. A step back counts at once, because it only keeps data longer.
+//!
+//! The same holds over restarts: the tables show when the database was in use. Times after a gap of
+//! more than a day are those of a jump, unless they span a day themselves.
 
 use firn_env::Clock;
-use firn_model::Timestamp;
+use firn_model::{TimeRange, Timestamp};
 use parking_lot::Mutex;
 
 /// Differences between both clocks up to this are no jump: leap seconds, slewing, short suspends.
@@ -29,19 +32,25 @@ struct ClockState {
 
 impl RetentionClock {
     /// The wall time, or while it is ahead after a jump, the time that it would have without the
-    /// jump. `last_written` returns the newest time at which the database was in use before the
-    /// start, if known.
+    /// jump. `times_of_use` returns the wall times at which the database was in use before the
+    /// start.
     pub(crate) fn now_ms(
         &self,
         clock: &dyn Clock,
-        last_written: impl FnOnce() -> Option<Timestamp>,
+        times_of_use: impl FnOnce() -> Vec<TimeRange>,
     ) -> Timestamp {
         let wall_ms = clock.now_ms();
         let mono_ms = i64::try_from(clock.monotonic_ns() / 1_000_000).unwrap_or(i64::MAX);
         let mut state = self.0.lock();
         let known = state.get_or_insert_with(|| {
-            let latest = last_written().map_or(wall_ms, |ms| ms.saturating_add(HOLD_MS));
-            ClockState { wall_ms: wall_ms.min(latest), mono_ms, jumped_ms: None }
+            let last_ms = last_use(times_of_use()).unwrap_or(wall_ms);
+            // Of a longer time only a part may have passed.
+            let is_jump = wall_ms.saturating_sub(last_ms) > HOLD_MS;
+            ClockState {
+                wall_ms: if is_jump { last_ms } else { wall_ms },
+                mono_ms,
+                jumped_ms: None,
+            }
         });
         let expected_ms = known.wall_ms.saturating_add(mono_ms.saturating_sub(known.mono_ms));
         let ahead_ms = wall_ms.saturating_sub(expected_ms);
@@ -61,6 +70,27 @@ impl RetentionClock {
     }
 }
 
+/// The newest time of use that is not part of a jump; `None` without any.
+fn last_use(mut times: Vec<TimeRange>) -> Option<Timestamp> {
+    times.sort_unstable_by_key(|range| range.start);
+    let mut times = times.into_iter();
+    let mut period = times.next()?;
+    let mut trusted_ms = None;
+    let trust = |period: TimeRange, trusted_ms: Option<Timestamp>| {
+        let is_long = period.end.saturating_sub(period.start) >= HOLD_MS;
+        if trusted_ms.is_none() || is_long { Some(period.end) } else { trusted_ms }
+    };
+    for range in times {
+        if range.start > period.end.saturating_add(HOLD_MS) {
+            trusted_ms = trust(period, trusted_ms);
+            period = range;
+        } else {
+            period.end = period.end.max(range.end);
+        }
+    }
+    trust(period, trusted_ms)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -73,7 +103,7 @@ mod tests {
 
     /// Hours after the start of the clock by which retention drops.
     fn hours(held: &RetentionClock, clock: &SimClock) -> i64 {
-        (held.now_ms(clock, || None) - SimClock::START_MS) / HOUR_MS
+        (held.now_ms(clock, Vec::new) - SimClock::START_MS) / HOUR_MS
     }
 
     #[test]
@@ -111,12 +141,29 @@ mod tests {
         let clock = SimClock::default();
         let ago = |hours: i64| {
             let held = RetentionClock::default();
-            let now_ms = held.now_ms(&clock, || Some(SimClock::START_MS - hours * HOUR_MS));
+            let used_ms = SimClock::START_MS - hours * HOUR_MS;
+            let now_ms = held.now_ms(&clock, || vec![TimeRange::new(used_ms, used_ms)]);
             (now_ms - SimClock::START_MS) / HOUR_MS
         };
         assert_eq!(ago(0), 0);
         assert_eq!(ago(24), 0);
-        assert_eq!(ago(1_000), -976);
+        assert_eq!(ago(25), -25);
+        assert_eq!(ago(1_000), -1_000);
         assert_eq!(ago(-1_000), 0, "an earlier clock was ahead");
+    }
+
+    /// The clock was ahead for some hours and several starts, and tables were written meanwhile.
+    #[test]
+    fn times_behind_a_jump_count_once_they_span_a_day() {
+        let last = |hours: &[(i64, i64)]| {
+            let range = |&(start, end): &(i64, i64)| TimeRange::new(start * HOUR_MS, end * HOUR_MS);
+            last_use(hours.iter().map(range).collect()).map(|ms| ms / HOUR_MS)
+        };
+        assert_eq!(last(&[]), None);
+        assert_eq!(last(&[(5, 5)]), Some(5));
+        assert_eq!(last(&[(720, 720), (723, 724), (0, 3), (20, 21)]), Some(21), "a jump");
+        assert_eq!(last(&[(720, 720), (744, 744), (0, 3), (20, 21)]), Some(744), "it has lasted");
+        assert_eq!(last(&[(720, 745), (0, 3), (2_000, 2_001)]), Some(745), "a second jump");
+        assert_eq!(last(&[(0, 100), (120, 120), (140, 141)]), Some(141), "nights without use");
     }
 }

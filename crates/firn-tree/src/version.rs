@@ -192,11 +192,15 @@ impl Version {
         self.fast_bytes
     }
 
-    /// The newest time at which a table was written; `None` without tables. A merged table has the
-    /// time of its oldest input.
-    pub fn last_written(&self) -> Option<Timestamp> {
+    /// Wall times at which the database was in use: when each table was written (a merged table has
+    /// the time of its oldest input), and the timestamps in it.
+    pub fn times_of_use(&self) -> Vec<TimeRange> {
         let tables = Level::ALL.into_iter().flat_map(|level| self.level(level));
-        tables.map(|table| table.record.written_ms).max()
+        let of_table = |table: &Arc<Table>| {
+            let written_ms = table.record.written_ms;
+            [TimeRange::new(written_ms, written_ms), table.record.time_range]
+        };
+        tables.flat_map(of_table).collect()
     }
 
     /// Counters of one level.

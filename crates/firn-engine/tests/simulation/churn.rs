@@ -132,6 +132,26 @@ fn a_clock_that_jumps_ahead_drops_nothing_for_a_day() {
     assert!(dropped_after(0) > 0, "it has lasted for a day");
 }
 
+/// Tables that are written while the clock is ahead do not make it right at the next start.
+#[test]
+fn starts_while_the_clock_is_ahead_drop_nothing() {
+    const MONTH_MS: i64 = 30 * 24 * HOUR_MS;
+    let sim = Sim::new(24);
+    let mut engine = open(&sim);
+    live_an_hour(&sim, &engine, 0..4);
+    sim.clock.set_now_ms(sim.env().clock.now_ms() + MONTH_MS);
+    for _ in 0..3 {
+        live_an_hour(&sim, &engine, 0..4);
+        sim.crash();
+        sim.restart();
+        engine = open(&sim);
+        while engine.step(Lane::Tree).expect("a step").is_some() {}
+        assert_eq!(engine.stats().expired_tables, 0);
+    }
+    (0..24).for_each(|_| live_an_hour(&sim, &engine, 0..4));
+    assert!(engine.stats().expired_tables > 0, "it has lasted for a day");
+}
+
 /// Listings over a time range read no block and decode no column, wherever the samples are stored,
 /// and they separate the members of one group.
 #[test]
