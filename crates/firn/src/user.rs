@@ -80,7 +80,6 @@ pub(crate) struct Checked {
 pub(crate) fn user(user: &User) -> Result<()> {
     match user {
         User::Add(add) => {
-            let mut file = UserFile::open(&add.file.web_config)?;
             let mut new = NewUser {
                 name: add.name.clone(),
                 password_hash: None,
@@ -88,19 +87,17 @@ pub(crate) fn user(user: &User) -> Result<()> {
                 matchers: add.matchers.clone(),
             };
             // Mistakes are reported before the password is read.
-            UserFile::clone(&file).add(&new)?;
+            UserFile::open(&add.file.web_config)?.add(&new)?;
             if !add.no_password {
                 new.password_hash = Some(hash_password(&new_secret()?)?);
             }
-            file.add(&new)?;
-            file.save()?;
+            UserFile::update(&add.file.web_config, |file| file.add(&new))?;
             let path = add.file.web_config.display();
             output::print(&format!("{path}: added {:?}\n", add.name))?;
         }
         User::Token(named) => {
-            let mut file = UserFile::open(&named.file.web_config)?;
-            let token = file.add_token(&named.name)?;
-            file.save()?;
+            let change = |file: &mut UserFile| file.add_token(&named.name);
+            let token = UserFile::update(&named.file.web_config, change)?;
             output::print(&format!("{token}\n"))?;
         }
         User::Check(checked) => check(checked)?,

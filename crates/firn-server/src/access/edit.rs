@@ -1,12 +1,12 @@
 //! Changes of the web configuration by `firn user`. The text keeps its comments and order: lines
 //! are added, and the result is parsed before it replaces the file.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, excerpt};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -73,6 +73,36 @@ pub fn hash_password(password: &str) -> Result<String> {
         .map_err(|e| Error::internal("the password cannot be hashed").because(e))
 }
 
+/// The file itself, if `path` is a symbolic link.
+fn file_of(path: &Path) -> Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Ok(file) => Ok(file),
+        Err(_) if fs::symlink_metadata(path).is_err() => Ok(path.to_owned()),
+        Err(e) => {
+            let what = format!("{} is a link that cannot be followed", path.display());
+            Err(Error::invalid(what).because(e))
+        }
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Waits until no other program changes a file of the folder: the file itself is replaced, so a
+/// lock on it would be one on the old file.
+fn lock_folder(path: &Path) -> Result<File> {
+    let folder = folder_of(path);
+    let cannot = |e: std::io::Error| {
+        Error::unavailable(format!("cannot lock {}", folder.display())).because(e)
+    };
+    let locked = File::open(folder).map_err(cannot)?;
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|e| cannot(e.into()))?;
+    Ok(locked)
+}
+
 impl UserFile {
     /// Reads the file; a missing one is empty.
     ///
@@ -85,6 +115,20 @@ impl UserFile {
         };
         WebConfig::parse(path, &text)?;
         Ok(UserFile { path: path.to_owned(), text })
+    }
+
+    /// Applies `change` to the file and replaces it. Other programs that change it wait, so that no
+    /// change is lost. The file that a symbolic link names is replaced, not the link.
+    ///
+    /// # Errors
+    /// As [`UserFile::open`], those of `change`, and `Unavailable` when the disk fails.
+    pub fn update<T>(path: &Path, change: impl FnOnce(&mut UserFile) -> Result<T>) -> Result<T> {
+        let path = &file_of(path)?;
+        let _locked = lock_folder(path)?;
+        let mut file = UserFile::open(path)?;
+        let changed = change(&mut file)?;
+        file.save()?;
+        Ok(changed)
     }
 
     /// Every user, in the order of the file.
@@ -128,7 +172,7 @@ impl UserFile {
         let entries = self.entries()?;
         let users = entries.iter().find(|entry| entry.key == "users");
         if find_user(users, &user.name).is_some() {
-            let what = format!("{}: user {:?} exists", self.path.display(), user.name);
+            let what = format!("{}: user {:?} exists", self.path.display(), excerpt(&user.name));
             return Err(Error::invalid(what));
         }
         let mut fields = vec![format!("name: {}", quoted(&user.name))];
@@ -213,16 +257,11 @@ impl UserFile {
     }
 
     /// Replaces the file, which only its owner can read, or its group if it could before.
-    ///
-    /// # Errors
-    /// `Unavailable` when the disk fails.
-    pub fn save(&self) -> Result<()> {
+    fn save(&self) -> Result<()> {
         let cannot = |e: std::io::Error| {
             Error::unavailable(format!("cannot write {}", self.path.display())).because(e)
         };
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let mut file =
-            tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).map_err(cannot)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder_of(&self.path)).map_err(cannot)?;
         file.write_all(self.text.as_bytes()).map_err(cannot)?;
         let mut mode = 0o600;
         if let Ok(before) = fs::metadata(&self.path) {
@@ -310,6 +349,7 @@ impl UserFile {
     }
 
     fn unknown(&self, name: &str) -> Error {
+        let name = excerpt(name);
         Error::not_found(format!("{} has no user {name:?}", self.path.display()))
     }
 }
@@ -412,17 +452,34 @@ mod tests {
     }
 
     #[test]
+    fn changes_at_once_are_all_kept_and_links_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, link, broken] =
+            ["web.yml", "link.yml", "broken.yml"].map(|name| folder.path().join(name));
+        fs::write(&path, "").unwrap();
+        std::os::unix::fs::symlink("web.yml", &link).unwrap();
+        std::os::unix::fs::symlink("missing.yml", &broken).unwrap();
+        std::thread::scope(|scope| {
+            for id in 0..8 {
+                let target = if id % 2 == 0 { &path } else { &link };
+                let new = user(&format!("u{id}"), "read");
+                scope.spawn(move || UserFile::update(target, |file| file.add(&new)).unwrap());
+            }
+        });
+        assert_eq!(UserFile::open(&path).unwrap().users().unwrap().len(), 8);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        let error = UserFile::update(&broken, |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("is a link that cannot be followed"), "{error}");
+    }
+
+    #[test]
     fn a_saved_file_is_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("web.yml");
-        let mut new = UserFile::open(&path).unwrap();
-        new.add(&user("bob", "read")).unwrap();
-        new.save().unwrap();
+        UserFile::update(&path, |file| file.add(&user("bob", "read"))).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        let mut again = UserFile::open(&path).unwrap();
-        again.add_token("bob").unwrap();
-        again.save().unwrap();
+        UserFile::update(&path, |file| file.add_token("bob")).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
         assert_eq!(UserFile::open(&path).unwrap().users().unwrap()[0].token_count, 1);
         assert!(hash_password("").is_err() && hash_password(&"x".repeat(73)).is_err());
