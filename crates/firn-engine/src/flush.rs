@@ -158,7 +158,7 @@ impl Engine {
         let saved_ms = self.replay_ms();
         if let Some(frozen) = self.freeze()? {
             if mutant!(rooms, LogCutBeforeManifest) {
-                rooms.log.purge(&frozen.cut.floors)?;
+                self.purge_log(&frozen.cut.floors)?;
             }
             if mutant!(rooms, ManifestBeforeTables) {
                 let edit = Edit::default().with(Room::Log, frozen.cut.encode());
@@ -168,7 +168,7 @@ impl Engine {
             self.changes.announce_forgotten(frozen.cut.announced);
             self.install(&frozen, &tables)?;
             rooms.index.settle(frozen.settled);
-            rooms.log.purge(&frozen.cut.floors)?;
+            self.purge_log(&frozen.cut.floors)?;
             flusher.flush_count.add(1);
             flusher.flushed_definition_bytes.store(frozen.definition_bytes, Relaxed);
             let times = (began_ms, monotonic_ms(clock));

@@ -36,7 +36,8 @@
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `accepted`, `write`, `definitions`, `resolve`,
 //! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read
-//! path: `snapshot`, `presence`, `listing`, `walk`; background: `scheduler`, `retention_clock`,
+//! path: `snapshot`, `presence`, `listing`, `walk`; readers of the log: `readers`,
+//! `log_reader`; background: `scheduler`, `retention_clock`,
 //! `flush`, `upkeep`, `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`,
 //! `history`, `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`;
 //! then `sequence`, `sync`, `lock`, `wakeup`, `options`, `stats`, `mutants`.
@@ -63,6 +64,7 @@ mod history;
 mod ledger;
 mod listing;
 mod lock;
+mod log_reader;
 mod logged;
 mod manifest;
 mod manifest_format;
@@ -73,6 +75,7 @@ mod options;
 mod parts;
 mod presence;
 mod pressure;
+mod readers;
 mod recovery;
 mod replay;
 mod replay_time;
@@ -116,9 +119,11 @@ pub use firn_tree::{
     TreeOptions,
 };
 pub use history::{History, HistoryView};
+pub use log_reader::{LogReader, LogReading, LoggedSample};
 #[cfg(feature = "test-util")]
 pub use mutants::{Mutant, Probe, ProbePoint};
 pub use options::EngineOptions;
+pub use readers::ReaderProgress;
 pub use recovery::{RecoveryProgress, RecoveryReport};
 pub use replayed::Replayed;
 pub use scheduler::{Lane, Step};
@@ -153,6 +158,7 @@ pub struct Engine {
     slow: slow::state::SlowTier,
     counters: stats::Counters,
     recovery: replayed::ReplayedLog,
+    readers: readers::Readers,
     _locks: open::FolderLocks,
 }
 

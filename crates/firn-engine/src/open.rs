@@ -31,6 +31,7 @@ use crate::mend::IndexMender;
 use crate::options::EngineOptions;
 use crate::parts::{self, EngineParts, Identity, LogCut};
 use crate::pressure::Pressure;
+use crate::readers::Readers;
 use crate::recovery::{RecoveryProgress, RecoveryReport};
 use crate::replay::{Replay, ReplayedState};
 use crate::replay_time;
@@ -189,6 +190,9 @@ fn open_as_recorded(
     let bits = ShardBits::for_count(recorded.identity.shard_count);
     let upkeep = IndexUpkeep::new(index_memory, &*env.clock);
     let flusher = Flusher::new(&*env.clock, state.speed);
+    let stream_count = recorded.identity.stream_count;
+    let readers = Readers::open(&*env.disk, stream_count)?;
+    log.hold(&readers.holds(&vec![LogPosition(0); stream_count], 0));
     let facts = (recorded.identity, recorded.cut);
     let engine = Engine {
         transactions: Transactions::new(last, &budget),
@@ -222,6 +226,7 @@ fn open_as_recorded(
         slow: SlowTier::new(requests),
         counters: Counters::default(),
         recovery,
+        readers,
         _locks: locks,
     };
     // A database larger than its memory limit still opens; new writes are refused until it fits.

@@ -21,6 +21,8 @@ pub struct EngineOptions {
     pub recovery_threads: usize,
     /// Log bytes that force a flush. At twice this size writes are refused.
     pub log_bytes_max: u64,
+    /// Log bytes that are kept for readers ([`crate::LogReader`]) beyond those of a restart.
+    pub reader_log_bytes_max: u64,
     /// Estimated time of a replay of the log that forces a flush, to keep restarts short.
     pub restart_ms_max: i64,
     /// Bytes of memory of new series that force an index file without a flush. New series may
@@ -69,6 +71,7 @@ impl Default for EngineOptions {
             stream_count: None,
             recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),
             log_bytes_max: 1 << 30,
+            reader_log_bytes_max: 4 << 30,
             restart_ms_max: 2_000,
             // About 70,000 lone series.
             new_series_bytes_max: 4 << 20,

@@ -112,6 +112,7 @@ impl Engine {
         if done.as_ref().is_err_and(|e| *e.kind() == ErrorKind::Unavailable) {
             // The disk may be full: segments kept for reuse make room for tables.
             self.rooms.log.remove_spares();
+            self.sacrifice_log();
         }
         done
     }
@@ -151,6 +152,7 @@ impl Engine {
         // Writers find the next log segment ready.
         if self.flusher.is_log_started() {
             rooms.log.prepare()?;
+            self.release_log()?;
         }
         Ok(None)
     }

@@ -91,6 +91,10 @@ pub struct Stats {
     pub memory: BudgetUsage,
     /// Estimated milliseconds that a restart now would replay the log.
     pub replay_ms: u64,
+    /// Bytes of log that were dropped before a reader had read them, since the start.
+    pub reader_dropped_bytes: u64,
+    /// Bytes of log files that only readers need.
+    pub reader_held_bytes: u64,
     /// The log's numbers.
     pub log: firn_log::LogStats,
     /// The index's numbers.
@@ -127,6 +131,8 @@ impl Engine {
             last_seq: self.ledger.sequence.last(),
             memory: self.rooms.budget.usage(),
             replay_ms: self.replay_ms() as u64,
+            reader_dropped_bytes: self.reader_dropped_bytes(),
+            reader_held_bytes: self.reader_held_bytes(),
             log: self.rooms.log.stats(),
             index: self.rooms.index.stats(),
             head: self.rooms.head.stats(),

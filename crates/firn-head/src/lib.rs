@@ -34,9 +34,9 @@
 //!
 //! **When you change** the payload: `docs/formats/rows.md`, `VERSION` in `payload`, a new fixture.
 //!
-//! Reading order: `options`, `lock`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`,
-//! `words`, `growing`, `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`,
-//! `flush`, `replay`.
+//! Reading order: `options`, `lock`, `head`, `shard`, `encoder`, `states`, `payload`, `decoder`,
+//! `arena`, `words`, `growing`, `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`,
+//! `convert`, `flush`, `replay`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -45,6 +45,7 @@
 mod arena;
 mod complete;
 mod convert;
+mod decoder;
 mod encoder;
 mod epoch;
 mod flush;
@@ -67,6 +68,7 @@ mod words;
 mod epoch_model;
 
 pub use convert::{ConvertEdit, ConvertJob};
+pub use decoder::{LogDecoder, decode_standalone};
 pub use encoder::encode_standalone;
 pub use flush::{FlushJob, SealMarks};
 pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of};

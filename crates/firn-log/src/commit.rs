@@ -36,7 +36,7 @@ use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
 use crate::append::Tip;
 use crate::entry::EntryRef;
 use crate::queue::{Batch, PushOutcome, QueueCounters, QueueState, UnfencedWrite};
-use crate::segment::{Header, SegmentNo};
+use crate::segment::{CommittedPart, Header, SegmentNo};
 
 /// The waiting entries of one stream and the segment that receives them.
 #[derive(Debug)]
@@ -72,6 +72,11 @@ impl Queue {
     pub(crate) fn tip(&self) -> Tip {
         let state = self.state.lock();
         Tip { segment: state.segment.header.number, failures: state.counters.failures }
+    }
+
+    /// The current segment, up to the end of its committed bytes.
+    pub(crate) fn tail(&self) -> CommittedPart {
+        self.state.lock().tail()
     }
 
     /// Length of the current segment's file.
@@ -206,9 +211,13 @@ impl Queue {
     }
 
     /// Closes the current segment, makes it durable up to its end or its failure, and continues in
-    /// `next`, whose base and predecessor are filled in here. Returns the end of the old segment.
-    /// One thread at a time.
-    pub(crate) fn rotate(&self, next: Header, file: Arc<dyn DiskFile>) -> LogPosition {
+    /// `next`, whose base and predecessor are filled in here. Returns the committed part of the old
+    /// segment, and the position of the new one. One thread at a time.
+    pub(crate) fn rotate(
+        &self,
+        next: Header,
+        file: Arc<dyn DiskFile>,
+    ) -> (CommittedPart, LogPosition) {
         let mut state = self.state.lock();
         state.is_closed = true;
         // A failure ends this loop too: it moves `durable` to the end.
@@ -216,9 +225,9 @@ impl Queue {
             let end = state.end;
             state = self.wait_or_lead(state, end, true);
         }
-        let end = state.end;
+        let (extent, end) = (state.tail(), state.end);
         state.switch(next, file);
-        end
+        (extent, end)
     }
 
     fn wait_or_lead<'a>(

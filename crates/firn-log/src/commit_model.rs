@@ -268,7 +268,7 @@ fn a_rotation_among_writers_loses_nothing() {
             let queue = queue_on(&old);
             let threads = writers(&queue, &old, false);
             let before = queue.end();
-            let end = queue.rotate(header(2), Arc::<File>::clone(&new));
+            let (_, end) = queue.rotate(header(2), Arc::<File>::clone(&new));
             assert!(end >= before);
             assert!(fails_sync.is_some() || old.durable() == end.0);
             let (segment, position) = append(&queue, &[2; 9]).unwrap();
@@ -389,7 +389,7 @@ fn on_memory_a_commit_makes_all_earlier_positions_durable() {
             })
         };
         let threads: Vec<_> = (0..3).map(writer).collect();
-        let end = queue.rotate(header(2), Arc::<CacheLines>::clone(&new));
+        let (_, end) = queue.rotate(header(2), Arc::<CacheLines>::clone(&new));
         assert!(old.durable() >= end.0);
         let (_, position) = append(&queue, &[2; 9]).unwrap();
         queue.commit(position, true).unwrap();

@@ -10,7 +10,8 @@
 //! of one stream in order. [`Log::start`] opens a new segment in each stream. From then on any
 //! thread may call [`Log::append`], which copies entries into a stream's buffer and returns their
 //! position; [`Log::commit`], which returns when positions are durable; and [`Log::purge`], which
-//! drops the segments below a floor.
+//! drops the segments below a floor. [`Log::follow`] reads committed entries by position while the
+//! log is written; [`Log::hold`] keeps the segments that such a reader still needs.
 //!
 //! Each shard maps to one stream, so the order of a shard is the order of positions in that stream.
 //! Streams are not ordered against each other. Source: DecLog (PVLDB), section 4.2 (relaxed
@@ -35,7 +36,7 @@
 //!   rising past the failed range.
 //!
 //! Reading order: `append`, `options`, `log`, `stream`, `commit`, `queue`, `block`, `entry`,
-//! `segment`, `recover`, `recover/files`, `recover/replay`, `read`.
+//! `segment`, `recover`, `recover/files`, `recover/replay`, `read`, `follow`.
 //!
 //! **When you change** the bytes: change `docs/formats/log.md` in the same commit.
 //!
@@ -47,6 +48,7 @@ mod append;
 mod block;
 mod commit;
 mod entry;
+mod follow;
 mod log;
 mod options;
 mod queue;
@@ -61,6 +63,7 @@ mod commit_model;
 
 pub use append::{Append, StreamId, Tip};
 pub use entry::{EntryKind, EntryRef};
+pub use follow::{FollowReport, FollowedEntry, Follower};
 pub use log::{Log, LogStats};
 pub use options::{LogOptions, LogSetup, SyncPolicy};
 pub use recover::{PayloadRange, ReplayEntry, ReplayReport};

@@ -9,11 +9,15 @@ use crate::append::{Append, StreamId, Tip};
 use crate::block;
 use crate::commit::{CommitTurn, LedBatch};
 use crate::entry::EntryRef;
+use crate::follow::{FollowReport, FollowedEntry, Follower};
 use crate::options::{LogSetup, SEGMENT_BYTES_MAX, SyncPolicy};
 use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
 use crate::stream::Stream;
-use crate::sync::{RwLock, yield_now};
+use crate::sync::{Mutex, RwLock, yield_now};
+
+/// The hold of a stream without followers.
+const NO_HOLD: LogPosition = LogPosition(u64::MAX);
 
 /// Totals of all streams since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +54,8 @@ pub struct Log {
     found: Vec<RwLock<StreamFiles>>,
     found_bytes: u64,
     streams: OnceLock<Vec<Stream>>,
+    /// One position per stream; see [`Log::hold`].
+    holds: Mutex<Vec<LogPosition>>,
 }
 
 impl Log {
@@ -69,7 +75,8 @@ impl Log {
         disk.sync_dir("")?;
         let found_bytes = found.iter().map(|found| found.bytes_from(LogPosition(0))).sum();
         let found = found.into_iter().map(RwLock::new).collect();
-        Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new() })
+        let holds = Mutex::new(vec![NO_HOLD; setup.stream_count]);
+        Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new(), holds })
     }
 
     /// Removes the streams that are left over from a larger [`LogSetup::stream_count`]. `floor`
@@ -141,10 +148,11 @@ impl Log {
             return Err(Error::internal("the log was already started"));
         }
         let mut streams = Vec::with_capacity(self.found.len());
-        for (stream, found) in (0u16..).zip(&self.found) {
+        let holds = self.holds.lock();
+        for ((stream, found), &hold) in (0u16..).zip(&self.found).zip(&*holds) {
             let resume = found.write().resume()?;
-            let id = StreamId(stream);
-            streams.push(Stream::start(id, &self.setup, &self.disk, &self.clock, resume)?);
+            let (id, devices) = (StreamId(stream), (&self.disk, &self.clock));
+            streams.push(Stream::start(id, &self.setup, devices, resume, hold)?);
         }
         self.found.iter().for_each(|found| found.write().close());
         self.streams.set(streams).map_err(|_| Error::internal("the log was already started"))
@@ -325,6 +333,48 @@ impl Log {
     /// `Unavailable` when the disk fails; the next call removes the remaining files.
     pub fn purge(&self, floors: &[LogPosition]) -> Result<()> {
         self.streams()?.iter().zip(floors).try_for_each(|(stream, &floor)| stream.purge(floor))
+    }
+
+    /// Keeps the entries above these positions, one per stream, for followers, whatever the floors:
+    /// the next purges drop no segment that contains one. [`LogPosition`] of `u64::MAX` keeps
+    /// nothing. Call it before [`Log::start`] for followers of an earlier start.
+    pub fn hold(&self, positions: &[LogPosition]) {
+        let mut holds = self.holds.lock();
+        holds.clear();
+        holds.extend_from_slice(positions);
+        holds.resize(self.setup.stream_count, NO_HOLD);
+        if let Some(streams) = self.streams.get() {
+            streams.iter().zip(&*holds).for_each(|(stream, &hold)| stream.set_hold(hold));
+        }
+    }
+
+    /// Bytes of the segments that only followers need.
+    pub fn held_bytes(&self) -> u64 {
+        self.streams.get().into_iter().flatten().map(Stream::held_bytes).sum()
+    }
+
+    /// The end of the entries in segments that this process dropped, one position per stream.
+    pub fn dropped(&self) -> Vec<LogPosition> {
+        self.streams.get().into_iter().flatten().map(Stream::dropped_end).collect()
+    }
+
+    /// Reads the stream of `follower` on, up to the end of its committed entries, and passes each
+    /// entry above [`Follower::position`] to `f`; and, when it opens a segment, those before it in
+    /// the segment, which later payloads may be encoded against. Returns early once `f` returns
+    /// `false`. Appends and commits do not wait for it.
+    ///
+    /// # Errors
+    /// Those of `f`; `Unavailable` when the disk fails; `Corrupt` for an entry that this version
+    /// cannot read. The next call continues behind the entry, or reads the segment again.
+    pub fn follow(
+        &self,
+        follower: &mut Follower,
+        f: &mut dyn FnMut(FollowedEntry<'_>) -> Result<bool>,
+    ) -> Result<FollowReport> {
+        let streams = self.streams()?;
+        let stream = streams.get(usize::from(follower.stream().0));
+        let stream = stream.ok_or_else(|| Error::internal("the log has no such stream"))?;
+        follower.run(stream, f)
     }
 
     /// Removes the files that wait to be recycled, to free disk space.

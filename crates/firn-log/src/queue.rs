@@ -9,7 +9,7 @@ use firn_model::{Error, LogPosition, Result};
 
 use crate::block::{self, BlockAddress, BlockBuffer};
 use crate::entry::EntryRef;
-use crate::segment::{self, Header, PreviousSegment, SegmentNo};
+use crate::segment::{self, CommittedPart, Header, PreviousSegment, SegmentNo};
 
 /// The most failures that are remembered for late waiters. A waiter returns within the time of one
 /// commit; this many failures take far longer.
@@ -374,6 +374,14 @@ impl QueueState {
         self.segment = Segment::new(next, file);
         self.is_closed = false;
         self.begin_segment();
+    }
+
+    /// The current segment, and the part of it that a reader may read.
+    pub(crate) fn tail(&self) -> CommittedPart {
+        let Segment { header, failed_at, .. } = &self.segment;
+        // After a failure, the committed position is beyond the valid bytes.
+        let end = failed_at.map_or(self.committed, |failed| failed.end);
+        CommittedPart { number: header.number, base: header.base, end: end.max(header.base) }
     }
 
     fn begin_segment(&mut self) {

@@ -65,6 +65,24 @@ impl SegmentReader {
         HEADER_BYTES as u64
     }
 
+    /// Reads no byte at or above `bytes`: those that a follower may read grow.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        self.bytes = bytes;
+    }
+
+    /// The header that the file has now; `None` if none is readable.
+    pub(crate) fn header(&self) -> Result<Option<Header>> {
+        let mut head = vec![0; HEADER_BYTES];
+        self.file.read_at(0, &mut head)?;
+        Header::decode(&head)
+    }
+
+    /// Releases the memory of the window.
+    pub(crate) fn rest(&mut self) {
+        self.window = Vec::new();
+        self.window_offset = 0;
+    }
+
     /// Length of the file.
     pub(crate) fn len(&self) -> u64 {
         self.bytes

@@ -74,6 +74,29 @@ pub(crate) struct PreviousSegment {
     pub(crate) durable: LogPosition,
 }
 
+/// The committed part of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CommittedPart {
+    pub(crate) number: SegmentNo,
+    /// Position of the file's first byte.
+    pub(crate) base: LogPosition,
+    /// End of the committed bytes; the base if there are none.
+    pub(crate) end: LogPosition,
+}
+
+impl CommittedPart {
+    /// The end of its entries; 0 if there are none.
+    pub(crate) fn entries_end(&self) -> LogPosition {
+        if self.has_entries_after(LogPosition(0)) { self.end } else { LogPosition(0) }
+    }
+
+    /// Whether a follower that has read everything up to `position` needs the segment.
+    pub(crate) fn has_entries_after(&self, position: LogPosition) -> bool {
+        let first = self.base.0.saturating_add(HEADER_BYTES as u64);
+        self.end.0 > first && self.end > position
+    }
+}
+
 impl Header {
     /// The bytes of both copies.
     ///

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_env::{Clock, Disk};
+use firn_env::{Clock, Disk, DiskFile, OpenMode};
 use firn_model::{Error, ErrorKind, LogPosition, Result};
 
 use crate::append::{Append, StreamId};
@@ -12,7 +12,7 @@ use crate::commit::Queue;
 use crate::entry::EntryRef;
 use crate::options::{LogSetup, SyncPolicy};
 use crate::queue::PushOutcome;
-use crate::segment::{self, BlankSegment, Header, PreviousSegment, SegmentNo};
+use crate::segment::{self, BlankSegment, CommittedPart, Header, PreviousSegment, SegmentNo};
 use crate::sync::Mutex;
 
 /// Files of one stream that are kept for recycling; more are removed. A flush every few minutes
@@ -42,6 +42,10 @@ pub(crate) struct Stream {
     spares: Mutex<Vec<SegmentNo>>,
     /// Replay needs nothing at or below this position.
     floor: AtomicU64,
+    /// Followers need everything above this position, whatever the floor.
+    hold: AtomicU64,
+    /// The end of the entries in segments that this process dropped.
+    dropped_end: AtomicU64,
     /// Start of the last sync under the interval policy.
     synced_at_ns: AtomicU64,
 }
@@ -59,6 +63,25 @@ pub(crate) struct OldSegment {
     pub(crate) end: LogPosition,
     /// Length of its file.
     pub(crate) bytes: u64,
+    /// Its committed part; `None` if it has no entries that this log can read.
+    pub(crate) extent: Option<CommittedPart>,
+}
+
+/// The segment that contains a position, for a follower.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FollowedSegment {
+    pub(crate) extent: CommittedPart,
+    /// The stream has continued in a later segment.
+    pub(crate) is_closed: bool,
+    /// Bytes after the follower's position that were dropped.
+    pub(crate) missing_bytes: u64,
+}
+
+impl OldSegment {
+    /// Whether neither a recovery from `floor` nor a follower at `hold` needs it.
+    fn is_free(&self, floor: LogPosition, hold: LogPosition) -> bool {
+        self.end <= floor && !self.extent.is_some_and(|extent| extent.has_entries_after(hold))
+    }
 }
 
 /// The state in which a stream continues after recovery.
@@ -79,17 +102,24 @@ impl Stream {
     pub(crate) fn start(
         id: StreamId,
         setup: &LogSetup,
-        disk: &Arc<dyn Disk>,
-        clock: &Arc<dyn Clock>,
+        (disk, clock): (&Arc<dyn Disk>, &Arc<dyn Clock>),
         resume: ResumePoint,
+        hold: LogPosition,
     ) -> Result<Stream> {
         let mut next = NextSegment { number: resume.next_number, blank: None };
         // Segments below the floor can be recycled before the first purge.
-        let is_spare =
-            |old: &OldSegment| old.end <= resume.floor && old.bytes == setup.options.segment_bytes;
+        // Oldest first: the header after a segment names it, and a gap would look like a purge.
+        let needed = resume.old.iter().find(|old| !old.is_free(resume.floor, hold));
+        let needed = needed.map_or(SegmentNo(u64::MAX), |needed| needed.number);
+        let is_spare = |old: &OldSegment| {
+            let is_blank = old.end == LogPosition(0);
+            (is_blank || old.number < needed) && old.bytes == setup.options.segment_bytes
+        };
         let (mut spares, old): (Vec<OldSegment>, Vec<OldSegment>) =
             resume.old.into_iter().partition(is_spare);
         let more = spares.split_off(spares.len().min(SPARES_MAX));
+        let freed = spares.iter().filter_map(|spare| spare.extent);
+        let dropped_end = freed.fold(LogPosition(0), |end, freed| end.max(freed.entries_end()));
         let spares = Mutex::new(spares.iter().map(|spare| spare.number).collect::<Vec<_>>());
         let start_bytes = START_BYTES.min(setup.options.segment_bytes);
         let blank = next.take(id, setup, &**disk, &**clock, &spares, start_bytes)?;
@@ -105,6 +135,8 @@ impl Stream {
             old: Mutex::new(more.into_iter().chain(old).collect()),
             spares,
             floor: AtomicU64::new(resume.floor.0),
+            hold: AtomicU64::new(hold.0),
+            dropped_end: AtomicU64::new(dropped_end.0),
             synced_at_ns: AtomicU64::new(clock.monotonic_ns()),
         })
     }
@@ -158,11 +190,18 @@ impl Stream {
         Ok(())
     }
 
-    /// Removes the segments that end at or below `floor`.
+    /// Followers need everything above `hold`.
+    pub(crate) fn set_hold(&self, hold: LogPosition) {
+        self.hold.store(hold.0, Ordering::Relaxed);
+    }
+
+    /// Removes the segments that end at or below `floor` and that no follower needs.
     pub(crate) fn purge(&self, floor: LogPosition) -> Result<()> {
         let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
         self.queue.raise_floor(LogPosition(floor));
-        while let Some(oldest) = self.oldest_below(LogPosition(floor)) {
+        while let Some(oldest) = self.oldest_free(LogPosition(floor)) {
+            let dropped = oldest.extent.map_or(0, |extent| extent.entries_end().0);
+            self.dropped_end.fetch_max(dropped, Ordering::Relaxed);
             if self.keep_spare(oldest) {
                 continue;
             }
@@ -212,8 +251,45 @@ impl Stream {
         old_bytes + self.queue.segment_bytes() + spare_bytes
     }
 
-    fn oldest_below(&self, floor: LogPosition) -> Option<OldSegment> {
-        self.old.lock().first().copied().filter(|oldest| oldest.end <= floor)
+    /// The oldest segment with committed entries after `position`, or the current one.
+    pub(crate) fn followed(&self, position: LogPosition) -> FollowedSegment {
+        // A rotation holds this lock until the closed segment is in the list.
+        let _no_rotation = self.next.lock();
+        let current = self.queue.tail();
+        let old = self.old.lock();
+        let mut closed = old.iter().filter_map(|old| old.extent);
+        let found = closed.find(|extent| extent.has_entries_after(position));
+        let dropped_end = self.dropped_end.load(Ordering::Relaxed);
+        FollowedSegment {
+            extent: found.unwrap_or(current),
+            is_closed: found.is_some(),
+            missing_bytes: dropped_end.saturating_sub(position.0),
+        }
+    }
+
+    /// Opens the file of a segment for a follower.
+    ///
+    /// # Errors
+    /// `NotFound` if it was purged meanwhile; `Unavailable`.
+    pub(crate) fn open_followed(&self, number: SegmentNo) -> Result<Arc<dyn DiskFile>> {
+        self.disk.open(&segment::path(self.id.0, number), OpenMode::Read)
+    }
+
+    /// The end of the entries in segments that this process dropped.
+    pub(crate) fn dropped_end(&self) -> LogPosition {
+        LogPosition(self.dropped_end.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that only followers need: of closed segments at or below the floor.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let floor = self.floor.load(Ordering::Relaxed);
+        let old = self.old.lock();
+        old.iter().filter(|old| old.end.0 <= floor).map(|old| old.bytes).sum()
+    }
+
+    fn oldest_free(&self, floor: LogPosition) -> Option<OldSegment> {
+        let hold = LogPosition(self.hold.load(Ordering::Relaxed));
+        self.old.lock().first().copied().filter(|oldest| oldest.is_free(floor, hold))
     }
 
     fn rotate(&self, full: SegmentNo) -> Result<()> {
@@ -224,8 +300,8 @@ impl Stream {
         let blank = self.take_whole(&mut next)?;
         let header = header_of(self.id, &self.setup, &blank);
         let bytes = self.queue.segment_bytes();
-        let end = self.queue.rotate(header, blank.file);
-        self.old.lock().push(OldSegment { number: full, end, bytes });
+        let (extent, end) = self.queue.rotate(header, blank.file);
+        self.old.lock().push(OldSegment { number: full, end, bytes, extent: Some(extent) });
         Ok(())
     }
 

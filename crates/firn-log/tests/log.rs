@@ -9,6 +9,8 @@ mod crash;
 mod damage;
 #[path = "log/edges.rs"]
 mod edges;
+#[path = "log/follow.rs"]
+mod follow;
 #[path = "log/memory.rs"]
 mod memory;
 #[path = "log/policy.rs"]

@@ -22,6 +22,7 @@ use crate::metadata::MetadataStore;
 use crate::metadata_file;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
+use crate::remote_write::RemoteWriter;
 use crate::rules::RuleManager;
 use crate::target::Target;
 use crate::telemetry::{Telemetry, write_process};
@@ -50,6 +51,8 @@ pub(crate) struct App {
     pub(crate) collect: Option<Collect>,
     /// Rules and alerts.
     pub(crate) rules: Arc<RuleManager>,
+    /// Outgoing remote write.
+    pub(crate) remote_write: Arc<RemoteWriter>,
     pub(crate) metadata: MetadataStore,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
@@ -67,6 +70,9 @@ pub(crate) struct App {
     ready: OnceLock<Ready>,
     stopping: AtomicBool,
 }
+
+/// The file of `--prometheus-config` and the parts that act on it.
+pub(crate) type ConfigParts = (Option<Collect>, Arc<RuleManager>, Arc<RemoteWriter>);
 
 /// The threads of queries.
 #[derive(Debug)]
@@ -107,7 +113,7 @@ impl App {
         on_idle: fn(),
         listens: &[SocketAddr],
         (gate, query_log): (Arc<Gate>, Option<LineLog>),
-        (collect, rules): (Option<Collect>, Arc<RuleManager>),
+        (collect, rules, remote_write): ConfigParts,
     ) -> App {
         let interval = config.self_scrape_interval();
         let metadata = MetadataStore::within(config.memory.0);
@@ -133,6 +139,7 @@ impl App {
             query_log,
             collect,
             rules,
+            remote_write,
             metadata,
             desk: OnceLock::new(),
             ready: OnceLock::new(),
@@ -306,6 +313,10 @@ impl App {
         self.rules.write_text("firn", &mut text);
         if self.config.prometheus_metric_names.is_on() && self.rules.is_configured() {
             self.rules.write_text("prometheus", &mut text);
+        }
+        self.remote_write.write_text("firn_remote_write", &mut text);
+        if self.config.prometheus_metric_names.is_on() && self.remote_write.is_configured() {
+            self.remote_write.write_text("prometheus_remote_storage", &mut text);
         }
         if let Some(ready) = ready {
             let queries = [

@@ -122,6 +122,7 @@ pub(crate) fn options(config: &ServeConfig, on_idle: fn()) -> Options {
         stream_count: Some(config.log_streams.to_usize()),
         head_bytes_max: config.head_flush_bytes.0,
         log_bytes_max: config.log_bytes_max.0,
+        reader_log_bytes_max: config.remote_write_log_max.0,
         restart_ms_max: config.restart_time_max.ms(),
         flush_age_ms_max: config.flush_age_max.ms(),
         future_ms_max: config.future_max.ms(),

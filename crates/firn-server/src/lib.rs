@@ -55,6 +55,7 @@ mod metrics_text;
 mod net;
 mod notify;
 mod proxy;
+mod remote_write;
 mod rules;
 mod self_scrape;
 pub mod sender_cache;

@@ -13,7 +13,7 @@ use tokio::time::MissedTickBehavior;
 use crate::access::Gate;
 use crate::access::line_log::LineLog;
 use crate::app::App;
-use crate::collect::{self, Collect};
+use crate::collect::{self, Collect, ConfigPart};
 use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
@@ -23,6 +23,7 @@ use crate::metadata_file;
 use crate::net::{
     self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
 };
+use crate::remote_write::{self, RemoteWriter};
 use crate::rules::RuleManager;
 use crate::self_scrape;
 use firn_env::given_file::check_authorities;
@@ -62,8 +63,15 @@ impl Server {
         check_authorities()?;
         let on_idle = process.release_memory;
         let rules = Arc::new(RuleManager::new(config.rule_options(on_idle)));
+        let remote_write = Arc::new(RemoteWriter::default());
         let collect = match config.prometheus_config.get() {
-            Some(path) => Some(Collect::open(path.0, vec![Arc::<RuleManager>::clone(&rules)])?),
+            Some(path) => {
+                let parts: Vec<Arc<dyn ConfigPart>> = vec![
+                    Arc::<RuleManager>::clone(&rules),
+                    Arc::<RemoteWriter>::clone(&remote_write),
+                ];
+                Some(Collect::open(path.0, parts)?)
+            }
             None => None,
         };
         let gate = Arc::new(Gate::open(config.gate_options(), on_idle)?);
@@ -79,7 +87,13 @@ impl Server {
             None => None,
         };
         let logs = (gate, query_log.transpose()?);
-        let app = Arc::new(App::new(config, on_idle, bound.listens(), logs, (collect, rules)));
+        let app = Arc::new(App::new(
+            config,
+            on_idle,
+            bound.listens(),
+            logs,
+            (collect, rules, remote_write),
+        ));
         let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };
         let router = http::router(Arc::clone(&app), face);
         let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
@@ -176,6 +190,7 @@ impl Server {
                     if let Some(collect) = &app.collect {
                         collect.stop();
                     }
+                    app.remote_write.stop();
                     ready.stop();
                     if !app.config.read_only.is_on() {
                         metadata_file::save_or_log(&app.metadata, &ready.db);
@@ -229,6 +244,7 @@ fn open(
                 }
                 runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(collect::run(Arc::clone(&app), stopping.clone()));
+                runtime.spawn(remote_write::run(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(self_scrape::run(app, stopping));
             }
             // After an early stop there is no receiver.

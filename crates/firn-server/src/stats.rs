@@ -390,6 +390,11 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_log_writes_total", "Group commits, one write each.", log.writes),
         ("firn_log_syncs_total", "Group commits that were synced.", log.syncs),
         ("firn_log_errors_total", "Group commits that failed.", log.failures),
+        (
+            "firn_remote_write_log_dropped_bytes_total",
+            "Bytes of log that were dropped before a destination of remote_write received them.",
+            stats.reader_dropped_bytes,
+        ),
     ] {
         text.counter(name, help, value as f64);
     }
@@ -397,6 +402,11 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_log_replay_bytes", "Bytes of the log that a restart would replay.", log.bytes),
         ("firn_log_segments", "Segment files of the log.", log.segments),
         ("firn_log_disk_bytes", "Size of the log on disk.", log.disk_bytes),
+        (
+            "firn_remote_write_log_held_bytes",
+            "Size of the log that is kept for destinations of remote_write only.",
+            stats.reader_held_bytes,
+        ),
     ] {
         text.gauge(name, help, value as f64);
     }

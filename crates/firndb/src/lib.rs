@@ -108,11 +108,11 @@ pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     AcceptedTimes, BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline,
     CommitReport, ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding,
-    GroupBy, GroupRule, HeadOptions, History, IndexOptions, Lane, Level, LogOptions, Loss,
-    LostSamples, LostSeries, ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport,
-    Run, SeriesLimits, SeriesSamples, SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats,
-    SyncPolicy, TableId, TableRecord, TimeRefusal, Transaction, TreeOptions, WalkOptions,
-    WriteReport,
+    GroupBy, GroupRule, HeadOptions, History, IndexOptions, Lane, Level, LogOptions, LogReader,
+    LogReading, LoggedSample, Loss, LostSamples, LostSeries, ObjectKind, ReaderProgress,
+    RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples,
+    SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
+    TimeRefusal, Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -200,6 +200,34 @@ impl Db {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (helpers, results) = (Helpers::new(cores - 1), OnceLock::new());
         Ok(Db { engine, lanes: Vec::new(), helpers, retention_ms, drops_by_size, results })
+    }
+
+    /// A reader of all samples that are written, by position in the log; see
+    /// [`LogReader`]. It continues where the stored state of `name` ends, or at the end of the log
+    /// if there is none. The log is kept for it, up to [`Options::reader_log_bytes_max`], until
+    /// [`Db::keep_log_readers`] omits it. A name has one reader at a time.
+    ///
+    /// # Errors
+    /// `Invalid` for a name with other characters than `a` to `z`, digits and dashes, or of more
+    /// than 64; `Unavailable` if the disk fails.
+    pub fn log_reader(&self, name: &str) -> Result<(LogReader, ReaderProgress)> {
+        self.engine.log_reader(name)
+    }
+
+    /// Forgets the positions of all log readers but those of `names`.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails.
+    pub fn keep_log_readers(&self, names: &[String]) -> Result<()> {
+        self.engine.keep_log_readers(names)
+    }
+
+    /// The labels of series; `None` for those that do not exist any more.
+    ///
+    /// # Errors
+    /// `Corrupt` if a file of the index is damaged.
+    pub fn labels_of(&self, series: &[SeriesRef]) -> Result<Vec<Option<Labels>>> {
+        self.engine.labels_of(series)
     }
 
     /// Keeps the results of range queries on flash, so that the refresh of a dashboard computes

@@ -18,7 +18,7 @@ use crate::append::StreamId;
 use crate::block::ALIGN_BYTES;
 use crate::options::LogSetup;
 use crate::read::SegmentReader;
-use crate::segment::{self, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
+use crate::segment::{self, CommittedPart, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
 use crate::stream::{OldSegment, ResumePoint};
 use crate::sync::Mutex;
 
@@ -176,7 +176,8 @@ impl StreamFiles {
         let old_of = |segment: &SegmentFile| {
             // An unused file is free: the next segment recycles it.
             let end = if segment.is_blank() { LogPosition(0) } else { replayed.base_min };
-            OldSegment { number: segment.number, end, bytes: segment.file_bytes }
+            let extent = self.extent_of(segment, replayed.last);
+            OldSegment { number: segment.number, end, bytes: segment.file_bytes, extent }
         };
         let mut old: Vec<OldSegment> = self.segments.iter().map(old_of).collect();
         // A segment ends at the base of the next one, if there is one.
@@ -195,6 +196,32 @@ impl StreamFiles {
             previous: replayed.last,
             old,
         })
+    }
+
+    /// The committed part of a segment, for followers. `last` is the last segment and its end, as
+    /// the replay has found them.
+    fn extent_of(
+        &self,
+        segment: &SegmentFile,
+        last: Option<PreviousSegment>,
+    ) -> Option<CommittedPart> {
+        let header = segment.header.as_ref()?;
+        let own = (usize::from(header.stream_count), usize::from(header.shard_count));
+        if own != self.counts {
+            return None;
+        }
+        let behind = self.segments.iter().filter(|other| other.number > segment.number);
+        let next = behind.filter_map(|other| other.header.as_ref()).next();
+        let end = match next.map(|next| next.previous) {
+            Some(Some(previous)) if previous.number == header.number => previous.end,
+            // A later segment records that nothing was committed here.
+            Some(None) => header.base,
+            Some(Some(previous)) if previous.number < header.number => header.base,
+            // It was purged, and a crash brought it back.
+            Some(Some(_)) => return None,
+            None => last.filter(|last| last.number == header.number).map_or(header.base, |l| l.end),
+        };
+        Some(CommittedPart { number: segment.number, base: header.base, end })
     }
 
     /// Closes the files. An open file would keep its disk space after it was removed.

@@ -176,7 +176,6 @@ impl LoadedFile {
         let (global, usual) = (&config.global, &defaults.global);
         let mut keys = Vec::new();
         for (key, is_set) in [
-            ("remote_write", !config.remote_write.is_empty()),
             ("remote_read", !config.remote_read.is_empty()),
             ("storage", config.storage != defaults.storage),
             ("tracing", config.tracing.is_some()),
@@ -311,13 +310,14 @@ mod tests {
     fn keys_without_effect_are_named() {
         let world = World::new();
         let text = "global: {query_log_file: q.log}\nremote_write: [{url: 'http://h/w'}]\n\
+                    remote_read: [{url: 'http://h/r'}]\n\
                     storage: {tsdb: {out_of_order_time_window: 1h}}\n\
                     scrape_configs: [{job_name: a, scrape_native_histograms: true}]";
         let named = world.open(text).unwrap().current().keys_without_effect();
         assert_eq!(
             named,
             [
-                "remote_write",
+                "remote_read",
                 "storage",
                 "global.query_log_file",
                 "scrape_native_histograms of job \"a\""

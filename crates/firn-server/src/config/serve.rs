@@ -160,6 +160,11 @@ settings! {
     /// Size of the log that starts a flush. At twice this size writes are refused with status 429.
     log_bytes_max: ByteSize = "1GiB", bounds(1, UNBOUNDED), not_with(&["read-only"]);
 
+    /// Size of the log that is kept for destinations of `remote_write` which have not received it,
+    /// beyond the log that a restart needs. Beyond it the oldest part is dropped, and counted in
+    /// `firn_remote_write_log_dropped_bytes_total`.
+    remote_write_log_max: ByteSize = "4GiB", not_with(&["read-only"]);
+
     /// Age at which samples in memory and log are flushed to tables.
     flush_age_max: Span = "20m", not_with(&["read-only"]);
 

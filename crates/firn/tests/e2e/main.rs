@@ -38,6 +38,7 @@ mod prometheus;
 mod proxy;
 mod remote_read;
 mod remote_write;
+mod remote_write_out;
 mod replay;
 mod replaying;
 mod result_cache;

@@ -1,0 +1,197 @@
+//! A reader beside a database that writes, flushes, restarts and crashes: every acknowledged sample
+//! in the order of its series, as long as the log is kept for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use firn_log::LogOptions;
+use firn_model::{RowBatch, STALE_NAN_BITS};
+use firn_sim::{Rng, Sim, for_seeds};
+
+use super::*;
+use crate::{EngineOptions, Lane, RecoveryProgress};
+
+const START_MS: Timestamp = 1_760_000_000_000;
+
+/// Per series the samples in the order in which they were written.
+type Written = BTreeMap<Labels, Vec<(Timestamp, u64)>>;
+
+fn open(sim: &Sim, reader_log_bytes_max: u64) -> Arc<Engine> {
+    let options = EngineOptions {
+        memory_bytes_max: 256 << 20,
+        shard_count: 4,
+        stream_count: Some(2),
+        reader_log_bytes_max,
+        log: LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() },
+        ..EngineOptions::default()
+    };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap()
+}
+
+fn labels(idx: u64) -> Labels {
+    let (metric, instance) = (format!("m{}", idx % 8), format!("i{}", idx / 8));
+    Labels::from_pairs([("__name__", metric.as_str()), ("instance", &instance), ("job", "j")])
+        .unwrap()
+}
+
+fn write(engine: &Engine, rng: &mut Rng, world: &mut Written, ts: Timestamp) {
+    let sets: Vec<Labels> = (0..1 + rng.below(20))
+        .map(|_| labels(rng.below(40)))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    let mut batch = RowBatch::default();
+    let mut transaction = rng.chance(0.1).then(|| engine.begin().unwrap());
+    for (labels, series) in sets.iter().zip(engine.resolve(&sets)) {
+        let bits = if rng.chance(0.1) { STALE_NAN_BITS } else { rng.next_u64() >> 12 };
+        let series = series.unwrap();
+        match &mut transaction {
+            Some(transaction) => transaction.insert(series, ts, f64::from_bits(bits)).unwrap(),
+            None => batch.push(series, ts, f64::from_bits(bits)),
+        }
+        world.entry(labels.clone()).or_default().push((ts, bits));
+    }
+    match transaction {
+        Some(transaction) => drop(transaction.commit().unwrap()),
+        None => drop(engine.write(&mut batch).unwrap()),
+    }
+}
+
+/// Reads on; the samples are added to `found` and the position is stored.
+fn read(reader: &mut LogReader, found: &mut Written, count_max: usize) {
+    let mut samples = Vec::new();
+    let reading = reader.read(&mut samples, count_max, None).unwrap();
+    assert_eq!((reading.lost_rows, reading.damaged_bytes), (0, 0));
+    let series: Vec<SeriesRef> = samples.iter().map(|sample| sample.series).collect();
+    let labels = reader.engine().labels_of(&series).unwrap();
+    for (sample, labels) in samples.iter().zip(labels) {
+        let written = (sample.ts, sample.value.to_bits());
+        found.entry(labels.unwrap()).or_default().push(written);
+    }
+    let done = reader.positions();
+    reader.save(&ReaderProgress { tried: done.clone(), done, note: 7 }).unwrap();
+}
+
+#[test]
+fn a_reader_sees_every_sample_across_flushes_restarts_and_crashes() {
+    for_seeds(40, |seed| {
+        let (sim, mut rng) = (Sim::new(seed), Rng::new(seed));
+        let (mut world, mut found) = (Written::new(), Written::new());
+        let mut ts = START_MS;
+        let mut engine = open(&sim, u64::MAX);
+        let (mut reader, _) = engine.log_reader("a").unwrap();
+        for _ in 0..120 {
+            match rng.below(20) {
+                0 => engine.flush().unwrap(),
+                1 => drop(engine.step(Lane::Head).unwrap()),
+                2 => {
+                    drop((reader, engine));
+                    if rng.chance(0.5) {
+                        sim.restart();
+                    }
+                    engine = open(&sim, u64::MAX);
+                    let progress;
+                    (reader, progress) = engine.log_reader("a").unwrap();
+                    assert!(progress.done == reader.positions());
+                }
+                3..7 => read(&mut reader, &mut found, 1 + rng.below(50) as usize),
+                _ => {
+                    ts += 1_000;
+                    write(&engine, &mut rng, &mut world, ts);
+                }
+            }
+        }
+        while reader.behind_bytes() > 0 {
+            let before = reader.positions();
+            read(&mut reader, &mut found, 1_000);
+            if reader.positions() == before {
+                break;
+            }
+        }
+        assert_eq!(engine.reader_dropped_bytes(), 0);
+        // Transactions are in the first stream, and their order with rows of others is open.
+        let sorted = |world: &Written| {
+            let mut world = world.clone();
+            world.values_mut().for_each(|samples| samples.sort_unstable());
+            world
+        };
+        for (labels, samples) in sorted(&world) {
+            let found = sorted(&found).remove(&labels).unwrap_or_default();
+            let missing: Vec<_> = samples.iter().filter(|one| !found.contains(one)).collect();
+            assert!(missing.is_empty(), "{labels}: {missing:?}");
+            assert_eq!(found, samples, "{labels}");
+        }
+        world.values().map(|samples| samples.len() as u64).sum()
+    });
+}
+
+#[test]
+fn the_log_is_kept_for_a_reader_up_to_the_limit_and_the_rest_is_counted() {
+    let (sim, mut rng) = (Sim::new(1), Rng::new(1));
+    let (mut world, mut found) = (Written::new(), Written::new());
+    let limit = 64 << 10;
+    let engine = open(&sim, limit);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let mut held_max = 0;
+    for round in 0..3_000 {
+        write(&engine, &mut rng, &mut world, START_MS + round * 1_000);
+        if round % 100 == 0 {
+            engine.flush().unwrap();
+            held_max = held_max.max(engine.reader_held_bytes());
+        }
+    }
+    engine.flush().unwrap();
+    assert!(engine.reader_dropped_bytes() > 0);
+    // A segment that is partly needed is kept whole, in each of two streams.
+    assert!(held_max > limit / 4 && held_max <= limit + 4 * (8 << 10), "{held_max}");
+    let dropped_bytes = engine.reader_dropped_bytes();
+    let mut missing_bytes = 0;
+    loop {
+        let mut samples = Vec::new();
+        let reading = reader.read(&mut samples, 1_000, None).unwrap();
+        missing_bytes += reading.missing_bytes;
+        let series: Vec<SeriesRef> = samples.iter().map(|sample| sample.series).collect();
+        let labels = engine.labels_of(&series).unwrap();
+        for (sample, labels) in samples.iter().zip(labels) {
+            found.entry(labels.unwrap()).or_default().push((sample.ts, sample.value.to_bits()));
+        }
+        if reading.is_at_end {
+            break;
+        }
+    }
+    assert_eq!(missing_bytes, dropped_bytes);
+    for (labels, samples) in &mut found {
+        // Transactions are in the first stream, which is read first.
+        samples.sort_unstable();
+        let newest: Vec<_> = samples.iter().rev().take(5).collect();
+        let written: Vec<_> = world[labels].iter().rev().take(5).collect();
+        assert_eq!(newest, written, "the newest samples are there");
+    }
+    // Once it is forgotten, nothing is kept.
+    engine.keep_log_readers(&[]).unwrap();
+    while engine.step(Lane::Head).unwrap().is_some() {}
+    assert_eq!(engine.reader_held_bytes(), 0);
+    assert!(reader.save(&ReaderProgress::default()).is_err());
+}
+
+#[test]
+fn a_range_is_read_again_exactly() {
+    let (sim, mut rng, mut world) = (Sim::new(3), Rng::new(3), Written::new());
+    let engine = open(&sim, u64::MAX);
+    let (mut reader, began) = engine.log_reader("a").unwrap();
+    for round in 0..200 {
+        write(&engine, &mut rng, &mut world, START_MS + round * 1_000);
+    }
+    let mut first = Vec::new();
+    reader.read(&mut first, 700, None).unwrap();
+    let until = reader.positions();
+    reader.read(&mut Vec::new(), 500, None).unwrap();
+    reader.seek(&began.done);
+    let mut again = Vec::new();
+    reader.read(&mut again, usize::MAX, Some(&until)).unwrap();
+    assert_eq!(reader.positions(), until);
+    let bits = |samples: &[LoggedSample]| {
+        samples.iter().map(|s| (s.series, s.ts, s.value.to_bits())).collect::<Vec<_>>()
+    };
+    assert_eq!(bits(&again), bits(&first));
+    assert!(engine.log_reader("No").is_err() && engine.log_reader("").is_err());
+}

@@ -1,0 +1,28 @@
+//! Outgoing remote write: the destinations of `remote_write` in the configuration.
+//!
+//! **Owns** a task per destination, which reads the log by position, builds requests, sends them
+//! and stores the position.
+//!
+//! **Never** keeps a second copy of samples on disk, waits inside a write of the database, or opens
+//! a connection itself: `firn-fetch` does.
+//!
+//! **Path**: [`RemoteWriter`] is the part of the configuration. Its supervisor starts one `run` per
+//! section (`destination`). That reads a *window* of samples (`window`) with the labels that
+//! relabelling makes of them (`series`), stores that it will try it, sends it as requests
+//! (`message`) from several shards, and stores that it is done.
+//!
+//! **Invariants**: samples of a series are sent in the order of the log; a window is not done
+//! before each of its samples was accepted, refused or dropped by a rule; after a crash the same
+//! window is sent again as the same requests, so a receiver that refuses a request with old samples
+//! as a whole loses no new ones; memory is reserved before it is used.
+//!
+//! Reading order: `message`, `series`, `window`, `metrics`, `destination`, `writer`.
+
+mod destination;
+mod message;
+mod metrics;
+mod series;
+mod window;
+mod writer;
+
+pub(crate) use writer::{RemoteWriter, run};
