@@ -40,7 +40,7 @@ use bytes::BytesMut;
 use firn_cache::{Background, OwnerHistory, Store, StoreOptions};
 use firn_cache_client::BreakEven;
 use firn_env::{Disk, FolderLock, LocalDisk};
-use firn_model::{Budget, Error, Pool, Reservation, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result, Timestamp};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use parking_lot::Mutex;
@@ -62,6 +62,7 @@ use crate::machine::{usable_connections, warn_if_readable};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
 use crate::telemetry::{Counter, write_process};
+use crate::throttle::Throttle;
 use firn_env::given_file::check_authorities;
 
 /// The folder of the answers below the cache's folder.
@@ -81,6 +82,8 @@ const ANSWERS_WEIGHT: u64 = 8;
 /// An answer has about this many times the bytes that its points take in slabs.
 const STORED_SHARE: u64 = 2;
 /// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
+/// A clock that is ahead of the database's by half of `--settle`, or by this, is wrong.
+const CLOCK_DIFFERENCE_MS: i64 = 10_000;
 const CACHE_HEADER: &str = "x-firn-cache";
 
 /// A running proxy.
@@ -429,7 +432,7 @@ impl ProxyState {
             return Answered::Pass;
         }
         let missing = question.pairs_of_missing(&known);
-        let begun = Instant::now();
+        let (begun, asked_ms) = (Instant::now(), clock_ms());
         let fetched = match self.fetch(parts, &missing, &mut held).await {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
@@ -447,7 +450,8 @@ impl ProxyState {
         let is_room =
             filled_bytes <= bytes_max && held.grow(joined.saturating_sub(received)).is_ok();
         let is_whole = fetched.status == StatusCode::OK && is_room;
-        if is_whole && fetched.may_be_shared(is_in_key) {
+        let may_be_stored = fetched.may_be_shared(is_in_key) && self.agrees(&fetched, asked_ms);
+        if is_whole && may_be_stored {
             let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
             self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
@@ -472,6 +476,21 @@ impl ProxyState {
             Ok(fetched) => Answered::AsIs(fetched, Arc::new(held)),
             Err(instead) => instead,
         }
+    }
+
+    /// Whether the proxy's clock is right enough to know which samples are settled. One that is
+    /// ahead would store steps whose samples are still arriving.
+    fn agrees(&self, fetched: &Fetched, asked_ms: Timestamp) -> bool {
+        static AHEAD: Throttle = Throttle::new();
+        let ahead_ms = fetched.behind_ms(asked_ms);
+        let agrees = ahead_ms <= (self.config.settle.ms() / 2).max(CLOCK_DIFFERENCE_MS);
+        if !agrees && AHEAD.note(1, Instant::now()).is_some() {
+            tracing::warn!(
+                "the clock is {} s ahead of that of the database: answers are not cached",
+                ahead_ms / 1_000
+            );
+        }
+        agrees
     }
 
     async fn fetch(

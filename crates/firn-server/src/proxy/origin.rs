@@ -5,7 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::{Body, HttpBody};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -13,7 +13,7 @@ use axum::http::request::Parts;
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
 use firn_env::given_file::read_once;
-use firn_model::{Error, Reservation, Result, Secret};
+use firn_model::{Error, Reservation, Result, Secret, Timestamp};
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use reqwest::{Certificate, Client, ClientBuilder, Identity, RequestBuilder, Url};
@@ -309,6 +309,18 @@ impl Fetched {
             is_fixed || (name != "*" && is_in_key(&name))
         });
         !is_private && is_covered && !self.headers.contains_key(header::SET_COOKIE)
+    }
+
+    /// Milliseconds by which the clock of the database was behind `now`; 0 if it states no time.
+    pub(super) fn behind_ms(&self, now: Timestamp) -> i64 {
+        let date = self.headers.get(header::DATE).and_then(|value| value.to_str().ok());
+        let date = date.and_then(|text| httpdate::parse_http_date(text).ok());
+        let Some(since) = date.and_then(|date| date.duration_since(UNIX_EPOCH).ok()) else {
+            return 0;
+        };
+        // Of the second that the header states, all but the last millisecond may have passed.
+        let latest = i64::try_from(since.as_millis()).unwrap_or(i64::MAX).saturating_add(999);
+        now.saturating_sub(latest).max(0)
     }
 
     /// As an answer to a client, with the memory of the body.
