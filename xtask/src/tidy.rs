@@ -44,6 +44,7 @@ pub(crate) fn check(paths: &[String]) -> Result<(), String> {
     rooms::check_edges(&mut breaches)?;
     rooms::check_cards(&mut breaches);
     documents::check_glossary(&mut breaches);
+    documents::check_decisions(&mut breaches);
     let mut types = names::TypeNames::default();
     for file in files_below(Path::new(".")) {
         let path = file.to_string_lossy().trim_start_matches("./").to_owned();

@@ -7,6 +7,7 @@ use super::Breach;
 use super::rules::GLOSSARY_WORDS;
 
 const GLOSSARY: &str = "docs/glossary.md";
+const DECISIONS: &str = "docs/decisions";
 
 /// Paths in backticks and relative links exist.
 pub(crate) fn check_paths(document: &str, text: &str, breaches: &mut Vec<Breach>) {
@@ -85,6 +86,36 @@ fn entries(text: &str) -> Vec<(usize, String, String)> {
     entries
 }
 
+/// A record of a decision has the number of its file in its title, and no other one has it: two
+/// branches may have taken the same number.
+pub(crate) fn check_decisions(breaches: &mut Vec<Breach>) {
+    let Ok(entries) = fs::read_dir(DECISIONS) else { return };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let texts = names.iter().map(|name| fs::read_to_string(format!("{DECISIONS}/{name}")));
+    let texts: Vec<String> = texts.map(Result::unwrap_or_default).collect();
+    let files = names.iter().map(String::as_str).zip(texts.iter().map(String::as_str));
+    breaches.extend(
+        wrong_numbers(files)
+            .map(|(name, message)| Breach::at(&format!("{DECISIONS}/{name}"), 1, message)),
+    );
+}
+
+fn wrong_numbers<'f>(
+    files: impl Iterator<Item = (&'f str, &'f str)>,
+) -> impl Iterator<Item = (&'f str, String)> {
+    files.enumerate().filter_map(|(idx, (name, text))| {
+        let number = idx + 1;
+        if !name.starts_with(&format!("{number:04}-")) {
+            return Some((name, format!("expected number {number:04}: each number once, no gaps")));
+        }
+        let title = text.lines().next().unwrap_or_default();
+        let wanted = format!("# {number}. ");
+        (!title.starts_with(&wanted)).then(|| (name, format!("expected {wanted:?}, got {title:?}")))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +156,17 @@ mod tests {
         let text = "[a](no-such.md) [b](https://x) [c](#d)\n`crates/none/x.rs` `crates/*`";
         check_paths("docs/a.md", text, &mut breaches);
         assert_eq!(breaches.iter().map(|breach| breach.line).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn decisions_have_the_number_of_their_file() {
+        let f = |files: &[(&'static str, &'static str)]| {
+            let names: Vec<&str> =
+                wrong_numbers(files.iter().copied()).map(|(name, _)| name).collect();
+            names.join(" ")
+        };
+        assert_eq!(f(&[("0001-a.md", "# 1. A"), ("0002-b.md", "# 2. B")]), "");
+        assert_eq!(f(&[("0001-a.md", "# 1. A"), ("0001-b.md", "# 1. B")]), "0001-b.md");
+        assert_eq!(f(&[("0001-a.md", "# 1. A"), ("0002-b.md", "# 1. B")]), "0002-b.md");
     }
 }
