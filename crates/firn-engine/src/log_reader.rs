@@ -145,6 +145,7 @@ impl LogReader {
                 break;
             }
             let stream = follower.stream();
+            follower.set_limit(limit);
             let mut lost_rows = 0;
             let report = engine.rooms.log.follow(follower, &mut |entry| {
                 reserve(memory, decoder, &entry)?;

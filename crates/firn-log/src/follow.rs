@@ -28,6 +28,8 @@ use crate::stream::{FollowedSegment, Stream};
 pub struct Follower {
     stream: StreamId,
     position: LogPosition,
+    /// Nothing after it is read.
+    limit: LogPosition,
     open: Option<OpenSegment>,
 }
 
@@ -92,7 +94,7 @@ enum Next {
 impl Follower {
     /// A follower of `stream` that has read everything up to `position`.
     pub fn new(stream: StreamId, position: LogPosition) -> Follower {
-        Follower { stream, position, open: None }
+        Follower { stream, position, limit: LogPosition(u64::MAX), open: None }
     }
 
     /// The stream.
@@ -103,6 +105,11 @@ impl Follower {
     /// The end of the last entry that was yielded, or of the part of the log that has none.
     pub fn position(&self) -> LogPosition {
         self.position
+    }
+
+    /// Reads nothing after `limit` from now on, which may be between two entries.
+    pub fn set_limit(&mut self, limit: LogPosition) {
+        self.limit = limit;
     }
 
     /// Continues behind `position`, which may be earlier. The segment is opened again.
@@ -119,6 +126,9 @@ impl Follower {
     ) -> Result<FollowReport> {
         let mut report = FollowReport::default();
         loop {
+            if self.position >= self.limit {
+                return Ok(report);
+            }
             let Some(found) = self.segment(stream, &mut report)? else {
                 report.is_at_end = true;
                 return Ok(report);
@@ -210,6 +220,11 @@ impl Follower {
                 let position = LogPosition(open.base.0.saturating_add(end_offset));
                 if position <= open.yielded {
                     continue;
+                }
+                if position > self.limit {
+                    // The range ends before it, whatever filled the end of the block.
+                    self.position = self.position.max(self.limit);
+                    return Ok(Next::Stop);
                 }
                 open.yielded = position;
                 let is_before = position <= self.position;

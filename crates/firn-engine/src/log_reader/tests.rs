@@ -193,5 +193,56 @@ fn a_range_is_read_again_exactly() {
         samples.iter().map(|s| (s.series, s.ts, s.value.to_bits())).collect::<Vec<_>>()
     };
     assert_eq!(bits(&again), bits(&first));
+    // A range that ends with its segment, behind the last entry, has none of the next segment.
+    reader.read(&mut Vec::new(), usize::MAX, None).unwrap();
+    drop(reader);
+    drop(engine);
+    let engine = open(&sim, u64::MAX);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let mut first = Vec::new();
+    reader.read(&mut first, usize::MAX, None).unwrap();
+    let until = reader.positions();
+    write(&engine, &mut rng, &mut world, START_MS + 300_000);
+    reader.seek(&began.done);
+    let mut again = Vec::new();
+    reader.read(&mut again, usize::MAX, Some(&until)).unwrap();
+    assert_eq!(bits(&again), bits(&first));
     assert!(engine.log_reader("No").is_err() && engine.log_reader("").is_err());
+}
+
+/// Writing comes first: a full disk costs a reader its log, never a writer.
+#[test]
+fn a_full_disk_drops_the_log_that_is_kept_for_readers() {
+    let (sim, mut rng, mut world) = (Sim::new(5), Rng::new(5), Written::new());
+    let engine = open(&sim, u64::MAX);
+    let (_reader, _) = engine.log_reader("a").unwrap();
+    let mut ts = START_MS;
+    while engine.reader_held_bytes() < 256 << 10 {
+        for _ in 0..100 {
+            ts += 1_000;
+            write(&engine, &mut rng, &mut world, ts);
+        }
+        engine.flush().unwrap();
+    }
+    let files = sim.disk.files();
+    let used = files.iter().map(|name| sim.disk.bytes(name).unwrap().len() as u64);
+    sim.disk.set_capacity_bytes(used.sum::<u64>());
+    let labels = labels(0);
+    let series = engine.resolve(&[labels]).remove(0).unwrap();
+    let mut steps = 0;
+    while engine.reader_dropped_bytes() == 0 {
+        ts += 1_000;
+        let mut batch = RowBatch::default();
+        batch.push(series, ts, 1.0);
+        if engine.write(&mut batch).is_err() {
+            // As the thread of the lane does.
+            let _ = engine.step(Lane::Head);
+        }
+        steps += 1;
+        assert!(steps < 100_000, "the log is still kept: {}", engine.reader_held_bytes());
+    }
+    assert_eq!(engine.reader_held_bytes(), 0);
+    let mut batch = RowBatch::default();
+    batch.push(series, ts + 1_000, 1.0);
+    engine.write(&mut batch).unwrap();
 }

@@ -197,7 +197,8 @@ pub(super) async fn run(
             }
         };
         waits_since = None;
-        if !send_window(&to, &shared, window, &mut connections, &stopping).await {
+        let behind_bytes = || feed.reader.behind_bytes();
+        if !send_window(&to, &shared, (window, &behind_bytes), &mut connections, &stopping).await {
             return;
         }
         feed.progress.done = feed.progress.tried.clone();
@@ -301,7 +302,7 @@ impl Feed {
 async fn send_window(
     to: &Arc<WriteDestination>,
     shared: &SenderContext,
-    window: SendWindow,
+    (window, behind_bytes): (SendWindow, &(dyn Fn() -> u64 + Sync)),
     connections: &mut Vec<Connections>,
     stopping: &watch::Receiver<bool>,
 ) -> bool {
@@ -322,7 +323,12 @@ async fn send_window(
         });
     }
     let mut is_done = true;
-    while let Some(sent) = sending.join_next().await {
+    loop {
+        to.totals.behind_bytes.set(behind_bytes());
+        // During an outage, the log grows.
+        let sent = tokio::time::timeout(RETRY, sending.join_next()).await;
+        let Ok(sent) = sent else { continue };
+        let Some(sent) = sent else { break };
         match sent {
             Ok((shard_is_done, own)) => {
                 is_done &= shard_is_done;

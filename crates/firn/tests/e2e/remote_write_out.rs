@@ -140,6 +140,8 @@ fn outage_and_kill(start: &dyn Fn(SocketAddr) -> Process, more: &str) {
     wait_for("a flush", WAIT_MAX, || metric(sender_at, "firn_flushes_total") > 0.0);
     let retried = || metric(sender_at, "prometheus_remote_storage_samples_retried_total") > 0.0;
     wait_for("a repeated request", WAIT_MAX, retried);
+    let behind = || metric(sender_at, "prometheus_remote_storage_log_behind_bytes") > 100.0;
+    wait_for("the size of the log that waits", WAIT_MAX, behind);
     sender.kill();
     let mut sender = start_sender(folder.path(), sender_at, &sections);
     (100..120).for_each(|round| write(sender_at, start_ms, round));
