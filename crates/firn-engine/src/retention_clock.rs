@@ -5,7 +5,9 @@
 //! of monotonic time. A step back counts at once, because it only keeps data longer.
 //!
 //! The same holds over restarts: the tables show when the database was in use. Times after a gap of
-//! more than a day are those of a jump, unless they span a day themselves.
+//! more than a day are those of a jump, unless they span a day themselves. Times of samples only
+//! close gaps between times of writing: a table that was merged has the oldest of these, and old
+//! samples may be imported.
 
 use firn_env::Clock;
 use firn_model::{TimeRange, Timestamp};
@@ -32,18 +34,17 @@ struct ClockState {
 
 impl RetentionClock {
     /// The wall time, or while it is ahead after a jump, the time that it would have without the
-    /// jump. `times_of_use` returns the wall times at which the database was in use before the
-    /// start.
+    /// jump. `tables` returns the time of writing and the timestamps of each table at the start.
     pub(crate) fn now_ms(
         &self,
         clock: &dyn Clock,
-        times_of_use: impl FnOnce() -> Vec<TimeRange>,
+        tables: impl FnOnce() -> Vec<(Timestamp, TimeRange)>,
     ) -> Timestamp {
         let wall_ms = clock.now_ms();
         let mono_ms = i64::try_from(clock.monotonic_ns() / 1_000_000).unwrap_or(i64::MAX);
         let mut state = self.0.lock();
         let known = state.get_or_insert_with(|| {
-            let last_ms = last_use(times_of_use()).unwrap_or(wall_ms);
+            let last_ms = last_use(&tables()).unwrap_or(wall_ms);
             // Of a longer time only a part may have passed.
             let is_jump = wall_ms.saturating_sub(last_ms) > HOLD_MS;
             ClockState {
@@ -70,25 +71,37 @@ impl RetentionClock {
     }
 }
 
+/// Times without a gap of more than a day.
+#[derive(Clone, Copy, Debug)]
+struct Period {
+    start: Timestamp,
+    end: Timestamp,
+    /// A table was written in it.
+    is_of_use: bool,
+}
+
 /// The newest time of use that is not part of a jump; `None` without any.
-fn last_use(mut times: Vec<TimeRange>) -> Option<Timestamp> {
-    times.sort_unstable_by_key(|range| range.start);
-    let mut times = times.into_iter();
-    let mut period = times.next()?;
-    let mut trusted_ms = None;
-    let trust = |period: TimeRange, trusted_ms: Option<Timestamp>| {
-        let is_long = period.end.saturating_sub(period.start) >= HOLD_MS;
-        if trusted_ms.is_none() || is_long { Some(period.end) } else { trusted_ms }
-    };
-    for range in times {
-        if range.start > period.end.saturating_add(HOLD_MS) {
-            trusted_ms = trust(period, trusted_ms);
-            period = range;
-        } else {
-            period.end = period.end.max(range.end);
+fn last_use(tables: &[(Timestamp, TimeRange)]) -> Option<Timestamp> {
+    let mut times: Vec<Period> = Vec::with_capacity(2 * tables.len());
+    for &(written_ms, samples) in tables {
+        times.push(Period { start: written_ms, end: written_ms, is_of_use: true });
+        times.push(Period { start: samples.start, end: samples.end, is_of_use: false });
+    }
+    times.sort_unstable_by_key(|period| period.start);
+    let mut periods: Vec<Period> = Vec::new();
+    for time in times {
+        match periods.last_mut() {
+            Some(last) if time.start <= last.end.saturating_add(HOLD_MS) => {
+                last.end = last.end.max(time.end);
+                last.is_of_use |= time.is_of_use;
+            }
+            _ => periods.push(time),
         }
     }
-    trust(period, trusted_ms)
+    let mut of_use = periods.into_iter().filter(|period| period.is_of_use);
+    let first = of_use.next()?;
+    let is_long = |period: &Period| period.end.saturating_sub(period.start) >= HOLD_MS;
+    Some(of_use.filter(is_long).last().unwrap_or(first).end)
 }
 
 #[cfg(test)]
@@ -142,7 +155,7 @@ mod tests {
         let ago = |hours: i64| {
             let held = RetentionClock::default();
             let used_ms = SimClock::START_MS - hours * HOUR_MS;
-            let now_ms = held.now_ms(&clock, || vec![TimeRange::new(used_ms, used_ms)]);
+            let now_ms = held.now_ms(&clock, || vec![(used_ms, TimeRange::new(used_ms, used_ms))]);
             (now_ms - SimClock::START_MS) / HOUR_MS
         };
         assert_eq!(ago(0), 0);
@@ -155,15 +168,24 @@ mod tests {
     /// The clock was ahead for some hours and several starts, and tables were written meanwhile.
     #[test]
     fn times_behind_a_jump_count_once_they_span_a_day() {
-        let last = |hours: &[(i64, i64)]| {
-            let range = |&(start, end): &(i64, i64)| TimeRange::new(start * HOUR_MS, end * HOUR_MS);
-            last_use(hours.iter().map(range).collect()).map(|ms| ms / HOUR_MS)
+        // The hour of writing, and the first and last hour of the samples.
+        let last = |hours: &[(i64, i64, i64)]| {
+            let table = |&(written, start, end): &(i64, i64, i64)| {
+                (written * HOUR_MS, TimeRange::new(start * HOUR_MS, end * HOUR_MS))
+            };
+            let tables: Vec<_> = hours.iter().map(table).collect();
+            last_use(&tables).map(|ms| ms / HOUR_MS)
         };
         assert_eq!(last(&[]), None);
-        assert_eq!(last(&[(5, 5)]), Some(5));
-        assert_eq!(last(&[(720, 720), (723, 724), (0, 3), (20, 21)]), Some(21), "a jump");
-        assert_eq!(last(&[(720, 720), (744, 744), (0, 3), (20, 21)]), Some(744), "it has lasted");
-        assert_eq!(last(&[(720, 745), (0, 3), (2_000, 2_001)]), Some(745), "a second jump");
-        assert_eq!(last(&[(0, 100), (120, 120), (140, 141)]), Some(141), "nights without use");
+        assert_eq!(last(&[(5, 5, 5)]), Some(5));
+        assert_eq!(last(&[(5, -900, -900)]), Some(5), "an import");
+        assert_eq!(
+            last(&[(720, 720, 722), (723, 1, 1), (3, 0, 3), (20, 20, 21)]),
+            Some(21),
+            "a jump"
+        );
+        assert_eq!(last(&[(720, 720, 744), (3, 0, 3), (20, 20, 21)]), Some(744), "it has lasted");
+        assert_eq!(last(&[(745, 720, 745), (3, 0, 3), (2_001, 2_000, 2_001)]), Some(745), "again");
+        assert_eq!(last(&[(0, 0, 100), (120, 120, 120), (141, 140, 141)]), Some(141), "merged");
     }
 }

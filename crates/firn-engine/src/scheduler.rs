@@ -222,7 +222,7 @@ impl Engine {
     fn plan_times(&self, now: Timestamp, version: &Version) -> PlanTimes {
         let rooms = &self.rooms;
         let retention_now = match rooms.options.tree.retention_ms {
-            Some(_) => self.lanes.retention.now_ms(&*rooms.env.clock, || version.times_of_use()),
+            Some(_) => self.lanes.retention.now_ms(&*rooms.env.clock, || version.times_of_tables()),
             None => now,
         };
         PlanTimes { now, retention_now }

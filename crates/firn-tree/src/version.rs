@@ -192,15 +192,11 @@ impl Version {
         self.fast_bytes
     }
 
-    /// Wall times at which the database was in use: when each table was written (a merged table has
-    /// the time of its oldest input), and the timestamps in it.
-    pub fn times_of_use(&self) -> Vec<TimeRange> {
+    /// The wall time at which each table was written, and the timestamps in it. A merged table has
+    /// the time of its oldest input.
+    pub fn times_of_tables(&self) -> Vec<(Timestamp, TimeRange)> {
         let tables = Level::ALL.into_iter().flat_map(|level| self.level(level));
-        let of_table = |table: &Arc<Table>| {
-            let written_ms = table.record.written_ms;
-            [TimeRange::new(written_ms, written_ms), table.record.time_range]
-        };
-        tables.flat_map(of_table).collect()
+        tables.map(|table| (table.record.written_ms, table.record.time_range)).collect()
     }
 
     /// Counters of one level.
