@@ -135,7 +135,7 @@ fn check(stopping: &AtomicBool) -> Result<(), String> {
 fn build(stopping: &AtomicBool) -> Result<PathBuf, String> {
     let triple = host_triple()?;
     let mut build = cargo();
-    build.args(["build", "--quiet", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
+    build.args(["build", "--quiet", "--locked", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
     build.env("RUSTFLAGS", INSTRUMENTATION);
     succeed_unless(stopping, &mut nice(&build, NICENESS))?;
