@@ -131,6 +131,16 @@ pub struct RefusedParts {
 type ParseLabels<'a> =
     dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
 
+/// The labels of the series of a request.
+#[derive(Clone, Copy)]
+struct SeriesLabels<'a> {
+    parse: &'a ParseLabels<'a>,
+    /// Bytes that each label set has beside those of its span in the request.
+    added_bytes: u64,
+    /// As [`SeriesRules::is_limited`].
+    is_limited: bool,
+}
+
 // Series named in an error; a few examples show the kind of mistake.
 const NAMED_COUNT_MAX: usize = 3;
 // Bytes of decode buffers kept for later requests: several of Prometheus' size, which is 2,000
@@ -191,7 +201,8 @@ impl Ingest {
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let mut outcome = self.fill(work, (held, body.len()), (&parse, true), &mut scratch.batch);
+        let labels = SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true };
+        let mut outcome = self.fill(work, (held, body.len()), labels, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
         self.end(decoding, scratch);
@@ -265,8 +276,9 @@ impl Ingest {
             })
         };
         metadata.put(&mut work.decoded.metadata);
-        let is_limited = rules.is_limited;
-        let mut outcome = self.fill(work, (held, 0), (&parse, is_limited), &mut scratch.batch);
+        let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
+        let labels = SeriesLabels { parse: &parse, added_bytes, is_limited };
+        let mut outcome = self.fill(work, (held, 0), labels, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
@@ -278,19 +290,19 @@ impl Ingest {
         &self,
         work: &mut Work,
         (held, unpacked_bytes): (&mut Reservation, usize),
-        (parse, is_limited): (&ParseLabels<'_>, bool),
+        labels: SeriesLabels<'_>,
         batch: &mut RowBatch,
     ) -> Outcome {
         batch.clear();
         let mut outcome = Outcome::of(&work.decoded);
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
-        work.new_bytes = work.unknown_label_bytes();
-        let wanted = (unpacked_bytes + work.needed_bytes()) as u64 + work.new_bytes;
+        work.new_bytes = work.unknown_label_bytes(labels.added_bytes);
+        let wanted = work.new_bytes.saturating_add((unpacked_bytes + work.needed_bytes()) as u64);
         held.shrink(held.bytes().saturating_sub(wanted));
-        let resolved = held.cover(wanted).and_then(|()| {
-            self.resolve_unknown(generation, work, (parse, is_limited), &mut outcome)
-        });
+        let resolved = held
+            .cover(wanted)
+            .and_then(|()| self.resolve_unknown(generation, work, labels, &mut outcome));
         if let Err(why) = resolved {
             // Nothing is written yet; series refused earlier are counted with the rest.
             return Outcome::of(&work.decoded).failed(why, Reason::Request);
@@ -302,7 +314,7 @@ impl Ingest {
                 if let Some(refusal) = times.refusal(sample.ts) {
                     outcome.tally.reject(Reason::of_time(refusal), 1);
                     let why = times.explain(sample.ts, refusal);
-                    outcome.refused.time(|| format!("{}: {why}", describe(series, parse)));
+                    outcome.refused.time(|| format!("{}: {why}", describe(series, labels.parse)));
                     continue;
                 }
                 batch.push(series_ref, sample.ts, sample.value);
@@ -377,7 +389,7 @@ impl Ingest {
         &self,
         generation: u32,
         work: &mut Work,
-        (parse, is_limited): (&ParseLabels<'_>, bool),
+        labels: SeriesLabels<'_>,
         outcome: &mut Outcome,
     ) -> Result<()> {
         work.unknown.clear();
@@ -386,7 +398,7 @@ impl Ingest {
             if work.found.get(idx).is_none_or(Option::is_some) {
                 continue;
             }
-            match parse(series, &mut work.builder) {
+            match (labels.parse)(series, &mut work.builder) {
                 Ok(labels) => {
                     work.unknown.push(idx as u32);
                     work.labels.push(labels);
@@ -405,6 +417,7 @@ impl Ingest {
             self.admit_new(&bucket, work, outcome)?;
         }
         let pieces = work.unknown.chunks(RESOLVED_AT_ONCE);
+        let is_limited = labels.is_limited;
         for (unknown, labels) in pieces.zip(work.labels.chunks(RESOLVED_AT_ONCE)) {
             let resolved = match is_limited {
                 true => {
@@ -480,13 +493,14 @@ impl Scratch {
 }
 
 impl Work {
-    /// Label bytes of the series that the cache does not know.
-    fn unknown_label_bytes(&self) -> u64 {
+    /// Label bytes of the series that the cache does not know, each with `added_bytes`.
+    fn unknown_label_bytes(&self, added_bytes: u64) -> u64 {
         let unknown = self.decoded.series.iter().zip(&self.found).filter(|one| one.1.is_none());
         let bytes = |series: &EncodedSeries| {
-            NEW_LABEL_COPIES * series.span().len() as u64 + NEW_SERIES_BYTES
+            let label_bytes = added_bytes.saturating_add(series.span().len() as u64);
+            NEW_LABEL_COPIES.saturating_mul(label_bytes).saturating_add(NEW_SERIES_BYTES)
         };
-        unknown.map(|(series, _)| bytes(series)).sum()
+        unknown.fold(0, |sum, (series, _)| sum.saturating_add(bytes(series)))
     }
 
     fn needed_bytes(&self) -> usize {

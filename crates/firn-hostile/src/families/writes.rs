@@ -448,6 +448,21 @@ fn import() -> Vec<Attack> {
             status([415]),
         ),
         attack(
+            "60 kB of added labels on 8,000 series",
+            post(format!(
+                "/api/v1/import/prometheus?{}",
+                (0..60)
+                    .map(|n| format!("extra_label=l{n}={}&", "v".repeat(1_000)))
+                    .collect::<String>()
+            ))
+            .make(|| {
+                let lines = (0..8_000).map(|idx| format!("m{{i=\"{idx}\"}} 1\n"));
+                lines.collect::<String>().into_bytes()
+            }),
+            limited(),
+        )
+        .quick(),
+        attack(
             "an extra label without a value",
             post("/api/v1/import/prometheus?extra_label=x").body("a 1\n"),
             bad(),

@@ -29,6 +29,14 @@ use crate::wire::number::parse_float;
 pub struct ExtraLabels(pub Vec<(String, String)>);
 
 impl ExtraLabels {
+    /// The bytes that they add to a label set: names, values and their lengths.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |(name, value): &(String, String)| {
+            (name.len() as u64).saturating_add(value.len() as u64).saturating_add(4)
+        };
+        self.0.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
     /// Identifies the extra labels in the hash of a series text.
     pub fn key(&self, hasher: &SpanHasher) -> u128 {
         let mut bytes = b"exposition".to_vec();

@@ -120,6 +120,23 @@ fn a_query_is_bounded_in_memory_alone() {
     wait_until("all memory is released", || used() == 0.0);
 }
 
+/// Before, the labels of the address were counted once, and each new series has them.
+#[test]
+fn labels_that_an_import_adds_are_reserved_for_each_series() {
+    let server = Running::start(&["--memory=64MiB"]);
+    let extra: Vec<String> =
+        (0..60).map(|idx| format!("extra_label=l{idx}={}", "v".repeat(1_000))).collect();
+    let target = format!("/api/v1/import/prometheus?{}", extra.join("&"));
+    let lines = |count: usize| (0..count).map(|idx| format!("m{{i=\"{idx}\"}} 1\n"));
+    let refused =
+        send(server.at(), "POST", &target, &[], lines(4_096).collect::<String>().as_bytes());
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.text().contains("memory budget"), "{}", refused.text());
+    assert_eq!(api(server.at(), "labels", &[]).to_string(), "[]", "nothing was written");
+    let written = send(server.at(), "POST", &target, &[], lines(4).collect::<String>().as_bytes());
+    assert_eq!(written.status, 204, "{}", written.text());
+}
+
 #[test]
 fn texts_without_measure_are_refused_where_they_stand() {
     let server = Running::start(&[]);
