@@ -101,7 +101,7 @@ fn last_use(tables: &[(Timestamp, TimeRange)]) -> Option<Timestamp> {
     let mut of_use = periods.into_iter().filter(|period| period.is_of_use);
     let first = of_use.next()?;
     let is_long = |period: &Period| period.end.saturating_sub(period.start) >= HOLD_MS;
-    Some(of_use.filter(is_long).last().unwrap_or(first).end)
+    Some(of_use.rfind(is_long).unwrap_or(first).end)
 }
 
 #[cfg(test)]

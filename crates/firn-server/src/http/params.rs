@@ -36,6 +36,8 @@ pub(crate) struct Params {
 const URL_PARAMS_BYTES_MAX: u64 = 8 << 20;
 // As Go's form parser.
 const FORM_BYTES_MAX: usize = 10 << 20;
+// A longer form takes milliseconds, in which a network thread would serve no other client.
+const DECODED_HERE_MAX: usize = 64 << 10;
 // Each selector of a request searches the whole index. Programs send some dozens.
 const SELECTOR_COUNT_MAX: usize = 1_000;
 
@@ -58,8 +60,19 @@ impl Params {
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
                 .map_err(unread_form)?;
-            held.grow(decoded_bytes(&form.bytes))?;
-            decode(&form.bytes, &mut pairs)?;
+            let form_len = form.bytes.len();
+            let read = move || {
+                held.grow(decoded_bytes(&form.bytes))?;
+                decode(&form.bytes, &mut pairs)?;
+                Ok::<_, ApiError>((pairs, held))
+            };
+            let decoded = match form_len {
+                0..=DECODED_HERE_MAX => read(),
+                _ => tokio::task::spawn_blocking(read)
+                    .await
+                    .unwrap_or_else(|_| Err(Error::internal("decoding the form panicked").into())),
+            };
+            (pairs, held) = decoded?;
         }
         if let Some(query) = parts.uri.query() {
             held.grow(decoded_bytes(query.as_bytes()))?;
@@ -257,6 +270,9 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::answer::ApiErrorKind;
 
@@ -276,6 +292,29 @@ mod tests {
         assert!(budget.usage().used_bytes >= taken as u64, "{:?}", budget.usage());
         drop(params);
         assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    #[test]
+    fn a_long_form_is_decoded_on_another_thread() {
+        let threads = Arc::<AtomicUsize>::default();
+        let started = Arc::clone(&threads);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .on_thread_start(move || {
+                started.fetch_add(1, Ordering::Relaxed);
+            })
+            .build()
+            .unwrap();
+        for (len, is_long) in [(10, false), (DECODED_HERE_MAX + 1, true)] {
+            let request = Request::post("/?time=1")
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(Body::from(format!("query={}", "a".repeat(len))))
+                .unwrap();
+            let params = runtime.block_on(Params::read(request, &Budget::unlimited())).unwrap();
+            assert_eq!(params.get("query").map(str::len), Some(len));
+            assert_eq!(params.get("time"), Some("1"));
+            assert_eq!(threads.load(Ordering::Relaxed), usize::from(is_long));
+        }
     }
 
     /// Before, it was status 400, which clients do not repeat.
