@@ -43,8 +43,6 @@ pub(super) struct WriteDestination {
 pub(super) struct SenderContext {
     pub(super) app: Arc<App>,
     pub(super) db: Arc<Db>,
-    /// The memory of one destination.
-    pub(super) budget: Budget,
 }
 
 /// The log of a destination, between two windows.
@@ -81,6 +79,10 @@ const STORE_INTERVAL: Duration = Duration::from_secs(5);
 const WINDOW_LEN_MAX: usize = 50_000;
 // A sample from the log, in the window, and with the labels of its series in tables.
 const SAMPLE_BYTES: u64 = 192;
+// The memory of a destination, as a part of the database's.
+const MEMORY_FRACTION: u64 = 16;
+const MEMORY_BYTES_MIN: u64 = 16 << 20;
+const MEMORY_BYTES_MAX: u64 = 256 << 20;
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
 // Texts of metadata in a request of version 2.0, and their memory.
 const METADATA_BYTES_MAX: usize = 64 << 10;
@@ -208,11 +210,18 @@ pub(super) async fn run(
     }
 }
 
+/// The memory of one destination: with one limit for all, the first ones would leave none.
+fn memory_of_one(db: &Db) -> Budget {
+    let bytes = db.budget().usage().limit_bytes / MEMORY_FRACTION;
+    db.budget().part(bytes.clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX))
+}
+
 impl Feed {
     fn open(to: &WriteDestination, shared: &SenderContext) -> Result<Feed> {
         let (reader, progress) = shared.db.log_reader(&to.reader)?;
-        let empty = || shared.budget.empty(Pool::Requests);
-        let cache_bytes_max = shared.budget.usage().limit_bytes / 2;
+        let budget = memory_of_one(&shared.db);
+        let empty = || budget.empty(Pool::Requests);
+        let cache_bytes_max = budget.usage().limit_bytes / 2;
         let rules = to.settings.write_relabel_configs.clone();
         let series = OutgoingLabels::new(to.external.clone(), rules, cache_bytes_max, empty());
         Ok(Feed {
@@ -495,7 +504,8 @@ impl WriteDestination {
         };
         let wait = || {
             let seconds = response.headers.get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-            Some(Duration::from_secs(seconds).min(Duration::from_secs(3_600)))
+            // At once is no time: the backoff counts.
+            (seconds > 0).then(|| Duration::from_secs(seconds).min(Duration::from_secs(3_600)))
         };
         match response.status {
             200..300 => SendOutcome::Accepted,

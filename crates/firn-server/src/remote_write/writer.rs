@@ -58,10 +58,6 @@ struct RunningSender {
     tasks: Vec<JoinHandle<()>>,
 }
 
-// The memory of a destination, as a part of the database's.
-const MEMORY_FRACTION: u64 = 16;
-const MEMORY_BYTES_MIN: u64 = 16 << 20;
-const MEMORY_BYTES_MAX: u64 = 256 << 20;
 // A stop waits this long for the tasks.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
@@ -157,11 +153,9 @@ pub(crate) async fn run(app: Arc<App>, mut stopping: Stopping) {
         return;
     }
     *writer.is_running.lock() = true;
-    let memory_bytes = db.budget().usage().limit_bytes / MEMORY_FRACTION;
-    let budget = db.budget().part(memory_bytes.clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX));
     // A second call is a bug; the first stays.
     let _ = writer.bodies.set(Bodies::new(db.budget()));
-    let shared = SenderContext { app: Arc::clone(&app), db, budget };
+    let shared = SenderContext { app: Arc::clone(&app), db };
     let (mut wanted, mut stop) = (writer.wanted.subscribe(), writer.stop.subscribe());
     let mut running: Vec<RunningSender> = Vec::new();
     while !*stop.borrow() {
