@@ -48,6 +48,8 @@ pub enum Loss {
     Samples(LostSamples),
     /// Series: their samples exist, but cannot be queried any more.
     Series(LostSeries),
+    /// The rows of this part of the log that are in no table.
+    Rows,
     /// Lookups that need this block of an index file fail. A repair determines the lost series.
     Unknown,
 }
@@ -124,8 +126,9 @@ impl Engine {
         }
         for place in &self.recovery.report.damage {
             // The text names file and offset.
-            let error = Error::invalid(place.clone());
-            report.findings.push(Finding { error, loss: None, is_repaired: false });
+            let error = Error::invalid(place.what.clone());
+            let loss = place.is_in_log.then_some(Loss::Rows);
+            report.findings.push(Finding { error, loss, is_repaired: false });
         }
         match not_ours {
             Some(error) => {

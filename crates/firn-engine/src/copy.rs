@@ -12,6 +12,7 @@ use firn_model::{Error, ErrorKind, Pool, Result};
 use crate::edit::{Edit, Room};
 use crate::folder::new_mark;
 use crate::manifest::Manifest;
+use crate::parts::LogCut;
 use crate::{Engine, metadata, parts};
 
 /// Summary of [`Engine::copy_to`].
@@ -55,7 +56,9 @@ impl Engine {
             let _no_flush = self.flusher.hold();
             let frozen = {
                 let _no_edit = self.ledger.hold_edits();
-                let state = self.ledger.whole_state_of(&self.rooms, new_mark());
+                // The copy has no log yet.
+                let cut = LogCut { is_started: false, ..self.ledger.cut() };
+                let state = self.ledger.whole_state_of(&self.rooms, new_mark(), &cut);
                 (state.with(Room::Engine, parts::encode_claims(&[])), self.rooms.tree.version())
             };
             for (path, bytes) in self.rooms.index.segment_files() {

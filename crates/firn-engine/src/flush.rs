@@ -233,7 +233,7 @@ impl Engine {
         drop(no_transactions);
         // After the rows: every series among them was defined before.
         let index_part = self.upkeep.write_new_series(rooms)?;
-        let cut = LogCut { floors, announced };
+        let cut = LogCut { floors, announced, is_started: true };
         Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled, definition_bytes }))
     }
 

@@ -74,21 +74,21 @@ impl Ledger {
 
     /// The state before the edit in progress: rooms apply edits only afterwards.
     fn whole_state(&self, rooms: &Rooms) -> Edit {
-        let state = self.whole_state_of(rooms, self.folder.writer().mark);
+        let state = self.whole_state_of(rooms, self.folder.writer().mark, &self.cut());
         match self.folder.claims_part() {
             Some(part) => state.with(Room::Engine, part),
             None => state,
         }
     }
 
-    /// The state as of a folder with `mark` that has never claimed a slow tier. The caller holds
-    /// the manifest's lock.
-    pub(crate) fn whole_state_of(&self, rooms: &Rooms, mark: u64) -> Edit {
+    /// The state as of a folder with `mark` and a log of `cut` that has never claimed a slow tier.
+    /// The caller holds the manifest's lock.
+    pub(crate) fn whole_state_of(&self, rooms: &Rooms, mark: u64, cut: &LogCut) -> Edit {
         let state = Edit::default()
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, parts::encode_mark(mark))
             .with(Room::Engine, parts::encode_sequence(self.sequence.last()))
-            .with(Room::Log, self.cut().encode())
+            .with(Room::Log, cut.encode())
             .with(Room::Index, rooms.index.snapshot_part())
             .with(Room::Tree, rooms.tree.snapshot_part());
         let tombstones = self.tombstones.of_state(rooms);

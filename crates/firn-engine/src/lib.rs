@@ -124,7 +124,7 @@ pub use log_reader::{LogReader, LogReading, LoggedSample};
 pub use mutants::{Mutant, Probe, ProbePoint};
 pub use options::EngineOptions;
 pub use readers::ReaderProgress;
-pub use recovery::{RecoveryProgress, RecoveryReport};
+pub use recovery::{FoundDamage, RecoveryProgress, RecoveryReport};
 pub use replayed::Replayed;
 pub use scheduler::{Lane, Step};
 pub use slow::requests::{ObjectKind, Request, RequestCount, RequestCounts};

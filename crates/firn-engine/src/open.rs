@@ -32,7 +32,7 @@ use crate::options::EngineOptions;
 use crate::parts::{self, EngineParts, Identity, LogCut};
 use crate::pressure::Pressure;
 use crate::readers::Readers;
-use crate::recovery::{RecoveryProgress, RecoveryReport};
+use crate::recovery::{FoundDamage, RecoveryProgress, RecoveryReport};
 use crate::replay::{Replay, ReplayedState};
 use crate::replay_time;
 use crate::replayed::{ChangeTimes, ReplayedLog};
@@ -131,7 +131,8 @@ fn record_stream_count(engine: &Engine, stream_count: usize) -> Result<()> {
     let Engine { rooms, ledger, .. } = engine;
     let identity = Identity { stream_count, ..ledger.identity() };
     let floors = vec![rooms.log.ceiling()?; stream_count];
-    let cut = LogCut { floors, announced: ledger.sequence.last() };
+    // The next start creates their folders.
+    let cut = LogCut { floors, announced: ledger.sequence.last(), is_started: false };
     let edit = Edit::default().with(Room::Engine, identity.encode()).with(Room::Log, cut.encode());
     ledger.commit(rooms, edit, || Ok(()))?;
     rooms.wakeup.close();
@@ -363,7 +364,15 @@ fn open_log(env: &Env, options: &EngineOptions, recorded: &RecordedState) -> Res
     let disk = env.log_disk();
     let unit_bytes = disk.unit_bytes();
     let setup = LogSetup { stream_count, shard_count, unit_bytes, options: options.log };
-    let log = Log::open(Arc::clone(disk), Arc::clone(&env.clock), setup)?;
+    let is_started = recorded.cut.is_started;
+    let log = Log::open(Arc::clone(disk), Arc::clone(&env.clock), setup, is_started)?;
+    if let Some(folder) = log.missing_stream().filter(|_| !options.forget_lost_log) {
+        return Err(Error::unavailable(format!(
+            "the log is missing: {folder} contains no segment. Mount its disk or put its files \
+             back; or start `firn serve` with --forget-lost-log: then the samples that are in no \
+             table yet are lost"
+        )));
+    }
     let floor = recorded.cut.floors.iter().min().copied().unwrap_or_default();
     log.discard_other_streams(floor)?;
     Ok(log)
@@ -376,7 +385,8 @@ fn finish_report(
     damage: Vec<String>,
 ) -> RecoveryReport {
     report.index_repairs = index_repairs;
-    report.damage.splice(0..0, damage);
+    let outside = damage.into_iter().map(|what| FoundDamage { what, is_in_log: false });
+    report.damage.splice(0..0, outside);
     for damage in &report.damage {
         tracing::error!("recovery: {damage}");
     }
@@ -384,6 +394,19 @@ fn finish_report(
         tracing::warn!("recovery: {tail}");
     }
     report
+}
+
+/// From now on a start without the log is refused.
+fn record_log_started(engine: &Engine) -> Result<()> {
+    let Engine { rooms, ledger, .. } = engine;
+    let cut = LogCut { is_started: true, ..ledger.cut() };
+    if cut == ledger.cut() {
+        return Ok(());
+    }
+    ledger.commit(rooms, Edit::default().with(Room::Log, cut.encode()), || {
+        ledger.set_cut(cut);
+        Ok(())
+    })
 }
 
 /// Writes a manifest of our own, because the old one may lack a copy and a new database must record
@@ -394,7 +417,8 @@ fn finish_report(
 fn begin_writing(engine: &Engine, is_new: bool) -> Result<()> {
     let Engine { rooms, ledger, flusher, .. } = engine;
     let recorded = ledger.commit(rooms, Edit::default(), || Ok(()));
-    match recorded.and_then(|()| flusher.ensure_log_started(&rooms.log)) {
+    let begun = recorded.and_then(|()| flusher.ensure_log_started(&rooms.log));
+    match begun.and_then(|()| record_log_started(engine)) {
         Err(e) if !is_new && *e.kind() == ErrorKind::Unavailable => {
             tracing::error!("opened for queries only; writes are retried: {e}");
             Ok(())

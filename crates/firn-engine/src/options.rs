@@ -42,6 +42,9 @@ pub struct EngineOptions {
     /// Opens the database without index files that are damaged or missing and that the slow tier
     /// does not have. Their series are forgotten for good.
     pub forget_lost_index: bool,
+    /// Opens the database although all segments of a log stream are missing. Their rows that are in
+    /// no table are lost for good.
+    pub forget_lost_log: bool,
     /// Rewrites a damaged index file that opening needs, without its lost series.
     pub repair_index: bool,
     /// Accepts a slow tier without a manifest and without any table of the history; a repair drops
@@ -81,6 +84,7 @@ impl Default for EngineOptions {
             hot_age_ms_max: i64::MAX,
             read_only: false,
             forget_lost_index: false,
+            forget_lost_log: false,
             repair_index: false,
             forget_lost_history: false,
             on_idle: || (),

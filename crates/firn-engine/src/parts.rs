@@ -58,6 +58,8 @@ pub(crate) struct LogCut {
     /// Changes with larger numbers are above the floors. All up to this one were announced before
     /// the log was truncated.
     pub(crate) announced: CommitSeq,
+    /// Whether each of these streams has a segment: the log was started.
+    pub(crate) is_started: bool,
 }
 
 /// The facts that only the slow tier's manifest contains.
@@ -148,6 +150,7 @@ impl LogCut {
         let mut out = Vec::new();
         self.floors.iter().for_each(|floor| encode_varint(floor.0, &mut out));
         encode_varint(self.announced.0, &mut out);
+        encode_varint(u64::from(self.is_started), &mut out);
         out
     }
 
@@ -160,7 +163,9 @@ impl LogCut {
         let floor = |_| decode_varint(&mut part).map(LogPosition).ok_or_else(bad);
         let floors = (0..stream_count).map(floor).collect::<Result<Vec<_>>>()?;
         let announced = CommitSeq(decode_varint(&mut part).ok_or_else(bad)?);
-        Ok(LogCut { floors, announced })
+        // Databases of older versions do not record it.
+        let is_started = decode_varint(&mut part) == Some(1);
+        Ok(LogCut { floors, announced, is_started })
     }
 }
 
@@ -335,8 +340,11 @@ mod tests {
 
     #[test]
     fn a_cut_is_decoded_for_its_number_of_streams() {
-        let cut =
-            LogCut { floors: vec![LogPosition(5), LogPosition(1 << 40)], announced: CommitSeq(9) };
+        let cut = LogCut {
+            floors: vec![LogPosition(5), LogPosition(1 << 40)],
+            announced: CommitSeq(9),
+            is_started: true,
+        };
         assert_eq!(LogCut::decode(&cut.encode(), 2).unwrap(), cut);
         assert!(LogCut::decode(&cut.encode(), 3).is_err());
     }

@@ -1,6 +1,7 @@
 //! The progress of a recovery while it runs, and its findings: plain data. `open` and `replay`
 //! contain the recovery itself.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -53,6 +54,21 @@ impl RecoveryProgress {
     }
 }
 
+/// A damaged location that a recovery has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundDamage {
+    /// One sentence, with the path.
+    pub what: String,
+    /// Whether it is in the log: its rows that are in no table are lost.
+    pub is_in_log: bool,
+}
+
+impl fmt::Display for FoundDamage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
 /// Findings of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
@@ -66,12 +82,16 @@ pub struct RecoveryReport {
     pub transaction_bytes_max: u64,
     /// Deletes replayed, all of them in transactions.
     pub deletes: u64,
-    /// Rows that could not be decoded because the log is damaged before them.
+    /// Rows that could not be decoded because the log is damaged before them. The rows inside the
+    /// damaged places are not countable.
     pub rows_lost: u64,
+    /// Samples that were decoded, but the definitions of their series are in damaged places of the
+    /// log.
+    pub samples_lost: u64,
     /// One sentence for each stream whose end was torn by a crash: unacknowledged writes.
     pub torn_tails: Vec<String>,
-    /// One sentence for each damaged location in log or manifest, and each forgotten index file.
-    pub damage: Vec<String>,
+    /// Damaged locations in log and manifest, and forgotten index files.
+    pub damage: Vec<FoundDamage>,
     /// Index files that were rewritten ([`crate::EngineOptions::repair_index`]) or downloaded from
     /// the slow tier, and the series lost by that.
     pub index_repairs: Vec<(String, Option<LostSeries>)>,

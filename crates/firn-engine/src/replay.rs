@@ -26,14 +26,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use firn_codec::Tombstone;
+use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Clock, Env};
 use firn_head::Head;
 use firn_index::{Index, IndexStats};
 use firn_log::{EntryKind, Log, PayloadRange, ReplayEntry, ReplayReport, StreamId};
 use firn_model::{
     CommitSeq, Error, ErrorKind, GroupId, LogPosition, Mutex, Reservation, Result, RwLock,
-    ShardBits, ShardId, TimeRange, Timestamp,
+    SeriesRef, ShardBits, ShardId, TimeRange, Timestamp,
 };
 
 use crate::lock;
@@ -41,7 +41,7 @@ use crate::logged::LoggedTransaction;
 use crate::options::EngineOptions;
 use crate::parts::LogCut;
 use crate::pressure;
-use crate::recovery::{RecoveryProgress, RecoveryReport};
+use crate::recovery::{FoundDamage, RecoveryProgress, RecoveryReport};
 use crate::replay_time::{self, ReplaySpeed};
 use crate::replayed::ChangeTimes;
 use crate::sequence;
@@ -268,8 +268,7 @@ impl<'a> Replay<'a> {
             survey.transactions.add(self.bits, seq, tombstone);
         }
         // The end of each stream is known now, so its unused space is not read again.
-        let ends = survey.streams.iter().zip(self.floors);
-        survey.bytes = ends.map(|(report, floor)| report.end.0.saturating_sub(floor.0)).sum();
+        survey.bytes = survey.streams.iter().map(|report| report.bytes).sum();
         let done_bytes = self.progress.bytes_done.load(Ordering::Relaxed);
         let total_bytes = done_bytes.saturating_add(survey.bytes);
         self.progress.bytes_total.store(total_bytes, Ordering::Relaxed);
@@ -351,8 +350,13 @@ impl<'a> Replay<'a> {
             recovered.changes.add(&part.changes);
         }
         for report in reports {
-            recovered.report.damage.extend(report.damage);
+            let found = report.damage.into_iter();
+            let in_log = found.map(|what| FoundDamage { what, is_in_log: true });
+            recovered.report.damage.extend(in_log);
             recovered.report.torn_tails.extend(report.torn_tail);
+        }
+        if !recovered.report.damage.is_empty() {
+            recovered.report.samples_lost = self.count_unknown()?;
         }
         recovered.changes.add(&transactions.changes);
         recovered.report.deletes = transactions.delete_count;
@@ -408,6 +412,22 @@ impl<'a> Replay<'a> {
             }
         }
         Ok(replay)
+    }
+
+    /// The samples in the head whose series have no definition. The next flush drops them.
+    fn count_unknown(&self) -> Result<u64> {
+        self.head.seal_all();
+        let Some(job) = self.head.plan_flush() else { return Ok(0) };
+        let mut count = 0u64;
+        for chunk in job.chunks(&Tombstones::default()) {
+            let (group, columns) = chunk?;
+            for column in &columns.batch.columns {
+                if !self.index.contains(SeriesRef { group, slot: column.slot })? {
+                    count = count.saturating_add(column.values.len() as u64);
+                }
+            }
+        }
+        Ok(count)
     }
 
     fn floor(&self, stream: StreamId) -> LogPosition {

@@ -59,7 +59,7 @@ fn find(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
         unit_bytes: 8,
         options: LogOptions { segment_bytes: 64 << 20, sync },
     };
-    Log::open(disk, clock, setup)
+    Log::open(disk, clock, setup, false)
 }
 
 fn wipe(folder: &PathBuf) {

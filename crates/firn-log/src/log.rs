@@ -60,16 +60,22 @@ pub struct Log {
 
 impl Log {
     /// Creates the folders and lists the segments. Call [`Log::replay`] for every stream next.
+    /// `is_started`: [`Log::start`] has succeeded with these streams before.
     ///
     /// # Errors
     /// `Invalid` for options out of range, or for segments of a newer version; `Corrupt` for a
     /// segment header that contradicts itself; `Unavailable` when the disk fails.
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, setup: LogSetup) -> Result<Log> {
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        setup: LogSetup,
+        is_started: bool,
+    ) -> Result<Log> {
         let setup = setup.checked()?;
         let mut found = Vec::with_capacity(setup.stream_count);
         for stream in 0..setup.stream_count as u16 {
             disk.create_dir(&segment::folder(stream))?;
-            found.push(StreamFiles::open(&*disk, StreamId(stream), &setup)?);
+            found.push(StreamFiles::open(&*disk, StreamId(stream), &setup, is_started)?);
         }
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
@@ -91,7 +97,7 @@ impl Log {
             let Some(stream) = name.parse::<u16>().ok().filter(|&id| usize::from(id) >= own) else {
                 continue;
             };
-            let found = StreamFiles::open(&*self.disk, StreamId(stream), &self.setup)?;
+            let found = StreamFiles::open(&*self.disk, StreamId(stream), &self.setup, false)?;
             found.discard(&*self.disk, floor)?;
         }
         Ok(())
@@ -106,6 +112,13 @@ impl Log {
         let ends = self.streams()?.iter().map(|stream| stream.queue().end().0);
         let end = ends.max().unwrap_or(0).saturating_add(SEGMENT_BYTES_MAX);
         Ok(LogPosition(end.next_multiple_of(block::ALIGN_BYTES as u64)))
+    }
+
+    /// The folder of a stream that was started and has no file now, because its disk is not mounted
+    /// or a program removed the files. A replay reports it as damage; the stream then begins again.
+    pub fn missing_stream(&self) -> Option<String> {
+        let missing = self.found.iter().position(|found| found.read().is_missing());
+        missing.map(|idx| segment::folder(idx as u16))
     }
 
     /// Passes every entry of `stream` to `f`, in the order of positions. Threads may replay

@@ -37,9 +37,12 @@ const COVERED_BYTES: usize = 72;
 
 const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 
-/// Takes the place of the header in an unused file. The rest of the file is zeros or bytes of an
-/// older segment.
+/// Takes the place of the header in an unused file, followed by the number of the segment that was
+/// current when it was made. The rest of the file is zeros or bytes of an older segment.
 const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
+
+/// Bytes of a blank that its checksum covers: the magic and a number.
+const BLANK_BYTES: usize = 16;
 
 /// The version that is written, and the newest that can be read.
 const VERSION: u16 = 1;
@@ -255,15 +258,41 @@ pub(crate) fn is_blank(head: &[u8]) -> bool {
 }
 
 /// The bytes in place of a header. A start recognises an unused file by them and need not read the
-/// rest.
-fn blank_head() -> [u8; HEADER_BYTES] {
+/// rest. `current`: the stream's current segment, if this is made ahead of it.
+fn blank_head(current: Option<SegmentNo>) -> [u8; HEADER_BYTES] {
+    let mut copy = Vec::with_capacity(COPY_BYTES);
+    copy.extend_from_slice(&BLANK_MAGIC);
+    if let Some(current) = current {
+        copy.extend_from_slice(&current.0.to_le_bytes());
+        copy.extend_from_slice(&crc32fast::hash(&copy).to_le_bytes());
+    }
     let mut head = [0; HEADER_BYTES];
-    for copy in head.chunks_mut(COPY_BYTES) {
-        if let Some(magic) = copy.first_chunk_mut() {
-            *magic = BLANK_MAGIC;
-        }
+    for target in head.chunks_mut(COPY_BYTES) {
+        target.iter_mut().zip(&copy).for_each(|(byte, &of_copy)| *byte = of_copy);
     }
     head
+}
+
+/// The current segment at the time when the unused file with these first bytes was made; `None`
+/// if none is recorded.
+pub(crate) fn current_of_blank(head: &[u8]) -> Option<SegmentNo> {
+    head.chunks(COPY_BYTES).find_map(|copy| {
+        let (covered, rest) = copy.split_at_checked(BLANK_BYTES)?;
+        let crc = rest.first_chunk().map(|crc| u32::from_le_bytes(*crc));
+        let (magic, number) = covered.split_first_chunk()?;
+        let number = number.first_chunk().map(|number| SegmentNo(u64::from_le_bytes(*number)));
+        let is_whole = *magic == BLANK_MAGIC && crc == Some(crc32fast::hash(covered));
+        number.filter(|_| is_whole)
+    })
+}
+
+/// Removes the record of [`current_of_blank`]: the stream continues elsewhere.
+///
+/// # Errors
+/// `Unavailable` when the disk fails.
+pub(crate) fn clear_blank(file: &dyn DiskFile) -> Result<()> {
+    file.write_at(0, &blank_head(None))?;
+    file.sync()
 }
 
 /// An unused segment file of full length that is durable as such.
@@ -276,8 +305,8 @@ pub(crate) struct BlankSegment {
     pub(crate) is_recycled: bool,
 }
 
-/// Creates a blank segment. All of its disk space is allocated here, so no later write into it can
-/// find the disk full.
+/// Creates a blank segment ahead of `current`. All of its disk space is allocated here, so no later
+/// write into it can find the disk full.
 ///
 /// # Errors
 /// `Unavailable` when the disk fails or is full; the partial file is removed.
@@ -285,14 +314,14 @@ pub(crate) fn create_blank(
     disk: &dyn Disk,
     stream: u16,
     number: SegmentNo,
-    bytes: u64,
-    nonce: u32,
+    (bytes, nonce): (u64, u32),
+    current: Option<SegmentNo>,
 ) -> Result<BlankSegment> {
     let path = path(stream, number);
     let made = (|| {
         let file = disk.open(&path, OpenMode::Create)?;
         file.preallocate(bytes)?;
-        file.write_at(0, &blank_head())?;
+        file.write_at(0, &blank_head(current))?;
         file.sync()?;
         disk.sync_dir(&folder(stream))?;
         Ok(BlankSegment { number, file, bytes, nonce, is_recycled: false })
@@ -305,7 +334,8 @@ pub(crate) fn create_blank(
 }
 
 /// Turns the file of the purged segment `old` into a blank segment by overwriting its head only.
-/// Returns `None` if the file has another length.
+/// `current` is the stream's current segment, if there is one yet. Returns `None` if the file has
+/// another length.
 ///
 /// The head is durable before the rename. After a crash the file therefore has either its old name
 /// and header or no header.
@@ -317,13 +347,14 @@ pub(crate) fn recycle(
     stream: u16,
     old: SegmentNo,
     (number, bytes, nonce): (SegmentNo, u64, u32),
+    current: Option<SegmentNo>,
 ) -> Result<Option<BlankSegment>> {
     let (source, target) = (path(stream, old), path(stream, number));
     let file = disk.open(&source, OpenMode::Write)?;
     if file.len()? != bytes {
         return Ok(None);
     }
-    file.write_at(0, &blank_head())?;
+    file.write_at(0, &blank_head(current))?;
     file.sync()?;
     disk.rename(&source, &target)?;
     disk.sync_dir(&folder(stream))?;

@@ -40,6 +40,8 @@ pub(crate) struct Stream {
     old: Mutex<Vec<OldSegment>>,
     /// Segments below the floor whose files wait to be recycled.
     spares: Mutex<Vec<SegmentNo>>,
+    /// The end of the replayed entries, and the first position of this process. Nothing is between.
+    resumed: (LogPosition, LogPosition),
     /// Replay needs nothing at or below this position.
     floor: AtomicU64,
     /// Followers need everything above this position, whatever the floor.
@@ -122,7 +124,7 @@ impl Stream {
         let dropped_end = freed.fold(LogPosition(0), |end, freed| end.max(freed.entries_end()));
         let spares = Mutex::new(spares.iter().map(|spare| spare.number).collect::<Vec<_>>());
         let start_bytes = START_BYTES.min(setup.options.segment_bytes);
-        let blank = next.take(id, setup, &**disk, &**clock, &spares, start_bytes)?;
+        let blank = next.take(id, setup, &**disk, &**clock, &spares, (start_bytes, None))?;
         let header =
             Header { base: resume.base, previous: resume.previous, ..header_of(id, setup, &blank) };
         Ok(Stream {
@@ -134,6 +136,7 @@ impl Stream {
             next: Mutex::new(next),
             old: Mutex::new(more.into_iter().chain(old).collect()),
             spares,
+            resumed: (resume.previous.map_or(resume.floor, |previous| previous.end), resume.base),
             floor: AtomicU64::new(resume.floor.0),
             hold: AtomicU64::new(hold.0),
             dropped_end: AtomicU64::new(dropped_end.0),
@@ -200,6 +203,9 @@ impl Stream {
         let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
         self.queue.raise_floor(LogPosition(floor));
         while let Some(oldest) = self.oldest_free(LogPosition(floor)) {
+            // Its header must survive a power failure before an older segment leaves. Returns at
+            // once if it is durable, as always without a relaxed policy.
+            self.queue.harden(self.queue.tail().end)?;
             let dropped = oldest.extent.map_or(0, |extent| extent.entries_end().0);
             self.dropped_end.fetch_max(dropped, Ordering::Relaxed);
             if self.keep_spare(oldest) {
@@ -228,7 +234,10 @@ impl Stream {
 
     /// Bytes above the floor: the work of a recovery.
     pub(crate) fn live_bytes(&self) -> u64 {
-        self.queue.end().0.saturating_sub(self.floor.load(Ordering::Relaxed))
+        let floor = self.floor.load(Ordering::Relaxed);
+        let (replayed_end, base) = self.resumed;
+        let replayed = replayed_end.0.saturating_sub(floor);
+        replayed + self.queue.end().0.saturating_sub(base.0.max(floor))
     }
 
     pub(crate) fn segment_count(&self) -> usize {
@@ -287,7 +296,13 @@ impl Stream {
         old.iter().filter(|old| old.end.0 <= floor).map(|old| old.bytes).sum()
     }
 
+    /// `None` before the current segment has its header: a start that finds no header takes an
+    /// older segment, or a record of its number in an unused file, as the proof that none is lost.
     fn oldest_free(&self, floor: LogPosition) -> Option<OldSegment> {
+        let current = self.queue.tail();
+        if current.end <= current.base {
+            return None;
+        }
         let hold = LogPosition(self.hold.load(Ordering::Relaxed));
         self.old.lock().first().copied().filter(|oldest| oldest.is_free(floor, hold))
     }
@@ -306,8 +321,10 @@ impl Stream {
     }
 
     fn take_whole(&self, next: &mut NextSegment) -> Result<BlankSegment> {
-        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.setup.options.segment_bytes);
-        next.take(self.id, &self.setup, disk, clock, &self.spares, bytes)
+        let (disk, clock) = (&*self.disk, &*self.clock);
+        // The caller holds `next`: the current segment stays current until it is taken.
+        let new = (self.setup.options.segment_bytes, Some(self.queue.tip().segment));
+        next.take(self.id, &self.setup, disk, clock, &self.spares, new)
     }
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
@@ -327,6 +344,7 @@ impl Stream {
 
 impl NextSegment {
     /// The segment that was made ahead, else a recycled file, else a new file of `new_bytes`.
+    /// `current` is the stream's current segment, if there is one yet.
     fn take(
         &mut self,
         id: StreamId,
@@ -334,7 +352,7 @@ impl NextSegment {
         disk: &dyn Disk,
         clock: &dyn Clock,
         spares: &Mutex<Vec<SegmentNo>>,
-        new_bytes: u64,
+        (new_bytes, current): (u64, Option<SegmentNo>),
     ) -> Result<BlankSegment> {
         if let Some(blank) = self.blank.take() {
             return Ok(blank);
@@ -346,10 +364,10 @@ impl NextSegment {
             let nonce = nonce(id, number, clock);
             let spare = spares.lock().pop();
             let Some(old) = spare else {
-                return segment::create_blank(disk, id.0, number, new_bytes, nonce);
+                return segment::create_blank(disk, id.0, number, (new_bytes, nonce), current);
             };
             let new = (number, setup.options.segment_bytes, nonce);
-            match segment::recycle(disk, id.0, old, new) {
+            match segment::recycle(disk, id.0, old, new, current) {
                 Ok(Some(blank)) => return Ok(blank),
                 // The file has another length, or the disk fails. Best effort: the next start finds
                 // a file that remains.

@@ -77,6 +77,8 @@ pub(crate) fn open(
         entries = recovery.entries,
         rows = recovery.rows,
         rows_lost = recovery.rows_lost,
+        samples_lost = recovery.samples_lost,
+        damaged_places = recovery.damage.len(),
         "database is open"
     );
     Ok(Arc::new(db))
@@ -128,6 +130,7 @@ pub(crate) fn options(config: &ServeConfig, on_idle: fn()) -> Options {
         future_ms_max: config.future_max.ms(),
         read_only: config.read_only.is_on(),
         forget_lost_index: config.forget_lost_index.is_on(),
+        forget_lost_log: config.forget_lost_log.is_on(),
         on_idle,
         log: LogOptions {
             sync: match config.log_sync {

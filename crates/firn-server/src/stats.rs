@@ -665,7 +665,16 @@ fn write_recovery(stats: &Stats, text: &mut MetricsText) {
     for (name, help, value) in [
         ("firn_recovery_entries", "Log entries replayed at the start.", recovery.entries),
         ("firn_recovery_rows", "Rows replayed at the start.", recovery.rows),
-        ("firn_recovery_lost_rows", "Rows lost to damage of the log.", recovery.rows_lost),
+        (
+            "firn_recovery_lost_rows",
+            "Rows behind damage of the log that cannot be decoded; those inside are not countable.",
+            recovery.rows_lost,
+        ),
+        (
+            "firn_recovery_lost_samples",
+            "Samples of series whose definitions are lost with damaged parts of the log.",
+            recovery.samples_lost,
+        ),
         (
             "firn_recovery_corrupt_places",
             "Damaged places found at the start; the server's log names them.",

@@ -164,6 +164,9 @@ fn loss_text(loss: Option<&Loss>) -> String {
             lost.count,
             of_groups(lost.groups)
         ),
+        Some(Loss::Rows) => "lost: the samples there that no flush has written to a table yet; \
+             the next start of the server continues without them"
+            .to_owned(),
         Some(Loss::Unknown) => {
             "reads of this block fail; --repair restores it from the slow tier's copy, \
              or else loses the series with labels in it"

@@ -144,7 +144,7 @@ fn a_flipped_bit_in_the_log_is_reported() {
         let left = read_all(&engine);
         let all = HOSTS * SCRAPES as usize;
         if left < all {
-            let named = recovery.damage.iter().any(|text| text.contains(path));
+            let named = recovery.damage.iter().any(|found| found.what.contains(path));
             assert!(named, "byte {at}: {left} of {all} samples, no report: {recovery:?}");
         }
         write(&engine, SCRAPES..SCRAPES + 2);
@@ -175,7 +175,7 @@ fn a_flipped_bit_in_a_logged_delete_is_reported() {
         let recovery = engine.stats().recovery;
         let left = read_all(&engine);
         if left != 3 * HOSTS {
-            let named = recovery.damage.iter().any(|text| text.contains(path));
+            let named = recovery.damage.iter().any(|found| found.what.contains(path));
             assert!(named, "byte {at}: {left} samples, no report: {recovery:?}");
         }
         shown.set(shown.get() + u64::from(left > 3 * HOSTS));

@@ -211,7 +211,7 @@ fn an_update_is_not_durable_before_the_series_that_it_changes() {
         drop(engine);
         sim.restart();
         let engine = open(&sim, hour);
-        assert_eq!(engine.stats().recovery.damage, Vec::<String>::new(), "no sync has failed");
+        assert_eq!(engine.stats().recovery.damage, [], "no sync has failed");
         let found: Vec<_> = names.iter().map(|name| read(&engine, name)).collect();
         let is_whole = |value| found.iter().all(|found| *found == [(1_000, value)]);
         assert!(is_whole(2.0) || !found.iter().flatten().any(|one| one.1 == 2.0), "{found:?}");

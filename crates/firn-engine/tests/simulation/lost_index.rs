@@ -135,7 +135,10 @@ fn a_lost_index_file_is_named_and_forgotten_only_on_request() {
         }
         let engine = open(&sim, true).expect("opens without it");
         let damage = &engine.stats().recovery.damage;
-        assert!(damage.len() == 1 && damage[0].contains("12 series are forgotten"), "{damage:?}");
+        assert!(
+            damage.len() == 1 && damage[0].what.contains("12 series are forgotten"),
+            "{damage:?}"
+        );
         let is_left = |idx: &usize| !is_lost.contains(idx);
         let want: BTreeMap<Labels, usize> = (0..24)
             .filter(is_left)

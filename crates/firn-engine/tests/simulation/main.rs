@@ -21,6 +21,7 @@ mod histories;
 mod lifecycle;
 mod lists;
 mod lost_index;
+mod lost_log;
 mod mutants;
 mod outage;
 mod pressure;

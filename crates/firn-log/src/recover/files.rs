@@ -29,6 +29,10 @@ const REWRITE_BYTES: usize = 1 << 20;
 /// gets this far, and the arithmetic of a running stream cannot overflow from here.
 const RESUME_MAX: u64 = 1 << 62;
 
+/// A stream that lost all segments continues this much above its floor: the positions of lost
+/// entries, which followers may have recorded, are not used again.
+const LOST_BYTES_MAX: u64 = 1 << 40;
+
 /// The segment files of one stream.
 #[derive(Debug)]
 pub(crate) struct StreamFiles {
@@ -36,9 +40,22 @@ pub(crate) struct StreamFiles {
     /// Numbers of streams and shards.
     pub(super) counts: (usize, usize),
     pub(super) segments: Vec<SegmentFile>,
+    /// The newest segments, if they are missing.
+    pub(super) lost_end: Option<LostEnd>,
+    /// Length of a new segment.
+    segment_bytes: u64,
     next_number: SegmentNo,
     /// Set by the first replay.
     pub(super) replayed: Mutex<Option<ReplayOutcome>>,
+}
+
+/// The end of a stream that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LostEnd {
+    /// No file is left.
+    All,
+    /// From this segment on; only a file that was made ahead of it is left.
+    From(SegmentNo),
 }
 
 #[derive(Debug)]
@@ -49,6 +66,8 @@ pub(super) struct SegmentFile {
     pub(super) header: Option<Header>,
     /// Without a header: the end of the last non-zero byte; `None` if the file was never used.
     pub(super) headless_bytes: Option<u64>,
+    /// Of an unused file: the segment that was current when it was made.
+    current_then: Option<SegmentNo>,
 }
 
 /// The facts that a replay found about the end of a stream.
@@ -65,12 +84,18 @@ pub(super) struct ReplayOutcome {
 }
 
 impl StreamFiles {
-    /// Lists the segments of a stream and reads their headers.
+    /// Lists the segments of a stream and reads their headers. `is_started`: the stream has had a
+    /// segment before, and always keeps one.
     ///
     /// # Errors
     /// `Invalid` for a segment of a newer version, a renamed file or a number out of range;
     /// `Corrupt` for a header that contradicts itself.
-    pub(crate) fn open(disk: &dyn Disk, id: StreamId, setup: &LogSetup) -> Result<StreamFiles> {
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        id: StreamId,
+        setup: &LogSetup,
+        is_started: bool,
+    ) -> Result<StreamFiles> {
         let mut numbers: Vec<SegmentNo> = disk
             .list(&segment::folder(id.0))?
             .iter()
@@ -101,10 +126,31 @@ impl StreamFiles {
                 None if segment::is_blank(&bytes) => None,
                 None => SegmentReader::headless(Arc::clone(&file))?.last_written(0)?,
             };
-            segments.push(SegmentFile { number, file, file_bytes, header, headless_bytes });
+            let is_blank = header.is_none() && headless_bytes.is_none();
+            let current_then = is_blank.then(|| segment::current_of_blank(&bytes)).flatten();
+            segments.push(SegmentFile {
+                number,
+                file,
+                file_bytes,
+                header,
+                headless_bytes,
+                current_then,
+            });
         }
-        let counts = (setup.stream_count, setup.shard_count);
-        Ok(StreamFiles { id, counts, segments, next_number, replayed: Mutex::new(None) })
+        Ok(StreamFiles {
+            id,
+            counts: (setup.stream_count, setup.shard_count),
+            lost_end: lost_end(&segments, is_started),
+            segment_bytes: setup.options.segment_bytes,
+            segments,
+            next_number,
+            replayed: Mutex::new(None),
+        })
+    }
+
+    /// Whether the stream had segments, and no file of it is left.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.lost_end == Some(LostEnd::All)
     }
 
     /// Removes all files of a stream that is left over from a larger number of streams. All of them
@@ -170,6 +216,9 @@ impl StreamFiles {
             Error::internal(format!("log stream {}: start before replay", self.id.0))
         })?;
         replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;
+        // From now on older segments may be removed, in any order.
+        let mut ahead = self.segments.iter().filter(|segment| segment.current_then.is_some());
+        ahead.try_for_each(|segment| segment::clear_blank(&*segment.file))?;
         let next_number = self.next_number;
         // A retry after a failure must not use the number again: its file may exist.
         self.next_number.0 = self.next_number.0.saturating_add(1);
@@ -196,6 +245,19 @@ impl StreamFiles {
             previous: replayed.last,
             old,
         })
+    }
+
+    /// The most bytes of the segments that are missing at the end.
+    fn lost_bytes(&self) -> u64 {
+        match self.lost_end {
+            None => 0,
+            Some(LostEnd::All) => LOST_BYTES_MAX,
+            Some(LostEnd::From(number)) => {
+                let count = self.next_number.0.saturating_sub(number.0);
+                let longest = self.segments.iter().map(|segment| segment.file_bytes).max();
+                count.saturating_mul(longest.unwrap_or(0).max(self.segment_bytes))
+            }
+        }
     }
 
     /// The committed part of a segment, for followers. `last` is the last segment and its end, as
@@ -265,7 +327,9 @@ impl StreamFiles {
         // An unreadable header hides its base; its segment followed the others.
         let hidden = self.segments.iter().filter(|segment| segment.headless_bytes.is_some());
         let hidden_bytes = hidden.map(|segment| segment.file_bytes).fold(0, u64::saturating_add);
-        let base = end.0.max(floor.0).max(bases).saturating_add(hidden_bytes);
+        let lost_bytes = self.lost_bytes();
+        let base = end.0.max(floor.0).max(bases);
+        let base = base.saturating_add(hidden_bytes).saturating_add(lost_bytes);
         let aligned = base.checked_next_multiple_of(ALIGN_BYTES as u64);
         let base_min = aligned.filter(|&base| base <= RESUME_MAX).map(LogPosition);
         base_min.ok_or_else(|| {
@@ -276,10 +340,29 @@ impl StreamFiles {
 }
 
 impl SegmentFile {
+    /// Whether a torn write leaves each sector of the file either old or new.
+    pub(super) fn has_whole_sectors(&self) -> bool {
+        self.file.memory().is_none()
+    }
+
     /// Whether the file was made ahead and never used.
     fn is_blank(&self) -> bool {
         self.header.is_none() && self.headless_bytes.is_none()
     }
+}
+
+/// The newest segments, if they are missing. A segment is removed only after a later one has its
+/// header, so an unused file that was made ahead of a missing one proves a loss, unless a later
+/// segment has a header.
+fn lost_end(segments: &[SegmentFile], is_started: bool) -> Option<LostEnd> {
+    if segments.is_empty() {
+        return is_started.then_some(LostEnd::All);
+    }
+    let with_header = segments.iter().rfind(|segment| segment.header.is_some());
+    let is_last = |found: &&SegmentFile| with_header.is_none_or(|last| found.number > last.number);
+    let expected = segments.iter().filter(is_last).filter_map(|found| found.current_then);
+    let is_there = |number: &SegmentNo| segments.iter().any(|found| found.number == *number);
+    expected.filter(|number| !is_there(number)).min().map(LostEnd::From)
 }
 
 fn check_name(header: &Header, id: StreamId, number: SegmentNo) -> Result<()> {

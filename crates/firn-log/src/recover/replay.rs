@@ -22,7 +22,7 @@ use std::sync::Arc;
 use firn_env::DiskFile;
 use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 
-use super::files::{ReplayOutcome, SegmentFile, StreamFiles};
+use super::files::{LostEnd, ReplayOutcome, SegmentFile, StreamFiles};
 use crate::append::StreamId;
 use crate::block::{ALIGN_BYTES, Block};
 use crate::entry::EntryKind;
@@ -112,6 +112,8 @@ pub struct ReplayReport {
     pub seq_max: CommitSeq,
     /// The end of the stream.
     pub end: LogPosition,
+    /// Bytes of its segments above the floor.
+    pub bytes: u64,
     /// Segments read.
     pub segments: u64,
     /// Segments that were skipped because they are at or below the floor.
@@ -181,8 +183,11 @@ impl StreamFiles {
                     });
                 }
             }
+            let from = header.base.max(floor);
+            replay.report.bytes = replay.report.bytes.saturating_add(end.0.saturating_sub(from.0));
             last = Some(PreviousSegment { number: segment.number, end, durable: end });
         }
+        replay.check_end(self.lost_end);
         let (report, mark) = (replay.report, replay.mark);
         unsure.extend(last.map(|last| PreviousSegment { durable: mark, ..last }));
         let end = last.map_or(LogPosition(0), |last| last.end);
@@ -315,13 +320,32 @@ impl Replay<'_> {
     }
 
     /// A segment without a readable header. If it held durable data, a later segment names it as
-    /// its predecessor. Without a later one, only its first write can have been in flight.
+    /// its predecessor. Without a later one, an unfinished first write may have left it, but only
+    /// on a device that tears sectors: the sectors of both copies were durable as those of an
+    /// unused file before.
     fn headless(&mut self, segment: &SegmentFile, later: &[SegmentFile]) {
         let is_last = later.iter().all(|later| later.header.is_none());
-        if let Some(bytes) = segment.headless_bytes.filter(|_| is_last) {
-            let path = segment::path(self.id.0, segment.number);
-            self.report.torn_tail =
-                Some(format!("{path} at byte 0: cut off {bytes} bytes of an unfinished write"));
+        let Some(bytes) = segment.headless_bytes.filter(|_| is_last) else { return };
+        if segment.has_whole_sectors() {
+            return self.damaged(segment.number, 0, 0);
+        }
+        let path = segment::path(self.id.0, segment.number);
+        self.report.torn_tail =
+            Some(format!("{path} at byte 0: cut off {bytes} bytes of an unfinished write"));
+    }
+
+    /// Reports missing segments at the end of the stream.
+    fn check_end(&mut self, lost: Option<LostEnd>) {
+        match lost {
+            None => {}
+            Some(LostEnd::From(number)) => self.damaged(number, 0, 0),
+            Some(LostEnd::All) => {
+                self.report.damage_count = self.report.damage_count.saturating_add(1);
+                let folder = segment::folder(self.id.0);
+                self.report.damage.push(format!(
+                    "{folder}: all segments are missing; their rows that are in no table are lost"
+                ));
+            }
         }
     }
 

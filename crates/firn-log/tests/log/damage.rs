@@ -1,12 +1,12 @@
 //! Damage to stored bytes: reported or harmless, never a wrong entry.
 //!
 //! - Before: every entry is committed and the process has ended.
-//! - Damage: flipped bits, garbage, zeros; truncated, exchanged or missing files.
+//! - Damage: flipped bits, garbage, zeros; truncated, exchanged or missing files and folders.
 //! - Afterwards: each replayed entry is one that was appended, in order. Every missing entry is
 //!   reported, and the entry behind each gap has `after_hole` set. The log continues.
 //!
 //! Two kinds of damage are excluded, because they look like a write that never happened: zeros up
-//! to the end of the last segment, and its absence.
+//! to the end of the last segment, and its absence if no file was made ahead of it.
 
 use firn_env::Disk;
 use firn_log::{LogSetup, SyncPolicy};
@@ -61,7 +61,11 @@ fn work(world: &mut World, setup: &LogSetup, steps: u64) {
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
     log.start().unwrap();
+    world.is_started = true;
     for _ in 0..steps {
+        if world.rng.chance(0.1) {
+            log.prepare().unwrap();
+        }
         let position = world.append(&log, setup.options.segment_bytes / 8).unwrap();
         world.commit(&log, &[position]).unwrap();
         if world.rng.chance(0.03) {
@@ -123,7 +127,14 @@ fn damage(world: &mut World) {
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
     let at = rng.below(used as u64) as usize;
     let len = (1 + rng.below(2_000) as usize).min(bytes.len() - at);
-    match rng.below(10) {
+    // The number of the current segment that a file made ahead contains.
+    let is_ahead_of_last = |path: &String| {
+        let bytes = disk.bytes(path).unwrap();
+        path.starts_with(&format!("log/{stream}/"))
+            && bytes.starts_with(b"FIRNBLNK")
+            && bytes.get(8..16) == Some(&last.to_le_bytes()[..])
+    };
+    match rng.below(12) {
         0..4 => disk.damage(&path, |bytes| bytes[at] ^= 1 << (at % 8)).unwrap(),
         4 => {
             let bits = rng.next_u64();
@@ -145,6 +156,14 @@ fn damage(world: &mut World) {
             let other = disk.bytes(&format!("log/{stream}/{last}.log")).unwrap();
             disk.damage(&path, |bytes| *bytes = other).unwrap();
         }
+        9 if disk.files().iter().any(is_ahead_of_last) => disk.remove(&path).unwrap(),
+        10 if rng.chance(0.3) => {
+            let files = disk.files();
+            let of_stream = files.iter().filter(|f| f.starts_with(&format!("log/{stream}/")));
+            of_stream.for_each(|path| disk.remove(path).unwrap());
+        }
+        // The header of any segment.
+        11 => disk.damage(&path, |bytes| bytes[..1_024].fill(0)).unwrap(),
         _ => {}
     }
 }

@@ -150,7 +150,7 @@ fn purged_segments_are_recycled() {
     let disk: Arc<dyn Disk> = Arc::new(recording.clone());
     let clock: Arc<dyn Clock> = Arc::new(world.sim.clock.clone());
     let made = setup(SEGMENT_BYTES, SyncPolicy::Always);
-    let log = Log::open(disk, clock, made.clone()).unwrap();
+    let log = Log::open(disk, clock, made.clone(), false).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
     for _ in 0..400 {

@@ -161,7 +161,7 @@ type ReplayedEntries = Vec<Vec<(u64, Vec<u8>)>>;
 fn open(folder: &Path, caches: &Arc<ProcessorCaches>) -> Result<(Log, ReplayedEntries), String> {
     let lines: Arc<dyn LineFlusher> = Arc::<ProcessorCaches>::clone(caches);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::with_lines(folder, lines).unwrap());
-    let log = Log::open(disk, Arc::new(SystemClock::new()), SETUP).unwrap();
+    let log = Log::open(disk, Arc::new(SystemClock::new()), SETUP, false).unwrap();
     let mut replayed = Vec::new();
     for stream in 0..STREAM_COUNT as u16 {
         let mut entries = Vec::new();

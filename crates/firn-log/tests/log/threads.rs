@@ -49,7 +49,7 @@ fn open(sim: &Sim) -> Log {
         unit_bytes: 512,
         options: LogOptions { segment_bytes: 32 << 10, sync: SyncPolicy::Always },
     };
-    Log::open(disk, clock, setup).unwrap()
+    Log::open(disk, clock, setup, false).unwrap()
 }
 
 /// Runs all threads, cuts the power and checks the replay.

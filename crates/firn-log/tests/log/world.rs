@@ -74,6 +74,8 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) streams: Vec<Stream>,
     pub(crate) next_seq: u64,
+    /// Whether a log was started before.
+    pub(crate) is_started: bool,
 }
 
 /// The replay of one stream, as indexes into the model's records.
@@ -92,13 +94,14 @@ impl World {
             rng: Rng::new(seed ^ 0x10c),
             streams: (0..STREAM_COUNT).map(|_| Stream::default()).collect(),
             next_seq: 1,
+            is_started: false,
         }
     }
 
     pub(crate) fn open(&self, setup: LogSetup) -> Result<Log> {
         let disk: Arc<dyn Disk> = Arc::new(self.sim.disk.clone());
         let clock: Arc<dyn Clock> = Arc::new(self.sim.clock.clone());
-        Log::open(disk, clock, setup)
+        Log::open(disk, clock, setup, self.is_started)
     }
 
     /// Replays every stream. Each entry must be an appended one, bit for bit, in order, once.

@@ -77,6 +77,11 @@ settings! {
     /// database does not start.
     forget_lost_index: Switch = "false", not_with(&["read-only"]);
 
+    /// Start although all files of the log, or of one of its streams, are missing. The samples that
+    /// no flush had written to a table yet are lost for good. Without this setting such a database
+    /// does not start: the log's disk may only not be mounted.
+    forget_lost_log: Switch = "false", not_with(&["read-only"]);
+
     /// Follow the history that another server writes to the slow tier, and accept no writes. --data
     /// must be a folder of its own (docs/tiers.md).
     read_only: Switch = "false";

@@ -188,7 +188,7 @@ fn logged() -> Outcome<Logged> {
         options: LogOptions { segment_bytes: 32 << 20, sync: SyncPolicy::Never },
     };
     let disk = local_env(folder.path())?.disk;
-    let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
+    let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options, false)?;
     let mut streams = Vec::new();
     for stream in 0..FILE_STREAM_COUNT as u16 {
         let (stream, mut entries) = (StreamId(stream), Vec::new());

@@ -73,7 +73,7 @@ pub(crate) fn log(
     let is_encoded = options.unit_bytes > 8;
     let stream_count = options.stream_count;
     let clock = Arc::new(SystemClock::new()) as Arc<dyn Clock>;
-    let log = Log::open(Arc::clone(disk), clock, options)?;
+    let log = Log::open(Arc::clone(disk), clock, options, false)?;
     let updates = if is_encoded { updates(&log, floors)? } else { Updates::new() };
     let updates = Mutex::new(updates);
     let stream = |stream: usize| -> Outcome<u64> {

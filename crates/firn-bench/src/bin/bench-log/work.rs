@@ -19,7 +19,7 @@ pub(crate) const ROUND_MS: i64 = 15_000;
 
 pub(crate) fn start_log(disk: Arc<dyn Disk>, options: LogSetup) -> Outcome<Log> {
     let stream_count = options.stream_count;
-    let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
+    let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options, false)?;
     for stream in 0..stream_count {
         log.replay(StreamId(stream as u16), LogPosition(0), &mut |_| Ok(()))?;
     }
