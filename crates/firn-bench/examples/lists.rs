@@ -107,15 +107,17 @@ fn all(db: &Db, what: &str, host: &str, range: TimeRange) {
         |name: &str, value: &str| Matcher::new(name, MatchOp::Regex, value).expect("a matcher");
     let values = |name: &str, selector: Vec<Matcher>, limit: usize| {
         let selectors = if selector.is_empty() { vec![] } else { vec![selector] };
-        measure(|| db.label_values(name, &selectors, range, limit, &context).expect("a list").len())
+        measure(|| {
+            db.label_values(name, &selectors, range, limit, &context).expect("a list").0.len()
+        })
     };
     let names = |selector: Vec<Matcher>| {
         let selectors = if selector.is_empty() { vec![] } else { vec![selector] };
-        measure(|| db.label_names(&selectors, range, 0, &context).expect("a list").len())
+        measure(|| db.label_names(&selectors, range, 0, &context).expect("a list").0.len())
     };
     let series = |selector: Vec<Matcher>, limit: usize| {
         let selectors = [selector];
-        measure(|| db.series(&selectors, range, limit, &context).expect("a list").len())
+        measure(|| db.series(&selectors, range, limit, &context).expect("a list").0.len())
     };
     let metric = || vec![is("__name__", "cpu_usage_7")];
     let wide = || vec![like("__name__", "cpu_usage_.+")];

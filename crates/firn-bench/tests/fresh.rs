@@ -65,18 +65,18 @@ fn answer(db: &Db, request: &ApiRequest) -> Answer {
         }
         ApiRequest::LabelNames { start_ms, end_ms } => {
             let range = TimeRange::new(*start_ms, *end_ms);
-            let names = db.label_names(&[], range, 0, &context).unwrap();
+            let names = db.label_names(&[], range, 0, &context).unwrap().0;
             Answer { count: names.len(), sum: f64::NAN }
         }
         ApiRequest::LabelValues { label, selector: text, start_ms, end_ms } => {
             let selectors: Vec<_> = text.iter().map(|text| selector(text)).collect();
             let range = TimeRange::new(*start_ms, *end_ms);
-            let values = db.label_values(label, &selectors, range, 0, &context).unwrap();
+            let values = db.label_values(label, &selectors, range, 0, &context).unwrap().0;
             Answer { count: values.len(), sum: f64::NAN }
         }
         ApiRequest::Series { selector: text, start_ms, end_ms } => {
             let range = TimeRange::new(*start_ms, *end_ms);
-            let series = db.series(&[selector(text)], range, 0, &context).unwrap();
+            let series = db.series(&[selector(text)], range, 0, &context).unwrap().0;
             Answer { count: series.len(), sum: f64::NAN }
         }
     }

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use firn_codec::varint::{
     encode_varint, encode_zigzag, take_bytes, take_count, take_u8, take_u64, take_zigzag,
 };
-use firn_model::{Error, Histogram, HistogramBucket, Labels, ResetHint, Result, Sample, Timestamp};
+use firn_model::{
+    Error, Histogram, HistogramBucket, Labels, Reservation, ResetHint, Result, Sample, Timestamp,
+};
 
 use crate::store::{Point, PointRef};
 
@@ -23,6 +25,11 @@ const FLOAT: u8 = 1;
 const HISTOGRAM: u8 = 2;
 /// More label sets or buckets than any answer has.
 const COUNT_MAX: usize = 1 << 24;
+/// The first series of an answer have room for all steps from the start.
+const ROOMY_SERIES_MAX: usize = 64;
+/// The memory of a series beside its labels and points: in a list that doubles, in a map, and in
+/// the list of a head.
+const SERIES_BYTES: usize = 2 * size_of::<AnswerSeries>() + 128;
 
 /// A matrix: series with their points at steps.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,6 +54,41 @@ impl Answer {
     pub fn has_only_floats(&self) -> bool {
         self.series.iter().all(|series| series.histograms.is_empty())
     }
+
+    /// Number of points.
+    pub fn point_count(&self) -> usize {
+        self.series.iter().map(|series| series.floats.len() + series.histograms.len()).sum()
+    }
+
+    /// Bytes of its allocations.
+    pub fn heap_bytes(&self) -> usize {
+        let of_histogram =
+            |(_, histogram): &(Timestamp, Arc<Histogram>)| 16 + histogram.heap_bytes();
+        let bytes = |one: &AnswerSeries| {
+            size_of::<AnswerSeries>()
+                + one.labels.as_encoded().len()
+                + one.floats.capacity() * size_of::<Sample>()
+                + one.histograms.iter().map(of_histogram).sum::<usize>()
+        };
+        self.series.iter().map(bytes).sum()
+    }
+}
+
+/// The most bytes that [`encode_steps`] allocates for `answer`, with the label sets of `last_head`.
+pub(crate) fn encoding_bytes_max(answer: &Answer, last_head: Option<&Head>) -> usize {
+    let head: usize = answer.series.iter().map(|one| one.labels.as_encoded().len() + 5).sum();
+    // A kind, a value, and its share of a presence bit and of a list that doubles.
+    let floats = answer.point_count() * 2 * (size_of::<f64>() + 2);
+    let histograms = answer.series.iter().flat_map(|one| &one.histograms);
+    let histograms: usize = histograms.map(|(_, histogram)| 2 * histogram.heap_bytes()).sum();
+    let steps = answer.series.iter().map(|one| one.floats.len() + one.histograms.len()).max();
+    // The head exists twice while it is copied. A cursor, a value and a place for each series.
+    2 * head
+        + last_head.map_or(0, |head| 2 * head.len())
+        + answer.series.len() * 256
+        + steps.unwrap_or(0) * 128
+        + floats
+        + histograms
 }
 
 /// The points of some steps, encoded.
@@ -81,8 +123,7 @@ pub(crate) fn encode_steps(
     last_head: Option<&Head>,
 ) -> Option<EncodedSteps> {
     let (head, members) = head_of(answer, last_head)?;
-    let mut left: usize =
-        answer.series.iter().map(|series| series.floats.len() + series.histograms.len()).sum();
+    let mut left = answer.point_count();
     let mut cursors: Vec<Cursor<'_>> = members
         .into_iter()
         .map(|member| {
@@ -109,11 +150,14 @@ pub(crate) fn encode_steps(
     (left == 0).then_some(encoded)
 }
 
-/// Builds an answer from points.
-#[derive(Debug, Default)]
+/// Builds an answer from points, and reserves its memory before it grows.
+#[derive(Debug)]
 pub(crate) struct Collector {
     /// Capacity of each series.
     step_count: usize,
+    held: Reservation,
+    /// Bytes of the answer, with the room for its growth.
+    bytes: usize,
     answer: Answer,
     places: HashMap<Labels, usize>,
     /// For each head seen so far, the series of its label sets.
@@ -127,22 +171,32 @@ type Head = Arc<[u8]>;
 type Members = Arc<[usize]>;
 
 impl Collector {
-    /// For an answer with at most `step_count` steps.
-    pub(crate) fn of(step_count: u64) -> Collector {
+    /// For an answer with at most `step_count` steps, whose memory is added to `held`.
+    pub(crate) fn new(step_count: u64, held: Reservation) -> Collector {
         // Short-lived series have few points each.
         const STEPS_MAX: u64 = 1_024;
-        Collector { step_count: step_count.min(STEPS_MAX) as usize, ..Collector::default() }
+        Collector {
+            step_count: step_count.min(STEPS_MAX) as usize,
+            held,
+            bytes: 0,
+            answer: Answer::default(),
+            places: HashMap::new(),
+            heads: HashMap::new(),
+            last: None,
+        }
     }
 
     /// Adds a point; times must rise.
     ///
     /// # Errors
-    /// `Corrupt` if [`encode_steps`] cannot have written it.
+    /// `Corrupt` if [`encode_steps`] cannot have written it, `Busy` or `TooLarge` without memory.
     pub(crate) fn add(&mut self, point: PointRef<'_>) -> Result<()> {
         let Some(head) = point.head else {
             return Err(Error::corrupt("cached answer", 0, "a step without label sets"));
         };
         let members = self.members(head)?;
+        // A float takes twice the bytes of its payload, in lists that double.
+        self.reserve(4 * point.payload.len())?;
         let mut input = point.payload;
         let series = &mut self.answer.series;
         match take_u8(&mut input, "form of a step")? {
@@ -171,6 +225,8 @@ impl Collector {
                         }
                         HISTOGRAM => {
                             let histogram = Arc::new(take_histogram(&mut input)?);
+                            self.bytes += histogram.heap_bytes();
+                            self.held.cover(self.bytes as u64)?;
                             series[member].histograms.push((point.ts, histogram));
                         }
                         other => return Err(unknown("kind of a value", other)),
@@ -182,12 +238,19 @@ impl Collector {
         Ok(())
     }
 
-    /// The answer, without series that have no point.
-    pub(crate) fn finish(mut self) -> Answer {
+    /// The answer, without series that have no point, and the reservation of its memory.
+    pub(crate) fn finish(mut self) -> (Answer, Reservation) {
         self.answer
             .series
             .retain(|series| !series.floats.is_empty() || !series.histograms.is_empty());
-        self.answer
+        let unused = self.held.bytes().saturating_sub(self.answer.heap_bytes() as u64);
+        self.held.shrink(unused);
+        (self.answer, self.held)
+    }
+
+    fn reserve(&mut self, more: usize) -> Result<()> {
+        self.bytes += more;
+        self.held.cover(self.bytes as u64)
     }
 
     fn members(&mut self, head: &Head) -> Result<Members> {
@@ -199,7 +262,11 @@ impl Collector {
         let members = match self.heads.get(head) {
             Some(members) => Arc::clone(members),
             None => {
+                self.reserve(head.len())?;
                 let labels = decode_head(head)?;
+                let with_room = ROOMY_SERIES_MAX.saturating_sub(self.places.len());
+                let room = labels.len().min(with_room) * self.step_count;
+                self.reserve(labels.len() * SERIES_BYTES + room * size_of::<Sample>())?;
                 let members: Members = labels.into_iter().map(|one| self.place(one)).collect();
                 self.heads.insert(Arc::clone(head), Arc::clone(&members));
                 members
@@ -210,11 +277,10 @@ impl Collector {
     }
 
     fn place(&mut self, labels: Labels) -> usize {
-        const SERIES_MAX: usize = 64;
         let series = &mut self.answer.series;
         *self.places.entry(labels).or_insert_with_key(|labels| {
             let labels = labels.clone();
-            let room = if series.len() < SERIES_MAX { self.step_count } else { 0 };
+            let room = if series.len() < ROOMY_SERIES_MAX { self.step_count } else { 0 };
             let floats = Vec::with_capacity(room);
             series.push(AnswerSeries { labels, floats, histograms: Vec::new() });
             series.len() - 1
@@ -270,7 +336,8 @@ fn head_of(answer: &Answer, last_head: Option<&Head>) -> Option<(Head, Vec<Optio
             return Some((Arc::clone(last), members));
         }
     }
-    let mut head = Vec::new();
+    let labels = answer.series.iter().map(|series| series.labels.as_encoded().len() + 5);
+    let mut head = Vec::with_capacity(labels.sum::<usize>() + 5);
     encode_varint(answer.series.len() as u64, &mut head);
     for series in &answer.series {
         let text = series.labels.as_encoded();
@@ -399,9 +466,14 @@ fn unknown(what: &str, found: u8) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::{Budget, Pool};
     use firn_sim::Rng;
 
     use super::*;
+
+    fn empty() -> Collector {
+        Collector::new(100, Budget::unlimited().empty(Pool::Query))
+    }
 
     fn some_histogram(rng: &mut Rng) -> Histogram {
         let mut float = || f64::from_bits(rng.next_u64());
@@ -446,16 +518,17 @@ mod tests {
                 let mut answer = some_answer(&mut rng, &steps);
                 let encoded =
                     encode_steps(&answer, steps.iter().copied(), last_head.as_ref()).unwrap();
-                let mut collector = Collector::default();
+                let mut collector = empty();
                 for point in encoded.points(i64::MIN, i64::MAX) {
                     let head = point.head.as_ref();
                     collector.add(PointRef { ts: point.ts, head, payload: point.payload }).unwrap();
                     let cut = &point.payload[..point.payload.len() - 1];
                     let cut = PointRef { ts: point.ts, head, payload: cut };
-                    assert!(Collector::default().add(cut).is_err());
+                    assert!(empty().add(cut).is_err());
                 }
                 last_head = Some(Arc::clone(&encoded.head));
-                let mut found = collector.finish();
+                let (mut found, held) = collector.finish();
+                assert!(held.bytes() <= found.heap_bytes() as u64);
                 answer.series.retain(|one| one.floats.len() + one.histograms.len() > 0);
                 for answer in [&mut found, &mut answer] {
                     answer.series.sort_by(|a, b| a.labels.cmp(&b.labels));

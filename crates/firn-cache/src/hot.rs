@@ -91,14 +91,13 @@ impl HotAnswers {
         Some(self.use_count)
     }
 
-    /// Keeps a read answer, as far as it is still valid: `answer` contains all points of `known`.
-    pub(crate) fn keep(&mut self, key: &Arc<[u8]>, ticket: u64, known: TimeRange, answer: Answer) {
+    /// Keeps the part in `known` of a read answer, as far as it is still valid: `answer` contains
+    /// all its points.
+    pub(crate) fn keep(&mut self, key: &Arc<[u8]>, ticket: u64, known: TimeRange, answer: &Answer) {
         let Some(hot) = self.answers.get(key).filter(|hot| hot.last_use == ticket) else { return };
         let (range, number) = (hot.range.intersect(known), hot.number);
         self.remove(key);
-        if let Some(answer) = only_floats(answer).filter(|_| !range.is_empty()) {
-            self.insert(key, range, number, Some(answer));
-        }
+        self.insert_part(key, range, number, answer);
     }
 
     /// Keeps a computed part: `answer` contains all points of `range`.
@@ -118,11 +117,7 @@ impl HotAnswers {
             Some(known) if width(known) >= width(range) => {}
             _ => {
                 self.remove(key);
-                if self.bytes_max > 0
-                    && let Some(answer) = only_floats(part_of(answer, range, 0))
-                {
-                    self.insert(key, range, number, Some(answer));
-                }
+                self.insert_part(key, range, number, answer);
             }
         }
     }
@@ -173,6 +168,24 @@ impl HotAnswers {
             self.remove(key);
         }
         self.shrink();
+    }
+
+    /// Inserts the points of `answer` in `range`, if they are floats and not too many.
+    fn insert_part(
+        &mut self,
+        key: &Arc<[u8]>,
+        range: TimeRange,
+        number: CommitSeq,
+        answer: &Answer,
+    ) {
+        // A copy that is not kept would only take memory.
+        let bytes = part_bytes(answer, range, 0) + key.len() as u64 + ANSWER_BYTES;
+        if range.is_empty() || bytes > self.bytes_max / SHARE {
+            return;
+        }
+        if let Some(part) = only_floats(part_of(answer, range, 0)) {
+            self.insert(key, range, number, Some(part));
+        }
     }
 
     /// Inserts an answer, replacing the present one.
@@ -296,6 +309,22 @@ pub(crate) fn part_of(answer: &Answer, range: TimeRange, more: usize) -> Answer 
     Answer { series: series.filter(has_points).collect() }
 }
 
+/// The memory of [`part_of`] with the same arguments, at most.
+pub(crate) fn part_bytes(answer: &Answer, range: TimeRange, more: usize) -> u64 {
+    let bytes = |one: &AnswerSeries| {
+        let floats = points_in(&one.floats, range).len();
+        let histograms = one.histograms.iter().filter(|point| range.contains(point.0)).count();
+        if floats + histograms == 0 {
+            return 0;
+        }
+        let room = if floats == 0 { 0 } else { floats + more };
+        // Label sets and histograms are shared. The lists double.
+        let points = room * size_of::<Sample>() + 2 * histograms * size_of::<(Timestamp, usize)>();
+        points + 2 * size_of::<AnswerSeries>() + one.labels.as_encoded().len()
+    };
+    answer.series.iter().map(bytes).sum::<usize>() as u64
+}
+
 /// `range` without `hole`: at most two ranges, in order.
 pub(crate) fn without(range: TimeRange, hole: TimeRange) -> impl Iterator<Item = TimeRange> {
     let before =
@@ -328,13 +357,7 @@ fn only_floats(mut answer: Answer) -> Option<Answer> {
 }
 
 fn heap_bytes(key: &[u8], answer: Option<&Answer>) -> u64 {
-    let bytes = |one: &AnswerSeries| {
-        size_of::<AnswerSeries>()
-            + one.labels.as_encoded().len()
-            + one.floats.capacity() * size_of::<Sample>()
-    };
-    let series: usize = answer.into_iter().flat_map(|answer| &answer.series).map(bytes).sum();
-    (key.len() + series) as u64 + ANSWER_BYTES
+    (key.len() + answer.map_or(0, Answer::heap_bytes)) as u64 + ANSWER_BYTES
 }
 
 #[cfg(test)]
@@ -386,7 +409,7 @@ mod tests {
                     }
                     2 => {
                         if let Some((ticket, range, read)) = expected.take() {
-                            hot.keep(&key, ticket, range, read);
+                            hot.keep(&key, ticket, range, &read);
                         }
                     }
                     _ => {
@@ -425,9 +448,9 @@ mod tests {
         hot.clear();
         // A change, and a reader that has seen it.
         let after = hot.expect(&key, range, CommitSeq(2)).unwrap();
-        hot.keep(&key, before, range, computed(range, 1.0));
+        hot.keep(&key, before, range, &computed(range, 1.0));
         assert!(hot.get(&key, range, CommitSeq(2)).is_none(), "it was read before the change");
-        hot.keep(&key, after, range, computed(range, 2.0));
+        hot.keep(&key, after, range, &computed(range, 2.0));
         let (_, answer) = hot.get(&key, range, CommitSeq(2)).unwrap();
         assert_eq!(*answer, computed(range, 2.0));
     }

@@ -22,19 +22,19 @@ use std::sync::Arc;
 
 use firn_env::Disk;
 use firn_model::{
-    Budget, Change, ChangeSink, CommitSeq, GroupId, Labels, Matcher, Pool, Reclaim, Reservation,
-    Result, SeriesRef, TimeRange, Timestamp,
+    Budget, Change, ChangeSink, CommitSeq, ErrorKind, GroupId, Labels, Matcher, Pool, Reclaim,
+    Reservation, Result, SeriesRef, TimeRange, Timestamp,
 };
 
 use super::inbox::{INBOX_BYTES_MAX, Inbox};
 use super::sync::Mutex;
-use crate::answer::{Answer, Collector, encode_steps};
+use crate::answer::{Answer, Collector, encode_steps, encoding_bytes_max};
 use crate::background::Wake;
 use crate::changes::Recent;
 use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
 };
-use crate::hot::{HotAnswers, part_of, width, without};
+use crate::hot::{HotAnswers, part_bytes, part_of, width, without};
 use crate::lock;
 use crate::mutant::mutant;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
@@ -102,10 +102,12 @@ pub struct ResultQuery<'a> {
 }
 
 /// A query in flight, since before its snapshot.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Session {
     defined_count: u64,
     clear_count: u64,
+    /// Of the query: memory for reading, decoding and encoding answers is reserved here.
+    budget: Budget,
 }
 
 /// The cached part of an answer.
@@ -113,11 +115,13 @@ pub struct Session {
 pub struct CachedAnswer {
     /// The cached steps.
     pub answer: Answer,
+    /// The reservation of their memory.
+    pub held: Reservation,
     /// The first and the last of the missing steps; `None` for a hit. All steps before and after
     /// them are in `answer`.
     pub missing: Option<(Timestamp, Timestamp)>,
-    /// The cached answer exceeds [`ResultOptions::answer_bytes_max`]. The computed one is not kept
-    /// either: it would replace the cached one.
+    /// The cached answer exceeds [`ResultOptions::answer_bytes_max`] or the query's memory. The
+    /// computed one is not kept either: it would replace the cached one.
     pub is_too_large: bool,
 }
 
@@ -267,7 +271,7 @@ impl ResultCache {
     ) -> Result<()> {
         let unmatched = self.state.lock().selectors.unmatched();
         for matchers in unmatched {
-            let session = self.begin();
+            let session = self.begin(&Budget::unlimited());
             let groups = groups_of(&matchers)?;
             let mut state = self.state.lock();
             if let Some(groups) = state.groups_now(&session, &matchers, &groups, &self.options) {
@@ -279,22 +283,29 @@ impl ResultCache {
     }
 
     /// Starts a query. Call it before its snapshot is taken: series defined from now on are matched
-    /// when the answer is filled in.
-    pub fn begin(&self) -> Session {
+    /// when the answer is filled in. Its lookups and fills reserve their memory in `budget`.
+    pub fn begin(&self, budget: &Budget) -> Session {
         let state = self.state.lock();
-        Session { defined_count: state.recent.defined_count(), clear_count: state.clear_count }
+        let (defined_count, clear_count) = (state.recent.defined_count(), state.clear_count);
+        Session { defined_count, clear_count, budget: budget.clone() }
     }
 
     /// The cached part of the answer for a snapshot with `number`.
-    pub fn lookup(&self, question: &ResultQuery<'_>, number: CommitSeq) -> CachedAnswer {
+    pub fn lookup(
+        &self,
+        session: &Session,
+        question: &ResultQuery<'_>,
+        number: CommitSeq,
+    ) -> CachedAnswer {
+        let budget = &session.budget;
         self.heard(number);
         let Some((grid, steps)) = question.steps() else {
             let is_empty = question.end < question.start;
             let missing = (!is_empty).then_some((question.start, question.end));
-            return CachedAnswer::new(Answer::default(), missing);
+            return CachedAnswer::nothing(missing, budget);
         };
         if steps.is_empty() {
-            return CachedAnswer::new(Answer::default(), None);
+            return CachedAnswer::nothing(None, budget);
         }
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let is_later = mutant!(self.options.store, LaterAnswerReturned);
@@ -308,27 +319,30 @@ impl ResultCache {
             partial_bytes_min: 0,
             bytes_max: self.options.answer_bytes_max,
         };
-        let found = match self.recall(&ask, grid) {
+        let found = match self.recall(&ask, grid, budget) {
             Some(found) => found,
-            None => self.read(&key, &ask, grid, steps),
+            None => self.read(&key, &ask, (grid, steps), budget),
         };
         self.state.lock().count(grid, steps, found.missing);
         found
     }
 
     /// Answers from the decoded answers in memory, if the store does not have more.
-    fn recall(&self, ask: &Lookup<'_>, grid: Grid) -> Option<CachedAnswer> {
+    fn recall(&self, ask: &Lookup<'_>, grid: Grid, budget: &Budget) -> Option<CachedAnswer> {
         let (known, answer) = self.state.lock().hot.get(ask.key, ask.range, ask.number)?;
         let missing = without(ask.range, known).next().unwrap_or(TimeRange::EMPTY);
         if self.store.is_off() || !self.store.missing(ask).covers(missing) {
             return None;
         }
         let missing_count = grid.count(grid.steps_in(missing)) as usize;
-        let answer = part_of(&answer, known, missing_count.min(STEPS_AHEAD_MAX));
-        let points: usize = answer.series.iter().map(|series| series.floats.len()).sum();
-        self.store.count_use(ask, missing, (points * size_of::<f64>()) as u64);
+        let more = missing_count.min(STEPS_AHEAD_MAX);
+        let held = budget.reserve(Pool::Query, part_bytes(&answer, known, more)).ok()?;
+        let answer = part_of(&answer, known, more);
+        let point_bytes = answer.point_count() * size_of::<f64>();
+        self.store.count_use(ask, missing, point_bytes as u64);
         self.state.lock().stats.hot_hits += 1;
-        Some(CachedAnswer::new(answer, grid.ends_of(missing)))
+        let missing = grid.ends_of(missing);
+        Some(CachedAnswer { answer, held, missing, is_too_large: false })
     }
 
     /// Answers from the store, and keeps the decoded answer in memory.
@@ -336,14 +350,15 @@ impl ResultCache {
         &self,
         key: &Arc<[u8]>,
         ask: &Lookup<'_>,
-        grid: Grid,
-        steps: TimeRange,
+        (grid, steps): (Grid, TimeRange),
+        budget: &Budget,
     ) -> CachedAnswer {
         let ticket = self.state.lock().hot.expect(key, ask.range, ask.number);
-        let got = self.store.get(ask);
+        let mut read_held = budget.empty(Pool::Query);
+        let got = self.store.get_reserved(ask, &mut read_held);
         let missing = grid.ends_of(got.missing);
         let is_missing = |ts| missing.is_some_and(|(start, end)| start <= ts && ts <= end);
-        let mut collector = Collector::of(grid.count(steps));
+        let mut collector = Collector::new(grid.count(steps), budget.empty(Pool::Query));
         let mut failed = Ok(());
         let read = got.for_each(&mut |point| {
             if failed.is_ok() && !is_missing(point.ts) {
@@ -354,23 +369,23 @@ impl ResultCache {
             Ok(()) => {
                 let known = without(ask.range, got.missing).max_by_key(|part| width(*part));
                 let is_too_large = got.declined == Some(DeclineReason::TooLarge);
-                (
-                    CachedAnswer { is_too_large, ..CachedAnswer::new(collector.finish(), missing) },
-                    known,
-                )
+                let (answer, held) = collector.finish();
+                (CachedAnswer { answer, held, missing, is_too_large }, known)
             }
-            Err(_) => {
-                // Not the answer that was written: never read it again.
-                self.store.trim(key, FIELD, ask.range);
-                let missing = Some((steps.start, steps.end));
-                (CachedAnswer::new(Answer::default(), missing), None)
+            Err(error) => {
+                let is_too_large = !matches!(error.kind(), ErrorKind::Corrupt { .. });
+                if !is_too_large {
+                    // Not the answer that was written: never read it again.
+                    self.store.trim(key, FIELD, ask.range);
+                }
+                let nothing = CachedAnswer::nothing(Some((steps.start, steps.end)), budget);
+                (CachedAnswer { is_too_large, ..nothing }, None)
             }
         };
         if let Some(ticket) = ticket {
             let known = known.unwrap_or(TimeRange::EMPTY);
-            let part = part_of(&found.answer, known, 0);
             let mut state = self.state.lock();
-            state.hot.keep(key, ticket, known, part);
+            state.hot.keep(key, ticket, known, &found.answer);
             state.settle();
         }
         found
@@ -427,6 +442,11 @@ impl ResultCache {
         };
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let last_head = self.store.last_head(&key, FIELD);
+        let bytes_max = encoding_bytes_max(answer, last_head.as_ref());
+        let Ok(_held) = session.budget.reserve(Pool::Query, bytes_max as u64) else {
+            self.state.lock().stats.fills_refused += 1;
+            return false;
+        };
         let encoded = encode_steps(answer, grid.iter(steps), last_head.as_ref());
         let note = encode_note(question.dependencies);
         let mut state = self.current();
@@ -715,8 +735,9 @@ impl ResultState {
 }
 
 impl CachedAnswer {
-    fn new(answer: Answer, missing: Option<(Timestamp, Timestamp)>) -> CachedAnswer {
-        CachedAnswer { answer, missing, is_too_large: false }
+    fn nothing(missing: Option<(Timestamp, Timestamp)>, budget: &Budget) -> CachedAnswer {
+        let (answer, held) = (Answer::default(), budget.empty(Pool::Query));
+        CachedAnswer { answer, held, missing, is_too_large: false }
     }
 }
 

@@ -236,17 +236,17 @@ impl ThreadedWorld {
             lookback_ms: WINDOW_MS,
             dependencies: &dependencies,
         };
-        let mut session = self.cache.begin();
+        let mut session = self.cache.begin(&Budget::unlimited());
         let snapshot = self.snapshot();
         if self.mistake == Mistake::BegunAfterSnapshot {
-            session = self.cache.begin();
+            session = self.cache.begin(&Budget::unlimited());
         }
         let all = (0, STEPS - 1);
         let mut missing = None;
         // A snapshot may be used for a long time.
         for _ in 0..3 {
             yield_now();
-            let found = self.cache.lookup(&question(all), snapshot.number);
+            let found = self.cache.lookup(&session, &question(all), snapshot.number);
             let computed = found.missing.map(|missing| (missing, snapshot.compute(missing)));
             let parts = [Some(&found.answer), computed.as_ref().map(|one| &one.1)];
             let is_wrong =

@@ -353,7 +353,7 @@ impl ResultWorld {
 
     /// A query, with changes between its steps.
     fn query(&mut self) {
-        let session = self.cache().begin();
+        let session = self.cache().begin(&Budget::unlimited());
         let mut frozen = self.freeze();
         if self.rng.chance(0.1) && !self.held.is_empty() {
             // A lookup may use an older snapshot; a fill may not, because this session misses the
@@ -386,7 +386,7 @@ impl ResultWorld {
         };
         let grid =
             |start, end| (0..).map(move |n| start + n * step_ms).take_while(move |&t| t <= end);
-        let found = self.cache().lookup(&question, frozen.number);
+        let found = self.cache().lookup(&session, &question, frozen.number);
         let want = expression.compute(&frozen.samples, grid(start, end));
         let computed = match found.missing {
             Some((start, end)) => expression.compute(&frozen.samples, grid(start, end)),
@@ -594,9 +594,14 @@ fn slabs_of_a_lost_history_are_dropped() {
             let (disk, budget) = (sim.env().disk, Budget::new(4 << 20));
             ResultCache::open(disk, "cache", &budget, options(mutant), Some(recovered)).unwrap()
         };
-        let found = |cache: &ResultCache| cache.lookup(&question, CommitSeq(200)).missing.is_none();
+        let found = |cache: &ResultCache| {
+            cache
+                .lookup(&cache.begin(&Budget::unlimited()), &question, CommitSeq(200))
+                .missing
+                .is_none()
+        };
         let cache = open(0);
-        let (session, groups) = (cache.begin(), [Some(vec![GroupId(1)])]);
+        let (session, groups) = (cache.begin(&Budget::unlimited()), [Some(vec![GroupId(1)])]);
         assert!(cache.fill(&session, &question, CommitSeq(100), &groups, &Answer::default()));
         cache.flush();
         drop(cache);
@@ -619,10 +624,10 @@ fn an_answer_computed_before_a_clear_is_not_kept() {
             let groups = [Some(vec![GroupId(1)])];
             cache.fill(&session, &question, CommitSeq(1), &groups, &Answer::default())
         };
-        let before = cache.begin();
+        let before = cache.begin(&Budget::unlimited());
         cache.clear();
         assert_eq!(fill(before), mutant.is_some());
-        assert!(fill(cache.begin()));
+        assert!(fill(cache.begin(&Budget::unlimited())));
     }
 }
 

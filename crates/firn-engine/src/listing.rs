@@ -4,7 +4,7 @@
 use std::iter::{Peekable, successors};
 use std::ops::ControlFlow;
 
-use firn_index::{GroupMatch, MatchedSeries, Matches};
+use firn_index::{GroupMatch, MatchedSeries, Matches, Member, Members};
 use firn_model::{Grouping, Labels, Matcher, QueryContext, Result, Selected, Selection, TimeRange};
 use firn_tree::TableRecord;
 
@@ -164,17 +164,23 @@ impl Snapshot {
             }
             let group_count = wanted.len();
             let selected = self.selected(of_groups(wanted, context), look, context);
-            let batches = selected.read(0..group_count)?;
-            wanted = selected.found.groups;
-            for (found, batch) in wanted.iter_mut().zip(&batches) {
+            let mut left = Vec::new();
+            let mut groups = selected.groups().iter();
+            selected.each(0..group_count, &mut |batch| {
+                let Some(found) = groups.next() else { return Ok(()) };
                 let mut columns = batch.columns.iter().peekable();
-                found.members.retain(|member| {
-                    // Both are sorted by slot.
+                // Both are sorted by slot.
+                let is_absent = |member: &&Member| {
                     while columns.next_if(|column| column.slot < member.slot).is_some() {}
                     columns.peek().is_none_or(|column| column.slot != member.slot)
-                });
-            }
-            wanted.retain(|found| !found.members.is_empty());
+                };
+                let members: Members = found.members.iter().filter(is_absent).copied().collect();
+                if !members.is_empty() {
+                    left.push(GroupMatch { group: found.group, members });
+                }
+                Ok(())
+            })?;
+            wanted = left;
         }
         Ok(wanted)
     }

@@ -145,26 +145,34 @@ impl Identity {
     }
 }
 
+// No commit and no floor has this number, so that it ends the part.
+const STARTED: u64 = u64::MAX;
+
 impl LogCut {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.floors.iter().for_each(|floor| encode_varint(floor.0, &mut out));
         encode_varint(self.announced.0, &mut out);
-        encode_varint(u64::from(self.is_started), &mut out);
+        if self.is_started {
+            encode_varint(STARTED, &mut out);
+        }
         out
     }
 
     /// The cut of a log with `stream_count` streams.
     ///
     /// # Errors
-    /// `Corrupt` if `part` ends early.
+    /// `Corrupt` if `part` ends early or late, as that of another number of streams does.
     pub(crate) fn decode(mut part: &[u8], stream_count: usize) -> Result<LogCut> {
         let bad = || damaged("floors of the log");
         let floor = |_| decode_varint(&mut part).map(LogPosition).ok_or_else(bad);
         let floors = (0..stream_count).map(floor).collect::<Result<Vec<_>>>()?;
         let announced = CommitSeq(decode_varint(&mut part).ok_or_else(bad)?);
-        // Databases of older versions do not record it.
-        let is_started = decode_varint(&mut part) == Some(1);
+        sequence::check_stored(announced, FILE)?;
+        let is_started = !part.is_empty();
+        if is_started && (decode_varint(&mut part) != Some(STARTED) || !part.is_empty()) {
+            return Err(bad());
+        }
         Ok(LogCut { floors, announced, is_started })
     }
 }
@@ -340,12 +348,14 @@ mod tests {
 
     #[test]
     fn a_cut_is_decoded_for_its_number_of_streams() {
-        let cut = LogCut {
-            floors: vec![LogPosition(5), LogPosition(1 << 40)],
-            announced: CommitSeq(9),
-            is_started: true,
-        };
-        assert_eq!(LogCut::decode(&cut.encode(), 2).unwrap(), cut);
-        assert!(LogCut::decode(&cut.encode(), 3).is_err());
+        for is_started in [false, true] {
+            let floors = vec![LogPosition(5), LogPosition(1 << 40)];
+            let cut = LogCut { floors, announced: CommitSeq(9), is_started };
+            let part = cut.encode();
+            assert_eq!(LogCut::decode(&part, 2).unwrap(), cut);
+            for stream_count in [0, 1, 3, 4] {
+                assert!(LogCut::decode(&part, stream_count).is_err(), "{stream_count} streams");
+            }
+        }
     }
 }

@@ -99,7 +99,8 @@ const WINDOW_GROWTH: i64 = 4;
 // Series of the first batch and of the largest: their blocks are read together, 16 KiB each.
 const BATCH_LEN_FIRST: usize = 32;
 const BATCH_LEN_MAX: usize = 256;
-const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
+// In buffers that double; the old one exists until it is copied.
+const SAMPLE_BYTES: usize = 3 * (size_of::<Timestamp>() + size_of::<f64>());
 // An entry of the list, which is moved while it grows.
 const SERIES_BYTES: usize = 3 * size_of::<WalkedSeries>();
 
@@ -254,17 +255,18 @@ impl SeriesWalk {
         let groups = of_groups(groups, &self.context);
         let selected = self.snapshot.selected(groups, window, &self.context);
         let selected = selected.in_walk(&self.read_ahead, self.range.end);
-        let mut count = 0;
-        for columns in selected.read(0..group_count)? {
-            count += take_columns(columns, &mut self.batch)?;
-        }
-        let mut sum = self.sample_count();
+        let (mut count, mut sum) = (0, self.sample_count());
+        let SeriesWalk { batch, held, list_bytes, .. } = self;
+        selected.each(0..group_count, &mut |columns| {
+            let more: usize = columns.columns.iter().map(|column| column.values.len()).sum();
+            (count, sum) = (count + more, sum + more);
+            held.cover(*list_bytes + (sum * SAMPLE_BYTES) as u64)?;
+            take_columns(columns, batch)
+        })?;
         while sum > self.samples_max && self.batch.len() > 1 {
             self.batch.truncate(self.batch.len() / 2);
             sum = self.sample_count();
         }
-        let wanted = self.list_bytes + (sum * SAMPLE_BYTES) as u64;
-        self.held.grow(wanted.saturating_sub(self.held.bytes()))?;
         Ok(count)
     }
 
@@ -296,9 +298,8 @@ impl SeriesBuffer {
     }
 }
 
-/// Appends columns to the samples that their keys name. Returns the number of samples.
-fn take_columns(columns: ColumnBatch, batch: &mut [SeriesBuffer]) -> Result<usize> {
-    let mut count = 0;
+/// Appends columns to the samples that their keys name.
+fn take_columns(columns: &ColumnBatch, batch: &mut [SeriesBuffer]) -> Result<()> {
     for column in &columns.columns {
         let times = &columns.times[column.time_idx as usize];
         let ColumnValues::F64(values) = &column.values else {
@@ -310,9 +311,8 @@ fn take_columns(columns: ColumnBatch, batch: &mut [SeriesBuffer]) -> Result<usiz
             Some(presence) => samples.times.extend(presence.iter().map(|idx| times[idx])),
         }
         samples.values.extend_from_slice(values);
-        count += values.len();
     }
-    Ok(count)
+    Ok(())
 }
 
 fn with_extra(labels: &Labels, extra: &Labels) -> Labels {

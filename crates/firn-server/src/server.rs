@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_env::LOCK_FILE;
-use firn_model::{Error, Result};
+use firn_model::{Budget, Error, Result};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
@@ -121,6 +121,11 @@ impl Server {
     /// Whether the addresses speak TLS.
     pub fn has_tls(&self) -> bool {
         self.app.gate.tls().is_some()
+    }
+
+    /// The memory budget of the database, once it is open.
+    pub fn budget(&self) -> Option<Budget> {
+        self.app.ready().map(|ready| ready.db.budget().clone())
     }
 
     /// Waits until the database is open, for `at_most`. Returns whether it is.

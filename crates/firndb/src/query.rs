@@ -176,7 +176,8 @@ impl Db {
     }
 
     /// The label sets of all series that match one of `selectors` and have samples in `range`,
-    /// sorted; at most `limit`, of the groups with the lowest ids, or all with 0.
+    /// sorted; at most `limit`, of the groups with the lowest ids, or all with 0. Returns the
+    /// reservation of the list's memory too.
     ///
     /// # Errors
     /// `Canceled`, `Timeout`, `Busy` without memory for the list, and errors of storage.
@@ -190,7 +191,7 @@ impl Db {
     /// let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
     /// db.put(&labels, 1_000, 21.5)?;
     /// let attic = vec![Matcher::new("room", MatchOp::Equal, "attic")?];
-    /// let listed = db.series(&[attic], TimeRange::new(0, 2_000), 0, &db.context())?;
+    /// let (listed, _held) = db.series(&[attic], TimeRange::new(0, 2_000), 0, &db.context())?;
     /// assert_eq!(listed, [labels]);
     /// # db.close()
     /// # }
@@ -201,7 +202,7 @@ impl Db {
         range: TimeRange,
         limit: usize,
         context: &QueryContext,
-    ) -> Result<Vec<Labels>> {
+    ) -> Result<(Vec<Labels>, Reservation)> {
         let snapshot = self.snapshot();
         let mut series = Vec::new();
         let mut held = context.budget.empty(Pool::Query);
@@ -214,10 +215,11 @@ impl Db {
             })?;
         }
         sort_and_cut(&mut series, limit);
-        Ok(series)
+        Ok((series, held))
     }
 
-    /// The label names of those series (of all series without selectors), sorted; at most `limit`.
+    /// The label names of those series (of all series without selectors), sorted, and the
+    /// reservation of the list's memory; at most `limit`.
     ///
     /// # Errors
     /// As [`Db::series`].
@@ -227,7 +229,7 @@ impl Db {
         range: TimeRange,
         limit: usize,
         context: &QueryContext,
-    ) -> Result<Vec<String>> {
+    ) -> Result<(Vec<String>, Reservation)> {
         let snapshot = self.snapshot();
         // Many selectors have the same names.
         let mut names = BTreeSet::new();
@@ -247,11 +249,11 @@ impl Db {
         }
         let mut names = names.into_iter().collect();
         sort_and_cut(&mut names, limit);
-        Ok(names)
+        Ok((names, held))
     }
 
-    /// The values of label `name` in those series (in all series without selectors), sorted; at
-    /// most `limit`.
+    /// The values of label `name` in those series (in all series without selectors), sorted, and
+    /// the reservation of the list's memory; at most `limit`.
     ///
     /// # Errors
     /// As [`Db::series`].
@@ -262,7 +264,7 @@ impl Db {
         range: TimeRange,
         limit: usize,
         context: &QueryContext,
-    ) -> Result<Vec<String>> {
+    ) -> Result<(Vec<String>, Reservation)> {
         let mut values = Vec::new();
         let mut held = context.budget.empty(Pool::Query);
         self.each_label_value(name, selectors, range, limit, context, &mut |value| {
@@ -270,7 +272,7 @@ impl Db {
             values.push(value.to_owned());
             Ok(())
         })?;
-        Ok(values)
+        Ok((values, held))
     }
 
     /// Calls `each` with the values of [`Db::label_values`], ascending. With at most one selector

@@ -12,8 +12,7 @@ use firn_cache::{
 };
 use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
-    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reclaim, Reservation, Result,
-    Timestamp,
+    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reclaim, Result, Timestamp,
 };
 use firn_promql::{
     Annotations, EvalOptions, Expr, HeldMemory, HistogramPoint, PartResult, QueryOutput, Reach,
@@ -50,7 +49,7 @@ struct QueryView {
 /// The result of a shared part of an expression.
 struct SharedPart {
     series: Vec<Series>,
-    held: Reservation,
+    held: HeldMemory,
     /// The samples of the computed steps, and the number of steps before them.
     samples: Option<(usize, SampleStats)>,
 }
@@ -144,14 +143,17 @@ impl Results {
         let RangeQuery { options, context, .. } = *query;
         let (expression, dependencies) = self.keepable(query)?;
         let question = question(query, &expression, &dependencies)?;
-        let session = self.cache.begin();
+        let session = self.cache.begin(&context.budget);
         let snapshot = snapshot();
-        let found = self.cache.lookup(&question, snapshot.number());
+        let found = self.cache.lookup(&session, &question, snapshot.number());
         let step_counts = StepCounts::new(&question, found.missing);
         context.stats.steps_kept.add(step_counts.all - step_counts.missing);
         context.stats.steps_not_kept.add(step_counts.missing);
-        // If a hit exceeds the query's limits, the evaluation reports the error.
-        let mut held = HeldMemory::new(hold(&[&found.answer], options.samples_max, context)?);
+        // If a hit exceeds the query's limit, the evaluation reports the error.
+        if found.answer.point_count() as u64 > options.samples_max {
+            return None;
+        }
+        let mut held = HeldMemory::new(found.held);
         let mut samples = None;
         if options.counts_samples {
             let bytes = step_counts.all.saturating_mul(2 * size_of::<u64>() as u64);
@@ -233,9 +235,10 @@ impl Results {
     ) -> Result<Option<SharedPart>> {
         let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
         let question = ResultQuery { dependencies: &dependencies, ..*question };
-        let found = self.cache.lookup(&question, view.snapshot.number());
+        let found = self.cache.lookup(&view.session, &question, view.snapshot.number());
         let before = StepCounts::new(&question, found.missing).before as usize;
         let (mut computed, mut samples) = (Answer::default(), None);
+        let mut held = HeldMemory::new(found.held);
         if let Some((start, end)) = found.missing {
             let missing = ResultQuery { start, end, ..question };
             let (output, answer) = evaluate(part, &[], view, &missing)?;
@@ -247,6 +250,7 @@ impl Results {
                 self.fill(view, &missing, &answer, part.context);
             }
             samples = output.samples.map(|samples| (before, samples));
+            held.add(output.held);
             computed = answer;
         }
         let both = [&found.answer, &computed];
@@ -254,9 +258,10 @@ impl Results {
             self.cache.drop_shared_part(&question);
             return Ok(None);
         }
-        let held = hold(&both, part.options.samples_max, part.context);
-        let series = matrix(found.answer, computed);
-        Ok(held.map(|held| SharedPart { series, held, samples }))
+        let points: usize = both.into_iter().map(Answer::point_count).sum();
+        let is_within = points as u64 <= part.options.samples_max;
+        let series = is_within.then(|| matrix(found.answer, computed));
+        Ok(series.map(|series| SharedPart { series, held, samples }))
     }
 
     /// The normalised expression and the dependencies of its result; `None` if the result must be
@@ -346,18 +351,6 @@ fn groups(
     Ok(found.groups.iter().map(|found| found.group).collect())
 }
 
-/// Reserves the answers' memory under the limits of their query; `None` if they exceed them.
-fn hold(answers: &[&Answer], samples_max: u64, context: &QueryContext) -> Option<Reservation> {
-    let (mut samples, mut bytes) = (0, 0);
-    for series in answers.iter().flat_map(|answer| &answer.series) {
-        samples += series.floats.len() + series.histograms.len();
-        let histograms: usize = series.histograms.iter().map(|(_, h)| h.heap_bytes()).sum();
-        bytes += size_of_val(&series.floats[..]) + series.labels.as_encoded().len() + histograms;
-    }
-    let is_within = samples as u64 <= samples_max;
-    is_within.then(|| context.budget.reserve(Pool::Query, bytes as u64).ok()).flatten()
-}
-
 /// Evaluates the missing steps. A matrix is returned separately.
 fn evaluate(
     query: &RangeQuery<'_>,
@@ -396,16 +389,28 @@ fn samples_per_step(samples_read: u64, missing: &ResultQuery<'_>) -> f64 {
 /// Both parts as one matrix, sorted by labels. The kept steps are before, after, or on both sides
 /// of the computed steps.
 fn matrix(known: Answer, computed: Answer) -> Vec<Series> {
-    let all = known.series.into_iter().chain(computed.series).map(|one| {
-        let histograms = one.histograms.into_iter();
-        let mut series = Series::new(one.labels, one.floats);
-        series
-            .histograms
-            .extend(histograms.map(|(ts, histogram)| HistogramPoint { ts, histogram }));
-        series
+    // Both lists are converted in place.
+    let converted = |answer: Answer| -> Vec<Series> {
+        let convert = |one: AnswerSeries| {
+            let histograms = one.histograms.into_iter();
+            let point = |(ts, histogram)| HistogramPoint { ts, histogram };
+            let mut series = Series::new(one.labels, one.floats);
+            series.histograms = histograms.map(point).collect();
+            series
+        };
+        answer.series.into_iter().map(convert).collect()
+    };
+    let (mut series, computed) = (converted(known), converted(computed));
+    if series.is_empty() {
+        series = computed;
+    } else {
+        series.extend(computed);
+    }
+    let first_ts = |series: &Series| series.floats.first().map(|sample| sample.ts);
+    // A stable sort would copy half of the list.
+    series.sort_unstable_by(|a, b| {
+        a.labels.cmp(&b.labels).then_with(|| first_ts(a).cmp(&first_ts(b)))
     });
-    let mut series: Vec<Series> = all.collect();
-    series.sort_by(|a, b| a.labels.cmp(&b.labels));
     series.dedup_by(|other, kept| {
         let same = other.labels == kept.labels;
         if same {

@@ -80,9 +80,9 @@ fn no_query_list_or_read_leaves_the_scope() {
         is_clean("groups", format!("{groups:?}"));
     }
     for selectors in [vec![], vec![any.clone()]] {
-        is_clean("names", format!("{:?}", db.label_names(&selectors, all, 0, &context).unwrap()));
+        is_clean("names", format!("{:?}", db.label_names(&selectors, all, 0, &context).unwrap().0));
         for name in ["__name__", "team", "job", "version"] {
-            let values = db.label_values(name, &selectors, all, 0, &context).unwrap();
+            let values = db.label_values(name, &selectors, all, 0, &context).unwrap().0;
             is_clean(name, format!("{values:?}"));
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
+use firn_model::{CommitSeq, Error, Reservation, Result, TimeRange, Timestamp};
 
 use super::state::{Body, FlashSlab, Store, StoreState, hash};
 use crate::device::Device;
@@ -44,7 +44,7 @@ pub struct Lookup<'a> {
 pub enum DeclineReason {
     /// A partial answer is smaller than [`Lookup::partial_bytes_min`].
     TooSmall,
-    /// More than [`Lookup::bytes_max`] would have to be read.
+    /// More than [`Lookup::bytes_max`] would have to be read, or more than could be reserved.
     TooLarge,
 }
 
@@ -127,19 +127,30 @@ impl Store {
     ///
     /// Never fails: ranges that cannot be read are missing.
     pub fn get(&self, ask: &Lookup<'_>) -> CachedRange {
-        self.try_get(ask, true).unwrap_or_else(|| CachedRange::nothing(ask))
+        self.try_get(ask, true, None).unwrap_or_else(|| CachedRange::nothing(ask))
+    }
+
+    /// Like [`Store::get`], but reserves the bytes of the points in `held` before they are read. If
+    /// that is refused, the range is declined as too large.
+    pub fn get_reserved(&self, ask: &Lookup<'_>, held: &mut Reservation) -> CachedRange {
+        self.try_get(ask, true, Some(held)).unwrap_or_else(|| CachedRange::nothing(ask))
     }
 
     /// Like [`Store::get`], but `None`, and nothing is counted, if it would wait for the device.
     pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
-        self.try_get(ask, false)
+        self.try_get(ask, false, None)
     }
 
     /// `None` if it would have to wait and `may_wait` is false.
-    fn try_get(&self, ask: &Lookup<'_>, may_wait: bool) -> Option<CachedRange> {
+    fn try_get(
+        &self,
+        ask: &Lookup<'_>,
+        may_wait: bool,
+        mut held: Option<&mut Reservation>,
+    ) -> Option<CachedRange> {
         for _ in 0..TRIES_MAX {
             let ReadPlan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
-            match self.read(ask, sources, may_wait) {
+            match self.read(ask, sources, may_wait, held.as_deref_mut()) {
                 Ok(ReadOutcome::Done(parts)) => {
                     self.count_get(ask, missing, parts.iter().map(CachedPart::bytes).sum());
                     let device = Some(self.device.path().to_owned());
@@ -229,6 +240,7 @@ impl Store {
         ask: &Lookup<'_>,
         sources: Vec<PointSource>,
         may_wait: bool,
+        mut held: Option<&mut Reservation>,
     ) -> Result<ReadOutcome, (SlabId, Error)> {
         let (mut parts, mut read_bytes) = (Vec::new(), 0);
         // Held until they are read: only then may their slots be reused.
@@ -249,7 +261,9 @@ impl Store {
                 }
             };
             read_bytes += part.bytes();
-            if read_bytes > ask.bytes_max {
+            let is_refused =
+                held.as_deref_mut().is_some_and(|held| held.cover(read_bytes).is_err());
+            if is_refused || read_bytes > ask.bytes_max {
                 return Ok(ReadOutcome::TooLarge);
             }
             parts.push(part);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use firn_cache::{Dependency, ResultCache, ResultOptions, Span, StoreOptions};
 use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, RecoveryProgress};
 use firn_env::{Disk, Env, OpenMode, PutMode};
-use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
+use firn_model::{Budget, CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
 use firn_sim::{ObservedSamples, Rng, Sim, for_cases};
 use firn_tree::BlockOutline;
 
@@ -101,8 +101,8 @@ fn query_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
     let expression = format!("last(host-{host})");
     let cache_query = |range| cache_query(&expression, &dependencies, range);
     let all = (0, ALL_SCRAPES as i64 * STEP_MS);
-    let (session, snapshot) = (cache.begin(), engine.snapshot());
-    let found = cache.lookup(&cache_query(all), snapshot.number());
+    let (session, snapshot) = (cache.begin(&Budget::unlimited()), engine.snapshot());
+    let found = cache.lookup(&session, &cache_query(all), snapshot.number());
     // A failed read leaves no answer to compare with.
     let Ok(whole) = compute(&snapshot, &dependencies[0], all.0, all.1) else { return 0 };
     let missing = found.missing.map(|(start, end)| TimeRange::new(start, end));

@@ -16,8 +16,8 @@ use firn_engine::{
     Snapshot,
 };
 use firn_model::{
-    ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
-    Sample, SeriesRef, TimeRange, Timestamp,
+    Budget, ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext,
+    RowBatch, Sample, SeriesRef, TimeRange, Timestamp,
 };
 use firn_sim::{ObservedSamples, Operation, Rng, Sim, for_cases};
 
@@ -390,9 +390,9 @@ impl CacheSimulation {
         let expression = format!("last({name})");
         let cache_query = |range| cache_query(&expression, &dependencies, range);
         let (engine, cache) = (self.engine(), self.cache());
-        let session = cache.begin();
+        let session = cache.begin(&Budget::unlimited());
         let snapshot = engine.snapshot();
-        let found = cache.lookup(&cache_query((start, end)), snapshot.number());
+        let found = cache.lookup(&session, &cache_query((start, end)), snapshot.number());
         if self.rng.chance(0.1) {
             self.try_write()?;
         }

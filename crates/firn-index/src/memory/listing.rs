@@ -40,6 +40,8 @@ struct PairText {
 
 // Pairs or rows read under one lock.
 const PAIRS_PER_LOCK: usize = 1_024;
+// Bytes of values read under one lock; more if one value is longer.
+const TEXT_BYTES_PER_LOCK: usize = 64 << 10;
 // Names sorted under one lock.
 const NAMES_PER_LOCK: usize = 512;
 
@@ -103,13 +105,10 @@ impl<'a> MemoryValues<'a> {
         if row_count >= pair_count as u64 / 2 {
             let mut next = 0;
             while next < pair_count {
+                self.make_room(context)?;
                 let memory = self.memory.read();
                 let batch = &memory.pairs.name(name).pairs[next..];
-                let batch = &batch[..batch.len().min(PAIRS_PER_LOCK)];
-                next += batch.len();
-                push_texts(&memory, batch, (&mut self.texts, &mut self.pairs));
-                drop(memory);
-                self.hold(context)?;
+                next += push_texts(&memory, batch, (&mut self.texts, &mut self.pairs));
             }
             return Ok(());
         }
@@ -129,19 +128,39 @@ impl<'a> MemoryValues<'a> {
         });
         found.sort_unstable();
         found.dedup();
-        for batch in found.chunks(PAIRS_PER_LOCK) {
-            let memory = self.memory.read();
-            push_texts(&memory, batch, (&mut self.texts, &mut self.pairs));
-            drop(memory);
-            self.hold(context)?;
+        let mut rest = &found[..];
+        while !rest.is_empty() {
+            self.make_room(context)?;
+            let count = push_texts(&self.memory.read(), rest, (&mut self.texts, &mut self.pairs));
+            rest = &rest[count..];
         }
         Ok(())
     }
 
-    fn hold(&mut self, context: &QueryContext) -> Result<()> {
+    /// Makes room for the texts that are read under one lock.
+    fn make_room(&mut self, context: &QueryContext) -> Result<()> {
         context.cancel.check()?;
-        let bytes = self.texts.capacity() + self.pairs.capacity() * size_of::<PairText>();
-        self._held.cover(bytes as u64)
+        let MemoryValues { texts, pairs, _held: held, .. } = self;
+        let bytes = |texts: &String, pairs: &Vec<PairText>| {
+            (texts.capacity() + pairs.capacity() * size_of::<PairText>()) as u64
+        };
+        let before = bytes(texts, pairs);
+        let more_text = if texts.capacity() - texts.len() < TEXT_BYTES_PER_LOCK {
+            texts.len().max(TEXT_BYTES_PER_LOCK)
+        } else {
+            0
+        };
+        let more_pairs = if pairs.capacity() - pairs.len() < PAIRS_PER_LOCK {
+            pairs.len().max(PAIRS_PER_LOCK)
+        } else {
+            0
+        };
+        // Old and new lists exist together while they are copied.
+        held.cover(2 * before + (more_text + more_pairs * size_of::<PairText>()) as u64)?;
+        texts.reserve_exact(more_text);
+        pairs.reserve_exact(more_pairs);
+        held.shrink(held.bytes().saturating_sub(bytes(texts, pairs)));
+        Ok(())
     }
 
     /// The current value; `None` after the last.
@@ -385,16 +404,23 @@ fn member_at(memory: &MemoryIndex, part_no: u32, at: u32) -> (GroupId, Slot) {
     (memory.parts.id(part_no), Slot(memory.parts.first_slot(part_no) + at))
 }
 
+/// Appends the texts of the first pairs, as many as fit into the room for one lock, and at least
+/// one. Returns their number.
 fn push_texts(
     memory: &MemoryIndex,
     pairs: &[u32],
     (texts, out): (&mut String, &mut Vec<PairText>),
-) {
-    for &pair in pairs {
-        let start = texts.len();
-        texts.push_str(memory.pairs.value_text(pair));
+) -> usize {
+    let full = texts.len() + TEXT_BYTES_PER_LOCK;
+    for (count, &pair) in pairs.iter().take(PAIRS_PER_LOCK).enumerate() {
+        let (start, text) = (texts.len(), memory.pairs.value_text(pair));
+        if count > 0 && start + text.len() > full {
+            return count;
+        }
+        texts.push_str(text);
         out.push(PairText { start, end: texts.len(), pair });
     }
+    pairs.len().min(PAIRS_PER_LOCK)
 }
 
 /// Calls `each` with every id, a bounded number under each lock.

@@ -413,8 +413,11 @@ impl Sink for PendingRead {
         let free = self.values.capacity() - self.values.len();
         if free < values.len() {
             let more = values.len().max(self.values.len());
-            self.held.grow(more as u64 * 8)?;
+            // Old and new values exist together while they are copied.
+            let copied = self.values.len() as u64 * 8;
+            self.held.grow(copied + more as u64 * 8)?;
             self.values.reserve_exact(more);
+            self.held.shrink(copied);
         }
         self.values.extend_from_slice(values);
         self.members.push(PendingMember::Floats { key, end: self.values.len() });

@@ -66,7 +66,7 @@ fn write(
 ) -> Result<HeldBody> {
     let now = db.now_ms();
     let range = TimeRange::new(now.saturating_sub(app.config.lookback.ms()).saturating_add(1), now);
-    let newest = db.newest(selectors, range, context)?;
+    let (newest, _held) = db.newest(selectors, range, context)?;
     if newest.len() as u64 > samples_max {
         let what = format!("exceeded sample limit ({samples_max}); select fewer series");
         return Err(Error::too_large(what));

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Budget, CancelToken, Pool, QueryContext, Timestamp, excerpt};
-use firn_promql::{Expr, QueryOutput, Value, ValueType};
+use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::access::account::User;
 use crate::answer::{ApiError, JSON, Packing, Payload};
@@ -246,34 +246,12 @@ fn encode(
     timings: Timings,
     context: &QueryContext,
 ) -> Result<Payload, ApiError> {
-    // The evaluation has released its memory, but its output exists until it is written.
-    let _output = context.budget.reserve(Pool::Query, value_bytes(&output.value))?;
     let mut body = HeldBody::new(context);
     let out = body.room(json::query_answer_bytes(output) + asked.stats.bytes_max(output))?;
     let push_stats =
         |out: &mut Vec<u8>| asked.stats.push(output, asked.time, timings, context, out);
     json::push_query_answer(output, asked.limit, asked.stats.warning(), push_stats, out);
     Ok(body.into_payload(asked.packing))
-}
-
-fn value_bytes(value: &Value) -> u64 {
-    let bytes = match value {
-        Value::Scalar { .. } => 0,
-        Value::String { value, .. } => value.len(),
-        Value::Vector(points) => {
-            let labels = points.iter().map(|point| point.labels.as_encoded().len());
-            size_of_val(points.as_slice()) + labels.sum::<usize>()
-        }
-        Value::Matrix(series) => {
-            let points = series.iter().map(|series| {
-                let histograms = series.histograms.iter().map(|point| point.histogram.heap_bytes());
-                let labels = series.labels.as_encoded().len();
-                size_of_val(series.floats.as_slice()) + histograms.sum::<usize>() + labels
-            });
-            size_of_val(series.as_slice()) + points.sum::<usize>()
-        }
-    };
-    bytes as u64
 }
 
 fn timeout(app: &App, params: &Params) -> Result<Duration, ApiError> {

@@ -241,11 +241,12 @@ fn whole(app: &App, mut reading: Reading, queries: Vec<ReadQuery>) -> Result<Pay
     Ok(Payload::new(packed, Packing::Plain, Some(held)))
 }
 
-/// Upper bound of a run's bytes in the message. Doubled, because a vector doubles when it grows.
+/// Upper bound of a run's bytes in the message, three times: a vector doubles when it grows, and
+/// the old one exists until it is copied.
 fn whole_bytes_max(labels: &Labels, times: &[Timestamp]) -> u64 {
     let heads = SamplesWriter::HEAD_BYTES_MAX * (2 + labels.count());
     let labels = labels.as_encoded().len() + heads;
-    2 * (labels + times.len() * SamplesWriter::SAMPLE_BYTES_MAX) as u64
+    3 * (labels + times.len() * SamplesWriter::SAMPLE_BYTES_MAX) as u64
 }
 
 /// A streamed answer that is made part by part.

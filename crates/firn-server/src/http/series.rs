@@ -5,7 +5,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
-use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange, excerpt};
+use firn_model::{Matcher, QueryContext, Reservation, Result, TimeRange, excerpt};
 
 use crate::answer::ApiError;
 use crate::held_body::HeldBody;
@@ -46,8 +46,7 @@ pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) ->
         }
         Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    let bytes = |labels: &Labels| (labels.as_encoded().len(), json::labels_bytes(labels));
-    answer(app, request, list, json::push_labels, bytes).await
+    answer(app, request, list, json::push_labels, json::labels_bytes).await
 }
 
 /// `/api/v1/labels`.
@@ -58,8 +57,8 @@ pub(crate) async fn label_names(
     let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
         Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    let bytes = |name: &String| (name.len(), json::string_bytes(name));
-    answer(app, request, list, |name, out| json::push_string(name, out), bytes).await
+    let push = |name: &String, out: &mut Vec<u8>| json::push_string(name, out);
+    answer(app, request, list, push, |name| json::string_bytes(name)).await
 }
 
 /// `/api/v1/label/<name>/values`.
@@ -107,30 +106,28 @@ fn bad_name(name: &str) -> Response<Body> {
     ApiError::bad_data(format!("invalid label name: {:?}", excerpt(name))).into_response()
 }
 
-/// The items of a list, or the API's error.
-type ListResult<T> = Result<Vec<T>, ApiError>;
+/// The items of a list with the reservation of their memory, or the API's error.
+type ListResult<T> = Result<(Vec<T>, Reservation), ApiError>;
 
-/// `bytes` is the size of an item in memory, beside its own, and in the answer.
+/// `bytes_max` bounds the size of an item in the answer.
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
     list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
-    bytes: fn(&T) -> (usize, usize),
+    bytes_max: fn(&T) -> usize,
 ) -> Response<Body> {
     computed(app, request, check, move |db, asked, context, packing| {
-        let mut found = list(db, &asked, context)?;
+        let (mut found, _held) = list(db, &asked, context)?;
         let mut warnings = Vec::new();
         if asked.limit > 0 && found.len() > asked.limit {
             found.truncate(asked.limit);
             warnings.push(json::TRUNCATED.to_owned());
         }
-        // The list exists until it is written.
-        let text_bytes: usize = found.iter().map(|item| bytes(item).0).sum();
-        let list_bytes = text_bytes + size_of_val(found.as_slice());
-        let _list_held = context.budget.reserve(Pool::Query, list_bytes as u64)?;
         let mut body = HeldBody::success(context)?;
-        body.push_array(&found, |item| bytes(item).1, push)?;
+        // At once: a body that grows leaves free pieces behind.
+        body.room(found.iter().map(|item| bytes_max(item) + 1).sum())?;
+        body.push_array(&found, |item| bytes_max(item), push)?;
         Ok(body.end(&warnings, packing)?)
     })
     .await

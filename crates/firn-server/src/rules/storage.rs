@@ -146,7 +146,7 @@ impl Storage for RuleStorage<'_> {
     fn newest(&self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<ForStateSample>> {
         let context = self.context();
         let _watched = self.watch.watch(&context.cancel, self.limits.timeout);
-        let samples = self.db.newest(&[matchers.to_vec()], range, &context)?;
+        let (samples, _held) = self.db.newest(&[matchers.to_vec()], range, &context)?;
         let sample = |(labels, sample): (Labels, firn_model::Sample)| ForStateSample {
             labels,
             ts: sample.ts,

@@ -1,6 +1,6 @@
 //! Measures the cost of a sample and of a series in the head.
 //!
-//! Run `cargo run --release -p firn-head --example measure [series] [rounds]`.
+//! Run `cargo run --release -p firn-head --example rows [series] [rounds]`.
 //!
 //! By default 100,000 series at 15 s for 120 rounds, time-major: once as lone series, once in
 //! groups of 100. Values are like a server's: a third constant, a third counters, a third small
