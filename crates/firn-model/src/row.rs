@@ -51,6 +51,11 @@ impl RowBatch {
         self.sorted_for = None;
     }
 
+    /// Makes room for `cell_count` cells in all.
+    pub fn reserve(&mut self, cell_count: usize) {
+        self.cells.reserve_exact(cell_count.saturating_sub(self.cells.len()));
+    }
+
     /// Releases memory beyond `cell_count` cells.
     pub fn shrink_to(&mut self, cell_count: usize) {
         self.cells.shrink_to(cell_count);
@@ -73,6 +78,12 @@ impl RowBatch {
     pub fn push_row(&mut self, group: GroupId, ts: Timestamp, values: &[(Slot, f64)]) {
         self.sorted_for = None;
         self.cells.extend(values.iter().map(|&(slot, value)| Cell { group, ts, slot, value }));
+    }
+
+    /// Adds the cells of another batch.
+    pub fn append(&mut self, other: &RowBatch) {
+        self.sorted_for = None;
+        self.cells.extend_from_slice(&other.cells);
     }
 
     /// Sorts by (shard, group, ts, slot) and keeps only the last of equal cells. Nearly free if the

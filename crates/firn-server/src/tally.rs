@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_model::{Error, ErrorKind, SeriesLimit};
+use firn_model::{Error, ErrorKind, Result, SeriesLimit};
 use firndb::{TimeRefusal, WriteReport};
 
 use crate::metrics_text::{Kind, MetricsText};
@@ -204,6 +204,24 @@ impl Tally {
         self.reject(Reason::TooOld, report.too_old);
         self.reject(Reason::InSeconds, report.in_seconds);
         self.reject(Reason::Removed, report.unknown);
+    }
+
+    /// Counts the outcome of a batch of all undecided samples. Returns the number of samples that
+    /// are left out because of their times.
+    pub(crate) fn add_outcome(&mut self, written: &Result<WriteReport>) -> u64 {
+        match written {
+            Ok(report) => {
+                self.add_report(report);
+                report.too_far_ahead + report.too_old + report.in_seconds
+            }
+            Err(error) => {
+                self.reject_rest(match error.kind() {
+                    ErrorKind::Busy { .. } => Reason::Busy,
+                    _ => Reason::Unavailable,
+                });
+                0
+            }
+        }
     }
 
     /// Rejects all undecided samples.

@@ -112,6 +112,8 @@ pub struct TargetScraper {
     generation: u32,
     /// Series that have left, with stale markers that could not be written.
     owed: Vec<SeriesRef>,
+    /// The stale markers of the batch that is being written.
+    marked: Vec<SeriesRef>,
     status: TargetStatus,
 }
 
@@ -134,6 +136,19 @@ impl ScrapeScratch {
             editor: LabelEditor::default(),
             held: budget.empty(Pool::Requests),
         }
+    }
+
+    /// The rows of the last scrape that was read.
+    pub fn rows(&self) -> &RowBatch {
+        &self.batch
+    }
+
+    /// Forgets the rows, and releases their memory if it is more than most scrapes need.
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.batch.shrink_to(CELLS_KEPT);
+        let kept = self.batch.heap_bytes();
+        self.held.shrink(self.held.bytes().saturating_sub(kept));
     }
 }
 
@@ -173,6 +188,7 @@ impl TargetScraper {
             held: context.budget.empty(Pool::Cache),
             generation: 0,
             owed: Vec::new(),
+            marked: Vec::new(),
             status: TargetStatus::default(),
         }
     }
@@ -220,12 +236,33 @@ impl TargetScraper {
     }
 
     /// A scrape with the time `ts` has its answer. Its samples, stale markers and report are one
-    /// batch. `elapsed` is the time since the start.
+    /// batch, which is written. `elapsed` is the time since the start.
     ///
     /// # Errors
     /// If the batch is not written: its samples are lost, and its stale markers are written with
     /// the next scrape. A failed scrape is no error; see [`TargetScraper::status`].
     pub fn finish(
+        &mut self,
+        ts: Timestamp,
+        answer: std::result::Result<Answer<'_>, FetchFailure>,
+        elapsed: &dyn Fn() -> Duration,
+        store: &mut dyn Store,
+        scratch: &mut ScrapeScratch,
+    ) -> Result<()> {
+        let reported = self.read(ts, answer, elapsed, store, scratch);
+        let written = store.write(&mut scratch.batch);
+        self.written(&written);
+        scratch.clear();
+        reported.and(written.map(|_| ()))
+    }
+
+    /// The first part of [`TargetScraper::finish`]: the batch is [`ScrapeScratch::rows`]. The
+    /// caller writes it, alone or with those of other targets, and then calls
+    /// [`TargetScraper::written`].
+    ///
+    /// # Errors
+    /// If a series of the report is refused. The batch has the other rows.
+    pub fn read(
         &mut self,
         ts: Timestamp,
         answer: std::result::Result<Answer<'_>, FetchFailure>,
@@ -241,7 +278,7 @@ impl TargetScraper {
         match self.body(&answer) {
             Ok(body) => {
                 body_bytes = i64::try_from(body.bytes.len()).unwrap_or(i64::MAX);
-                let (counts, read) = self.read(ScrapedBody { ts, ..body }, store, scratch);
+                let (counts, read) = self.read_body(ScrapedBody { ts, ..body }, store, scratch);
                 status.counts = counts;
                 if let Err(error) = read {
                     let is_sample_limit = *error.kind() == ErrorKind::TooLarge
@@ -262,17 +299,25 @@ impl TargetScraper {
             }
         }
         status.duration = elapsed();
-        let written = self.write(ts, &status, body_bytes, store, scratch);
-        if let Ok(out_of_bounds) = &written {
-            status.out_of_bounds = *out_of_bounds;
+        let reported = self.report(ts, &status, body_bytes, store, scratch);
+        if !self.owed.is_empty() {
+            self.mark_owed(ts, &mut scratch.batch);
         }
+        self.marked = stale_series(&scratch.batch);
         self.status = status;
         self.hold_cache();
-        scratch.batch.clear();
-        scratch.batch.shrink_to(CELLS_KEPT);
-        let kept = scratch.batch.heap_bytes();
-        scratch.held.shrink(scratch.held.bytes().saturating_sub(kept));
-        written.map(|_| ())
+        reported
+    }
+
+    /// The batch of [`TargetScraper::read`] was written, without a number of samples whose times
+    /// are out of bounds; or it is lost, and the next batch repeats its stale markers.
+    pub fn written(&mut self, written: &Result<u64>) {
+        match written {
+            Ok(out_of_bounds) => self.status.out_of_bounds = *out_of_bounds,
+            Err(_) => self.owed = std::mem::take(&mut self.marked),
+        }
+        self.marked = Vec::new();
+        self.hold_cache();
     }
 
     /// The end of the target: stale markers at `ts` for its series and reports, except for those
@@ -304,6 +349,11 @@ impl TargetScraper {
     /// The series of the last scrape and of its report.
     pub fn live_series(&self, series: &mut HashSet<SeriesRef>) {
         self.cache.live_series(series);
+    }
+
+    /// Whether the lines of an earlier scrape are known.
+    pub fn knows_lines(&self) -> bool {
+        self.cache.line_count() > 0
     }
 
     /// Whether there is nothing to mark: no scrape yet, or the end was written.
@@ -359,7 +409,7 @@ impl TargetScraper {
         Ok(ScrapedBody { bytes: answer.body, format, ts: 0 })
     }
 
-    fn read(
+    fn read_body(
         &mut self,
         body: ScrapedBody<'_>,
         store: &mut dyn Store,
@@ -371,15 +421,15 @@ impl TargetScraper {
         cache.scrape(body, options, &mut source, batch, held)
     }
 
-    /// Adds the report and writes the batch.
-    fn write(
+    /// Adds the report.
+    fn report(
         &mut self,
         ts: Timestamp,
         status: &TargetStatus,
         body_bytes: i64,
         store: &mut dyn Store,
         scratch: &mut ScrapeScratch,
-    ) -> Result<u64> {
+    ) -> Result<()> {
         let extra = self.job.extra_scrape_metrics.unwrap_or_default().then(|| ExtraReport {
             timeout_s: self.request.timeout.as_secs_f64(),
             sample_count_max: self.options.sample_count_max,
@@ -394,15 +444,7 @@ impl TargetScraper {
         let ScrapeScratch { batch, editor, .. } = scratch;
         let TargetScraper { job, target, public, cache, .. } = self;
         let mut source = TargetSeries { job, target, public, editor, store };
-        let reported = cache.report(ts, &report, public, &mut source, batch);
-        if !self.owed.is_empty() {
-            self.mark_owed(ts, batch);
-        }
-        let written = store.write(batch);
-        if written.is_err() {
-            self.owed = stale_series(batch);
-        }
-        reported.and(written)
+        cache.report(ts, &report, public, &mut source, batch)
     }
 
     /// Adds the stale markers that an earlier batch has lost, except for series that are back.
@@ -417,7 +459,8 @@ impl TargetScraper {
 
     /// Counts the memory of the cache, which exists already.
     fn hold_cache(&mut self) {
-        let owed_bytes = self.owed.capacity().saturating_mul(size_of::<SeriesRef>());
+        let owed_count = self.owed.capacity().saturating_add(self.marked.capacity());
+        let owed_bytes = owed_count.saturating_mul(size_of::<SeriesRef>());
         let bytes = self.cache.heap_bytes().saturating_add(owed_bytes) as u64;
         let held = self.held.bytes();
         self.held.take(bytes.saturating_sub(held));

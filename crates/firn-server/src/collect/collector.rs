@@ -1,34 +1,40 @@
-//! The scrapes of a server: one timer, requests on the network threads, and a few threads that turn
-//! answers into rows.
+//! The scrapes of a server. One thread starts them, reads the answers of all targets and turns
+//! those of usual size into rows; [`Commits`] writes these. Workers do the rest, so that a long
+//! body or new series delay no other scrape.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use axum::http::HeaderName;
 use firn_collect::config::ScrapeConfig;
 use firn_collect::discovery::Provider;
 use firn_collect::pool::{Due, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
-    Answer, FetchFailure, ScrapeContext, ScrapeScratch, TargetScraper, phase_seed,
+    Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, phase_seed,
 };
 use firn_fetch::{Bodies, Client, Connections, FetchError, Request, Response};
-use firn_model::{Result, Timestamp};
+use firn_model::{Error, Result, Timestamp};
+use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::Builder;
 use tokio::sync::{Notify, watch};
 
+use super::commits::Commits;
 use super::config_file::{Apply, ConfigPart, LoadedFile};
 use super::discovery::{DiscoveryTasks, TargetList, USER_AGENT};
 use super::families::{Families, TargetFamilies};
 use super::files::LocalFiles;
 use super::metrics::ScrapeTotals;
-use super::store::ScrapeStore;
+use super::store::{ScrapeStore, copy_of};
 use crate::app::App;
 use crate::http::hostname;
 use crate::metrics_text::MetricsText;
 use crate::net::{Stopping, stopped};
-use crate::tally::Protocol;
+use crate::tally::{Protocol, Tally};
 use crate::threads::{WorkerOptions, Workers};
 
 /// The part of the server that scrapes the jobs of the file.
@@ -42,7 +48,12 @@ pub(crate) struct Collector {
 /// The state while the database is open.
 struct Scraping {
     bodies: Bodies,
+    /// The rows that the scraping thread reads.
+    scratch: Mutex<ScrapeScratch>,
+    commits: Commits<Scraped>,
     workers: Workers<ScrapeScratch>,
+    /// The thread that scrapes and the one that commits.
+    threads: Mutex<Vec<JoinHandle<()>>>,
     /// Wakes the timer.
     wake: Notify,
     totals: ScrapeTotals,
@@ -78,8 +89,25 @@ struct TargetOutcome {
     written: Result<()>,
 }
 
+/// A scrape whose rows wait for their commit.
+struct Scraped {
+    id: TargetId,
+    scraper: Box<TargetScraper>,
+    /// Whether a series of its report was refused.
+    reported: Result<()>,
+}
+
+/// The answer of a target, or why there is none.
+type Fetched = std::result::Result<Response, FetchFailure>;
+
 // A worker waits for the device most of its time, and all waiting workers share one sync.
 const WORKERS_PER_CORE: usize = 2;
+// A longer body takes over a millisecond, in which other scrapes would be late.
+const BODY_BYTES_HERE_MAX: usize = 256 << 10;
+// Most of them wait: for names, files and lists of targets.
+const BLOCKING_THREADS_MAX: usize = 16;
+// The scraping thread releases freed memory this often. It is never idle for long.
+const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 // Each target has at most one job, so targets bound the queue.
 const JOBS_WAITING_MAX: usize = usize::MAX;
 // The timer looks at the clock this often, because the clock may jump.
@@ -119,12 +147,11 @@ pub(crate) async fn run(app: Arc<App>, stopping: Stopping) {
     let Some(collector) = app.collect.as_ref().map(|collect| Arc::clone(&collect.collector)) else {
         return;
     };
-    if let Err(error) = collector.start(&app) {
+    if let Err(error) = collector.start(&app, &stopping) {
         tracing::error!(%error, "targets are not scraped");
         return;
     }
-    let following = follow(Arc::clone(&app), Arc::clone(&collector), stopping.clone());
-    tokio::join!(following, pace(app, collector, stopping));
+    follow(app, collector, stopping).await;
 }
 
 /// Sets jobs and targets whenever the file or a list changes.
@@ -148,10 +175,15 @@ async fn follow(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping
 /// Starts the work that is due, at its time.
 async fn pace(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping) {
     let Some(running) = collector.running.get() else { return };
+    let mut released = Instant::now();
     loop {
         let (due, sleep_ms) = running.take_due(now(&app));
         for due in due {
             tokio::spawn(work(Arc::clone(&app), Arc::clone(&collector), due));
+        }
+        if released.elapsed() >= RELEASE_INTERVAL {
+            released = Instant::now();
+            (app.on_idle)();
         }
         let sleep = tokio::time::sleep(Duration::from_millis(sleep_ms));
         tokio::select! {
@@ -172,14 +204,22 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
     let Some(running) = collector.running.get() else { return };
     let Due { id, scraper, work } = due;
     let begun = Instant::now();
-    let mut connections = running.state.lock().connections.remove(&id).unwrap_or_default();
     let fetched = match &work {
         Work::Scrape { refused: Some(refused), .. } => {
             Some(Err(FetchFailure::Other(refused.to_string())))
         }
-        Work::Scrape { refused: None, .. } => Some(running.fetch(&scraper, &mut connections).await),
+        Work::Scrape { refused: None, .. } => Some(running.fetch(id, &scraper).await),
         Work::End { .. } => None,
     };
+    if let (Work::Scrape { ts, .. }, Some(fetched)) = (&work, &fetched)
+        && is_usual(&scraper, fetched)
+    {
+        let reading = || running.read(&app, id, scraper, (*ts, fetched), begun);
+        if catch_unwind(AssertUnwindSafe(reading)).is_err() {
+            running.lost(id, "reading an answer panicked, which is a bug", now(&app));
+        }
+        return;
+    }
     let shared = Arc::clone(&app);
     let done = running.workers.run(move |scratch| {
         let ready = shared.opened()?;
@@ -187,60 +227,80 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
         Some(write(&shared, scraper, (&work, fetched), begun, &mut store, scratch))
     });
     match done.await {
-        Ok(Some(outcome)) => running.done(id, outcome, connections, now(&app)),
+        Ok(Some(outcome)) => running.done(id, outcome, now(&app)),
         // The server stops.
         Ok(None) => {}
         Err(_) if app.ready().is_none() => {}
-        Err(error) => {
-            tracing::error!(%error, "a scrape was lost");
-            running.state.lock().pools.lost(id, now(&app));
-            running.wake.notify_one();
-        }
+        Err(error) => running.lost(id, &error.to_string(), now(&app)),
     }
+}
+
+/// Whether turning an answer into rows takes a fraction of a millisecond: it fails, or its lines
+/// are known.
+fn is_usual(scraper: &TargetScraper, fetched: &Fetched) -> bool {
+    match fetched {
+        Ok(response) => scraper.knows_lines() && response.body.len() <= BODY_BYTES_HERE_MAX,
+        Err(_) => true,
+    }
+}
+
+/// The answer as a scraper reads it. `status` is the text of its status.
+fn answer_of<'a>(
+    fetched: &'a Fetched,
+    status: &'a str,
+) -> std::result::Result<Answer<'a>, FetchFailure> {
+    match fetched {
+        Ok(response) => {
+            Ok(Answer { status, content_type: response.content_type(), body: &response.body })
+        }
+        Err(failure) => Err(failure.clone()),
+    }
+}
+
+fn status_of(fetched: &Fetched) -> String {
+    fetched.as_ref().map(Response::status_text).unwrap_or_default()
+}
+
+/// Counts what a scrape has stored and refused, and keeps its metadata.
+fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> TargetFamilies {
+    let target = scraper.public_labels();
+    let why = store.refusal.as_ref().map_or_else(String::new, |why| format!("{target}: {why}"));
+    app.telemetry.tally(Protocol::Scrape, &store.tally, &why);
+    let families = TargetFamilies::of(store.metadata.entries());
+    app.metadata.put(&mut store.metadata);
+    families
 }
 
 /// Turns the answer into rows and writes them.
 fn write(
     app: &App,
     mut scraper: Box<TargetScraper>,
-    (work, fetched): (&Work, Option<std::result::Result<Response, FetchFailure>>),
+    (work, fetched): (&Work, Option<Fetched>),
     begun: Instant,
     store: &mut ScrapeStore<'_>,
     scratch: &mut ScrapeScratch,
 ) -> TargetOutcome {
     let written = match work {
         Work::Scrape { ts, .. } => {
-            let status = fetched.as_ref().and_then(|fetched| fetched.as_ref().ok());
-            let status = status.map(Response::status_text).unwrap_or_default();
-            let answer = match &fetched {
-                Some(Ok(response)) => Ok(Answer {
-                    status: &status,
-                    content_type: response.content_type(),
-                    body: &response.body,
-                }),
-                Some(Err(failure)) => Err(failure.clone()),
-                None => Err(FetchFailure::Other(String::new())),
-            };
-            scraper.finish(*ts, answer, &|| begun.elapsed(), store, scratch)
+            let none = || Err(FetchFailure::Other(String::new()));
+            let fetched = fetched.unwrap_or_else(none);
+            let status = status_of(&fetched);
+            let answer = answer_of(&fetched, &status);
+            let written = scraper.finish(*ts, answer, &|| begun.elapsed(), store, scratch);
+            store.refuse_histograms(scraper.status().counts.histograms);
+            written
         }
         Work::End { ts, alive } => {
             scraper.end(*ts, &|series| alive.contains(&series), store, scratch)
         }
     };
-    if matches!(work, Work::Scrape { .. }) {
-        store.refuse_histograms(scraper.status().counts.histograms);
-    }
-    let target = scraper.public_labels();
-    let why = store.refusal.as_ref().map_or_else(String::new, |why| format!("{target}: {why}"));
-    app.telemetry.tally(Protocol::Scrape, &store.tally, &why);
-    let families = TargetFamilies::of(store.metadata.entries());
-    app.metadata.put(&mut store.metadata);
+    let families = account(app, &scraper, store);
     TargetOutcome { scraper, families, written }
 }
 
 impl Collector {
     /// Starts the threads for the open database.
-    fn start(&self, app: &App) -> Result<()> {
+    fn start(self: &Arc<Self>, app: &Arc<App>, stopping: &Stopping) -> Result<()> {
         let Some(ready) = app.ready() else { return Ok(()) };
         let budget = ready.db.budget().clone();
         if let Some(collect) = &app.collect {
@@ -274,21 +334,71 @@ impl Collector {
         };
         let running = Scraping {
             bodies: Bodies::new(&budget),
+            scratch: Mutex::new(ScrapeScratch::new(&budget)),
+            commits: Commits::new(&budget),
             workers,
+            threads: Mutex::default(),
             wake: Notify::new(),
             totals: ScrapeTotals::default(),
             state: Mutex::new(state),
         };
         // A second call is a bug; the first state stays.
-        let _ = self.running.set(running);
+        let running = self.running.get_or_init(|| running);
+        let threads = [self.start_scraping(app, stopping.clone())?, self.start_committing(app)?];
+        running.threads.lock().extend(threads);
         Ok(())
+    }
+
+    /// One thread for all targets: the parts of an answer wake no other thread.
+    fn start_scraping(
+        self: &Arc<Self>,
+        app: &Arc<App>,
+        stopping: Stopping,
+    ) -> Result<JoinHandle<()>> {
+        let cannot =
+            |e: io::Error| Error::unavailable("cannot start the scraping thread").because(e);
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX);
+        let runtime = builder.thread_name("firn-scrape-wait").build().map_err(cannot)?;
+        let (app, collector) = (Arc::clone(app), Arc::clone(self));
+        std::thread::Builder::new()
+            .name("firn-scrape".to_owned())
+            .spawn(move || {
+                runtime.block_on(pace(app, collector, stopping));
+                // A lookup that hangs is not waited for.
+                runtime.shutdown_background();
+            })
+            .map_err(cannot)
+    }
+
+    fn start_committing(self: &Arc<Self>, app: &Arc<App>) -> Result<JoinHandle<()>> {
+        let (app, collector) = (Arc::clone(app), Arc::clone(self));
+        let commit = move || {
+            let (Some(running), Some(ready)) = (collector.running.get(), app.opened()) else {
+                return;
+            };
+            running.commits.run(
+                |rows, generation| ready.db.write_known(rows, generation),
+                |row_count, written, scrapes| {
+                    running.committed(&app, row_count, written, scrapes);
+                },
+                app.on_idle,
+            );
+        };
+        let thread = std::thread::Builder::new().name("firn-commit".to_owned()).spawn(commit);
+        thread.map_err(|e| Error::unavailable("cannot start the committing thread").because(e))
     }
 
     /// Finishes the scrapes that have their answer, and stops the threads. Series of running
     /// targets do not become stale.
     pub(crate) fn stop(&self) {
-        if let Some(running) = self.running.get() {
-            running.workers.stop();
+        let Some(running) = self.running.get() else { return };
+        running.workers.stop();
+        running.commits.close();
+        for thread in running.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of scrapes panicked, which is a bug");
+            }
         }
     }
 
@@ -364,17 +474,85 @@ impl Scraping {
         (due, sleep_ms.unsigned_abs())
     }
 
-    /// Brings a scraper back.
-    fn done(&self, id: TargetId, outcome: TargetOutcome, connections: Connections, now: Timestamp) {
+    /// Turns an answer into rows, which wait for the next commit.
+    fn read(
+        &self,
+        app: &App,
+        id: TargetId,
+        mut scraper: Box<TargetScraper>,
+        (ts, fetched): (Timestamp, &Fetched),
+        begun: Instant,
+    ) {
+        let Some(ready) = app.opened() else { return };
+        let mut store = ScrapeStore::new(&ready.db, app.config.label_limits());
+        let mut scratch = self.scratch.lock();
+        let status = status_of(fetched);
+        let answer = answer_of(fetched, &status);
+        let elapsed = || begun.elapsed();
+        let reported = scraper.read(ts, answer, &elapsed, &mut store, &mut scratch);
+        store.refuse_histograms(scraper.status().counts.histograms);
+        let families = account(app, &scraper, &mut store);
+        self.state.lock().families.put(id, families);
+        let scraped = Scraped { id, scraper, reported };
+        if let Err((scraped, error)) = self.commits.add(scraped, scratch.rows(), store.generation())
+        {
+            self.committed(app, scratch.rows().len(), &Err(error), &mut vec![scraped]);
+        }
+        scratch.clear();
+    }
+
+    /// Scrapes with `row_count` samples in all were written, or are lost.
+    fn committed(
+        &self,
+        app: &App,
+        row_count: usize,
+        written: &Result<WriteReport>,
+        scrapes: &mut Vec<Scraped>,
+    ) {
+        let mut tally = Tally::of(row_count as u64);
+        self.totals.out_of_bounds(tally.add_outcome(written));
+        let why = written.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        app.telemetry.tally(Protocol::Scrape, &tally, &why);
+        let scrapers: Vec<(TargetId, Box<TargetScraper>)> = scrapes
+            .drain(..)
+            .map(|Scraped { id, mut scraper, reported }| {
+                let written = written.as_ref().map(|_| 0).map_err(copy_of);
+                scraper.written(&written);
+                self.totals.finished(&scraper, &reported.and(written.map(|_| ())));
+                (id, scraper)
+            })
+            .collect();
+        self.bring_back(scrapers, now(app));
+    }
+
+    /// A target's scraper is gone: it gets another.
+    fn lost(&self, id: TargetId, error: &str, now: Timestamp) {
+        tracing::error!(error, "a scrape was lost");
+        self.state.lock().pools.lost(id, now);
+        self.wake.notify_one();
+    }
+
+    /// A worker is done with a target.
+    fn done(&self, id: TargetId, outcome: TargetOutcome, now: Timestamp) {
         let TargetOutcome { scraper, families, written } = outcome;
         self.totals.finished(&scraper, &written);
+        self.state.lock().families.put(id, families);
+        self.bring_back([(id, scraper)], now);
+    }
+
+    /// Brings scrapers back.
+    fn bring_back(
+        &self,
+        scrapers: impl IntoIterator<Item = (TargetId, Box<TargetScraper>)>,
+        now: Timestamp,
+    ) {
         let mut state = self.state.lock();
-        state.pools.done(id, scraper, now);
-        if state.pools.contains(id) {
-            state.connections.insert(id, connections);
-            state.families.put(id, families);
-        } else {
-            state.families.remove(id);
+        for (id, scraper) in scrapers {
+            state.pools.done(id, scraper, now);
+            if !state.pools.contains(id) {
+                state.connections.remove(&id);
+                state.families.remove(id);
+            }
         }
         let next_at = state.pools.next_at().unwrap_or(Timestamp::MAX);
         if next_at < state.sleeps_until {
@@ -383,12 +561,15 @@ impl Scraping {
         }
     }
 
-    /// Sends the request of a scrape.
-    async fn fetch(
-        &self,
-        scraper: &TargetScraper,
-        connections: &mut Connections,
-    ) -> std::result::Result<Response, FetchFailure> {
+    /// Sends the request of a scrape over the connections that the target's last one has left open.
+    async fn fetch(&self, id: TargetId, scraper: &TargetScraper) -> Fetched {
+        let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
+        let fetched = self.send(scraper, &mut connections).await;
+        self.state.lock().connections.insert(id, connections);
+        fetched
+    }
+
+    async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> Fetched {
         let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
         let request = scraper.request();
         let header =

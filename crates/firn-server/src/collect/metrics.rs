@@ -72,6 +72,11 @@ impl ScrapeTotals {
         self.out_of_bounds.add(status.out_of_bounds);
     }
 
+    /// Samples of scrapes that were written together are left out because of their times.
+    pub(super) fn out_of_bounds(&self, sample_count: u64) {
+        self.out_of_bounds.add(sample_count);
+    }
+
     pub(super) fn write_text(&self, pools: &ScrapePools, text: &mut MetricsText) {
         let name = "firn_target_scrapes_total";
         let help = "Scrapes of targets: answered and stored, failed, and not stored.";

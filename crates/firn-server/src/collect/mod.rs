@@ -1,22 +1,25 @@
 //! Collection: the file `prometheus.yml`, discovery, and scraping.
 //!
-//! **Owns** the loaded configuration and its reload, the tasks of discoveries, the timer of
-//! scrapes, the threads that turn answers into rows, and the states of targets.
+//! **Owns** the loaded configuration and its reload, the tasks of discoveries, the thread that
+//! scrapes, the threads that turn long answers into rows, and the states of targets.
 //!
 //! **Never** parses a key, a body or a label: `firn-collect` does. Never opens a connection:
 //! `firn-fetch` does.
 //!
 //! **Paths**: [`PrometheusFile`] loads the file and calls each [`ConfigPart`]. [`Collector`] is the
-//! part that scrapes: `follow` sets jobs and targets, `pace` starts scrapes, `work` is one scrape.
-//! [`DiscoveryTasks`] runs the discoveries of a part and keeps the last good lists.
+//! part that scrapes: `follow` sets jobs and targets, `pace` starts scrapes, `work` is one scrape,
+//! and `commits` writes the rows of several. [`DiscoveryTasks`] runs the discoveries of a part and
+//! keeps the last good lists.
 //!
 //! **Invariants**: a file that any part refuses changes nothing; a scrape is one batch; memory of
 //! bodies, lists and targets is reserved first; at most one scrape per target is in flight; no lock
 //! is held over I/O.
 //!
-//! Reading order: `files`, `config_file`, `discovery`, `store`, `families`, `metrics`, `collector`.
+//! Reading order: `files`, `config_file`, `discovery`, `store`, `families`, `metrics`, `commits`,
+//! `collector`.
 
 mod collector;
+mod commits;
 mod config_file;
 mod discovery;
 mod families;

@@ -149,25 +149,15 @@ impl Store for ScrapeStore<'_> {
 
     fn write(&mut self, batch: &mut RowBatch) -> Result<u64> {
         self.tally.received += batch.len() as u64;
-        match self.db.write_known(batch, self.generation) {
-            Ok(report) => {
-                self.tally.add_report(&report);
-                Ok(report.too_far_ahead + report.too_old + report.in_seconds)
-            }
-            Err(error) => {
-                self.tally.reject_rest(match error.kind() {
-                    ErrorKind::Busy { .. } => Reason::Busy,
-                    _ => Reason::Unavailable,
-                });
-                self.refusal = Some(copy_of(&error));
-                Err(error)
-            }
-        }
+        let written = self.db.write_known(batch, self.generation);
+        let out_of_bounds = self.tally.add_outcome(&written);
+        self.refusal = written.as_ref().err().map(copy_of).or(self.refusal.take());
+        written.map(|_| out_of_bounds)
     }
 }
 
-/// An error of a call for each of its series.
-fn copy_of(error: &Error) -> Error {
+/// An error of a call for each of its series or targets.
+pub(super) fn copy_of(error: &Error) -> Error {
     Error::new(error.kind().clone(), error.to_string())
 }
 
