@@ -93,6 +93,24 @@ impl RetiredSegments {
     }
 }
 
+fn refresh(segments: &[Arc<FileSegment>]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.sealed.refresh())).sum()
+}
+
+/// As [`IndexVersion::guarded`], for some segments.
+pub(crate) fn guarded<T>(
+    segments: &[Arc<FileSegment>],
+    read: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let before = refresh(segments);
+    let result = read()?;
+    // A file may change without another content: a snapshot links it, a merge removes it.
+    if refresh(segments) != before {
+        segments.iter().try_for_each(|segment| segment.sealed.confirm())?;
+    }
+    Ok(result)
+}
+
 impl IndexVersion {
     /// The segments in memory, newest first, each with its visible part. `mark` is the watermark of
     /// the active one.
@@ -107,9 +125,25 @@ impl IndexVersion {
             .filter(|layer| layer.1.series > 0)
     }
 
+    /// Notices changes of segment files by other programs, with one system call per file. Each call
+    /// from outside the room that reads files begins with it. Returns a number that grows with each
+    /// change.
+    pub(crate) fn refresh(&self) -> u64 {
+        refresh(&self.sealed)
+    }
+
+    /// As [`IndexVersion::refresh`] before and after `read`, for calls that take long.
+    ///
+    /// # Errors
+    /// Those of `read`; `Corrupt` if a file was damaged meanwhile.
+    pub(crate) fn guarded<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        guarded(&self.sealed, read)
+    }
+
     /// A finder for label sets in the segments before the active one; fastest if the members of a
     /// group are adjacent.
     pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
+        self.refresh();
         Finder { version: self, labels: HashedLabels::default(), last: None }
     }
 
