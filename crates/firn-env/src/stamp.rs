@@ -43,6 +43,12 @@ impl FileStamp {
         self.is_settled
     }
 
+    /// Whether a file with this stamp was written to since it had the stamp `older`. A change of its
+    /// name, its links or its mode is none.
+    pub fn is_written_since(&self, older: &FileStamp) -> bool {
+        (self.len, self.changed[0]) != (older.len, older.changed[0])
+    }
+
     /// The length of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -93,9 +99,17 @@ mod tests {
         }
         assert_eq!(file.metadata().unwrap().modified().unwrap(), found.modified().unwrap());
         assert_ne!(first, stamp());
+        assert!(!stamp().is_written_since(&first), "as far as the time shows that was set back");
         let second = stamp();
         File::options().append(true).open(&path).unwrap().write_all(&[0]).unwrap();
         assert_ne!(second, stamp());
+        assert!(stamp().is_written_since(&second));
+        let third = stamp();
+        while stamp() == third {
+            let _ = fs::remove_file(folder.path().join("b"));
+            fs::hard_link(&path, folder.path().join("b")).unwrap();
+        }
+        assert!(!stamp().is_written_since(&third));
     }
 
     #[test]

@@ -517,7 +517,11 @@ pub(crate) fn remove_orphans(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> 
 }
 
 fn numbers_in_folder(disk: &dyn Disk) -> Result<Vec<u64>> {
-    let number = |name: String| name.strip_suffix(".seg").and_then(|n| n.parse::<u64>().ok());
+    let number = |name: String| {
+        let digits = name.strip_suffix(".seg")?;
+        // Other forms of a number, such as `07.seg`, are no names of ours.
+        digits.parse::<u64>().ok().filter(|number| number.to_string() == digits)
+    };
     Ok(disk.list("index")?.into_iter().filter_map(number).collect())
 }
 

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Weak};
 
-use firn_model::{GroupId, Labels, Result, RwLock, SeriesRef};
+use firn_model::{Error, GroupId, Labels, Result, RwLock, SeriesRef};
 
 use crate::catalog::SegmentInfo;
 use crate::memory::index::{GrowingGroup, MemoryIndex, Watermark};
@@ -93,8 +93,12 @@ impl RetiredSegments {
     }
 }
 
-fn refresh(segments: &[Arc<FileSegment>]) -> u64 {
-    segments.iter().map(|segment| u64::from(segment.sealed.refresh())).sum()
+/// Returns numbers that grow with each change of a file, and with each that wrote to it.
+fn refresh(segments: &[Arc<FileSegment>]) -> (u64, u64) {
+    segments.iter().fold((0, 0), |(changes, writes), segment| {
+        let (generation, write_count) = segment.sealed.refresh();
+        (changes + u64::from(generation), writes + u64::from(write_count))
+    })
 }
 
 /// As [`IndexVersion::guarded`], for some segments.
@@ -104,9 +108,16 @@ pub(crate) fn guarded<T>(
 ) -> Result<T> {
     let before = refresh(segments);
     let result = read()?;
-    // A file may change without another content: a snapshot links it, a merge removes it.
-    if refresh(segments) != before {
+    let after = refresh(segments);
+    if after != before {
+        // A file may change without another content: a snapshot links it, a merge removes it.
         segments.iter().try_for_each(|segment| segment.sealed.confirm())?;
+    }
+    if after.1 != before.1 {
+        // What was read may have been another content, although this one is right.
+        let what = "another program wrote to an index file while it was read: try again, and find \
+                    the program";
+        return Err(Error::unavailable(what));
     }
     Ok(result)
 }
@@ -126,16 +137,15 @@ impl IndexVersion {
     }
 
     /// Notices changes of segment files by other programs, with one system call per file. Each call
-    /// from outside the room that reads files begins with it. Returns a number that grows with each
-    /// change.
-    pub(crate) fn refresh(&self) -> u64 {
-        refresh(&self.sealed)
+    /// from outside the room that reads files begins with it.
+    pub(crate) fn refresh(&self) {
+        refresh(&self.sealed);
     }
 
     /// As [`IndexVersion::refresh`] before and after `read`, for calls that take long.
     ///
     /// # Errors
-    /// Those of `read`; `Corrupt` if a file was damaged meanwhile.
+    /// Those of `read`; `Corrupt` if a file was damaged meanwhile, `Unavailable` if it was written to.
     pub(crate) fn guarded<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         guarded(&self.sealed, read)
     }

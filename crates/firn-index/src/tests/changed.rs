@@ -134,5 +134,16 @@ fn a_segment_that_is_damaged_during_a_call_fails_the_call() {
     let error = list(&|| scene.write(at, &[whole[at] ^ 1])).expect_err("damaged meanwhile");
     assert!(is_corrupt(&error, &scene.path), "{error}");
     scene.write(at, &whole[at..=at]);
-    list(&|| scene.write(at, &whole[at..=at])).expect("the same bytes");
+    // The same bytes now, but what were those that the call has read?
+    let error = list(&|| scene.write(at, &whole[at..=at])).expect_err("written to meanwhile");
+    assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
+    let link = || {
+        // A new name changes the stamp of the file, and no byte.
+        let before = scene.file().stamp().unwrap();
+        while scene.file().stamp().unwrap() == before {
+            scene.disk.rename(&scene.path, "other").unwrap();
+            scene.disk.rename("other", &scene.path).unwrap();
+        }
+    };
+    list(&link).expect("a file with another name");
 }

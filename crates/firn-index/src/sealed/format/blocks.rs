@@ -30,6 +30,8 @@ pub(crate) struct Blocks {
     sound: Vec<AtomicU32>,
     /// Begins at 1 and grows with each change of the file.
     generation: AtomicU32,
+    /// Those changes that wrote to it.
+    write_count: AtomicU32,
     /// The bytes that the file had at the last look at it: a mapped page behind them ends the
     /// process when it is read.
     mapped_len: AtomicUsize,
@@ -161,6 +163,7 @@ impl Blocks {
             checksums,
             sound,
             generation: AtomicU32::new(1),
+            write_count: AtomicU32::new(0),
             mapped_len,
             source: None,
             end,
@@ -174,12 +177,27 @@ impl Blocks {
     }
 
     /// Finds out with one system call whether a program has changed the file since the last call;
-    /// then every block is verified again before its next use. Returns the generation.
-    pub(crate) fn refresh(&self) -> u32 {
-        let Some(source) = &self.source else { return self.generation.load(Ordering::Acquire) };
+    /// then every block is verified again before its next use. Returns the generation and the number
+    /// of changes that wrote to the file.
+    pub(crate) fn refresh(&self) -> (u32, u32) {
+        if let Some(source) = &self.source {
+            self.refresh_from(source);
+        }
+        let write_count = self.write_count.load(Ordering::Acquire);
+        (self.generation.load(Ordering::Acquire), write_count)
+    }
+
+    fn refresh_from(&self, source: &MappedSource) {
         let found = source.disk_file.stamp().ok().flatten();
         let mut stamp = source.stamp.lock();
         if *stamp != found {
+            let is_written = match (&found, &*stamp) {
+                (Some(found), Some(stamp)) => found.is_written_since(stamp),
+                _ => true,
+            };
+            if is_written {
+                self.write_count.fetch_add(1, Ordering::AcqRel);
+            }
             *stamp = found;
             let file_len = found
                 .map_or(usize::MAX, |found| usize::try_from(found.len()).unwrap_or(usize::MAX));
@@ -187,7 +205,6 @@ impl Blocks {
             // Pairs with the load in `verify`: a block counts only if it was read after the change.
             self.generation.fetch_add(1, Ordering::AcqRel);
         }
-        self.generation.load(Ordering::Acquire)
     }
 
     /// Verifies again all blocks that were used before the file changed: those that a reader has

@@ -96,7 +96,7 @@ impl Sealed {
     }
 
     /// As [`Blocks::refresh`].
-    pub(crate) fn refresh(&self) -> u32 {
+    pub(crate) fn refresh(&self) -> (u32, u32) {
         self.blocks.refresh()
     }
 
