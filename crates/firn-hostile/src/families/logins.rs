@@ -235,6 +235,11 @@ fn wrong() -> Vec<Attack> {
         refused(),
     ));
     attacks.push(attack(
+        "a token as the password of its user, which is right",
+        with(&basic("admin", "hostile-admin-token")),
+        ok(),
+    ));
+    attacks.push(attack(
         "a user in a header",
         get("/api/v1/query?query=load")
             .anonymous()
