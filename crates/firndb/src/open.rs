@@ -67,9 +67,10 @@ pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
 }
 
 fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
-    // First: without it nothing is created.
+    let device = LogDevice::of(folder)?;
+    // Before the folder: without a slow tier nothing is created.
     let bucket = open_bucket()?;
-    let log: Option<Arc<dyn Disk>> = match LogDevice::of(folder)? {
+    let log: Option<Arc<dyn Disk>> = match device {
         LogDevice::File => None,
         LogDevice::Memory(path) => Some(Arc::new(MemoryDisk::open(path)?)),
     };

@@ -6,9 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::http::api;
+use crate::http::get;
 use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
@@ -51,9 +52,12 @@ impl Scene {
     }
 
     fn hosts(&self) -> Result<Vec<String>, String> {
-        let query = [("match[]", "up"), ("limit", "0")];
-        let data = api(self.address, "/api/v1/label/host/values", &query)?;
-        let hosts = data.as_array().expect("a list").iter();
+        let answer = get(self.address, "/api/v1/label/host/values").ok_or("no answer")?;
+        let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+        if let Some(error) = answer["error"].as_str() {
+            return Err(error.to_owned());
+        }
+        let hosts = answer["data"].as_array().expect("a list").iter();
         Ok(hosts.map(|host| host.as_str().expect("a text").to_owned()).collect())
     }
 
