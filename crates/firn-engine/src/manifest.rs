@@ -22,6 +22,13 @@ const FOLDER: &str = "manifest";
 const FILE_BYTES: u64 = 256 << 10;
 const COPIES: [&str; 2] = ["a", "b"];
 
+/// 5 million tables, and as much room for edits.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that are read at a time.
+const STEP_BYTES: usize = 1 << 20;
+/// The zeros that may belong to the last edit.
+const ZEROS_KEPT: usize = 4 << 20;
+
 /// The open manifest.
 pub(crate) struct Manifest {
     disk: Arc<dyn Disk>,
@@ -127,6 +134,12 @@ impl Manifest {
         // The file has as much room for edits as for its state, so that a large state is rarely
         // written.
         let bytes = FILE_BYTES.max(2 * needed);
+        // Pairs with the check at the next open.
+        if bytes > FILE_BYTES_MAX {
+            return Err(Error::unavailable(format!(
+                "the manifest needs {bytes} bytes, at most {FILE_BYTES_MAX} are possible"
+            )));
+        }
         let mut copies = Vec::new();
         for copy in COPIES {
             let unfinished = unfinished_path(file_no, copy);
@@ -154,8 +167,13 @@ impl Manifest {
     fn remove_older(&self) -> Result<()> {
         for name in self.disk.list(FOLDER)? {
             let number = name.split('.').next().and_then(|number| number.parse::<u64>().ok());
-            if number.is_some_and(|number| number < self.file_no) {
-                self.disk.remove(&format!("{FOLDER}/{name}"))?;
+            let Some(number) = number.filter(|number| *number < self.file_no) else { continue };
+            // Others, such as `00000001.a.bak`, are no files of this program.
+            let named = format!("{FOLDER}/{name}");
+            let is_ours =
+                |copy| named == path(number, copy) || named == unfinished_path(number, copy);
+            if COPIES.into_iter().any(is_ours) {
+                self.disk.remove(&named)?;
             }
         }
         Ok(())
@@ -189,11 +207,7 @@ fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> 
     for copy in COPIES {
         let path = path(file_no, copy);
         let bytes = match disk.open(&path, OpenMode::Read) {
-            Ok(file) => {
-                let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
-                file.read_at(0, &mut bytes)?;
-                bytes
-            }
+            Ok(file) => read_whole(&*file, &path)?,
             // After a crash between the two renames there is one copy; the next file has both
             // again.
             Err(e) if *e.kind() == ErrorKind::NotFound => continue,
@@ -202,6 +216,34 @@ fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> 
         copies.push((path, bytes));
     }
     Ok(copies)
+}
+
+/// The bytes of a file, without most of the zeros at its end: a foreign or damaged file can be as
+/// sparse as it is long.
+fn read_whole(file: &dyn DiskFile, path: &str) -> Result<Vec<u8>> {
+    let file_bytes = file.len()?;
+    if file_bytes > FILE_BYTES_MAX {
+        let what = format!(
+            "a manifest of {file_bytes} bytes, at most {FILE_BYTES_MAX} are possible: restore a \
+             backup"
+        );
+        return Err(Error::corrupt(path, FILE_BYTES_MAX, what));
+    }
+    let (mut bytes, mut chunk) = (Vec::new(), vec![0; STEP_BYTES]);
+    let mut at = 0;
+    while at < file_bytes {
+        let len = (file_bytes - at).min(STEP_BYTES as u64);
+        let chunk = chunk.get_mut(..len as usize).unwrap_or_default();
+        file.read_at(at, chunk)?;
+        if chunk.iter().any(|&byte| byte != 0) {
+            bytes.resize(at as usize, 0);
+            bytes.extend_from_slice(chunk);
+        }
+        at += len;
+    }
+    let len = file_bytes.min((bytes.len() + ZEROS_KEPT) as u64);
+    bytes.resize(len as usize, 0);
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -24,6 +24,11 @@ const OWN_FOLDER: &str = ".firn-bucket";
 /// An unfinished object that is older than this belongs to a dead process.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3_600);
 
+/// Whether a folder was opened as a bucket before: a database there would be among its objects.
+pub fn is_bucket_folder(folder: &Path) -> bool {
+    folder.join(OWN_FOLDER).is_dir()
+}
+
 /// A bucket in a folder. Objects are files; each `/` in a key starts a folder. A key cannot be a
 /// prefix of another one at a `/` (`a` and `a/b`); no part of FirnDB needs that.
 ///
@@ -47,6 +52,21 @@ impl FolderBucket {
         make_dirs(&bucket.root.join(OWN_FOLDER))?;
         bucket.remove_abandoned();
         Ok(bucket)
+    }
+
+    /// Opens the existing folder `root` and writes nothing to it.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist, `Invalid` if it is a file.
+    pub(crate) fn open_to_read(root: impl Into<PathBuf>) -> Result<FolderBucket> {
+        let root = root.into();
+        match fs::metadata(&root) {
+            Ok(found) if found.is_dir() => Ok(FolderBucket { root, put_count: AtomicU64::new(0) }),
+            Ok(_) => {
+                Err(Error::invalid(format!("{} is a file, expected a folder", root.display())))
+            }
+            Err(error) => Err(io_error("open the folder", &root, error)),
+        }
     }
 
     /// The folder.

@@ -21,7 +21,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`,
-//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`.
+//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`,
+//! `process`.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -38,6 +39,7 @@ mod mapped;
 mod memory;
 #[cfg(feature = "remote")]
 mod open;
+mod process;
 #[cfg(feature = "remote")]
 mod remote;
 mod stamp;
@@ -49,13 +51,14 @@ pub use bucket::{Bucket, ObjectInfo, PutMode, RangeRequest, check_key, corrupt_r
 pub use clock::{Clock, SystemClock};
 pub use copy::{copy_file, copy_object};
 pub use disk::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode, check_path};
-pub use folder::FolderBucket;
+pub use folder::{FolderBucket, is_bucket_folder};
 pub use lines::{LINE_BYTES, LineFlusher, Mapping};
 pub use local::{LOCK_FILE, LocalDisk};
 pub use mapped::Mapped;
 pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
-pub use open::{open_bucket, open_bucket_with, scheme_of};
+pub use open::{open_bucket, open_bucket_to_read, open_bucket_with, scheme_of};
+pub use process::open_files_max;
 #[cfg(feature = "remote")]
 pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};
 pub use stamp::FileStamp;

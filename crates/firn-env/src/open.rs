@@ -22,8 +22,25 @@ pub fn open_bucket(url_or_path: &str) -> Result<Arc<dyn Bucket>> {
 /// # Errors
 /// As [`open_bucket`].
 pub fn open_bucket_with(url_or_path: &str, options: &RemoteOptions) -> Result<Arc<dyn Bucket>> {
+    open(url_or_path, options, &|path| FolderBucket::open(path))
+}
+
+/// As [`open_bucket`], for a caller that writes nothing: a folder must exist.
+///
+/// # Errors
+/// As [`open_bucket`]; `NotFound` if the folder is missing.
+pub fn open_bucket_to_read(url_or_path: &str) -> Result<Arc<dyn Bucket>> {
+    let options = RemoteOptions::default();
+    open(url_or_path, &options, &|path| FolderBucket::open_to_read(path))
+}
+
+fn open(
+    url_or_path: &str,
+    options: &RemoteOptions,
+    open_folder: &dyn Fn(&str) -> Result<FolderBucket>,
+) -> Result<Arc<dyn Bucket>> {
     match url_or_path.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(FolderBucket::open(path)?)),
+        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(open_folder(path)?)),
         Some(("file", _)) => {
             let shown = redacted(url_or_path);
             Err(Error::invalid(format!("{shown}: expected file:///path, three slashes")))
@@ -37,7 +54,7 @@ pub fn open_bucket_with(url_or_path: &str, options: &RemoteOptions) -> Result<Ar
                 "{url_or_path} looks like a URL without \"//\": expected {scheme}://bucket/prefix, \
                  or ./{url_or_path} for a folder of this name"
             ))),
-            None => Ok(Arc::new(FolderBucket::open(url_or_path)?)),
+            None => Ok(Arc::new(open_folder(url_or_path)?)),
         },
     }
 }
@@ -72,6 +89,15 @@ mod tests {
             let error = open_bucket(bad).unwrap_err();
             assert_eq!(error.kind(), &firn_model::ErrorKind::Invalid, "{bad}: {error}");
         }
+        let missing = folder.path().join("missing");
+        let error = open_bucket_to_read(missing.to_str().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), &firn_model::ErrorKind::NotFound, "{error}");
+        assert!(!missing.exists());
+        assert_eq!(open_bucket_to_read(&path).unwrap().list("").unwrap().len(), 2);
+        let plain = folder.path().to_str().unwrap();
+        open_bucket_to_read(plain).unwrap();
+        assert!(!crate::is_bucket_folder(folder.path()), "nothing was written");
+        assert!(crate::is_bucket_folder(std::path::Path::new(&path)));
         assert!(!std::path::Path::new("s3:").exists() && !std::path::Path::new("foo:bar").exists());
     }
 

@@ -139,7 +139,7 @@ impl Client {
         let mut content = request.content.as_ref();
         let mut has_credentials = true;
         for hop in 0..=REDIRECTS_MAX {
-            let headers = self.headers(request, content, has_credentials).await?;
+            let headers = self.headers(request, content, &uri, has_credentials).await?;
             let unix_socket = request.unix_socket.as_deref().filter(|_| hop == 0);
             let outgoing = Outgoing { uri: &uri, unix_socket, headers, content };
             let (response, mut open) = self.exchange(&outgoing, connections).await?;
@@ -171,6 +171,7 @@ impl Client {
         &self,
         request: &Request,
         content: Option<&Content>,
+        uri: &Uri,
         has_credentials: bool,
     ) -> Result<HeaderMap, FetchError> {
         let mut headers = HeaderMap::new();
@@ -188,10 +189,15 @@ impl Client {
                 credentials::insert_secret(&mut headers, authorization.expose())?;
             }
             credentials::add(&self.config, &mut headers)?;
-            if let Some(tokens) = &self.tokens {
-                let authorization = tokens.authorization(request.timeout).await?;
-                credentials::insert_secret(&mut headers, &authorization)?;
-            }
+        }
+        // As Go's client does: before those of the configuration except `oauth2`, and those of the
+        // address of a redirect too.
+        if let Some(authorization) = credentials::of_address(uri) {
+            credentials::insert_secret(&mut headers, &authorization)?;
+        }
+        if let Some(tokens) = self.tokens.as_ref().filter(|_| has_credentials) {
+            let authorization = tokens.authorization(request.timeout).await?;
+            credentials::insert_secret(&mut headers, &authorization)?;
         }
         Ok(headers)
     }

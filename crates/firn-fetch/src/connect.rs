@@ -20,6 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
 use crate::lookup::lookup;
+use crate::outgoing::{Place, Places};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
 use crate::tls::TlsSource;
 
@@ -54,6 +55,7 @@ pub(crate) struct Open {
     sender: Sender,
     /// The memory of buffers and state.
     _held: Reservation,
+    _place: Place,
 }
 
 /// The address of a connection, and the way to it.
@@ -101,8 +103,11 @@ impl Connections {
         Some(self.open.remove(idx))
     }
 
-    /// Keeps a connection for the next request.
+    /// Keeps a connection for the next request, unless others need its place.
     pub(crate) fn keep(&mut self, open: Open) {
+        if !Places::of_process().has_room_for_idle() {
+            return;
+        }
         while self.open.len() >= CONNECTIONS_MAX {
             self.open.remove(0);
         }
@@ -233,6 +238,7 @@ impl Route {
         proxies: &Proxies,
         budget: &Budget,
     ) -> Result<Open, FetchError> {
+        let place = Places::of_process().take().await?;
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
         let mut stream = match (&self.unix_socket, &self.proxy) {
@@ -272,7 +278,7 @@ impl Route {
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
-        Ok(Open { route: self, sender, _held: held })
+        Ok(Open { route: self, sender, _held: held, _place: place })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.

@@ -6,9 +6,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use firn_collect::config::{FilePath, HttpClient};
 use firn_env::given_file;
+use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
 use crate::FetchError;
+use crate::proxy::unescape;
 
 /// # Errors
 /// If `config` refers to secrets that only a secret manager has.
@@ -72,6 +74,13 @@ pub(crate) fn secret(inline: &str, file: &FilePath, name: &str) -> Result<String
 /// The value of a header for basic authentication.
 pub(crate) fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
+}
+
+/// The value of `Authorization` for the user and the password in an address.
+pub(crate) fn of_address(uri: &Uri) -> Option<String> {
+    let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    Some(basic(&unescape(name), &unescape(password)))
 }
 
 /// Sets `Authorization`.

@@ -15,7 +15,7 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `connect`, `credentials`, `tokens`,
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`, `tokens`,
 //! `redirect`, `client`.
 
 #![forbid(unsafe_code)]
@@ -35,6 +35,7 @@ mod connect;
 mod credentials;
 mod error;
 mod lookup;
+mod outgoing;
 mod proxy;
 mod redirect;
 mod tls;

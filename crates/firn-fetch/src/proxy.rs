@@ -142,7 +142,7 @@ impl Proxy {
 }
 
 /// `%XX` as bytes.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     // Not a form: a plus sign is one.
     let text = text.replace('+', "%2B");
     form_urlencoded::parse(text.as_bytes()).next().map_or(text.clone(), |(name, _)| name.into())

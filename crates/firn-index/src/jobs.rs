@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Disk, Mapped, OpenMode};
+use firn_env::{Disk, DiskFile, OpenMode};
 use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Mutex, Pool, QueryContext, Result};
 use hashbrown::{HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use crate::matches::{GroupMatch, unite};
 use crate::memory::arena::Ids;
 use crate::memory::index::MemoryIndex;
 use crate::sealed::{Builder, MergeFilter, PairSource, PartInput, Sealed};
-use crate::version::{FileSegment, MemorySegment};
+use crate::version::{FileSegment, MemorySegment, guarded};
 
 /// The list of files, and the numbers of jobs.
 #[derive(Debug)]
@@ -251,8 +251,8 @@ impl MergeJob {
     /// use.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
-        let everything = KeepAll;
-        let segment = self.write(disk, &everything, |_| group_count)?;
+        let write = || self.write(disk, &KeepAll, |_| group_count);
+        let segment = guarded(&self.inputs, write)?;
         Ok(self.finish(Some(segment), false))
     }
 
@@ -262,11 +262,11 @@ impl MergeJob {
     /// # Errors
     /// As [`MergeJob::run`].
     pub fn run_removal(&self, disk: &dyn Disk, live: &dyn Liveness) -> Result<Option<Removal>> {
-        let absent = self.absent(live)?;
+        let absent = guarded(&self.inputs, || self.absent(live))?;
         if absent.slots.is_empty() {
             return Ok(None);
         }
-        let segment = self.write(disk, &absent, |groups| groups)?;
+        let segment = guarded(&self.inputs, || self.write(disk, &absent, |groups| groups))?;
         let segment = if segment.info.series_count > 0 {
             Some(segment)
         } else {
@@ -451,7 +451,7 @@ fn write_contents(
 /// # Errors
 /// `Corrupt` with the path if it is missing, has another length, or its footer is damaged.
 pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<FileSegment>> {
-    open_as(disk, info, born, &|bytes, path| Sealed::open(bytes, path))
+    open_as(disk, info, born, &|file, path| Sealed::open_file(file, path))
 }
 
 /// As [`open`], with damaged blocks taken from `copy`.
@@ -460,14 +460,15 @@ pub(crate) fn open_mended(
     info: SegmentInfo,
     copy: ReadCopy<'_>,
 ) -> Result<Arc<FileSegment>> {
-    open_as(disk, info, info.number, &|bytes, path| Sealed::open_mended(bytes, path, copy))
+    let open = |file: &Arc<dyn DiskFile>, path: &str| Sealed::open_mended(file.map()?, path, copy);
+    open_as(disk, info, info.number, &open)
 }
 
 fn open_as(
     disk: &dyn Disk,
     info: SegmentInfo,
     born: u64,
-    open: &dyn Fn(Mapped, &str) -> Result<Sealed>,
+    open: &dyn Fn(&Arc<dyn DiskFile>, &str) -> Result<Sealed>,
 ) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
@@ -485,7 +486,7 @@ fn open_as(
         );
         return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
     }
-    let sealed = open(file.map()?, &path)?;
+    let sealed = open(&file, &path)?;
     let counts = (sealed.series_count(), sealed.group_count());
     if counts.0 != info.series_count || counts.1 < info.group_count {
         let what = format!(
@@ -516,7 +517,11 @@ pub(crate) fn remove_orphans(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> 
 }
 
 fn numbers_in_folder(disk: &dyn Disk) -> Result<Vec<u64>> {
-    let number = |name: String| name.strip_suffix(".seg").and_then(|n| n.parse::<u64>().ok());
+    let number = |name: String| {
+        let digits = name.strip_suffix(".seg")?;
+        // Other forms of a number, such as `07.seg`, are no names of ours.
+        digits.parse::<u64>().ok().filter(|number| number.to_string() == digits)
+    };
     Ok(disk.list("index")?.into_iter().filter_map(number).collect())
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the index against a map, and of its edge cases.
 
+mod changed;
 mod concurrent;
 mod limits;
 mod model;

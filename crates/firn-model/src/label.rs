@@ -71,7 +71,11 @@ impl LabelLimits {
         pairs.try_for_each(|(name, value)| self.check_pair(name, value))
     }
 
-    fn check_count(&self, label_count: usize) -> Result<()> {
+    /// The part of [`LabelLimits::check`] for a number of labels, of which the caller has no set.
+    ///
+    /// # Errors
+    /// `TooLarge` over the limit.
+    pub fn check_count(&self, label_count: usize) -> Result<()> {
         if label_count > self.label_count_max {
             return Err(Error::too_large(format!(
                 "{label_count} labels exceed the limit of {} (label_count_max): send fewer, \

@@ -27,7 +27,13 @@ pub(crate) fn open(
     machine::warn_if_readable(folder, "fast");
     let db = device
         .choose(&config.data)
-        .and_then(|()| firndb::local_env_with_slow_tier(&config.data, config.slow_tier.location()))
+        .and_then(|()| {
+            let slow_tier = config.slow_tier.location();
+            match config.read_only.is_on() {
+                true => firndb::replica_env(&config.data, slow_tier),
+                false => firndb::local_env_with_slow_tier(&config.data, slow_tier),
+            }
+        })
         .and_then(|env| {
             if env.log.as_ref().is_some_and(|log| log.unit_bytes() == 8) {
                 tracing::warn!(

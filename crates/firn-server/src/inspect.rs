@@ -306,7 +306,7 @@ fn open(place: &DatabaseLocation, or_else: &str) -> Result<Opened> {
         Error::unavailable("cannot make a temporary folder for a copy of the index").because(e)
     })?;
     let options = Options { read_only: true, ..Options::default() };
-    let db = firndb::local_env_with_slow_tier(copy.path(), slow_tier)
+    let db = firndb::replica_env(copy.path(), slow_tier)
         .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()))
         .map_err(|error| error.context(format!("cannot open the slow tier {slow_tier}")))?;
     Ok(Opened { db, _copy: Some(copy) })

@@ -64,8 +64,7 @@ pub fn raise_open_files(connections_max: u64) -> Option<String> {
 /// At most `connections_max`, and no more than the limit on open files allows beside the files of a
 /// database.
 pub(crate) fn usable_connections(connections_max: usize) -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let files = limit.current.unwrap_or(u64::MAX);
+    let files = firn_env::open_files_max();
     usize::try_from(connections_within(connections_max as u64, files)).unwrap_or(connections_max)
 }
 

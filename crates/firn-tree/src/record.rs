@@ -248,9 +248,11 @@ pub(crate) fn table_path(id: TableId) -> String {
     format!("{TABLE_FOLDER}/{}{TABLE_EXTENSION}", id.0)
 }
 
-/// The id in a table's file name, `None` for other files.
+/// The id in a table's file name, `None` for other files, such as `017.fst` and `+17.fst`.
 pub(crate) fn table_of_name(name: &str) -> Option<TableId> {
-    name.strip_suffix(TABLE_EXTENSION)?.parse().ok().map(TableId)
+    let id = name.strip_suffix(TABLE_EXTENSION)?;
+    let table = TableId(id.parse().ok()?);
+    (id == table.0.to_string()).then_some(table)
 }
 
 fn take_u32(input: &mut &[u8], field: &'static str) -> Result<u32> {
@@ -339,6 +341,8 @@ mod tests {
     fn names_and_ids() {
         assert_eq!(table_path(TableId(17)), "tables/17.fst");
         assert_eq!(table_of_name("17.fst"), Some(TableId(17)));
-        assert_eq!(table_of_name("17.tmp"), None);
+        for other in ["17.tmp", "017.fst", "+17.fst", "17.FST", "17.fst.bak", ".fst", "a.fst"] {
+            assert_eq!(table_of_name(other), None, "{other}");
+        }
     }
 }

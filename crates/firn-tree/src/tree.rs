@@ -521,15 +521,23 @@ fn push_all(
     Ok(())
 }
 
-/// Removes files of killed jobs, and of edits whose garbage was not collected.
+/// Removes files of killed jobs, and of edits whose garbage was not collected. Files with names that
+/// no table has belong to somebody else and stay.
 fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
+    let mut foreign = Vec::new();
     for name in env.disk.list(TABLE_FOLDER)? {
-        let is_named = table_of_name(&name)
-            .and_then(|id| state.tables.get(&id))
-            .is_some_and(|record| !record.level.is_slow());
+        let Some(id) = table_of_name(&name) else {
+            foreign.push(name);
+            continue;
+        };
+        let is_named = state.tables.get(&id).is_some_and(|record| !record.level.is_slow());
         if !is_named {
             env.disk.remove(&format!("{TABLE_FOLDER}/{name}"))?;
         }
+    }
+    if let Some(first) = foreign.first() {
+        let count = foreign.len();
+        tracing::warn!("{count} files in {TABLE_FOLDER} are no tables and stay, such as {first:?}");
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ use firn_env::given_file::read_document;
 use firn_env::{Disk, LocalDisk, MemoryDisk, OpenMode};
 use firn_model::{Error, Result};
 
+use crate::open::check_data_folder;
+
 /// The file in the database's folder; absent if the log is in files beside the tables.
 const RECORD: &str = "log-device";
 /// Above the longest path.
@@ -76,6 +78,7 @@ impl LogDevice {
             let found = LogDevice::of(folder)?;
             return if found == *self { Ok(()) } else { Err(on_other_device(folder, &found)) };
         }
+        check_data_folder(folder)?;
         let LogDevice::Memory(path) = self else { return Ok(()) };
         let memory = MemoryDisk::open(path)?;
         if !memory.list("log")?.is_empty() {

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
-use firn_env::{Disk, Env, LocalDisk, MemoryDisk, SystemClock, open_bucket};
+use firn_env::{
+    Bucket, Disk, Env, LocalDisk, MemoryDisk, SystemClock, is_bucket_folder, open_bucket,
+    open_bucket_to_read,
+};
 use firn_model::{Error, ErrorKind, Result};
 
 use crate::Db;
@@ -26,14 +29,55 @@ pub fn local_env(folder: &Path) -> Result<Env> {
 /// # Errors
 /// `Invalid` for an unsupported URL; those of [`local_env`].
 pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
-    let log: Option<Arc<dyn Disk>> = match LogDevice::of(folder)? {
+    check_data_folder(folder)?;
+    env_with(folder, || open_bucket(slow_tier))
+}
+
+/// As [`local_env_with_slow_tier`], for [`Options::read_only`](crate::Options::read_only): nothing is
+/// written to the slow tier, and nothing to `folder` if the slow tier is a folder that is missing.
+///
+/// # Errors
+/// As [`local_env_with_slow_tier`]; `NotFound` for a missing folder of the slow tier.
+pub fn replica_env(folder: &Path, slow_tier: &str) -> Result<Env> {
+    check_data_folder(folder)?;
+    env_with(folder, || open_bucket_to_read(slow_tier))
+}
+
+/// # Errors
+/// `Invalid` if `folder` is the slow tier of a database or in one: another database would write
+/// among its objects.
+pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
+    if folder.join("fast").is_dir() {
+        return Ok(());
+    }
+    // Of a folder that does not exist yet, the part that does.
+    let existing = folder.ancestors().find_map(|parent| match parent.as_os_str().is_empty() {
+        true => fs::canonicalize(".").ok(),
+        false => fs::canonicalize(parent).ok(),
+    });
+    let tier = existing
+        .as_deref()
+        .and_then(|existing| existing.ancestors().find(|parent| is_bucket_folder(parent)));
+    let Some(tier) = tier.map(Path::display) else { return Ok(()) };
+    Err(Error::invalid(format!(
+        "{} is in the slow tier of a database: choose another data folder, and {tier} as its slow \
+         tier",
+        folder.display()
+    )))
+}
+
+fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
+    let device = LogDevice::of(folder)?;
+    // Before the folder: without a slow tier nothing is created.
+    let bucket = open_bucket()?;
+    let log: Option<Arc<dyn Disk>> = match device {
         LogDevice::File => None,
         LogDevice::Memory(path) => Some(Arc::new(MemoryDisk::open(path)?)),
     };
     Ok(Env {
         disk: Arc::new(LocalDisk::open(folder.join("fast"))?),
         log,
-        bucket: open_bucket(slow_tier)?,
+        bucket,
         clock: Arc::new(SystemClock::new()),
     })
 }

@@ -23,6 +23,12 @@ impl Url {
         parse(text).map_err(|error| format!("parse {}: {error}", quoted(hidden(text).as_bytes())))
     }
 
+    /// `text` as it may be shown: an address without its password, and any other text without the
+    /// parts that may be secret.
+    pub fn shown(text: &str) -> String {
+        Url::parse(text).map_or_else(|_| hidden(text), |url| url.to_string())
+    }
+
     /// The address with its password.
     pub fn as_str(&self) -> &str {
         &self.text

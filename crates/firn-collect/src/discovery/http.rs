@@ -62,7 +62,7 @@ impl HttpTargets {
         let (groups, _groups_held) = TargetGroup::parse_json_within(body, budget)?;
         // Labels are shown to readers: without the password that an address may have.
         let url = self.config.url.to_string();
-        let meta = [("__meta_url", url.as_str())];
+        let meta = [("__meta_url", &*url.to_string())];
         let held = budget.reserve(Pool::Cache, discovered_bytes(&groups, &meta) as u64)?;
         Ok((groups.iter().map(|group| discovered(group, &meta)).collect(), held))
     }

@@ -120,3 +120,69 @@ fn both_copies_damaged_in_the_middle_is_corrupt_and_named() {
         assert!(error.to_string().contains("00000001.a at byte"), "{error}");
     }
 }
+
+/// A sparse file of another program, or one with a damaged length: before, memory of its length was
+/// allocated, and a start with a file of 1 TiB ended the process.
+#[test]
+fn a_sparse_manifest_is_refused_or_read_without_its_zeros() {
+    let disk = disk();
+    let (mut manifest, _) = opened(&disk);
+    manifest.commit(&edit(1), state).unwrap();
+    for copy in COPIES {
+        let file = disk.open(&path(1, copy), OpenMode::Write).unwrap();
+        file.write_at(64 << 20, &[0]).unwrap();
+        assert!(read_whole(&*file, copy).unwrap().len() <= STEP_BYTES + ZEROS_KEPT);
+    }
+    assert_eq!(opened(&disk).1.edits, [state(), edit(1)]);
+    let file = Sparse(1 << 40);
+    let error = read_whole(&file, "a").unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+}
+
+/// Only files with names of this program are removed.
+#[test]
+fn foreign_files_beside_the_manifest_stay() {
+    let disk = disk();
+    let (mut manifest, _) = opened(&disk);
+    manifest.commit(&edit(1), state).unwrap();
+    let foreign = ["00000001.a.bak", "1.a", "0.txt", "00000000.c"];
+    for name in foreign {
+        disk.open(&format!("{FOLDER}/{name}"), OpenMode::Create).unwrap();
+    }
+    let (mut manifest, _) = opened(&disk);
+    manifest.commit(&edit(2), state).unwrap();
+    let left = disk.list(FOLDER).unwrap();
+    assert!(foreign.iter().all(|name| left.contains(&(*name).to_owned())), "{left:?}");
+    assert!(!left.contains(&"00000001.a".to_owned()), "{left:?}");
+}
+
+/// A file of this length, all of whose bytes are zeros.
+#[derive(Debug)]
+struct Sparse(u64);
+
+impl DiskFile for Sparse {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> Result<()> {
+        buf.fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn preallocate(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.0)
+    }
+}
+
+fn disk() -> Arc<dyn Disk> {
+    Arc::new(SimDisk::new(Faults::new(1)))
+}

@@ -272,6 +272,45 @@ async fn credentials_stay_with_their_host() {
     assert!(!other.heads()[0].contains("secret"));
 }
 
+/// As Go's client: the user of the address comes before the credentials of the configuration, and no
+/// other host gets it. `curl` and Go send the same bytes.
+#[tokio::test]
+async fn a_user_in_the_address_is_sent_as_basic_authentication() {
+    let other = TestServer::start(|_| ok("")).await;
+    let away = format!("http://localhost:{}/x", other.port);
+    let server = TestServer::start(move |head| match head.split(' ').nth(1) {
+        Some("/away") => redirect(&away),
+        Some("/here") => redirect("/x"),
+        _ => ok(""),
+    })
+    .await;
+    let with = |user: &str, path: &str| server.url(path).replace("://", &format!("://{user}@"));
+    let bearer = client_config("authorization: {credentials: other}");
+    for client in [open(&HttpClient::default()), open(&bearer)] {
+        // `me:p@ss+w%`, `me:` and `:p`.
+        for (user, header) in [
+            ("me:p%40ss+w%25", "Basic bWU6cEBzcyt3JQ=="),
+            ("me", "Basic bWU6"),
+            (":p", "Basic OnA="),
+        ] {
+            let before = server.heads().len();
+            get(&client, with(user, "/here")).await.unwrap();
+            let heads = server.heads().split_off(before);
+            assert_eq!(heads.len(), 2);
+            for head in heads {
+                assert!(head.contains(&format!("authorization: {header}\r\n")), "{head}");
+                assert!(!head.contains('@') && !head.contains("Bearer"), "{head}");
+            }
+        }
+    }
+    let client = open(&HttpClient::default());
+    get(&client, with("me:secret", "/away")).await.unwrap();
+    assert!(!other.heads()[0].contains("authorization"), "{}", other.heads()[0]);
+    // No error shows it.
+    let error = get(&client, "http://me:secret@127.0.0.1:1/".to_owned()).await.unwrap_err();
+    assert!(!error.to_string().contains("secret"), "{error}");
+}
+
 // Items 40 and 42: tokens are fetched once and sent.
 #[tokio::test]
 async fn tokens_are_fetched_and_reused() {

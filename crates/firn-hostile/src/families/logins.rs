@@ -199,7 +199,8 @@ fn wrong() -> Vec<Attack> {
         ("ROOT", "open-sesame-admin"),
         ("root\0", "open-sesame-admin"),
         ("root", "open-sesame-admin\0"),
-        ("admin", "hostile-admin-token"),
+        ("root", "hostile-admin-token"),
+        ("reader", "hostile-admin-token"),
         ("admin", ""),
         ("nobody", "x"),
         ("root' or '1'='1", "x"),
@@ -232,6 +233,11 @@ fn wrong() -> Vec<Attack> {
             .anonymous()
             .header("Cookie", "Authorization=Bearer hostile-admin-token"),
         refused(),
+    ));
+    attacks.push(attack(
+        "a token as the password of its user, which is right",
+        with(&basic("admin", "hostile-admin-token")),
+        ok(),
     ));
     attacks.push(attack(
         "a user in a header",

@@ -526,8 +526,8 @@ fn lists() -> Vec<Attack> {
             form("/api/v1/query_exemplars", [("query", "load"), ("start", "0"), ("end", "1e10")]),
             status([200, 400]),
         ),
-        attack("remote read of everything", read(1, 1), status([200, 400, 503])).quick(),
-        attack("remote read of everything 900 times", read(900, 1), status([200, 400, 503]))
+        attack("remote read of everything", read(1, 1), status([200, 422, 503])).quick(),
+        attack("remote read of everything 900 times", read(900, 1), status([200, 422, 503]))
             .quick(),
         attack("remote read with 1,001 queries", read(1_001, 1), bad()),
         attack("remote read with 10,001 matchers", read(1, 10_001), bad()),

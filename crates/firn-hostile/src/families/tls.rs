@@ -256,7 +256,7 @@ fn inside() -> Vec<Attack> {
         attack(
             "300 half heads",
             hold(60, 2, "GET /-/healthy HTTP/1.1\r\nX"),
-            status([SILENT, CLOSED, TEXT]),
+            status([SILENT, CLOSED, TEXT]).or(408),
         ),
         attack("40 clients that do not read", deaf(40, 3, range("load", 20)), status([SILENT])),
         attack(

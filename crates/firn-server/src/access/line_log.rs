@@ -2,7 +2,7 @@
 //! fails because of them: lines wait in a bounded queue, and those without room are counted.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,14 +42,17 @@ enum Message {
 /// The destination of lines.
 enum Sink {
     /// Shared with the server's log: a regular file or a socket.
-    Stderr,
+    Stderr {
+        is_torn: bool,
+    },
     File(LogFile),
 }
 
 struct LogFile {
     path: PathBuf,
     file: Option<File>,
-    /// A part of the last line is missing, so the next one begins with its end.
+    /// A part of the last line is missing, and what is there cannot be removed, so the next line
+    /// begins with the end of that one.
     is_torn: bool,
 }
 
@@ -160,22 +163,24 @@ impl Sink {
         match rustix::fs::fstat(io::stderr()).map(|found| found.st_mode) {
             Ok(mode) if has_second_opening(mode) => {
                 let opened = LogFile::open(Path::new("/proc/self/fd/2"));
-                Ok(opened.map_or(Sink::Stderr, Sink::File))
+                Ok(opened.map_or(Sink::Stderr { is_torn: false }, Sink::File))
             }
-            _ => Ok(Sink::Stderr),
+            _ => Ok(Sink::Stderr { is_torn: false }),
         }
     }
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         match self {
-            Sink::Stderr => io::stderr().lock().write_all(line),
+            Sink::Stderr { is_torn } => {
+                write_line(&mut io::stderr().lock(), line, is_torn).map_err(|(error, _)| error)
+            }
             Sink::File(file) => file.write(line),
         }
     }
 
     fn reopen(&mut self) -> io::Result<()> {
         match self {
-            Sink::Stderr => Ok(()),
+            Sink::Stderr { .. } => Ok(()),
             Sink::File(file) => {
                 *file = LogFile::open(&file.path)?;
                 Ok(())
@@ -191,7 +196,10 @@ fn has_second_opening(mode: u32) -> bool {
 
 impl LogFile {
     fn open(path: &Path) -> io::Result<LogFile> {
-        Ok(LogFile { path: path.to_owned(), file: Some(open_log(path)?), is_torn: false })
+        let file = open_log(path)?;
+        // An earlier process may have been killed, or its disk full, in the middle of a line.
+        let is_torn = is_regular(&file) && ends_within_line(path);
+        Ok(LogFile { path: path.to_owned(), file: Some(file), is_torn })
     }
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
@@ -199,23 +207,67 @@ impl LogFile {
             Some(file) => file,
             None => self.file.insert(open_log(&self.path)?),
         };
-        let end = if self.is_torn { &b"\n"[..] } else { b"" };
-        let written = write_whole(file, &[end, line].concat());
-        self.is_torn = match &written {
-            Ok(()) => false,
-            Err((_, 0)) => self.is_torn,
-            Err(_) => true,
-        };
-        written.map_err(|(error, _)| {
-            self.file = None;
-            error
-        })
+        let was_torn = self.is_torn;
+        let Err((error, len)) = write_line(file, line, &mut self.is_torn) else { return Ok(()) };
+        if len > 0 && remove_end(file, len).is_ok() {
+            self.is_torn = was_torn;
+        }
+        self.file = None;
+        Err(error)
     }
+}
+
+/// Writes `line` and, if the line before it is torn, its end first.
+///
+/// # Errors
+/// With the number of bytes that were written.
+fn write_line(
+    out: &mut impl Write,
+    line: &[u8],
+    is_torn: &mut bool,
+) -> Result<(), (io::Error, usize)> {
+    let end = if *is_torn { &b"\n"[..] } else { b"" };
+    let written = write_whole(out, &[end, line].concat());
+    *is_torn = match &written {
+        Ok(()) => false,
+        Err((_, 0)) => *is_torn,
+        Err(_) => true,
+    };
+    written
+}
+
+fn is_regular(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file())
+}
+
+/// Removes the `len` bytes that were appended last, so that readers find no cut line. A full disk
+/// permits that.
+///
+/// # Errors
+/// If it is no regular file, or if another program has appended since.
+fn remove_end(file: &mut File, len: usize) -> io::Result<()> {
+    let end = file.stream_position()?;
+    let start = end.checked_sub(len as u64);
+    let is_last = is_regular(file) && file.metadata()?.len() == end;
+    match start.filter(|_| is_last) {
+        Some(start) => file.set_len(start),
+        None => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Whether a regular file has a last line without its end. One that cannot be read has none.
+fn ends_within_line(path: &Path) -> bool {
+    let mut last = [0];
+    let read = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)
+    });
+    read.is_ok() && last != *b"\n"
 }
 
 /// # Errors
 /// With the number of bytes that were written.
-fn write_whole(file: &mut File, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
+fn write_whole(file: &mut impl Write, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     let mut rest = bytes;
     while !rest.is_empty() {
         match file.write(rest) {
@@ -249,6 +301,40 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
     }
 
+    /// A disk that is full in the middle of a line, here a limit on the length of files: readers of
+    /// JSON lines find only whole ones.
+    #[test]
+    fn a_line_that_is_written_in_part_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut file = LogFile::open(&path).unwrap();
+        file.write(b"first\n").unwrap();
+        let opened = file.file.as_mut().unwrap();
+        opened.write_all(b"par").unwrap();
+        remove_end(opened, 3).unwrap();
+        file.write(b"second\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\nsecond\n");
+        // Another program has appended.
+        let opened = file.file.as_mut().unwrap();
+        opened.write_all(b"par").unwrap();
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"x").unwrap();
+        assert!(remove_end(opened, 3).is_err());
+    }
+
+    /// The process before this one ended in the middle of a line.
+    #[test]
+    fn a_line_without_its_end_is_ended_before_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        for (before, after) in [("", "new\n"), ("a\n", "a\nnew\n"), ("a\n{\"b", "a\n{\"b\nnew\n")] {
+            std::fs::write(&path, before).unwrap();
+            let log = LineLog::open(&path, "--audit-log").unwrap();
+            log.push(b"new".to_vec());
+            drop(log);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+        }
+    }
+
     #[test]
     fn a_failing_device_drops_lines_and_blocks_nobody() {
         let log = LineLog::open(Path::new("/dev/full"), "--audit-log").unwrap();
@@ -266,7 +352,6 @@ mod tests {
     /// which only a part was accepted ends before the next one.
     #[test]
     fn a_pipe_without_a_reader_blocks_nobody() {
-        use std::io::Read;
         use std::os::unix::fs::OpenOptionsExt;
 
         use rustix::fs::{CWD, Mode, OFlags, mkfifoat};

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Error, Result, Timestamp, excerpt};
+use firn_model::{Error, ErrorKind, Result, Timestamp, excerpt};
 use firndb::Db;
 use serde_json::{Value, json};
 
@@ -187,6 +187,8 @@ async fn run(app: &App, job: impl FnOnce(&Db) -> Result<()> + Send + 'static) ->
 fn no_content(done: Result<()>) -> Response<Body> {
     match done {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        // A delete that selects more than a query may.
+        Err(error) if *error.kind() == ErrorKind::TooLarge => ApiError::from(error).into_response(),
         Err(error) => write_error_json(&error),
     }
 }

@@ -229,16 +229,14 @@ impl Guard {
         method: &Method,
         headers: &HeaderMap,
     ) -> Result<Option<HeaderValue>, (GuardRule, String)> {
-        let origin = headers.get(ORIGIN);
-        let origin_text = origin.map(|origin| origin.to_str().unwrap_or("?"));
+        let origin_text = only_value(headers, &ORIGIN);
         let is_allowed = origin_text
+            .filter(|text| *text != SEVERAL)
             .is_some_and(|text| self.origins.get().is_some_and(|origins| origins.0.matches(text)));
         if is_allowed {
-            return Ok(origin.cloned());
+            return Ok(headers.get(ORIGIN).cloned());
         }
-        let header =
-            |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-        let site = header(&FETCH_SITE);
+        let site = FetchSite::of(headers);
         let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
         let is_foreign = match (is_read, origin_text, site) {
             // A preflight requests permission.
@@ -247,15 +245,18 @@ impl Guard {
             }
             // A foreign page cannot read the response, but can measure it. Links to this server
             // work; frames and images do not.
-            (true, _, Some("cross-site")) => {
-                let dest = header(&FETCH_DEST).unwrap_or_default();
-                header(&FETCH_MODE) != Some("navigate")
-                    || matches!(dest, "iframe" | "frame" | "embed" | "object")
+            (true, _, FetchSite::Foreign) => {
+                let has = |name: &HeaderName, words: &[&str]| {
+                    let value = only_value(headers, name).unwrap_or_default();
+                    words.iter().any(|word| value.eq_ignore_ascii_case(word))
+                };
+                let is_inside = ["iframe", "frame", "embed", "object", SEVERAL];
+                !has(&FETCH_MODE, &["navigate"]) || has(&FETCH_DEST, &is_inside)
             }
             (true, ..) => false,
             // Pages of one site are of different origins: another port of localhost is another
             // program.
-            (false, _, Some("cross-site" | "same-site")) => true,
+            (false, _, FetchSite::Foreign | FetchSite::Neighbor) => true,
             (false, Some(text), _) => !is_same_origin(text, headers),
             (false, None, _) => false,
         };
@@ -300,6 +301,38 @@ pub(crate) fn refused(status: StatusCode, what: &str, path: &str) -> Response<Bo
         return Payload::new(body, Packing::Plain, None).answer(status, JSON);
     }
     text(status, format!("{what}\n"))
+}
+
+/// The page that sent a request, according to its browser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchSite {
+    /// This server, the user, or a program that is no browser.
+    Own,
+    /// Another origin of the same site.
+    Neighbor,
+    /// Another site, or a value that browsers do not send.
+    Foreign,
+}
+
+impl FetchSite {
+    fn of(headers: &HeaderMap) -> FetchSite {
+        match only_value(headers, &FETCH_SITE).map(str::to_ascii_lowercase).as_deref() {
+            None | Some("same-origin" | "none") => FetchSite::Own,
+            Some("same-site") => FetchSite::Neighbor,
+            Some(_) => FetchSite::Foreign,
+        }
+    }
+}
+
+/// The value of a header that is sent several times, or that is no text: equal to no valid one.
+const SEVERAL: &str = "?";
+
+/// The value of a header.
+fn only_value<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?;
+    let is_only = values.next().is_none();
+    Some(value.to_str().ok().filter(|_| is_only).map_or(SEVERAL, str::trim))
 }
 
 /// Whether `origin` is the origin under which the client reached this server. The scheme does not
@@ -468,6 +501,28 @@ mod tests {
             f(method, &[("origin", "file://localhost:9420")], true);
             f(method, &[("sec-fetch-site", "cross-site")], true);
             f(method, &[("sec-fetch-site", "same-site")], true);
+            // Values that browsers do not send.
+            for site in ["CROSS-SITE", "Same-Site", "cross-site, same-origin", "same-origin,none"]
+                .into_iter()
+                .chain(["", "?", "x", "same-origin; x", "none none"])
+            {
+                f(method, &[("sec-fetch-site", site)], true);
+            }
+            for site in ["same-origin", "none", "cross-site"] {
+                let two = [("sec-fetch-site", "same-origin"), ("sec-fetch-site", site)];
+                f(method, &two, true);
+            }
+            f(method, &[("sec-fetch-site", "Same-Origin")], false);
+            f(
+                method,
+                &[("origin", "http://localhost:9420"), ("origin", "http://evil.example")],
+                true,
+            );
+            let two = [("origin", "https://grafana.example"), ("origin", "http://evil.example")];
+            f(method, &two, true);
+            f(method, &[("origin", "http://localhost:9420, http://evil.example")], true);
+            f(method, &[("origin", "http://localhost:9420/")], true);
+            f(method, &[("origin", "http://localhost.:9420")], true);
             f(
                 method,
                 &[("origin", "http://localhost:9420"), ("sec-fetch-site", "cross-site")],
@@ -489,6 +544,11 @@ mod tests {
             let link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
             f(method, &[&link[..], &[("sec-fetch-dest", "document")]].concat(), false);
             f(method, &[&link[..], &[("sec-fetch-dest", "iframe")]].concat(), true);
+            f(method, &[&link[..], &[("sec-fetch-dest", "IFrame")]].concat(), true);
+            let dests = [("sec-fetch-dest", "document"), ("sec-fetch-dest", "iframe")];
+            f(method, &[&link[..], &dests].concat(), true);
+            f(method, &[("sec-fetch-site", "Cross-Site"), ("sec-fetch-mode", "cors")], true);
+            f(method, &[("sec-fetch-site", "x"), ("sec-fetch-mode", "no-cors")], true);
         }
         let preflight = |origin| [("origin", origin), ("access-control-request-method", "POST")];
         f("OPTIONS", &preflight("http://evil.example"), true);

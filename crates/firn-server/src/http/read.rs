@@ -67,8 +67,11 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     let limit = BodyLimit::constant(BODY_BYTES_MAX);
     let body = match body::read(&parts.headers, body, limit, memory).await {
         Ok(body) => body,
-        Err(error) => return refusal(&limit_named(error)),
+        Err(error) => return body_refusal(error),
     };
+    if let Err(error) = snappy::declared_bytes(&body.bytes, BODY_BYTES_MAX) {
+        return body_refusal(error);
+    }
     let running = Running::new(&app);
     let cancel = CancelToken::new();
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
@@ -162,7 +165,7 @@ fn start(
 
 /// The request and its memory.
 fn unpack(body: &[u8], context: &QueryContext) -> Result<(ReadRequest, Reservation)> {
-    let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX).map_err(limit_named)?;
+    let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX)?;
     let _unpacked_held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
     let mut unpacked = Vec::new();
     let mut held = context.budget.empty(Pool::Query);
@@ -416,23 +419,25 @@ async fn within<T>(
     })
 }
 
-/// Names the limit in a `TooLarge` error: the limits of a read are constants, not settings.
-fn limit_named(error: Error) -> Error {
+/// The refusal of a body. Names the limit, which is a constant and no setting; its status is that
+/// of every body that is too long.
+fn body_refusal(error: Error) -> Response<Body> {
     match error.kind() {
         ErrorKind::TooLarge => {
             let limit_mib = BODY_BYTES_MAX >> 20;
-            Error::too_large(format!(
-                "the request is over {limit_mib} MiB, compressed or decompressed"
-            ))
+            let what = format!("the request is over {limit_mib} MiB, compressed or decompressed\n");
+            text(StatusCode::PAYLOAD_TOO_LARGE, what)
         }
-        _ => error,
+        _ => refusal(&error),
     }
 }
 
 /// An answer without a byte of data: a status and a sentence.
 fn refusal(error: &Error) -> Response<Body> {
     let status = match error.kind() {
-        ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::TooLarge => StatusCode::BAD_REQUEST,
+        ErrorKind::Invalid | ErrorKind::NotFound => StatusCode::BAD_REQUEST,
+        // As of every query over a limit, whatever its protocol.
+        ErrorKind::TooLarge => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::Busy { .. }
         | ErrorKind::SeriesLimit { .. }
         | ErrorKind::Unavailable

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, Uri};
-use firn_collect::config::ScrapeConfig;
+use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::scrape::TargetStatus;
 use firn_model::{Labels, Matcher, Pool, QueryContext, Reservation};
 use serde_json::{Map, Value, json};
@@ -169,7 +169,7 @@ fn label_map(labels: &Labels) -> Map<String, Value> {
 
 fn scraped_target(shown: &ShownTarget) -> Value {
     let ShownTarget { job, target, status } = shown;
-    let url = target.url(job);
+    let url = Url::shown(&target.url(job));
     let health = match (status.last_scrape, &status.error) {
         (None, _) => "unknown",
         (Some(_), Some(_)) => "down",

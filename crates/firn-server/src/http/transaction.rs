@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_ENCODING;
 use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, QueryContext, Reservation, Result,
     Sample, SeriesRef, TimeRange, excerpt,
@@ -16,7 +17,7 @@ use firndb::{CommitReport, Db, SeriesSamples, Transaction};
 use tokio::time::Instant;
 
 use crate::access::Gate;
-use crate::answer::{ApiError, JSON, Packing, Payload, text, write_error_json};
+use crate::answer::{ApiError, ApiErrorKind, JSON, Packing, Payload, text, write_error_json};
 use crate::app::Ready;
 use crate::http::admin::result_text;
 use crate::http::auth::Caller;
@@ -60,6 +61,9 @@ struct Done {
     administrative_count: usize,
 }
 
+/// A request that was decoded: carried out, or over a limit of queries.
+type Attempt = std::result::Result<Done, ApiError>;
+
 /// How one try ended.
 enum Tried {
     Committed(CommitReport, Vec<OperationResult>),
@@ -102,7 +106,11 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         Err(error) => Err(error),
     };
     match done {
-        Ok(Done { body, held, report, administrative_count }) => {
+        Ok(Err(over_limit)) => {
+            app.telemetry.tallies.refuse(Protocol::Transactions);
+            over_limit.into_response()
+        }
+        Ok(Ok(Done { body, held, report, administrative_count })) => {
             if administrative_count > 0 {
                 let (written, seq) = (report.written_samples, report.seq.map(|seq| seq.0));
                 let count = administrative_count;
@@ -157,7 +165,7 @@ async fn run(
     limits: Limits,
     body: HeldBytes,
     audit: Audit,
-) -> Result<Done> {
+) -> Result<Attempt> {
     let deadline = Instant::now() + timeout;
     let db = Arc::clone(&ready.db);
     let user = audit.caller.user.clone();
@@ -181,7 +189,12 @@ async fn run(
         let compiled = request.operations.iter().enumerate().try_for_each(compile);
         Ok(compiled.map(|()| request))
     });
-    let request = compiled.await.map_err(ApiError::into_error)??;
+    let request = match compiled.await {
+        Ok(Ok(request)) => request,
+        Ok(Err(error)) => return over_limit(error),
+        Err(error) if matches!(error.kind, ApiErrorKind::Execution) => return Ok(Err(error)),
+        Err(error) => return Err(error.into_error()),
+    };
     let db = Arc::clone(&ready.db);
     ready.transact(&user, deadline, move |context| carry_out(&db, request, &context)).await
 }
@@ -206,11 +219,19 @@ fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<De
     Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
 }
 
-fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<Done> {
+fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<Attempt> {
     let DecodedRequest { operations, samples_max, held, audit } = request;
     let done = commit(db, &operations, samples_max, held, context);
     audit.record(&done);
-    done
+    done.map_or_else(over_limit, |done| Ok(Ok(done)))
+}
+
+/// Separates the limits of queries, which have one status for all endpoints, from those of bodies.
+fn over_limit(error: Error) -> Result<Attempt> {
+    match error.kind() {
+        ErrorKind::TooLarge => Ok(Err(ApiError::from(error))),
+        _ => Err(error),
+    }
 }
 
 fn commit(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::header;
 use bytes::Bytes;
-use firn_collect::config::{Alertmanagers, Config, RuleList};
+use firn_collect::config::{Alertmanagers, Config, RuleList, Url};
 use firn_collect::discovery::{Provider, static_groups};
 use firn_collect::pool::DiscoveredGroup;
 use firn_collect::relabel::LabelEditor;
@@ -256,7 +256,7 @@ impl Notifier {
             for mut sender in senders {
                 let Some(task) = &mut sender.task else { continue };
                 if tokio::time::timeout_at(deadline, task).await.is_err() {
-                    let (url, count) = (&sender.destination.url, sender.destination.len());
+                    let (url, count) = (&sender.destination.shown_url, sender.destination.len());
                     tracing::warn!(url, count, "alerts were not delivered before the stop");
                     sender.end();
                 }
@@ -268,7 +268,7 @@ impl Notifier {
     pub(crate) fn urls(&self) -> (Vec<String>, Vec<String>) {
         let current = self.current.lock();
         let senders = current.sets.iter().flat_map(|set| &set.senders);
-        let active = senders.map(|sender| sender.destination.url.clone()).collect();
+        let active = senders.map(|sender| sender.destination.shown_url.clone()).collect();
         (active, current.sets.iter().flat_map(|set| set.dropped.clone()).collect())
     }
 
@@ -278,7 +278,7 @@ impl Notifier {
         let mut destinations: BTreeMap<&str, &Destination> = BTreeMap::new();
         for sender in current.sets.iter().flat_map(|set| &set.senders) {
             // Two entries may have the same Alertmanager; the metrics are those of the first.
-            destinations.entry(&sender.destination.url).or_insert(&sender.destination);
+            destinations.entry(&sender.destination.shown_url).or_insert(&sender.destination);
         }
         text.gauge(
             &format!("{prefix}_notifications_alertmanagers_discovered"),
@@ -350,7 +350,8 @@ impl Notifier {
                     Ok(None) => {
                         let labels =
                             alertmanager_labels(&plain, target, &group.labels, &mut editor);
-                        dropped.extend(labels.ok().flatten().map(|labels| url(&labels)));
+                        let shown = |labels: Labels| Url::shown(&url(&labels));
+                        dropped.extend(labels.ok().flatten().map(shown));
                     }
                     Err(error) => tracing::error!(%error, "a target of alertmanagers is skipped"),
                 }
@@ -392,7 +393,7 @@ impl Notifier {
                 destination.answered(count, began.elapsed(), posted.is_ok());
                 let Err(error) = posted else { continue };
                 if let Some(count) = failures.note(count as u64, Instant::now()) {
-                    let url = &destination.url;
+                    let url = &destination.shown_url;
                     tracing::error!(count, url, error, "alerts could not be sent");
                 }
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use firn_collect::config::Url;
 use firn_model::{Budget, Pool, Reservation};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -13,6 +14,8 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(super) struct Destination {
     pub(super) url: String,
+    /// `url` without a password.
+    pub(super) shown_url: String,
     queue: Mutex<AlertQueue>,
     changed: Notify,
     /// Alerts in requests, failed ones too.
@@ -72,6 +75,7 @@ impl Destination {
     pub(super) fn new(url: String, len_max: usize) -> Destination {
         let queue = AlertQueue { alerts: VecDeque::new(), len_max, is_closed: false };
         Destination {
+            shown_url: Url::shown(&url),
             url,
             queue: Mutex::new(queue),
             changed: Notify::new(),

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, header};
 use bytes::Bytes;
 use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Client, Connections, Content, FetchError, Request, Response};
-use firn_model::{Budget, Error, Labels, Pool, Result, SeriesRef, Timestamp};
+use firn_model::{Error, Labels, Pool, Result, SeriesRef, Timestamp};
 use firndb::{Db, LogReader, LoggedSample, ReaderProgress};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -29,6 +29,8 @@ pub(super) struct WriteDestination {
     /// Labels of all series.
     pub(super) external: Labels,
     pub(super) url: String,
+    /// What it may reserve.
+    pub(super) memory_bytes: u64,
     /// In metrics.
     pub(super) name: String,
     /// Of the stored position.
@@ -83,6 +85,10 @@ const SAMPLE_BYTES: u64 = 192;
 const MEMORY_FRACTION: u64 = 16;
 const MEMORY_BYTES_MIN: u64 = 16 << 20;
 const MEMORY_BYTES_MAX: u64 = 256 << 20;
+// The memory of all destinations, in the same way.
+const MEMORY_FRACTION_OF_ALL: u64 = 4;
+// Of one among very many: some thousand samples.
+const MEMORY_BYTES_LEAST: u64 = 1 << 20;
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
 // Texts of metadata in a request of version 2.0, and their memory.
 const METADATA_BYTES_MAX: usize = 64 << 10;
@@ -118,7 +124,9 @@ impl WriteDestination {
     fn window_len_max(&self) -> usize {
         let queue = &self.settings.queue_config;
         let all = queue.capacity.saturating_mul(queue.max_shards);
-        usize::try_from(all).unwrap_or(WINDOW_LEN_MAX).clamp(1, WINDOW_LEN_MAX)
+        // The rest is for labels and requests.
+        let fitting = usize::try_from(self.memory_bytes / 8 * 5 / SAMPLE_BYTES).unwrap_or(1);
+        usize::try_from(all).unwrap_or(WINDOW_LEN_MAX).min(fitting).clamp(1, WINDOW_LEN_MAX)
     }
 
     /// Logs a failure, at most one a minute.
@@ -210,16 +218,18 @@ pub(super) async fn run(
     }
 }
 
-/// The memory of one destination: with one limit for all, the first ones would leave none.
-fn memory_of_one(db: &Db) -> Budget {
-    let bytes = db.budget().usage().limit_bytes / MEMORY_FRACTION;
-    db.budget().part(bytes.clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX))
+/// The memory of each of `count` destinations, if the database has `limit_bytes`: with one limit for
+/// all, the first ones would leave none. Together they leave most of it to writes and queries.
+pub(super) fn memory_of_one(limit_bytes: u64, count: usize) -> u64 {
+    let bytes = (limit_bytes / MEMORY_FRACTION).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
+    let share = limit_bytes / MEMORY_FRACTION_OF_ALL / (count as u64).max(1);
+    bytes.min(share).max(MEMORY_BYTES_LEAST)
 }
 
 impl Feed {
     fn open(to: &WriteDestination, shared: &SenderContext) -> Result<Feed> {
         let (reader, progress) = shared.db.log_reader(&to.reader)?;
-        let budget = memory_of_one(&shared.db);
+        let budget = shared.db.budget().part(to.memory_bytes);
         let empty = || budget.empty(Pool::Requests);
         let cache_bytes_max = budget.usage().limit_bytes / 2;
         let rules = to.settings.write_relabel_configs.clone();
@@ -469,7 +479,8 @@ async fn post(
         headers.push((name, value.clone()));
     }
     let request = Request {
-        url: to.url.clone(),
+        // With its password, unlike `to.url`.
+        url: to.settings.url.as_ref().map_or_else(String::new, |url| url.as_str().to_owned()),
         unix_socket: None,
         headers,
         authorization: None,
@@ -585,5 +596,28 @@ async fn moved<T: Send + 'static>(
         Ok(done) => done,
         // The feed is lost with its thread: the task ends, and the panic is in the log.
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, each took 16 MiB: eight of them, which no receiver has to answer, left nothing of
+    /// 128 MiB.
+    #[test]
+    fn all_destinations_take_a_quarter_of_the_memory() {
+        const MIB: u64 = 1 << 20;
+        for (limit, count, each) in [
+            (128 * MIB, 1, 16 * MIB),
+            (128 * MIB, 2, 16 * MIB),
+            (128 * MIB, 8, 4 * MIB),
+            (16 << 30, 4, 256 * MIB),
+            (16 << 30, 64, 64 * MIB),
+            (64 * MIB, 100, MIB),
+            (64 * MIB, 0, 16 * MIB),
+        ] {
+            assert_eq!(memory_of_one(limit, count), each, "{limit} {count}");
+        }
     }
 }

@@ -112,7 +112,13 @@ impl RemoteWriter {
     }
 
     /// The destinations of `sections`.
-    fn destinations(&self, sections: &[RemoteWrite], external: &Labels) -> Vec<WriteDestination> {
+    fn destinations(
+        &self,
+        sections: &[RemoteWrite],
+        external: &Labels,
+        limit_bytes: u64,
+    ) -> Vec<WriteDestination> {
+        let memory_bytes = destination::memory_of_one(limit_bytes, sections.len());
         let mut seen: BTreeMap<String, u64> = BTreeMap::new();
         let mut all = Vec::new();
         let Some(bodies) = self.bodies.get() else { return all };
@@ -132,6 +138,7 @@ impl RemoteWriter {
                     settings: settings.clone(),
                     external: external.clone(),
                     url,
+                    memory_bytes,
                     name,
                     reader: format!("remote-write-{hash:016x}"),
                     client,
@@ -182,11 +189,17 @@ async fn reconcile(
     let writer = &app.remote_write;
     let mut next = Vec::new();
     let mut fresh = Vec::new();
-    for destination in writer.destinations(sections, &app.external_labels()) {
+    let limit_bytes = shared.db.budget().usage().limit_bytes;
+    for destination in writer.destinations(sections, &app.external_labels(), limit_bytes) {
         let is_same = |one: &RunningSender| {
             let old = &one.destination;
-            (&old.reader, &old.external, &old.settings)
-                == (&destination.reader, &destination.external, &destination.settings)
+            (&old.reader, &old.external, &old.settings, old.memory_bytes)
+                == (
+                    &destination.reader,
+                    &destination.external,
+                    &destination.settings,
+                    destination.memory_bytes,
+                )
         };
         match running.iter().position(is_same) {
             Some(idx) => next.push(running.swap_remove(idx)),

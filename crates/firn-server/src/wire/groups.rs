@@ -326,9 +326,8 @@ impl GroupParts {
         let labels = self.labels.unwrap_or_else(Labels::empty);
         let members = self.members.ok_or_else(|| Error::invalid("members is missing"))?;
         check_count(members.len(), "members")?;
-        let label_count_max = self.limits.map_or(usize::MAX, |limits| limits.label_count_max);
         for (idx, member) in members.iter().enumerate() {
-            check_member(&labels, member, label_count_max)
+            check_member(&labels, member, self.limits.as_ref())
                 .map_err(|e| e.context(format!("members[{idx}]")))?;
         }
         check_repeats(&members, "members")?;
@@ -344,7 +343,7 @@ fn column_at(idx: usize) -> Result<u32> {
     u32::try_from(idx).map_err(|_| Error::too_large("a row has more than 4,294,967,296 values"))
 }
 
-fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Result<()> {
+fn check_member(labels: &Labels, member: &Labels, limits: Option<&LabelLimits>) -> Result<()> {
     if let Some((name, _)) = member.iter().find(|(name, _)| labels.get(name).is_some()) {
         let (member, labels) = (member.to_string(), labels.to_string());
         return Err(Error::invalid(format!(
@@ -358,14 +357,9 @@ fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Res
         has_name(member)?;
     }
     let label_count = labels.count().saturating_add(member.count());
-    if label_count > label_count_max {
-        return Err(Error::too_large(format!(
-            "{} has {label_count} labels with those of its group, the limit is {label_count_max} \
-             (label_count_max)",
-            excerpt(&member.to_string())
-        )));
-    }
-    Ok(())
+    let checked = limits.map_or(Ok(()), |limits| limits.check_count(label_count));
+    checked
+        .map_err(|error| error.context(format!("{} with its group", excerpt(&member.to_string()))))
 }
 
 fn check_count(count: usize, what: &str) -> Result<()> {
@@ -524,7 +518,7 @@ mod tests {
             "members[0]: series {b=\"2\"} has no __name__",
         );
         let four = r#"{"labels":{"a":"1","b":"2"},"members":[{"__name__":"m","c":"3"}]}"#;
-        f(four, "members[0]: m{c=\"3\"} has 4 labels with those of its group, the limit is 3");
+        f(four, "members[0]: m{c=\"3\"} with its group: 4 labels exceed the limit of 3");
         f(
             r#"{"series":[{"__name__":"m","a":"1","b":"2","c":"3"}]}"#,
             "4 labels exceed the limit of 3",

@@ -406,7 +406,7 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     f(
         json!({ "labels": many, "members": [{ "__name__": "m" }] }),
         413,
-        &["groups[0]", "members[0]", "65 labels", "limit is 64"],
+        &["groups[0]", "members[0]", "65 labels", "limit of 64"],
     );
     f(json!({ "labels": { "a": "1" }, "members": [{ "b": "1" }] }), 400, &["has no __name__"]);
     f(

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::Running;
-use crate::client::{Answer, get, import, send, unchunk};
+use crate::client::{Answer, form, get, import, send, unchunk};
 use crate::write_request::{Message, series};
 use crate::xor_decoder;
 
@@ -233,17 +233,18 @@ fn bad_requests_are_refused_in_plain_text() {
     let server = Running::start(&["--remote-read-samples-max=2"]);
     let at = server.at();
     import(at, "m{x=\"1\"} 1 1000\nm{x=\"1\"} 2 2000\nm{x=\"2\"} 3 1000\n");
-    let f = |answer: Answer, want: &str| {
-        assert_eq!(answer.status, 400, "{}", answer.text());
+    let g = |answer: Answer, status: u16, want: &str| {
+        assert_eq!(answer.status, status, "{}", answer.text());
         assert!(answer.header("content-type").starts_with("text/plain"));
         assert!(answer.text().contains(want), "{}", answer.text());
     };
+    let f = |answer: Answer, want: &str| g(answer, 400, want);
     let post = |body: &[u8]| send(at, "POST", "/api/v1/read", &[], body);
     f(post(b"not snappy"), "snappy");
     f(post(b""), "snappy");
     f(post(&pack(&Message(vec![0x0a, 0x7f]))), "protobuf");
     // 64 MiB are announced in a few bytes, and 33 MiB sent.
-    f(post(&[0x80, 0x80, 0x80, 0x20, 0]), "over 32 MiB");
+    g(post(&[0x80, 0x80, 0x80, 0x20, 0]), 413, "over 32 MiB");
     let announced = [("Content-Length", "34603008")];
     let mut stream = TcpStream::connect(at).expect("a connection");
     let head = format!(
@@ -253,13 +254,13 @@ fn bad_requests_are_refused_in_plain_text() {
     stream.write_all(head.as_bytes()).expect("the head is taken");
     let mut refused = String::new();
     stream.read_to_string(&mut refused).expect("an answer");
-    assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("over 32 MiB"), "{refused}");
+    assert!(refused.starts_with("HTTP/1.1 413") && refused.contains("over 32 MiB"), "{refused}");
 
     let asks = |matcher: Message| ask(at, &request(&[query(0, 9_000, &[matcher])], &[]));
     f(asks(matcher(2, "a", "(")), "error parsing regexp: missing closing )");
     f(asks(matcher(9, "a", "b")), "matcher type 9 does not exist");
     f(ask(at, &request(&[], &[5, 6])), "none of the response types [5, 6] is supported");
-    f(asks(matcher(0, "__name__", "m")), "exceeded sample limit (2)");
+    g(asks(matcher(0, "__name__", "m")), 422, "exceeded sample limit (2)");
     // The limit is for one message and one query.
     let all = query(0, 9_000, &[matcher(0, "__name__", "m")]);
     assert_eq!(streamed(at, std::slice::from_ref(&all))[0].len(), 2);
@@ -377,3 +378,35 @@ fn a_client_that_takes_nothing_is_cut_and_sees_it() {
     assert!(unchunk(&rest[body_start..]).is_none(), "a short stream must not end well");
     assert!(rest.len() < 15_000_000, "{} bytes are not all", rest.len());
 }
+
+/// Before, a remote read answered 400, and a delete and a transaction 413.
+#[test]
+fn a_request_over_the_memory_of_a_query_has_one_status() {
+    let server = Running::start(&["--query-memory=1MiB", "--enable-admin-api"]);
+    let at = server.at();
+    for part in 0..8 {
+        let lines = (0..5_000).map(|idx| format!("m{{idx=\"{part}-{idx}\"}} 1 {NOW_S}000\n"));
+        import(at, &lines.collect::<String>());
+    }
+    let typed = [("Content-Type", "application/x-www-form-urlencoded")];
+    let post = |path: &str, params: &[(&str, &str)]| {
+        send(at, "POST", path, &typed, form(params).as_bytes())
+    };
+    let time = NOW_S.to_string();
+    let selected = [("match[]", "{idx=~'.+'}")];
+    let range = query(NOW_S * 1_000 - 1, NOW_S * 1_000 + 1, &[matcher(2, "idx", ".+")]);
+    let read = "{\"operations\":[{\"op\":\"read\",\"match\":\"{idx=~'.+'}\"}]}";
+    for (name, answer) in [
+        ("query", post("/api/v1/query", &[("query", "m"), ("time", &time)])),
+        ("series", post("/api/v1/series", &selected)),
+        ("samples", ask(at, &request(std::slice::from_ref(&range), &[]))),
+        ("stream", ask(at, &request(&[range], &[STREAM]))),
+        ("delete", post("/api/v1/admin/tsdb/delete_series", &selected)),
+        ("transaction", send(at, "POST", "/api/v1/transaction", &[], read.as_bytes())),
+    ] {
+        assert_eq!(answer.status, 422, "{name}: {}", answer.text());
+        assert!(answer.text().contains("--query-memory"), "{name}: {}", answer.text());
+    }
+}
+
+const NOW_S: i64 = 1_700_000_000;

@@ -425,7 +425,7 @@ fn limits_of_a_user_answer_429() {
         let body = format!(r#"{{"operations":[{operation}]}}"#);
         let path = "/api/v1/transaction";
         let refused = post(path, body.as_bytes(), &small);
-        assert_eq!(refused.status, 413, "{}", refused.body);
+        assert_eq!(refused.status, 422, "{}", refused.body);
         assert!(refused.body.contains("reads more samples"), "{}", refused.body);
         let done = post(path, body.as_bytes(), &large);
         assert_eq!(done.status, 200, "{}", done.body);

@@ -8,6 +8,7 @@
 mod access;
 mod alerts;
 mod cache_server;
+mod changed_index;
 mod changed_tables;
 mod check_config;
 mod check_rules;

@@ -177,3 +177,39 @@ fn inspect_tables(data: &Path, slow: &SlowTier) {
     let (is_done, _, err) = firn(&["tables", "--data", "nowhere"]);
     assert!(!is_done && err.contains("--data"), "{err}");
 }
+
+/// Before, `fast/` and the bucket's own folder were created wherever `--data` and `--slow-tier`
+/// pointed.
+#[test]
+fn a_reader_creates_nothing_in_a_slow_tier() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let names = |path: &Path| {
+        let entries = std::fs::read_dir(path).expect("a folder");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into()).collect();
+        names.sort();
+        names
+    };
+    let refused = |data: &Path, slow: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.args(["serve", "--read-only", "--listen", &free_address().to_string()]);
+        command.arg("--data").arg(data).arg("--slow-tier").arg(slow);
+        let output = command.output().expect("firn runs");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let (data, missing) = (folder.path().join("data"), folder.path().join("missing"));
+    let text = refused(&data, &missing);
+    assert!(text.contains("missing") && !data.exists() && !missing.exists(), "{text}");
+    let tier = folder.path().join("tier");
+    std::fs::create_dir_all(tier.join(".firn-bucket")).expect("a slow tier");
+    for inside in [tier.clone(), tier.join("sub/folder")] {
+        let text = refused(&inside, &tier);
+        assert!(text.contains("slow tier") && text.contains("another data folder"), "{text}");
+    }
+    assert_eq!(names(&tier), [".firn-bucket"]);
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).expect("a folder");
+    refused(&data, &empty);
+    assert!(names(&empty).is_empty(), "{:?}", names(&empty));
+}

@@ -56,8 +56,8 @@ const PATTERN_BYTES_PER_BYTE: u64 = 64;
 /// expressions are compiled by [`ReadRequest::compile`].
 ///
 /// # Errors
-/// `Invalid` for a malformed request, for response types none of which is known, and for a matcher
-/// of unknown type; `TooLarge` for too many queries or matchers; `Busy` without memory.
+/// `Invalid` for a malformed request, for response types none of which is known, for a matcher of
+/// unknown type, and for too many queries or matchers; `Busy` without memory.
 pub fn decode(body: &[u8], held: &mut Reservation) -> Result<ReadRequest> {
     let mut queries = Vec::new();
     let mut accepted = Vec::new();
@@ -197,5 +197,5 @@ fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
 }
 
 fn too_many(count_max: usize, items: &str) -> Error {
-    Error::too_large(format!("the request has over {count_max} {items}: send several requests"))
+    Error::invalid(format!("the request has over {count_max} {items}: send several requests"))
 }
