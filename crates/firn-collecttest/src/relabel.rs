@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use firn_collect::relabel::{LabelEditor, NameScheme, Rules};
+use firn_collect::relabel::{LabelEditor, NameScheme, RuleConfig, Rules};
 use firn_model::Labels;
 use serde_json::{Value, json};
 
@@ -35,8 +35,12 @@ fn relabels(case: &Value) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     let labels = labels(&case["input"]);
     let got = rules.relabel(&labels, &mut LabelEditor::default()).unwrap();
-    let steps = rules.steps(&labels).unwrap();
-    let last = steps.last().filter(|step| step.is_kept).map(|step| step.labels.clone());
+    let mut last = Some(labels.clone());
+    let keep = |_: &RuleConfig, labels: Option<&Labels>| {
+        last = labels.cloned();
+        Ok(())
+    };
+    rules.for_each_step(&labels, keep).unwrap();
     expect_equal(&format!("{got:?}"), &format!("{last:?}"))?;
     match case["drop"].as_bool() {
         Some(true) => expect_equal(&format!("{got:?}"), "None"),

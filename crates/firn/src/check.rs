@@ -13,6 +13,7 @@ use firn_server::{
 use crate::check_config::CheckConfig;
 use crate::check_others::{CheckDiscovery, CheckMetrics, CheckWebConfig};
 use crate::check_rules::CheckRules;
+use crate::check_server::CheckServer;
 use crate::output;
 
 /// `firn check`.
@@ -58,6 +59,10 @@ pub(crate) enum Subject {
     ///
     /// The targets are those of static_configs and file_sd_configs.
     ServiceDiscovery(CheckDiscovery),
+    /// Check whether a server is healthy
+    Healthy(CheckServer),
+    /// Check whether a server accepts queries and writes
+    Ready(CheckServer),
 }
 
 // Short enough to show progress, long enough for a log file.

@@ -3,10 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Args, ValueEnum};
 use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
 use firn_collect::config::{Files, LoadOptions, Millis};
+use firn_model::Budget;
 use firn_server::given_file::{read_document_once, read_stream};
 
 use crate::check_rules::{Findings, RuleChecks, check_files, unknown_keys};
@@ -131,7 +133,16 @@ pub(crate) fn read_input() -> io::Result<String> {
     read_stream(io::stdin().lock(), FILE_BYTES_MAX)
 }
 
+/// The memory of a configuration and of one file of targets: aliases of YAML make large ones of
+/// small files.
+const EXPANDED_BYTES_MAX: u64 = 512 << 20;
+
 impl Files for LocalFiles {
+    fn budget(&self) -> Budget {
+        static BUDGET: OnceLock<Budget> = OnceLock::new();
+        BUDGET.get_or_init(|| Budget::new(EXPANDED_BYTES_MAX)).clone()
+    }
+
     fn read(&self, path: &Path) -> io::Result<String> {
         read_file(path)
     }

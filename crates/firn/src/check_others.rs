@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use firn_collect::check::{JobTargets, MetricFamilies, job_targets};
-use firn_collect::config::{LoadOptions, Millis};
-use firn_server::UserFile;
+use firn_collect::check::{
+    FoundJob, MetricFamilies, find_job, for_each_target, remote_discoveries,
+};
+use firn_collect::config::{LoadOptions, Millis, ScrapeConfig};
+use firn_server::{Result, UserFile};
 use serde_json::{Map, Value, json};
 
 use crate::check_config::LocalFiles;
-use crate::output;
+use crate::output::{self, JsonList};
 
 /// `firn check web-config`.
 #[derive(Debug, Args)]
@@ -118,45 +120,48 @@ pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
 /// Prints the targets of a job.
 pub(crate) fn run_discovery(check: &CheckDiscovery) -> ExitCode {
     let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };
-    let found = match job_targets(&check.file, &check.job, &LocalFiles, &options) {
-        Ok(found) => found,
-        Err(error) => {
-            output::report_lines(&format!("Cannot load config {error}"));
+    let found = find_job(&check.file, &check.job, &LocalFiles, &options);
+    let printed = match found {
+        Ok(FoundJob::Unknown { jobs }) => {
+            report_unknown_job(&check.job, &jobs);
             return ExitCode::FAILURE;
         }
+        Ok(FoundJob::Job(job)) => print_targets(&job),
+        Err(error) => Err(error),
     };
-    match found {
-        JobTargets::UnknownJob { jobs } => {
-            let jobs: String = jobs.iter().map(|job| format!("\t{job}\n")).collect();
-            let name = &check.job;
-            let text = format!("Job {name} not found. Select one of:\n{jobs}");
-            output::report_columns(text.trim_end());
+    match printed {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::report_lines(&format!("Cannot load config {error}"));
             ExitCode::FAILURE
         }
-        JobTargets::Targets { targets, skipped } => {
-            for kind in skipped {
-                output::report_lines(&format!(
-                    "WARNING: {kind} needs a server: its targets are not listed"
-                ));
-            }
-            let target = |target: &firn_collect::check::CheckedTarget| {
-                let discovered = object(target.discovered.iter());
-                match &target.labels {
-                    Ok(labels) => {
-                        json!({ "discoveredLabels": discovered, "labels": object(labels.iter()) })
-                    }
-                    Err(error) => {
-                        json!({ "discoveredLabels": discovered, "labels": {}, "error": error })
-                    }
-                }
-            };
-            let targets: Vec<Value> = targets.iter().map(target).collect();
-            match output::print_json(&Value::from(targets)) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ExitCode::FAILURE,
-            }
-        }
     }
+}
+
+/// Reports that there is no such job, with those that there are.
+pub(crate) fn report_unknown_job(name: &str, jobs: &[String]) {
+    let jobs: String = jobs.iter().map(|job| format!("\t{job}\n")).collect();
+    let text = format!("Job {name} not found. Select one of:\n{jobs}");
+    output::report_columns(text.trim_end());
+}
+
+fn print_targets(job: &ScrapeConfig) -> Result<()> {
+    for kind in remote_discoveries(job) {
+        output::report_lines(&format!(
+            "WARNING: {kind} needs a server: its targets are not listed"
+        ));
+    }
+    let mut list = JsonList::default();
+    for_each_target(job, &LocalFiles, &mut |target| {
+        let discovered = object(target.discovered.iter());
+        list.push(&match &target.labels {
+            Ok(labels) => {
+                json!({ "discoveredLabels": discovered, "labels": object(labels.iter()) })
+            }
+            Err(error) => json!({ "discoveredLabels": discovered, "labels": {}, "error": error }),
+        })
+    })?;
+    list.end()
 }
 
 fn object<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> Value {

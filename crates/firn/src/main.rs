@@ -8,7 +8,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `config`, `cache`, `check`, `check_config`, `check_rules`, `check_others`,
-//! `test_rules`, `inspect`, `user`, `http`, `output`, `signals`, `allocator`.
+//! `check_server`, `test_rules`, `query`, `debug`, `relabel`, `promql`, `tsdb`, `inspect`, `user`,
+//! `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.
@@ -20,12 +21,20 @@ mod check;
 mod check_config;
 mod check_others;
 mod check_rules;
+mod check_server;
+mod client;
 mod config;
+mod debug;
+mod go_text;
 mod http;
 mod inspect;
 mod output;
+mod promql;
+mod query;
+mod relabel;
 mod signals;
 mod test_rules;
+mod tsdb;
 mod user;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -41,6 +50,14 @@ use firn_server::{Flags, HostProcess, ServeConfig, Server, one_line, redacted};
 #[derive(Debug, Parser)]
 #[command(name = "firn", version, propagate_version = true, max_term_width = 100)]
 struct Arguments {
+    /// Accepted as in promtool: no command is experimental
+    #[arg(long, hide = true)]
+    experimental: bool,
+
+    /// Accepted as in promtool: all features of PromQL are enabled
+    #[arg(long, hide = true)]
+    enable_feature: Vec<String>,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -67,8 +84,24 @@ enum Command {
     /// if it finds damage that remains. With a subcommand it checks files of Prometheus.
     Check(check::Check),
     /// Run unit tests of rules
-    #[command(subcommand)]
     Test(test_rules::Test),
+    /// Query a server of Prometheus' API, as promtool does
+    ///
+    /// Exits with 1 if there is no result.
+    Query(query::Query),
+    /// Fetch the diagnostics of a server into debug.tar.gz, as promtool does
+    ///
+    /// A FirnDB server has no profiles of pprof. The archive contains metrics, settings, the
+    /// configuration, statistics of the database, targets, rules and alerts.
+    Debug(debug::Debug),
+    /// Show what each rule of relabelling makes of a label set
+    Relabel(relabel::Relabel),
+    /// Format queries
+    #[command(subcommand)]
+    Promql(promql::Promql),
+    /// Commands of promtool for blocks of Prometheus: each names its substitute
+    #[command(hide = true)]
+    Tsdb(tsdb::Substituted),
     /// Show the contents of a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
@@ -102,9 +135,16 @@ fn main() -> ExitCode {
             Some(check::Subject::ServiceDiscovery(check)) => {
                 return check_others::run_discovery(check);
             }
+            Some(check::Subject::Healthy(check)) => return check_server::run(check, "/-/healthy"),
+            Some(check::Subject::Ready(check)) => return check_server::run(check, "/-/ready"),
             None => check::check(&check),
         },
         Command::Test(test) => return test_rules::run(&test),
+        Command::Query(query) => return query::run(&query),
+        Command::Debug(debug) => return debug::run(&debug),
+        Command::Relabel(relabel) => return relabel::run(&relabel),
+        Command::Promql(promql) => return promql::run(&promql),
+        Command::Tsdb(command) => return tsdb::run_tsdb(&command),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
         Command::User(user) => user::user(&user),
     };

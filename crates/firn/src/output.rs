@@ -46,6 +46,45 @@ pub(crate) fn print_json_line(report: &Value) -> Result<()> {
     write_output(&json_lines(&format!("{report}\n")))
 }
 
+/// A JSON list on several lines that is printed while it is made.
+#[derive(Debug, Default)]
+pub(crate) struct JsonList {
+    /// Items that are not printed yet.
+    text: String,
+    has_items: bool,
+}
+
+// Some hundred targets.
+const LIST_PART_BYTES: usize = 64 << 10;
+
+impl JsonList {
+    /// Adds an item.
+    ///
+    /// # Errors
+    /// As [`print()`].
+    pub(crate) fn push(&mut self, item: &Value) -> Result<()> {
+        self.text.push_str(if self.has_items { ",\n" } else { "[\n" });
+        self.has_items = true;
+        for (idx, line) in format!("{item:#}").split('\n').enumerate() {
+            self.text.push_str(if idx == 0 { "  " } else { "\n  " });
+            self.text.push_str(line);
+        }
+        if self.text.len() < LIST_PART_BYTES {
+            return Ok(());
+        }
+        write_output(&json_lines(&std::mem::take(&mut self.text)))
+    }
+
+    /// Prints the end.
+    ///
+    /// # Errors
+    /// As [`print()`].
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.text.push_str(if self.has_items { "\n]\n" } else { "[]\n" });
+        write_output(&json_lines(&self.text))
+    }
+}
+
 /// JSON on several lines without other control characters.
 fn json_lines(text: &str) -> Vec<u8> {
     let lines: Vec<_> = text.split('\n').map(|line| json::printable(line.into())).collect();

@@ -15,8 +15,18 @@ use crate::check_config::{LocalFiles, read_file};
 use crate::output;
 
 /// `firn test`.
+#[derive(Debug, Args)]
+pub(crate) struct Test {
+    /// Write the results in the XML format of JUnit to a file
+    #[arg(long, value_name = "FILE", global = true)]
+    junit: Option<PathBuf>,
+
+    #[command(subcommand)]
+    subject: Subject,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum Test {
+enum Subject {
     /// Run unit tests of rules, in the file format of promtool
     ///
     /// Exits with 1 for a failed test and for a wrong file.
@@ -25,7 +35,7 @@ pub(crate) enum Test {
 
 /// `firn test rules`.
 #[derive(Debug, Args)]
-pub(crate) struct TestRules {
+struct TestRules {
     /// The files of tests
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -42,10 +52,6 @@ pub(crate) struct TestRules {
     #[arg(long)]
     debug: bool,
 
-    /// Write the results in the XML format of JUnit to a file
-    #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
-
     /// Ignore unknown keys of rule files, which a server refuses
     #[arg(long)]
     ignore_unknown_fields: bool,
@@ -59,7 +65,7 @@ pub(crate) struct TestRules {
 type Outcome = Result<Vec<TestReport>, String>;
 
 /// Runs the tests of the files in order and prints the result of each file.
-pub(crate) fn run(Test::Rules(test): &Test) -> ExitCode {
+pub(crate) fn run(Test { junit: junit_path, subject: Subject::Rules(test) }: &Test) -> ExitCode {
     let filter = match test.run.as_slice() {
         [] => None,
         patterns => match TestFilter::new(patterns) {
@@ -86,7 +92,7 @@ pub(crate) fn run(Test::Rules(test): &Test) -> ExitCode {
         Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),
         Err(_) => true,
     });
-    if let Some(path) = &test.junit
+    if let Some(path) = junit_path
         && let Err(error) = std::fs::write(path, junit(&outcomes))
     {
         output::report_lines(&format!("firn: --junit {}: {error}", path.display()));

@@ -4,13 +4,14 @@
 mod metrics;
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 pub use metrics::MetricFamilies;
 
 use firn_model::{Error, Labels, Result};
 
-use crate::config::discovery::{Discoveries, FileDiscovery, TargetGroup};
+use crate::config::discovery::{Discoveries, TargetGroup};
 use crate::config::{
     Alertmanagers, Config, FilePath, Files, LoadOptions, Millis, ScrapeConfig, TlsConfig, glob,
 };
@@ -79,60 +80,71 @@ pub struct CheckedTarget {
     pub labels: Result<Labels, String>,
 }
 
-/// The targets of a job that files name.
-#[derive(Clone, Debug, PartialEq)]
-pub enum JobTargets {
+/// A job of a configuration.
+#[derive(Clone, Debug)]
+pub enum FoundJob {
+    /// The job.
+    Job(Box<ScrapeConfig>),
     /// There is no such job.
-    UnknownJob {
+    Unknown {
         /// The names of all jobs.
         jobs: Vec<String>,
     },
-    /// The targets, each once, and the keys of discoveries that need a server.
-    Targets {
-        /// The targets in the order of files.
-        targets: Vec<CheckedTarget>,
-        /// The keys.
-        skipped: Vec<&'static str>,
-    },
 }
 
-/// The static targets of the job `job_name` and those of its files, as `promtool check
-/// service-discovery`.
+/// The job `job_name` of the file `path`.
 ///
 /// # Errors
-/// Those of the configuration and of files of targets.
-pub fn job_targets(
+/// Those of the configuration.
+pub fn find_job(
     path: &Path,
     job_name: &str,
     files: &dyn Files,
     options: &LoadOptions<'_>,
-) -> Result<JobTargets> {
-    let jobs = Config::load(path, files, options)?.config.scrape_configs(files)?;
-    let Some(job) = jobs.iter().find(|job| job.job_name == job_name) else {
-        let jobs = jobs.iter().map(|job| job.job_name.clone()).collect();
-        return Ok(JobTargets::UnknownJob { jobs });
-    };
+) -> Result<FoundJob> {
+    let mut jobs = Config::load(path, files, options)?.config.scrape_configs(files)?;
+    Ok(match jobs.iter().position(|job| job.job_name == job_name) {
+        Some(idx) => FoundJob::Job(Box::new(jobs.swap_remove(idx))),
+        None => FoundJob::Unknown { jobs: jobs.into_iter().map(|job| job.job_name).collect() },
+    })
+}
+
+/// Calls `each` with the targets of the files of `job` and with the static ones, each once, as
+/// `promtool check service-discovery` lists them. One file is in memory at a time.
+///
+/// # Errors
+/// Those of files of targets, before the first call, and those of `each`.
+pub fn for_each_target(
+    job: &ScrapeConfig,
+    files: &dyn Files,
+    each: &mut dyn FnMut(CheckedTarget) -> Result<()>,
+) -> Result<()> {
     let editor = LabelEditor::default();
     let mut checker = Checker { files: Some(files), editor, warnings: Vec::new() };
-    let mut groups = checker.groups(&job.discoveries.file, job_name)?;
-    groups.extend_from_slice(&job.discoveries.static_groups);
-    let (mut seen, mut targets) = (HashSet::new(), Vec::new());
-    for group in &groups {
+    checker.for_each_group(&job.discoveries, &job.job_name, &mut |_, _| Ok(()))?;
+    // Two hashes with secret keys instead of the labels, which have some hundred bytes.
+    let hashers = (RandomState::new(), RandomState::new());
+    let mut seen = HashSet::new();
+    checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, editor| {
         for target in group.members() {
-            let editor = &mut checker.editor;
             let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
-            if !seen.insert(discovered.clone()) {
+            if !seen.insert((hashers.0.hash_one(&discovered), hashers.1.hash_one(&discovered))) {
                 continue;
             }
             let labels = match Target::populate(job, discovered.clone(), editor) {
                 Ok(target) => Ok(target.map_or(Labels::empty(), |target| target.labels)),
                 Err(error) => Err(error.to_string()),
             };
-            targets.push(CheckedTarget { discovered, labels });
+            each(CheckedTarget { discovered, labels })?;
         }
-    }
+        Ok(())
+    })
+}
+
+/// The keys of the discoveries of `job` that need a server.
+pub fn remote_discoveries(job: &ScrapeConfig) -> Vec<&'static str> {
     let discoveries = &job.discoveries;
-    let mut skipped: Vec<&str> = discoveries.unsupported().collect();
+    let mut found: Vec<&str> = discoveries.unsupported().collect();
     for (key, is_empty) in [
         ("consul_sd_configs", discoveries.consul.is_empty()),
         ("dns_sd_configs", discoveries.dns.is_empty()),
@@ -143,10 +155,10 @@ pub fn job_targets(
         ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
     ] {
         if !is_empty {
-            skipped.push(key);
+            found.push(key);
         }
     }
-    Ok(JobTargets::Targets { targets, skipped })
+    found
 }
 
 /// The first job that is scraped too rarely for queries: each of its samples is stale before the
@@ -197,29 +209,25 @@ impl<'a> Checker<'a> {
         }
         let place = format!("scrape job {}", quoted(name.as_bytes()));
         self.unsupported(&job.discoveries, &place);
-        let mut groups = self.groups(&job.discoveries.file, &place)?;
-        groups.extend_from_slice(&job.discoveries.static_groups);
-        for group in &groups {
+        self.for_each_group(&job.discoveries, &place, &mut |group, editor| {
             for (idx, target) in group.members().enumerate() {
-                let editor = &mut self.editor;
                 let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
                 Target::populate(job, discovered, editor)
                     .map_err(|error| error.context(format_args!("instance {idx} in group")))?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn alertmanagers(&mut self, settings: &Alertmanagers) -> Result<()> {
         self.unsupported(&settings.discoveries, "alertmanager config");
-        let mut groups = self.groups(&settings.discoveries.file, "alertmanager config")?;
-        groups.extend_from_slice(&settings.discoveries.static_groups);
-        for group in &groups {
+        let place = "alertmanager config";
+        self.for_each_group(&settings.discoveries, place, &mut |group, editor| {
             for target in group.members() {
-                alertmanager_labels(settings, &target, &group.labels, &mut self.editor)?;
+                alertmanager_labels(settings, &target, &group.labels, editor)?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn unsupported(&mut self, discoveries: &Discoveries, place: &str) {
@@ -228,11 +236,16 @@ impl<'a> Checker<'a> {
         self.warnings.extend(discoveries.unsupported().map(warning));
     }
 
-    /// The groups of all files of `discoveries`.
-    fn groups(&mut self, discoveries: &[FileDiscovery], place: &str) -> Result<Vec<TargetGroup>> {
-        let mut groups = Vec::new();
-        let Some(files) = self.files else { return Ok(groups) };
-        for pattern in discoveries.iter().flat_map(|discovery| &discovery.files) {
+    /// Calls `each` with the groups of all files of `discoveries`, then with the static ones.
+    fn for_each_group(
+        &mut self,
+        discoveries: &Discoveries,
+        place: &str,
+        each: &mut dyn FnMut(&TargetGroup, &mut LabelEditor) -> Result<()>,
+    ) -> Result<()> {
+        let patterns = discoveries.file.iter().flat_map(|discovery| &discovery.files);
+        for pattern in patterns {
+            let Some(files) = self.files else { break };
             let name = quoted(pattern.as_str().as_bytes());
             let paths = glob(files, pattern.as_str())?;
             if paths.is_empty() {
@@ -240,13 +253,12 @@ impl<'a> Checker<'a> {
                 self.warnings.push(warning);
             }
             for path in paths {
-                let read = TargetGroup::read_file(&path, files);
-                groups.extend(
-                    read.map_err(|error| error.context(format_args!("checking SD file {name}")))?,
-                );
+                let (groups, _held) = TargetGroup::read_held(&path, files)
+                    .map_err(|error| error.context(format_args!("checking SD file {name}")))?;
+                groups.iter().try_for_each(|group| each(group, &mut self.editor))?;
             }
         }
-        Ok(groups)
+        discoveries.static_groups.iter().try_for_each(|group| each(group, &mut self.editor))
     }
 
     fn certificates(&self, tls: &TlsConfig) -> Result<()> {

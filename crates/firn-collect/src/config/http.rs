@@ -1,12 +1,12 @@
 //! The HTTP client of scrapes, discoveries, Alertmanagers and remote storage.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use firn_model::Secret;
+use firn_model::{Result as ModelResult, Secret};
 
 use super::{AnyValue, FilePath, Url};
-use firn_yaml::quoted;
-use firn_yaml::{Checked, Field, section, words};
+use firn_yaml::{Checked, Failure, Field, from_document, quoted, section, words};
 
 words! {
     /// A version of TLS.
@@ -125,6 +125,32 @@ section! {
 impl Default for HttpClient {
     fn default() -> HttpClient {
         HttpClient { follow_redirects: true, enable_http2: true, ..HttpClient::zero() }
+    }
+}
+
+impl HttpClient {
+    /// Reads `text`, the file `path` of promtool's `--http.config.file`. As there, relative paths
+    /// in it begin in the folder above the one of the file.
+    ///
+    /// # Errors
+    /// `Invalid` with Prometheus' text.
+    pub fn parse_file(text: &str, path: &Path) -> ModelResult<HttpClient> {
+        let mut client = HttpClient::default();
+        from_document(text, &mut client).map_err(Failure::into_error)?;
+        let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
+        client.join_folder(folder);
+        Ok(client)
+    }
+
+    /// Sets basic authentication.
+    pub fn set_basic_auth(&mut self, username: String, password: Secret) {
+        self.basic_auth = Some(BasicAuth { username, password, ..BasicAuth::zero() });
+    }
+
+    /// Adds a header to each request; its value may be secret.
+    pub fn add_header(&mut self, name: String, value: Secret) {
+        let headers = self.http_headers.get_or_insert_default();
+        headers.entry(name).or_insert_with(Header::zero).secrets.push(value);
     }
 }
 

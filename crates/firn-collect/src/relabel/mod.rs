@@ -11,4 +11,4 @@ mod template;
 
 pub use editor::LabelEditor;
 pub use pattern::PATTERN_BYTES_MAX;
-pub use rule::{Action, LabelName, NameScheme, RegexText, RuleConfig, Rules, Step};
+pub use rule::{Action, LabelName, NameScheme, RegexText, RuleConfig, Rules};

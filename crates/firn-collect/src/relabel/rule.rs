@@ -313,17 +313,6 @@ struct Rule {
     replacement: Template,
 }
 
-/// The labels after a rule.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// The rule.
-    pub rule: RuleConfig,
-    /// The labels after the rule; those before it if it dropped them.
-    pub labels: Labels,
-    /// `false` if the rule dropped the label set. No rule follows.
-    pub is_kept: bool,
-}
-
 impl Default for Rules {
     fn default() -> Rules {
         Rules { rules: Arc::from([]) }
@@ -400,23 +389,24 @@ impl Rules {
         Ok(self.apply(editor)?.then(|| editor.labels()))
     }
 
-    /// The labels after each rule, until one drops them.
+    /// Calls `each` with each rule and the labels after it: `None` once a rule has dropped them.
     ///
     /// # Errors
-    /// As [`Rules::apply`].
-    pub fn steps(&self, labels: &Labels) -> Result<Vec<Step>> {
+    /// As [`Rules::apply`], and those of `each`.
+    pub fn for_each_step(
+        &self,
+        labels: &Labels,
+        mut each: impl FnMut(&RuleConfig, Option<&Labels>) -> Result<()>,
+    ) -> Result<()> {
         let mut editor = LabelEditor::default();
         editor.reset(labels);
-        let mut steps = Vec::new();
+        let mut is_kept = true;
         for rule in &*self.rules {
-            let is_kept = rule.apply(&mut editor)?;
-            let labels = editor.labels();
-            steps.push(Step { rule: rule.config.clone(), labels, is_kept });
-            if !is_kept {
-                break;
-            }
+            is_kept = is_kept && rule.apply(&mut editor)?;
+            let labels = is_kept.then(|| editor.labels());
+            each(&rule.config, labels.as_ref())?;
         }
-        Ok(steps)
+        Ok(())
     }
 }
 
@@ -549,14 +539,35 @@ mod tests {
     fn relabel(rules: &str, labels: &[(&str, &str)]) -> Option<String> {
         let rules = Rules::parse(rules, NameScheme::Utf8).unwrap();
         let labels = Labels::from_pairs(labels.iter().copied()).unwrap();
-        let steps = rules.steps(&labels).unwrap();
         let relabelled = rules.relabel(&labels, &mut LabelEditor::default()).unwrap();
-        match steps.last() {
-            Some(step) if step.is_kept => assert_eq!(relabelled.as_ref(), Some(&step.labels)),
-            Some(_) => assert_eq!(relabelled, None),
-            None => assert_eq!(relabelled.as_ref(), Some(&labels)),
-        }
+        assert_eq!(relabelled, after_steps(&rules, &labels));
         relabelled.map(|labels| labels.to_string())
+    }
+
+    /// The labels after the last step.
+    fn after_steps(rules: &Rules, labels: &Labels) -> Option<Labels> {
+        let mut last = Some(labels.clone());
+        let keep = |_: &RuleConfig, labels: Option<&Labels>| {
+            last = labels.cloned();
+            Ok(())
+        };
+        rules.for_each_step(labels, keep).unwrap();
+        last
+    }
+
+    #[test]
+    fn after_a_drop_each_step_has_no_labels() {
+        let text = "[{target_label: a, replacement: b}, {action: drop, source_labels: [a]}, \
+                    {target_label: c, replacement: d}]";
+        let rules = Rules::parse(text, NameScheme::Utf8).unwrap();
+        let mut steps = Vec::new();
+        let push = |rule: &RuleConfig, labels: Option<&Labels>| {
+            steps.push((rule.action, labels.map(ToString::to_string)));
+            Ok(())
+        };
+        rules.for_each_step(&Labels::empty(), push).unwrap();
+        let first = (Action::Replace, Some(r#"{a="b"}"#.to_owned()));
+        assert_eq!(steps, [first, (Action::Drop, None), (Action::Replace, None)]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(crate) mod params;
 mod query;
 mod query_log;
 mod read;
+mod relabel_steps;
 pub(crate) mod roles;
 mod rules;
 mod series;

@@ -19,6 +19,7 @@ use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::{Params, refused};
+use crate::http::relabel_steps::relabel_steps;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::{answer, hostname};
 use crate::metadata::Metadata;
@@ -31,6 +32,7 @@ pub(crate) fn routes() -> Routes {
     Routes::new()
         .route(Access::ReadServer, Methods::Get, "/api/v1/targets", targets)
         .route(Access::ReadServer, Methods::Get, "/api/v1/targets/metadata", targets_metadata)
+        .route(Access::ReadServer, Methods::Get, "/api/v1/targets/relabel_steps", relabel_steps)
         .route(Access::ReadServer, Methods::Get, "/api/v1/scrape_pools", scrape_pools)
         .route(Access::ReadServer, Methods::Get, "/api/v1/metadata", metadata)
 }

@@ -10,6 +10,7 @@ pub mod json;
 mod json_reader;
 pub mod number;
 pub mod query_stats;
+pub mod relabel;
 pub mod remote_read;
 pub mod remote_write;
 pub mod snappy;

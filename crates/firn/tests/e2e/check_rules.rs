@@ -134,7 +134,7 @@ fn unit_tests_run_as_in_promtool() {
     let good = files.firn(&["test", "rules", "--run=^goo", "tests.yml"], "");
     assert_eq!((good.code, good.output.as_str()), (Some(0), "  SUCCESS\n\n"), "{good:?}");
     assert_eq!(good.errors, "  WARNING: no file match pattern missing.yml\n");
-    let bad = files.firn(&["test", "rules", "--junit=out.xml", "tests.yml"], "");
+    let bad = files.firn(&["test", "--junit=out.xml", "rules", "tests.yml"], "");
     assert_eq!((bad.code, bad.output.as_str()), (Some(1), "\n\n\n"), "{bad:?}");
     let want = "  FAILED:
     name: bad,

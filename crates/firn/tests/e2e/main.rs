@@ -36,6 +36,7 @@ mod outside;
 mod pipes;
 mod process;
 mod prometheus;
+mod promtool;
 mod proxy;
 mod remote_read;
 mod remote_write;

@@ -1,0 +1,50 @@
+//! `firn check healthy` and `firn check ready`: the state of a running server, with the output and
+//! the exit codes of promtool.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::client::{ClientFile, ServerAddress};
+use crate::output;
+
+/// `firn check healthy` and `firn check ready`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckServer {
+    #[command(flatten)]
+    client: ClientFile,
+
+    /// The address of the server
+    #[arg(long, default_value = "http://localhost:9420")]
+    url: ServerAddress,
+}
+
+/// As in promtool.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const OK: u16 = 200;
+
+/// Prints the response of `endpoint`.
+pub(crate) fn run(check: &CheckServer, endpoint: &str) -> ExitCode {
+    match state(check, endpoint) {
+        Ok(text) => {
+            output::report_lines(&format!("  SUCCESS:  {text}"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            output::report_lines(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn state(check: &CheckServer, endpoint: &str) -> Result<String, String> {
+    let mut server = check.client.client(&check.url, &[])?;
+    let url = server.url(endpoint);
+    let response =
+        server.get(endpoint, TIMEOUT).map_err(|error| format!("Get {url:?}: {error}"))?;
+    match response.status {
+        OK => Ok(String::from_utf8_lossy(&response.body).into_owned()),
+        status => Err(format!("check failed: URL={}, status={status}", check.url)),
+    }
+}

@@ -1,0 +1,253 @@
+//! Requests to a server as promtool makes them: an address with or without a login, and the client
+//! of `--http.config.file`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use firn_collect::config::{HttpClient, Url};
+use firn_fetch::{Bodies, Client, Connections, Content, FetchError, Request, Response};
+use firn_model::Budget;
+use firn_server::Secret;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::check_config::read_file;
+
+/// The flag of commands that send requests.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ClientFile {
+    /// The settings of the HTTP client: basic_auth, authorization, tls_config and the other keys
+    /// of a client in prometheus.yml
+    #[arg(long = "http.config.file", value_name = "FILE", global = true)]
+    http_config_file: Option<PathBuf>,
+}
+
+/// The address of a server; without a scheme it is `http`.
+#[derive(Clone)]
+pub(crate) struct ServerAddress {
+    /// Without user, query and slash at the end.
+    base: String,
+    login: Option<(String, Secret)>,
+}
+
+/// A header that `--header` adds: `NAME=VALUE` or `NAME:VALUE`.
+#[derive(Clone, Debug)]
+pub(crate) struct ExtraHeader {
+    name: String,
+    value: Secret,
+}
+
+/// A client of one server.
+pub(crate) struct ServerClient {
+    base: String,
+    client: Client,
+    connections: Connections,
+    runtime: Runtime,
+}
+
+/// A longer body is refused. It is some 10 million samples.
+const BODY_BYTES_MAX: u64 = 256 << 20;
+
+impl FromStr for ServerAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServerAddress, String> {
+        let text = match text.contains("://") {
+            true => text.to_owned(),
+            false => format!("http://{}", text.trim_start_matches('/')),
+        };
+        let url = Url::parse(&text)?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err("expected an address that begins with http:// or https://".to_owned());
+        }
+        if url.host().is_empty() {
+            return Err("expected the name of a host".to_owned());
+        }
+        let behind = text.split_once("://").map_or("", |(_, behind)| behind);
+        let authority_len = behind.find(['/', '?', '#']).unwrap_or(behind.len());
+        let (authority, path) = behind.split_at(authority_len);
+        let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        let login = user.map(|user| {
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            (unescaped(name), Secret::new(unescaped(password)))
+        });
+        Ok(ServerAddress { base: format!("{}://{host}{path}", url.scheme()), login })
+    }
+}
+
+impl fmt::Display for ServerAddress {
+    /// Without a login, which is secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.base)
+    }
+}
+
+impl fmt::Debug for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.base)
+    }
+}
+
+/// Escapes of a URL replaced. These characters have a meaning in forms only.
+fn unescaped(text: &str) -> String {
+    let text = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
+    let mut pairs = form_urlencoded::parse(text.as_bytes());
+    pairs.next().map_or_else(String::new, |(name, _)| name.into_owned())
+}
+
+impl FromStr for ExtraHeader {
+    type Err = String;
+
+    /// The text is not repeated in errors: it may be a token.
+    fn from_str(text: &str) -> Result<ExtraHeader, String> {
+        let (name, value) = text.split_once([':', '=']).ok_or("expected NAME=VALUE")?;
+        let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+        if name.is_empty() || !name.chars().all(is_token) {
+            return Err("expected the name of a header before the first colon or =".to_owned());
+        }
+        Ok(ExtraHeader { name: name.to_owned(), value: Secret::new(value.to_owned()) })
+    }
+}
+
+impl ClientFile {
+    /// A client of the server at `address`, whose requests have `headers`.
+    ///
+    /// # Errors
+    /// promtool's text for a file that cannot be used.
+    pub(crate) fn client(
+        &self,
+        address: &ServerAddress,
+        headers: &[ExtraHeader],
+    ) -> Result<ServerClient, String> {
+        let mut config = self.config(address)?;
+        if let Some((user, password)) = &address.login {
+            config.set_basic_auth(user.clone(), password.clone());
+        }
+        // As in promtool, the last one of a name counts.
+        for (idx, header) in headers.iter().enumerate() {
+            if !headers.iter().skip(idx + 1).any(|later| later.name == header.name) {
+                config.add_header(header.name.clone(), header.value.clone());
+            }
+        }
+        let bodies = Bodies::new(&Budget::new(2 * BODY_BYTES_MAX));
+        let client = Client::new(&config, &bodies)
+            .map_err(|error| format!("Failed to create a new HTTP round tripper: {error}"))?;
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("cannot start the HTTP client: {error}"))?;
+        let (base, connections) = (address.base.clone(), Connections::default());
+        Ok(ServerClient { base, client, connections, runtime })
+    }
+
+    fn config(&self, address: &ServerAddress) -> Result<HttpClient, String> {
+        let Some(path) = &self.http_config_file else { return Ok(HttpClient::default()) };
+        if address.login.as_ref().is_some_and(|(user, _)| !user.is_empty()) {
+            return Err(
+                "Cannot set base auth in the server URL and use a http.config.file at the \
+                        same time"
+                    .to_owned(),
+            );
+        }
+        let read = read_file(path)
+            .map_err(|error| format!("open {}: {error}", path.display()))
+            .and_then(|text| HttpClient::parse_file(&text, path).map_err(|e| e.to_string()));
+        read.map_err(|error| format!("Failed to load HTTP config file: {error}"))
+    }
+}
+
+impl ServerClient {
+    /// The address of `path`, for messages.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// The response to `GET path`.
+    ///
+    /// # Errors
+    /// Without a whole response within `timeout`.
+    pub(crate) fn get(&mut self, path: &str, timeout: Duration) -> Result<Response, FetchError> {
+        self.send(path, None, timeout)
+    }
+
+    /// The response to `POST path` with a form.
+    ///
+    /// # Errors
+    /// As [`ServerClient::get`].
+    pub(crate) fn post(
+        &mut self,
+        path: &str,
+        form: String,
+        timeout: Duration,
+    ) -> Result<Response, FetchError> {
+        let media_type = "application/x-www-form-urlencoded".to_owned();
+        self.send(path, Some(Content { media_type, bytes: form.into() }), timeout)
+    }
+
+    fn send(
+        &mut self,
+        path: &str,
+        content: Option<Content>,
+        timeout: Duration,
+    ) -> Result<Response, FetchError> {
+        let request = Request {
+            url: self.url(path),
+            unix_socket: None,
+            headers: Vec::new(),
+            authorization: None,
+            content,
+            body_bytes_max: BODY_BYTES_MAX,
+            timeout,
+        };
+        self.runtime.block_on(self.client.send(&request, &mut self.connections))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Result<(String, Option<(String, String)>), String> {
+        let parsed: ServerAddress = text.parse()?;
+        let login = parsed.login.map(|(user, password)| (user, password.expose().to_owned()));
+        Ok((parsed.base, login))
+    }
+
+    #[test]
+    fn an_address_is_split_into_base_and_login() {
+        let base = |text: &str| address(text).map(|(base, _)| base);
+        assert_eq!(base("http://localhost:9090/"), Ok("http://localhost:9090".to_owned()));
+        assert_eq!(base("localhost:9090"), Ok("http://localhost:9090".to_owned()));
+        assert_eq!(base("//localhost"), Ok("http://localhost".to_owned()));
+        assert_eq!(base("HTTPS://[::1]:1/a/b/?x=1#f"), Ok("https://[::1]:1/a/b".to_owned()));
+        for (text, user, password) in [
+            ("http://u:p%40+q%3dr=s&t@h:1", "u", "p@+q=r=s&t"),
+            ("http://u@h:1", "u", ""),
+            ("http://u:p@h:1/path", "u", "p"),
+        ] {
+            let login = address(text).map(|(_, login)| login);
+            assert_eq!(login, Ok(Some((user.to_owned(), password.to_owned()))), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_error_and_no_text_shows_a_password() {
+        for text in
+            ["ftp://u:secret@h", "http://u:secret@", "http://u:secret@h:x\u{1}", "://secret"]
+        {
+            let error = address(text).expect_err(text);
+            assert!(!error.contains("secret") || text == "://secret", "{error}");
+        }
+        let parsed: ServerAddress = "http://u:secret@h:1".parse().expect("an address");
+        assert_eq!(format!("{parsed} {parsed:?}"), "http://h:1 \"http://h:1\"");
+        let header: ExtraHeader = "Authorization=Bearer secret".parse().expect("a header");
+        assert!(!format!("{header:?}").contains("secret"));
+        for text in ["secret", "a secret: x", "=secret"] {
+            assert!(!text.parse::<ExtraHeader>().expect_err(text).contains("secret"));
+        }
+    }
+}

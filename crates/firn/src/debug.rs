@@ -1,0 +1,127 @@
+//! `firn debug`: fetches the diagnostics of a server into an archive, as promtool does.
+
+mod archive;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+
+use crate::client::{ClientFile, ServerAddress};
+use crate::output;
+use archive::Archive;
+
+/// `firn debug`.
+#[derive(Debug, Args)]
+pub(crate) struct Debug {
+    #[command(flatten)]
+    client: ClientFile,
+
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Debug, Subcommand)]
+enum Subject {
+    /// Fetch metrics and all states
+    ///
+    /// A FirnDB server has no profiles of pprof: the archive has none.
+    All(Server),
+    /// Fetch metrics
+    Metrics(Server),
+    /// Fetch states of the server in place of profiles, which FirnDB does not have
+    Pprof(Server),
+}
+
+#[derive(Debug, Args)]
+struct Server {
+    /// The address of the server, such as http://localhost:9420
+    server: ServerAddress,
+}
+
+/// As in promtool, in the current folder.
+const ARCHIVE: &str = "debug.tar.gz";
+/// A response of a busy server takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Path and name in the archive.
+const METRICS: [(&str, &str); 1] = [("/metrics", "metrics.txt")];
+const STATES: [(&str, &str); 14] = [
+    ("/api/v1/status/buildinfo", "buildinfo.json"),
+    ("/api/v1/status/runtimeinfo", "runtimeinfo.json"),
+    ("/api/v1/status/flags", "flags.json"),
+    ("/api/v1/status/config", "config.json"),
+    ("/api/v1/status/tsdb", "tsdb.json"),
+    ("/api/v1/status/tsdb/blocks", "blocks.json"),
+    ("/api/v1/status/walreplay", "walreplay.json"),
+    ("/api/v1/status/groups", "groups.json"),
+    ("/api/v1/features", "features.json"),
+    ("/api/v1/scrape_pools", "scrape_pools.json"),
+    ("/api/v1/targets", "targets.json"),
+    ("/api/v1/rules", "rules.json"),
+    ("/api/v1/alerts", "alerts.json"),
+    ("/api/v1/alertmanagers", "alertmanagers.json"),
+];
+const NO_PROFILES: &str = "  WARNING: a FirnDB server has no profiles of pprof (CPU, heap, \
+                           goroutines, traces): the archive contains states of the server instead";
+
+/// Writes the archive.
+pub(crate) fn run(debug: &Debug) -> ExitCode {
+    let (server, has_metrics, has_states) = match &debug.subject {
+        Subject::All(server) => (server, true, true),
+        Subject::Metrics(server) => (server, true, false),
+        Subject::Pprof(server) => (server, false, true),
+    };
+    if has_states {
+        output::report_lines(NO_PROFILES);
+    }
+    let metrics = METRICS.iter().filter(|_| has_metrics);
+    let endpoints: Vec<_> = metrics.chain(STATES.iter().filter(|_| has_states)).copied().collect();
+    let path = Path::new(ARCHIVE);
+    match write(path, &server.server, &debug.client, &endpoints) {
+        Ok(()) => {
+            output::announce(&format!(
+                "Compiling debug information complete, all files written in \"{ARCHIVE}\".\n"
+            ));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            output::report_lines(&format!("error completing debug command: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A response that is no success is left out, except that of all.
+fn write(
+    path: &Path,
+    address: &ServerAddress,
+    client: &ClientFile,
+    endpoints: &[(&str, &str)],
+) -> Result<(), String> {
+    let mut server = client.client(address, &[])?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let created = |error| format!("error creating a new archiver: {error}");
+    let added = |error| format!("error writing into the archive: {error}");
+    // The first response comes before the archive: a wrong address leaves an older one as it is.
+    let mut archive = None;
+    for (endpoint, name) in endpoints {
+        output::announce(&format!("collecting: {}\n", server.url(endpoint)));
+        let response = server
+            .get(endpoint, TIMEOUT)
+            .map_err(|error| format!("error executing HTTP request: {error}"))?;
+        if response.status / 100 != 2 {
+            let (url, status) = (server.url(endpoint), response.status_text());
+            output::report_lines(&format!("  WARNING: {url} is left out: {status}"));
+            continue;
+        }
+        if archive.is_none() {
+            archive = Some(Archive::create(path, now).map_err(created)?);
+        }
+        if let Some(archive) = &mut archive {
+            archive.add(name, &response.body).map_err(added)?;
+        }
+    }
+    let archive = archive.ok_or("the server refused all requests")?;
+    archive.close().map_err(|error| format!("error closing archive writer: {error}"))
+}

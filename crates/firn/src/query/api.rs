@@ -1,0 +1,129 @@
+//! The API of Prometheus as its Go client uses it, with the client's errors.
+
+use std::time::Duration;
+
+use firn_fetch::Response;
+use form_urlencoded::Serializer;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::result::QueryResult;
+use crate::client::ServerClient;
+
+/// The time for a response, as in promtool.
+const TIMEOUT: Duration = Duration::from_secs(120);
+const BAD_REQUEST: u16 = 400;
+const METHOD_NOT_ALLOWED: u16 = 405;
+const UNPROCESSABLE: u16 = 422;
+const NOT_IMPLEMENTED: u16 = 501;
+const NO_CONTENT: u16 = 204;
+
+/// The data of a successful response.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) data: String,
+    pub(super) warnings: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope<'a> {
+    #[serde(default)]
+    status: String,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+    #[serde(default)]
+    error_type: String,
+    #[serde(default)]
+    error: String,
+    #[serde(default)]
+    warnings: Option<Vec<String>>,
+}
+
+/// Names and values of a request.
+pub(super) type Params = Vec<(&'static str, String)>;
+
+/// Sends a request as a form; a server that knows no POST there gets a GET.
+///
+/// # Errors
+/// The text of the Go client.
+pub(super) fn post_or_get(
+    server: &mut ServerClient,
+    path: &str,
+    params: &Params,
+) -> Result<Answer, String> {
+    let form = encoded(params);
+    let posted = server.post(path, form.clone(), TIMEOUT);
+    let response = posted.map_err(|error| failed("Post", server, path, &error.to_string()))?;
+    match response.status {
+        METHOD_NOT_ALLOWED | NOT_IMPLEMENTED => get(server, path, params),
+        _ => answer(&response),
+    }
+}
+
+/// Sends a request without a body.
+///
+/// # Errors
+/// As [`post_or_get`].
+pub(super) fn get(
+    server: &mut ServerClient,
+    path: &str,
+    params: &Params,
+) -> Result<Answer, String> {
+    let target = format!("{path}?{}", encoded(params));
+    let got = server.get(&target, TIMEOUT);
+    let response = got.map_err(|error| failed("Get", server, &target, &error.to_string()))?;
+    answer(&response)
+}
+
+/// An instant or a range query.
+///
+/// # Errors
+/// As [`post_or_get`], and for a result of another form.
+pub(super) fn query(
+    server: &mut ServerClient,
+    path: &str,
+    params: &Params,
+) -> Result<QueryResult, String> {
+    QueryResult::parse(&post_or_get(server, path, params)?.data)
+}
+
+fn encoded(params: &Params) -> String {
+    let mut form = Serializer::new(String::new());
+    form.extend_pairs(params);
+    form.finish()
+}
+
+fn failed(method: &str, server: &ServerClient, target: &str, error: &str) -> String {
+    format!("{method} {:?}: {error}", server.url(target))
+}
+
+fn answer(response: &Response) -> Result<Answer, String> {
+    let status = response.status;
+    let is_refusal = matches!(status, BAD_REQUEST | UNPROCESSABLE);
+    if status / 100 != 2 && !is_refusal {
+        let why = match status / 100 {
+            4 => format!("client_error: client error: {status}"),
+            5 => format!("server_error: server error: {status}"),
+            _ => format!("bad_response: bad response code {status}"),
+        };
+        let detail = String::from_utf8_lossy(&response.body);
+        return Err(match detail.trim() {
+            "" => why,
+            detail => format!("{why} (detail: {detail})"),
+        });
+    }
+    let envelope: Envelope<'_> = match status {
+        NO_CONTENT => serde_json::from_str("{}"),
+        _ => serde_json::from_slice(&response.body),
+    }
+    .map_err(|error| format!("bad_response: {error}"))?;
+    if is_refusal == (envelope.status == "success") {
+        return Err("bad_response: inconsistent body for response code".to_owned());
+    }
+    if is_refusal && envelope.status == "error" {
+        return Err(format!("{}: {}", envelope.error_type, envelope.error));
+    }
+    let data = envelope.data.map_or("null", RawValue::get).to_owned();
+    Ok(Answer { data, warnings: envelope.warnings.unwrap_or_default() })
+}
