@@ -21,7 +21,9 @@ impl Scene {
         let folder = tempfile::tempdir().unwrap();
         let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path()).unwrap());
         let index = Index::open(Arc::clone(&disk), bits(), options(), &[]).unwrap();
-        texts().iter().for_each(|text| drop(resolve(&index, text)));
+        for text in texts() {
+            resolve(&index, &text);
+        }
         let part = index.plan_seal().unwrap().run(&*disk).unwrap();
         index.apply(&part).unwrap();
         let path = index.segment_paths().remove(0);
