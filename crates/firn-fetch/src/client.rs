@@ -16,6 +16,7 @@ use hyper::{Method, StatusCode, Uri};
 
 use crate::body::{Bodies, Body, Unpacker};
 use crate::connect::{Connections, Open, Route};
+use crate::lines::Lines;
 use crate::proxy::Proxies;
 use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
 use crate::tls::TlsSource;
@@ -38,7 +39,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A request. Without content it is a `GET`, else a `POST`.
+/// A request. Without content it is a `GET`, else a `POST` or a `PUT`.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The address.
@@ -60,6 +61,8 @@ pub struct Request {
 /// The body of a request.
 #[derive(Clone, Debug)]
 pub struct Content {
+    /// Whether the request is a `PUT`.
+    pub is_put: bool,
     /// `Content-Type`.
     pub media_type: String,
     /// The bytes.
@@ -75,6 +78,15 @@ pub struct Response {
     pub headers: HeaderMap,
     /// The body, unpacked. Of a status other than 2xx only the beginning.
     pub body: Body,
+}
+
+/// The answer to a [`Client::watch`].
+#[derive(Debug)]
+pub enum Watched {
+    /// The lines of the body.
+    Lines(Lines),
+    /// Another status than 200.
+    Refused(Response),
 }
 
 // The part of a refusal's body that is read.
@@ -123,16 +135,39 @@ impl Client {
         request: &Request,
         connections: &mut Connections,
     ) -> Result<Response, FetchError> {
-        tokio::time::timeout(request.timeout, self.follow(request, connections))
-            .await
-            .unwrap_or(Err(FetchError::Timeout))
+        let sending = async {
+            let (response, open) = self.follow(request, connections).await?;
+            self.read(response, open, request, connections).await
+        };
+        tokio::time::timeout(request.timeout, sending).await.unwrap_or(Err(FetchError::Timeout))
     }
 
+    /// Sends a request whose answer arrives line by line, until either side ends it. The request's
+    /// `timeout` is that of the head and of a refusal. No line may have `body_bytes_max` bytes.
+    ///
+    /// # Errors
+    /// If there is no head of an answer. Another status than 200 is a [`Watched::Refused`].
+    pub async fn watch(&self, request: &Request) -> Result<Watched, FetchError> {
+        let mut connections = Connections::default();
+        let opening = async {
+            let (response, open) = self.follow(request, &mut connections).await?;
+            if response.status() != StatusCode::OK {
+                let refusal = self.read(response, open, request, &mut connections).await;
+                return refusal.map(Watched::Refused);
+            }
+            let budget = self.bodies.budget();
+            let lines = Lines::new(open, response.into_body(), request.body_bytes_max, budget);
+            Ok(Watched::Lines(lines))
+        };
+        tokio::time::timeout(request.timeout, opening).await.unwrap_or(Err(FetchError::Timeout))
+    }
+
+    /// Sends a request and follows redirects: the head of the answer, and its connection.
     async fn follow(
         &self,
         request: &Request,
         connections: &mut Connections,
-    ) -> Result<Response, FetchError> {
+    ) -> Result<(hyper::Response<Incoming>, Open), FetchError> {
         let asked: Uri =
             request.url.parse().map_err(|error| FetchError::transport("parse", error))?;
         let mut uri = asked.clone();
@@ -148,7 +183,7 @@ impl Client {
                 .get(LOCATION)
                 .filter(|_| self.config.follow_redirects && is_redirect(response.status()));
             let Some(location) = location else {
-                return self.read(response, open, request, connections).await;
+                return Ok((response, open));
             };
             let location = location
                 .to_str()
@@ -273,7 +308,11 @@ impl Outgoing<'_> {
     fn request(&self, open: &Open) -> Result<hyper::Request<Full<Bytes>>, FetchError> {
         let failed = |error: hyper::http::Error| FetchError::transport("request", error);
         let bytes = self.content.map(|content| content.bytes.clone());
-        let method = if bytes.is_some() { Method::POST } else { Method::GET };
+        let method = match self.content {
+            Some(content) if content.is_put => Method::PUT,
+            Some(_) => Method::POST,
+            None => Method::GET,
+        };
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let target = match open.is_http2() || open.is_absolute() {
             true => without_user(self.uri),
@@ -334,7 +373,7 @@ async fn read_refusal(response: hyper::Response<Incoming>) -> Option<Vec<u8>> {
 }
 
 /// An error with those behind it: hyper shows only the outermost.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

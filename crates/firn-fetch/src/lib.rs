@@ -6,7 +6,8 @@
 //! **Never** interprets a body, repeats a request at an interval, or knows a target.
 //!
 //! **Paths**: [`Client::new`] checks a client of the configuration; [`Client::send`] makes one
-//! request over the [`Connections`] that the caller keeps for a place.
+//! request over the [`Connections`] that the caller keeps for a place; [`Client::watch`] reads an
+//! endless answer line by line.
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
@@ -15,8 +16,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`, `tokens`,
-//! `redirect`, `client`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`,
+//! `tokens`, `redirect`, `lines`, `client`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -34,6 +35,7 @@ mod client;
 mod connect;
 mod credentials;
 mod error;
+mod lines;
 mod lookup;
 mod outgoing;
 mod proxy;
@@ -45,7 +47,8 @@ mod tokens;
 mod test_config;
 
 pub use body::{Bodies, Body};
-pub use client::{Client, Content, Request, Response};
+pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
 pub use error::FetchError;
+pub use lines::Lines;
 pub use lookup::lookup;

@@ -183,6 +183,7 @@ impl Tokens {
             headers,
             authorization,
             content: Some(Content {
+                is_put: false,
                 media_type: "application/x-www-form-urlencoded".to_owned(),
                 bytes: form.finish().into(),
             }),

@@ -5,18 +5,30 @@
 //! of answers. A failed refresh keeps the previous list.
 
 mod dns;
+mod ec2;
 mod file;
 mod http;
+mod kubernetes;
+mod names;
 
 pub use dns::DnsTargets;
+pub use ec2::{
+    AwsCredentials, AwsRequest, CredentialSource, Ec2Targets, ZoneIds, known_region, metadata_url,
+    role_credentials, role_request, session_credentials, web_identity_request,
+};
 pub use file::FileTargets;
 pub use http::HttpTargets;
+pub use kubernetes::{
+    ClusterAccess, ClusterState, ObjectList, PageEnd, Resource, StoredObject, WatchEvent,
+    WatchSpec, refusal,
+};
 
 use firn_model::{Error, Result};
 
 use crate::config::LabelSet;
 use crate::config::discovery::{
-    Discoveries, DnsDiscovery, FileDiscovery, HttpDiscovery, TargetGroup,
+    Discoveries, DnsDiscovery, Ec2Discovery, FileDiscovery, HttpDiscovery, KubernetesDiscovery,
+    TargetGroup,
 };
 use crate::pool::DiscoveredGroup;
 use crate::targets::ADDRESS;
@@ -32,6 +44,10 @@ pub enum Provider {
     Http(Box<HttpDiscovery>),
     /// Addresses of names.
     Dns(DnsDiscovery),
+    /// Instances of EC2.
+    Ec2(Box<Ec2Discovery>),
+    /// Objects of a Kubernetes cluster.
+    Kubernetes(Box<KubernetesDiscovery>),
 }
 
 impl Provider {
@@ -49,6 +65,10 @@ impl Provider {
         providers.extend(discoveries.file.iter().cloned().map(Provider::File));
         let http = discoveries.http.iter().cloned();
         providers.extend(http.map(|http| Provider::Http(Box::new(http))));
+        let ec2 = discoveries.ec2.iter().cloned();
+        providers.extend(ec2.map(|ec2| Provider::Ec2(Box::new(ec2))));
+        let kubernetes = discoveries.kubernetes.iter().cloned().map(Box::new);
+        providers.extend(kubernetes.map(Provider::Kubernetes));
         Ok(providers)
     }
 
@@ -59,6 +79,8 @@ impl Provider {
             Provider::File(_) => "file",
             Provider::Http(_) => "http",
             Provider::Dns(_) => "dns",
+            Provider::Ec2(_) => "ec2",
+            Provider::Kubernetes(_) => "kubernetes",
         }
     }
 }
@@ -68,8 +90,6 @@ fn check_implemented(discoveries: &Discoveries, place: &str) -> Result<()> {
         ("consul_sd_configs", discoveries.consul.is_empty()),
         ("docker_sd_configs", discoveries.docker.is_empty()),
         ("dockerswarm_sd_configs", discoveries.dockerswarm.is_empty()),
-        ("ec2_sd_configs", discoveries.ec2.is_empty()),
-        ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
     ];
     let known = known.into_iter().filter_map(|(key, is_empty)| (!is_empty).then_some(key));
     if let Some(key) = discoveries.unsupported().chain(known).next() {
@@ -125,15 +145,17 @@ fn text_bytes(name_bytes: usize, value_bytes: usize) -> usize {
 
 /// An upper estimate of the memory of `groups`.
 pub fn heap_bytes(groups: &[DiscoveredGroup]) -> usize {
-    let bytes_of = |labels: &LabelSet| {
-        let texts = labels.iter().map(|(name, value)| text_bytes(name.len(), value.len()));
-        set_bytes(labels.iter().count(), texts.fold(0, usize::saturating_add))
-    };
     groups.iter().fold(0, |sum, group| {
-        let own = bytes_of(&group.labels).saturating_add(size_of::<DiscoveredGroup>());
-        let targets = group.targets.iter().map(bytes_of).fold(own, usize::saturating_add);
+        let own = label_set_bytes(&group.labels).saturating_add(size_of::<DiscoveredGroup>());
+        let targets = group.targets.iter().map(label_set_bytes).fold(own, usize::saturating_add);
         sum.saturating_add(targets)
     })
+}
+
+/// An upper estimate of the memory of `labels`.
+fn label_set_bytes(labels: &LabelSet) -> usize {
+    let texts = labels.iter().map(|(name, value)| text_bytes(name.len(), value.len()));
+    set_bytes(labels.iter().count(), texts.fold(0, usize::saturating_add))
 }
 
 #[cfg(test)]
@@ -169,7 +191,6 @@ mod tests {
     #[test]
     fn a_kind_that_is_not_implemented_is_named() {
         for (keys, want) in [
-            ("kubernetes_sd_configs: [{role: pod}]", "kubernetes_sd_configs of job \"j\""),
             ("consul_sd_configs: [{}]", "consul_sd_configs of job"),
             ("nomad_sd_configs: [{}]", "nomad_sd_configs of job"),
             ("dns_sd_configs: [{names: [n]}]", "dns_sd_configs of job \"j\": type SRV"),

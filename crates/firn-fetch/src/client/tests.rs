@@ -530,3 +530,37 @@ fn a_request_may_move_between_threads() {
     let mut connections = Connections::default();
     check(client.send(&request, &mut connections));
 }
+
+// A watch: lines that arrive in any pieces, a refusal, silence, and an end in the middle of a line.
+#[tokio::test]
+async fn lines_are_read_as_they_arrive() {
+    let server = TestServer::start(move |head| match head.split(' ').nth(1) {
+        Some("/lines") => {
+            let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+            Some(format!("{head}3\r\none\r\n6\r\n\ntwo\nx\r\n0\r\n\r\n").into_bytes())
+        }
+        Some("/silence") => {
+            let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+            Some(format!("{head}4\r\none\n\r\n").into_bytes())
+        }
+        _ => Some(b"HTTP/1.1 410 Gone\r\ncontent-length: 3\r\n\r\nold".to_vec()),
+    })
+    .await;
+    let client = open(&HttpClient::default());
+    let watch = async |path: &str| {
+        let request = Request { body_bytes_max: 100, ..request(server.url(path)) };
+        client.watch(&request).await.unwrap()
+    };
+    let wait = Duration::from_secs(30);
+    let Watched::Lines(mut lines) = watch("/lines").await else { panic!("refused") };
+    for want in ["one", "two", "x"] {
+        assert_eq!(lines.next(wait).await.unwrap(), Some(want.as_bytes()));
+    }
+    assert_eq!(lines.next(wait).await.unwrap(), None);
+    let Watched::Lines(mut lines) = watch("/silence").await else { panic!("refused") };
+    assert_eq!(lines.next(wait).await.unwrap(), Some(&b"one"[..]));
+    let error = lines.next(Duration::from_millis(50)).await.unwrap_err();
+    assert!(matches!(error, FetchError::Timeout), "{error}");
+    let Watched::Refused(response) = watch("/gone").await else { panic!("no refusal") };
+    assert_eq!((response.status, &response.body[..]), (410, &b"old"[..]));
+}

@@ -1,5 +1,8 @@
 //! The tasks of discoveries and their last good lists.
 
+mod ec2;
+mod kubernetes;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -49,9 +52,11 @@ struct SharedLists {
     /// Rises with every new list.
     changes: watch::Sender<u64>,
     failures: [Counter; KINDS.len()],
+    /// Requests to Kubernetes that failed.
+    kubernetes_failures: Counter,
 }
 
-const KINDS: [&str; 4] = ["static", "file", "http", "dns"];
+const KINDS: [&str; 6] = ["static", "file", "http", "dns", "ec2", "kubernetes"];
 
 /// One discovery, shared by all sets that have it.
 struct DiscoveryTask {
@@ -80,6 +85,7 @@ impl DiscoveryTasks {
             bodies: Bodies::new(budget),
             changes,
             failures: Default::default(),
+            kubernetes_failures: Counter::default(),
         };
         DiscoveryTasks { name, sets: Mutex::default(), shared: Arc::new(shared) }
     }
@@ -131,6 +137,10 @@ impl DiscoveryTasks {
                 let labels = [("name", self.name), ("mechanism", *kind)];
                 text.sample(&name, &labels, failures.get() as f64);
             }
+            let name = format!("{prefix}_sd_kubernetes_failures_total");
+            text.family(&name, Kind::Counter, "Lists and watches of Kubernetes that failed.");
+            let failures = self.shared.kubernetes_failures.get();
+            text.sample(&name, &[("name", self.name)], failures as f64);
         }
     }
 }
@@ -162,6 +172,8 @@ impl DiscoveryTask {
             Provider::File(config) => Some(tokio::spawn(run.files(FileTargets::new(config)))),
             Provider::Http(config) => Some(tokio::spawn(run.http(HttpTargets::new(*config)))),
             Provider::Dns(config) => Some(tokio::spawn(run.dns(DnsTargets::new(config)))),
+            Provider::Ec2(config) => Some(tokio::spawn(run.ec2(*config))),
+            Provider::Kubernetes(config) => Some(tokio::spawn(run.kubernetes(*config))),
         };
         DiscoveryTask { provider, state, work }
     }

@@ -435,7 +435,8 @@ async fn post(
     timeout: Duration,
     connections: &mut Connections,
 ) -> Result<(), String> {
-    let content = Content { media_type: "application/json".to_owned(), bytes: Bytes::from(body) };
+    let media_type = "application/json".to_owned();
+    let content = Content { is_put: false, media_type, bytes: Bytes::from(body) };
     let request = Request {
         url: url.to_owned(),
         unix_socket: None,

@@ -484,7 +484,7 @@ async fn post(
         unix_socket: None,
         headers,
         authorization: None,
-        content: Some(Content { media_type: media_type.to_owned(), bytes: body }),
+        content: Some(Content { is_put: false, media_type: media_type.to_owned(), bytes: body }),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout: millis(to.settings.remote_timeout.as_ms()),
     };

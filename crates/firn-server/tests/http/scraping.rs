@@ -388,8 +388,8 @@ fn a_reload_changes_all_or_nothing_and_keeps_unchanged_targets() {
         ("scrape_configs: [{}]", "job_name is empty"),
         ("nonsense: 1", "field nonsense not found"),
         (
-            "scrape_configs: [{job_name: a, kubernetes_sd_configs: [{role: pod}]}]",
-            "kubernetes_sd_configs of job \"a\": this discovery is not implemented",
+            "scrape_configs: [{job_name: a, nomad_sd_configs: [{}]}]",
+            "nomad_sd_configs of job \"a\": this discovery is not implemented",
         ),
     ] {
         files.write("prometheus.yml", text);
@@ -503,7 +503,10 @@ fn a_file_that_cannot_be_used_refuses_the_start() {
     };
     f(None, "no such file or directory");
     f(Some("scrape_configs: [{job_name: a}, {job_name: a}]"), "multiple scrape configs");
-    f(Some("scrape_configs: [{job_name: a, ec2_sd_configs: [{}]}]"), "ec2_sd_configs of job \"a\"");
+    f(
+        Some("scrape_configs: [{job_name: a, nomad_sd_configs: [{}]}]"),
+        "nomad_sd_configs of job \"a\"",
+    );
 }
 
 // Limits of the server on series and labels: known series are stored, refused samples are counted.

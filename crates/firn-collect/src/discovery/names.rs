@@ -1,0 +1,28 @@
+//! Parts of names, addresses and queries.
+
+/// `key` as a part of a label's name.
+pub(super) fn label_name(key: &str) -> String {
+    key.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
+}
+
+/// `host` with `port`; brackets around an IPv6 address.
+pub(super) fn host_port(host: &str, port: impl std::fmt::Display) -> String {
+    match host.contains([':', '%']) {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+/// `text` as a part of a path or a query.
+pub(super) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                escaped.push(char::from(byte));
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
