@@ -8,38 +8,39 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::FetchError;
 
-/// The place of an open connection.
-pub(crate) type Place = SemaphorePermit<'static>;
+/// Permission for an open connection.
+pub(crate) type ConnectionPermit = SemaphorePermit<'static>;
 
-/// Places for connections.
+/// ConnectionPermits for connections.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ConnectionPermits {
     free: Semaphore,
     count: usize,
 }
 
-static PLACES: LazyLock<Places> = LazyLock::new(|| Places::among(firn_env::open_files_max()));
+static PLACES: LazyLock<ConnectionPermits> =
+    LazyLock::new(|| ConnectionPermits::among(firn_env::open_files_max()));
 
 /// With fewer files than this there are still some places.
 const COUNT_MIN: usize = 16;
 const COUNT_MAX: usize = 1 << 20;
 
-impl Places {
+impl ConnectionPermits {
     /// Those of the process: a quarter of the files that it may have open.
-    pub(crate) fn of_process() -> &'static Places {
+    pub(crate) fn of_process() -> &'static ConnectionPermits {
         &PLACES
     }
 
-    fn among(files: u64) -> Places {
+    fn among(files: u64) -> ConnectionPermits {
         let count = usize::try_from(files / 4).unwrap_or(COUNT_MAX).clamp(COUNT_MIN, COUNT_MAX);
-        Places { free: Semaphore::new(count), count }
+        ConnectionPermits { free: Semaphore::new(count), count }
     }
 
     /// Waits for a place, in order; the caller has a time limit.
     ///
     /// # Errors
     /// None in practice: the places are never closed.
-    pub(crate) async fn take(&'static self) -> Result<Place, FetchError> {
+    pub(crate) async fn take(&'static self) -> Result<ConnectionPermit, FetchError> {
         self.free.acquire().await.map_err(|error| FetchError::transport("connect", error))
     }
 
@@ -57,9 +58,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connections_wait_for_places_and_idle_ones_leave_some() {
         for (files, count) in [(0, 16), (1_024, 256), (u64::MAX, COUNT_MAX)] {
-            assert_eq!(Places::among(files).count, count);
+            assert_eq!(ConnectionPermits::among(files).count, count);
         }
-        let places: &'static Places = Box::leak(Box::new(Places::among(0)));
+        let places: &'static ConnectionPermits = Box::leak(Box::new(ConnectionPermits::among(0)));
         let mut open = Vec::new();
         for idx in 0..16 {
             assert_eq!(places.has_room_for_idle(), idx <= 12, "{idx}");

@@ -22,7 +22,7 @@ use result::{LabelMap, labels_text, push_labels, push_list};
 pub(crate) struct Query {
     /// Form of the output
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "promql", global = true)]
-    format: Format,
+    format: ResultFormat,
 
     #[command(flatten)]
     client: ClientFile,
@@ -32,7 +32,7 @@ pub(crate) struct Query {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum ResultFormat {
     Promql,
     Json,
 }
@@ -44,7 +44,7 @@ enum Request {
     /// Run a range query
     Range(Range),
     /// List series
-    Series(Series),
+    Series(SeriesRequest),
     /// List values of a label
     Labels(Labels),
     /// Print statistics of the buckets of histograms
@@ -106,7 +106,7 @@ struct ListTimes {
 }
 
 #[derive(Debug, Args)]
-struct Series {
+struct SeriesRequest {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -187,17 +187,17 @@ fn range(query: &Query, request: &Range) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
-fn series(query: &Query, request: &Series) -> Result<String, String> {
+fn series(query: &Query, request: &SeriesRequest) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
     let answer = api::post_or_get(&mut server, "/api/v1/series", &params).map_err(query_error)?;
     let all: Option<Vec<LabelMap>> = parsed(&answer.data)?;
     Ok(match (query.format, all) {
-        (Format::Promql, all) => {
+        (ResultFormat::Promql, all) => {
             all.iter().flatten().map(|labels| labels_text(labels) + "\n").collect()
         }
-        (Format::Json, None) => "null\n".to_owned(),
-        (Format::Json, Some(all)) => list(&all, push_labels),
+        (ResultFormat::Json, None) => "null\n".to_owned(),
+        (ResultFormat::Json, Some(all)) => list(&all, push_labels),
     })
 }
 
@@ -213,20 +213,20 @@ fn labels(query: &Query, request: &Labels) -> Result<String, String> {
     }
     let all: Option<Vec<String>> = parsed(&answer.data)?;
     Ok(match (query.format, all) {
-        (Format::Promql, all) => {
+        (ResultFormat::Promql, all) => {
             let line = |value: &String| firn_server::one_line(value).into_owned() + "\n";
             all.iter().flatten().map(line).collect()
         }
-        (Format::Json, None) => "null\n".to_owned(),
-        (Format::Json, Some(all)) => list(&all, |text, out| push_json_text(text, out)),
+        (ResultFormat::Json, None) => "null\n".to_owned(),
+        (ResultFormat::Json, Some(all)) => list(&all, |text, out| push_json_text(text, out)),
     })
 }
 
-impl Format {
+impl ResultFormat {
     fn of(self, result: result::QueryResult) -> String {
         match self {
-            Format::Promql => result.text(),
-            Format::Json => result.json(),
+            ResultFormat::Promql => result.text(),
+            ResultFormat::Json => result.json(),
         }
     }
 }

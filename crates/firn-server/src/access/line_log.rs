@@ -51,7 +51,7 @@ enum Sink {
 struct LogFile {
     path: PathBuf,
     file: Option<File>,
-    /// A part of the last line is missing, and what is there cannot be removed, so the next line
+    /// A part of the last line is missing, and the other part cannot be removed, so the next line
     /// begins with the end of that one.
     is_torn: bool,
 }

@@ -98,7 +98,7 @@ struct Scraped {
 }
 
 /// The answer of a target, or why there is none.
-type Fetched = std::result::Result<Response, FetchFailure>;
+type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
 
 // A worker waits for the device most of its time, and all waiting workers share one sync.
 const WORKERS_PER_CORE: usize = 2;
@@ -237,7 +237,7 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
 
 /// Whether turning an answer into rows takes a fraction of a millisecond: it fails, or its lines
 /// are known.
-fn is_usual(scraper: &TargetScraper, fetched: &Fetched) -> bool {
+fn is_usual(scraper: &TargetScraper, fetched: &ScrapeAnswer) -> bool {
     match fetched {
         Ok(response) => scraper.knows_lines() && response.body.len() <= BODY_BYTES_HERE_MAX,
         Err(_) => true,
@@ -246,7 +246,7 @@ fn is_usual(scraper: &TargetScraper, fetched: &Fetched) -> bool {
 
 /// The answer as a scraper reads it. `status` is the text of its status.
 fn answer_of<'a>(
-    fetched: &'a Fetched,
+    fetched: &'a ScrapeAnswer,
     status: &'a str,
 ) -> std::result::Result<Answer<'a>, FetchFailure> {
     match fetched {
@@ -257,11 +257,11 @@ fn answer_of<'a>(
     }
 }
 
-fn status_of(fetched: &Fetched) -> String {
+fn status_of(fetched: &ScrapeAnswer) -> String {
     fetched.as_ref().map(Response::status_text).unwrap_or_default()
 }
 
-/// Counts what a scrape has stored and refused, and keeps its metadata.
+/// Counts the refused and stored samples of a scrape, and keeps its metadata.
 fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> TargetFamilies {
     let target = scraper.public_labels();
     let why = store.refusal.as_ref().map_or_else(String::new, |why| format!("{target}: {why}"));
@@ -275,7 +275,7 @@ fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> T
 fn write(
     app: &App,
     mut scraper: Box<TargetScraper>,
-    (work, fetched): (&Work, Option<Fetched>),
+    (work, fetched): (&Work, Option<ScrapeAnswer>),
     begun: Instant,
     store: &mut ScrapeStore<'_>,
     scratch: &mut ScrapeScratch,
@@ -480,7 +480,7 @@ impl Scraping {
         app: &App,
         id: TargetId,
         mut scraper: Box<TargetScraper>,
-        (ts, fetched): (Timestamp, &Fetched),
+        (ts, fetched): (Timestamp, &ScrapeAnswer),
         begun: Instant,
     ) {
         let Some(ready) = app.opened() else { return };
@@ -525,7 +525,7 @@ impl Scraping {
         self.bring_back(scrapers, now(app));
     }
 
-    /// A target's scraper is gone: it gets another.
+    /// A target's scraper was lost in a panic: it gets another.
     fn lost(&self, id: TargetId, error: &str, now: Timestamp) {
         tracing::error!(error, "a scrape was lost");
         self.state.lock().pools.lost(id, now);
@@ -562,14 +562,14 @@ impl Scraping {
     }
 
     /// Sends the request of a scrape over the connections that the target's last one has left open.
-    async fn fetch(&self, id: TargetId, scraper: &TargetScraper) -> Fetched {
+    async fn fetch(&self, id: TargetId, scraper: &TargetScraper) -> ScrapeAnswer {
         let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
         let fetched = self.send(scraper, &mut connections).await;
         self.state.lock().connections.insert(id, connections);
         fetched
     }
 
-    async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> Fetched {
+    async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> ScrapeAnswer {
         let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
         let request = scraper.request();
         let header =

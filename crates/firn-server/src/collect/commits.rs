@@ -11,7 +11,7 @@ use firn_model::{Budget, Cell, Error, Pool, Reservation, Result, RowBatch};
 use firndb::WriteReport;
 use parking_lot::{Condvar, Mutex};
 
-/// The rows of scrapes that wait for the next commit. `S` is what is left of a scrape beside them.
+/// The rows of scrapes that wait for the next commit. `S` is the rest of a scrape.
 #[derive(Debug)]
 pub(super) struct Commits<S> {
     next: Mutex<Next<S>>,
@@ -40,7 +40,7 @@ struct CommitGroup<S> {
 
 /// Shortest time between two commits, unless there are many rows.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(100);
-/// So many rows are written at once.
+/// As many rows are written at once.
 const ROWS_MAX: usize = 16 << 10;
 /// The thread releases freed memory this often.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
@@ -136,7 +136,7 @@ impl<S> Commits<S> {
                 std::mem::swap(&mut next.group, group);
                 return true;
             } else {
-                // A scrape that is added meanwhile wakes nobody.
+                // A scrape that is added meanwhile does not wake the thread.
                 self.wake.wait_for(&mut next, wait);
             }
         }

@@ -21,7 +21,7 @@ pub struct ClusterAccess {
     pub own_namespace: Option<String>,
 }
 
-/// The files that Kubernetes gives to a pod.
+/// The files that Kubernetes mounts into a pod.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 impl ClusterAccess {
