@@ -43,8 +43,8 @@ impl FileStamp {
         self.is_settled
     }
 
-    /// Whether a file with this stamp was written to since it had the stamp `older`. A change of its
-    /// name, its links or its mode is none.
+    /// Whether a file with this stamp was written to since it had the stamp `older`. Changes of its
+    /// name, its links and its mode do not count.
     pub fn is_written_since(&self, older: &FileStamp) -> bool {
         (self.len, self.changed[0]) != (older.len, older.changed[0])
     }

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
 use crate::lookup::lookup;
-use crate::outgoing::{Place, Places};
+use crate::outgoing::{ConnectionPermit, Places};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
 use crate::tls::TlsSource;
 
@@ -55,7 +55,7 @@ pub(crate) struct Open {
     sender: Sender,
     /// The memory of buffers and state.
     _held: Reservation,
-    _place: Place,
+    _permit: ConnectionPermit,
 }
 
 /// The address of a connection, and the way to it.
@@ -238,7 +238,7 @@ impl Route {
         proxies: &Proxies,
         budget: &Budget,
     ) -> Result<Open, FetchError> {
-        let place = Places::of_process().take().await?;
+        let permit = Places::of_process().take().await?;
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
         let mut stream = match (&self.unix_socket, &self.proxy) {
@@ -278,7 +278,7 @@ impl Route {
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
-        Ok(Open { route: self, sender, _held: held, _place: place })
+        Ok(Open { route: self, sender, _held: held, _permit: permit })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.

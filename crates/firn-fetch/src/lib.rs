@@ -15,8 +15,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`, `tokens`,
-//! `redirect`, `client`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`,
+//! `tokens`, `redirect`, `client`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -8,8 +8,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::FetchError;
 
-/// The place of an open connection.
-pub(crate) type Place = SemaphorePermit<'static>;
+/// The permit of an open connection.
+pub(crate) type ConnectionPermit = SemaphorePermit<'static>;
 
 /// Places for connections.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Places {
     ///
     /// # Errors
     /// None in practice: the places are never closed.
-    pub(crate) async fn take(&'static self) -> Result<Place, FetchError> {
+    pub(crate) async fn take(&'static self) -> Result<ConnectionPermit, FetchError> {
         self.free.acquire().await.map_err(|error| FetchError::transport("connect", error))
     }
 

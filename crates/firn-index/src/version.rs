@@ -114,7 +114,7 @@ pub(crate) fn guarded<T>(
         segments.iter().try_for_each(|segment| segment.sealed.confirm())?;
     }
     if after.1 != before.1 {
-        // What was read may have been another content, although this one is right.
+        // The call may have read another content, although this one is right.
         let what = "another program wrote to an index file while it was read: try again, and find \
                     the program";
         return Err(Error::unavailable(what));
@@ -145,7 +145,8 @@ impl IndexVersion {
     /// As [`IndexVersion::refresh`] before and after `read`, for calls that take long.
     ///
     /// # Errors
-    /// Those of `read`; `Corrupt` if a file was damaged meanwhile, `Unavailable` if it was written to.
+    /// Those of `read`; `Corrupt` if a file was damaged meanwhile, `Unavailable` if it was written
+    /// to.
     pub(crate) fn guarded<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         guarded(&self.sealed, read)
     }

@@ -521,8 +521,8 @@ fn push_all(
     Ok(())
 }
 
-/// Removes files of killed jobs, and of edits whose garbage was not collected. Files with names that
-/// no table has belong to somebody else and stay.
+/// Removes files of killed jobs, and of edits whose garbage was not collected. Files with names
+/// that no table has are foreign and stay.
 fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
     let mut foreign = Vec::new();
     for name in env.disk.list(TABLE_FOLDER)? {

@@ -33,8 +33,9 @@ pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
     env_with(folder, || open_bucket(slow_tier))
 }
 
-/// As [`local_env_with_slow_tier`], for [`Options::read_only`](crate::Options::read_only): nothing is
-/// written to the slow tier, and nothing to `folder` if the slow tier is a folder that is missing.
+/// As [`local_env_with_slow_tier`], for [`Options::read_only`](crate::Options::read_only): nothing
+/// is written to the slow tier, and nothing to `folder` if the slow tier is a folder that is
+/// missing.
 ///
 /// # Errors
 /// As [`local_env_with_slow_tier`]; `NotFound` for a missing folder of the slow tier.

@@ -272,8 +272,8 @@ async fn credentials_stay_with_their_host() {
     assert!(!other.heads()[0].contains("secret"));
 }
 
-/// As Go's client: the user of the address comes before the credentials of the configuration, and no
-/// other host gets it. `curl` and Go send the same bytes.
+/// As Go's client: the user of the address comes before the credentials of the configuration, and
+/// no other host receives it. `curl` and Go send the same bytes.
 #[tokio::test]
 async fn a_user_in_the_address_is_sent_as_basic_authentication() {
     let other = TestServer::start(|_| ok("")).await;

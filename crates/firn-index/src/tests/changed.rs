@@ -96,7 +96,7 @@ fn is_corrupt(error: &Error, path: &str) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt { file, .. } if file == path)
 }
 
-/// Before, a block was verified once: later flips of its bits gave other labels, silently.
+/// Before, a block was verified once: later flips of its bits changed labels, silently.
 #[test]
 fn a_changed_segment_is_verified_again_before_its_next_use() {
     let scene = Scene::new();

@@ -51,8 +51,8 @@ enum Sink {
 struct LogFile {
     path: PathBuf,
     file: Option<File>,
-    /// A part of the last line is missing, and what is there cannot be removed, so the next line
-    /// begins with the end of that one.
+    /// A part of the last line is missing, and the line cannot be removed, so the next one begins
+    /// with its end.
     is_torn: bool,
 }
 

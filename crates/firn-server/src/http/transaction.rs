@@ -62,7 +62,7 @@ struct Done {
 }
 
 /// A request that was decoded: carried out, or over a limit of queries.
-type Attempt = std::result::Result<Done, ApiError>;
+type CarriedOut = std::result::Result<Done, ApiError>;
 
 /// How one try ended.
 enum Tried {
@@ -165,7 +165,7 @@ async fn run(
     limits: Limits,
     body: HeldBytes,
     audit: Audit,
-) -> Result<Attempt> {
+) -> Result<CarriedOut> {
     let deadline = Instant::now() + timeout;
     let db = Arc::clone(&ready.db);
     let user = audit.caller.user.clone();
@@ -219,7 +219,7 @@ fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<De
     Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
 }
 
-fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<Attempt> {
+fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<CarriedOut> {
     let DecodedRequest { operations, samples_max, held, audit } = request;
     let done = commit(db, &operations, samples_max, held, context);
     audit.record(&done);
@@ -227,7 +227,7 @@ fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result
 }
 
 /// Separates the limits of queries, which have one status for all endpoints, from those of bodies.
-fn over_limit(error: Error) -> Result<Attempt> {
+fn over_limit(error: Error) -> Result<CarriedOut> {
     match error.kind() {
         ErrorKind::TooLarge => Ok(Err(ApiError::from(error))),
         _ => Err(error),

@@ -29,7 +29,7 @@ pub(super) struct WriteDestination {
     /// Labels of all series.
     pub(super) external: Labels,
     pub(super) url: String,
-    /// What it may reserve.
+    /// The limit of its reservations for labels and samples.
     pub(super) memory_bytes: u64,
     /// In metrics.
     pub(super) name: String,
@@ -218,8 +218,8 @@ pub(super) async fn run(
     }
 }
 
-/// The memory of each of `count` destinations, if the database has `limit_bytes`: with one limit for
-/// all, the first ones would leave none. Together they leave most of it to writes and queries.
+/// The memory of each of `count` destinations, if the database has `limit_bytes`: with one limit
+/// for all, the first ones would leave none. Together they leave most of it to writes and queries.
 pub(super) fn memory_of_one(limit_bytes: u64, count: usize) -> u64 {
     let bytes = (limit_bytes / MEMORY_FRACTION).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
     let share = limit_bytes / MEMORY_FRACTION_OF_ALL / (count as u64).max(1);

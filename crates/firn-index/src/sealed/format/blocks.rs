@@ -177,8 +177,8 @@ impl Blocks {
     }
 
     /// Finds out with one system call whether a program has changed the file since the last call;
-    /// then every block is verified again before its next use. Returns the generation and the number
-    /// of changes that wrote to the file.
+    /// then every block is verified again before its next use. Returns the generation and the
+    /// number of changes that wrote to the file.
     pub(crate) fn refresh(&self) -> (u32, u32) {
         if let Some(source) = &self.source {
             self.refresh_from(source);
