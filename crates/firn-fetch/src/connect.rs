@@ -278,7 +278,7 @@ impl Route {
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
-        Ok(Open { route: self, sender, _held: held, _place: place })
+        Ok(Open { route: self, sender, _held: held, _permit: permit })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.

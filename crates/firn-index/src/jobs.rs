@@ -464,11 +464,14 @@ pub(crate) fn open_mended(
     open_as(disk, info, info.number, &open)
 }
 
+/// Opens the file of a segment, with its path.
+type OpenSealed<'a> = &'a dyn Fn(&Arc<dyn DiskFile>, &str) -> Result<Sealed>;
+
 fn open_as(
     disk: &dyn Disk,
     info: SegmentInfo,
     born: u64,
-    open: &dyn Fn(&Arc<dyn DiskFile>, &str) -> Result<Sealed>,
+    open: OpenSealed<'_>,
 ) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {

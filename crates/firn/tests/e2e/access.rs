@@ -433,7 +433,7 @@ fn limits_of_a_user_answer_429() {
     for accepted in [0, 1] {
         let body = read_request("few", 1_700_000_000_000, accepted);
         let refused = post("/api/v1/read", &body, &small);
-        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert_eq!(refused.status, 422, "{}", refused.body);
         assert!(refused.body.contains("samples_per_query"), "{}", refused.body);
         assert_eq!(post("/api/v1/read", &body, &large).status, 200);
     }

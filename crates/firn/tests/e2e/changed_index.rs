@@ -41,7 +41,8 @@ impl Scene {
         assert_eq!(request.send(address).0, 204);
         let index = folder.path().join("firn-data/fast/index");
         wait_for("an index file", Duration::from_secs(60), || !files_in(&index).is_empty());
-        server.kill();
+        // Until the manifest names the file.
+        assert_eq!(server.terminate(), Some(0));
         let mut command = firn(folder.path(), address);
         command.args(["--self-scrape", "never"]);
         let server = Process::start("firn", folder.path(), &mut command);
