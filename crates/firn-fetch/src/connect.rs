@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
 use crate::lookup::lookup;
-use crate::outgoing::{ConnectionPermit, ConnectionPermits};
+use crate::outgoing::{ConnectionPermit, Places};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
 use crate::tls::TlsSource;
 
@@ -55,7 +55,7 @@ pub(crate) struct Open {
     sender: Sender,
     /// The memory of buffers and state.
     _held: Reservation,
-    _place: ConnectionPermit,
+    _permit: ConnectionPermit,
 }
 
 /// The address of a connection, and the way to it.
@@ -105,7 +105,7 @@ impl Connections {
 
     /// Keeps a connection for the next request, unless others need its place.
     pub(crate) fn keep(&mut self, open: Open) {
-        if !ConnectionPermits::of_process().has_room_for_idle() {
+        if !Places::of_process().has_room_for_idle() {
             return;
         }
         while self.open.len() >= CONNECTIONS_MAX {
@@ -238,7 +238,7 @@ impl Route {
         proxies: &Proxies,
         budget: &Budget,
     ) -> Result<Open, FetchError> {
-        let place = ConnectionPermits::of_process().take().await?;
+        let permit = Places::of_process().take().await?;
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
         let mut stream = match (&self.unix_socket, &self.proxy) {

@@ -185,7 +185,7 @@ impl ServerClient {
         timeout: Duration,
     ) -> Result<Response, FetchError> {
         let media_type = "application/x-www-form-urlencoded".to_owned();
-        self.send(path, Some(Content { media_type, bytes: form.into() }), timeout)
+        self.send(path, Some(Content { is_put: false, media_type, bytes: form.into() }), timeout)
     }
 
     fn send(

@@ -8,6 +8,9 @@ use firn_model::{Error, ErrorKind, Grouping, MatchOp, Matcher, QueryContext, Res
 use super::{bits, labels, options, resolve};
 use crate::Index;
 
+/// A way through which a caller reads labels.
+type Call = Box<dyn Fn(&Index) -> Result<()>>;
+
 /// An index with one file, all of whose blocks were verified, and the file's path.
 struct Scene {
     _folder: tempfile::TempDir,
@@ -51,7 +54,7 @@ impl Scene {
     }
 
     /// Every way through which callers read labels.
-    fn calls(&self) -> Vec<Box<dyn Fn(&Index) -> Result<()>>> {
+    fn calls(&self) -> Vec<Call> {
         let matchers = || [Matcher::new("host", MatchOp::Regex, "host-.*7").unwrap()];
         let context = QueryContext::unbounded;
         let all = move |index: &Index| index.view().select(&matchers(), &context());
