@@ -19,11 +19,11 @@ pub(crate) struct Debug {
     client: ClientFile,
 
     #[command(subcommand)]
-    subject: Subject,
+    subject: DebugSubject,
 }
 
 #[derive(Debug, Subcommand)]
-enum Subject {
+enum DebugSubject {
     /// Fetch metrics and all states
     ///
     /// A FirnDB server has no profiles of pprof: the archive has none.
@@ -68,9 +68,9 @@ const NO_PROFILES: &str = "  WARNING: a FirnDB server has no profiles of pprof (
 /// Writes the archive.
 pub(crate) fn run(debug: &Debug) -> ExitCode {
     let (server, has_metrics, has_states) = match &debug.subject {
-        Subject::All(server) => (server, true, true),
-        Subject::Metrics(server) => (server, true, false),
-        Subject::Pprof(server) => (server, false, true),
+        DebugSubject::All(server) => (server, true, true),
+        DebugSubject::Metrics(server) => (server, true, false),
+        DebugSubject::Pprof(server) => (server, false, true),
     };
     if has_states {
         output::report_lines(NO_PROFILES);

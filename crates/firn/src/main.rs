@@ -94,7 +94,7 @@ enum Command {
     /// A FirnDB server has no profiles of pprof. The archive contains metrics, settings, the
     /// configuration, statistics of the database, targets, rules and alerts.
     Debug(debug::Debug),
-    /// Show what each rule of relabelling makes of a label set
+    /// Show the labels after each rule of relabelling
     Relabel(relabel::Relabel),
     /// Format queries
     #[command(subcommand)]

@@ -10,11 +10,11 @@ use crate::output;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Promql {
     /// Print a query on as many lines as it needs
-    Format(Format),
+    Format(PromqlFormat),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Format {
+pub(crate) struct PromqlFormat {
     /// The query
     query: String,
 

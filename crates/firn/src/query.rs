@@ -22,7 +22,7 @@ use result::{LabelMap, labels_text, push_labels, push_list};
 pub(crate) struct Query {
     /// Form of the output
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "promql", global = true)]
-    format: Format,
+    format: OutputFormat,
 
     #[command(flatten)]
     client: ClientFile,
@@ -32,7 +32,7 @@ pub(crate) struct Query {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum OutputFormat {
     Promql,
     Json,
 }
@@ -40,19 +40,19 @@ enum Format {
 #[derive(Debug, Subcommand)]
 enum Request {
     /// Run an instant query
-    Instant(Instant),
+    Instant(InstantQuery),
     /// Run a range query
-    Range(Range),
+    Range(RangeQuery),
     /// List series
-    Series(Series),
+    Series(SeriesQuery),
     /// List values of a label
-    Labels(Labels),
+    Labels(LabelsQuery),
     /// Print statistics of the buckets of histograms
     Analyze(Analyze),
 }
 
 #[derive(Debug, Args)]
-struct Instant {
+struct InstantQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -69,7 +69,7 @@ struct Instant {
 }
 
 #[derive(Debug, Args)]
-struct Range {
+struct RangeQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -106,7 +106,7 @@ struct ListTimes {
 }
 
 #[derive(Debug, Args)]
-struct Series {
+struct SeriesQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -119,7 +119,7 @@ struct Series {
 }
 
 #[derive(Debug, Args)]
-struct Labels {
+struct LabelsQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -158,7 +158,7 @@ pub(crate) fn run(query: &Query) -> ExitCode {
     }
 }
 
-fn instant(query: &Query, request: &Instant) -> Result<String, String> {
+fn instant(query: &Query, request: &InstantQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &request.header)?;
     let time = time_or(request.time.as_deref(), "evaluation", now_ms())?;
     let params = vec![("query", request.expr.clone()), ("time", seconds(time))];
@@ -166,7 +166,7 @@ fn instant(query: &Query, request: &Instant) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
-fn range(query: &Query, request: &Range) -> Result<String, String> {
+fn range(query: &Query, request: &RangeQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &request.header)?;
     let end = time_or(request.end.as_deref(), "end", now_ms())?;
     let start = time_or(request.start.as_deref(), "start", end.saturating_sub(RANGE_MS))?;
@@ -187,21 +187,18 @@ fn range(query: &Query, request: &Range) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
-fn series(query: &Query, request: &Series) -> Result<String, String> {
+fn series(query: &Query, request: &SeriesQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
     let answer = api::post_or_get(&mut server, "/api/v1/series", &params).map_err(query_error)?;
-    let all: Option<Vec<LabelMap>> = parsed(&answer.data)?;
-    Ok(match (query.format, all) {
-        (Format::Promql, all) => {
-            all.iter().flatten().map(|labels| labels_text(labels) + "\n").collect()
-        }
-        (Format::Json, None) => "null\n".to_owned(),
-        (Format::Json, Some(all)) => list(&all, push_labels),
+    let all: Vec<LabelMap> = parsed(&answer.data)?;
+    Ok(match query.format {
+        OutputFormat::Promql => all.iter().map(|labels| labels_text(labels) + "\n").collect(),
+        OutputFormat::Json => list(&all, push_labels),
     })
 }
 
-fn labels(query: &Query, request: &Labels) -> Result<String, String> {
+fn labels(query: &Query, request: &LabelsQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
     let name: String = form_urlencoded::byte_serialize(request.name.as_bytes()).collect();
@@ -211,22 +208,21 @@ fn labels(query: &Query, request: &Labels) -> Result<String, String> {
     for warning in &answer.warnings {
         output::report_lines(&format!("query warning: {warning}"));
     }
-    let all: Option<Vec<String>> = parsed(&answer.data)?;
-    Ok(match (query.format, all) {
-        (Format::Promql, all) => {
+    let all: Vec<String> = parsed(&answer.data)?;
+    Ok(match query.format {
+        OutputFormat::Promql => {
             let line = |value: &String| firn_server::one_line(value).into_owned() + "\n";
-            all.iter().flatten().map(line).collect()
+            all.iter().map(line).collect()
         }
-        (Format::Json, None) => "null\n".to_owned(),
-        (Format::Json, Some(all)) => list(&all, |text, out| push_json_text(text, out)),
+        OutputFormat::Json => list(&all, |text, out| push_json_text(text, out)),
     })
 }
 
-impl Format {
+impl OutputFormat {
     fn of(self, result: result::QueryResult) -> String {
         match self {
-            Format::Promql => result.text(),
-            Format::Json => result.json(),
+            OutputFormat::Promql => result.text(),
+            OutputFormat::Json => result.json(),
         }
     }
 }

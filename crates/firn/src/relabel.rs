@@ -1,4 +1,4 @@
-//! `firn relabel`: shows what each rule of relabelling makes of a label set.
+//! `firn relabel`: shows the labels after each rule of relabelling.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -45,11 +45,11 @@ pub(crate) struct Relabel {
 
     /// Form of the output: JSON is that of /api/v1/targets/relabel_steps
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "text")]
-    format: Format,
+    format: StepsFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum StepsFormat {
     Text,
     Json,
 }
@@ -86,8 +86,8 @@ pub(crate) fn run(relabel: &Relabel) -> ExitCode {
     let printed = steps_of(relabel).and_then(|steps| {
         let Some((labels, rules)) = steps else { return Ok(false) };
         match relabel.format {
-            Format::Text => print_text(&labels, &rules),
-            Format::Json => print_json(&labels, &rules),
+            StepsFormat::Text => print_text(&labels, &rules),
+            StepsFormat::Json => print_json(&labels, &rules),
         }
         .map(|()| true)
     });

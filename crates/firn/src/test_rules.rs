@@ -22,11 +22,11 @@ pub(crate) struct Test {
     junit: Option<PathBuf>,
 
     #[command(subcommand)]
-    subject: Subject,
+    subject: TestSubject,
 }
 
 #[derive(Debug, Subcommand)]
-enum Subject {
+enum TestSubject {
     /// Run unit tests of rules, in the file format of promtool
     ///
     /// Exits with 1 for a failed test and for a wrong file.
@@ -65,7 +65,9 @@ struct TestRules {
 type Outcome = Result<Vec<TestReport>, String>;
 
 /// Runs the tests of the files in order and prints the result of each file.
-pub(crate) fn run(Test { junit: junit_path, subject: Subject::Rules(test) }: &Test) -> ExitCode {
+pub(crate) fn run(
+    Test { junit: junit_path, subject: TestSubject::Rules(test) }: &Test,
+) -> ExitCode {
     let filter = match test.run.as_slice() {
         [] => None,
         patterns => match TestFilter::new(patterns) {

@@ -1,4 +1,4 @@
-//! `/api/v1/targets/relabel_steps`: what each rule of a job makes of a label set.
+//! `/api/v1/targets/relabel_steps`: the labels after each rule of a job.
 
 use std::collections::BTreeMap;
 

@@ -36,7 +36,7 @@ pub(super) struct Analyze {
 
 /// The minimum, the sum and the maximum of some numbers.
 #[derive(Clone, Copy, Debug)]
-struct Spread {
+struct FigureRange {
     min: i64,
     sum: i64,
     max: i64,
@@ -46,9 +46,9 @@ struct Spread {
 #[derive(Clone, Copy, Debug)]
 struct BucketStats {
     pair_count: i64,
-    changed: Spread,
-    delta: Spread,
-    populated: Spread,
+    changed: FigureRange,
+    delta: FigureRange,
+    populated: FigureRange,
     bucket_count: i64,
 }
 
@@ -266,8 +266,8 @@ fn native_stats(
     Some(stats)
 }
 
-impl Spread {
-    const NONE: Spread = Spread { min: i64::MAX, sum: 0, max: 0 };
+impl FigureRange {
+    const NONE: FigureRange = FigureRange { min: i64::MAX, sum: 0, max: 0 };
 
     fn add(&mut self, number: i64) {
         self.min = self.min.min(number);
@@ -280,9 +280,9 @@ impl BucketStats {
     fn new(bucket_count: usize) -> BucketStats {
         BucketStats {
             pair_count: 0,
-            changed: Spread::NONE,
-            delta: Spread::NONE,
-            populated: Spread::NONE,
+            changed: FigureRange::NONE,
+            delta: FigureRange::NONE,
+            populated: FigureRange::NONE,
             bucket_count: bucket_count as i64,
         }
     }
@@ -298,15 +298,16 @@ impl BucketStats {
         self.populated.add(populated as i64);
     }
 
-    fn mean(&self, spread: &Spread) -> f64 {
+    fn mean(&self, spread: &FigureRange) -> f64 {
         spread.sum as f64 / self.pair_count as f64
     }
 }
 
 impl fmt::Display for BucketStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text =
-            |spread: &Spread| format!("{}/{:.3}/{}", spread.min, self.mean(spread), spread.max);
+        let text = |spread: &FigureRange| {
+            format!("{}/{:.3}/{}", spread.min, self.mean(spread), spread.max)
+        };
         write!(
             f,
             "Bucket stats (min/avg/max) - number of buckets changed: {} total delta of changed \
