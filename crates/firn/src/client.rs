@@ -1,6 +1,7 @@
 //! Requests to a server as promtool makes them: an address with or without a login, and the client
 //! of `--http.config.file`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -32,12 +33,10 @@ pub(crate) struct ServerAddress {
     login: Option<(String, Secret)>,
 }
 
-/// A header that `--header` adds: `NAME=VALUE` or `NAME:VALUE`.
+/// A header that `--header` adds: `NAME=VALUE` or `NAME:VALUE`. It is parsed when it is used: an
+/// error of the parser of arguments would repeat the value.
 #[derive(Clone, Debug)]
-pub(crate) struct ExtraHeader {
-    name: String,
-    value: Secret,
-}
+pub(crate) struct ExtraHeader(Secret);
 
 /// A client of one server.
 pub(crate) struct ServerClient {
@@ -101,17 +100,24 @@ fn unescaped(text: &str) -> String {
     pairs.next().map_or_else(String::new, |(name, _)| name.into_owned())
 }
 
-impl FromStr for ExtraHeader {
-    type Err = String;
+impl From<String> for ExtraHeader {
+    fn from(text: String) -> ExtraHeader {
+        ExtraHeader(Secret::new(text))
+    }
+}
 
-    /// The text is not repeated in errors: it may be a token.
-    fn from_str(text: &str) -> Result<ExtraHeader, String> {
-        let (name, value) = text.split_once([':', '=']).ok_or("expected NAME=VALUE")?;
+impl ExtraHeader {
+    fn name_and_value(&self) -> Result<(&str, &str), String> {
+        let split = self.0.expose().split_once([':', '=']);
+        let (name, value) = split.ok_or("--header: expected NAME=VALUE")?;
         let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-        if name.is_empty() || !name.chars().all(is_token) {
-            return Err("expected the name of a header before the first colon or =".to_owned());
+        match !name.is_empty() && name.chars().all(is_token) {
+            true => Ok((name, value)),
+            false => {
+                Err("--header: expected the name of a header before the first = or colon"
+                    .to_owned())
+            }
         }
-        Ok(ExtraHeader { name: name.to_owned(), value: Secret::new(value.to_owned()) })
     }
 }
 
@@ -130,10 +136,13 @@ impl ClientFile {
             config.set_basic_auth(user.clone(), password.clone());
         }
         // As in promtool, the last one of a name counts.
-        for (idx, header) in headers.iter().enumerate() {
-            if !headers.iter().skip(idx + 1).any(|later| later.name == header.name) {
-                config.add_header(header.name.clone(), header.value.clone());
-            }
+        let mut by_name = BTreeMap::new();
+        for header in headers {
+            let (name, value) = header.name_and_value()?;
+            by_name.insert(name, value);
+        }
+        for (name, value) in by_name {
+            config.add_header(name.to_owned(), Secret::new(value.to_owned()));
         }
         let bodies = Bodies::new(&Budget::new(2 * BODY_BYTES_MAX));
         let client = Client::new(&config, &bodies)
@@ -244,10 +253,12 @@ mod tests {
         }
         let parsed: ServerAddress = "http://u:secret@h:1".parse().expect("an address");
         assert_eq!(format!("{parsed} {parsed:?}"), "http://h:1 \"http://h:1\"");
-        let header: ExtraHeader = "Authorization=Bearer secret".parse().expect("a header");
+        let header = ExtraHeader::from("Authorization=Bearer secret".to_owned());
         assert!(!format!("{header:?}").contains("secret"));
+        assert_eq!(header.name_and_value(), Ok(("Authorization", "Bearer secret")));
         for text in ["secret", "a secret: x", "=secret"] {
-            assert!(!text.parse::<ExtraHeader>().expect_err(text).contains("secret"));
+            let header = ExtraHeader::from(text.to_owned());
+            assert!(!header.name_and_value().expect_err(text).contains("secret"));
         }
     }
 }

@@ -22,7 +22,11 @@ use result::{LabelMap, labels_text, push_labels, push_list};
 pub(crate) struct Query {
     /// Form of the output
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "promql", global = true)]
+<<<<<<< HEAD
     format: ResultFormat,
+=======
+    format: OutputFormat,
+>>>>>>> w-cmd
 
     #[command(flatten)]
     client: ClientFile,
@@ -32,7 +36,11 @@ pub(crate) struct Query {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+<<<<<<< HEAD
 enum ResultFormat {
+=======
+enum OutputFormat {
+>>>>>>> w-cmd
     Promql,
     Json,
 }
@@ -40,19 +48,23 @@ enum ResultFormat {
 #[derive(Debug, Subcommand)]
 enum Request {
     /// Run an instant query
-    Instant(Instant),
+    Instant(InstantQuery),
     /// Run a range query
-    Range(Range),
+    Range(RangeQuery),
     /// List series
+<<<<<<< HEAD
     Series(SeriesRequest),
+=======
+    Series(SeriesQuery),
+>>>>>>> w-cmd
     /// List values of a label
-    Labels(Labels),
+    Labels(LabelsQuery),
     /// Print statistics of the buckets of histograms
     Analyze(Analyze),
 }
 
 #[derive(Debug, Args)]
-struct Instant {
+struct InstantQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -69,7 +81,7 @@ struct Instant {
 }
 
 #[derive(Debug, Args)]
-struct Range {
+struct RangeQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -106,7 +118,11 @@ struct ListTimes {
 }
 
 #[derive(Debug, Args)]
+<<<<<<< HEAD
 struct SeriesRequest {
+=======
+struct SeriesQuery {
+>>>>>>> w-cmd
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -119,7 +135,7 @@ struct SeriesRequest {
 }
 
 #[derive(Debug, Args)]
-struct Labels {
+struct LabelsQuery {
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -158,7 +174,7 @@ pub(crate) fn run(query: &Query) -> ExitCode {
     }
 }
 
-fn instant(query: &Query, request: &Instant) -> Result<String, String> {
+fn instant(query: &Query, request: &InstantQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &request.header)?;
     let time = time_or(request.time.as_deref(), "evaluation", now_ms())?;
     let params = vec![("query", request.expr.clone()), ("time", seconds(time))];
@@ -166,7 +182,7 @@ fn instant(query: &Query, request: &Instant) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
-fn range(query: &Query, request: &Range) -> Result<String, String> {
+fn range(query: &Query, request: &RangeQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &request.header)?;
     let end = time_or(request.end.as_deref(), "end", now_ms())?;
     let start = time_or(request.start.as_deref(), "start", end.saturating_sub(RANGE_MS))?;
@@ -187,6 +203,7 @@ fn range(query: &Query, request: &Range) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
+<<<<<<< HEAD
 fn series(query: &Query, request: &SeriesRequest) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
@@ -198,10 +215,20 @@ fn series(query: &Query, request: &SeriesRequest) -> Result<String, String> {
         }
         (ResultFormat::Json, None) => "null\n".to_owned(),
         (ResultFormat::Json, Some(all)) => list(&all, push_labels),
+=======
+fn series(query: &Query, request: &SeriesQuery) -> Result<String, String> {
+    let mut server = query.client.client(&request.server, &[])?;
+    let params = request.times.params(&request.selectors)?;
+    let answer = api::post_or_get(&mut server, "/api/v1/series", &params).map_err(query_error)?;
+    let all: Vec<LabelMap> = parsed(&answer.data)?;
+    Ok(match query.format {
+        OutputFormat::Promql => all.iter().map(|labels| labels_text(labels) + "\n").collect(),
+        OutputFormat::Json => list(&all, push_labels),
+>>>>>>> w-cmd
     })
 }
 
-fn labels(query: &Query, request: &Labels) -> Result<String, String> {
+fn labels(query: &Query, request: &LabelsQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
     let name: String = form_urlencoded::byte_serialize(request.name.as_bytes()).collect();
@@ -211,12 +238,19 @@ fn labels(query: &Query, request: &Labels) -> Result<String, String> {
     for warning in &answer.warnings {
         output::report_lines(&format!("query warning: {warning}"));
     }
+<<<<<<< HEAD
     let all: Option<Vec<String>> = parsed(&answer.data)?;
     Ok(match (query.format, all) {
         (ResultFormat::Promql, all) => {
+=======
+    let all: Vec<String> = parsed(&answer.data)?;
+    Ok(match query.format {
+        OutputFormat::Promql => {
+>>>>>>> w-cmd
             let line = |value: &String| firn_server::one_line(value).into_owned() + "\n";
-            all.iter().flatten().map(line).collect()
+            all.iter().map(line).collect()
         }
+<<<<<<< HEAD
         (ResultFormat::Json, None) => "null\n".to_owned(),
         (ResultFormat::Json, Some(all)) => list(&all, |text, out| push_json_text(text, out)),
     })
@@ -227,6 +261,17 @@ impl ResultFormat {
         match self {
             ResultFormat::Promql => result.text(),
             ResultFormat::Json => result.json(),
+=======
+        OutputFormat::Json => list(&all, |text, out| push_json_text(text, out)),
+    })
+}
+
+impl OutputFormat {
+    fn of(self, result: result::QueryResult) -> String {
+        match self {
+            OutputFormat::Promql => result.text(),
+            OutputFormat::Json => result.json(),
+>>>>>>> w-cmd
         }
     }
 }

@@ -218,6 +218,8 @@ fn responses_do_not_control_the_terminal_and_errors_show_no_secret() {
     let request = server.last().to_lowercase();
     assert!(request.contains("\r\nx-scope-orgid: 1\r\n"), "{request}");
     assert!(request.contains("\r\nx-a: b=c\r\n"), "{request}");
+    let wrong = run_firn(folder.path(), &["query", "instant", &url, "up", "--header=a hunter2"]);
+    assert_eq!((wrong.0, wrong.2.contains("hunter2")), (Some(1), false), "{wrong:?}");
 }
 
 const CONFIG: &str = "scrape_configs:
