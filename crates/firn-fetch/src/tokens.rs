@@ -182,6 +182,7 @@ impl Tokens {
             unix_socket: None,
             headers,
             authorization,
+            secrets: Vec::new(),
             content: Some(Content {
                 media_type: "application/x-www-form-urlencoded".to_owned(),
                 bytes: form.finish().into(),

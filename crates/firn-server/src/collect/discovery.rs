@@ -288,6 +288,7 @@ impl Run {
             unix_socket: None,
             headers: headers.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
             authorization: None,
+            secrets: Vec::new(),
             content: None,
             body_bytes_max: ANSWER_BYTES_MAX,
             timeout: Duration::from_millis(targets.refresh_ms()),

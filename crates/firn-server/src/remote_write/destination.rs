@@ -473,6 +473,7 @@ async fn post(
         unix_socket: None,
         headers,
         authorization: None,
+        secrets: Vec::new(),
         content: Some(Content { media_type: media_type.to_owned(), bytes: body }),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout: millis(to.settings.remote_timeout.as_ms()),
