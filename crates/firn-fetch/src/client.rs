@@ -50,6 +50,8 @@ pub struct Request {
     pub headers: Vec<(HeaderName, String)>,
     /// `Authorization`, if the configuration has no credentials.
     pub authorization: Option<Secret>,
+    /// Headers that only the host of the address receives, not one that it redirects to.
+    pub secrets: Vec<(HeaderName, Secret)>,
     /// The body to send.
     pub content: Option<Content>,
     /// An unpacked body of this length is too long. 0 is no limit but that of the memory.
@@ -222,6 +224,9 @@ impl Client {
         if has_credentials {
             if let Some(authorization) = &request.authorization {
                 credentials::insert_secret(&mut headers, authorization.expose())?;
+            }
+            for (name, secret) in &request.secrets {
+                headers.insert(name, credentials::value(secret.expose())?);
             }
             credentials::add(&self.config, &mut headers)?;
         }

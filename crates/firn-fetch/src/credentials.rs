@@ -89,7 +89,8 @@ pub(crate) fn insert_secret(headers: &mut HeaderMap, text: &str) -> Result<(), F
     Ok(())
 }
 
-fn value(text: &str) -> Result<HeaderValue, FetchError> {
+/// The value of a header that is not shown.
+pub(crate) fn value(text: &str) -> Result<HeaderValue, FetchError> {
     let mut value = HeaderValue::from_bytes(text.as_bytes()).map_err(|_| {
         FetchError::Credentials("a secret or header has a character that is not allowed".to_owned())
     })?;

@@ -1,13 +1,14 @@
 //! Fetch: HTTP requests as the clients of Prometheus' configuration make them.
 //!
 //! **Owns** connections to other servers: TLS, proxies, credentials, redirects, HTTP/1.1 with
-//! keep-alive and HTTP/2, and bodies that are bounded while they are unpacked.
+//! keep-alive and HTTP/2, and bodies that are bounded while they are unpacked. It also looks up
+//! addresses and records of names.
 //!
 //! **Never** interprets a body, repeats a request at an interval, or knows a target.
 //!
 //! **Paths**: [`Client::new`] checks a client of the configuration; [`Client::send`] makes one
 //! request over the [`Connections`] that the caller keeps for a place; [`Client::watch`] reads an
-//! endless answer line by line.
+//! endless answer line by line. [`dns::records`] queries name servers.
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
@@ -17,7 +18,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`,
-//! `tokens`, `redirect`, `lines`, `client`.
+//! `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -34,6 +35,7 @@ mod body;
 mod client;
 mod connect;
 mod credentials;
+pub mod dns;
 mod error;
 mod lines;
 mod lookup;
@@ -51,4 +53,3 @@ pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
 pub use error::FetchError;
 pub use lines::Lines;
-pub use lookup::lookup;

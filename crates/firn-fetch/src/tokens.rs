@@ -182,6 +182,7 @@ impl Tokens {
             unix_socket: None,
             headers,
             authorization,
+            secrets: Vec::new(),
             content: Some(Content {
                 is_put: false,
                 media_type: "application/x-www-form-urlencoded".to_owned(),

@@ -208,6 +208,7 @@ impl ServerClient {
             unix_socket: None,
             headers: Vec::new(),
             authorization: None,
+            secrets: Vec::new(),
             content,
             body_bytes_max: BODY_BYTES_MAX,
             timeout,

@@ -19,19 +19,11 @@ pub(crate) struct Debug {
     client: ClientFile,
 
     #[command(subcommand)]
-<<<<<<< HEAD
-    subject: Diagnostics,
-}
-
-#[derive(Debug, Subcommand)]
-enum Diagnostics {
-=======
     subject: DebugSubject,
 }
 
 #[derive(Debug, Subcommand)]
 enum DebugSubject {
->>>>>>> w-cmd
     /// Fetch metrics and all states
     ///
     /// A FirnDB server has no profiles of pprof: the archive has none.
@@ -76,15 +68,9 @@ const NO_PROFILES: &str = "  WARNING: a FirnDB server has no profiles of pprof (
 /// Writes the archive.
 pub(crate) fn run(debug: &Debug) -> ExitCode {
     let (server, has_metrics, has_states) = match &debug.subject {
-<<<<<<< HEAD
-        Diagnostics::All(server) => (server, true, true),
-        Diagnostics::Metrics(server) => (server, true, false),
-        Diagnostics::Pprof(server) => (server, false, true),
-=======
         DebugSubject::All(server) => (server, true, true),
         DebugSubject::Metrics(server) => (server, true, false),
         DebugSubject::Pprof(server) => (server, false, true),
->>>>>>> w-cmd
     };
     if has_states {
         output::report_lines(NO_PROFILES);

@@ -10,19 +10,11 @@ use crate::output;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Promql {
     /// Print a query on as many lines as it needs
-<<<<<<< HEAD
-    Format(FormatQuery),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct FormatQuery {
-=======
     Format(PromqlFormat),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PromqlFormat {
->>>>>>> w-cmd
     /// The query
     query: String,
 

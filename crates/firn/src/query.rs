@@ -22,11 +22,7 @@ use result::{LabelMap, labels_text, push_labels, push_list};
 pub(crate) struct Query {
     /// Form of the output
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "promql", global = true)]
-<<<<<<< HEAD
-    format: ResultFormat,
-=======
     format: OutputFormat,
->>>>>>> w-cmd
 
     #[command(flatten)]
     client: ClientFile,
@@ -36,11 +32,7 @@ pub(crate) struct Query {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-<<<<<<< HEAD
-enum ResultFormat {
-=======
 enum OutputFormat {
->>>>>>> w-cmd
     Promql,
     Json,
 }
@@ -52,11 +44,7 @@ enum Request {
     /// Run a range query
     Range(RangeQuery),
     /// List series
-<<<<<<< HEAD
-    Series(SeriesRequest),
-=======
     Series(SeriesQuery),
->>>>>>> w-cmd
     /// List values of a label
     Labels(LabelsQuery),
     /// Print statistics of the buckets of histograms
@@ -118,11 +106,7 @@ struct ListTimes {
 }
 
 #[derive(Debug, Args)]
-<<<<<<< HEAD
-struct SeriesRequest {
-=======
 struct SeriesQuery {
->>>>>>> w-cmd
     /// The address of the server, such as http://localhost:9420
     server: ServerAddress,
 
@@ -203,19 +187,6 @@ fn range(query: &Query, request: &RangeQuery) -> Result<String, String> {
     Ok(query.format.of(result))
 }
 
-<<<<<<< HEAD
-fn series(query: &Query, request: &SeriesRequest) -> Result<String, String> {
-    let mut server = query.client.client(&request.server, &[])?;
-    let params = request.times.params(&request.selectors)?;
-    let answer = api::post_or_get(&mut server, "/api/v1/series", &params).map_err(query_error)?;
-    let all: Option<Vec<LabelMap>> = parsed(&answer.data)?;
-    Ok(match (query.format, all) {
-        (ResultFormat::Promql, all) => {
-            all.iter().flatten().map(|labels| labels_text(labels) + "\n").collect()
-        }
-        (ResultFormat::Json, None) => "null\n".to_owned(),
-        (ResultFormat::Json, Some(all)) => list(&all, push_labels),
-=======
 fn series(query: &Query, request: &SeriesQuery) -> Result<String, String> {
     let mut server = query.client.client(&request.server, &[])?;
     let params = request.times.params(&request.selectors)?;
@@ -224,7 +195,6 @@ fn series(query: &Query, request: &SeriesQuery) -> Result<String, String> {
     Ok(match query.format {
         OutputFormat::Promql => all.iter().map(|labels| labels_text(labels) + "\n").collect(),
         OutputFormat::Json => list(&all, push_labels),
->>>>>>> w-cmd
     })
 }
 
@@ -238,30 +208,12 @@ fn labels(query: &Query, request: &LabelsQuery) -> Result<String, String> {
     for warning in &answer.warnings {
         output::report_lines(&format!("query warning: {warning}"));
     }
-<<<<<<< HEAD
-    let all: Option<Vec<String>> = parsed(&answer.data)?;
-    Ok(match (query.format, all) {
-        (ResultFormat::Promql, all) => {
-=======
     let all: Vec<String> = parsed(&answer.data)?;
     Ok(match query.format {
         OutputFormat::Promql => {
->>>>>>> w-cmd
             let line = |value: &String| firn_server::one_line(value).into_owned() + "\n";
             all.iter().map(line).collect()
         }
-<<<<<<< HEAD
-        (ResultFormat::Json, None) => "null\n".to_owned(),
-        (ResultFormat::Json, Some(all)) => list(&all, |text, out| push_json_text(text, out)),
-    })
-}
-
-impl ResultFormat {
-    fn of(self, result: result::QueryResult) -> String {
-        match self {
-            ResultFormat::Promql => result.text(),
-            ResultFormat::Json => result.json(),
-=======
         OutputFormat::Json => list(&all, |text, out| push_json_text(text, out)),
     })
 }
@@ -271,7 +223,6 @@ impl OutputFormat {
         match self {
             OutputFormat::Promql => result.text(),
             OutputFormat::Json => result.json(),
->>>>>>> w-cmd
         }
     }
 }

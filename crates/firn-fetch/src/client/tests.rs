@@ -125,6 +125,7 @@ fn request(url: String) -> Request {
         unix_socket: None,
         headers: vec![(ACCEPT_ENCODING, "gzip".to_owned())],
         authorization: None,
+        secrets: Vec::new(),
         content: None,
         body_bytes_max: 0,
         timeout: Duration::from_secs(30),
@@ -309,6 +310,22 @@ async fn a_user_in_the_address_is_sent_as_basic_authentication() {
     // No error shows it.
     let error = get(&client, "http://me:secret@127.0.0.1:1/".to_owned()).await.unwrap_err();
     assert!(!error.to_string().contains("secret"), "{error}");
+}
+
+// So do headers of the request that are secret.
+#[tokio::test]
+async fn secret_headers_stay_with_their_host() {
+    let other = TestServer::start(|_| ok("")).await;
+    let away = format!("http://localhost:{}/x", other.port);
+    let server = TestServer::start(move |_| redirect(&away)).await;
+    let token = HeaderName::from_static("x-token");
+    let secrets = vec![(token, Secret::new("hidden"))];
+    let request = Request { secrets, ..request(server.url("/")) };
+    let client = open(&HttpClient::default());
+    client.send(&request, &mut Connections::default()).await.unwrap();
+    assert!(server.heads()[0].contains("x-token: hidden"));
+    assert_eq!(other.heads().len(), 1);
+    assert!(!other.heads()[0].contains("hidden"));
 }
 
 // Items 40 and 42: tokens are fetched once and sent.

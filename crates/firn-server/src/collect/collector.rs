@@ -579,6 +579,7 @@ impl Scraping {
             unix_socket: request.unix_socket.clone(),
             headers: request.headers.iter().map(header).collect(),
             authorization: None,
+            secrets: Vec::new(),
             content: None,
             body_bytes_max: request.body_bytes_max,
             timeout: request.timeout,

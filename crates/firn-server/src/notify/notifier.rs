@@ -442,6 +442,7 @@ async fn post(
         unix_socket: None,
         headers: vec![(header::USER_AGENT, USER_AGENT.to_owned())],
         authorization: None,
+        secrets: Vec::new(),
         content: Some(content),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout,

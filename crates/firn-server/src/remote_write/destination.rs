@@ -484,6 +484,7 @@ async fn post(
         unix_socket: None,
         headers,
         authorization: None,
+        secrets: Vec::new(),
         content: Some(Content { is_put: false, media_type: media_type.to_owned(), bytes: body }),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout: millis(to.settings.remote_timeout.as_ms()),

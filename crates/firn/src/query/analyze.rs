@@ -36,11 +36,7 @@ pub(super) struct Analyze {
 
 /// The minimum, the sum and the maximum of some numbers.
 #[derive(Clone, Copy, Debug)]
-<<<<<<< HEAD
-struct BucketRange {
-=======
 struct FigureRange {
->>>>>>> w-cmd
     min: i64,
     sum: i64,
     max: i64,
@@ -50,15 +46,9 @@ struct FigureRange {
 #[derive(Clone, Copy, Debug)]
 struct BucketStats {
     pair_count: i64,
-<<<<<<< HEAD
-    changed: BucketRange,
-    delta: BucketRange,
-    populated: BucketRange,
-=======
     changed: FigureRange,
     delta: FigureRange,
     populated: FigureRange,
->>>>>>> w-cmd
     bucket_count: i64,
 }
 
@@ -276,13 +266,8 @@ fn native_stats(
     Some(stats)
 }
 
-<<<<<<< HEAD
-impl BucketRange {
-    const NONE: BucketRange = BucketRange { min: i64::MAX, sum: 0, max: 0 };
-=======
 impl FigureRange {
     const NONE: FigureRange = FigureRange { min: i64::MAX, sum: 0, max: 0 };
->>>>>>> w-cmd
 
     fn add(&mut self, number: i64) {
         self.min = self.min.min(number);
@@ -295,15 +280,9 @@ impl BucketStats {
     fn new(bucket_count: usize) -> BucketStats {
         BucketStats {
             pair_count: 0,
-<<<<<<< HEAD
-            changed: BucketRange::NONE,
-            delta: BucketRange::NONE,
-            populated: BucketRange::NONE,
-=======
             changed: FigureRange::NONE,
             delta: FigureRange::NONE,
             populated: FigureRange::NONE,
->>>>>>> w-cmd
             bucket_count: bucket_count as i64,
         }
     }
@@ -319,22 +298,14 @@ impl BucketStats {
         self.populated.add(populated as i64);
     }
 
-<<<<<<< HEAD
-    fn mean(&self, spread: &BucketRange) -> f64 {
-=======
     fn mean(&self, spread: &FigureRange) -> f64 {
->>>>>>> w-cmd
         spread.sum as f64 / self.pair_count as f64
     }
 }
 
 impl fmt::Display for BucketStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-<<<<<<< HEAD
-        let text = |spread: &BucketRange| {
-=======
         let text = |spread: &FigureRange| {
->>>>>>> w-cmd
             format!("{}/{:.3}/{}", spread.min, self.mean(spread), spread.max)
         };
         write!(

@@ -159,6 +159,7 @@ impl Ec2Refresher {
                 .map(|(name, text)| (HeaderName::from_static(name), text.to_owned()))
                 .collect(),
             authorization: request.authorization,
+            secrets: Vec::new(),
             content: Some(Content {
                 is_put: false,
                 media_type: request.media_type.to_owned(),
@@ -277,6 +278,7 @@ impl Ec2Refresher {
             unix_socket: None,
             headers: vec![(HeaderName::from_static(name), text)],
             authorization: None,
+            secrets: Vec::new(),
             content,
             body_bytes_max: METADATA_BYTES_MAX,
             timeout: METADATA_TIMEOUT,

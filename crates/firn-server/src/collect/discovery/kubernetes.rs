@@ -256,6 +256,7 @@ impl Watcher {
             unix_socket: None,
             headers: headers.into_iter().map(header).collect(),
             authorization: None,
+            secrets: Vec::new(),
             content: None,
             body_bytes_max,
             timeout: ANSWER_TIMEOUT,
