@@ -1,12 +1,14 @@
 //! Fetch: HTTP requests as the clients of Prometheus' configuration make them.
 //!
 //! **Owns** connections to other servers: TLS, proxies, credentials, redirects, HTTP/1.1 with
-//! keep-alive and HTTP/2, and bodies that are bounded while they are unpacked.
+//! keep-alive and HTTP/2, and bodies that are bounded while they are unpacked. It also looks up
+//! addresses and records of names.
 //!
 //! **Never** interprets a body, repeats a request at an interval, or knows a target.
 //!
 //! **Paths**: [`Client::new`] checks a client of the configuration; [`Client::send`] makes one
-//! request over the [`Connections`] that the caller keeps for a place.
+//! request over the [`Connections`] that the caller keeps for a place. [`dns::records`] queries
+//! name servers.
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
@@ -16,7 +18,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `connect`, `credentials`, `tokens`,
-//! `redirect`, `client`.
+//! `redirect`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -33,6 +35,7 @@ mod body;
 mod client;
 mod connect;
 mod credentials;
+pub mod dns;
 mod error;
 mod lookup;
 mod proxy;
@@ -47,4 +50,3 @@ pub use body::{Bodies, Body};
 pub use client::{Client, Content, Request, Response};
 pub use connect::Connections;
 pub use error::FetchError;
-pub use lookup::lookup;

@@ -15,7 +15,7 @@ static LOOKUPS: Semaphore = Semaphore::const_new(8);
 ///
 /// # Errors
 /// Those of the resolver.
-pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub(crate) async fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }

@@ -4,13 +4,21 @@
 //! and looks up names; this module knows the files, the requests, their intervals and the meaning
 //! of answers. A failed refresh keeps the previous list.
 
+mod api;
+mod consul;
 mod dns;
+mod docker;
 mod file;
 mod http;
+mod swarm;
 
-pub use dns::DnsTargets;
+pub use api::{ApiHost, check_status};
+pub use consul::{ConsulTargets, INDEX_HEADER, TOKEN_HEADER, next_index};
+pub use dns::{DnsKind, DnsRecord, DnsTargets};
+pub use docker::{DockerTargets, VERSION_HEADER, VERSION_PATH, version_folder};
 pub use file::FileTargets;
 pub use http::HttpTargets;
+pub use swarm::SwarmTargets;
 
 use firn_model::{Error, Result};
 
@@ -30,22 +38,38 @@ pub enum Provider {
     File(FileDiscovery),
     /// Targets of an HTTP server.
     Http(Box<HttpDiscovery>),
-    /// Addresses of names.
+    /// Records of names.
     Dns(DnsDiscovery),
+    /// Services of Consul.
+    Consul(Box<ConsulTargets>),
+    /// Containers of Docker.
+    Docker(Box<DockerTargets>),
+    /// Objects of Docker Swarm.
+    Swarm(Box<SwarmTargets>),
 }
 
 impl Provider {
     /// The discoveries of `place`, a job or a set of Alertmanagers, in the order of keys.
     ///
     /// # Errors
-    /// `Invalid` for a kind that is not implemented, with its key and `place`.
+    /// `Invalid` for a kind that is not implemented, and for an address that is not supported, with
+    /// its key and `place`.
     pub fn all_of(discoveries: &Discoveries, place: &str) -> Result<Vec<Provider>> {
         check_implemented(discoveries, place)?;
         let mut providers = Vec::new();
         if !discoveries.static_groups.is_empty() {
             providers.push(Provider::Static(discoveries.static_groups.to_vec()));
         }
+        for consul in discoveries.consul.iter() {
+            providers.push(Provider::Consul(Box::new(ConsulTargets::new(consul.clone(), place)?)));
+        }
         providers.extend(discoveries.dns.iter().cloned().map(Provider::Dns));
+        for docker in discoveries.docker.iter() {
+            providers.push(Provider::Docker(Box::new(DockerTargets::new(docker.clone(), place)?)));
+        }
+        for swarm in discoveries.dockerswarm.iter() {
+            providers.push(Provider::Swarm(Box::new(SwarmTargets::new(swarm.clone(), place)?)));
+        }
         providers.extend(discoveries.file.iter().cloned().map(Provider::File));
         let http = discoveries.http.iter().cloned();
         providers.extend(http.map(|http| Provider::Http(Box::new(http))));
@@ -59,15 +83,15 @@ impl Provider {
             Provider::File(_) => "file",
             Provider::Http(_) => "http",
             Provider::Dns(_) => "dns",
+            Provider::Consul(_) => "consul",
+            Provider::Docker(_) => "docker",
+            Provider::Swarm(_) => "dockerswarm",
         }
     }
 }
 
 fn check_implemented(discoveries: &Discoveries, place: &str) -> Result<()> {
     let known = [
-        ("consul_sd_configs", discoveries.consul.is_empty()),
-        ("docker_sd_configs", discoveries.docker.is_empty()),
-        ("dockerswarm_sd_configs", discoveries.dockerswarm.is_empty()),
         ("ec2_sd_configs", discoveries.ec2.is_empty()),
         ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
     ];
@@ -152,12 +176,17 @@ mod tests {
         let text = "static_configs: [{targets: [a, b], labels: {x: y}}], \
                     file_sd_configs: [{files: [a.json]}, {files: [b.yml]}], \
                     http_sd_configs: [{url: 'http://h/'}], \
-                    dns_sd_configs: [{names: [n], type: a, port: 1}]";
+                    dns_sd_configs: [{names: [n], type: a, port: 1}], \
+                    consul_sd_configs: [{}], docker_sd_configs: [{host: 'unix:///s'}], \
+                    dockerswarm_sd_configs: [{host: 'tcp://h:1', role: nodes}]";
         let found = providers(text).unwrap();
         let kinds: Vec<&str> = found.iter().map(Provider::kind).collect();
-        assert_eq!(kinds, ["static", "dns", "file", "file", "http"]);
+        assert_eq!(
+            kinds,
+            ["static", "consul", "dns", "docker", "dockerswarm", "file", "file", "http"]
+        );
         assert_eq!(found, providers(text).unwrap());
-        assert_ne!(found[2], found[3]);
+        assert_ne!(found[5], found[6]);
         let Provider::Static(groups) = &found[0] else { panic!("{found:?}") };
         let groups = static_groups(groups);
         assert_eq!(groups.len(), 1);
@@ -170,13 +199,26 @@ mod tests {
     fn a_kind_that_is_not_implemented_is_named() {
         for (keys, want) in [
             ("kubernetes_sd_configs: [{role: pod}]", "kubernetes_sd_configs of job \"j\""),
-            ("consul_sd_configs: [{}]", "consul_sd_configs of job"),
             ("nomad_sd_configs: [{}]", "nomad_sd_configs of job"),
-            ("dns_sd_configs: [{names: [n]}]", "dns_sd_configs of job \"j\": type SRV"),
-            ("dns_sd_configs: [{names: [n], type: mx, port: 1}]", "type MX"),
         ] {
             let error = providers(keys).unwrap_err().to_string();
             assert!(error.contains(want) && error.contains("not implemented"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_not_supported_is_named() {
+        for (keys, want) in [
+            ("dns_sd_configs: [{names: [n], type: mx, port: 70000}]", "70000 is not a port"),
+            ("consul_sd_configs: [{scheme: ftp}]", "job \"j\": scheme \"ftp\""),
+            ("consul_sd_configs: [{server: 'npipe://h'}]", "scheme \"npipe\""),
+            ("docker_sd_configs: [{host: 'ssh://u:secret@h'}]", "host ssh://u:xxxxx@h: expected"),
+            ("docker_sd_configs: [{host: 'unix://'}]", "docker_sd_configs of job \"j\": host"),
+            ("docker_sd_configs: [{host: 'localhost:2375'}]", "host localhost:2375: expected"),
+            ("dockerswarm_sd_configs: [{host: 'http://', role: tasks}]", "dockerswarm_sd_configs"),
+        ] {
+            let error = providers(keys).unwrap_err().to_string();
+            assert!(error.contains(want) && !error.contains("secret"), "{error}");
         }
     }
 }

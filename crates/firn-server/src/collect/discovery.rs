@@ -1,23 +1,29 @@
 //! The tasks of discoveries and their last good lists.
 
+mod api;
+mod consul;
+mod dns;
+mod docker;
+#[cfg(test)]
+mod test_server;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderName;
-use firn_collect::discovery::{
-    DnsTargets, FileTargets, HttpTargets, Provider, heap_bytes, static_groups,
-};
+use firn_collect::discovery::{DnsTargets, FileTargets, HttpTargets, Provider, static_groups};
 use firn_collect::pool::DiscoveredGroup;
+use firn_fetch::dns::DnsSettings;
 use firn_fetch::{Bodies, Client, Connections, Request};
 use firn_model::{Budget, Pool, Reservation};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use self::docker::Daemon;
 use super::files::LocalFiles;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -51,7 +57,7 @@ struct SharedLists {
     failures: [Counter; KINDS.len()],
 }
 
-const KINDS: [&str; 4] = ["static", "file", "http", "dns"];
+const KINDS: [&str; 7] = ["static", "file", "http", "dns", "consul", "docker", "dockerswarm"];
 
 /// One discovery, shared by all sets that have it.
 struct DiscoveryTask {
@@ -161,7 +167,14 @@ impl DiscoveryTask {
             }
             Provider::File(config) => Some(tokio::spawn(run.files(FileTargets::new(config)))),
             Provider::Http(config) => Some(tokio::spawn(run.http(HttpTargets::new(*config)))),
-            Provider::Dns(config) => Some(tokio::spawn(run.dns(DnsTargets::new(config)))),
+            Provider::Dns(config) => {
+                Some(tokio::spawn(run.dns(DnsTargets::new(config), DnsSettings::of_system)))
+            }
+            Provider::Consul(targets) => {
+                Some(tokio::spawn(run.consul(*targets, consul::WatchTimes::DEFAULT)))
+            }
+            Provider::Docker(targets) => Some(tokio::spawn(run.daemon(Daemon::Docker(*targets)))),
+            Provider::Swarm(targets) => Some(tokio::spawn(run.daemon(Daemon::Swarm(*targets)))),
         };
         DiscoveryTask { provider, state, work }
     }
@@ -209,12 +222,17 @@ impl Run {
         self.announce();
     }
 
-    /// A refresh has failed: the last good list stays.
-    fn failed(&self, error: &str) {
+    /// A part of a refresh has failed: its last good list stays.
+    fn count_failure(&self, error: &str) {
         if let Some(idx) = KINDS.iter().position(|kind| *kind == self.kind) {
             self.shared.failures[idx].add(1);
         }
         tracing::warn!(kind = self.kind, error, "a discovery failed; its last good list stays");
+    }
+
+    /// A refresh has failed: the last good list stays.
+    fn failed(&self, error: &str) {
+        self.count_failure(error);
         let mut list = self.state.list.lock();
         if list.is_none() {
             *list = Some(Arc::new(TargetList { groups: Vec::new(), _held: None }));
@@ -303,27 +321,6 @@ impl Run {
         let read = reading.await.map_err(|_| "reading the list panicked".to_owned())?;
         read.map_err(|error| error.to_string())
     }
-
-    /// Looks up all names each refresh interval. A name whose lookup fails keeps its addresses.
-    async fn dns(self, targets: DnsTargets) {
-        let refresh = Duration::from_millis(targets.refresh_ms());
-        let mut groups: BTreeMap<String, DiscoveredGroup> = BTreeMap::new();
-        loop {
-            for name in targets.names() {
-                match firn_fetch::lookup(name, 0).await {
-                    Ok(found) => {
-                        let addresses = found.iter().map(SocketAddr::ip);
-                        let group = targets.group(name, addresses);
-                        groups.insert(name.clone(), group);
-                    }
-                    Err(error) => self.failed(&format!("{name}: {error}")),
-                }
-            }
-            let found: Vec<DiscoveredGroup> = groups.values().cloned().collect();
-            self.publish_copy(heap_bytes(&found), || found);
-            tokio::time::sleep(refresh).await;
-        }
-    }
 }
 
 /// The state of a file that a change of it changes.
@@ -351,6 +348,7 @@ fn file_stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::path::Path;
 
     use firn_collect::config::Config;
@@ -488,11 +486,52 @@ mod tests {
         assert!(failures(&tasks, "http") > 0);
     }
 
-    #[tokio::test]
-    async fn names_are_looked_up() {
-        let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
-        let keys = "dns_sd_configs: [{names: [127.0.0.1], type: A, port: 9}]";
-        tasks.set([("j".to_owned(), providers(keys))]);
-        wait_for(&tasks, "j", &["127.0.0.1:9"]).await;
+    /// A task that runs on its own, with its state.
+    pub(super) fn test_run(kind: &'static str, memory: u64) -> (Run, TestTask) {
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(memory));
+        let task = TestTask { state: Arc::default(), tasks };
+        let (state, shared) = (Arc::clone(&task.state), Arc::clone(&task.tasks.shared));
+        (Run { kind, state, shared }, task)
+    }
+
+    pub(super) struct TestTask {
+        state: Arc<TaskState>,
+        tasks: DiscoveryTasks,
+    }
+
+    impl TestTask {
+        /// The addresses of the last good list, in order.
+        pub(super) fn addresses(&self) -> Option<Vec<String>> {
+            let list = self.state.list.lock().clone()?;
+            let targets = list.groups.iter().flat_map(|group| &group.targets);
+            let address = |target: &firn_collect::config::LabelSet| {
+                target.get("__address__").unwrap().to_owned()
+            };
+            let mut addresses: Vec<String> = targets.map(address).collect();
+            addresses.sort_unstable();
+            Some(addresses)
+        }
+
+        pub(super) async fn wait_for(&self, want: &[&str]) {
+            let mut changes = self.tasks.changes();
+            let waiting = async {
+                while self.addresses().is_none_or(|found| found != want) {
+                    changes.changed().await.unwrap();
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+            assert!(waited.is_ok(), "{:?}, expected {want:?}", self.addresses());
+        }
+
+        pub(super) fn failures(&self, kind: &str) -> u64 {
+            failures(&self.tasks, kind)
+        }
+
+        /// Waits until `count` refreshes have failed.
+        pub(super) async fn wait_for_failures(&self, kind: &str, count: u64) {
+            while failures(&self.tasks, kind) < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
 }

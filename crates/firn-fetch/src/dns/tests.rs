@@ -1,0 +1,185 @@
+use std::sync::{Arc, Mutex};
+
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// The answer to the bytes of a query, and whether it came over TCP. `None` is silence.
+type Zone = dyn Fn(&[u8], bool) -> Option<Vec<u8>> + Send + Sync;
+
+/// A name server on one port of UDP and TCP, which keeps the names of its queries.
+struct NameServer {
+    address: SocketAddr,
+    names: Arc<Mutex<Vec<String>>>,
+}
+
+impl NameServer {
+    async fn start(
+        respond: impl Fn(&[u8], bool) -> Option<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
+        // A port that is free for both.
+        let (udp, tcp) = loop {
+            let tcp = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                break (udp, tcp);
+            }
+        };
+        let address = udp.local_addr().unwrap();
+        let respond: Arc<Zone> = Arc::new(respond);
+        let names = Arc::<Mutex<Vec<String>>>::default();
+        let (seen, answer) = (Arc::clone(&names), Arc::clone(&respond));
+        tokio::spawn(async move {
+            let mut query = [0; 4_096];
+            while let Ok((len, client)) = udp.recv_from(&mut query).await {
+                seen.lock().unwrap().push(asked(&query[..len]));
+                if let Some(answer) = answer(&query[..len], false) {
+                    udp.send_to(&answer, client).await.unwrap();
+                }
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = tcp.accept().await {
+                let mut query = vec![0; stream.read_u16().await.unwrap().into()];
+                stream.read_exact(&mut query).await.unwrap();
+                if let Some(answer) = respond(&query, true) {
+                    stream.write_all(&(answer.len() as u16).to_be_bytes()).await.unwrap();
+                    stream.write_all(&answer).await.unwrap();
+                }
+            }
+        });
+        NameServer { address, names }
+    }
+
+    fn names(&self) -> Vec<String> {
+        std::mem::take(&mut *self.names.lock().unwrap())
+    }
+}
+
+/// The name of a query.
+fn asked(query: &[u8]) -> String {
+    let mut name = String::new();
+    let mut pos = 12;
+    while query[pos] > 0 {
+        let end = pos + 1 + usize::from(query[pos]);
+        name += &format!("{}.", String::from_utf8_lossy(&query[pos + 1..end]));
+        pos = end;
+    }
+    name
+}
+
+/// An answer with `count` addresses.
+fn answer(query: &[u8], code: u8, count: u8) -> Vec<u8> {
+    let end = 12 + asked(query).len() + 5;
+    let mut answer = query[..end].to_vec();
+    answer[2..12].copy_from_slice(&[0x81, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0]);
+    for idx in 0..count {
+        answer.extend_from_slice(&[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 10, 0, 0, idx]);
+    }
+    answer
+}
+
+fn truncated(query: &[u8]) -> Vec<u8> {
+    let mut answer = answer(query, 0, 0);
+    answer[2] |= 2;
+    answer
+}
+
+fn settings(servers: &[&NameServer]) -> DnsSettings {
+    DnsSettings {
+        servers: servers.iter().map(|server| server.address).collect(),
+        timeout: Duration::from_millis(200),
+        ..DnsSettings::parse("search a.example b.example")
+    }
+}
+
+async fn lookup(name: &str, servers: &[&NameServer]) -> Result<usize, String> {
+    let found = records(name, DnsKind::A, &settings(servers)).await;
+    found.map(|records| records.len()).map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn the_search_list_ends_at_the_first_name_that_exists() {
+    let server = NameServer::start(|query, _| {
+        let name = asked(query);
+        Some(match name.as_str() {
+            "x.b.example." => answer(query, 0, 2),
+            "empty.a.example." => answer(query, 0, 0),
+            _ => answer(query, NO_SUCH_NAME, 0),
+        })
+    })
+    .await;
+    assert_eq!(lookup("x", &[&server]).await, Ok(2));
+    assert_eq!(server.names(), ["x.a.example.", "x.b.example."]);
+    // A name without records of this kind exists, too.
+    assert_eq!(lookup("empty", &[&server]).await, Ok(0));
+    assert_eq!(server.names(), ["empty.a.example."]);
+    // No name exists: there are no records, which is no error.
+    assert_eq!(lookup("y.z", &[&server]).await, Ok(0));
+    assert_eq!(server.names(), ["y.z.", "y.z.a.example.", "y.z.b.example."]);
+    assert!(lookup("a..b", &[&server]).await.unwrap_err().contains("1 to 63 bytes"));
+}
+
+#[tokio::test]
+async fn the_next_server_is_asked_after_a_failure() {
+    let failing = NameServer::start(|query, _| Some(answer(query, 2, 0))).await;
+    let silent = NameServer::start(|_, _| None).await;
+    let good = NameServer::start(|query, _| Some(answer(query, 0, 1))).await;
+    assert_eq!(lookup("x.", &[&failing, &silent, &good]).await, Ok(1));
+    let error = lookup("x.", &[&silent, &failing]).await.unwrap_err();
+    assert!(error.contains("lookup x.: server 127.0.0.1: code 2"), "{error}");
+    assert_eq!(failing.names().len(), 3);
+    let error = lookup("x.", &[&silent]).await.unwrap_err();
+    assert!(error.contains("i/o timeout"), "{error}");
+}
+
+// A name of the search list whose servers fail may exist: the list before it stays.
+#[tokio::test]
+async fn a_failure_is_no_missing_name() {
+    let server = NameServer::start(|query, _| {
+        let code = if asked(query) == "x.a.example." { 2 } else { NO_SUCH_NAME };
+        Some(answer(query, code, 0))
+    })
+    .await;
+    assert!(lookup("x", &[&server]).await.is_err());
+}
+
+#[tokio::test]
+async fn a_truncated_answer_is_read_over_tcp() {
+    let server = NameServer::start(|query, is_tcp| {
+        Some(if is_tcp { answer(query, 0, 200) } else { truncated(query) })
+    })
+    .await;
+    assert_eq!(lookup("x.", &[&server]).await, Ok(200));
+    let server = NameServer::start(|query, _| Some(truncated(query))).await;
+    assert!(lookup("x.", &[&server]).await.unwrap_err().contains("truncated over TCP"));
+    let server = NameServer::start(|query, is_tcp| (!is_tcp).then(|| truncated(query))).await;
+    assert!(lookup("x.", &[&server]).await.is_err());
+    let server = NameServer::start(|query, is_tcp| {
+        let mut forged = answer(query, 0, 1);
+        forged[0] ^= 1;
+        Some(if is_tcp { forged } else { truncated(query) })
+    })
+    .await;
+    assert!(lookup("x.", &[&server]).await.unwrap_err().contains("another query"));
+}
+
+#[tokio::test]
+async fn forged_answers_are_ignored() {
+    let server = NameServer::start(|query, _| {
+        let mut forged = answer(query, 0, 1);
+        forged[0] ^= 1;
+        Some(forged)
+    })
+    .await;
+    assert!(lookup("x.", &[&server]).await.unwrap_err().contains("i/o timeout"));
+}
+
+// Old servers refuse the extension, so later attempts do without.
+#[tokio::test]
+async fn a_server_without_extensions_is_asked_again() {
+    let server = NameServer::start(|query, _| {
+        Some(if query[11] > 0 { answer(query, 1, 0) } else { answer(query, 0, 1) })
+    })
+    .await;
+    assert_eq!(lookup("x.", &[&server]).await, Ok(1));
+}
