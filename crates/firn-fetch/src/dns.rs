@@ -114,7 +114,7 @@ async fn over_udp(server: SocketAddr, query: &Query) -> Result<Answer, String> {
     // Datagrams of other addresses are dropped by the kernel.
     socket.connect(server).await.map_err(failed)?;
     socket.send(query.bytes()).await.map_err(failed)?;
-    let mut datagram = [0; message::DATAGRAM_BYTES_MAX];
+    let mut datagram = [0; message::DATAGRAM_BYTES_MAX as usize];
     loop {
         let len = socket.recv(&mut datagram).await.map_err(failed)?;
         // Late answers to other queries, and forged ones, are ignored until the time limit.

@@ -252,16 +252,16 @@ struct AgentConfig {
 #[serde(default)]
 struct Instance {
     #[serde(rename = "Node", deserialize_with = "or_default")]
-    node: Node,
+    node: ConsulNode,
     #[serde(rename = "Service", deserialize_with = "or_default")]
-    service: Service,
+    service: ConsulService,
     #[serde(rename = "Checks", deserialize_with = "or_default")]
     checks: Vec<Check>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Node {
+struct ConsulNode {
     #[serde(rename = "Node")]
     name: String,
     #[serde(rename = "Address")]
@@ -274,7 +274,7 @@ struct Node {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Service {
+struct ConsulService {
     #[serde(rename = "ID")]
     id: String,
     #[serde(rename = "Tags", deserialize_with = "or_default")]

@@ -186,7 +186,7 @@ impl DockerTargets {
     fn add_port(
         &self,
         ip: &str,
-        port: &Port,
+        port: &ContainerPort,
         shared: &[Label<'_>],
         targets: &mut TargetsBuilder,
     ) -> Result<()> {
@@ -203,7 +203,7 @@ impl DockerTargets {
     }
 }
 
-type Networks = BTreeMap<String, Option<Endpoint>>;
+type Networks = BTreeMap<String, Option<ContainerEndpoint>>;
 
 /// The networks of all containers: a container may use those of another one.
 struct Endpoints {
@@ -287,7 +287,7 @@ struct Container {
     #[serde(rename = "ImageID")]
     image_id: String,
     #[serde(rename = "Ports", deserialize_with = "or_default")]
-    ports: Vec<Port>,
+    ports: Vec<ContainerPort>,
     #[serde(rename = "Labels", deserialize_with = "or_default")]
     labels: BTreeMap<String, String>,
     #[serde(rename = "HostConfig", deserialize_with = "or_default")]
@@ -298,7 +298,7 @@ struct Container {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Port {
+struct ContainerPort {
     #[serde(rename = "IP")]
     ip: String,
     #[serde(rename = "PrivatePort")]
@@ -325,7 +325,7 @@ struct NetworkSettings {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Endpoint {
+struct ContainerEndpoint {
     #[serde(rename = "NetworkID")]
     network_id: String,
     #[serde(rename = "IPAddress")]
@@ -334,7 +334,7 @@ struct Endpoint {
     ipv6_address: String,
 }
 
-impl Endpoint {
+impl ContainerEndpoint {
     /// The address; that of IPv6 in a network without IPv4.
     fn ip(&self) -> &str {
         if self.ip_address.is_empty() { &self.ipv6_address } else { &self.ip_address }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use firn_model::{Budget, Error, Pool, Reservation, Result, excerpt_within};
 
-use self::objects::{Node, Port, Service, Task};
+use self::objects::{ServicePort, SwarmNode, SwarmService, Task};
 use super::api::{ApiHost, Label, LabelTable, TargetsBuilder, each_item, host_port};
 use super::docker::{daemon, filtered, network_labels};
 use super::text_bytes;
@@ -69,10 +69,12 @@ impl SwarmTargets {
     ) -> Result<(DiscoveredGroup, Reservation)> {
         let mut targets = TargetsBuilder::new(budget);
         match bodies {
-            [nodes] => each_item(nodes, budget, |node: Node| self.add_node(&node, &mut targets))?,
+            [nodes] => {
+                each_item(nodes, budget, |node: SwarmNode| self.add_node(&node, &mut targets))?
+            }
             [services, networks] => {
                 let networks = network_labels(networks, PREFIX, budget)?;
-                each_item(services, budget, |service: Service| {
+                each_item(services, budget, |service: SwarmService| {
                     self.add_service(&service, &networks, &mut targets)
                 })?;
             }
@@ -89,7 +91,7 @@ impl SwarmTargets {
         targets.finish(LabelSet::default())
     }
 
-    fn add_node(&self, node: &Node, targets: &mut TargetsBuilder) -> Result<()> {
+    fn add_node(&self, node: &SwarmNode, targets: &mut TargetsBuilder) -> Result<()> {
         let mut labels = node.labels();
         let engine = node.description.engine.version.clone();
         labels.push((format!("{PREFIX}node_engine_version"), engine));
@@ -106,7 +108,7 @@ impl SwarmTargets {
 
     fn add_service(
         &self,
-        service: &Service,
+        service: &SwarmService,
         networks: &LabelTable,
         targets: &mut TargetsBuilder,
     ) -> Result<()> {
@@ -164,9 +166,9 @@ impl SwarmTargets {
 /// An address for each port of TCP, or one without such a port for the port of the configuration.
 fn addresses<'p>(
     ip: &str,
-    ports: &'p [Port],
+    ports: &'p [ServicePort],
     default_port: i64,
-) -> impl Iterator<Item = (String, Option<&'p Port>)> {
+) -> impl Iterator<Item = (String, Option<&'p ServicePort>)> {
     let mut tcp = ports.iter().filter(|port| port.is_tcp()).peekable();
     let without_port = tcp.peek().is_none().then(|| (host_port(ip, default_port), None));
     tcp.map(move |port| (host_port(ip, port.published_port), Some(port))).chain(without_port)
@@ -198,7 +200,7 @@ struct Swarm {
 
 struct ServiceTable {
     labels: LabelTable,
-    ports: BTreeMap<String, Vec<Port>>,
+    ports: BTreeMap<String, Vec<ServicePort>>,
     _ports_held: Reservation,
 }
 
@@ -208,7 +210,7 @@ impl ServiceTable {
         let mut ports = BTreeMap::new();
         let mut held = budget.empty(Pool::Requests);
         let mut bytes: usize = 0;
-        each_item(body, budget, |service: Service| {
+        each_item(body, budget, |service: SwarmService| {
             labels.insert(service.id.clone(), service.labels().into_iter().collect())?;
             bytes = bytes.saturating_add(ports_bytes(&service.id, &service.endpoint.ports));
             held.cover(bytes as u64)?;
@@ -222,18 +224,18 @@ impl ServiceTable {
 // A node of the map with room for eleven services, of which it has at least five.
 const PORTS_BYTES: usize = 128;
 
-fn ports_bytes(id: &str, ports: &[Port]) -> usize {
+fn ports_bytes(id: &str, ports: &[ServicePort]) -> usize {
     ports.iter().fold(text_bytes(id.len(), PORTS_BYTES), |sum, port| {
         let texts = text_bytes(port.name.len(), port.publish_mode.len());
         // The list may have grown to twice its length.
-        let own = size_of::<Port>().saturating_mul(2).saturating_add(port.protocol.len());
+        let own = size_of::<ServicePort>().saturating_mul(2).saturating_add(port.protocol.len());
         sum.saturating_add(texts).saturating_add(own)
     })
 }
 
 fn node_labels(body: &[u8], budget: &Budget) -> Result<LabelTable> {
     let mut nodes = LabelTable::new(budget);
-    each_item(body, budget, |node: Node| {
+    each_item(body, budget, |node: SwarmNode| {
         let labels = node.labels().into_iter().collect();
         nodes.insert(node.id, labels)
     })?;

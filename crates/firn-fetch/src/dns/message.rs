@@ -10,7 +10,7 @@ pub(super) const NO_SUCH_NAME: u8 = 3;
 const FORMAT_ERROR: u8 = 1;
 
 /// The longest datagram that is requested: longer ones are split and lost on some ways.
-pub(super) const DATAGRAM_BYTES_MAX: usize = 1_232;
+pub(super) const DATAGRAM_BYTES_MAX: u16 = 1_232;
 
 const HEADER_BYTES: usize = 12;
 // Of a name without its last byte, the length of the root.
@@ -61,7 +61,7 @@ impl Query {
         if extended {
             bytes.push(0);
             bytes.extend_from_slice(&EXTENSION.to_be_bytes());
-            bytes.extend_from_slice(&(DATAGRAM_BYTES_MAX as u16).to_be_bytes());
+            bytes.extend_from_slice(&DATAGRAM_BYTES_MAX.to_be_bytes());
             bytes.extend_from_slice(&[0; 6]);
         }
         Ok(Query { kind, bytes, question })

@@ -11,7 +11,7 @@ use crate::FetchError;
 /// Name servers, and the domains in which short names are searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsSettings {
-    /// Name servers, in the order in which they are asked.
+    /// Name servers, in the order of queries.
     pub servers: Vec<SocketAddr>,
     /// Domains that are appended to names.
     pub search: Vec<String>,
@@ -19,7 +19,7 @@ pub struct DnsSettings {
     pub dots_min: usize,
     /// The time limit of a query.
     pub timeout: Duration,
-    /// How often each server is asked.
+    /// Queries to each server, at most.
     pub attempts: u32,
 }
 

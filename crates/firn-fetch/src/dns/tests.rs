@@ -5,9 +5,9 @@ use tokio::net::TcpListener;
 use super::*;
 
 /// The answer to the bytes of a query, and whether it came over TCP. `None` is silence.
-type Respond = dyn Fn(&[u8], bool) -> Option<Vec<u8>> + Send + Sync;
+type Zone = dyn Fn(&[u8], bool) -> Option<Vec<u8>> + Send + Sync;
 
-/// A name server on one port of UDP and TCP, which keeps the names that it was asked for.
+/// A name server on one port of UDP and TCP, which keeps the names of its queries.
 struct NameServer {
     address: SocketAddr,
     names: Arc<Mutex<Vec<String>>>,
@@ -25,7 +25,7 @@ impl NameServer {
             }
         };
         let address = udp.local_addr().unwrap();
-        let respond: Arc<Respond> = Arc::new(respond);
+        let respond: Arc<Zone> = Arc::new(respond);
         let names = Arc::<Mutex<Vec<String>>>::default();
         let (seen, answer) = (Arc::clone(&names), Arc::clone(&respond));
         tokio::spawn(async move {

@@ -4,8 +4,6 @@ mod api;
 mod consul;
 mod dns;
 mod docker;
-mod ec2;
-mod kubernetes;
 #[cfg(test)]
 mod test_server;
 
@@ -61,8 +59,7 @@ struct SharedLists {
     kubernetes_failures: Counter,
 }
 
-const KINDS: [&str; 9] =
-    ["static", "file", "http", "dns", "consul", "docker", "dockerswarm", "ec2", "kubernetes"];
+const KINDS: [&str; 7] = ["static", "file", "http", "dns", "consul", "docker", "dockerswarm"];
 
 /// One discovery, shared by all sets that have it.
 struct DiscoveryTask {
@@ -177,13 +174,11 @@ impl DiscoveryTask {
             }
             Provider::File(config) => Some(tokio::spawn(run.files(FileTargets::new(config)))),
             Provider::Http(config) => Some(tokio::spawn(run.http(HttpTargets::new(*config)))),
-            Provider::Ec2(config) => Some(tokio::spawn(run.ec2(*config))),
-            Provider::Kubernetes(config) => Some(tokio::spawn(run.kubernetes(*config))),
             Provider::Dns(config) => {
                 Some(tokio::spawn(run.dns(DnsTargets::new(config), DnsSettings::of_system)))
             }
             Provider::Consul(targets) => {
-                Some(tokio::spawn(run.consul(*targets, consul::Times::DEFAULT)))
+                Some(tokio::spawn(run.consul(*targets, consul::WatchTimes::DEFAULT)))
             }
             Provider::Docker(targets) => Some(tokio::spawn(run.daemon(Daemon::Docker(*targets)))),
             Provider::Swarm(targets) => Some(tokio::spawn(run.daemon(Daemon::Swarm(*targets)))),

@@ -10,7 +10,7 @@ use super::PREFIX;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Node {
+pub(super) struct SwarmNode {
     #[serde(rename = "ID")]
     pub(super) id: String,
     #[serde(rename = "Spec", deserialize_with = "or_default")]
@@ -23,7 +23,7 @@ pub(super) struct Node {
     pub(super) manager_status: Option<ManagerStatus>,
 }
 
-impl Node {
+impl SwarmNode {
     /// The labels that tasks of the node have, too.
     pub(super) fn labels(&self) -> Vec<(String, String)> {
         let platform = &self.description.platform;
@@ -103,18 +103,18 @@ pub(super) struct ManagerStatus {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Service {
+pub(super) struct SwarmService {
     #[serde(rename = "ID")]
     pub(super) id: String,
     #[serde(rename = "Spec", deserialize_with = "or_default")]
     pub(super) spec: ServiceSpec,
     #[serde(rename = "Endpoint", deserialize_with = "or_default")]
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: ServiceEndpoint,
     #[serde(rename = "UpdateStatus", deserialize_with = "or_default")]
     pub(super) update_status: UpdateStatus,
 }
 
-impl Service {
+impl SwarmService {
     /// The labels that tasks of the service have, too.
     pub(super) fn labels(&self) -> Vec<(String, String)> {
         let mode = match &self.spec.mode {
@@ -175,16 +175,16 @@ pub(super) struct ContainerSpec {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Endpoint {
+pub(super) struct ServiceEndpoint {
     #[serde(rename = "Ports", deserialize_with = "or_default")]
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<ServicePort>,
     #[serde(rename = "VirtualIPs", deserialize_with = "or_default")]
     pub(super) virtual_ips: Vec<VirtualIp>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Port {
+pub(super) struct ServicePort {
     #[serde(rename = "Name")]
     pub(super) name: String,
     #[serde(rename = "Protocol")]
@@ -195,7 +195,7 @@ pub(super) struct Port {
     pub(super) publish_mode: String,
 }
 
-impl Port {
+impl ServicePort {
     pub(super) fn is_tcp(&self) -> bool {
         self.protocol == "tcp"
     }
@@ -275,7 +275,7 @@ pub(super) struct ContainerStatus {
 #[serde(default)]
 pub(super) struct PortStatus {
     #[serde(rename = "Ports", deserialize_with = "or_default")]
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<ServicePort>,
 }
 
 #[derive(Default, Deserialize)]

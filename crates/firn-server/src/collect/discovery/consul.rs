@@ -21,10 +21,10 @@ use super::api::ApiCall;
 
 /// Times of watches.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct WatchTimes {
     /// The server answers a query after this time if nothing has changed.
     pub(super) wait: Duration,
-    /// A query that takes so much longer has failed.
+    /// A query that takes this much longer has failed.
     pub(super) slack: Duration,
     /// The pause after a failure, if the refresh interval is not shorter.
     pub(super) retry: Duration,
@@ -34,8 +34,8 @@ pub(super) struct Times {
     pub(super) publish: Duration,
 }
 
-impl Times {
-    pub(super) const DEFAULT: Times = Times {
+impl WatchTimes {
+    pub(super) const DEFAULT: WatchTimes = WatchTimes {
         wait: Duration::from_secs(120),
         slack: Duration::from_secs(15),
         retry: Duration::from_secs(15),
@@ -59,7 +59,7 @@ enum Update {
 
 impl Run {
     /// Watches the services of `targets`.
-    pub(super) async fn consul(self, targets: ConsulTargets, mut times: Times) {
+    pub(super) async fn consul(self, targets: ConsulTargets, mut times: WatchTimes) {
         times.retry = times.retry.min(Duration::from_millis(targets.refresh_ms()));
         let server = targets.config().server.clone();
         let api = loop {
@@ -97,7 +97,7 @@ impl Run {
         }
     }
 
-    async fn open_api(&self, targets: &ConsulTargets, times: Times) -> Result<Api, String> {
+    async fn open_api(&self, targets: &ConsulTargets, times: WatchTimes) -> Result<Api, String> {
         let config = targets.config();
         let client = Client::new(&config.http, &self.shared.bodies);
         let mut api = Api {
@@ -121,12 +121,12 @@ struct Watches {
     api: Arc<Api>,
     updates: mpsc::Sender<Update>,
     tasks: JoinSet<()>,
-    services: BTreeMap<String, Service>,
+    services: BTreeMap<String, WatchedService>,
     /// Whether the services are those of the catalog or of the configuration.
     has_services: bool,
 }
 
-struct Service {
+struct WatchedService {
     watch: AbortHandle,
     has_answered: bool,
     group: Option<(DiscoveredGroup, Reservation)>,
@@ -172,7 +172,8 @@ impl Watches {
                 let watching =
                     watch(Arc::clone(&self.api), Some(name.clone()), self.updates.clone());
                 let watch = self.tasks.spawn(watching);
-                self.services.insert(name, Service { watch, has_answered: false, group: None });
+                self.services
+                    .insert(name, WatchedService { watch, has_answered: false, group: None });
             }
         }
         Ok(())
@@ -224,7 +225,7 @@ struct Api {
     client: Client,
     targets: ConsulTargets,
     datacenter: String,
-    times: Times,
+    times: WatchTimes,
     budget: Budget,
 }
 
@@ -251,7 +252,7 @@ async fn watch(api: Arc<Api>, service: Option<String>, updates: mpsc::Sender<Upd
         let update = match query(&api, service.as_deref(), &mut index, &mut connections).await {
             Ok(update) => update,
             Err(error) => {
-                // The next query does not wait: the server may have begun anew.
+                // The next query does not wait: the server may have been restored.
                 index = 0;
                 next_at = next_at.max(Instant::now() + api.times.retry);
                 Some(Update::Failed(service.clone(), error))

@@ -6,7 +6,7 @@ use super::super::test_server::{Reply, TestServer, json, status};
 use super::super::tests::{TestTask, test_run};
 use super::*;
 
-const TIMES: Times = Times {
+const TIMES: WatchTimes = WatchTimes {
     wait: Duration::from_millis(300),
     slack: Duration::from_millis(200),
     retry: Duration::from_millis(10),
@@ -28,7 +28,11 @@ fn targets(server: &TestServer, keys: &str) -> ConsulTargets {
     }
 }
 
-fn start(server: &TestServer, keys: &str, times: Times) -> (tokio::task::JoinHandle<()>, TestTask) {
+fn start(
+    server: &TestServer,
+    keys: &str,
+    times: WatchTimes,
+) -> (tokio::task::JoinHandle<()>, TestTask) {
     let (run, task) = test_run("consul", 8 << 20);
     (tokio::spawn(run.consul(targets(server, keys), times)), task)
 }
@@ -89,7 +93,7 @@ async fn services_come_change_and_go() {
     task.wait_for(&["n:1", "n:2", "n:3"]).await;
     catalog.set(6, &[("a", &[1, 4]), ("c", &[5])]);
     task.wait_for(&["n:1", "n:4", "n:5"]).await;
-    // The index goes backwards: a server was restored from an old state.
+    // A smaller index: a server was restored from an old state.
     catalog.set(3, &[("c", &[6])]);
     task.wait_for(&["n:6"]).await;
     catalog.set(4, &[]);
@@ -165,8 +169,11 @@ async fn a_watch_that_hangs_delays_no_other() {
         false => at_index(1, &instances(&[1])),
     })
     .await;
-    let times =
-        Times { wait: Duration::from_secs(60), first_list: Duration::from_millis(100), ..TIMES };
+    let times = WatchTimes {
+        wait: Duration::from_secs(60),
+        first_list: Duration::from_millis(100),
+        ..TIMES
+    };
     let (work, task) = start(&server, "datacenter: d, services: [a, hang]", times);
     task.wait_for(&["n:1"]).await;
     work.abort();
