@@ -248,7 +248,7 @@ impl Ec2Refresher {
     }
 
     /// A value of the metadata service, version 2.
-    async fn metadata(&self, path: &str) -> Result<Vec<u8>, String> {
+    async fn metadata(&mut self, path: &str) -> Result<Vec<u8>, String> {
         let is_disabled = (self.env)("AWS_EC2_METADATA_DISABLED");
         if is_disabled.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Err("AWS_EC2_METADATA_DISABLED is set".to_owned());
@@ -262,7 +262,7 @@ impl Ec2Refresher {
     }
 
     async fn ask_metadata(
-        &self,
+        &mut self,
         url: String,
         (name, text): (&'static str, String),
         is_put: bool,
