@@ -112,7 +112,8 @@ const INSTANCES: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
           </tagSet>
           <networkInterfaceSet>
             <item><subnetId>subnet-3</subnetId><attachment><deviceIndex>0</deviceIndex></attachment>
-              <ipv6AddressesSet><item><ipv6Address>2001:db8::1</ipv6Address></item></ipv6AddressesSet>
+              <ipv6AddressesSet><item><ipv6Address>2001:db8::1</ipv6Address></item>
+              </ipv6AddressesSet>
             </item>
             <item><subnetId>subnet-1</subnetId><attachment><deviceIndex>1</deviceIndex></attachment>
               <ipv6AddressesSet><item><ipv6Address>2001:db8::2</ipv6Address>

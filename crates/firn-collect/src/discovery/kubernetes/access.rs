@@ -21,7 +21,7 @@ pub struct ClusterAccess {
     pub own_namespace: Option<String>,
 }
 
-/// The files that Kubernetes gives to a pod.
+/// The files that Kubernetes mounts into a pod.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 impl ClusterAccess {
@@ -192,13 +192,13 @@ pub(super) fn from_kubeconfig(path: &FilePath, files: &dyn Files) -> Result<Clus
 }
 
 fn client(cluster: &KubeCluster, user: Option<&KubeUser>) -> Result<HttpClient, String> {
-    let mut http = HttpClient::default();
-    http.tls_config = TlsConfig {
+    let tls_config = TlsConfig {
         ca: pem("certificate-authority-data", &cluster.certificate_authority_data)?,
         insecure_skip_verify: cluster.insecure_skip_tls_verify,
         server_name: cluster.tls_server_name.clone(),
         ..TlsConfig::zero()
     };
+    let mut http = HttpClient { tls_config, ..HttpClient::default() };
     // Data has precedence over files.
     if http.tls_config.ca.is_empty() {
         http.tls_config.ca_file = cluster.certificate_authority.clone();

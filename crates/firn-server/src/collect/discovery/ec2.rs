@@ -255,13 +255,14 @@ impl Ec2Refresher {
         }
         let base = metadata_url(&*self.env);
         let seconds = ("x-aws-ec2-metadata-token-ttl-seconds", METADATA_TOKEN_SECONDS.to_owned());
-        let token = self.ask_metadata(format!("{base}/latest/api/token"), seconds, true).await?;
+        let token =
+            self.request_metadata(format!("{base}/latest/api/token"), seconds, true).await?;
         let token = String::from_utf8_lossy(&token).trim().to_owned();
         let token = ("x-aws-ec2-metadata-token", token);
-        self.ask_metadata(format!("{base}/latest/meta-data/{path}"), token, false).await
+        self.request_metadata(format!("{base}/latest/meta-data/{path}"), token, false).await
     }
 
-    async fn ask_metadata(
+    async fn request_metadata(
         &mut self,
         url: String,
         (name, text): (&'static str, String),

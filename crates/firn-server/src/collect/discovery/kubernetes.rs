@@ -54,7 +54,7 @@ const PAGES_MAX: usize = 10_000;
 const CHANGES_MAX: usize = 64;
 
 /// News of the watch `0`.
-enum Change {
+enum WatchChange {
     Listed(usize, ObjectList),
     Set(usize, StoredObject),
     Removed(usize, StoredObject),
@@ -85,7 +85,7 @@ struct Watcher {
     idx: usize,
     spec: WatchSpec,
     server: Arc<ApiServer>,
-    changes: mpsc::Sender<Change>,
+    changes: mpsc::Sender<WatchChange>,
     pacing: Pacing,
 }
 
@@ -118,7 +118,7 @@ impl Run {
         loop {
             tokio::select! {
                 change = received.recv() => match change {
-                    Some(Change::Failed(error)) => {
+                    Some(WatchChange::Failed(error)) => {
                         self.shared.kubernetes_failures.add(1);
                         self.failed(&error);
                     }
@@ -166,12 +166,12 @@ impl Run {
     }
 }
 
-fn apply(state: &mut ClusterState, change: Change) {
+fn apply(state: &mut ClusterState, change: WatchChange) {
     match change {
-        Change::Listed(idx, list) => state.set_list(idx, list),
-        Change::Set(idx, object) => state.set_object(idx, object),
-        Change::Removed(idx, object) => state.remove_object(idx, &object),
-        Change::Failed(_) => {}
+        WatchChange::Listed(idx, list) => state.set_list(idx, list),
+        WatchChange::Set(idx, object) => state.set_object(idx, object),
+        WatchChange::Removed(idx, object) => state.remove_object(idx, &object),
+        WatchChange::Failed(_) => {}
     }
 }
 
@@ -205,7 +205,7 @@ impl Watcher {
             let listed = self.list(&mut connections).await;
             let sent = match listed {
                 Ok((list, version)) => {
-                    let sent = self.changes.send(Change::Listed(self.idx, list)).await;
+                    let sent = self.changes.send(WatchChange::Listed(self.idx, list)).await;
                     match sent {
                         Ok(()) => self.watch_from(version, &mut backoff).await,
                         Err(_) => None,
@@ -225,7 +225,7 @@ impl Watcher {
         let resource = self.spec.resource;
         let error = format!("{}: {resource:?}: {error}", self.server.address);
         let error = firn_model::redacted(&error).into_owned();
-        self.changes.send(Change::Failed(error)).await.ok()
+        self.changes.send(WatchChange::Failed(error)).await.ok()
     }
 
     /// Watches until the objects have to be listed again. `None` after the end of the discovery.
@@ -326,8 +326,8 @@ impl Watcher {
                 Err(error) => return Some(WatchEnd::Stale(Some(error.to_string()))),
             };
             let change = match event {
-                WatchEvent::Set(object) => Some(Change::Set(self.idx, object)),
-                WatchEvent::Removed(object) => Some(Change::Removed(self.idx, object)),
+                WatchEvent::Set(object) => Some(WatchChange::Set(self.idx, object)),
+                WatchEvent::Removed(object) => Some(WatchChange::Removed(self.idx, object)),
                 WatchEvent::Bookmark | WatchEvent::Other => None,
                 WatchEvent::Gone => return Some(WatchEnd::Stale(None)),
             };

@@ -85,20 +85,20 @@ fn instances(names: &[&str], next: &str) -> String {
 const ZONES: &str = "<R><availabilityZoneInfo><item><zoneName>z</zoneName><zoneId>zid</zoneId>\
                      </item></availabilityZoneInfo></R>";
 
-struct TestDiscovery {
+struct TestRegion {
     state: Arc<TaskState>,
     shared: Arc<SharedLists>,
     work: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for TestDiscovery {
+impl Drop for TestRegion {
     fn drop(&mut self) {
         self.work.abort();
     }
 }
 
-impl TestDiscovery {
-    fn start(keys: &str, env: Vec<(&'static str, String)>) -> TestDiscovery {
+impl TestRegion {
+    fn start(keys: &str, env: Vec<(&'static str, String)>) -> TestRegion {
         let text = format!(
             "scrape_configs: [{{job_name: j, ec2_sd_configs: [{{refresh_interval: 20ms, {keys}}}]}}]"
         );
@@ -112,7 +112,7 @@ impl TestDiscovery {
             env.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
         });
         let work = tokio::spawn(run.refresh_instances(config, env));
-        TestDiscovery { state, shared, work }
+        TestRegion { state, shared, work }
     }
 
     fn addresses(&self) -> Option<Vec<String>> {
@@ -157,7 +157,7 @@ async fn pages_of_instances_are_targets_and_failures_keep_them() {
     aws.answer("Action=DescribeInstances&MaxResults=1000&V", 200, &instances(&["c"], ""));
     let url = aws.start().await;
     let keys = format!("endpoint: '{url}', region: r, access_key: k, secret_key: s, port: 1");
-    let discovery = TestDiscovery::start(&keys, Vec::new());
+    let discovery = TestRegion::start(&keys, Vec::new());
     // Without zones the label is empty; they are described again.
     discovery.wait_for(&["a:1 -", "b:1 -"]).await;
     discovery.wait_for(&["c:1 zid"]).await;
@@ -185,7 +185,7 @@ async fn the_instance_has_region_and_credentials() {
     aws.answer("Action=DescribeInstances", 200, &instances(&["a"], ""));
     let url = aws.start().await;
     let env = vec![("AWS_EC2_METADATA_SERVICE_ENDPOINT", url.clone())];
-    let discovery = TestDiscovery::start(&format!("endpoint: '{url}'"), env);
+    let discovery = TestRegion::start(&format!("endpoint: '{url}'"), env);
     discovery.wait_for(&["a:80 zid"]).await;
     assert_eq!(discovery.failures(), 1);
     let metadata = aws.requests("/latest/meta-data/");
@@ -199,7 +199,7 @@ async fn the_instance_has_region_and_credentials() {
 #[tokio::test]
 async fn a_discovery_without_credentials_fails_with_the_reason() {
     let env = vec![("AWS_EC2_METADATA_DISABLED", "true".to_owned())];
-    let discovery = TestDiscovery::start("region: r, endpoint: 'http://127.0.0.1:1'", env);
+    let discovery = TestRegion::start("region: r, endpoint: 'http://127.0.0.1:1'", env);
     discovery.wait_for(&[]).await;
     assert!(discovery.failures() >= 1);
 }

@@ -11,7 +11,7 @@ use super::*;
 
 /// The answer to a request.
 #[derive(Clone, Debug)]
-enum Answer {
+enum ApiAnswer {
     /// A status line and a body.
     Whole(&'static str, String),
     /// The lines of a watch, then its end.
@@ -30,7 +30,7 @@ enum LinesEnd {
 /// An API server on loopback: each path has answers that are used once, the last one always.
 #[derive(Clone, Default)]
 struct TestApi {
-    answers: Arc<Mutex<BTreeMap<&'static str, VecDeque<Answer>>>>,
+    answers: Arc<Mutex<BTreeMap<&'static str, VecDeque<ApiAnswer>>>>,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
@@ -39,17 +39,17 @@ const MORE: &str = "/api/v1/pods?limit=500&continue";
 const WATCH: &str = "/api/v1/pods?watch";
 
 impl TestApi {
-    fn answer(&self, path: &'static str, answer: Answer) {
+    fn answer(&self, path: &'static str, answer: ApiAnswer) {
         self.answers.lock().unwrap().entry(path).or_default().push_back(answer);
     }
 
     /// A list of pods as the next answer.
     fn list(&self, version: &str, names: &[&str]) {
-        self.answer(LIST, Answer::Whole("200 OK", list(version, "", names)));
+        self.answer(LIST, ApiAnswer::Whole("200 OK", list(version, "", names)));
     }
 
     fn watch(&self, lines: &[String], end: LinesEnd) {
-        self.answer(WATCH, Answer::Lines(lines.to_vec(), end));
+        self.answer(WATCH, ApiAnswer::Lines(lines.to_vec(), end));
     }
 
     fn heads(&self, part: &str) -> Vec<String> {
@@ -89,14 +89,14 @@ impl TestApi {
         };
         self.heads.lock().unwrap().push(head);
         match answer {
-            Answer::Whole(status, body) => {
+            ApiAnswer::Whole(status, body) => {
                 let len = body.len();
                 let head = format!(
                     "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n"
                 );
                 stream.write_all(format!("{head}{body}").as_bytes()).await.ok()?;
             }
-            Answer::Lines(lines, end) => {
+            ApiAnswer::Lines(lines, end) => {
                 stream.write_all(CHUNKED).await.ok()?;
                 for line in lines {
                     let len = line.len() + 1;
@@ -109,7 +109,7 @@ impl TestApi {
                     LinesEnd::Hangs => std::future::pending().await,
                 }
             }
-            Answer::Endless(text) => {
+            ApiAnswer::Endless(text) => {
                 stream.write_all(CHUNKED).await.ok()?;
                 let chunk = text.repeat(0x10000 / text.len());
                 let chunk = format!("{:x}\r\n{chunk}\r\n", chunk.len());
@@ -140,20 +140,20 @@ fn event(kind: &str, name: &str, version: &str) -> String {
     format!(r#"{{"type":"{kind}","object":{}}}"#, pod(name, version))
 }
 
-struct TestDiscovery {
+struct TestCluster {
     state: Arc<TaskState>,
     shared: Arc<SharedLists>,
     work: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for TestDiscovery {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         self.work.abort();
     }
 }
 
-impl TestDiscovery {
-    async fn start(api: &TestApi, keys: &str, memory: u64) -> TestDiscovery {
+impl TestCluster {
+    async fn start(api: &TestApi, keys: &str, memory: u64) -> TestCluster {
         let server = api.start().await;
         let text = format!(
             "scrape_configs: [{{job_name: j, kubernetes_sd_configs: \
@@ -176,7 +176,7 @@ impl TestDiscovery {
             idle_max: Duration::from_millis(100),
         };
         let work = tokio::spawn(run.watch_cluster((**config).clone(), pacing));
-        TestDiscovery { state, shared, work }
+        TestCluster { state, shared, work }
     }
 
     fn addresses(&self) -> Option<Vec<String>> {
@@ -189,7 +189,7 @@ impl TestDiscovery {
         self.shared.kubernetes_failures.get()
     }
 
-    async fn wait_for(&self, what: &str, is_done: impl Fn(&TestDiscovery) -> bool) {
+    async fn wait_for(&self, what: &str, is_done: impl Fn(&TestCluster) -> bool) {
         let waiting = async {
             while !is_done(self) {
                 sleep(Duration::from_millis(5)).await;
@@ -200,7 +200,7 @@ impl TestDiscovery {
     }
 
     async fn wait_for_targets(&self, want: &[&str]) {
-        let is_done = |this: &TestDiscovery| this.addresses().is_some_and(|found| found == want);
+        let is_done = |this: &TestCluster| this.addresses().is_some_and(|found| found == want);
         self.wait_for(&format!("{want:?}"), is_done).await;
     }
 }
@@ -208,15 +208,15 @@ impl TestDiscovery {
 #[tokio::test]
 async fn a_list_of_pages_is_watched() {
     let api = TestApi::default();
-    api.answer(LIST, Answer::Whole("200 OK", list("5", "t=1", &["a", "b"])));
-    api.answer(MORE, Answer::Whole("200 OK", list("5", "", &["c"])));
+    api.answer(LIST, ApiAnswer::Whole("200 OK", list("5", "t=1", &["a", "b"])));
+    api.answer(MORE, ApiAnswer::Whole("200 OK", list("5", "", &["c"])));
     let bookmark = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}"#;
     // The first watch ends, the second breaks off in a line, and the third is silent.
     api.watch(&[event("ADDED", "d", "6"), event("DELETED", "a", "7")], LinesEnd::Orderly);
     api.watch(&[event("MODIFIED", "b", "8"), bookmark.to_owned()], LinesEnd::Breaks);
     api.watch(&[event("ADDED", "e", "10")], LinesEnd::Hangs);
     api.watch(&[], LinesEnd::Hangs);
-    let discovery = TestDiscovery::start(&api, "", 16 << 20).await;
+    let discovery = TestCluster::start(&api, "", 16 << 20).await;
     discovery.wait_for_targets(&["b", "c", "d", "e"]).await;
     discovery.wait_for("a fourth watch", |_| api.heads(WATCH).len() >= 4).await;
     let versions: Vec<String> = api.heads(WATCH)[..4]
@@ -238,9 +238,9 @@ async fn a_version_that_is_too_old_is_listed_again() {
     api.list("30", &["d"]);
     let gone = r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#;
     api.watch(&[gone.to_owned()], LinesEnd::Orderly);
-    api.answer(WATCH, Answer::Whole("410 Gone", String::new()));
+    api.answer(WATCH, ApiAnswer::Whole("410 Gone", String::new()));
     api.watch(&[], LinesEnd::Hangs);
-    let discovery = TestDiscovery::start(&api, "", 16 << 20).await;
+    let discovery = TestCluster::start(&api, "", 16 << 20).await;
     discovery.wait_for_targets(&["d"]).await;
     assert_eq!(discovery.failures(), 0);
     let head = &api.heads(LIST)[0].to_lowercase();
@@ -256,9 +256,9 @@ async fn a_token_is_read_again_after_a_refusal() {
     api.list("1", &["a"]);
     api.watch(&[event("ADDED", "b", "2")], LinesEnd::Orderly);
     let refused = r#"{"kind":"Status","message":"Unauthorized","code":401}"#.to_owned();
-    api.answer(WATCH, Answer::Whole("401 Unauthorized", refused));
+    api.answer(WATCH, ApiAnswer::Whole("401 Unauthorized", refused));
     let keys = format!(", authorization: {{credentials_file: '{}'}}", token.display());
-    let discovery = TestDiscovery::start(&api, &keys, 16 << 20).await;
+    let discovery = TestCluster::start(&api, &keys, 16 << 20).await;
     discovery.wait_for_targets(&["a", "b"]).await;
     discovery.wait_for("refusals", |this| this.failures() >= 2).await;
     assert_eq!(discovery.addresses().unwrap(), ["a", "b"]);
@@ -274,13 +274,13 @@ async fn a_token_is_read_again_after_a_refusal() {
 async fn wrong_answers_keep_the_last_list() {
     let api = TestApi::default();
     // Before the first list there are no targets, and the server starts without them.
-    api.answer(LIST, Answer::Whole("503 Service Unavailable", "<html>".to_owned()));
+    api.answer(LIST, ApiAnswer::Whole("503 Service Unavailable", "<html>".to_owned()));
     api.list("1", &["a"]);
-    api.answer(LIST, Answer::Whole("200 OK", "<html>".to_owned()));
-    api.answer(LIST, Answer::Endless("{\"items\": [ "));
+    api.answer(LIST, ApiAnswer::Whole("200 OK", "<html>".to_owned()));
+    api.answer(LIST, ApiAnswer::Endless("{\"items\": [ "));
     api.watch(&[event("ADDED", "b", "2"), "<html>".to_owned()], LinesEnd::Orderly);
-    api.answer(WATCH, Answer::Endless("a"));
-    let discovery = TestDiscovery::start(&api, "", 4 << 20).await;
+    api.answer(WATCH, ApiAnswer::Endless("a"));
+    let discovery = TestCluster::start(&api, "", 4 << 20).await;
     discovery.wait_for_targets(&["a", "b"]).await;
     // The refused list, the wrong line, the wrong list, the endless list.
     discovery.wait_for("failures", |this| this.failures() >= 4).await;
@@ -300,7 +300,7 @@ async fn objects_beyond_the_memory_are_a_failure() {
     let page = |page: usize| {
         let names: Vec<String> = (0..400).map(|idx| format!("p{page}-{idx}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        Answer::Whole("200 OK", list("2", "t", &names))
+        ApiAnswer::Whole("200 OK", list("2", "t", &names))
     };
     // Pages without an end.
     api.list("1", &["a"]);
@@ -310,7 +310,7 @@ async fn objects_beyond_the_memory_are_a_failure() {
     let gone = r#"{"type":"ERROR","object":{"code":410}}"#.to_owned();
     api.watch(&[gone], LinesEnd::Orderly);
     api.answer(LIST, page(1_000));
-    let discovery = TestDiscovery::start(&api, "", 8 << 20).await;
+    let discovery = TestCluster::start(&api, "", 8 << 20).await;
     discovery.wait_for_targets(&["a"]).await;
     discovery.wait_for("a failure", |this| this.failures() >= 1).await;
     assert_eq!(discovery.addresses().unwrap(), ["a"]);
