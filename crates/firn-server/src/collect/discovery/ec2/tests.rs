@@ -8,11 +8,14 @@ use tokio::net::TcpListener;
 use super::super::{DiscoveryTasks, SharedLists, TaskState};
 use super::*;
 
+/// Statuses and bodies.
+type AwsAnswers = Vec<(u16, String)>;
+
 /// A server on loopback that is EC2, STS and the metadata service: the answers of each key that a
 /// request contains are used once, the last one always.
 #[derive(Clone, Default)]
 struct TestAws {
-    answers: Arc<Mutex<BTreeMap<&'static str, Vec<(u16, String)>>>>,
+    answers: Arc<Mutex<BTreeMap<&'static str, AwsAnswers>>>,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
