@@ -7,8 +7,8 @@
 //! **Never** interprets a body, repeats a request at an interval, or knows a target.
 //!
 //! **Paths**: [`Client::new`] checks a client of the configuration; [`Client::send`] makes one
-//! request over the [`Connections`] that the caller keeps for a place. [`dns::records`] queries
-//! name servers.
+//! request over the [`Connections`] that the caller keeps for a place; [`Client::watch`] reads an
+//! endless answer line by line. [`dns::records`] queries name servers.
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
@@ -17,8 +17,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `connect`, `credentials`, `tokens`,
-//! `redirect`, `client`, `dns`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`,
+//! `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -52,3 +52,4 @@ pub use body::{Bodies, Body};
 pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
 pub use error::FetchError;
+pub use lines::Lines;

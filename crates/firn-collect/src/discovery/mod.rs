@@ -8,16 +8,27 @@ mod api;
 mod consul;
 mod dns;
 mod docker;
+mod ec2;
 mod file;
 mod http;
+mod kubernetes;
+mod names;
 mod swarm;
 
 pub use api::{ApiHost, check_status};
 pub use consul::{ConsulTargets, INDEX_HEADER, TOKEN_HEADER, next_index};
 pub use dns::{DnsKind, DnsRecord, DnsTargets};
 pub use docker::{DockerTargets, VERSION_HEADER, VERSION_PATH, version_folder};
+pub use ec2::{
+    AwsCredentials, AwsRequest, CredentialSource, Ec2Targets, ZoneIds, known_region, metadata_url,
+    role_credentials, role_request, session_credentials, web_identity_request,
+};
 pub use file::FileTargets;
 pub use http::HttpTargets;
+pub use kubernetes::{
+    ClusterAccess, ClusterState, ObjectList, PageEnd, Resource, StoredObject, WatchEvent,
+    WatchSpec, refusal,
+};
 pub use swarm::SwarmTargets;
 
 use firn_model::{Error, Result};
@@ -41,6 +52,10 @@ pub enum Provider {
     Http(Box<HttpDiscovery>),
     /// Records of names.
     Dns(DnsDiscovery),
+    /// Instances of EC2.
+    Ec2(Box<Ec2Discovery>),
+    /// Objects of a Kubernetes cluster.
+    Kubernetes(Box<KubernetesDiscovery>),
     /// Services of Consul.
     Consul(Box<ConsulTargets>),
     /// Containers of Docker.
@@ -88,6 +103,8 @@ impl Provider {
             Provider::File(_) => "file",
             Provider::Http(_) => "http",
             Provider::Dns(_) => "dns",
+            Provider::Ec2(_) => "ec2",
+            Provider::Kubernetes(_) => "kubernetes",
             Provider::Consul(_) => "consul",
             Provider::Docker(_) => "docker",
             Provider::Swarm(_) => "dockerswarm",
@@ -96,12 +113,7 @@ impl Provider {
 }
 
 fn check_implemented(discoveries: &Discoveries, place: &str) -> Result<()> {
-    let known = [
-        ("ec2_sd_configs", discoveries.ec2.is_empty()),
-        ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
-    ];
-    let known = known.into_iter().filter_map(|(key, is_empty)| (!is_empty).then_some(key));
-    if let Some(key) = discoveries.unsupported().chain(known).next() {
+    if let Some(key) = discoveries.unsupported().next() {
         return Err(Error::invalid(format!(
             "{key} of {place}: this discovery is not implemented; use file_sd_configs or \
              http_sd_configs (docs/collect.md)"
@@ -204,13 +216,9 @@ mod tests {
 
     #[test]
     fn a_kind_that_is_not_implemented_is_named() {
-        for (keys, want) in [
-            ("kubernetes_sd_configs: [{role: pod}]", "kubernetes_sd_configs of job \"j\""),
-            ("nomad_sd_configs: [{}]", "nomad_sd_configs of job"),
-        ] {
-            let error = providers(keys).unwrap_err().to_string();
-            assert!(error.contains(want) && error.contains("not implemented"), "{error}");
-        }
+        let error = providers("nomad_sd_configs: [{}]").unwrap_err().to_string();
+        let want = "nomad_sd_configs of job \"j\"";
+        assert!(error.contains(want) && error.contains("not implemented"), "{error}");
     }
 
     #[test]

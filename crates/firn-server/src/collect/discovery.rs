@@ -4,6 +4,8 @@ mod api;
 mod consul;
 mod dns;
 mod docker;
+mod ec2;
+mod kubernetes;
 #[cfg(test)]
 mod test_server;
 
@@ -59,7 +61,8 @@ struct SharedLists {
     kubernetes_failures: Counter,
 }
 
-const KINDS: [&str; 7] = ["static", "file", "http", "dns", "consul", "docker", "dockerswarm"];
+const KINDS: [&str; 9] =
+    ["static", "file", "http", "dns", "consul", "docker", "dockerswarm", "ec2", "kubernetes"];
 
 /// One discovery, shared by all sets that have it.
 struct DiscoveryTask {
@@ -174,6 +177,8 @@ impl DiscoveryTask {
             }
             Provider::File(config) => Some(tokio::spawn(run.files(FileTargets::new(config)))),
             Provider::Http(config) => Some(tokio::spawn(run.http(HttpTargets::new(*config)))),
+            Provider::Ec2(config) => Some(tokio::spawn(run.ec2(*config))),
+            Provider::Kubernetes(config) => Some(tokio::spawn(run.kubernetes(*config))),
             Provider::Dns(config) => {
                 Some(tokio::spawn(run.dns(DnsTargets::new(config), DnsSettings::of_system)))
             }

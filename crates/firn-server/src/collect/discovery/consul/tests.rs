@@ -55,7 +55,9 @@ fn at_index(index: u64, body: &str) -> Reply {
 /// A catalog with services that a test changes. As Consul, it holds queries back while nothing has
 /// changed; the test server polls.
 #[derive(Clone, Default)]
-struct Catalog(Arc<Mutex<(u64, BTreeMap<String, Vec<u16>>)>>);
+struct Catalog(Arc<Mutex<(u64, PortsByService)>>);
+
+type PortsByService = BTreeMap<String, Vec<u16>>;
 
 impl Catalog {
     fn set(&self, index: u64, services: &[(&str, &[u16])]) {
