@@ -130,8 +130,8 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
 
-    /// Its last change, to find out later whether another program has changed it. `None` if the
-    /// disk notes none.
+    /// Its last change, to find out later whether another program has changed it. `None` if that
+    /// cannot be found out, for instance because it was changed a moment ago.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails.

@@ -58,6 +58,7 @@ impl FolderBucket {
     ///
     /// # Errors
     /// `NotFound` if it does not exist, `Invalid` if it is a file.
+    #[cfg(feature = "remote")]
     pub(crate) fn open_to_read(root: impl Into<PathBuf>) -> Result<FolderBucket> {
         let root = root.into();
         match fs::metadata(&root) {

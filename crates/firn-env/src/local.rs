@@ -213,7 +213,7 @@ impl DiskFile for LocalFile {
     /// One system call.
     fn stamp(&self) -> Result<Option<FileStamp>> {
         let metadata = self.file.metadata().map_err(|e| io_error("examine", &self.path, e))?;
-        Ok(Some(FileStamp::of(&metadata, SystemTime::now())))
+        Ok(FileStamp::of(&metadata, SystemTime::now()))
     }
 
     fn map(&self) -> Result<Mapped> {

@@ -24,7 +24,7 @@ impl Mapped {
         // files are mapped (index segments and tables, which were synced and named in the manifest
         // before). This process never writes to them again, and the folder's lock excludes other
         // FirnDB processes. The bytes are only read as bytes, and each block's checksum is verified
-        // before use. Readers find changes by other programs with
+        // before use. Readers of tables find changes by other programs with
         // [`DiskFile::stamp`](crate::DiskFile::stamp).
         #[expect(
             unsafe_code,

@@ -9,44 +9,30 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const STEP: Duration = Duration::from_secs(3);
 
 /// The last change of a file as its file system noted it. If two stamps of an open file are equal,
-/// and [settled](FileStamp::is_settled), no program has changed the file in between through the
-/// system. A medium that decays changes bytes without a stamp.
+/// no program has changed the file in between through the system. A medium that decays changes
+/// bytes without a stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     len: u64,
     changed: [i128; 2],
-    /// Part of the comparison: the next stamp of a young one differs although nothing happened.
-    is_settled: bool,
 }
 
 impl FileStamp {
     /// Of a file of `len` bytes; `changed` differs after each change, in any unit.
     pub fn new(len: u64, changed: [i128; 2]) -> FileStamp {
-        FileStamp { len, changed, is_settled: true }
+        FileStamp { len, changed }
     }
 
-    pub(crate) fn of(found: &Metadata, now: SystemTime) -> FileStamp {
+    /// `None` if the last change is so young that another one could have the same stamp.
+    pub(crate) fn of(found: &Metadata, now: SystemTime) -> Option<FileStamp> {
         let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         // A program can set the first time, but not the second. Some file systems note only the
         // first.
         let changed =
             [ns(found.mtime(), found.mtime_nsec()), ns(found.ctime(), found.ctime_nsec())];
-        let since_epoch = |now: SystemTime| now.duration_since(UNIX_EPOCH).ok();
-        let settled = now.checked_sub(STEP).and_then(since_epoch).unwrap_or_default().as_nanos();
+        let settled = now.checked_sub(STEP)?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
         let is_settled = changed.iter().all(|at| u128::try_from(*at).is_ok_and(|at| at < settled));
-        FileStamp { is_settled, ..FileStamp::new(found.len(), changed) }
-    }
-
-    /// Whether the last change is so old that another one would have another stamp. While it is
-    /// not, a change can hide behind the one before it.
-    pub fn is_settled(&self) -> bool {
-        self.is_settled
-    }
-
-    /// Whether a file with this stamp was written to since it had the stamp `older`. A change of
-    /// its name, its links or its mode is none.
-    pub fn is_written_since(&self, older: &FileStamp) -> bool {
-        (self.len, self.changed[0]) != (older.len, older.changed[0])
+        is_settled.then(|| FileStamp::new(found.len(), changed))
     }
 
     /// The length of the file in bytes.
@@ -82,7 +68,7 @@ mod tests {
         let file = File::open(&path).unwrap();
         let found = file.metadata().unwrap();
         // The file is only of now, so the tests set the time that the system notes on their own.
-        let stamp = || FileStamp::of(&file.metadata().unwrap(), later());
+        let stamp = || FileStamp::of(&file.metadata().unwrap(), later()).unwrap();
         let first = stamp();
         assert_eq!(first, stamp());
         assert_eq!(first.len(), 100);
@@ -99,33 +85,23 @@ mod tests {
         }
         assert_eq!(file.metadata().unwrap().modified().unwrap(), found.modified().unwrap());
         assert_ne!(first, stamp());
-        assert!(!stamp().is_written_since(&first), "as far as the time shows that was set back");
         let second = stamp();
         File::options().append(true).open(&path).unwrap().write_all(&[0]).unwrap();
         assert_ne!(second, stamp());
-        assert!(stamp().is_written_since(&second));
-        let third = stamp();
-        while stamp() == third {
-            let _ = fs::remove_file(folder.path().join("b"));
-            fs::hard_link(&path, folder.path().join("b")).unwrap();
-        }
-        assert!(!stamp().is_written_since(&third));
     }
 
     #[test]
-    fn a_young_change_has_a_stamp_of_its_own() {
+    fn a_young_change_has_no_stamp() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::write(&path, "x").unwrap();
         let found = fs::metadata(&path).unwrap();
         let changed = found.modified().unwrap();
-        let young = FileStamp::of(&found, changed);
-        assert!(!young.is_settled());
-        assert_eq!(FileStamp::of(&found, changed + Duration::from_secs(2)), young);
+        assert_eq!(FileStamp::of(&found, changed), None);
+        assert_eq!(FileStamp::of(&found, changed + Duration::from_secs(2)), None);
         // The clock was set back.
-        assert_eq!(FileStamp::of(&found, changed - Duration::from_secs(3_600)), young);
-        assert_eq!(FileStamp::of(&found, UNIX_EPOCH), young);
-        assert!(FileStamp::of(&found, later()).is_settled());
-        assert_ne!(FileStamp::of(&found, later()), young);
+        assert_eq!(FileStamp::of(&found, changed - Duration::from_secs(3_600)), None);
+        assert_eq!(FileStamp::of(&found, UNIX_EPOCH), None);
+        assert!(FileStamp::of(&found, later()).is_some());
     }
 }

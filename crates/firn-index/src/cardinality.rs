@@ -56,14 +56,10 @@ impl IndexView {
         context: &QueryContext,
     ) -> Result<(Cardinality, Reservation)> {
         let mut held = context.budget.empty(Pool::Query);
-        let count = || {
-            let mut found = count(&self.version, self.mark, top, context, &mut held)?;
-            (found.series_count, found.group_count) = (self.series_count(), self.group_count());
-            found.series_by_group =
-                count_groups(self, &self.version, self.mark, top, context, &mut held)?;
-            Ok(found)
-        };
-        let found = self.version.guarded(count)?;
+        let mut found = count(&self.version, self.mark, top, context, &mut held)?;
+        (found.series_count, found.group_count) = (self.series_count(), self.group_count());
+        found.series_by_group =
+            count_groups(self, &self.version, self.mark, top, context, &mut held)?;
         Ok((found, held))
     }
 }
@@ -188,7 +184,7 @@ fn count_groups(
         if number.is_multiple_of(PARTS_PER_LOCK) {
             cancel.check()?;
         }
-        let Some(info) = view.group_unguarded(group)? else { continue };
+        let Some(info) = view.group(group)? else { continue };
         let sum = by_labels.entry(info.labels.hash64()).or_insert((0, group));
         *sum = (sum.0 + member_count, sum.1.min(group));
     }
@@ -197,7 +193,7 @@ fn count_groups(
     largest.sort_unstable_by_key(|&(count, group)| (Reverse(count), group));
     largest.truncate(top);
     let named = largest.into_iter().map(|(count, group)| {
-        let Some(info) = view.group_unguarded(group)? else { return Ok((String::new(), count)) };
+        let Some(info) = view.group(group)? else { return Ok((String::new(), count)) };
         // A character takes up to ten bytes when it is escaped: `\u{10ffff}`.
         let bytes_max = (10 * info.labels.as_encoded().len() + TEXT_BYTES) as u64;
         held.grow(bytes_max)?;

@@ -258,9 +258,6 @@ impl Index {
         admission: Admission,
         placement: Placement<'_>,
     ) -> Vec<Result<SeriesRef>> {
-        if whole.is_empty() {
-            return Vec::new();
-        }
         let mut version = self.version();
         let mut finder = version.finder();
         let mut found: Vec<Option<Result<SeriesRef>>> =
@@ -436,7 +433,6 @@ impl Index {
     /// `Corrupt` if a damaged segment may contain the reference.
     pub fn contains(&self, series: SeriesRef) -> Result<bool> {
         let version = self.version();
-        version.refresh();
         Ok(version.is_in_memory(series) || version.is_sealed(series)?)
     }
 
@@ -473,9 +469,6 @@ impl Index {
         {
             let memory = version.active.memory.read();
             older.extend(unsure.iter().filter(|&&series| memory.position(series).is_none()));
-        }
-        if !older.is_empty() {
-            version.refresh();
         }
         for series in older {
             if !version.is_in_memory(series) && !version.is_sealed(series)? {
@@ -806,9 +799,7 @@ impl Index {
     /// Compares every byte of the sealed segments with its checksum and returns one error per
     /// damaged block. Blocks that were verified since the open are not read again.
     pub fn check(&self) -> Vec<Error> {
-        let version = self.version();
-        version.refresh();
-        version.sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
+        self.version().sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
     }
 
     /// Rewrites the damaged file at `path`, for [`Index::apply`]. Takes damaged blocks from `copy`;

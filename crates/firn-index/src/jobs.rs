@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Disk, DiskFile, OpenMode};
+use firn_env::{Disk, Mapped, OpenMode};
 use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Mutex, Pool, QueryContext, Result};
 use hashbrown::{HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use crate::matches::{GroupMatch, unite};
 use crate::memory::arena::Ids;
 use crate::memory::index::MemoryIndex;
 use crate::sealed::{Builder, MergeFilter, PairSource, PartInput, Sealed};
-use crate::version::{FileSegment, MemorySegment, guarded};
+use crate::version::{FileSegment, MemorySegment};
 
 /// The list of files, and the numbers of jobs.
 #[derive(Debug)]
@@ -251,8 +251,8 @@ impl MergeJob {
     /// use.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
-        let write = || self.write(disk, &KeepAll, |_| group_count);
-        let segment = guarded(&self.inputs, write)?;
+        let everything = KeepAll;
+        let segment = self.write(disk, &everything, |_| group_count)?;
         Ok(self.finish(Some(segment), false))
     }
 
@@ -262,11 +262,11 @@ impl MergeJob {
     /// # Errors
     /// As [`MergeJob::run`].
     pub fn run_removal(&self, disk: &dyn Disk, live: &dyn Liveness) -> Result<Option<Removal>> {
-        let absent = guarded(&self.inputs, || self.absent(live))?;
+        let absent = self.absent(live)?;
         if absent.slots.is_empty() {
             return Ok(None);
         }
-        let segment = guarded(&self.inputs, || self.write(disk, &absent, |groups| groups))?;
+        let segment = self.write(disk, &absent, |groups| groups)?;
         let segment = if segment.info.series_count > 0 {
             Some(segment)
         } else {
@@ -451,7 +451,7 @@ fn write_contents(
 /// # Errors
 /// `Corrupt` with the path if it is missing, has another length, or its footer is damaged.
 pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<FileSegment>> {
-    open_as(disk, info, born, &|file, path| Sealed::open_file(file, path))
+    open_as(disk, info, born, &|bytes, path| Sealed::open(bytes, path))
 }
 
 /// As [`open`], with damaged blocks taken from `copy`.
@@ -460,18 +460,14 @@ pub(crate) fn open_mended(
     info: SegmentInfo,
     copy: ReadCopy<'_>,
 ) -> Result<Arc<FileSegment>> {
-    let open = |file: &Arc<dyn DiskFile>, path: &str| Sealed::open_mended(file.map()?, path, copy);
-    open_as(disk, info, info.number, &open)
+    open_as(disk, info, info.number, &|bytes, path| Sealed::open_mended(bytes, path, copy))
 }
-
-/// Opens the file of a segment, with its path.
-type OpenSealed<'a> = &'a dyn Fn(&Arc<dyn DiskFile>, &str) -> Result<Sealed>;
 
 fn open_as(
     disk: &dyn Disk,
     info: SegmentInfo,
     born: u64,
-    open: OpenSealed<'_>,
+    open: &dyn Fn(Mapped, &str) -> Result<Sealed>,
 ) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
@@ -489,7 +485,7 @@ fn open_as(
         );
         return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
     }
-    let sealed = open(&file, &path)?;
+    let sealed = open(file.map()?, &path)?;
     let counts = (sealed.series_count(), sealed.group_count());
     if counts.0 != info.series_count || counts.1 < info.group_count {
         let what = format!(

@@ -77,16 +77,14 @@ impl MatchedSeries {
         present: &mut dyn Presence,
         each: &mut dyn FnMut(&str) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        self.version.guarded(|| {
-            let mut value = String::new();
-            if self.each_value_from(&mut value, name, context, present, each)?
-                == LookupOutcome::TooManyAbsent
-            {
-                let narrowed = self.within(&present.groups()?, context)?;
-                narrowed.each_value_from(&mut value, name, context, present, each)?;
-            }
-            Ok(())
-        })
+        let mut value = String::new();
+        if self.each_value_from(&mut value, name, context, present, each)?
+            == LookupOutcome::TooManyAbsent
+        {
+            let narrowed = self.within(&present.groups()?, context)?;
+            narrowed.each_value_from(&mut value, name, context, present, each)?;
+        }
+        Ok(())
     }
 
     /// As [`MatchedSeries::each_value`] from `value` on, which is the last visited one on return.
@@ -120,16 +118,12 @@ impl MatchedSeries {
         present: &mut dyn Presence,
         each: &mut dyn FnMut(&str) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        self.version.guarded(|| {
-            let mut name = String::new();
-            if self.each_name_from(&mut name, context, present, each)?
-                == LookupOutcome::TooManyAbsent
-            {
-                let narrowed = self.within(&present.groups()?, context)?;
-                narrowed.each_name_from(&mut name, context, present, each)?;
-            }
-            Ok(())
-        })
+        let mut name = String::new();
+        if self.each_name_from(&mut name, context, present, each)? == LookupOutcome::TooManyAbsent {
+            let narrowed = self.within(&present.groups()?, context)?;
+            narrowed.each_name_from(&mut name, context, present, each)?;
+        }
+        Ok(())
     }
 
     /// As [`MatchedSeries::each_name`] from `name` on, which is the last visited one on return.

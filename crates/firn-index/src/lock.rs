@@ -14,4 +14,3 @@ pub(crate) static WRITTEN: LockClass = LockClass::brief("index written");
 pub(crate) static RULES: LockClass = LockClass::brief("index rules");
 pub(crate) static PENDING: LockClass = LockClass::brief("index pending");
 pub(crate) static KNOWN: LockClass = LockClass::brief("index known");
-pub(crate) static STAMP: LockClass = LockClass::brief("index stamp");

@@ -43,11 +43,10 @@ impl MatchedSeries {
     /// # Errors
     /// As [`crate::IndexView::select`].
     pub fn series_count(&self, context: &QueryContext) -> Result<u64> {
-        let count_sealed = || {
-            let sealed = self.version.sealed.iter().zip(&self.sealed);
-            sealed.map(|(segment, found)| segment.sealed.count(found, context)).sum::<Result<u64>>()
-        };
-        let mut count = self.version.guarded(count_sealed)?;
+        let mut count = 0;
+        for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
+            count += segment.sealed.count(found, context)?;
+        }
         for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
             count += matching::count(&layer.memory, mark, classes, context)?;
         }
@@ -63,12 +62,9 @@ impl MatchedSeries {
     pub fn collect_groups(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
         let mut keys = KeyTable::new(grouping.clone(), context.budget.empty(Pool::Query));
         let mut groups = Vec::new();
-        self.version.guarded(|| {
-            let mut sealed = self.version.sealed.iter().zip(&self.sealed);
-            sealed.try_for_each(|(segment, found)| {
-                segment.sealed.collect_groups(found, &mut keys, context, &mut groups)
-            })
-        })?;
+        for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
+            segment.sealed.collect_groups(found, &mut keys, context, &mut groups)?;
+        }
         for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
             let (memory, keys) = (&layer.memory, &mut keys);
             matching::collect_groups(memory, mark, classes, keys, context, &mut groups)?;

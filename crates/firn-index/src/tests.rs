@@ -1,6 +1,5 @@
 //! Tests of the index against a map, and of its edge cases.
 
-mod changed;
 mod concurrent;
 mod limits;
 mod model;

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Weak};
 
-use firn_model::{Error, GroupId, Labels, Result, RwLock, SeriesRef};
+use firn_model::{GroupId, Labels, Result, RwLock, SeriesRef};
 
 use crate::catalog::SegmentInfo;
 use crate::memory::index::{GrowingGroup, MemoryIndex, Watermark};
@@ -93,35 +93,6 @@ impl RetiredSegments {
     }
 }
 
-/// Returns numbers that grow with each change of a file, and with each that wrote to it.
-fn refresh(segments: &[Arc<FileSegment>]) -> (u64, u64) {
-    segments.iter().fold((0, 0), |(changes, writes), segment| {
-        let (generation, write_count) = segment.sealed.refresh();
-        (changes + u64::from(generation), writes + u64::from(write_count))
-    })
-}
-
-/// As [`IndexVersion::guarded`], for some segments.
-pub(crate) fn guarded<T>(
-    segments: &[Arc<FileSegment>],
-    read: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let before = refresh(segments);
-    let result = read()?;
-    let after = refresh(segments);
-    if after != before {
-        // A file may change without another content: a snapshot links it, a merge removes it.
-        segments.iter().try_for_each(|segment| segment.sealed.confirm())?;
-    }
-    if after.1 != before.1 {
-        // The bytes that were read may have been others, although these are right.
-        let what = "another program wrote to an index file while it was read: try again, and find \
-                    the program";
-        return Err(Error::unavailable(what));
-    }
-    Ok(result)
-}
-
 impl IndexVersion {
     /// The segments in memory, newest first, each with its visible part. `mark` is the watermark of
     /// the active one.
@@ -136,25 +107,9 @@ impl IndexVersion {
             .filter(|layer| layer.1.series > 0)
     }
 
-    /// Notices changes of segment files by other programs, with one system call per file. Each call
-    /// from outside the room that reads files begins with it.
-    pub(crate) fn refresh(&self) {
-        refresh(&self.sealed);
-    }
-
-    /// As [`IndexVersion::refresh`] before and after `read`, for calls that take long.
-    ///
-    /// # Errors
-    /// Those of `read`; `Corrupt` if a file was damaged meanwhile, `Unavailable` if it was written
-    /// to.
-    pub(crate) fn guarded<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
-        guarded(&self.sealed, read)
-    }
-
     /// A finder for label sets in the segments before the active one; fastest if the members of a
     /// group are adjacent.
     pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
-        self.refresh();
         Finder { version: self, labels: HashedLabels::default(), last: None }
     }
 

@@ -79,11 +79,9 @@ impl IndexView {
     /// `Canceled` or `Timeout` as the token reports, checked about once per millisecond; `Busy`
     /// without memory, `TooLarge` beyond the query's share of memory; `Corrupt`.
     pub fn select(&self, matchers: &[Matcher], context: &QueryContext) -> Result<MatchedSeries> {
-        let select = || {
-            let sealed = self.version.sealed.iter();
-            sealed.map(|segment| segment.sealed.select(matchers, context)).collect::<Result<_>>()
-        };
-        let sealed = self.version.guarded(select)?;
+        let sealed = self.version.sealed.iter();
+        let sealed = sealed.map(|segment| segment.sealed.select(matchers, context));
+        let sealed = sealed.collect::<Result<_>>()?;
         let in_memory = self.version.layers(self.mark);
         let in_memory = in_memory
             .map(|(layer, mark)| matching::select(&layer.memory, mark, matchers, context))
@@ -130,7 +128,6 @@ impl IndexView {
         if let Some(labels) = self.labels_in_memory(series) {
             return Ok(Some(labels));
         }
-        self.version.refresh();
         for segment in self.version.sealed.iter().rev() {
             if let Some(labels) = segment.sealed.labels(series)? {
                 return Ok(Some(labels));
@@ -145,15 +142,6 @@ impl IndexView {
     /// # Errors
     /// As [`IndexView::select`]; those of `each`.
     pub fn each_labels(
-        &self,
-        groups: &[GroupMatch],
-        context: &QueryContext,
-        each: &mut dyn FnMut(Labels) -> Result<()>,
-    ) -> Result<()> {
-        self.version.guarded(|| self.each_labels_unguarded(groups, context, each))
-    }
-
-    fn each_labels_unguarded(
         &self,
         groups: &[GroupMatch],
         context: &QueryContext,
@@ -194,12 +182,6 @@ impl IndexView {
     /// # Errors
     /// `Corrupt`.
     pub fn group(&self, group: GroupId) -> Result<Option<GroupInfo>> {
-        self.version.refresh();
-        self.group_unguarded(group)
-    }
-
-    /// As [`IndexView::group`], for callers that notice changes of files.
-    pub(crate) fn group_unguarded(&self, group: GroupId) -> Result<Option<GroupInfo>> {
         let mut found: Option<GroupInfo> = None;
         for (layer, mark) in self.version.layers(self.mark) {
             let memory = layer.memory.read();

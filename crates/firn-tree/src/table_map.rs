@@ -90,7 +90,7 @@ impl OpenFile {
     /// without verified blocks. `None` if it was changed a moment ago, and if the system refuses or
     /// has no room for a map; reads are then transfers.
     pub(crate) fn map(&mut self, block_count: u32) -> Option<&Arc<TableMap>> {
-        let stamp = self.file.stamp().ok().flatten().filter(FileStamp::is_settled);
+        let stamp = self.file.stamp().ok().flatten();
         if self.map.as_ref().is_some_and(|map| Some(map.stamp) != stamp) {
             self.map = None;
         }

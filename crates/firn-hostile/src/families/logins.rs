@@ -461,7 +461,7 @@ fn floods() -> Vec<Attack> {
                 post("/api/v1/transaction")
                     .body(r#"{"operations":[{"op":"read","match":"load"}]}"#),
             ),
-            status([413]),
+            status([422]),
         )
         .quick(),
         attack(

@@ -8,7 +8,6 @@
 mod access;
 mod alerts;
 mod cache_server;
-mod changed_index;
 mod changed_tables;
 mod check_config;
 mod check_rules;

@@ -137,7 +137,7 @@ fn a_selection_has_the_limits_of_a_query() {
     assert_eq!(server.terminate(), Some(0));
     let mut server = limits("2m", "1MiB");
     let (status, answer) = transact(address, read.clone());
-    assert!(status == 413 || status == 429, "{status} {answer}");
+    assert!(status == 422 || status == 429, "{status} {answer}");
     assert_eq!(transact(address, json!([{ "op": "read", "match": "absent" }])).0, 200);
     assert_eq!(server.terminate(), Some(0));
     // Reading takes longer, unless the machine wakes the timer late.

@@ -1,52 +1,29 @@
 //! The bytes of a segment file. The checksum of a block is verified before its first use.
-//!
-//! Another program may change a mapped file. So a verified block counts for one stamp of the file
-//! only: [`Blocks::refresh`] compares the stamp, and each change begins a new *generation*, in
-//! which no block is verified yet.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::bits::{low_bits, packed_bytes};
 use firn_codec::frame::crc32;
-use firn_env::{DiskFile, FileStamp, Mapped};
-use firn_model::{Error, Mutex, Result};
-
-use crate::lock;
+use firn_env::Mapped;
+use firn_model::{Error, Result};
 
 /// The bytes of one checksum. Verification takes a few microseconds at the first use.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 /// Zeros after each packed array, so that a number is read through one window.
 pub(crate) const PACKED_PAD_BYTES: usize = 16;
 
-/// A file in blocks, each with the generation in which it was verified.
+/// A file in blocks, with a bitmap of verified blocks.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     bytes: Mapped,
     file: String,
     checksums: Vec<u32>,
-    /// By block; 0 if it was never verified.
-    sound: Vec<AtomicU32>,
-    /// Begins at 1 and grows with each change of the file.
-    generation: AtomicU32,
-    /// Those changes that wrote to it.
-    write_count: AtomicU32,
-    /// The bytes that the file had at the last look at it: a mapped page behind them ends the
-    /// process when it is read.
-    mapped_len: AtomicUsize,
-    /// `None` if the bytes are in memory, where no program changes them.
-    source: Option<MappedSource>,
+    /// One bit per block.
+    sound: Vec<AtomicU64>,
     /// The end of the bytes that blocks cover.
     end: usize,
-}
-
-/// The mapped file.
-#[derive(Debug)]
-struct MappedSource {
-    disk_file: Arc<dyn DiskFile>,
-    /// At the last look at the file.
-    stamp: Mutex<Option<FileStamp>>,
 }
 
 /// A range of the file.
@@ -155,72 +132,8 @@ impl Records {
 impl Blocks {
     /// `checksums` are those of the blocks of `bytes[..end]`.
     pub(crate) fn new(bytes: Mapped, file: &str, checksums: Vec<u32>, end: usize) -> Blocks {
-        let sound = checksums.iter().map(|_| AtomicU32::new(0)).collect();
-        let mapped_len = AtomicUsize::new(bytes.len());
-        Blocks {
-            bytes,
-            file: file.to_owned(),
-            checksums,
-            sound,
-            generation: AtomicU32::new(1),
-            write_count: AtomicU32::new(0),
-            mapped_len,
-            source: None,
-            end,
-        }
-    }
-
-    /// Names the file that the bytes are mapped from, and its stamp before its first byte was read.
-    pub(crate) fn watch(&mut self, disk_file: Arc<dyn DiskFile>, stamp: Option<FileStamp>) {
-        let stamp = Mutex::new(&lock::STAMP, stamp);
-        self.source = Some(MappedSource { disk_file, stamp });
-    }
-
-    /// Finds out with one system call whether a program has changed the file since the last call;
-    /// then every block is verified again before its next use. Returns the generation and the
-    /// number of changes that wrote to the file.
-    pub(crate) fn refresh(&self) -> (u32, u32) {
-        if let Some(source) = &self.source {
-            self.refresh_from(source);
-        }
-        let write_count = self.write_count.load(Ordering::Acquire);
-        (self.generation.load(Ordering::Acquire), write_count)
-    }
-
-    fn refresh_from(&self, source: &MappedSource) {
-        let found = source.disk_file.stamp().ok().flatten();
-        let mut stamp = source.stamp.lock();
-        if *stamp != found {
-            let is_written = match (&found, &*stamp) {
-                (Some(found), Some(stamp)) => found.is_written_since(stamp),
-                _ => true,
-            };
-            if is_written {
-                self.write_count.fetch_add(1, Ordering::AcqRel);
-            }
-            *stamp = found;
-            let file_len = found
-                .map_or(usize::MAX, |found| usize::try_from(found.len()).unwrap_or(usize::MAX));
-            self.mapped_len.store(file_len.min(self.bytes.len()), Ordering::Relaxed);
-            // Pairs with the load in `verify`: a block counts only if it was read after the change.
-            self.generation.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Verifies again all blocks that were used before the file changed: those that a reader has
-    /// read meanwhile are among them.
-    ///
-    /// # Errors
-    /// `Corrupt` for the first damaged one.
-    pub(crate) fn confirm(&self) -> Result<()> {
-        let generation = self.generation.load(Ordering::Acquire);
-        for (block, sound) in self.sound.iter().enumerate() {
-            let verified = sound.load(Ordering::Relaxed);
-            if verified != 0 && verified != generation {
-                self.verify_block(block, generation)?;
-            }
-        }
-        Ok(())
+        let sound = (0..checksums.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Blocks { bytes, file: file.to_owned(), checksums, sound, end }
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {
@@ -229,7 +142,7 @@ impl Blocks {
 
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.checksums.capacity() * 4 + self.sound.capacity() * 4 + self.file.capacity()
+        self.checksums.capacity() * 4 + self.sound.capacity() * 8 + self.file.capacity()
     }
 
     /// `len` verified bytes at offset `at`.
@@ -261,10 +174,7 @@ impl Blocks {
 
     /// All bytes, with damaged blocks replaced where the bytes of `copy` match the checksum.
     pub(crate) fn mended(&self, copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>) -> Vec<u8> {
-        self.refresh();
-        let whole = self.bytes.get(..self.mapped_len.load(Ordering::Relaxed)).unwrap_or_default();
-        let mut bytes = whole.to_vec();
-        bytes.resize(self.bytes.len(), 0);
+        let mut bytes = self.bytes.to_vec();
         for (range, _) in self.check() {
             let there = copy(range.start as u64, range.len() as u64);
             let expected = self.checksums.get(range.start / BLOCK_BYTES);
@@ -364,29 +274,19 @@ impl Blocks {
 
     #[inline]
     fn verify(&self, blocks: Range<usize>) -> Result<()> {
-        let generation = self.generation.load(Ordering::Acquire);
         for block in blocks {
-            let sound = self.sound.get(block).map_or(0, |sound| sound.load(Ordering::Relaxed));
-            if sound != generation {
-                self.verify_block(block, generation)?;
+            let word = self.sound.get(block / 64).map_or(0, |word| word.load(Ordering::Relaxed));
+            if word & (1 << (block % 64)) == 0 {
+                self.verify_block(block)?;
             }
         }
         Ok(())
     }
 
     #[cold]
-    fn verify_block(&self, block: usize, generation: u32) -> Result<()> {
+    fn verify_block(&self, block: usize) -> Result<()> {
         let start = block.saturating_mul(BLOCK_BYTES);
         let end = start.saturating_add(BLOCK_BYTES).min(self.end);
-        let file_len = self.mapped_len.load(Ordering::Relaxed);
-        if end > file_len {
-            let what = format!(
-                "another program has cut the index file to {file_len} of {} bytes: run \
-                 `firn check --repair`",
-                self.bytes.len()
-            );
-            return Err(self.corrupt(start, what));
-        }
         let bytes = self.bytes.get(start..end).unwrap_or_default();
         let expected = self.checksums.get(block).copied();
         let found = crc32(bytes);
@@ -400,8 +300,8 @@ impl Blocks {
                 ),
             ));
         }
-        if let Some(sound) = self.sound.get(block) {
-            sound.store(generation, Ordering::Relaxed);
+        if let Some(word) = self.sound.get(block / 64) {
+            word.fetch_or(1 << (block % 64), Ordering::Relaxed);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use firn_codec::postings::Postings;
-use firn_env::{DiskFile, Mapped};
+use firn_env::Mapped;
 use firn_model::{Error, Result};
 
 use crate::sealed::format::blocks::{Blocks, DoubledSections, PackedArray, Records, Section};
@@ -74,17 +74,6 @@ impl Sealed {
         Sealed::from_contents(blocks, &contents, absurd)
     }
 
-    /// As [`Sealed::open`], for a file on a disk that other programs may change.
-    ///
-    /// # Errors
-    /// As [`Sealed::open`]; those of the disk.
-    pub(crate) fn open_file(disk_file: &Arc<dyn DiskFile>, name: &str) -> Result<Sealed> {
-        let stamp = disk_file.stamp()?;
-        let mut sealed = Sealed::open(disk_file.map()?, name)?;
-        sealed.blocks.watch(Arc::clone(disk_file), stamp);
-        Ok(sealed)
-    }
-
     /// As [`Sealed::open`], with damaged blocks taken from `copy`, as [`Sealed::mended`].
     pub(crate) fn open_mended(
         bytes: Mapped,
@@ -93,19 +82,6 @@ impl Sealed {
     ) -> Result<Sealed> {
         let (blocks, _) = footer::open(bytes, name, SEGMENT_CONTENTS)?;
         Sealed::open(Mapped::from(blocks.mended(copy)), name)
-    }
-
-    /// As [`Blocks::refresh`].
-    pub(crate) fn refresh(&self) -> (u32, u32) {
-        self.blocks.refresh()
-    }
-
-    /// As [`Blocks::confirm`].
-    ///
-    /// # Errors
-    /// `Corrupt` for the first damaged block.
-    pub(crate) fn confirm(&self) -> Result<()> {
-        self.blocks.confirm()
     }
 
     /// One error for each damaged block, with the uses of its bytes.
