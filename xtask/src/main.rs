@@ -10,7 +10,7 @@ mod test_run;
 mod tidy;
 mod unit;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -116,10 +116,16 @@ fn lints() -> Result<(), String> {
 
 /// Runs one cargo command, with its name before and its time after.
 fn step(name: &str, arguments: &[&str]) -> Result<(), String> {
+    step_with(name, arguments, &[])
+}
+
+/// As [`step`], with more variables.
+fn step_with(name: &str, arguments: &[&str], variables: &[(&str, PathBuf)]) -> Result<(), String> {
     let start = Instant::now();
     println!("== {name}: cargo {}", arguments.join(" "));
     let mut command = command::cargo();
     command.args(arguments).env("RUSTDOCFLAGS", "-D warnings").env(FIXED_SEED.0, FIXED_SEED.1);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     command::succeed(&mut command).map_err(|e| format!("{name}: {e}"))?;
     println!("== {name}: ok, {} s", start.elapsed().as_secs());
     Ok(())

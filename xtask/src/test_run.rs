@@ -13,7 +13,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::command::{cargo, nice, succeed};
-use crate::{FIXED_SEED, step};
+use crate::{FIXED_SEED, step, step_with};
 
 /// The programs that take longest, which start first.
 const LONGEST: [&str; 2] = ["e2e", "simulation"];
@@ -50,8 +50,19 @@ pub(crate) fn run() -> Result<(), String> {
     Ok(())
 }
 
+/// Builds on what the lints have checked: examples have dev-dependencies, so that cargo chooses the
+/// features that the lints had, and the lints' compiler and its arguments are those of
+/// `cargo clippy -- -D warnings`. Where they differ, cargo checks all again.
 fn document() -> Result<(), String> {
-    step("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let output = output.map_err(|e| format!("rustc: {e}"))?;
+    let sysroot = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    let doc = ["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples", "--quiet"];
+    let lints = [
+        ("RUSTC_WORKSPACE_WRAPPER", sysroot.join("bin/clippy-driver")),
+        ("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__".into()),
+    ];
+    step_with("documentation", &doc, &lints)?;
     step("examples in the documentation", &["test", "--workspace", "--doc", "--quiet"])
 }
 

@@ -2,7 +2,8 @@
 //!
 //! **Owns** the tables of attacks (`families`), one file per family; a raw client that sends any
 //! bytes (`client`, `dial`, `wire`); the server under attack with its limits (`server`), the
-//! measurements during an attack (`watch`), and the data that must survive (`canary`).
+//! measurements during an attack (`watch`), the data that must survive (`canary`), and free addresses
+//! of servers (`address`), which the end-to-end tests use too.
 //!
 //! **Never** is part of the product, and uses none of its code: a shared mistake would hide itself.
 //!
@@ -14,10 +15,11 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `attack`, `engine`, `families`, `watch`, `canary`, `server`, `client`, `dial`,
-//! `wire`.
+//! `wire`, `address`.
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod attack;
 mod canary;
 mod client;
@@ -29,6 +31,7 @@ mod server;
 mod watch;
 mod wire;
 
+pub use address::free_address;
 pub use engine::{Options, run};
 pub use report::Report;
 pub use wire::noise;

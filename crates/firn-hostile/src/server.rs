@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::address::free_address;
 use crate::client::{Answer, Connection, exchange, get};
 use crate::dial::Dialer;
 use crate::families::origin::Origin;
@@ -245,7 +246,7 @@ impl Server {
     pub(crate) fn start(program: &Path, setup: &Setup) -> Result<Server, String> {
         let folder = tempfile::Builder::new().prefix("firn-hostile-").tempdir();
         let folder = folder.map_err(|e| format!("cannot make a folder: {e}"))?;
-        let address = free_address().map_err(|e| format!("no free port: {e}"))?;
+        let address = free_address();
         let origin = match setup.kind {
             Kind::Proxy => Some(Origin::start().map_err(|e| format!("the origin: {e}"))?),
             _ => None,
@@ -376,10 +377,6 @@ fn spawn(
         .stderr(log)
         .spawn()
         .map_err(|e| format!("cannot start {}: {e}", program.display()))
-}
-
-fn free_address() -> io::Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
 /// Sends a request until the server accepts it or `time_max` has passed: after an attack it may

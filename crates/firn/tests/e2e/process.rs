@@ -1,12 +1,12 @@
 //! Programs of a scene: started on ports and folders of their own, killed at its end.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+pub(crate) use firn_hostile::free_address;
 
 use crate::http;
 
@@ -231,27 +231,6 @@ pub(crate) fn wait_for(event: &str, at_most: Duration, mut condition: impl FnMut
         assert!(start.elapsed() < at_most, "waited {at_most:?} for {event}");
         std::thread::park_timeout(Duration::from_millis(50));
     }
-}
-
-/// Below the ports that the system assigns to connections, one of which would otherwise take the
-/// port first; different for each call. A UDP socket of the same number, open until this process
-/// ends, keeps the port from other test runs on this machine.
-pub(crate) fn free_address() -> SocketAddr {
-    const PORTS: std::ops::Range<u32> = 12_000..32_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
-    let first = std::process::id().wrapping_mul(97);
-    let mut tries = 0..PORTS.len();
-    tries
-        .find_map(|_| {
-            let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-            let port = PORTS.start + number % PORTS.len() as u32;
-            let reserved = UdpSocket::bind(("127.0.0.1", port as u16)).ok()?;
-            let address = TcpListener::bind(("127.0.0.1", port as u16)).ok()?.local_addr().ok()?;
-            RESERVED.lock().expect("no panic").push(reserved);
-            Some(address)
-        })
-        .expect("a free port on loopback")
 }
 
 /// Where a program is, or a printed reason to skip the scene.
