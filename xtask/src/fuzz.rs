@@ -36,7 +36,7 @@ const fn fuzzer(
 }
 
 /// Every fuzzer.
-pub(crate) const FUZZERS: [Fuzzer; 26] = [
+pub(crate) const FUZZERS: [Fuzzer; 27] = [
     fuzzer("cache_client", Some("cache_protocol"), 4 << 10),
     fuzzer("cache_protocol", Some("cache_protocol"), 4 << 10),
     fuzzer("chunk", None, 4 << 10),
@@ -58,6 +58,7 @@ pub(crate) const FUZZERS: [Fuzzer; 26] = [
     fuzzer("proxy_query", Some("influx"), 4 << 10),
     fuzzer("remote_read", None, 16 << 10),
     fuzzer("remote_write", None, 64 << 10),
+    fuzzer("rule_file", Some("rules"), 4 << 10),
     fuzzer("scrape", Some("exposition"), 16 << 10),
     fuzzer("selector", Some("promql"), 4 << 10),
     fuzzer("template", Some("template"), 1 << 10),

@@ -1,4 +1,5 @@
-//! The check that the fuzzer `template` runs on its input. Compiled for tests and fuzzers only.
+//! The checks that the fuzzers `template` and `rule_file` run on their inputs. Compiled for tests
+//! and fuzzers only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use firn_model::{Labels, PointValue};
 use firn_promql::VectorPoint;
 
+use crate::file::{ReadOptions, RuleFile, RuleNames, duplicates, duplicates_text};
 use crate::template::{AlertData, BYTES_MAX, Environment, MissingKey, Template, Value};
 
 /// A template of an alert, expanded twice.
@@ -43,6 +45,30 @@ pub fn template(data: &[u8]) {
     match &result {
         Ok(text) => assert!(text.len() <= BYTES_MAX),
         Err(error) => check_error(&error.to_string()),
+    }
+}
+
+/// A rule file, read twice, with the warning for repeated rules.
+///
+/// # Panics
+/// If the results differ, or a file is refused without a reason.
+pub fn rule_file(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for names in [RuleNames::Utf8, RuleNames::Legacy] {
+        let options = ReadOptions { names, ..ReadOptions::default() };
+        let read = || RuleFile::parse(&text, &options).map(|file| file.groups);
+        match (read(), read()) {
+            (Ok(groups), Ok(again)) => {
+                assert_eq!(format!("{groups:?}"), format!("{again:?}"));
+                let repeated = duplicates(&groups);
+                assert_eq!(duplicates_text(&repeated).is_some(), !repeated.is_empty());
+            }
+            (Err(mistakes), Err(again)) => {
+                assert_eq!(mistakes, again);
+                assert!(!mistakes.is_empty() && mistakes.iter().all(|text| !text.is_empty()));
+            }
+            (first, second) => panic!("{first:?} and then {second:?}"),
+        }
     }
 }
 
@@ -144,6 +170,46 @@ mod tests {
             };
             let text: String = actions.iter().map(action).collect();
             super::template(text.as_bytes());
+        }
+    }
+
+    /// Lines of rule files: in order of a file, most lists of them are wrong.
+    const LINES: [&str; 24] = [
+        "groups:\n",
+        "- name: g\n",
+        "  interval: 30s\n",
+        "  query_offset: 1m\n",
+        "  limit: 3\n",
+        "  labels: {a: b, c: \"{{ $value }}\"}\n",
+        "  rules:\n",
+        "  - record: a:b\n",
+        "  - alert: A\n",
+        "    expr: sum by (a) (rate(b[5m])) > 1\n",
+        "    expr: |\n      up == 0\n",
+        "    for: 5m\n",
+        "    keep_firing_for: 1h\n",
+        "    labels: {severity: page}\n",
+        "    annotations: {text: \"{{ .Labels.a }}\"}\n",
+        "    unknown: 1\n",
+        "  - {record: x, expr: y}\n",
+        "  - {record: x, alert: y, expr: z}\n",
+        "---\n",
+        "# text\n",
+        "\t",
+        "  - &x {record: x, expr: y}\n",
+        "  - *x\n",
+        "\u{feff}",
+    ];
+
+    proptest! {
+        #[test]
+        fn every_rule_file_is_read_or_refused(lines in vec(0..LINES.len(), 0..24), sorts: bool) {
+            let mut lines = lines;
+            if sorts {
+                lines.sort_unstable();
+            }
+            let text: String = lines.iter().map(|&idx| LINES[idx]).collect();
+            super::rule_file(text.as_bytes());
         }
     }
 }
