@@ -436,7 +436,7 @@ async fn post(
     connections: &mut Connections,
 ) -> Result<(), String> {
     let media_type = "application/json".to_owned();
-    let content = Content { is_put: false, media_type, bytes: Bytes::from(body) };
+    let content = Content { is_put: false, is_secret: false, media_type, bytes: Bytes::from(body) };
     let request = Request {
         url: url.to_owned(),
         unix_socket: None,

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, header};
 use bytes::Bytes;
 use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Client, Connections, Content, FetchError, Request, Response};
-use firn_model::{Error, Labels, Pool, Result, SeriesRef, Timestamp};
+use firn_model::{Error, Labels, Pool, Result, Secret, SeriesRef, Timestamp};
 use firndb::{Db, LogReader, LoggedSample, ReaderProgress};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -468,24 +468,28 @@ async fn post(
         }
         _ => ("application/x-protobuf", "0.1.0"),
     };
-    let mut headers = vec![
+    let headers = vec![
         (header::USER_AGENT, USER_AGENT.to_owned()),
         (header::CONTENT_ENCODING, "snappy".to_owned()),
         (VERSION_HEADER, version.to_owned()),
     ];
-    for (name, value) in &to.settings.headers {
-        // The configuration was checked.
-        let Ok(name) = HeaderName::try_from(name) else { continue };
-        headers.push((name, value.clone()));
-    }
+    // They may be credentials. Their names were checked with the configuration.
+    let secrets = to.settings.headers.iter().filter_map(|(name, value)| {
+        Some((HeaderName::try_from(name).ok()?, Secret::new(value.as_str())))
+    });
     let request = Request {
         // With its password, unlike `to.url`.
         url: to.settings.url.as_ref().map_or_else(String::new, |url| url.as_str().to_owned()),
         unix_socket: None,
         headers,
         authorization: None,
-        secrets: Vec::new(),
-        content: Some(Content { is_put: false, media_type: media_type.to_owned(), bytes: body }),
+        secrets: secrets.collect(),
+        content: Some(Content {
+            is_put: false,
+            is_secret: false,
+            media_type: media_type.to_owned(),
+            bytes: body,
+        }),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout: millis(to.settings.remote_timeout.as_ms()),
     };

@@ -23,7 +23,7 @@ use crate::wire::number::rfc3339;
 mod tests;
 
 /// The variables of the environment.
-type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+pub(super) type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 // Temporary credentials are valid for longer: those of an instance for at least five minutes.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(240);
@@ -54,7 +54,7 @@ impl Run {
         self.refresh_instances(config, Arc::new(|name: &str| std::env::var(name).ok())).await;
     }
 
-    async fn refresh_instances(self, config: Ec2Discovery, env: Env) {
+    pub(super) async fn refresh_instances(self, config: Ec2Discovery, env: Env) {
         let refresh = Duration::from_millis(config.refresh_interval.as_ms().max(1));
         let mut refresher = None;
         loop {
@@ -150,18 +150,19 @@ impl Ec2Refresher {
     }
 
     async fn send(&mut self, request: AwsRequest) -> Result<Response, String> {
-        let headers = request.headers.iter().map(|(name, text)| (*name, text.expose()));
-        let headers = headers.chain([("user-agent", USER_AGENT), ("accept-encoding", "gzip")]);
+        let headers = [("user-agent", USER_AGENT), ("accept-encoding", "gzip")];
+        let headers = headers.map(|(name, text)| (HeaderName::from_static(name), text.to_owned()));
+        let secrets = request.headers.into_iter();
         let request = Request {
             url: request.url,
             unix_socket: None,
-            headers: headers
-                .map(|(name, text)| (HeaderName::from_static(name), text.to_owned()))
-                .collect(),
+            headers: headers.to_vec(),
             authorization: request.authorization,
-            secrets: Vec::new(),
+            secrets: secrets.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
             content: Some(Content {
                 is_put: false,
+                // Of a web identity it has the token.
+                is_secret: true,
                 media_type: request.media_type.to_owned(),
                 bytes: request.form.into(),
             }),
@@ -270,15 +271,16 @@ impl Ec2Refresher {
     ) -> Result<Vec<u8>, String> {
         let content = is_put.then(|| Content {
             is_put,
+            is_secret: false,
             media_type: "text/plain".to_owned(),
             bytes: Default::default(),
         });
         let request = Request {
             url,
             unix_socket: None,
-            headers: vec![(HeaderName::from_static(name), text)],
+            headers: Vec::new(),
             authorization: None,
-            secrets: Vec::new(),
+            secrets: vec![(HeaderName::from_static(name), text.into())],
             content,
             body_bytes_max: METADATA_BYTES_MAX,
             timeout: METADATA_TIMEOUT,
