@@ -30,7 +30,8 @@ const CREDENTIALS_MAX: Duration = Duration::from_secs(240);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 // The metadata service is on the same machine, or missing.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
-const METADATA_BYTES_MAX: u64 = 1 << 20;
+// Zones, credentials and a region are short, and kept beside the budget.
+const SHORT_BYTES_MAX: u64 = 256 << 10;
 const METADATA_TOKEN_SECONDS: &str = "60";
 // Pages of a thousand instances.
 const PAGES_MAX: usize = 1_000;
@@ -113,7 +114,7 @@ impl Ec2Refresher {
         let mut next = String::new();
         for _ in 0..PAGES_MAX {
             let request = targets.instances_request(&next, &credentials, &now());
-            let response = self.send(request).await?;
+            let response = self.send(request, ANSWER_BYTES_MAX).await?;
             let (targets, zones) = (Arc::clone(&targets), Arc::clone(&zones));
             let budget = self.budget.clone();
             let reading = spawn_blocking(move || {
@@ -135,7 +136,7 @@ impl Ec2Refresher {
     /// The identifiers of zones. Without them their label is missing until the next refresh.
     async fn zones(&mut self, targets: &Ec2Targets, credentials: &AwsCredentials) -> Arc<ZoneIds> {
         let request = targets.zones_request(credentials, &now());
-        let zones = self.send(request).await.and_then(|response| {
+        let zones = self.send(request, SHORT_BYTES_MAX).await.and_then(|response| {
             let status = response.status_text();
             Ec2Targets::zones(&status, &response.body, &self.budget)
                 .map_err(|error| error.to_string())
@@ -149,7 +150,7 @@ impl Ec2Refresher {
         }
     }
 
-    async fn send(&mut self, request: AwsRequest) -> Result<Response, String> {
+    async fn send(&mut self, request: AwsRequest, body_bytes_max: u64) -> Result<Response, String> {
         let headers = [("user-agent", USER_AGENT), ("accept-encoding", "gzip")];
         let headers = headers.map(|(name, text)| (HeaderName::from_static(name), text.to_owned()));
         let secrets = request.headers.into_iter();
@@ -166,7 +167,7 @@ impl Ec2Refresher {
                 media_type: request.media_type.to_owned(),
                 bytes: request.form.into(),
             }),
-            body_bytes_max: ANSWER_BYTES_MAX,
+            body_bytes_max,
             timeout: ANSWER_TIMEOUT,
         };
         let sent = self.client.send(&request, &mut self.connections).await;
@@ -239,7 +240,7 @@ impl Ec2Refresher {
     }
 
     async fn role_credentials(&mut self, request: AwsRequest) -> Result<AwsCredentials, String> {
-        let response = self.send(request).await?;
+        let response = self.send(request, SHORT_BYTES_MAX).await?;
         role_credentials(&response.status_text(), &response.body, &self.budget)
             .map_err(|error| format!("could not assume the role: {error}"))
     }
@@ -282,7 +283,7 @@ impl Ec2Refresher {
             authorization: None,
             secrets: vec![(HeaderName::from_static(name), text.into())],
             content,
-            body_bytes_max: METADATA_BYTES_MAX,
+            body_bytes_max: SHORT_BYTES_MAX,
             timeout: METADATA_TIMEOUT,
         };
         let response = self.metadata.send(&request, &mut Connections::default()).await;
