@@ -36,12 +36,14 @@ const fn fuzzer(
 }
 
 /// Every fuzzer.
-pub(crate) const FUZZERS: [Fuzzer; 27] = [
+pub(crate) const FUZZERS: [Fuzzer; 29] = [
     fuzzer("cache_client", Some("cache_protocol"), 4 << 10),
     fuzzer("cache_protocol", Some("cache_protocol"), 4 << 10),
     fuzzer("chunk", None, 4 << 10),
     fuzzer("compression", None, 64 << 10),
     fuzzer("config_file", Some("config"), 4 << 10),
+    fuzzer("discovery_answer", Some("discovery"), 16 << 10),
+    fuzzer("dns_message", None, 4 << 10),
     // A query of at most 200 bytes that takes over 10 s or 1 GiB has escaped its limits.
     fuzzer("evaluate", Some("promql"), 200),
     fuzzer("exposition", Some("exposition"), 64 << 10),

@@ -33,9 +33,12 @@ impl Engine {
     /// continue; maintenance waits while index segments are copied. The manifest is written last:
     /// an incomplete copy is no database.
     ///
+    /// Blocks of the index that nothing has read since the open are verified first. Tables are
+    /// copied as they are: each block is verified when the copy reads it.
+    ///
     /// # Errors
-    /// `Conflict` if there is a database at `target`, those of [`Engine::flush`], `Unavailable` if
-    /// a tier on either side fails.
+    /// `Conflict` if there is a database at `target`, `Corrupt` with the file if the index is
+    /// damaged, those of [`Engine::flush`], `Unavailable` if a tier on either side fails.
     pub fn copy_to(&self, target: &Env, skip_head: bool) -> Result<CopyReport> {
         self.rooms.wakeup.check_open()?;
         let _lock = target.disk.lock()?;
@@ -49,6 +52,9 @@ impl Engine {
         if !skip_head {
             self.flush()?;
         }
+        // Without a lock, because it may read the whole index. The check below then reads the
+        // segments that were written meanwhile.
+        self.check_copied_index()?;
         let mut report = CopyReport::default();
         let (state, version) = {
             // The next merge may replace index segments; tables stay while the version is held.
@@ -61,6 +67,7 @@ impl Engine {
                 let state = self.ledger.whole_state_of(&self.rooms, new_mark(), &cut);
                 (state.with(Room::Engine, parts::encode_claims(&[])), self.rooms.tree.version())
             };
+            self.check_copied_index()?;
             for (path, bytes) in self.rooms.index.segment_files() {
                 self.copy_one(target, &path, bytes, &mut report)?;
             }
@@ -80,6 +87,14 @@ impl Engine {
         target.disk.sync_dir("")?;
         manifest.commit(&Edit::default(), || state)?;
         Ok(report)
+    }
+
+    /// A copy would make the damage of the index durable in a backup.
+    fn check_copied_index(&self) -> Result<()> {
+        match self.rooms.index.check().into_iter().next() {
+            Some(error) => Err(error.context("cannot copy a damaged index")),
+            None => Ok(()),
+        }
     }
 
     fn copy_one(

@@ -65,6 +65,8 @@ pub struct Request {
 pub struct Content {
     /// Whether the request is a `PUT`.
     pub is_put: bool,
+    /// Whether it has credentials: a redirect that would send it to another host is an error.
+    pub is_secret: bool,
     /// `Content-Type`.
     pub media_type: String,
     /// The bytes.
@@ -195,6 +197,10 @@ impl Client {
             has_credentials = has_credentials && keeps_credentials(&asked, &next);
             if !matches!(response.status().as_u16(), 307 | 308) {
                 content = None;
+            }
+            if !has_credentials && content.is_some_and(|content| content.is_secret) {
+                let what = "the redirect would send credentials to another host";
+                return Err(FetchError::Transport(what.to_owned()));
             }
             if open.drive(read_refusal(response)).await.is_some() {
                 connections.keep(open);

@@ -3,6 +3,8 @@
 //! The resolver of the C library returns addresses only. This one sends its queries itself, to the
 //! servers of `resolv.conf`, and distinguishes a name that does not exist from servers that fail.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod message;
 mod settings;
 

@@ -185,6 +185,7 @@ impl Tokens {
             secrets: Vec::new(),
             content: Some(Content {
                 is_put: false,
+                is_secret: true,
                 media_type: "application/x-www-form-urlencoded".to_owned(),
                 bytes: form.finish().into(),
             }),

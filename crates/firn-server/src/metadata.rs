@@ -245,10 +245,23 @@ impl MetadataStore {
                 None => Ok(()),
             };
         }
-        let (mut left, mut last) = (limit, None::<Box<str>>);
+        self.visit_after("", limit, visit)
+    }
+
+    /// As [`MetadataStore::visit`] of the metrics whose names are behind `after`.
+    ///
+    /// # Errors
+    /// Those of `visit`, which end the visit.
+    pub(crate) fn visit_after(
+        &self,
+        after: &str,
+        limit: usize,
+        mut visit: impl FnMut(&str, &Metadata) -> Result<()>,
+    ) -> Result<()> {
+        let (mut left, mut last) = (limit, Box::<str>::from(after));
         loop {
             let state = self.state.read();
-            let start = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let start = Bound::Excluded(&*last);
             let some = state.by_name.range::<str, _>((start, Bound::Unbounded));
             let mut newest = None;
             for (name, stored) in some.take(left.min(ENTRIES_PER_LOCK)) {
@@ -257,7 +270,7 @@ impl MetadataStore {
                 newest = Some(name.clone());
             }
             match newest {
-                Some(newest) => last = Some(newest),
+                Some(newest) => last = newest,
                 None => return Ok(()),
             }
         }

@@ -194,7 +194,9 @@ impl ServerClient {
         timeout: Duration,
     ) -> Result<Response, FetchError> {
         let media_type = "application/x-www-form-urlencoded".to_owned();
-        self.send(path, Some(Content { is_put: false, media_type, bytes: form.into() }), timeout)
+        let bytes = form.into();
+        let content = Content { is_put: false, is_secret: false, media_type, bytes };
+        self.send(path, Some(content), timeout)
     }
 
     fn send(

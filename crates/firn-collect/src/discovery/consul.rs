@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use firn_model::{Budget, Error, Reservation, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result};
 use serde::Deserialize;
 
 use super::api::{
     ApiHost, TargetsBuilder, each_item, host_port, named, or_default, percent_encoded, whole,
 };
+use super::text_bytes;
 use crate::config::LabelSet;
 use crate::config::discovery::ConsulDiscovery;
 use crate::pool::DiscoveredGroup;
@@ -24,6 +25,10 @@ pub struct ConsulTargets {
 pub const INDEX_HEADER: &str = "x-consul-index";
 /// The header with the token.
 pub const TOKEN_HEADER: &str = "x-consul-token";
+
+const DATACENTER_BYTES_MAX: usize = 1 << 10;
+// A name in the answer, in the table of watches, in a watch and in its queries.
+const NAME_COPIES: usize = 4;
 
 /// The index of the query after one with the index `last`, and whether its answer is new.
 pub fn next_index(last: u64, header: Option<&str>) -> (u64, bool) {
@@ -135,15 +140,25 @@ impl ConsulTargets {
             name if name.is_empty() => {
                 Err(Error::invalid("the agent of Consul does not name its Config.Datacenter"))
             }
+            name if name.len() > DATACENTER_BYTES_MAX => Err(Error::invalid(format!(
+                "the agent of Consul names a data centre of {} bytes, expected at most \
+                 {DATACENTER_BYTES_MAX}",
+                name.len()
+            ))),
             name => Ok(name),
         })
     }
 
-    /// The services to watch in the answer to [`ConsulTargets::catalog_path`].
+    /// The services to watch in the answer to [`ConsulTargets::catalog_path`], with the memory that
+    /// their names take here and in the watches.
     ///
     /// # Errors
     /// `Invalid` for a malformed answer, `Busy` without memory.
-    pub fn services(&self, body: &[u8], budget: &Budget) -> Result<BTreeSet<String>> {
+    pub fn services(
+        &self,
+        body: &[u8],
+        budget: &Budget,
+    ) -> Result<(BTreeSet<String>, Reservation)> {
         whole(body, budget, |catalog: BTreeMap<String, Option<Vec<String>>>| {
             let ConsulDiscovery { services, tags, .. } = &self.config;
             let is_wanted = |(name, found): &(String, Option<Vec<String>>)| {
@@ -151,7 +166,12 @@ impl ConsulTargets {
                 (services.is_empty() || services.contains(name))
                     && tags.iter().all(|tag| found.contains(tag))
             };
-            Ok(catalog.into_iter().filter(is_wanted).map(|(name, _)| name).collect())
+            let names: BTreeSet<String> =
+                catalog.into_iter().filter(is_wanted).map(|(name, _)| name).collect();
+            let bytes = names.iter().map(|name| text_bytes(name.len(), 0));
+            let bytes = bytes.fold(0, usize::saturating_add).saturating_mul(NAME_COPIES);
+            let held = budget.reserve(Pool::Cache, bytes as u64)?;
+            Ok((names, held))
         })
     }
 

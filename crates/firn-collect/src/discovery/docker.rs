@@ -156,6 +156,9 @@ impl DockerTargets {
             ("__meta_docker_container_image_id", &container.image_id),
             ("__meta_docker_container_network_mode", mode),
         ];
+        // Once for all networks: a container may have very many of both.
+        let ports: Vec<&ContainerPort> =
+            container.ports.iter().filter(|port| port.kind == "tcp").collect();
         let first_only = if self.config.match_first_network { 1 } else { usize::MAX };
         let found = endpoints.of(&container.network_settings.networks, mode);
         for endpoint in found.values().flatten().take(first_only) {
@@ -166,12 +169,10 @@ impl DockerTargets {
                 .chain([("__meta_docker_network_ip", ip)])
                 .chain(networks.of(&endpoint.network_id))
                 .collect();
-            let mut has_port = false;
-            for port in container.ports.iter().filter(|port| port.kind == "tcp") {
-                has_port = true;
+            for port in &ports {
                 self.add_port(ip, port, &shared, targets)?;
             }
-            if !has_port {
+            if ports.is_empty() {
                 // A container in the network of its host lists no ports.
                 let address = match mode {
                     "host" => self.config.host_networking_host.clone(),

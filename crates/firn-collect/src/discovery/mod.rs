@@ -10,6 +10,8 @@ mod dns;
 mod docker;
 mod ec2;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod http;
 mod kubernetes;
 mod names;

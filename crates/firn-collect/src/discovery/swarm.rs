@@ -119,11 +119,12 @@ impl SwarmTargets {
             (format!("{PREFIX}service_task_container_image"), container.image.clone()),
             (format!("{PREFIX}service_updating_status"), service.update_status.state.clone()),
         ]);
+        let ports = tcp_ports(&service.endpoint.ports);
         for virtual_ip in &service.endpoint.virtual_ips {
             let ip = ip_of(&virtual_ip.address)?;
             let shared: Vec<Label<'_>> =
                 pairs(&own).chain(networks.of(&virtual_ip.network_id)).collect();
-            for (address, port) in addresses(&ip, &service.endpoint.ports, self.config.port) {
+            for (address, port) in addresses(&ip, &ports, self.config.port) {
                 let (name, mode) = port.map_or(("", ""), |port| (&*port.name, &*port.publish_mode));
                 let labels = [
                     ("__meta_dockerswarm_service_endpoint_port_name", name),
@@ -149,11 +150,12 @@ impl SwarmTargets {
             targets.push(&shared, &[(MODE, &port.publish_mode), (ADDRESS, &address)])?;
         }
         let ports = swarm.services.ports.get(&task.service_id).map_or(&[][..], Vec::as_slice);
+        let ports = if task.attachments.is_empty() { Vec::new() } else { tcp_ports(ports) };
         for attachment in &task.attachments {
             let networks = swarm.networks.of(&attachment.network.id);
             let shared: Vec<Label<'_>> = shared.iter().copied().chain(networks).collect();
             for address in &attachment.addresses {
-                for (address, port) in addresses(&ip_of(address)?, ports, self.config.port) {
+                for (address, port) in addresses(&ip_of(address)?, &ports, self.config.port) {
                     let mode = port.map_or("", |port| &port.publish_mode);
                     targets.push(&shared, &[(MODE, mode), (ADDRESS, &address)])?;
                 }
@@ -163,15 +165,19 @@ impl SwarmTargets {
     }
 }
 
+fn tcp_ports(ports: &[ServicePort]) -> Vec<&ServicePort> {
+    ports.iter().filter(|port| port.is_tcp()).collect()
+}
+
 /// An address for each port of TCP, or one without such a port for the port of the configuration.
 fn addresses<'p>(
     ip: &str,
-    ports: &'p [ServicePort],
+    tcp: &[&'p ServicePort],
     default_port: i64,
 ) -> impl Iterator<Item = (String, Option<&'p ServicePort>)> {
-    let mut tcp = ports.iter().filter(|port| port.is_tcp()).peekable();
-    let without_port = tcp.peek().is_none().then(|| (host_port(ip, default_port), None));
-    tcp.map(move |port| (host_port(ip, port.published_port), Some(port))).chain(without_port)
+    let without_port = tcp.is_empty().then(|| (host_port(ip, default_port), None));
+    let with_port = tcp.iter().map(move |port| (host_port(ip, port.published_port), Some(*port)));
+    with_port.chain(without_port)
 }
 
 /// The address in `text`, such as `10.0.0.2/24`.
@@ -212,9 +218,12 @@ impl ServiceTable {
         let mut bytes: usize = 0;
         each_item(body, budget, |service: SwarmService| {
             labels.insert(service.id.clone(), service.labels().into_iter().collect())?;
-            bytes = bytes.saturating_add(ports_bytes(&service.id, &service.endpoint.ports));
+            let mut own = service.endpoint.ports;
+            // Tasks look at all ports that are kept.
+            own.retain(ServicePort::is_tcp);
+            bytes = bytes.saturating_add(ports_bytes(&service.id, &own));
             held.cover(bytes as u64)?;
-            ports.insert(service.id, service.endpoint.ports);
+            ports.insert(service.id, own);
             Ok(())
         })?;
         Ok(ServiceTable { labels, ports, _ports_held: held })

@@ -286,6 +286,34 @@ fn a_replaced_machines_index_file_is_not_rewritten() {
     assert!(refused > 0, "opening needs no block");
 }
 
+/// A block of the index file is damaged, and opening does not need that block. A copy is refused
+/// with the name of the file, and contains no file of the index. Before, the copy was made, with
+/// the damage.
+#[test]
+fn a_copy_of_a_damaged_index_is_refused() {
+    let sim = Sim::new(37);
+    drop(filled_large(&sim, IndexStage::Sealed));
+    let file = index_files(&sim)[0].clone();
+    let len = sim.disk.bytes(&file).expect("a file").len();
+    let mut refused = 0;
+    for at in (999..len - 3_000).step_by(64 << 10) {
+        let flip = |bytes: &mut Vec<u8>| bytes[at] ^= 4;
+        sim.disk.damage(&file, flip).expect("damaged");
+        if let Ok(engine) = open(&sim, false) {
+            let other = Sim::new(38);
+            let error = engine.copy_to(&other.env(), true).expect_err("a damaged index");
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            assert!(error.to_string().contains(&*file), "{error}");
+            assert!(!other.disk.files().iter().any(|path| path.starts_with("index/")));
+            refused += 1;
+        }
+        sim.disk.damage(&file, flip).expect("mended");
+    }
+    assert!(refused > 0, "opening needs each block");
+    let engine = open(&sim, false).expect("opens");
+    engine.copy_to(&Sim::new(39).env(), true).expect("a copy");
+}
+
 /// One block of an index file is damaged, and the log still contains the definitions of its series.
 /// The file is repaired while the database runs, and the series that it lost are written again, as
 /// new series. After a power failure each label set is defined once, and all samples are there.

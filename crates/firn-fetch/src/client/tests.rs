@@ -328,6 +328,44 @@ async fn secret_headers_stay_with_their_host() {
     assert!(!other.heads()[0].contains("hidden"));
 }
 
+/// Before, a redirect that keeps the method sent a form with secrets on, to any host.
+#[tokio::test]
+async fn secret_forms_stay_with_their_host() {
+    let other = TestServer::start(|_| ok("")).await;
+    let away = format!("http://localhost:{}/x", other.port);
+    let server = TestServer::start(move |head| {
+        let to = match head.split(' ').nth(1) {
+            Some("/away") => &away,
+            Some("/here") => "/x",
+            _ => return ok("done"),
+        };
+        let head = "content-length: 0\r\n\r\n";
+        Some(format!("HTTP/1.1 307 X\r\nlocation: {to}\r\n{head}").into_bytes())
+    })
+    .await;
+    let client = open(&HttpClient::default());
+    for (path, is_secret, want) in
+        [("/away", true, "credentials to another host"), ("/here", true, ""), ("/away", false, "")]
+    {
+        let (media_type, bytes) = ("text/plain".to_owned(), Bytes::from_static(b"hidden"));
+        let content = Some(Content { is_put: false, is_secret, media_type, bytes });
+        let request = Request { content, ..request(server.url(path)) };
+        match client.send(&request, &mut Connections::default()).await {
+            Ok(_) => assert!(want.is_empty(), "{path}"),
+            Err(error) => assert!(!want.is_empty() && error.to_string().contains(want), "{error}"),
+        }
+        assert_eq!(other.heads().len(), usize::from(!is_secret), "{path}");
+    }
+    // So do the secrets of tokens.
+    let keys = format!(
+        "oauth2: {{client_id: i, client_secret: hidden, token_url: '{}'}}",
+        server.url("/away")
+    );
+    let error = get(&open(&client_config(&keys)), server.url("/")).await.unwrap_err();
+    assert!(error.to_string().contains("credentials to another host"), "{error}");
+    assert_eq!(other.heads().len(), 1);
+}
+
 // Items 40 and 42: tokens are fetched once and sent.
 #[tokio::test]
 async fn tokens_are_fetched_and_reused() {

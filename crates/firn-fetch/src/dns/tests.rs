@@ -183,3 +183,106 @@ async fn a_server_without_extensions_is_asked_again() {
     .await;
     assert_eq!(lookup("x.", &[&server]).await, Ok(1));
 }
+
+/// Messages of an attacker, to a query for an address: each is a failed lookup, over UDP and TCP.
+#[tokio::test]
+async fn messages_of_an_attacker_are_failed_lookups() {
+    let changed = |at_end: usize, bytes: &'static [u8]| {
+        move |query: &[u8]| {
+            let mut answer = answer(query, 0, 2);
+            let at = answer.len() - at_end;
+            answer[at..at + bytes.len()].copy_from_slice(bytes);
+            answer
+        }
+    };
+    type Make = Box<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
+    let makes: Vec<(&str, Make)> = vec![
+        ("no byte", Box::new(|_| Vec::new())),
+        ("one byte", Box::new(|query| vec![query[0]])),
+        ("the query", Box::new(<[u8]>::to_vec)),
+        ("noise", Box::new(|query| (0..1_200).map(|idx| (idx * 31) as u8 ^ query[0]).collect())),
+        ("half a record", Box::new(|query| answer(query, 0, 2)[..40].to_vec())),
+        (
+            "more records than there are",
+            Box::new(|query| {
+                let mut answer = answer(query, 0, 1);
+                answer[6..8].copy_from_slice(&[0xff, 0xff]);
+                answer
+            }),
+        ),
+        (
+            "another question",
+            Box::new(|query| {
+                let mut answer = answer(query, 0, 1);
+                answer[13] ^= 0x81;
+                answer
+            }),
+        ),
+        ("a record of 64 KiB", Box::new(changed(6, b"\xff\xff"))),
+        ("an address of 3 bytes", Box::new(changed(6, b"\0\x03"))),
+        ("a name that refers to the end", Box::new(changed(16, b"\xff\xff"))),
+        ("a name that refers to itself", Box::new(changed(16, b"\xc0\x23"))),
+        ("a name with another kind of part", Box::new(changed(16, b"\x80\x0c"))),
+        ("a name that does not end", Box::new(changed(16, b"\x3f\x3f"))),
+    ];
+    for (name, make) in makes {
+        let make = Arc::new(make);
+        let (over_udp, over_tcp) = (Arc::clone(&make), make);
+        let server = NameServer::start(move |query, _| Some(over_udp(query))).await;
+        assert!(lookup("x.", &[&server]).await.is_err(), "{name}");
+        let server = NameServer::start(move |query, is_tcp| {
+            Some(if is_tcp { over_tcp(query) } else { truncated(query) })
+        })
+        .await;
+        assert!(lookup("x.", &[&server]).await.is_err(), "{name} over TCP");
+    }
+}
+
+/// A server announces 64 KiB over TCP, and sends them byte by byte, or not at all: the time limit
+/// of a query ends each attempt. Another one sends datagrams without end.
+#[tokio::test]
+async fn servers_that_do_not_end_are_failed_lookups() {
+    for drips in [false, true] {
+        let (udp, tcp) = loop {
+            let tcp = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                break (udp, tcp);
+            }
+        };
+        let address = udp.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut query = [0; 4_096];
+            while let Ok((len, client)) = udp.recv_from(&mut query).await {
+                udp.send_to(&truncated(&query[..len]), client).await.unwrap();
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = tcp.accept().await {
+                tokio::spawn(async move {
+                    stream.write_all(b"\xff\xff").await.unwrap();
+                    while drips && stream.write_all(b"x").await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    std::future::pending::<()>().await;
+                });
+            }
+        });
+        let server = NameServer { address, names: Arc::default() };
+        let error = lookup("x.", &[&server]).await.unwrap_err();
+        assert!(error.contains("i/o timeout"), "{error}");
+    }
+    let udp = UdpSocket::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = udp.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut query = [0; 4_096];
+        let (len, client) = udp.recv_from(&mut query).await.unwrap();
+        let mut forged = answer(&query[..len], 0, 1);
+        forged[0] ^= 1;
+        // The socket of an attempt that has ended refuses.
+        while udp.send_to(&forged, client).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    });
+    let server = NameServer { address, names: Arc::default() };
+    assert!(lookup("x.", &[&server]).await.unwrap_err().contains("i/o timeout"));
+}

@@ -8,6 +8,7 @@ mod browsers;
 mod cache_protocol;
 mod collecting;
 mod discovery;
+mod discovery_apis;
 mod files;
 mod framing;
 mod idle_clients;
@@ -55,6 +56,7 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     files::folders,
     scrapes::family,
     discovery::family,
+    discovery_apis::family,
     rules::family,
     alertmanagers::family,
 ];

@@ -7,6 +7,8 @@ mod docker;
 mod ec2;
 mod kubernetes;
 #[cfg(test)]
+mod redirects;
+#[cfg(test)]
 mod test_server;
 
 use std::collections::BTreeMap;
@@ -367,7 +369,7 @@ mod tests {
 
     use super::*;
 
-    fn providers(keys: &str) -> Vec<Provider> {
+    pub(super) fn providers(keys: &str) -> Vec<Provider> {
         let text = format!("scrape_configs: [{{job_name: j, {keys}}}]");
         let loaded = Config::parse(&text, &|_| None).unwrap();
         Provider::all_of(&loaded.config.scrape_configs[0].discoveries, "job").unwrap()
@@ -391,7 +393,7 @@ mod tests {
         assert!(waited.is_ok(), "{:?}, expected {want:?}", addresses(tasks, set));
     }
 
-    fn failures(tasks: &DiscoveryTasks, kind: &str) -> u64 {
+    pub(super) fn failures(tasks: &DiscoveryTasks, kind: &str) -> u64 {
         tasks.shared.failures[KINDS.iter().position(|known| *known == kind).unwrap()].get()
     }
 

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::Notification;
-use super::queue::{Destination, QueuedAlert};
+use super::queue::{AlertBatch, Destination, QueuedAlert};
 use crate::collect::{DiscoveryTasks, USER_AGENT};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -33,7 +33,7 @@ pub(crate) struct NotifyOptions {
     pub(crate) queue_len_max: usize,
     /// The memory of queues, discoveries and connections.
     pub(crate) budget: Budget,
-    /// The part of it that queues may use, in bytes.
+    /// The part of it that queues, and bodies that are being sent, may use, in bytes.
     pub(crate) queue_bytes_max: u64,
 }
 
@@ -42,6 +42,8 @@ pub(crate) struct Notifier {
     options: NotifyOptions,
     /// The memory of the queues.
     queue_budget: Budget,
+    /// The memory of bodies that wait for an answer: the same, so that each alert of a queue fits.
+    body_budget: Budget,
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
     bodies: Bodies,
@@ -99,7 +101,8 @@ impl Notifier {
     pub(crate) fn new(options: NotifyOptions) -> Notifier {
         Notifier {
             discovery: DiscoveryTasks::new("notify", &options.budget),
-            queue_budget: options.budget.part(options.queue_bytes_max),
+            queue_budget: options.budget.part(options.queue_bytes_max / 2),
+            body_budget: options.budget.part(options.queue_bytes_max / 2),
             bodies: Bodies::new(&options.budget),
             options,
             runtime: OnceLock::new(),
@@ -384,12 +387,14 @@ impl Notifier {
         let runtime = self.runtime.get()?;
         let (destination, client) = (Arc::clone(destination), Arc::clone(client));
         let timeout = Duration::from_millis(settings.timeout.as_ms());
-        let failures = Arc::clone(&self.failures);
+        let (failures, bodies) = (Arc::clone(&self.failures), self.body_budget.clone());
         Some(runtime.spawn(async move {
             let mut connections = Connections::default();
-            while let Some((body, count)) = destination.next_batch(BATCH_LEN_MAX).await {
+            while let Some(batch) = destination.next_batch(BATCH_LEN_MAX, &bodies).await {
                 let began = Instant::now();
+                let AlertBatch { body, count, held } = batch;
                 let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
+                drop(held);
                 destination.answered(count, began.elapsed(), posted.is_ok());
                 let Err(error) = posted else { continue };
                 if let Some(count) = failures.note(count as u64, Instant::now()) {
@@ -431,12 +436,12 @@ impl Sender {
 async fn post(
     url: &str,
     client: &Client,
-    body: Vec<u8>,
+    body: Bytes,
     timeout: Duration,
     connections: &mut Connections,
 ) -> Result<(), String> {
     let media_type = "application/json".to_owned();
-    let content = Content { is_put: false, media_type, bytes: Bytes::from(body) };
+    let content = Content { is_put: false, is_secret: false, media_type, bytes: body };
     let request = Request {
         url: url.to_owned(),
         unix_socket: None,

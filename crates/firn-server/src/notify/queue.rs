@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use firn_collect::config::Url;
 use firn_model::{Budget, Pool, Reservation};
 use parking_lot::Mutex;
@@ -42,8 +43,21 @@ pub(super) struct QueuedAlert {
     _held: Reservation,
 }
 
+/// Alerts of one request.
+#[derive(Debug)]
+pub(super) struct AlertBatch {
+    /// A JSON array.
+    pub(super) body: Bytes,
+    /// The number of its alerts.
+    pub(super) count: usize,
+    /// The memory of the body.
+    pub(super) held: Reservation,
+}
+
 // An alert beside its bytes, with its places in queues.
 const ALERT_BYTES: u64 = 128;
+// A body that has no memory is tried this often.
+const MEMORY_POLL: Duration = Duration::from_millis(100);
 
 impl QueuedAlert {
     /// Reserves the memory of an alert. Without memory the longest of the queues `all` loses its
@@ -118,21 +132,25 @@ impl Destination {
         self.dropped.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Waits for alerts and takes up to `len_max` of them as a JSON array, with their number.
-    /// `None` once the queue is closed and empty.
-    pub(super) async fn next_batch(&self, len_max: usize) -> Option<(Vec<u8>, usize)> {
+    /// Waits for alerts and takes up to `len_max` of them, as many as `bodies` has memory for.
+    /// Waits for memory while other bodies use it. `None` once the queue is closed and empty.
+    pub(super) async fn next_batch(&self, len_max: usize, bodies: &Budget) -> Option<AlertBatch> {
         loop {
             let changed = self.changed.notified();
-            {
+            let has_alerts = {
                 let mut queue = self.queue.lock();
-                if !queue.alerts.is_empty() {
-                    return Some(queue.take_batch(len_max));
+                if let Some(batch) = queue.take_batch(len_max, bodies) {
+                    return Some(batch);
                 }
-                if queue.is_closed {
+                if queue.is_closed && queue.alerts.is_empty() {
                     return None;
                 }
+                !queue.alerts.is_empty()
+            };
+            match has_alerts {
+                true => tokio::time::sleep(MEMORY_POLL).await,
+                false => changed.await,
             }
-            changed.await;
         }
     }
 
@@ -179,18 +197,29 @@ impl AlertQueue {
         self.alerts.pop_front()
     }
 
-    fn take_batch(&mut self, len_max: usize) -> (Vec<u8>, usize) {
-        let count = self.alerts.len().min(len_max);
-        let mut body = vec![b'['];
+    /// The oldest alerts; `None` without one, or without memory for one.
+    fn take_batch(&mut self, len_max: usize, bodies: &Budget) -> Option<AlertBatch> {
+        let mut count = self.alerts.len().min(len_max);
+        let (len, held) = loop {
+            if count == 0 {
+                return None;
+            }
+            // Each has a comma or a bracket, and there is one bracket more.
+            let lens = self.alerts.iter().take(count).map(|alert| alert.json.len() + 1);
+            let len = lens.sum::<usize>() + 1;
+            match bodies.reserve(Pool::Requests, len as u64) {
+                Ok(held) => break (len, held),
+                Err(_) => count /= 2,
+            }
+        };
+        let mut body = Vec::with_capacity(len);
         for idx in 0..count {
             let Some(alert) = self.pop() else { break };
-            if idx > 0 {
-                body.push(b',');
-            }
+            body.push(if idx == 0 { b'[' } else { b',' });
             body.extend_from_slice(&alert.json);
         }
         body.push(b']');
-        (body, count)
+        Some(AlertBatch { body: body.into(), count, held })
     }
 }
 
@@ -216,8 +245,8 @@ mod tests {
     }
 
     async fn batch(destination: &Destination) -> Option<(String, usize)> {
-        let (body, count) = destination.next_batch(2).await?;
-        Some((String::from_utf8(body).unwrap(), count))
+        let batch = destination.next_batch(2, &Budget::unlimited()).await?;
+        Some((String::from_utf8(batch.body.to_vec()).unwrap(), batch.count))
     }
 
     #[tokio::test]
@@ -270,6 +299,33 @@ mod tests {
         }
         assert_eq!((lost(&good), lost(&silent), silent.len()), (0, 3, 3));
         assert_eq!(batch(&silent).await, Some(("[4,5]".to_owned(), 2)));
+    }
+
+    /// Before, a body left the budget with its alerts: those of Alertmanagers that did not answer
+    /// were not bounded together.
+    #[tokio::test(start_paused = true)]
+    async fn bodies_are_as_large_as_their_memory_and_wait_for_it() {
+        let bodies = Budget::unlimited().part(40);
+        let all: Vec<Destination> =
+            (0..3).map(|idx| Destination::new(idx.to_string(), 99)).collect();
+        let texts: Vec<String> = (10..90).map(|idx| format!("{idx}12345")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        push(&all.iter().collect::<Vec<_>>(), &texts, &Budget::unlimited());
+        let mut held = Vec::new();
+        for destination in &all[..2] {
+            let batch = destination.next_batch(256, &bodies).await.unwrap();
+            assert!(batch.body.len() as u64 <= batch.held.bytes());
+            held.push(batch);
+        }
+        let counts: Vec<usize> = held.iter().map(|batch| batch.count).collect();
+        assert_eq!((counts, &*held[1].body), (vec![2, 2], &b"[1012345,1112345]"[..]));
+        assert!(bodies.usage().used_bytes <= 40);
+        let waiting = all[2].next_batch(256, &bodies);
+        assert!(tokio::time::timeout(Duration::from_secs(60), waiting).await.is_err());
+        assert_eq!((all[2].len(), lost(&all[2])), (80, 0));
+        held.clear();
+        assert_eq!(all[2].next_batch(256, &bodies).await.unwrap().count, 2);
+        assert_eq!(bodies.usage().used_bytes, 0);
     }
 
     #[tokio::test]

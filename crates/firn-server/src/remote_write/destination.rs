@@ -8,15 +8,16 @@ use axum::http::{HeaderName, header};
 use bytes::Bytes;
 use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Client, Connections, Content, FetchError, Request, Response};
-use firn_model::{Error, Labels, Pool, Result, SeriesRef, Timestamp};
+use firn_model::{Budget, Error, Labels, Pool, Reservation, Result, Secret, SeriesRef, Timestamp};
 use firndb::{Db, LogReader, LoggedSample, ReaderProgress};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::message::{NamedMetadata, metadata_request};
+use super::message::{MetadataPage, metadata_request};
 use super::metrics::{Named, SenderTotals};
 use super::series::OutgoingLabels;
-use super::window::{OutgoingSample, SendWindow, batch_bytes_max, batch_request};
+use super::share::{MemoryShare, samples_bytes};
+use super::window::{OutgoingSample, SendWindow, batch_bytes_max, batch_request, batches};
 use crate::app::{App, clock_ms};
 use crate::collect::USER_AGENT;
 use crate::metadata::Metadata;
@@ -30,7 +31,7 @@ pub(super) struct WriteDestination {
     pub(super) external: Labels,
     pub(super) url: String,
     /// The memory that it may reserve.
-    pub(super) memory_bytes: u64,
+    pub(super) share: MemoryShare,
     /// In metrics.
     pub(super) name: String,
     /// Of the stored position.
@@ -55,9 +56,24 @@ struct Feed {
     progress: ReaderProgress,
     series: OutgoingLabels,
     samples: Vec<LoggedSample>,
+    /// The memory of samples, labels and windows.
+    budget: Budget,
     /// Of the samples and of the window that is made of them.
-    memory: firn_model::Reservation,
+    memory: Reservation,
+    /// The labels of a sample in the last window, on average.
+    labels_bytes: u64,
     is_at_end: bool,
+}
+
+/// The memory of the requests of a window.
+#[derive(Clone, Debug)]
+struct RequestMemory {
+    /// Of all requests of the destination.
+    budget: Budget,
+    /// Of each of them.
+    batch_bytes_max: u64,
+    /// Of the metadata in each of them, which version 2.0 sends.
+    metadata_bytes: u64,
 }
 
 /// The outcome of a request.
@@ -79,20 +95,10 @@ const GRACE: Duration = Duration::from_secs(1);
 const STORE_INTERVAL: Duration = Duration::from_secs(5);
 // Samples of a window. More shards than these fill are of no use.
 const WINDOW_LEN_MAX: usize = 50_000;
-// A sample from the log, in the window, and with the labels of its series in tables.
-const SAMPLE_BYTES: u64 = 192;
-// The memory of a destination, as a part of the database's.
-const MEMORY_FRACTION: u64 = 16;
-const MEMORY_BYTES_MIN: u64 = 16 << 20;
-const MEMORY_BYTES_MAX: u64 = 256 << 20;
-// The memory of all destinations, in the same way.
-const MEMORY_FRACTION_OF_ALL: u64 = 4;
-// Of one among very many: some thousand samples.
-const MEMORY_BYTES_LEAST: u64 = 1 << 20;
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
-// Texts of metadata in a request of version 2.0, and their memory.
-const METADATA_BYTES_MAX: usize = 64 << 10;
-const METADATA_MEMORY_BYTES: u64 = 4 * METADATA_BYTES_MAX as u64;
+// The memory of metadata in a request of version 2.0: its texts, in tables, encoded and packed.
+const METADATA_BYTES_MAX: u64 = 256 << 10;
+const METADATA_COPIES: u64 = 4;
 const VERSION_HEADER: HeaderName = HeaderName::from_static("x-prometheus-remote-write-version");
 
 impl WriteDestination {
@@ -118,15 +124,26 @@ impl WriteDestination {
         let queue = &self.settings.queue_config;
         let count = |count: i64| usize::try_from(count).unwrap_or(1).max(1);
         let useful = sample_count.div_ceil(self.batch_len_max());
-        useful.clamp(count(queue.min_shards), count(queue.max_shards)).min(WINDOW_LEN_MAX)
+        let wanted = useful.clamp(count(queue.min_shards), count(queue.max_shards));
+        wanted.min(self.share.shard_count_max()).min(WINDOW_LEN_MAX)
     }
 
-    fn window_len_max(&self) -> usize {
+    fn window_len_max(&self, labels_bytes: u64) -> usize {
         let queue = &self.settings.queue_config;
         let all = queue.capacity.saturating_mul(queue.max_shards);
-        // The rest is for labels and requests.
-        let fitting = usize::try_from(self.memory_bytes / 8 * 5 / SAMPLE_BYTES).unwrap_or(1);
+        let fitting = self.share.window_len_max(labels_bytes);
         usize::try_from(all).unwrap_or(WINDOW_LEN_MAX).min(fitting).clamp(1, WINDOW_LEN_MAX)
+    }
+
+    /// The memory of each request of `shard_count` shards.
+    fn request_memory(&self, budget: &Budget, shard_count: usize) -> RequestMemory {
+        let all = self.share.request_bytes(shard_count);
+        let settings = &self.settings;
+        let has_metadata =
+            settings.protobuf_message == WriteMessage::V2 && settings.metadata_config.send;
+        let metadata_bytes = if has_metadata { METADATA_BYTES_MAX.min(all / 4) } else { 0 };
+        let batch_bytes_max = all.saturating_sub(metadata_bytes);
+        RequestMemory { budget: budget.clone(), batch_bytes_max, metadata_bytes }
     }
 
     /// Logs a failure, at most one a minute.
@@ -156,10 +173,11 @@ pub(super) async fn run(
         }
     };
     let mut connections: Vec<Connections> = Vec::new();
+    let requests = shared.db.budget().part(to.share.requests_bytes());
     let (mut waits_since, mut stored) = (None::<Instant>, Instant::now());
     while !*stopping.borrow() {
         if feed.has_news() {
-            let (max, read_for) = (to.window_len_max(), Arc::clone(&to));
+            let (max, read_for) = (to.window_len_max(feed.labels_bytes), Arc::clone(&to));
             let (back, read) = moved(feed, move |feed| feed.read(&read_for, max)).await;
             feed = back;
             if let Err(error) = read {
@@ -207,8 +225,10 @@ pub(super) async fn run(
             }
         };
         waits_since = None;
-        let behind_bytes = || feed.reader.behind_bytes();
-        if !send_window(&to, &shared, (window, &behind_bytes), &mut connections, &stopping).await {
+        let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.reader.behind_bytes();
+        let memory = to.request_memory(&requests, window.shards.len());
+        let work = (window, &memory, behind_bytes);
+        if !send_window(&to, &shared, work, &mut connections, &stopping).await {
             return;
         }
         feed.progress.done = feed.progress.tried.clone();
@@ -218,29 +238,24 @@ pub(super) async fn run(
     }
 }
 
-/// The memory of each of `count` destinations, if the database has `limit_bytes`: with one limit
-/// for all, the first ones would leave none. Together they leave most of it to writes and queries.
-pub(super) fn memory_of_one(limit_bytes: u64, count: usize) -> u64 {
-    let bytes = (limit_bytes / MEMORY_FRACTION).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
-    let share = limit_bytes / MEMORY_FRACTION_OF_ALL / (count as u64).max(1);
-    bytes.min(share).max(MEMORY_BYTES_LEAST)
-}
-
 impl Feed {
     fn open(to: &WriteDestination, shared: &SenderContext) -> Result<Feed> {
         let (reader, progress) = shared.db.log_reader(&to.reader)?;
-        let budget = shared.db.budget().part(to.memory_bytes);
+        let budget = shared.db.budget().part(to.share.feed_bytes());
         let empty = || budget.empty(Pool::Requests);
-        let cache_bytes_max = budget.usage().limit_bytes / 2;
+        let labels_bytes = to.share.labels_bytes();
         let rules = to.settings.write_relabel_configs.clone();
-        let series = OutgoingLabels::new(to.external.clone(), rules, cache_bytes_max, empty());
+        let series = OutgoingLabels::new(to.external.clone(), rules, labels_bytes, empty());
+        let memory = empty();
         Ok(Feed {
             db: Arc::clone(&shared.db),
+            budget,
             reader,
             progress,
             series,
             samples: Vec::new(),
-            memory: empty(),
+            memory,
+            labels_bytes: 0,
             is_at_end: false,
         })
     }
@@ -262,7 +277,7 @@ impl Feed {
 
     /// Reads on, up to `count_max` samples.
     fn read(&mut self, to: &WriteDestination, count_max: usize) -> Result<()> {
-        let bytes = SAMPLE_BYTES.saturating_mul(count_max as u64);
+        let bytes = samples_bytes(count_max);
         if bytes > self.memory.bytes() {
             self.memory.grow(bytes.saturating_sub(self.memory.bytes()))?;
         }
@@ -304,7 +319,16 @@ impl Feed {
         self.progress.tried = self.reader.positions();
         self.progress.note = shard_count as u64;
         self.reader.save(&self.progress)?;
-        let (window, dropped) = SendWindow::new(&self.samples, &known, shard_count);
+        // They exist already. Those with other owners are kept, and counted there.
+        let mut held = self.budget.empty(Pool::Requests);
+        let mut all_bytes: u64 = 0;
+        for labels in known.values().flatten() {
+            let bytes = labels.len() as u64;
+            all_bytes = all_bytes.saturating_add(bytes);
+            held.take(if Arc::strong_count(labels) == 1 { bytes } else { 0 });
+        }
+        self.labels_bytes = all_bytes / (self.samples.len() as u64).max(1);
+        let (window, dropped) = SendWindow::new(&self.samples, &known, shard_count, held);
         to.totals.dropped_series.add(dropped);
         self.samples.clear();
         Ok(window)
@@ -321,11 +345,12 @@ impl Feed {
 async fn send_window(
     to: &Arc<WriteDestination>,
     shared: &SenderContext,
-    (window, behind_bytes): (SendWindow, &(dyn Fn() -> u64 + Sync)),
+    (window, memory, behind_bytes): (SendWindow, &RequestMemory, &(dyn Fn() -> u64 + Sync)),
     connections: &mut Vec<Connections>,
     stopping: &watch::Receiver<bool>,
 ) -> bool {
     to.totals.pending.set(window.len() as u64);
+    let _held = window.held;
     let shards: Vec<Vec<OutgoingSample>> =
         window.shards.into_iter().filter(|samples| !samples.is_empty()).collect();
     to.totals.shards.set(shards.len() as u64);
@@ -333,10 +358,12 @@ async fn send_window(
     for samples in shards {
         let mut own = connections.pop().unwrap_or_default();
         let (to, shared, stopping) = (Arc::clone(to), shared.clone(), stopping.clone());
+        let memory = memory.clone();
         sending.spawn(async move {
             let mut is_done = true;
-            for batch in samples.chunks(to.batch_len_max()) {
-                is_done = is_done && send_batch(&to, &shared, batch, &mut own, &stopping).await;
+            for batch in batches(&samples, to.batch_len_max(), memory.batch_bytes_max) {
+                let work = (batch, &memory);
+                is_done = is_done && send_batch(&to, &shared, work, &mut own, &stopping).await;
             }
             (is_done, own)
         });
@@ -365,19 +392,22 @@ async fn send_window(
 async fn send_batch(
     to: &WriteDestination,
     shared: &SenderContext,
-    batch: &[OutgoingSample],
+    (batch, memory): (&[OutgoingSample], &RequestMemory),
     connections: &mut Connections,
     stopping: &watch::Receiver<bool>,
 ) -> bool {
     let mut stopping = stopping.clone();
     let (queue, total) = (&to.settings.queue_config, batch.len() as u64);
-    let bytes = batch_bytes_max(batch).saturating_add(METADATA_MEMORY_BYTES);
+    let bytes = batch_bytes_max(batch).saturating_add(memory.metadata_bytes);
+    // One sample with labels that no share has room for is sent nevertheless.
+    let is_huge = bytes > memory.budget.usage().limit_bytes;
+    let budget = if is_huge { shared.db.budget() } else { &memory.budget };
     let mut backoff = millis(queue.min_backoff.as_ms());
     let mut made: Option<(Bytes, u64)> = None;
     let mut too_old = 0;
-    let memory = loop {
-        match shared.db.budget().reserve(Pool::Requests, bytes) {
-            Ok(memory) => break memory,
+    let held = loop {
+        match budget.reserve(Pool::Requests, bytes) {
+            Ok(held) => break held,
             Err(error) => to.complain("a request waits for memory", &error),
         }
         if pause(RETRY, &mut stopping).await {
@@ -392,7 +422,7 @@ async fn send_batch(
             // Without an age limit, each attempt sends the same bytes.
             Some((body, count)) if queue.sample_age_limit.as_ms() == 0 => (body.clone(), *count),
             _ => {
-                let (body, count) = encode(to, shared, batch);
+                let (body, count) = encode(to, shared, batch, memory.metadata_bytes);
                 too_old = total.saturating_sub(count);
                 let body = Bytes::from(body);
                 made = Some((body.clone(), count));
@@ -425,7 +455,7 @@ async fn send_batch(
             }
         }
     };
-    drop(memory);
+    drop(held);
     to.totals.dropped_old.add(if done { too_old } else { 0 });
     to.totals.pending.subtract(total);
     done
@@ -435,10 +465,11 @@ fn encode(
     to: &WriteDestination,
     shared: &SenderContext,
     batch: &[OutgoingSample],
+    metadata_bytes: u64,
 ) -> (Vec<u8>, u64) {
     let limit_ms = to.settings.queue_config.sample_age_limit.as_ms() as Timestamp;
     let oldest = if limit_ms == 0 { Timestamp::MIN } else { clock_ms().saturating_sub(limit_ms) };
-    let mut room = METADATA_BYTES_MAX;
+    let mut room = usize::try_from(metadata_bytes / METADATA_COPIES).unwrap_or(usize::MAX);
     let sends_metadata = to.settings.metadata_config.send;
     batch_request(to.settings.protobuf_message, batch, oldest, |name| {
         let mut found = None::<Metadata>;
@@ -468,24 +499,28 @@ async fn post(
         }
         _ => ("application/x-protobuf", "0.1.0"),
     };
-    let mut headers = vec![
+    let headers = vec![
         (header::USER_AGENT, USER_AGENT.to_owned()),
         (header::CONTENT_ENCODING, "snappy".to_owned()),
         (VERSION_HEADER, version.to_owned()),
     ];
-    for (name, value) in &to.settings.headers {
-        // The configuration was checked.
-        let Ok(name) = HeaderName::try_from(name) else { continue };
-        headers.push((name, value.clone()));
-    }
+    // They may be credentials. Their names were checked with the configuration.
+    let secrets = to.settings.headers.iter().filter_map(|(name, value)| {
+        Some((HeaderName::try_from(name).ok()?, Secret::new(value.as_str())))
+    });
     let request = Request {
         // With its password, unlike `to.url`.
         url: to.settings.url.as_ref().map_or_else(String::new, |url| url.as_str().to_owned()),
         unix_socket: None,
         headers,
         authorization: None,
-        secrets: Vec::new(),
-        content: Some(Content { is_put: false, media_type: media_type.to_owned(), bytes: body }),
+        secrets: secrets.collect(),
+        content: Some(Content {
+            is_put: false,
+            is_secret: false,
+            media_type: media_type.to_owned(),
+            bytes: body,
+        }),
         body_bytes_max: RESPONSE_BYTES_MAX,
         timeout: millis(to.settings.remote_timeout.as_ms()),
     };
@@ -537,22 +572,25 @@ pub(super) async fn run_metadata(
     mut stopping: watch::Receiver<bool>,
 ) {
     let config = &to.settings.metadata_config;
-    let batch_len = usize::try_from(config.max_samples_per_send).unwrap_or(1).max(1);
+    let len_max = usize::try_from(config.max_samples_per_send).unwrap_or(1).max(1);
+    let bytes_max = to.share.metadata_bytes();
     let mut connections = Connections::default();
     while !pause(millis(config.send_interval.as_ms()), &mut stopping).await {
-        // The entries, and the requests that are made of them.
-        let bytes = shared.app.metadata.counts().bytes.saturating_mul(4);
-        let Ok(_memory) = shared.db.budget().reserve(Pool::Requests, bytes) else { continue };
-        let mut all: Vec<NamedMetadata> = Vec::new();
-        // Copying cannot fail.
-        let _ = shared.app.metadata.visit(None, usize::MAX, |name, metadata| {
-            all.push((name.into(), metadata.clone()));
-            Ok(())
-        });
-        for batch in all.chunks(batch_len) {
-            let count = batch.len() as u64;
+        let Ok(_memory) = shared.db.budget().reserve(Pool::Requests, bytes_max) else { continue };
+        let mut last = Box::<str>::default();
+        loop {
+            let mut page = MetadataPage::new(bytes_max);
+            // An error means that the page is full.
+            let _ = shared
+                .app
+                .metadata
+                .visit_after(&last, len_max, |name, metadata| page.push(name, metadata));
+            let Some((newest, _)) = page.entries().last() else { break };
+            last = newest.clone();
+            let count = page.entries().len() as u64;
             to.totals.metadata.add(count);
-            let body = Bytes::from(metadata_request(batch));
+            let body = Bytes::from(metadata_request(page.entries()));
+            drop(page);
             match post(&to, body, &mut connections, &mut stopping).await {
                 None => return,
                 Some(SendOutcome::Accepted) => {}
@@ -597,28 +635,5 @@ async fn moved<T: Send + 'static>(
         Ok(done) => done,
         // The feed is lost with its thread: the task ends, and the panic is in the log.
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Before, each took 16 MiB: eight of them, which no receiver has to answer, left nothing of
-    /// 128 MiB.
-    #[test]
-    fn all_destinations_take_a_quarter_of_the_memory() {
-        const MIB: u64 = 1 << 20;
-        for (limit, count, each) in [
-            (128 * MIB, 1, 16 * MIB),
-            (128 * MIB, 2, 16 * MIB),
-            (128 * MIB, 8, 4 * MIB),
-            (16 << 30, 4, 256 * MIB),
-            (16 << 30, 64, 64 * MIB),
-            (64 * MIB, 100, MIB),
-            (64 * MIB, 0, 16 * MIB),
-        ] {
-            assert_eq!(memory_of_one(limit, count), each, "{limit} {count}");
-        }
     }
 }

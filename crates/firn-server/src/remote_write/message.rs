@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use firn_collect::config::WriteMessage;
-use firn_model::{Labels, encode_varint};
+use firn_model::{Error, Labels, Result, encode_varint};
 use snap::raw::{Encoder, max_compress_len};
 
 use crate::metadata::{Metadata, MetricType};
@@ -23,6 +23,44 @@ pub(super) struct SeriesSamples<'a> {
 /// The name of a metric and its metadata.
 pub(super) type NamedMetadata = (Box<str>, Metadata);
 
+/// Metadata of a request, within its memory.
+#[derive(Debug)]
+pub(super) struct MetadataPage {
+    entries: Vec<NamedMetadata>,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl MetadataPage {
+    /// A page that takes, with its request, at most `bytes_max`, or has one entry.
+    pub(super) fn new(bytes_max: u64) -> MetadataPage {
+        MetadataPage { entries: Vec::new(), bytes: 0, bytes_max }
+    }
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// `TooLarge` if the page is full.
+    pub(super) fn push(&mut self, name: &str, metadata: &Metadata) -> Result<()> {
+        let texts = name.len() + metadata.help.len() + metadata.unit.len();
+        let bytes = (texts as u64).saturating_add(METADATA_ENTRY_BYTES);
+        self.bytes = self.bytes.saturating_add(bytes.saturating_mul(METADATA_COPIES));
+        if self.bytes > self.bytes_max && !self.entries.is_empty() {
+            return Err(Error::too_large("the page of metadata is full"));
+        }
+        self.entries.push((name.into(), metadata.clone()));
+        Ok(())
+    }
+
+    pub(super) fn entries(&self) -> &[NamedMetadata] {
+        &self.entries
+    }
+}
+
+// An entry beside its texts, in a list that has grown to twice its length.
+const METADATA_ENTRY_BYTES: u64 = 128;
+// The entry, the message, which may have grown to twice its length and be copied, and its packing.
+const METADATA_COPIES: u64 = 5;
 // The most bytes of a sample with its tag and length: tag 1, length 1, value 9, time 11.
 const SAMPLE_BYTES_MAX: u64 = 22;
 // Around the labels and samples of a series: tags, lengths, and the numbers of its metadata.
@@ -190,6 +228,8 @@ fn pack(body: &[u8]) -> Vec<u8> {
     // Only a buffer that is too small, or 4 GiB, fails.
     let len = Encoder::new().compress(body, &mut packed).unwrap_or(0);
     packed.truncate(len);
+    // The rest would be held until the receiver answers.
+    packed.shrink_to_fit();
     packed
 }
 
@@ -243,6 +283,20 @@ mod tests {
             b"\x2a\x06\x08\x02\x18\x05\x20\0",
         ];
         assert_eq!(body, expected.concat());
+    }
+
+    /// Before, the metadata of all metrics was copied at once, for each destination.
+    #[test]
+    fn a_page_of_metadata_ends_with_its_memory() {
+        let metadata = Metadata::new(MetricType::Gauge, &"h".repeat(500), "");
+        let mut page = MetadataPage::new(20_000);
+        let count = (0..).take_while(|idx| page.push(&format!("m{idx}"), &metadata).is_ok());
+        let count = count.count();
+        assert!((5..10).contains(&count) && page.entries().len() == count, "{count}");
+        assert!(metadata_request(page.entries()).capacity() <= 20_000);
+        // An entry that is larger is sent alone.
+        let mut page = MetadataPage::new(1);
+        assert!(page.push("a", &metadata).is_ok() && page.push("b", &metadata).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use firn_collect::config::WriteMessage;
-use firn_model::{SeriesRef, Timestamp};
+use firn_model::{Reservation, SeriesRef, Timestamp};
 use firndb::LoggedSample;
 
 use super::message::{SeriesSamples, request_bytes_max, write_request};
@@ -12,10 +12,12 @@ use super::series::Outgoing;
 use crate::metadata::Metadata;
 
 /// Samples that are sent together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct SendWindow {
     /// By shard, in the order of the log.
     pub(super) shards: Vec<Vec<OutgoingSample>>,
+    /// The memory of the labels.
+    pub(super) held: Reservation,
 }
 
 /// A sample with the labels of its series.
@@ -29,11 +31,12 @@ pub(super) struct OutgoingSample {
 impl SendWindow {
     /// Distributes samples over `shard_count` shards by series. The same samples always make the
     /// same shards and requests. Returns the number of samples without labels
-    /// too, which are dropped.
+    /// too, which are dropped. `held` is the memory of `labels`.
     pub(super) fn new(
         samples: &[LoggedSample],
         labels: &HashMap<SeriesRef, Outgoing>,
         shard_count: usize,
+        held: Reservation,
     ) -> (SendWindow, u64) {
         let mut shards: Vec<Vec<OutgoingSample>> = vec![Vec::new(); shard_count.max(1)];
         let mut dropped = 0;
@@ -46,7 +49,7 @@ impl SendWindow {
             let (labels, ts, value) = (Arc::clone(labels), sample.ts, sample.value);
             shards[shard].push(OutgoingSample { labels, ts, value });
         }
-        (SendWindow { shards }, dropped)
+        (SendWindow { shards, held }, dropped)
     }
 
     /// Number of samples.
@@ -66,6 +69,27 @@ fn shard_of(series: SeriesRef, shard_count: usize) -> usize {
 pub(super) fn batch_bytes_max(samples: &[OutgoingSample]) -> u64 {
     let labels = samples.iter().map(|sample| sample.labels.len() as u64).sum();
     request_bytes_max(labels, samples.len() as u64, samples.len() as u64)
+}
+
+/// Divides the samples of a shard into requests of at most `len_max` samples. A request of several
+/// samples takes at most `bytes_max`. The same samples always make the same requests.
+pub(super) fn batches(
+    mut samples: &[OutgoingSample],
+    len_max: usize,
+    bytes_max: u64,
+) -> impl Iterator<Item = &[OutgoingSample]> {
+    std::iter::from_fn(move || {
+        let mut labels_bytes: u64 = 0;
+        let fits = |(idx, sample): &(usize, &OutgoingSample)| {
+            labels_bytes = labels_bytes.saturating_add(sample.labels.len() as u64);
+            let count = *idx as u64 + 1;
+            request_bytes_max(labels_bytes, count, count) <= bytes_max
+        };
+        let fitting = samples.iter().take(len_max).enumerate().take_while(fits).count();
+        let (batch, rest) = samples.split_at_checked(fitting.max(1))?;
+        samples = rest;
+        Some(batch)
+    })
 }
 
 /// The packed request of `samples`, those older than `oldest` left out, and the number of samples
@@ -92,9 +116,13 @@ pub(super) fn batch_request(
 
 #[cfg(test)]
 mod tests {
-    use firn_model::{GroupId, Slot};
+    use firn_model::{Budget, GroupId, Pool, Slot};
 
     use super::*;
+
+    fn no_memory() -> Reservation {
+        Budget::unlimited().empty(Pool::Requests)
+    }
 
     fn series(group: u64, slot: u32) -> SeriesRef {
         SeriesRef { group: GroupId(group), slot: Slot(slot) }
@@ -113,7 +141,7 @@ mod tests {
                 samples.push(LoggedSample { series, ts: round, value: idx as f64 });
             }
         }
-        let (window, dropped) = SendWindow::new(&samples, &labels, 4);
+        let (window, dropped) = SendWindow::new(&samples, &labels, 4, no_memory());
         assert_eq!((window.len(), dropped), (1_500, 500));
         let mut shard_of_series = HashMap::new();
         for (shard, samples) in window.shards.iter().enumerate() {
@@ -124,6 +152,32 @@ mod tests {
                 assert!(last.insert(sample.labels[0], sample.ts) < Some(sample.ts));
             }
         }
+    }
+
+    /// Before, requests were as long as the configuration allows, whatever memory there was.
+    #[test]
+    fn requests_are_as_large_as_their_memory() {
+        let sample = |idx: i64| {
+            let labels = Arc::from(vec![b'x'; if idx == 7 { 9_000 } else { 100 }]);
+            OutgoingSample { labels, ts: idx, value: 1.0 }
+        };
+        let samples: Vec<OutgoingSample> = (0..40).map(sample).collect();
+        let lens = |len_max, bytes_max| {
+            let lens: Vec<usize> = batches(&samples, len_max, bytes_max)
+                .inspect(|batch| {
+                    assert!(batch.len() == 1 || batch_bytes_max(batch) <= bytes_max);
+                })
+                .map(<[_]>::len)
+                .collect();
+            assert_eq!(lens.iter().sum::<usize>(), samples.len());
+            lens
+        };
+        assert_eq!(lens(16, u64::MAX), [16, 16, 8]);
+        assert_eq!(lens(16, 6_000), [7, 1, 10, 10, 10, 2]);
+        assert_eq!(lens(16, 0).len(), 40);
+        let all: Vec<i64> = batches(&samples, 16, 6_000).flatten().map(|one| one.ts).collect();
+        assert!(all.is_sorted());
+        assert_eq!(batches(&[], 16, 6_000).count(), 0);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::destination::{self, SenderContext, WriteDestination};
 use super::metrics::{self, SenderTotals};
+use super::share::MemoryShare;
 use crate::app::{App, clock_ms};
 use crate::collect::{Apply, ConfigPart, LoadedFile, LocalFiles};
 use crate::metrics_text::MetricsText;
@@ -118,7 +119,7 @@ impl RemoteWriter {
         external: &Labels,
         limit_bytes: u64,
     ) -> Vec<WriteDestination> {
-        let memory_bytes = destination::memory_of_one(limit_bytes, sections.len());
+        let share = MemoryShare::of_one(limit_bytes, sections.len());
         let mut seen: BTreeMap<String, u64> = BTreeMap::new();
         let mut all = Vec::new();
         let Some(bodies) = self.bodies.get() else { return all };
@@ -138,7 +139,7 @@ impl RemoteWriter {
                     settings: settings.clone(),
                     external: external.clone(),
                     url,
-                    memory_bytes,
+                    share,
                     name,
                     reader: format!("remote-write-{hash:016x}"),
                     client,
@@ -193,12 +194,12 @@ async fn reconcile(
     for destination in writer.destinations(sections, &app.external_labels(), limit_bytes) {
         let is_same = |one: &RunningSender| {
             let old = &one.destination;
-            (&old.reader, &old.external, &old.settings, old.memory_bytes)
+            (&old.reader, &old.external, &old.settings, old.share)
                 == (
                     &destination.reader,
                     &destination.external,
                     &destination.settings,
-                    destination.memory_bytes,
+                    destination.share,
                 )
         };
         match running.iter().position(is_same) {

@@ -1,7 +1,8 @@
 //! Remote write 1.0: accepted requests, and refusals with their status.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use crate::Running;
 use crate::client::{Answer, api, get, send};
@@ -258,4 +259,56 @@ fn the_headers_choose_the_protocol() {
     f(&[("Content-Type", "application/x-protobuf; proto=io.prometheus.write.v2.Request")], 415);
     f(&[("Content-Type", "application/json")], 415);
     assert_eq!(get(server.at(), "/api/v1/write").status, 405);
+}
+
+/// Before, requests for receivers that hang were no part of the memory of their destinations:
+/// twenty of them left little to writes and queries.
+#[test]
+fn receivers_that_hang_hold_a_quarter_of_the_memory() {
+    const RECEIVERS: usize = 20;
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let section = |n| format!("- {{url: 'http://{address}/{n}', remote_timeout: 5m}}\n");
+    let sections: String = (0..RECEIVERS).map(section).collect();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("prometheus.yml");
+    std::fs::write(&path, format!("remote_write:\n{sections}")).expect("a file");
+    let config = format!("--prometheus-config={}", path.display());
+    let metrics = |server: &Running, name: &str| -> Vec<f64> {
+        let text = get(server.at(), "/metrics").text();
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
+    };
+    let held =
+        |server: &Running| metrics(server, "firn_memory_reserved_bytes{pool=\"requests\"}")[0];
+    let wait = |server: &Running, is_done: &dyn Fn() -> bool| {
+        let done = (0..6_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            is_done()
+        });
+        assert!(done, "{}", get(server.at(), "/metrics").text());
+    };
+    let long = "x".repeat(150);
+    let write = |server: &Running| {
+        for part in 0..80 {
+            let line = |n| format!("m{{part=\"{part}\",n=\"{n}\",long=\"{long}\"}} 1 {T}\n");
+            let body: String = (0..100).map(line).collect();
+            let path = "/api/v1/import/prometheus";
+            assert_eq!(send(server.at(), "POST", path, &[], body.as_bytes()).status, 204);
+        }
+    };
+    // Threads for writes keep some of their memory.
+    let without = Running::start(&["--memory=128MiB"]);
+    write(&without);
+    let server = Running::start(&[&config, "--memory=128MiB"]);
+    let shards = || metrics(&server, "prometheus_remote_storage_shards_max{");
+    wait(&server, &|| shards().len() == RECEIVERS);
+    write(&server);
+    let pending = || metrics(&server, "prometheus_remote_storage_samples_pending{");
+    wait(&server, &|| pending().iter().filter(|count| **count > 0.0).count() == RECEIVERS);
+    // A reader of the log reserves its state in steps of 1 MiB.
+    let readers = RECEIVERS as f64 * f64::from(1 << 20);
+    let held = held(&server) - held(&without) - readers;
+    let quarter = f64::from(32 << 20);
+    assert!(held > quarter / 4.0 && held < quarter, "{held}");
 }

@@ -77,7 +77,8 @@ fn an_index_is_one_of_the_next_query() {
 fn the_catalog_is_filtered_by_names_and_all_tags() {
     let body = br#"{"a": ["x", "y"], "b": ["x"], "c": [], "d": null}"#;
     let f = |keys: &str| {
-        let names = targets(keys).services(body, &Budget::unlimited()).unwrap();
+        let (names, held) = targets(keys).services(body, &Budget::unlimited()).unwrap();
+        assert!(held.bytes() >= 100, "names are kept for long");
         names.into_iter().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(f(""), "a b c d");
@@ -88,6 +89,12 @@ fn the_catalog_is_filtered_by_names_and_all_tags() {
     let error = |body: &[u8]| targets("").services(body, &Budget::unlimited()).unwrap_err();
     assert!(error(b"<html>").to_string().contains("json"));
     assert!(error(b"[]").to_string().contains("json"));
+    // Before, names were kept in watches without a reservation.
+    let names: Vec<String> = (0..20).map(|idx| format!("\"{idx:010000}\": []")).collect();
+    let body = format!("{{{}}}", names.join(","));
+    let read = |memory| targets("").services(body.as_bytes(), &Budget::unlimited().part(memory));
+    assert!(read(600_000).is_err());
+    assert!(read(1_200_000).is_ok());
 }
 
 #[test]
@@ -97,6 +104,10 @@ fn the_agent_names_its_data_centre() {
     for body in ["{}", r#"{"Config": null}"#, r#"{"Config": {"Datacenter": 1}}"#, "<html>"] {
         assert!(f(body).is_err(), "{body}");
     }
+    // Each group has a copy.
+    let long = format!(r#"{{"Config": {{"Datacenter": "{}"}}}}"#, "x".repeat(1 << 20));
+    let error = f(&long).unwrap_err().to_string();
+    assert!(error.contains("1048576 bytes") && error.len() < 200, "{error}");
 }
 
 const INSTANCES: &str = r#"[

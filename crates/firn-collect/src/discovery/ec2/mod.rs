@@ -7,7 +7,7 @@ mod xml;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use firn_model::{Budget, Error, Pool, Reservation, Result, Secret, excerpt, excerpt_within};
@@ -65,6 +65,10 @@ const API_VERSION: &str = "2016-11-15";
 const INSTANCES_MAX: usize = 1_000;
 // A growing list has up to twice its length.
 const SLOT_BYTES: usize = 2 * size_of::<LabelSet>();
+// Regions have some ten zones.
+const ZONES_MAX: usize = 1_000;
+// Tokens of pages have some hundred bytes.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
 // Instances have at most 15 interfaces, some types a few more.
 const DEVICES_MAX: usize = 256;
 
@@ -126,7 +130,7 @@ impl Ec2Targets {
         let zone = |zone: &Element| {
             Some((zone.text(&["zoneName"])?.to_owned(), zone.text(&["zoneId"])?.to_owned()))
         };
-        Ok(zones.filter_map(zone).collect())
+        Ok(zones.filter_map(zone).take(ZONES_MAX).collect())
     }
 
     /// Adds the instances of an answer to `group`, and their memory to `held`. Returns the token of
@@ -152,7 +156,13 @@ impl Ec2Targets {
                 group.targets.push(target);
             }
         }
-        Ok(answer.text(&["nextToken"]).unwrap_or_default().to_owned())
+        let next = answer.text(&["nextToken"]).unwrap_or_default();
+        match next.len() {
+            0..=TOKEN_BYTES_MAX => Ok(next.to_owned()),
+            len => Err(Error::invalid(format!(
+                "the token of the next page has {len} bytes, expected at most {TOKEN_BYTES_MAX}"
+            ))),
+        }
     }
 
     /// No instances yet, with the memory that they take.
@@ -204,11 +214,10 @@ impl Ec2Targets {
             if let Some(subnet) = instance.text(&["subnetId"]) {
                 set("primary_subnet_id", subnet);
             }
-            let mut subnets: Vec<&str> = Vec::new();
-            for interface in instance.items("networkInterfaceSet") {
-                let subnet = interface.text(&["subnetId"]);
-                subnets.extend(subnet.filter(|subnet| !subnets.contains(subnet)));
-            }
+            let interfaces = instance.items("networkInterfaceSet");
+            let mut known: HashSet<&str> = HashSet::new();
+            let subnets = interfaces.filter_map(|interface| interface.text(&["subnetId"]));
+            let subnets: Vec<&str> = subnets.filter(|subnet| known.insert(subnet)).collect();
             set("subnet_id", &list(&subnets));
         }
         addresses.set_labels(&mut set);

@@ -197,6 +197,17 @@ fn wrong_answers_are_refused_within_the_memory() {
     let wide = format!("<a>{}</a>", "<b></b>".repeat(100_000));
     let error = read(&wide, "200 OK", 8 << 20).unwrap_err();
     assert!(matches!(error.kind(), firn_model::ErrorKind::Busy { .. }), "{error}");
+    // Before, each subnet was compared with all others: this took minutes.
+    let subnets: String =
+        (0..200_000).map(|idx| format!("<item><subnetId>s{idx}</subnetId></item>")).collect();
+    let many =
+        INSTANCES.replace("<networkInterfaceSet>", &format!("<networkInterfaceSet>{subnets}"));
+    let (group, _, _) = read(&many, "200 OK", 1 << 30).unwrap();
+    let found = group.targets[0].get("__meta_ec2_subnet_id").unwrap();
+    assert!(found.ends_with(",s199999,subnet-3,subnet-1,"));
+    let long = INSTANCES.replace("<nextToken>t2<", &format!("<nextToken>{}<", "t".repeat(20_000)));
+    let error = read(&long, "200 OK", 1 << 20).unwrap_err().to_string();
+    assert!(error.contains("has 20000 bytes"), "{error}");
     let far = INSTANCES.replace("<deviceIndex>1<", "<deviceIndex>2000000000<");
     let (group, _, _) = read(&far, "200 OK", 1 << 20).unwrap();
     assert_eq!(group.targets[0].get("__meta_ec2_primary_ipv6_addresses"), None);

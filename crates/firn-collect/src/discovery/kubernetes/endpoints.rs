@@ -1,7 +1,7 @@
 //! The targets of endpoints and endpoint slices: the addresses of a service, and further ports of
 //! the pods behind them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use firn_model::Result;
 
@@ -20,7 +20,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// The pods that addresses refer to, and their ports that are targets.
 #[derive(Default)]
-struct SeenPods<'c>(BTreeMap<(&'c str, &'c str), (&'c Pod, Vec<u32>)>);
+struct SeenPods<'c>(BTreeMap<(&'c str, &'c str), (&'c Pod, BTreeSet<u32>)>);
 
 impl<'c> SeenPods<'c> {
     /// The pod behind an address with `port`.
@@ -33,10 +33,8 @@ impl<'c> SeenPods<'c> {
         let reference = reference.filter(|reference| reference.kind == "Pod")?;
         let pod = cluster.get::<Pod>(&reference.namespace, &reference.name)?;
         let key = (pod.metadata.namespace.as_str(), pod.metadata.name.as_str());
-        let (_, ports) = self.0.entry(key).or_insert((pod, Vec::new()));
-        if let Some(port) = port.filter(|port| !ports.contains(port)) {
-            ports.push(port);
-        }
+        let (_, ports) = self.0.entry(key).or_insert((pod, BTreeSet::new()));
+        ports.extend(port);
         Some(pod)
     }
 

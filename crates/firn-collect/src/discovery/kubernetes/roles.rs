@@ -1,11 +1,13 @@
 //! The targets of nodes, pods, services and ingresses.
 
+use std::collections::{HashMap, HashSet};
+
 use firn_model::Result;
 
 use super::super::names::{host_port, label_name};
 use super::cluster::{Cluster, GroupBuilder};
 use super::labels::{MetaLabels, containers};
-use super::objects::{Ingress, Node, Pod, Service};
+use super::objects::{ContainerStatus, Ingress, Node, Pod, Service};
 use crate::targets::ADDRESS;
 
 /// One target for each node: its kubelet.
@@ -51,13 +53,11 @@ pub(super) fn build_pod(
     labels.set_pod(pod, cluster);
     labels.set_namespace(&metadata.namespace, cluster);
     labels.set_node(Some(&spec.node_name), cluster);
+    let ids = container_ids(&status.container_statuses);
+    let init_ids = container_ids(&status.init_container_statuses);
     for (container, is_init) in containers(pod) {
-        let statuses = match is_init {
-            true => &status.init_container_statuses,
-            false => &status.container_statuses,
-        };
-        let status_of = statuses.iter().find(|status| status.name == container.name);
-        let id = status_of.map_or("", |status| status.container_id.as_str());
+        let ids = if is_init { &init_ids } else { &ids };
+        let id = ids.get(container.name.as_str()).copied().unwrap_or_default();
         let mut target = MetaLabels::default();
         target.set("pod_container_id", id);
         for port in &container.ports {
@@ -75,6 +75,12 @@ pub(super) fn build_pod(
         }
     }
     Ok(labels)
+}
+
+/// The identifiers of containers by name. Of statuses with the same name the first one counts.
+fn container_ids(statuses: &[ContainerStatus]) -> HashMap<&str, &str> {
+    let ids = statuses.iter().rev();
+    ids.map(|status| (status.name.as_str(), status.container_id.as_str())).collect()
 }
 
 /// The labels of a service without those of a port.
@@ -123,9 +129,10 @@ pub(super) fn build_ingress(
     labels.set_object("ingress", metadata);
     labels.set_namespace(&metadata.namespace, cluster);
     labels.set_some("ingress_class_name", spec.ingress_class_name.as_deref());
+    let tls: HashSet<&str> =
+        spec.tls.iter().flat_map(|tls| &tls.hosts).map(String::as_str).collect();
     for rule in &spec.rules {
-        let mut patterns = spec.tls.iter().flat_map(|tls| &tls.hosts);
-        let is_tls = patterns.any(|pattern| matches_host(pattern, &rule.host));
+        let is_tls = has_host(&tls, &rule.host);
         let paths = match &rule.http {
             Some(http) => http.paths.iter().map(|path| path.path.as_str()).collect(),
             None => vec!["/"],
@@ -142,14 +149,8 @@ pub(super) fn build_ingress(
     Ok(labels)
 }
 
-/// Whether `pattern` is `host`, or has `*` in place of its first part.
-fn matches_host(pattern: &str, host: &str) -> bool {
-    if pattern == host {
-        return true;
-    }
-    let behind_first = |name: &str| name.split_once('.').map(|(_, rest)| rest.to_owned());
-    match pattern.strip_prefix("*.") {
-        Some(domain) => behind_first(host).as_deref() == Some(domain),
-        None => false,
-    }
+/// Whether `patterns` contain `host`, or it with `*` in place of its first part.
+fn has_host(patterns: &HashSet<&str>, host: &str) -> bool {
+    let is_in = |(_, domain): (&str, &str)| patterns.contains(format!("*.{domain}").as_str());
+    patterns.contains(host) || host.split_once('.').is_some_and(is_in)
 }

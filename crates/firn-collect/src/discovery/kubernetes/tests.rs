@@ -389,6 +389,35 @@ fn an_ingress_has_a_target_for_each_path() {
     );
 }
 
+/// Before, each host of a rule was compared with all hosts of certificates, and each container with
+/// all statuses: objects of some megabytes occupied a thread for minutes.
+#[test]
+fn wide_objects_are_read_in_time() {
+    let joined =
+        |one: &dyn Fn(usize) -> String| (0..100_000).map(one).collect::<Vec<_>>().join(",");
+    let rules = joined(&|n| format!(r#"{{"host": "{n}.a", "http": {{}}}}"#));
+    let hosts = joined(&|n| format!(r#""*.{n}""#));
+    let ingress = format!(
+        r#"{{"metadata": {{"name": "i"}}, "spec": {{"rules": [{rules}, {{"host": "x.7"}}],
+            "tls": [{{"hosts": [{hosts}]}}]}}}}"#
+    );
+    let (_, targets) = labels_of(&groups("role: ingress", &[&ingress]));
+    assert_eq!(targets.len(), 1);
+    assert!(targets[0].contains(&"ingress_scheme=https".to_owned()), "{targets:?}");
+    let container = |n: usize| format!(r#"{{"name": "{n}"}}"#);
+    let status = |n: usize| format!(r#"{{"name": "{}", "containerID": "{n}"}}"#, n / 2);
+    let pod = format!(
+        r#"{{"metadata": {{"name": "p"}}, "spec": {{"containers": [{}]}},
+            "status": {{"podIP": "1", "containerStatuses": [{}]}}}}"#,
+        joined(&container),
+        joined(&status),
+    );
+    let found = groups("role: pod", &[&pod]);
+    let id = |n: usize| found[0].targets[n].get("__meta_kubernetes_pod_container_id");
+    // Of two statuses the first one counts.
+    assert_eq!((id(49_999), id(50_000)), (Some("99998"), Some("")));
+}
+
 #[test]
 fn watches_follow_the_configuration() {
     let paths = |keys: &str, own: Option<&str>| -> Vec<String> {
@@ -457,6 +486,12 @@ fn events_change_the_objects() {
     assert!(matches!(parse(bookmark), Ok((WatchEvent::Bookmark, version)) if version == "50"));
     let gone = r#"{"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "old"}}"#;
     assert!(matches!(parse(gone), Ok((WatchEvent::Gone, _))));
+    // Before, the texts of a line were copied without a reservation.
+    let long = gone.replace("old", &"x".repeat(2 << 20));
+    let within = |memory| {
+        WatchEvent::parse(Resource::Pods, long.as_bytes(), &Budget::unlimited().part(memory))
+    };
+    assert!(within(1 << 20).is_err() && within(4 << 20).is_ok());
     let error = parse(&gone.replace("410", "500")).unwrap_err().to_string();
     assert!(error.contains("500 old"), "{error}");
     for wrong in ["<html>", "{}", r#"{"type": "ADDED", "object": {}}"#, r#"{"type": "ADDED"}"#] {

@@ -329,6 +329,8 @@ impl WatchEvent {
     /// `Invalid` for a line that is no event, `Unavailable` for an error of the server, `Busy`
     /// without memory.
     pub fn parse(resource: Resource, line: &[u8], budget: &Budget) -> Result<(WatchEvent, String)> {
+        // The texts of the line, beside the object.
+        let _held = budget.reserve(Pool::Requests, line.len() as u64)?;
         let event: Event<'_> = serde_json::from_slice(line).map_err(json_error)?;
         let text = event.object.get();
         match event.kind.as_str() {

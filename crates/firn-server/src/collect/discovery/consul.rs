@@ -51,7 +51,7 @@ const UPDATES_MAX: usize = 64;
 
 /// An answer, or its failure.
 enum Update {
-    Services(BTreeSet<String>),
+    Services(BTreeSet<String>, Reservation),
     Group(String, DiscoveredGroup, Reservation),
     /// Of a service, or of the catalog.
     Failed(Option<String>, String),
@@ -124,6 +124,8 @@ struct Watches {
     services: BTreeMap<String, WatchedService>,
     /// Whether the services are those of the catalog or of the configuration.
     has_services: bool,
+    /// The memory of their names.
+    names: Option<Reservation>,
 }
 
 struct WatchedService {
@@ -135,7 +137,7 @@ struct WatchedService {
 impl Watches {
     fn start(api: Arc<Api>, updates: mpsc::Sender<Update>) -> Watches {
         let (tasks, services) = (JoinSet::new(), BTreeMap::new());
-        Watches { api, updates, tasks, services, has_services: false }
+        Watches { api, updates, tasks, services, has_services: false, names: None }
     }
 
     /// Starts the watches that the configuration names: of its services, or of the catalog.
@@ -183,7 +185,11 @@ impl Watches {
     /// dropped.
     fn apply(&mut self, update: Update) -> Result<(), String> {
         match update {
-            Update::Services(names) => self.set_services(names),
+            Update::Services(names, held) => {
+                self.set_services(names)?;
+                self.names = Some(held);
+                Ok(())
+            }
             Update::Group(name, group, held) => {
                 if let Some(service) = self.services.get_mut(&name) {
                     service.has_answered = true;
@@ -292,7 +298,9 @@ async fn query(
             Some(service) => targets
                 .group(&service, datacenter, &response.body, budget)
                 .map(|(group, held)| Update::Group(service, group, held)),
-            None => targets.services(&response.body, budget).map(Update::Services),
+            None => targets
+                .services(&response.body, budget)
+                .map(|(names, held)| Update::Services(names, held)),
         }
     });
     let read = reading.await.map_err(|_| "reading the answer panicked".to_owned())?;

@@ -8,12 +8,16 @@ use firn_collect::discovery::{DnsTargets, heap_bytes};
 use firn_collect::pool::DiscoveredGroup;
 use firn_fetch::FetchError;
 use firn_fetch::dns::{self, DnsSettings};
+use firn_model::{Pool, Reservation};
 use tokio::task::JoinSet;
 
 use super::Run;
 
 // Names of one discovery that are looked up at the same time.
 const LOOKUPS_MAX: usize = 8;
+
+/// The last records of each name, with their memory.
+type FoundGroups = BTreeMap<String, (DiscoveredGroup, Reservation)>;
 
 impl Run {
     /// Looks up all names each refresh interval. A name whose lookup fails keeps its records.
@@ -23,14 +27,16 @@ impl Run {
         settings: impl Fn() -> Result<DnsSettings, FetchError>,
     ) {
         let refresh = Duration::from_millis(targets.refresh_ms());
-        let mut groups: BTreeMap<String, DiscoveredGroup> = BTreeMap::new();
+        let mut groups = FoundGroups::new();
         loop {
             match settings() {
                 Ok(settings) => self.look_up(&targets, &Arc::new(settings), &mut groups).await,
                 Err(error) => self.count_failure(&error.to_string()),
             }
-            let found: Vec<DiscoveredGroup> = groups.values().cloned().collect();
-            self.publish_copy(heap_bytes(&found), || found);
+            let bytes = groups.values().map(|(_, held)| held.bytes()).sum::<u64>();
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let copies = || groups.values().map(|(group, _)| group.clone()).collect();
+            self.publish_copy(bytes, copies);
             tokio::time::sleep(refresh).await;
         }
     }
@@ -39,7 +45,7 @@ impl Run {
         &self,
         targets: &DnsTargets,
         settings: &Arc<DnsSettings>,
-        groups: &mut BTreeMap<String, DiscoveredGroup>,
+        groups: &mut FoundGroups,
     ) {
         let kind = targets.kind();
         let mut names = targets.names().iter().cloned();
@@ -56,8 +62,13 @@ impl Run {
             }
             match lookups.join_next().await {
                 Some(Ok((name, Ok(records)))) => {
+                    // Answers are short: a few of them exist before their memory is reserved.
                     let group = targets.group(&name, records);
-                    groups.insert(name, group);
+                    let bytes = heap_bytes(std::slice::from_ref(&group));
+                    match self.shared.budget.reserve(Pool::Cache, bytes as u64) {
+                        Ok(held) => drop(groups.insert(name, (group, held))),
+                        Err(error) => self.count_failure(&format!("{name}: {error}")),
+                    }
                 }
                 Some(Ok((name, Err(error)))) => self.count_failure(&format!("{name}: {error}")),
                 Some(Err(error)) => self.count_failure(&error.to_string()),
@@ -121,6 +132,20 @@ mod tests {
         let work = tokio::spawn(run.dns(targets, move || Ok(settings.clone())));
         task.wait_for(&["a.h:80", "b.h:80"]).await;
         assert_eq!(task.failures("dns"), 1);
+        work.abort();
+    }
+
+    /// Before, records were held without a reservation, and copied before there was one.
+    #[tokio::test]
+    async fn records_without_memory_are_a_failed_lookup() {
+        let servers = vec![name_server().await];
+        let settings = DnsSettings { servers, attempts: 1, ..DnsSettings::parse("") };
+        let keys = "dns_sd_configs: [{names: [a.], refresh_interval: 20ms}]";
+        let targets = targets(keys);
+        let (run, task) = test_run("dns", 100);
+        let work = tokio::spawn(run.dns(targets, move || Ok(settings.clone())));
+        task.wait_for_failures("dns", 2).await;
+        task.wait_for(&[]).await;
         work.abort();
     }
 

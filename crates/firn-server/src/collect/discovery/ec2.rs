@@ -23,14 +23,15 @@ use crate::wire::number::rfc3339;
 mod tests;
 
 /// The variables of the environment.
-type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+pub(super) type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 // Temporary credentials are valid for longer: those of an instance for at least five minutes.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(240);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 // The metadata service is on the same machine, or missing.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
-const METADATA_BYTES_MAX: u64 = 1 << 20;
+// Zones, credentials and a region are short, and kept beside the budget.
+const SHORT_BYTES_MAX: u64 = 256 << 10;
 const METADATA_TOKEN_SECONDS: &str = "60";
 // Pages of a thousand instances.
 const PAGES_MAX: usize = 1_000;
@@ -54,7 +55,7 @@ impl Run {
         self.refresh_instances(config, Arc::new(|name: &str| std::env::var(name).ok())).await;
     }
 
-    async fn refresh_instances(self, config: Ec2Discovery, env: Env) {
+    pub(super) async fn refresh_instances(self, config: Ec2Discovery, env: Env) {
         let refresh = Duration::from_millis(config.refresh_interval.as_ms().max(1));
         let mut refresher = None;
         loop {
@@ -113,7 +114,7 @@ impl Ec2Refresher {
         let mut next = String::new();
         for _ in 0..PAGES_MAX {
             let request = targets.instances_request(&next, &credentials, &now());
-            let response = self.send(request).await?;
+            let response = self.send(request, ANSWER_BYTES_MAX).await?;
             let (targets, zones) = (Arc::clone(&targets), Arc::clone(&zones));
             let budget = self.budget.clone();
             let reading = spawn_blocking(move || {
@@ -135,7 +136,7 @@ impl Ec2Refresher {
     /// The identifiers of zones. Without them their label is missing until the next refresh.
     async fn zones(&mut self, targets: &Ec2Targets, credentials: &AwsCredentials) -> Arc<ZoneIds> {
         let request = targets.zones_request(credentials, &now());
-        let zones = self.send(request).await.and_then(|response| {
+        let zones = self.send(request, SHORT_BYTES_MAX).await.and_then(|response| {
             let status = response.status_text();
             Ec2Targets::zones(&status, &response.body, &self.budget)
                 .map_err(|error| error.to_string())
@@ -149,23 +150,24 @@ impl Ec2Refresher {
         }
     }
 
-    async fn send(&mut self, request: AwsRequest) -> Result<Response, String> {
-        let headers = request.headers.iter().map(|(name, text)| (*name, text.expose()));
-        let headers = headers.chain([("user-agent", USER_AGENT), ("accept-encoding", "gzip")]);
+    async fn send(&mut self, request: AwsRequest, body_bytes_max: u64) -> Result<Response, String> {
+        let headers = [("user-agent", USER_AGENT), ("accept-encoding", "gzip")];
+        let headers = headers.map(|(name, text)| (HeaderName::from_static(name), text.to_owned()));
+        let secrets = request.headers.into_iter();
         let request = Request {
             url: request.url,
             unix_socket: None,
-            headers: headers
-                .map(|(name, text)| (HeaderName::from_static(name), text.to_owned()))
-                .collect(),
+            headers: headers.to_vec(),
             authorization: request.authorization,
-            secrets: Vec::new(),
+            secrets: secrets.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
             content: Some(Content {
                 is_put: false,
+                // Of a web identity it has the token.
+                is_secret: true,
                 media_type: request.media_type.to_owned(),
                 bytes: request.form.into(),
             }),
-            body_bytes_max: ANSWER_BYTES_MAX,
+            body_bytes_max,
             timeout: ANSWER_TIMEOUT,
         };
         let sent = self.client.send(&request, &mut self.connections).await;
@@ -238,7 +240,7 @@ impl Ec2Refresher {
     }
 
     async fn role_credentials(&mut self, request: AwsRequest) -> Result<AwsCredentials, String> {
-        let response = self.send(request).await?;
+        let response = self.send(request, SHORT_BYTES_MAX).await?;
         role_credentials(&response.status_text(), &response.body, &self.budget)
             .map_err(|error| format!("could not assume the role: {error}"))
     }
@@ -270,17 +272,18 @@ impl Ec2Refresher {
     ) -> Result<Vec<u8>, String> {
         let content = is_put.then(|| Content {
             is_put,
+            is_secret: false,
             media_type: "text/plain".to_owned(),
             bytes: Default::default(),
         });
         let request = Request {
             url,
             unix_socket: None,
-            headers: vec![(HeaderName::from_static(name), text)],
+            headers: Vec::new(),
             authorization: None,
-            secrets: Vec::new(),
+            secrets: vec![(HeaderName::from_static(name), text.into())],
             content,
-            body_bytes_max: METADATA_BYTES_MAX,
+            body_bytes_max: SHORT_BYTES_MAX,
             timeout: METADATA_TIMEOUT,
         };
         let response = self.metadata.send(&request, &mut Connections::default()).await;

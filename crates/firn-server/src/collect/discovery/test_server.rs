@@ -16,7 +16,7 @@ pub(super) enum Reply {
     Endless(Vec<u8>),
 }
 
-/// A server that keeps the heads of its requests.
+/// A server that keeps its requests.
 #[derive(Clone, Default)]
 pub(super) struct TestServer {
     pub(super) port: u16,
@@ -81,10 +81,12 @@ async fn serve(
     let mut part = [0; 4_096];
     while let Ok(len @ 1..) = stream.read(&mut part).await {
         bytes.extend_from_slice(&part[..len]);
-        if !bytes.ends_with(b"\r\n\r\n") {
+        let head = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((lines, body)) = head.split_once("\r\n\r\n") else { continue };
+        let body_len = lines.lines().find_map(|line| line.strip_prefix("content-length: "));
+        if body.len() < body_len.map_or(0, |len| len.parse().unwrap()) {
             continue;
         }
-        let head = String::from_utf8_lossy(&bytes).into_owned();
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         heads.lock().push(head);
         bytes.clear();

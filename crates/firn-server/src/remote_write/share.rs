@@ -1,0 +1,123 @@
+//! The memory of a destination: its share of the database's, and the parts of the share.
+//!
+//! A receiver that does not answer keeps the memory of its requests until their time limit, and
+//! then again. Each destination therefore has its own share, and all of it together is a part of
+//! the database's memory.
+
+// The memory of a destination, as a part of the database's.
+const MEMORY_FRACTION: u64 = 16;
+const MEMORY_BYTES_MIN: u64 = 16 << 20;
+const MEMORY_BYTES_MAX: u64 = 256 << 20;
+// The memory of all destinations, in the same way.
+const MEMORY_FRACTION_OF_ALL: u64 = 4;
+// Of one among very many: some thousand samples.
+const MEMORY_BYTES_LEAST: u64 = 1 << 20;
+// A share has as many requests at the same time as it has room for requests of this size: some
+// thousand samples.
+const REQUEST_BYTES_WANTED: u64 = 1 << 20;
+// Requests of an earlier process with more memory had more shards.
+const REQUEST_BYTES_LEAST: u64 = 32 << 10;
+// A sample from the log, in the window, and in tables.
+const SAMPLE_BYTES: u64 = 192;
+
+/// The memory of a destination, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemoryShare {
+    bytes: u64,
+}
+
+impl MemoryShare {
+    /// The share of each of `count` destinations, if the database has `limit_bytes`: with one
+    /// limit for all, the first ones would leave none. Together they leave most of it to writes
+    /// and queries.
+    pub(super) fn of_one(limit_bytes: u64, count: usize) -> MemoryShare {
+        let bytes = (limit_bytes / MEMORY_FRACTION).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
+        let share = limit_bytes / MEMORY_FRACTION_OF_ALL / (count as u64).max(1);
+        MemoryShare { bytes: bytes.min(share).max(MEMORY_BYTES_LEAST) }
+    }
+
+    /// Of the samples of a window and of the labels that are kept.
+    pub(super) fn feed_bytes(self) -> u64 {
+        self.bytes / 8 * 5
+    }
+
+    /// Of the requests that wait for an answer.
+    pub(super) fn requests_bytes(self) -> u64 {
+        self.bytes / 4
+    }
+
+    /// Of metadata that is sent on its own.
+    pub(super) fn metadata_bytes(self) -> u64 {
+        self.bytes / 8
+    }
+
+    /// The most bytes of labels that are kept. They also need the rest of the feed.
+    pub(super) fn labels_bytes(self) -> u64 {
+        self.bytes / 2
+    }
+
+    /// The most samples of a window, if the labels of one take `labels_bytes`.
+    pub(super) fn window_len_max(self, labels_bytes: u64) -> usize {
+        let fitting = self.bytes / 4 / SAMPLE_BYTES.saturating_add(labels_bytes);
+        usize::try_from(fitting).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The most requests at the same time.
+    pub(super) fn shard_count_max(self) -> usize {
+        let fitting = self.requests_bytes() / REQUEST_BYTES_WANTED;
+        usize::try_from(fitting).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The memory of each request, if there are `shard_count` at the same time.
+    pub(super) fn request_bytes(self, shard_count: usize) -> u64 {
+        (self.requests_bytes() / (shard_count as u64).max(1)).max(REQUEST_BYTES_LEAST)
+    }
+}
+
+/// The memory of `count` samples of a window, without their labels.
+pub(super) fn samples_bytes(count: usize) -> u64 {
+    SAMPLE_BYTES.saturating_mul(count as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Before, each took 16 MiB: eight of them, which no receiver has to answer, left nothing of
+    /// 128 MiB.
+    #[test]
+    fn all_destinations_take_a_quarter_of_the_memory() {
+        for (limit, count, each) in [
+            (128 * MIB, 1, 16 * MIB),
+            (128 * MIB, 2, 16 * MIB),
+            (128 * MIB, 8, 4 * MIB),
+            (16 << 30, 4, 256 * MIB),
+            (16 << 30, 64, 64 * MIB),
+            (64 * MIB, 100, MIB),
+            (64 * MIB, 0, 16 * MIB),
+        ] {
+            assert_eq!(MemoryShare::of_one(limit, count).bytes, each, "{limit} {count}");
+        }
+    }
+
+    /// Before, requests were no part of the share: those of twenty receivers that did not answer
+    /// held 89 MB of 128 MiB.
+    #[test]
+    fn the_parts_of_a_share_are_not_more_than_the_share() {
+        for (limit, count) in [(128 * MIB, 1), (128 * MIB, 20), (64 * MIB, 100), (16 << 30, 3)] {
+            let share = MemoryShare::of_one(limit, count);
+            let parts = share.feed_bytes() + share.requests_bytes() + share.metadata_bytes();
+            assert!(parts <= share.bytes);
+            assert!(samples_bytes(share.window_len_max(0)) <= share.feed_bytes());
+            let shards = share.shard_count_max();
+            assert!(share.request_bytes(shards) * shards as u64 <= share.requests_bytes());
+        }
+        let share = MemoryShare::of_one(128 * MIB, 20);
+        assert_eq!((share.shard_count_max(), share.request_bytes(1)), (1, share.bytes / 4));
+        // Long labels: fewer samples.
+        assert!(share.window_len_max(10_000) < share.window_len_max(0) / 40);
+        assert_eq!(share.window_len_max(u64::MAX), 1);
+    }
+}
