@@ -1,11 +1,13 @@
 //! The evaluation of a group: one slot, its rules in order, their results and alerts.
 //!
 //! [`Group::evaluate`] queries and writes through [`Storage`] and expands templates through
-//! [`Expand`]. It reads no clock. Reading order: `schedule`, `dependency`, `record`, `alert`.
+//! [`Expand`]. It reads no clock. Reading order: `schedule`, `dependency`, `record`, `alert`,
+//! `saved`.
 
 mod alert;
 mod dependency;
 mod record;
+mod saved;
 mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,7 @@ pub use alert::{
 };
 pub use dependency::{RuleLinks, RuleShape, batches, rule_links};
 pub use record::RecordingRule;
+pub use saved::SavedAlerts;
 pub use schedule::{DueSlot, Schedule};
 
 /// The database of the rules.

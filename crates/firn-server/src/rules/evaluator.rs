@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 use firn_model::{PointValue, Pool, STALE_NAN, Timestamp};
 use firn_promql::Value;
 use firn_rules::AlertTemplates;
-use firn_rules::group::{Alert, Evaluation, RestoreOptions, ResultRow, RunOptions, Storage};
+use firn_rules::group::{Alert, Evaluation, Group, RestoreOptions, ResultRow, RunOptions, Storage};
 use firndb::{Db, QueryOptions};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::load::EvaluationSettings;
 use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
+use super::saved;
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
 use super::templates::{BoundedTemplates, keep_exactly};
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
 use crate::notify::{Notification, Notifier, NotifyOptions, link};
+use crate::throttle::Throttle;
 
 /// The groups and all that their evaluation needs.
 pub(super) struct GroupEvaluator {
@@ -35,6 +37,8 @@ pub(super) struct GroupEvaluator {
     pub(super) notifier: Arc<Notifier>,
     settings: Mutex<Arc<EvaluationSettings>>,
     table: Mutex<GroupTable>,
+    /// Files of alerts that could not be written.
+    failed_saves: Throttle,
     /// Notified when the table changes.
     changed: Condvar,
 }
@@ -62,6 +66,7 @@ impl GroupEvaluator {
             notifier,
             settings: Mutex::default(),
             table: Mutex::default(),
+            failed_saves: Throttle::default(),
             changed: Condvar::new(),
         }
     }
@@ -135,6 +140,9 @@ impl GroupEvaluator {
             query_offset_ms: settings.query_offset_ms,
             resend_ms: self.options.resend_ms,
         };
+        if due.work.is_first() {
+            self.load_alerts(db, &mut due.work.group, &due.shown);
+        }
         let GroupWork { group, cache, held, until_restored } = &mut *due.work;
         let empty = || limits.budget.empty(Pool::Query);
         let (series, alerts) = held.take().unwrap_or_else(|| (empty(), empty()));
@@ -151,7 +159,10 @@ impl GroupEvaluator {
         let counters = &self.counters.templates;
         let bounded = BoundedTemplates::new(&templates, counters, &limits.budget, alerts);
         let mut evaluation = group.evaluate(slot, &run, &storage, &bounded);
-        self.notify(settings, &due.shown, mem::take(&mut evaluation.alerts));
+        if !evaluation.alerts.is_empty() {
+            self.save_alerts(db, group, slot);
+            self.notify(settings, &due.shown, mem::take(&mut evaluation.alerts));
+        }
 
         let mut alerts = bounded.finish();
         let (rule_times, series) = storage.finish();
@@ -201,15 +212,40 @@ impl GroupEvaluator {
         shown.counters.restore_ns.store(nanos, Ordering::Relaxed);
     }
 
+    fn load_alerts(&self, db: &Db, group: &mut Group, shown: &ShownGroup) {
+        let (now, options) = (self.now(), &self.options);
+        // A firing alert is saved at least as often as it is sent.
+        let age_ms_max = options.outage_ms.saturating_add(options.resend_ms);
+        let times = (now.saturating_sub(age_ms_max), now);
+        if let Err(error) = saved::load(db, group, times, &options.budget) {
+            self.counters.failed_loads.fetch_add(1, Ordering::Relaxed);
+            let group = shown.key();
+            tracing::warn!(group, %error, "alerts of before the start are not continued");
+        }
+    }
+
+    fn save_alerts(&self, db: &Db, group: &Group, slot: Timestamp) {
+        let Err(error) = saved::save(db, group, slot, &self.options.budget) else { return };
+        self.counters.failed_saves.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.failed_saves.note(1, Instant::now()) {
+            tracing::warn!(count, %error, "alerts are sent but not saved");
+        }
+    }
+
+    /// Removes the saved alerts of groups that are not configured.
+    pub(super) fn keep_alerts(&self, db: &Db) {
+        let keys = self.table.lock().alerts_keys();
+        if let Err(error) = db.keep_alerts(&keys) {
+            tracing::warn!(%error, "alerts of removed groups stay on disk");
+        }
+    }
+
     fn notify(
         &self,
         settings: &EvaluationSettings,
         shown: &ShownGroup,
         alerts: Vec<(usize, Alert)>,
     ) {
-        if alerts.is_empty() {
-            return;
-        }
         let external_url = self.external_url();
         // Alerts of a rule follow each other and share its link.
         let mut last: Option<(usize, Arc<str>)> = None;

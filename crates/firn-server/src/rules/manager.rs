@@ -135,10 +135,11 @@ impl RuleManager {
         self.evaluator.table().replace(groups, is_restored, now);
         *self.texts.lock() = held;
         self.evaluator.wake();
-        if let Some(db) = self.evaluator.db.get()
-            && let Err(error) = self.start_threads(db)
-        {
-            tracing::error!(%error, "rules are not evaluated");
+        if let Some(db) = self.evaluator.db.get() {
+            self.evaluator.keep_alerts(db);
+            if let Err(error) = self.start_threads(db) {
+                tracing::error!(%error, "rules are not evaluated");
+            }
         }
     }
 
@@ -150,6 +151,9 @@ impl RuleManager {
     pub(crate) fn open(&self, db: &Arc<Db>, external_url: &str, runtime: Handle) -> Result<()> {
         self.notifier().open(runtime);
         self.attach(db, external_url);
+        if self.is_configured() {
+            self.evaluator.keep_alerts(db);
+        }
         self.threads.lock().is_open = true;
         self.start_threads(db)
     }

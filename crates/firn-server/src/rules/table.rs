@@ -83,6 +83,12 @@ impl GroupWork {
         GroupWork { group, cache: SeriesCache::default(), held: None, until_restored }
     }
 
+    /// Whether the process has not evaluated the group yet, and may continue alerts of the process
+    /// before.
+    pub(super) fn is_first(&self) -> bool {
+        self.until_restored == RESTORED_AFTER
+    }
+
     /// Takes over the state of `old`. References to series stay valid.
     fn take_over(&mut self, old: GroupWork) {
         self.cache = old.cache;
@@ -199,6 +205,11 @@ impl GroupTable {
     /// Series whose stale markers are due.
     pub(super) fn take_ended(&mut self, now: Timestamp) -> Vec<EndedSeries> {
         self.ended.extract_if(.., |ended| ended.write_at <= now).collect()
+    }
+
+    /// The keys of the files with the alerts of all groups.
+    pub(super) fn alerts_keys(&self) -> BTreeSet<u64> {
+        self.groups.values().map(|entry| entry.shown.alerts_key).collect()
     }
 
     /// Whether no group runs and no marker waits.

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod access;
+mod alert_restarts;
 mod alerts;
 mod cache_server;
 mod changed_tables;
