@@ -25,4 +25,5 @@ mod series;
 mod window;
 mod writer;
 
+pub use message::push_request;
 pub(crate) use writer::{RemoteWriter, run};
