@@ -76,7 +76,7 @@ pub struct AlertRule {
     /// The name.
     pub name: String,
     /// The condition.
-    pub expr: Expr,
+    pub expr: Arc<Expr>,
     /// How long the condition must hold, milliseconds.
     pub hold_ms: i64,
     /// How long the alert fires after its condition ended, milliseconds.

@@ -12,6 +12,7 @@ mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use firn_model::{Error, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp};
 use firn_promql::{Expr, Value, VectorPoint};
@@ -33,6 +34,12 @@ pub trait Storage {
     /// Those of the query. The rule fails; the next one runs.
     fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value>;
 
+    /// Evaluates the instant queries of rules that do not read each other's results, in any order
+    /// or at the same time. Returns the result of each. By default one after the other.
+    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+        exprs.iter().map(|expr| self.query(expr, ts)).collect()
+    }
+
     /// Writes rows with the time `ts`, stale markers among them. A query after the return sees
     /// them. Returns the error of each row that was rejected, such as a duplicate, in the order of
     /// `rows`. Rules that do not depend on each other share a call.
@@ -41,7 +48,7 @@ pub trait Storage {
     /// Nothing was written.
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>>;
 
-    /// The expression of the rule `idx` of the group was evaluated. For statistics.
+    /// The result of the rule `idx` of the group was applied. For statistics.
     fn end_rule(&self, _idx: usize) {}
 
     /// The newest sample of each matching series in `range`.
@@ -112,7 +119,7 @@ impl Rule {
     }
 
     /// The expression.
-    pub fn expr(&self) -> &Expr {
+    pub fn expr(&self) -> &Arc<Expr> {
         match self {
             Rule::Recording(rule) => &rule.expr,
             Rule::Alerting(rule) => &rule.expr,
@@ -276,6 +283,7 @@ impl Group {
     /// time `slot` minus the query offset; alerts have the time `slot`.
     ///
     /// Results are written together before the first rule that reads one of them, and at the end.
+    /// The rules between are a stage: their queries may run at the same time.
     pub fn evaluate(
         &mut self,
         slot: Timestamp,
@@ -291,26 +299,32 @@ impl Group {
                 running.alerts.forget_resolved(true, expand);
             }
         }
-        for idx in 0..self.rules.len() {
-            if self.links.get(idx).is_none_or(|links| !links.no_dependencies) {
-                pending.write(query_ts, &mut self.rules, storage);
-            }
-            let Some(running) = self.rules.get_mut(idx) else { break };
-            let rows = running.rows(slot, query_ts, self.options.limit, storage, expand);
-            storage.end_rule(idx);
-            match rows {
-                Ok(rows) => {
-                    evaluation.sample_count = evaluation.sample_count.saturating_add(rows.len());
-                    let interval_ms = self.options.interval_ms;
-                    let due = running.alerts.take_due(slot, interval_ms, run.resend_ms);
-                    evaluation.alerts.extend(due.into_iter().map(|alert| (idx, alert)));
-                    running.end_evaluation(None);
-                    pending.add(idx, running, rows);
+        let mut first = 0;
+        while first < self.rules.len() {
+            let end = dependency::stage_end(&self.links, first);
+            let stage = self.rules.iter().take(end).skip(first);
+            let exprs: Vec<Arc<Expr>> = stage.map(|one| Arc::clone(one.rule.expr())).collect();
+            let mut values = storage.query_all(&exprs, query_ts).into_iter();
+            for (idx, running) in self.rules.iter_mut().enumerate().take(end).skip(first) {
+                let Some(value) = values.next() else { break };
+                let rows = running.rows(value, slot, self.options.limit, expand);
+                storage.end_rule(idx);
+                match rows {
+                    Ok(rows) => {
+                        let count = &mut evaluation.sample_count;
+                        *count = count.saturating_add(rows.len());
+                        let interval_ms = self.options.interval_ms;
+                        let due = running.alerts.take_due(slot, interval_ms, run.resend_ms);
+                        evaluation.alerts.extend(due.into_iter().map(|alert| (idx, alert)));
+                        running.end_evaluation(None);
+                        pending.add(idx, running, rows);
+                    }
+                    Err(error) => running.end_evaluation(Some(error)),
                 }
-                Err(error) => running.end_evaluation(Some(error)),
             }
+            pending.write(query_ts, &mut self.rules, storage);
+            first = end;
         }
-        pending.write(query_ts, &mut self.rules, storage);
         let is_bad = |running: &&RunningRule| running.last_error.is_some();
         evaluation.failure_count = self.rules.iter().filter(is_bad).count();
         self.mark_orphans(query_ts, storage);
@@ -390,17 +404,15 @@ impl Group {
 }
 
 impl RunningRule {
-    /// Evaluates the expression and applies the result to the alerts.
+    /// Makes rows of the value of the expression, and applies it to the alerts.
     fn rows(
         &mut self,
+        value: Result<Value>,
         slot: Timestamp,
-        query_ts: Timestamp,
         limit: usize,
-        storage: &dyn Storage,
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
-        let value = storage.query(self.rule.expr(), query_ts).map_err(|error| error.to_string())?;
-        let points = vector(value)?;
+        let points = vector(value.map_err(|error| error.to_string())?)?;
         match &self.rule {
             Rule::Recording(rule) => record::record(rule, points, limit),
             Rule::Alerting(rule) => self.alerts.update(rule, slot, &points, limit, expand),

@@ -125,7 +125,7 @@ mod tests {
         let rule = |name: &&str| {
             Rule::Alerting(AlertRule {
                 name: (*name).to_owned(),
-                expr: prepare("x", &QueryContext::unbounded()).unwrap(),
+                expr: prepare("x", &QueryContext::unbounded()).unwrap().into(),
                 hold_ms,
                 keep_firing_ms: 0,
                 labels: BTreeMap::new(),
@@ -164,13 +164,13 @@ mod tests {
 
     #[test]
     fn a_restart_sends_no_alert_before_it_is_due() {
-        let mut group = group(&["A"], 2 * MINUTE, true);
+        let mut old = group(&["A"], 2 * MINUTE, true);
         for minute in 0..2 {
-            assert_eq!(sent(&mut group, minute, "a b"), [""; 0]);
+            assert_eq!(sent(&mut old, minute, "a b"), [""; 0]);
         }
-        assert_eq!(sent(&mut group, 2, "a b"), ["A a firing", "A b firing"]);
-        assert_eq!(sent(&mut group, 4, "a"), ["A b inactive"]);
-        let mut group = restart(&group, super::tests::group(&["A"], 2 * MINUTE, false), 5);
+        assert_eq!(sent(&mut old, 2, "a b"), ["A a firing", "A b firing"]);
+        assert_eq!(sent(&mut old, 4, "a"), ["A b inactive"]);
+        let mut group = restart(&old, group(&["A"], 2 * MINUTE, false), 5);
         let fired_at = |group: &Group| {
             let alerts = group.rules()[0].alerts.iter();
             alerts.filter_map(|alert| alert.fired_at).collect::<Vec<_>>()
@@ -189,11 +189,11 @@ mod tests {
     fn an_alert_that_is_not_selected_ends_after_the_restoration() {
         let mut old = group(&["A"], 0, true);
         assert_eq!(sent(&mut old, 1, "a b"), ["A a firing", "A b firing"]);
-        let mut group = restart(&old, group(&["A"], 0, false), 20);
-        assert_eq!(sent(&mut group, 20, ""), [""; 0]);
-        assert_eq!(group.rules()[0].alerts.state(), AlertState::Inactive);
+        let mut held = restart(&old, group(&["A"], 0, false), 20);
+        assert_eq!(sent(&mut held, 20, ""), [""; 0]);
+        assert_eq!(held.rules()[0].alerts.state(), AlertState::Inactive);
         // A crash meanwhile loses nothing.
-        let mut group = restart(&group, super::tests::group(&["A"], 0, false), 21);
+        let mut group = restart(&held, group(&["A"], 0, false), 21);
         assert_eq!(sent(&mut group, 21, "b"), ["A b firing"]);
         assert_eq!(sent(&mut group, 22, "b"), [""; 0]);
         restore(&mut group, 22);

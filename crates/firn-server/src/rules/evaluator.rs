@@ -18,6 +18,7 @@ use super::load::EvaluationSettings;
 use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
 use super::saved;
+use super::stage::StageQueries;
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
 use super::templates::{BoundedTemplates, keep_exactly};
@@ -37,6 +38,8 @@ pub(super) struct GroupEvaluator {
     pub(super) notifier: Arc<Notifier>,
     settings: Mutex<Arc<EvaluationSettings>>,
     table: Mutex<GroupTable>,
+    /// Queries of running evaluations, for threads without a due group. Locked after `table`.
+    stages: Mutex<Vec<Arc<StageQueries>>>,
     /// Files of alerts that could not be written.
     failed_saves: Throttle,
     /// Notified when the table changes.
@@ -66,6 +69,7 @@ impl GroupEvaluator {
             notifier,
             settings: Mutex::default(),
             table: Mutex::default(),
+            stages: Mutex::default(),
             failed_saves: Throttle::default(),
             changed: Condvar::new(),
         }
@@ -79,12 +83,37 @@ impl GroupEvaluator {
         self.table.lock()
     }
 
-    /// Waits until the table changes or a group is due; not at all once `is_stopped`.
+    /// Offers the queries of `stage` to threads without a due group.
+    fn share(&self, stage: &Arc<StageQueries>) {
+        if self.options.thread_count < 2 {
+            return;
+        }
+        {
+            let mut stages = self.stages.lock();
+            stages.retain(|stage| stage.has_next());
+            stages.push(Arc::clone(stage));
+        }
+        self.wake();
+    }
+
+    /// Evaluates a query of a group that another thread evaluates. Returns whether there was one.
+    pub(super) fn help(&self) -> bool {
+        let Some(db) = self.db.get() else { return false };
+        let stage = {
+            let mut stages = self.stages.lock();
+            stages.retain(|stage| stage.has_next());
+            stages.first().map(Arc::clone)
+        };
+        stage.is_some_and(|stage| stage.evaluate_next(db, &self.watch))
+    }
+
+    /// Waits until the table changes, a group is due, or a query is shared; not at all once
+    /// `is_stopped`.
     pub(super) fn wait(&self, is_stopped: impl Fn() -> bool) {
         // The clock may be set meanwhile.
         const WAIT_MAX_MS: i64 = 1_000;
         let mut table = self.table.lock();
-        if is_stopped() {
+        if is_stopped() || self.stages.lock().iter().any(|stage| stage.has_next()) {
             return;
         }
         match table.next_at() {
@@ -146,7 +175,8 @@ impl GroupEvaluator {
         let GroupWork { group, cache, held, until_restored } = &mut *due.work;
         let empty = || limits.budget.empty(Pool::Query);
         let (series, alerts) = held.take().unwrap_or_else(|| (empty(), empty()));
-        let storage = RuleStorage::new(db, &limits, &self.watch, cache, series);
+        let share = |stage: &Arc<StageQueries>| self.share(stage);
+        let storage = RuleStorage::new(db, &limits, &self.watch, &share, (cache, series));
         let query = |text: &str, ts: Timestamp| -> firn_model::Result<Value> {
             storage.query_text(text, ts)
         };
@@ -205,7 +235,7 @@ impl GroupEvaluator {
         let began = Instant::now();
         let mut cache = SeriesCache::default();
         let held = limits.budget.empty(Pool::Query);
-        let storage = RuleStorage::new(db, limits, &self.watch, &mut cache, held);
+        let storage = RuleStorage::new(db, limits, &self.watch, &|_| (), (&mut cache, held));
         let options = RestoreOptions { now: self.now(), grace_ms: self.options.grace_ms };
         work.group.restore(options, self.options.outage_ms, &storage);
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -299,7 +329,7 @@ impl GroupEvaluator {
         let settings = Arc::clone(&self.settings.lock());
         let (limits, mut cache) = (self.limits(&settings), SeriesCache::default());
         let held = limits.budget.empty(Pool::Query);
-        let storage = RuleStorage::new(db, &limits, &self.watch, &mut cache, held);
+        let storage = RuleStorage::new(db, &limits, &self.watch, &|_| (), (&mut cache, held));
         if let Err(error) = storage.write(ended.ts, &rows) {
             tracing::warn!(%error, "series of removed rules have no stale marker");
         }

@@ -25,7 +25,8 @@ use crate::notify::{CheckedAlertmanagers, Notifier};
 /// Settings of the evaluation of rules.
 #[derive(Clone)]
 pub(crate) struct RuleOptions {
-    /// Groups that are evaluated at the same time.
+    /// Groups, and rules of a group that do not read each other's results, that are evaluated at
+    /// the same time.
     pub(crate) thread_count: usize,
     /// Memory of all rules and their notifications, which nothing else uses while there are rules.
     pub(crate) budget: Budget,
@@ -173,6 +174,12 @@ impl RuleManager {
         std::iter::from_fn(|| self.evaluator.evaluate_next(now).then_some(())).count()
     }
 
+    /// Does the work of a thread without a due group.
+    #[cfg(test)]
+    pub(super) fn help(&self) -> bool {
+        self.evaluator.help()
+    }
+
     /// Starts the threads once there are groups, and reserves the memory of rules.
     fn start_threads(&self, db: &Arc<Db>) -> Result<()> {
         let mut threads = self.threads.lock();
@@ -257,7 +264,7 @@ fn work(evaluator: &GroupEvaluator, is_stopped: &AtomicBool) {
     let is_stopped = || is_stopped.load(Ordering::Relaxed);
     let mut has_worked = false;
     while !is_stopped() {
-        if evaluator.evaluate_next(evaluator.now()) {
+        if evaluator.evaluate_next(evaluator.now()) || evaluator.help() {
             has_worked = true;
             continue;
         }

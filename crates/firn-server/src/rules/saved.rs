@@ -206,7 +206,7 @@ mod tests {
         let rule = |name: &str| {
             Rule::Alerting(AlertRule {
                 name: name.to_owned(),
-                expr: prepare("x", &QueryContext::unbounded()).unwrap(),
+                expr: prepare("x", &QueryContext::unbounded()).unwrap().into(),
                 hold_ms: 0,
                 keep_firing_ms: 0,
                 labels: BTreeMap::from([("team".to_owned(), "{{ $value }}".to_owned())]),

@@ -301,7 +301,8 @@ mod tests {
             limit: 0,
         };
         let expr = prepare(&format!("vector({version})"), &QueryContext::unbounded()).unwrap();
-        let rule = RecordingRule { name: "r".to_owned(), expr, labels: BTreeMap::new() };
+        let rule =
+            RecordingRule { name: "r".to_owned(), expr: expr.into(), labels: BTreeMap::new() };
         Group::new(options, vec![Rule::Recording(rule)], true)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use firn_collect::config::{Config, Files};
@@ -49,7 +49,7 @@ struct Scene {
 fn manager(clock: &Arc<AtomicI64>, memory_bytes: u64) -> RuleManager {
     let clock = Arc::clone(clock);
     RuleManager::new(RuleOptions {
-        thread_count: 1,
+        thread_count: 2,
         budget: Budget::unlimited().part(memory_bytes),
         memory_bytes,
         query: QueryOptions::default(),
@@ -576,7 +576,12 @@ impl Scene {
     }
 
     fn alert_count(&self) -> usize {
-        self.manager.groups()[0].latest().rules[0].alerts.len()
+        self.alert_count_of(0)
+    }
+
+    /// The alerts of a rule of the first group.
+    fn alert_count_of(&self, rule: usize) -> usize {
+        self.manager.groups()[0].latest().rules[rule].alerts.len()
     }
 }
 
@@ -662,6 +667,43 @@ fn alerts_that_change_at_each_evaluation_are_within_the_memory_of_rules() {
         most = most.max(kept(&scene));
     }
     assert!(scene.peak_bytes() <= LIMIT && most > LIMIT / 4, "{} {most}", scene.peak_bytes());
+}
+
+/// A thread without a due group evaluates rules of the group of another thread; results are those
+/// of one thread.
+#[test]
+fn idle_threads_evaluate_rules_of_a_group() {
+    let mut scene = Scene::new();
+    let slow = "sum_over_time(vector(1)[5h:1s])";
+    let rules: String = (0..20)
+        .map(|idx| format!("{{record: slow, expr: '{slow}', labels: {{n: '{idx}'}}}}, "))
+        .collect();
+    let rules = format!(
+        "groups: [{{name: g, rules: [{rules} {{record: all, expr: 'sum(slow)'}}, \
+         {{alert: A, expr: 'slow > 0'}}]}}]"
+    );
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    let (helped, is_done) = (AtomicI64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                helped.fetch_add(i64::from(scene.manager.help()), Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        let began = std::time::Instant::now();
+        let mut minute = 0;
+        while minute < 3 || helped.load(Ordering::Relaxed) == 0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "no thread helps");
+            minute += 1;
+            assert_eq!(scene.evaluate_at(minute * MINUTE), 1);
+            assert_eq!(scene.errors(), [const { None }; 22]);
+            let sum = 20 * 5 * 3_600;
+            assert_eq!(scene.query("all", minute * MINUTE), [format!("all {sum}")]);
+        }
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(scene.alert_count_of(21), 20);
+    });
 }
 
 /// The threads evaluate without a call, and a stop ends them.
