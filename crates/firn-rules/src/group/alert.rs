@@ -534,7 +534,7 @@ impl Alert {
             || sent.saturating_add(resend_ms) < slot
     }
 
-    fn rows(&self) -> [ResultRow; 2] {
+    pub(super) fn rows(&self) -> [ResultRow; 2] {
         let state = self.labels.with(METRIC_NAME, ALERTS).with(ALERT_STATE, self.state.text());
         let since = self.labels.with(METRIC_NAME, ALERTS_FOR_STATE);
         let seconds = self.active_at.div_euclid(1_000) as f64;

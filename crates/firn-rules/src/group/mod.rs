@@ -200,6 +200,8 @@ pub struct RunningRule {
     pub alerts: ActiveAlerts,
     /// The series of the last evaluation that succeeded.
     written: BTreeSet<Labels>,
+    /// The series of alerts that fired before a restart, until the restoration.
+    earlier: BTreeSet<Labels>,
 }
 
 /// The settings of a group.
@@ -259,6 +261,7 @@ impl Group {
             last_error: None,
             alerts: ActiveAlerts::new(is_restored),
             written: BTreeSet::new(),
+            earlier: BTreeSet::new(),
         };
         let rules = rules.into_iter().map(running).collect();
         Group { options, rules, links, orphans: BTreeSet::new() }
@@ -337,6 +340,8 @@ impl Group {
         let range = TimeRange::new(options.now.saturating_sub(outage_ms), options.now);
         for running in &mut self.rules {
             let Rule::Alerting(rule) = &running.rule else { continue };
+            // The next evaluation marks those that it does not continue.
+            running.written.append(&mut running.earlier);
             let samples = match rule.hold_ms < options.grace_ms {
                 true => Vec::new(),
                 false => storage.newest(&for_state_matchers(rule), range).unwrap_or_default(),
@@ -366,16 +371,17 @@ impl Group {
             if let Some(old) = old_rules.iter_mut().find(same).and_then(Option::take) {
                 running.alerts = old.alerts;
                 running.written = old.written;
+                running.earlier = old.earlier;
             }
         }
         let gone = old_rules.into_iter().flatten();
-        self.orphans.extend(gone.flat_map(|running| running.written));
+        self.orphans.extend(gone.flat_map(RunningRule::into_series));
     }
 
     /// Ends the group. The caller writes stale markers for the series returned, two intervals
     /// later: a rule that was moved to another group may have continued them by then.
     pub fn into_series(self) -> BTreeSet<Labels> {
-        let written = self.rules.into_iter().flat_map(|running| running.written);
+        let written = self.rules.into_iter().flat_map(RunningRule::into_series);
         written.chain(self.orphans).collect()
     }
 
@@ -417,6 +423,10 @@ impl RunningRule {
             Rule::Recording(rule) => record::record(rule, points, limit),
             Rule::Alerting(rule) => self.alerts.update(rule, slot, &points, limit, expand),
         }
+    }
+
+    fn into_series(self) -> impl Iterator<Item = Labels> {
+        self.written.into_iter().chain(self.earlier)
     }
 
     /// The outcome of the last evaluation.

@@ -6,7 +6,7 @@ use std::mem;
 use firn_model::Timestamp;
 
 use super::schedule::group_key;
-use super::{ActiveAlerts, Alert, AlertRule, Group, Rule, RunningRule};
+use super::{Alert, AlertRule, AlertState, Group, Rule, RunningRule};
 
 /// The firing and resolved alerts of a rule that were sent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,16 +39,18 @@ impl Group {
     /// had been no restart. A firing one continues with the first evaluation that selects it; if
     /// none does before the restoration, the evaluation after it resolves the alert.
     pub fn continue_alerts(&mut self, mut saved: Vec<SavedAlerts>, now: Timestamp) {
-        let mut rules: BTreeMap<(&str, &BTreeMap<String, String>), VecDeque<&mut ActiveAlerts>> =
-            BTreeMap::new();
-        for RunningRule { rule, alerts, .. } in &mut self.rules {
+        let mut rules: BTreeMap<(&str, &BTreeMap<String, String>), VecDeque<_>> = BTreeMap::new();
+        for RunningRule { rule, alerts, earlier, .. } in &mut self.rules {
             if let Rule::Alerting(rule) = rule {
-                rules.entry((rule.name.as_str(), &rule.labels)).or_default().push_back(alerts);
+                let same = rules.entry((rule.name.as_str(), &rule.labels)).or_default();
+                same.push_back((alerts, earlier));
             }
         }
         for saved in &mut saved {
             let same = rules.get_mut(&(saved.name.as_str(), &saved.labels));
-            if let Some(alerts) = same.and_then(VecDeque::pop_front) {
+            if let Some((alerts, earlier)) = same.and_then(VecDeque::pop_front) {
+                let firing = saved.alerts.iter().filter(|alert| alert.state == AlertState::Firing);
+                earlier.extend(firing.flat_map(Alert::rows).map(|row| row.labels));
                 alerts.continue_sent(mem::take(&mut saved.alerts), now);
             }
         }
@@ -62,8 +64,7 @@ mod tests {
 
     use super::*;
     use crate::group::{
-        AlertState, Expand, ForStateSample, GroupOptions, RestoreOptions, ResultRow, RunOptions,
-        Storage,
+        Expand, ForStateSample, GroupOptions, RestoreOptions, ResultRow, RunOptions, Storage,
     };
 
     const MINUTE: i64 = 60_000;

@@ -295,3 +295,37 @@ fn a_failed_lookup_ends_the_restoration() {
     group.restore(RestoreOptions { now: 90_000, grace_ms: 0 }, MINUTE, &storage);
     assert_eq!(evaluate(&mut group, 2, &storage).len(), 2);
 }
+
+/// An alert that ends while the process is down, or before the restoration: its series end at the
+/// first evaluation that writes series of alerts.
+#[test]
+fn series_of_alerts_that_end_with_a_restart_get_a_marker() {
+    let storage = TestStorage::default();
+    for job in ["a", "b"] {
+        storage.push(&[("__name__", "x"), ("job", job)], MINUTE, 1.0);
+    }
+    let mut old = group(&["!A = x"]);
+    assert_eq!(evaluate(&mut old, 1, &storage).len(), 4);
+    let saved = old.sent_alerts().map(|(rule, alerts)| SavedAlerts {
+        name: rule.name.clone(),
+        labels: rule.labels.clone(),
+        alerts: alerts.cloned().collect(),
+    });
+    let mut new = group(&["!A = x"]);
+    new.rules[0].alerts = ActiveAlerts::new(false);
+    new.continue_alerts(saved.collect(), MINUTE);
+    storage.push(&[("__name__", "x"), ("job", "b")], 2 * MINUTE, STALE_NAN);
+    assert_eq!(evaluate(&mut new, 2, &storage), [""; 0]);
+    assert_eq!(evaluate(&mut new, 3, &storage), [""; 0]);
+    new.restore(RestoreOptions { now: 3 * MINUTE, grace_ms: MINUTE }, MINUTE, &storage);
+    assert_eq!(
+        evaluate(&mut new, 4, &storage),
+        [
+            "ALERTS{alertname=\"A\",alertstate=\"firing\",job=\"a\"} 1 @4",
+            "ALERTS_FOR_STATE{alertname=\"A\",job=\"a\"} 60 @4",
+            "ALERTS{alertname=\"A\",alertstate=\"firing\",job=\"b\"} stale @4",
+            "ALERTS_FOR_STATE{alertname=\"A\",job=\"b\"} stale @4",
+        ]
+    );
+    assert_eq!(evaluate(&mut new, 5, &storage).len(), 2);
+}

@@ -250,7 +250,7 @@ impl GroupEvaluator {
         if let Err(error) = saved::load(db, group, times, &options.budget) {
             self.counters.failed_loads.fetch_add(1, Ordering::Relaxed);
             let group = shown.key();
-            tracing::warn!(group, %error, "alerts of before the start are not continued");
+            tracing::warn!(group, %error, "saved alerts are not continued");
         }
     }
 

@@ -451,7 +451,7 @@ fn a_restart_continues_firing_and_resolved_alerts() {
     assert_ne!(scene.saved_files(), files);
 }
 
-/// A bit that flipped: the alerts of the group start anew, and another group continues.
+/// A flipped bit: the alerts of the group start from scratch, and another group continues.
 #[test]
 fn a_damaged_file_of_alerts_costs_only_its_alerts() {
     let mut scene = Scene::new();
@@ -479,7 +479,7 @@ fn a_damaged_file_of_alerts_costs_only_its_alerts() {
     assert!(scene.metrics().contains("prometheus_rule_alert_load_failures_total 1\n"));
 }
 
-/// After an outage longer than `--alert-outage-max` an alert fires anew.
+/// After an outage longer than `--alert-outage-max` an alert starts from scratch.
 #[test]
 fn old_alerts_do_not_continue() {
     for (minutes, is_continued) in [(50, true), (70, false)] {
