@@ -6,8 +6,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use firn_server::wire::number::parse_time;
 use serde_json::Value;
 
 use crate::alerts::{WAIT_MAX, import, metric, received, start, start_alertmanager};
@@ -15,14 +16,25 @@ use crate::http::request;
 use crate::process::{free_address, installed, wait_for};
 
 /// The way to an Alertmanager, which the test can close. It records the alerts that pass.
-struct Gate {
-    address: SocketAddr,
+pub(crate) struct Gate {
+    pub(crate) address: SocketAddr,
     is_open: Arc<AtomicBool>,
-    passed: Arc<Mutex<Vec<(Instant, Value)>>>,
+    passed: Arc<Mutex<Vec<PassedAlert>>>,
+}
+
+/// An alert that was sent through a gate.
+#[derive(Clone, Debug)]
+pub(crate) struct PassedAlert {
+    at: Instant,
+    /// The header `User-Agent`, in lower case.
+    pub(crate) sender: String,
+    /// Whether its end had passed.
+    pub(crate) is_resolved: bool,
+    pub(crate) alert: Value,
 }
 
 impl Gate {
-    fn open(manager: SocketAddr) -> Gate {
+    pub(crate) fn open(manager: SocketAddr) -> Gate {
         let gate = Gate {
             address: free_address(),
             is_open: Arc::new(AtomicBool::new(true)),
@@ -39,12 +51,16 @@ impl Gate {
         gate
     }
 
+    /// All alerts, in order.
+    pub(crate) fn all(&self) -> Vec<PassedAlert> {
+        self.passed.lock().expect("no panic").clone()
+    }
+
     /// The alerts of `job` that have passed since `since`, with their times.
     fn passed(&self, job: &str, since: Instant) -> Vec<(Instant, Value)> {
-        let passed = self.passed.lock().expect("no panic").clone();
-        let is_wanted =
-            |(at, alert): &(Instant, Value)| alert["labels"]["job"] == job && *at >= since;
-        passed.into_iter().filter(is_wanted).collect()
+        let is_wanted = |one: &PassedAlert| one.alert["labels"]["job"] == job && one.at >= since;
+        let wanted = self.all().into_iter().filter(is_wanted);
+        wanted.map(|one| (one.at, one.alert)).collect()
     }
 }
 
@@ -53,11 +69,11 @@ fn pass(
     stream: TcpStream,
     manager: SocketAddr,
     is_open: &AtomicBool,
-    passed: &Mutex<Vec<(Instant, Value)>>,
+    passed: &Mutex<Vec<PassedAlert>>,
 ) {
     let mut reader = BufReader::new(stream);
     loop {
-        let (mut path, mut len) = (String::new(), 0);
+        let (mut path, mut sender, mut len) = (String::new(), String::new(), 0);
         loop {
             let mut line = String::new();
             if reader.read_line(&mut line).unwrap_or(0) == 0 {
@@ -68,6 +84,8 @@ fn pass(
                 path = line.split(' ').nth(1).expect("a path").to_owned();
             } else if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
                 len = value.trim().parse().expect("a length");
+            } else if let Some(value) = line.to_lowercase().strip_prefix("user-agent:") {
+                sender = value.trim().to_owned();
             } else if line.is_empty() {
                 break;
             }
@@ -78,8 +96,14 @@ fn pass(
             return;
         }
         let alerts: Vec<Value> = serde_json::from_slice(&body).expect("a list");
-        let now = Instant::now();
-        passed.lock().expect("no panic").extend(alerts.into_iter().map(|alert| (now, alert)));
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(since.as_millis()).expect("a time");
+        let passing = |alert: Value| {
+            let ends_at = parse_time(alert["endsAt"].as_str().unwrap_or_default());
+            let is_resolved = ends_at.expect("a time") <= now;
+            PassedAlert { at: Instant::now(), sender: sender.clone(), is_resolved, alert }
+        };
+        passed.lock().expect("no panic").extend(alerts.into_iter().map(passing));
         let headers = [("Content-Type", "application/json")];
         let answer = request(manager, "POST", &path, &headers, &body).expect("an answer");
         let answer = format!("HTTP/1.1 {} x\r\nContent-Length: 0\r\n\r\n", answer.status);
@@ -91,9 +115,9 @@ fn pass(
 
 const RESEND: Duration = Duration::from_secs(12);
 
-/// What crashed: the server, while no Alertmanager answered. On disk: the alerts with the times of
-/// their deliveries. Afterwards: the firing and the resolved alert arrive, and the one that was
-/// delivered just before the crash is sent when `--alert-resend-delay` is over.
+/// The server is killed while no Alertmanager answers. On disk: the alerts with the times of their
+/// deliveries. Afterwards: the firing and the resolved alert arrive, and the one that was delivered
+/// just before the crash is sent when `--alert-resend-delay` is over.
 #[test]
 fn a_killed_server_loses_no_alert_and_repeats_none() {
     let Some(program) = installed("prometheus-alertmanager") else { return };
@@ -147,8 +171,8 @@ fn a_killed_server_loses_no_alert_and_repeats_none() {
     assert_eq!(server.terminate(), Some(0));
 }
 
-/// What crashed: nothing; the file of alerts was damaged while the server was down. Afterwards: the
-/// server starts, counts it, and the alert fires anew.
+/// The file of alerts is damaged while the server is down. Afterwards: the server starts, counts
+/// the file, and evaluates its rules.
 #[test]
 fn a_damaged_file_of_alerts_does_not_stop_the_start() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -175,7 +199,7 @@ fn a_damaged_file_of_alerts_does_not_stop_the_start() {
     let mut server = start(folder.path(), address, "1m");
     let failures = "firn_rule_alert_load_failures_total";
     wait_for("the count", WAIT_MAX, || metric(address, failures) == 1.0);
-    assert!(server.output().contains("alerts of before the start are not continued"));
+    assert!(server.output().contains("saved alerts are not continued"));
     let evaluations = "firn_rule_evaluations_total{";
     wait_for("evaluations", WAIT_MAX, || metric(address, evaluations) >= 5.0);
     assert_eq!(server.terminate(), Some(0));

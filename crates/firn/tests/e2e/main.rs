@@ -47,6 +47,7 @@ mod result_cache;
 mod scrapes;
 mod scraping;
 mod secrets;
+mod side_by_side;
 mod strace;
 mod tiers;
 mod tls;
