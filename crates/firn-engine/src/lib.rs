@@ -40,7 +40,8 @@
 //! `log_reader`; background: `scheduler`, `retention_clock`,
 //! `flush`, `upkeep`, `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`,
 //! `history`, `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`;
-//! then `sequence`, `sync`, `lock`, `wakeup`, `options`, `stats`, `mutants`.
+//! files beside the database: `kept_file`, `metadata`, `alerts`; then `sequence`, `sync`, `lock`,
+//! `wakeup`, `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -51,6 +52,7 @@
 mod mutants;
 
 mod accepted;
+mod alerts;
 mod changes;
 mod check;
 mod commit;
@@ -61,6 +63,7 @@ mod edit;
 mod flush;
 mod folder;
 mod history;
+mod kept_file;
 mod ledger;
 mod listing;
 mod lock;

@@ -76,7 +76,7 @@ mod tests {
     fn rule() -> AlertRule {
         AlertRule {
             name: "Down".to_owned(),
-            expr: parse("up == 0").unwrap(),
+            expr: parse("up == 0").unwrap().into(),
             hold_ms: 0,
             keep_firing_ms: 0,
             labels: BTreeMap::new(),

@@ -81,4 +81,5 @@ pub use inspect::{
 };
 pub use machine::raise_open_files;
 pub use proxy::Proxy;
+pub use remote_write::push_request;
 pub use server::{HostProcess, Server};

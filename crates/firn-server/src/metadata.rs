@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use firn_codec::varint::{encode_varint, take_bytes, take_count, take_u8};
+use firn_collect::scrape;
 use firn_model::{Budget, Error, Pool, Reservation, Result};
 use parking_lot::{Mutex, RwLock};
 
@@ -59,6 +60,21 @@ impl MetricType {
             MetricType::Summary => "summary",
             MetricType::Info => "info",
             MetricType::StateSet => "stateset",
+        }
+    }
+}
+
+impl From<scrape::MetricType> for MetricType {
+    fn from(kind: scrape::MetricType) -> MetricType {
+        match kind {
+            scrape::MetricType::Unknown => MetricType::Unknown,
+            scrape::MetricType::Counter => MetricType::Counter,
+            scrape::MetricType::Gauge => MetricType::Gauge,
+            scrape::MetricType::Histogram => MetricType::Histogram,
+            scrape::MetricType::GaugeHistogram => MetricType::GaugeHistogram,
+            scrape::MetricType::Summary => MetricType::Summary,
+            scrape::MetricType::Info => MetricType::Info,
+            scrape::MetricType::StateSet => MetricType::StateSet,
         }
     }
 }

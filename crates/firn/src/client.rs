@@ -30,6 +30,8 @@ pub(crate) struct ClientFile {
 pub(crate) struct ServerAddress {
     /// Without user, query and slash at the end.
     base: String,
+    /// The slash and the query that `base` lacks.
+    rest: String,
     login: Option<(String, Secret)>,
 }
 
@@ -67,7 +69,10 @@ impl FromStr for ServerAddress {
         let behind = text.split_once("://").map_or("", |(_, behind)| behind);
         let authority_len = behind.find(['/', '?', '#']).unwrap_or(behind.len());
         let (authority, path) = behind.split_at(authority_len);
-        let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let path = path.split('#').next().unwrap_or_default();
+        let path_len = path.find('?').unwrap_or(path.len());
+        let trimmed_len = path.get(..path_len).unwrap_or_default().trim_end_matches('/').len();
+        let (path, rest) = path.split_at(trimmed_len);
         let (user, host) = match authority.rsplit_once('@') {
             Some((user, host)) => (Some(user), host),
             None => (None, authority),
@@ -76,7 +81,8 @@ impl FromStr for ServerAddress {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
             (unescaped(name), Secret::new(unescaped(password)))
         });
-        Ok(ServerAddress { base: format!("{}://{host}{path}", url.scheme()), login })
+        let base = format!("{}://{host}{path}", url.scheme());
+        Ok(ServerAddress { base, rest: rest.to_owned(), login })
     }
 }
 
@@ -90,6 +96,13 @@ impl fmt::Display for ServerAddress {
 impl fmt::Debug for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.base)
+    }
+}
+
+impl ServerAddress {
+    /// The slash and the query at the end, for a request to the very address.
+    pub(crate) fn rest(&self) -> &str {
+        &self.rest
     }
 }
 
@@ -199,7 +212,11 @@ impl ServerClient {
         self.send(path, Some(content), timeout)
     }
 
-    fn send(
+    /// The response to `GET path`, or to `POST path` with `content`.
+    ///
+    /// # Errors
+    /// As [`ServerClient::get`].
+    pub(crate) fn send(
         &mut self,
         path: &str,
         content: Option<Content>,
@@ -236,6 +253,10 @@ mod tests {
         assert_eq!(base("localhost:9090"), Ok("http://localhost:9090".to_owned()));
         assert_eq!(base("//localhost"), Ok("http://localhost".to_owned()));
         assert_eq!(base("HTTPS://[::1]:1/a/b/?x=1#f"), Ok("https://[::1]:1/a/b".to_owned()));
+        let rest = |text: &str| text.parse::<ServerAddress>().map(|parsed| parsed.rest);
+        assert_eq!(rest("http://h:1/a/b"), Ok(String::new()));
+        assert_eq!(rest("http://h:1/a/b/?x=1#f"), Ok("/?x=1".to_owned()));
+        assert_eq!(rest("http://u:p/@h:1?x=a/"), Ok("?x=a/".to_owned()));
         for (text, user, password) in [
             ("http://u:p%40+q%3dr=s&t@h:1", "u", "p@+q=r=s&t"),
             ("http://u@h:1", "u", ""),

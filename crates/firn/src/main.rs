@@ -8,8 +8,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `config`, `cache`, `check`, `check_config`, `check_rules`, `check_others`,
-//! `check_server`, `test_rules`, `query`, `debug`, `relabel`, `promql`, `tsdb`, `inspect`, `user`,
-//! `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
+//! `check_server`, `test_rules`, `query`, `push`, `debug`, `relabel`, `promql`, `tsdb`, `inspect`,
+//! `user`, `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.
@@ -30,6 +30,7 @@ mod http;
 mod inspect;
 mod output;
 mod promql;
+mod push;
 mod query;
 mod relabel;
 mod signals;
@@ -89,6 +90,8 @@ enum Command {
     ///
     /// Exits with 1 if there is no result.
     Query(query::Query),
+    /// Send metrics to a server by remote write, as promtool does
+    Push(push::Push),
     /// Fetch the diagnostics of a server into debug.tar.gz, as promtool does
     ///
     /// A FirnDB server has no profiles of pprof. The archive contains metrics, settings, the
@@ -96,7 +99,7 @@ enum Command {
     Debug(debug::Debug),
     /// Show the labels after each rule of relabelling
     Relabel(relabel::Relabel),
-    /// Format queries
+    /// Format and change queries
     #[command(subcommand)]
     Promql(promql::Promql),
     /// Commands of promtool for blocks of Prometheus: each names its substitute
@@ -141,6 +144,7 @@ fn main() -> ExitCode {
         },
         Command::Test(test) => return test_rules::run(&test),
         Command::Query(query) => return query::run(&query),
+        Command::Push(push) => return push::run(&push),
         Command::Debug(debug) => return debug::run(&debug),
         Command::Relabel(relabel) => return relabel::run(&relabel),
         Command::Promql(promql) => return promql::run(&promql),

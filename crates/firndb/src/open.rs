@@ -1,5 +1,6 @@
 //! Environments of a database: local folders, slow tiers, restores and copies.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use firn_env::{
     Bucket, Disk, Env, LocalDisk, MemoryDisk, SystemClock, is_bucket_folder, open_bucket,
     open_bucket_to_read,
 };
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{Error, ErrorKind, Reservation, Result};
 
 use crate::Db;
 use crate::log_device::LogDevice;
@@ -138,6 +139,33 @@ impl Db {
     /// `Corrupt` if the file is damaged, `Invalid` for a newer version, `Unavailable`.
     pub fn load_metadata(&self) -> Result<Option<Vec<u8>>> {
         self.engine.load_metadata()
+    }
+
+    /// Replaces the stored alerts of the group of rules `key`, in a format of the caller. Durable
+    /// on return. [`Db::copy_to`] does not copy them: a copy has sent no alerts.
+    ///
+    /// # Errors
+    /// `Closed`, and `Unavailable` if the disk fails or is full.
+    pub fn save_alerts(&self, key: u64, payload: &[u8]) -> Result<()> {
+        self.engine.save_alerts(key, payload)
+    }
+
+    /// The bytes of the last [`Db::save_alerts`] for `key`; `None` without one. Their memory is
+    /// reserved in `held`.
+    ///
+    /// # Errors
+    /// `Corrupt` if the file is damaged, `Invalid` for a newer version, `Busy` without memory,
+    /// `Unavailable`.
+    pub fn load_alerts(&self, key: u64, held: &mut Reservation) -> Result<Option<Vec<u8>>> {
+        self.engine.load_alerts(key, held)
+    }
+
+    /// Removes the stored alerts of all groups of rules but `keys`.
+    ///
+    /// # Errors
+    /// `Closed`, and `Unavailable` if the disk fails.
+    pub fn keep_alerts(&self, keys: &BTreeSet<u64>) -> Result<()> {
+        self.engine.keep_alerts(keys)
     }
 
     fn copy_to_unfinished(

@@ -145,8 +145,8 @@ fn check_cluster(config: &KubernetesDiscovery, bodies: &[&[u8]], budget: &Budget
     for (number, line) in bodies.enumerate() {
         let idx = number % specs.len();
         match WatchEvent::parse(specs[idx].resource, line, budget) {
-            Ok((WatchEvent::Set(object), _)) => state.set_object(idx, object),
-            Ok((WatchEvent::Removed(object), _)) => state.remove_object(idx, &object),
+            Ok((WatchEvent::Set(object), _)) => drop(state.set_object(idx, object)),
+            Ok((WatchEvent::Removed(object), _)) => drop(state.remove_object(idx, &object)),
             Ok(_) => {}
             Err(error) => check_error(Err(error)),
         }

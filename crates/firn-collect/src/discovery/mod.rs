@@ -28,8 +28,8 @@ pub use ec2::{
 pub use file::FileTargets;
 pub use http::HttpTargets;
 pub use kubernetes::{
-    ClusterAccess, ClusterState, ObjectList, PageEnd, Resource, StoredObject, WatchEvent,
-    WatchSpec, refusal,
+    ClusterAccess, ClusterState, ObjectEvents, ObjectList, PageEnd, Resource, StoredObject,
+    WatchEvent, WatchSpec, refusal,
 };
 pub use swarm::SwarmTargets;
 

@@ -1,7 +1,7 @@
 //! The language: text to tree, tree to text, and the checks that need no data.
 //!
 //! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
-//! `print`, `pretty`.
+//! `print`, `pretty`, `edit`.
 
 #![cfg_attr(
     not(test),
@@ -14,6 +14,7 @@
 
 mod check;
 mod duration;
+mod edit;
 mod error;
 mod function;
 mod lexer;

@@ -1,6 +1,7 @@
 //! The rules of rule files, with Prometheus' texts.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use firn_model::{METRIC_NAME, QueryContext, RegexAllowance};
 use firn_promql::{Expr, prepare};
@@ -45,7 +46,7 @@ fn checked_group(group: GroupText, options: &ReadOptions, mistakes: &mut Vec<Str
             let number = idx.saturating_add(1);
             format!("{place}group {group}, rule {number}, {name}: {text}")
         }));
-        rules.extend(expr.map(|expr| into_rule(rule, expr, &group.labels)));
+        rules.extend(expr.map(|expr| into_rule(rule, Arc::new(expr), &group.labels)));
     }
     FileGroup {
         name: group.name,
@@ -131,7 +132,7 @@ fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {
 /// The labels of the group are those of its rules, unless a rule has its own.
 fn into_rule(
     rule: RuleText,
-    expr: Expr,
+    expr: Arc<Expr>,
     group_labels: &std::collections::BTreeMap<String, String>,
 ) -> Rule {
     let mut labels = group_labels.clone();

@@ -1,6 +1,7 @@
 //! The states of the alerts of one rule.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use firn_model::{Labels, METRIC_NAME, Matcher, PointValue, Timestamp, is_stale_nan};
@@ -75,7 +76,7 @@ pub struct AlertRule {
     /// The name.
     pub name: String,
     /// The condition.
-    pub expr: Expr,
+    pub expr: Arc<Expr>,
     /// How long the condition must hold, milliseconds.
     pub hold_ms: i64,
     /// How long the alert fires after its condition ended, milliseconds.
@@ -90,6 +91,9 @@ pub struct AlertRule {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActiveAlerts {
     alerts: BTreeMap<Labels, Alert>,
+    /// Firing alerts of the process before the restart, until an evaluation selects them or the
+    /// restoration ends: until then rules that this one reads may lack results.
+    continued: BTreeMap<Labels, Alert>,
     /// The annotations of all alerts, if none of them is a template.
     plain: Option<Texts>,
     is_restored: bool,
@@ -150,7 +154,14 @@ impl ActiveAlerts {
                     alert.value = candidate.value;
                     alert.annotations = Arc::clone(&candidate.annotations);
                 }
-                _ => drop(self.alerts.insert(labels.clone(), candidate.clone())),
+                _ => {
+                    let mut alert = candidate.clone();
+                    if let Some(continued) = self.continued.remove(labels) {
+                        let Alert { value, annotations, .. } = alert;
+                        alert = Alert { value, annotations, ..continued };
+                    }
+                    self.alerts.insert(labels.clone(), alert);
+                }
             }
         }
         let is_restored = self.is_restored;
@@ -169,6 +180,7 @@ impl ActiveAlerts {
         });
         if limit > 0 && active_count > limit {
             self.alerts.clear();
+            self.continued.clear();
             return Err(format!("exceeded limit of {limit} with {active_count} alerts"));
         }
         Ok(rows)
@@ -197,7 +209,7 @@ impl ActiveAlerts {
     pub(super) fn memory_bytes(&self) -> u64 {
         let plain = self.plain.as_ref().map_or(0, |texts| texts_bytes(texts));
         let mut last = None;
-        let bytes = self.iter().map(|alert| {
+        let bytes = self.iter().chain(self.continued.values()).map(|alert| {
             // After a reload alerts share texts that are no longer those of the rule.
             let is_last = last
                 .replace(&alert.annotations)
@@ -256,7 +268,8 @@ impl ActiveAlerts {
         let mut found = BTreeMap::new();
         for point in points {
             let mut alert = self.pending(rule, slot, point, expand);
-            let known = self.alerts.get(&alert.labels);
+            let known =
+                self.alerts.get(&alert.labels).or_else(|| self.continued.get(&alert.labels));
             let mut new_bytes = if known.is_some() { 0 } else { alert.own_bytes() };
             if let Some(known) = known {
                 alert.labels = known.labels.clone();
@@ -350,14 +363,43 @@ impl ActiveAlerts {
         samples: &[ForStateSample],
     ) {
         self.is_restored = true;
-        if rule.hold_ms < options.grace_ms {
-            return;
-        }
-        for sample in samples.iter().filter(|sample| !is_stale_nan(sample.value)) {
+        let is_long = rule.hold_ms >= options.grace_ms;
+        for sample in samples.iter().filter(|sample| is_long && !is_stale_nan(sample.value)) {
             let labels = sample.labels.with(METRIC_NAME, "");
             if let Some(alert) = self.alerts.get_mut(&labels) {
-                alert.active_at = restored_active_at(rule.hold_ms, options, sample);
+                let active_at = restored_active_at(rule.hold_ms, options, sample);
+                alert.active_at = match alert.state {
+                    // A later time would end it.
+                    AlertState::Firing => active_at.min(alert.active_at),
+                    AlertState::Pending | AlertState::Inactive => active_at,
+                };
             }
+        }
+        for (labels, alert) in mem::take(&mut self.continued) {
+            self.alerts.entry(labels).or_insert(alert);
+        }
+    }
+
+    /// The alerts that were sent.
+    pub(super) fn sent(&self) -> impl Iterator<Item = &Alert> {
+        let is_sent = |alert: &&Alert| alert.state != AlertState::Pending;
+        self.iter().filter(is_sent).chain(self.continued.values())
+    }
+
+    /// Continues alerts that the process before the restart has sent. None of their times is after
+    /// `now`: a clock that was set back delays no delivery.
+    pub(super) fn continue_sent(&mut self, alerts: Vec<Alert>, now: Timestamp) {
+        for mut alert in alerts {
+            alert.active_at = alert.active_at.min(now);
+            let times = [&mut alert.fired_at, &mut alert.resolved_at, &mut alert.last_sent_at];
+            for time in times.into_iter().chain([&mut alert.keep_firing_since]) {
+                *time = time.map(|time| time.min(now));
+            }
+            let known = match alert.state {
+                AlertState::Firing => &mut self.continued,
+                AlertState::Pending | AlertState::Inactive => &mut self.alerts,
+            };
+            known.insert(alert.labels.clone(), alert);
         }
     }
 }
@@ -436,6 +478,11 @@ fn labels_bytes(labels: &Labels) -> u64 {
 }
 
 impl Alert {
+    /// The memory of the alert and of its annotations, with all copies.
+    pub fn memory_bytes(&self) -> u64 {
+        self.own_bytes().saturating_add(texts_bytes(&self.annotations))
+    }
+
     /// The memory without annotations.
     fn own_bytes(&self) -> u64 {
         labels_bytes(&self.labels).saturating_add(ALERT_BYTES)
@@ -487,7 +534,7 @@ impl Alert {
             || sent.saturating_add(resend_ms) < slot
     }
 
-    fn rows(&self) -> [ResultRow; 2] {
+    pub(super) fn rows(&self) -> [ResultRow; 2] {
         let state = self.labels.with(METRIC_NAME, ALERTS).with(ALERT_STATE, self.state.text());
         let since = self.labels.with(METRIC_NAME, ALERTS_FOR_STATE);
         let seconds = self.active_at.div_euclid(1_000) as f64;

@@ -23,12 +23,14 @@ pub struct RuleLinks {
     pub no_dependents: bool,
     /// Whether the rule reads no result of an earlier rule.
     pub no_dependencies: bool,
+    /// The last earlier rule that the rule reads.
+    pub newest_dependency: Option<usize>,
 }
 
 /// The links of each rule. A selector without a matcher on the name may read anything: then each
 /// rule has dependencies and dependents. O(rules * selectors).
 pub fn rule_links(rules: &[RuleShape<'_>]) -> Vec<RuleLinks> {
-    let alone = RuleLinks { no_dependents: true, no_dependencies: true };
+    let alone = RuleLinks { no_dependents: true, no_dependencies: true, newest_dependency: None };
     let mut links = vec![alone; rules.len()];
     if rules.len() < 2 {
         return links;
@@ -40,18 +42,38 @@ pub fn rule_links(rules: &[RuleShape<'_>]) -> Vec<RuleLinks> {
         let Some(own) = rest.first_mut() else { break };
         for selector in selectors {
             let Some(name) = matcher_on(selector, METRIC_NAME) else {
-                links.fill(RuleLinks { no_dependents: false, no_dependencies: false });
-                return links;
+                return all_linked(rules.len());
             };
-            for (source, source_links) in rules.iter().zip(earlier.iter_mut()) {
-                if reads(selector, name, source) {
+            for (source_idx, source) in rules.iter().enumerate().take(idx) {
+                if reads(selector, name, source)
+                    && let Some(source_links) = earlier.get_mut(source_idx)
+                {
                     source_links.no_dependents = false;
                     own.no_dependencies = false;
+                    own.newest_dependency = own.newest_dependency.max(Some(source_idx));
                 }
             }
         }
     }
     links
+}
+
+/// Each rule reads the one before it.
+fn all_linked(count: usize) -> Vec<RuleLinks> {
+    let links = |idx: usize| RuleLinks {
+        no_dependents: false,
+        no_dependencies: false,
+        newest_dependency: idx.checked_sub(1),
+    };
+    (0..count).map(links).collect()
+}
+
+/// The end of the stage that begins with the rule `first`: the next rule that reads a result of the
+/// stage. Rules of a stage may run at the same time: each reads the same samples as in order.
+pub(super) fn stage_end(links: &[RuleLinks], first: usize) -> usize {
+    let next = links.iter().enumerate().skip(first.saturating_add(1));
+    let mut readers = next.filter(|(_, links)| links.newest_dependency >= Some(first));
+    readers.next().map_or(links.len(), |(idx, _)| idx)
 }
 
 /// The order of a concurrent evaluation: rules of one batch may run at the same time, batches run
@@ -132,6 +154,24 @@ mod tests {
 
     fn check(rules: &[&str], expected: &[&[usize]]) {
         assert_eq!(batches(&links(rules)), expected, "{rules:?}");
+    }
+
+    /// `stages` are the first rules of all stages.
+    fn check_stages(rules: &[&str], stages: &[usize]) {
+        let links = links(rules);
+        let next = |first: &usize| Some(stage_end(&links, *first)).filter(|end| *end < rules.len());
+        assert_eq!(std::iter::successors(Some(0), next).collect::<Vec<_>>(), stages, "{rules:?}");
+    }
+
+    #[test]
+    fn a_stage_ends_before_a_reader_of_its_results() {
+        check_stages(&["a = x", "b = sum(y)", "!c = z > 1"], &[0]);
+        check_stages(&["a = x", "b = a", "c = a + 1", "d = a > 1", "e = c"], &[0, 1, 4]);
+        check_stages(&["a = x", "b = y", "c = a", "d = x"], &[0, 2]);
+        // The second rule reads the result of the last evaluation.
+        check_stages(&["a = b", "b = x"], &[0]);
+        check_stages(&["a = x", "!b = x", "c = ALERTS", "d = a"], &[0, 2]);
+        check_stages(&["a = x", "b = {job=\"x\"}", "c = y"], &[0, 1, 2]);
     }
 
     #[test]

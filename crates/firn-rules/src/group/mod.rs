@@ -1,15 +1,18 @@
 //! The evaluation of a group: one slot, its rules in order, their results and alerts.
 //!
 //! [`Group::evaluate`] queries and writes through [`Storage`] and expands templates through
-//! [`Expand`]. It reads no clock. Reading order: `schedule`, `dependency`, `record`, `alert`.
+//! [`Expand`]. It reads no clock. Reading order: `schedule`, `dependency`, `record`, `alert`,
+//! `saved`.
 
 mod alert;
 mod dependency;
 mod record;
+mod saved;
 mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use firn_model::{Error, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp};
 use firn_promql::{Expr, Value, VectorPoint};
@@ -20,6 +23,7 @@ pub use alert::{
 };
 pub use dependency::{RuleLinks, RuleShape, batches, rule_links};
 pub use record::RecordingRule;
+pub use saved::SavedAlerts;
 pub use schedule::{DueSlot, Schedule};
 
 /// The database of the rules.
@@ -30,6 +34,12 @@ pub trait Storage {
     /// Those of the query. The rule fails; the next one runs.
     fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value>;
 
+    /// Evaluates the instant queries of rules that do not read each other's results, in any order
+    /// or at the same time. Returns the result of each. By default one after the other.
+    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+        exprs.iter().map(|expr| self.query(expr, ts)).collect()
+    }
+
     /// Writes rows with the time `ts`, stale markers among them. A query after the return sees
     /// them. Returns the error of each row that was rejected, such as a duplicate, in the order of
     /// `rows`. Rules that do not depend on each other share a call.
@@ -38,7 +48,7 @@ pub trait Storage {
     /// Nothing was written.
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>>;
 
-    /// The expression of the rule `idx` of the group was evaluated. For statistics.
+    /// The result of the rule `idx` of the group was applied. For statistics.
     fn end_rule(&self, _idx: usize) {}
 
     /// The newest sample of each matching series in `range`.
@@ -109,7 +119,7 @@ impl Rule {
     }
 
     /// The expression.
-    pub fn expr(&self) -> &Expr {
+    pub fn expr(&self) -> &Arc<Expr> {
         match self {
             Rule::Recording(rule) => &rule.expr,
             Rule::Alerting(rule) => &rule.expr,
@@ -190,6 +200,8 @@ pub struct RunningRule {
     pub alerts: ActiveAlerts,
     /// The series of the last evaluation that succeeded.
     written: BTreeSet<Labels>,
+    /// The series of alerts that fired before a restart, until the restoration.
+    earlier: BTreeSet<Labels>,
 }
 
 /// The settings of a group.
@@ -249,6 +261,7 @@ impl Group {
             last_error: None,
             alerts: ActiveAlerts::new(is_restored),
             written: BTreeSet::new(),
+            earlier: BTreeSet::new(),
         };
         let rules = rules.into_iter().map(running).collect();
         Group { options, rules, links, orphans: BTreeSet::new() }
@@ -273,6 +286,7 @@ impl Group {
     /// time `slot` minus the query offset; alerts have the time `slot`.
     ///
     /// Results are written together before the first rule that reads one of them, and at the end.
+    /// The rules between are a stage: their queries may run at the same time.
     pub fn evaluate(
         &mut self,
         slot: Timestamp,
@@ -288,26 +302,32 @@ impl Group {
                 running.alerts.forget_resolved(true, expand);
             }
         }
-        for idx in 0..self.rules.len() {
-            if self.links.get(idx).is_none_or(|links| !links.no_dependencies) {
-                pending.write(query_ts, &mut self.rules, storage);
-            }
-            let Some(running) = self.rules.get_mut(idx) else { break };
-            let rows = running.rows(slot, query_ts, self.options.limit, storage, expand);
-            storage.end_rule(idx);
-            match rows {
-                Ok(rows) => {
-                    evaluation.sample_count = evaluation.sample_count.saturating_add(rows.len());
-                    let interval_ms = self.options.interval_ms;
-                    let due = running.alerts.take_due(slot, interval_ms, run.resend_ms);
-                    evaluation.alerts.extend(due.into_iter().map(|alert| (idx, alert)));
-                    running.end_evaluation(None);
-                    pending.add(idx, running, rows);
+        let mut first = 0;
+        while first < self.rules.len() {
+            let end = dependency::stage_end(&self.links, first);
+            let stage = self.rules.iter().take(end).skip(first);
+            let exprs: Vec<Arc<Expr>> = stage.map(|one| Arc::clone(one.rule.expr())).collect();
+            let mut values = storage.query_all(&exprs, query_ts).into_iter();
+            for (idx, running) in self.rules.iter_mut().enumerate().take(end).skip(first) {
+                let Some(value) = values.next() else { break };
+                let rows = running.rows(value, slot, self.options.limit, expand);
+                storage.end_rule(idx);
+                match rows {
+                    Ok(rows) => {
+                        let count = &mut evaluation.sample_count;
+                        *count = count.saturating_add(rows.len());
+                        let interval_ms = self.options.interval_ms;
+                        let due = running.alerts.take_due(slot, interval_ms, run.resend_ms);
+                        evaluation.alerts.extend(due.into_iter().map(|alert| (idx, alert)));
+                        running.end_evaluation(None);
+                        pending.add(idx, running, rows);
+                    }
+                    Err(error) => running.end_evaluation(Some(error)),
                 }
-                Err(error) => running.end_evaluation(Some(error)),
             }
+            pending.write(query_ts, &mut self.rules, storage);
+            first = end;
         }
-        pending.write(query_ts, &mut self.rules, storage);
         let is_bad = |running: &&RunningRule| running.last_error.is_some();
         evaluation.failure_count = self.rules.iter().filter(is_bad).count();
         self.mark_orphans(query_ts, storage);
@@ -320,6 +340,8 @@ impl Group {
         let range = TimeRange::new(options.now.saturating_sub(outage_ms), options.now);
         for running in &mut self.rules {
             let Rule::Alerting(rule) = &running.rule else { continue };
+            // The next evaluation marks those that it does not continue.
+            running.written.append(&mut running.earlier);
             let samples = match rule.hold_ms < options.grace_ms {
                 true => Vec::new(),
                 false => storage.newest(&for_state_matchers(rule), range).unwrap_or_default(),
@@ -349,16 +371,17 @@ impl Group {
             if let Some(old) = old_rules.iter_mut().find(same).and_then(Option::take) {
                 running.alerts = old.alerts;
                 running.written = old.written;
+                running.earlier = old.earlier;
             }
         }
         let gone = old_rules.into_iter().flatten();
-        self.orphans.extend(gone.flat_map(|running| running.written));
+        self.orphans.extend(gone.flat_map(RunningRule::into_series));
     }
 
     /// Ends the group. The caller writes stale markers for the series returned, two intervals
     /// later: a rule that was moved to another group may have continued them by then.
     pub fn into_series(self) -> BTreeSet<Labels> {
-        let written = self.rules.into_iter().flat_map(|running| running.written);
+        let written = self.rules.into_iter().flat_map(RunningRule::into_series);
         written.chain(self.orphans).collect()
     }
 
@@ -387,21 +410,23 @@ impl Group {
 }
 
 impl RunningRule {
-    /// Evaluates the expression and applies the result to the alerts.
+    /// Makes rows of the value of the expression, and applies it to the alerts.
     fn rows(
         &mut self,
+        value: Result<Value>,
         slot: Timestamp,
-        query_ts: Timestamp,
         limit: usize,
-        storage: &dyn Storage,
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
-        let value = storage.query(self.rule.expr(), query_ts).map_err(|error| error.to_string())?;
-        let points = vector(value)?;
+        let points = vector(value.map_err(|error| error.to_string())?)?;
         match &self.rule {
             Rule::Recording(rule) => record::record(rule, points, limit),
             Rule::Alerting(rule) => self.alerts.update(rule, slot, &points, limit, expand),
         }
+    }
+
+    fn into_series(self) -> impl Iterator<Item = Labels> {
+        self.written.into_iter().chain(self.earlier)
     }
 
     /// The outcome of the last evaluation.

@@ -1,6 +1,7 @@
 //! The samples of a recording rule.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use firn_model::METRIC_NAME;
 use firn_promql::{Expr, VectorPoint};
@@ -13,7 +14,7 @@ pub struct RecordingRule {
     /// The name of the recorded metric.
     pub name: String,
     /// The expression.
-    pub expr: Expr,
+    pub expr: Arc<Expr>,
     /// Labels that replace those of the result. An empty value removes a label.
     pub labels: BTreeMap<String, String>,
 }

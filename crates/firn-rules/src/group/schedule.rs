@@ -25,7 +25,7 @@ impl Schedule {
     pub fn new(file: &str, name: &str, interval_ms: i64) -> Schedule {
         let interval_ms = interval_ms.max(1);
         let interval_nanos = u64::try_from(interval_ms).unwrap_or(1).saturating_mul(1_000_000);
-        let offset_nanos = xxh64(&encoded_key(file, name), 0).checked_rem(interval_nanos);
+        let offset_nanos = group_key(file, name).checked_rem(interval_nanos);
         let offset_ms = i64::try_from(offset_nanos.unwrap_or(0) / 1_000_000).unwrap_or(0);
         Schedule { interval_ms, offset_ms }
     }
@@ -57,6 +57,11 @@ impl Schedule {
         let slot = last.saturating_add(passed.saturating_mul(self.interval_ms));
         Some(DueSlot { slot, missed_count: u64::try_from(passed.saturating_sub(1)).unwrap_or(0) })
     }
+}
+
+/// The hash of the group `name` of `file`, the same in each process.
+pub(super) fn group_key(file: &str, name: &str) -> u64 {
+    xxh64(&encoded_key(file, name), 0)
 }
 
 /// The labels `file` and `name` as Prometheus encodes them in memory: each text after its length in

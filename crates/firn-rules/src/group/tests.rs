@@ -18,6 +18,8 @@ struct TestStorage {
     select: RefCell<MemorySelect>,
     written: RefCell<Vec<String>>,
     write_count: Cell<usize>,
+    /// The number of rules of each stage.
+    stages: RefCell<Vec<usize>>,
     /// Rows of these names are rejected.
     rejected: Vec<&'static str>,
     is_down: bool,
@@ -39,6 +41,11 @@ impl Storage for TestStorage {
         let select = self.select.borrow();
         let context = QueryContext::unbounded();
         Ok(eval(expr, &*select, &EvalOptions::instant(ts), &context)?.value)
+    }
+
+    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+        self.stages.borrow_mut().push(exprs.len());
+        exprs.iter().map(|expr| self.query(expr, ts)).collect()
     }
 
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>> {
@@ -81,7 +88,7 @@ impl Expand for NoTemplates {
 /// `name = expression`, an alert as `!name = expression`.
 fn rule(text: &str) -> Rule {
     let (name, expr) = text.split_once(" = ").unwrap();
-    let expr = prepare(expr, &QueryContext::unbounded()).unwrap();
+    let expr = prepare(expr, &QueryContext::unbounded()).unwrap().into();
     match name.strip_prefix('!') {
         None => {
             Rule::Recording(RecordingRule { name: name.to_owned(), expr, labels: BTreeMap::new() })
@@ -139,10 +146,15 @@ fn rules_that_do_not_depend_on_each_other_share_a_write() {
     let storage = TestStorage::default();
     let mut apart = group(&["a = vector(1)", "b = vector(2)", "!C = vector(3)", "d = vector(4)"]);
     assert_eq!(evaluate(&mut apart, 1, &storage).len(), 5);
-    assert_eq!(storage.write_count.take(), 1);
+    assert_eq!((storage.write_count.take(), storage.stages.take()), (1, vec![4]));
     let mut linked = group(&["a = vector(1)", "b = vector(2)", "c = b", "d = c + a"]);
     assert_eq!(evaluate(&mut linked, 2, &storage), ["a 1 @2", "b 2 @2", "c 2 @2", "d 3 @2"]);
-    assert_eq!(storage.write_count.take(), 3);
+    assert_eq!((storage.write_count.take(), storage.stages.take()), (3, vec![2, 1, 1]));
+    // Readers of results that are written already share a stage.
+    let mut readers = group(&["a = vector(1)", "b = a", "c = a * 2", "d = b + c", "e = a"]);
+    let rows = ["a 1 @3", "b 1 @3", "c 2 @3", "d 3 @3", "e 1 @3"];
+    assert_eq!(evaluate(&mut readers, 3, &storage), rows);
+    assert_eq!((storage.write_count.take(), storage.stages.take()), (3, vec![1, 2, 2]));
 }
 
 /// The rows of several rules are in one write; each error belongs to its rule.
@@ -282,4 +294,38 @@ fn a_failed_lookup_ends_the_restoration() {
     assert_eq!(evaluate(&mut group, 1, &storage), [""; 0]);
     group.restore(RestoreOptions { now: 90_000, grace_ms: 0 }, MINUTE, &storage);
     assert_eq!(evaluate(&mut group, 2, &storage).len(), 2);
+}
+
+/// An alert that ends while the process is down, or before the restoration: its series end at the
+/// first evaluation that writes series of alerts.
+#[test]
+fn series_of_alerts_that_end_with_a_restart_get_a_marker() {
+    let storage = TestStorage::default();
+    for job in ["a", "b"] {
+        storage.push(&[("__name__", "x"), ("job", job)], MINUTE, 1.0);
+    }
+    let mut old = group(&["!A = x"]);
+    assert_eq!(evaluate(&mut old, 1, &storage).len(), 4);
+    let saved = old.sent_alerts().map(|(rule, alerts)| SavedAlerts {
+        name: rule.name.clone(),
+        labels: rule.labels.clone(),
+        alerts: alerts.cloned().collect(),
+    });
+    let mut new = group(&["!A = x"]);
+    new.rules[0].alerts = ActiveAlerts::new(false);
+    new.continue_alerts(saved.collect(), MINUTE);
+    storage.push(&[("__name__", "x"), ("job", "b")], 2 * MINUTE, STALE_NAN);
+    assert_eq!(evaluate(&mut new, 2, &storage), [""; 0]);
+    assert_eq!(evaluate(&mut new, 3, &storage), [""; 0]);
+    new.restore(RestoreOptions { now: 3 * MINUTE, grace_ms: MINUTE }, MINUTE, &storage);
+    assert_eq!(
+        evaluate(&mut new, 4, &storage),
+        [
+            "ALERTS{alertname=\"A\",alertstate=\"firing\",job=\"a\"} 1 @4",
+            "ALERTS_FOR_STATE{alertname=\"A\",job=\"a\"} 60 @4",
+            "ALERTS{alertname=\"A\",alertstate=\"firing\",job=\"b\"} stale @4",
+            "ALERTS_FOR_STATE{alertname=\"A\",job=\"b\"} stale @4",
+        ]
+    );
+    assert_eq!(evaluate(&mut new, 5, &storage).len(), 2);
 }

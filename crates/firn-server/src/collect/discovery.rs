@@ -2,6 +2,7 @@
 
 mod api;
 mod consul;
+mod counts;
 mod dns;
 mod docker;
 mod ec2;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use self::counts::DiscoveryCounts;
 use self::docker::Daemon;
 use super::files::LocalFiles;
 use crate::metrics_text::{Kind, MetricsText};
@@ -59,8 +61,7 @@ struct SharedLists {
     /// Rises with every new list.
     changes: watch::Sender<u64>,
     failures: [Counter; KINDS.len()],
-    /// Requests to Kubernetes that failed.
-    kubernetes_failures: Counter,
+    counts: Arc<DiscoveryCounts>,
 }
 
 const KINDS: [&str; 9] =
@@ -93,7 +94,7 @@ impl DiscoveryTasks {
             bodies: Bodies::new(budget),
             changes,
             failures: Default::default(),
-            kubernetes_failures: Counter::default(),
+            counts: Arc::default(),
         };
         DiscoveryTasks { name, sets: Mutex::default(), shared: Arc::new(shared) }
     }
@@ -145,10 +146,7 @@ impl DiscoveryTasks {
                 let labels = [("name", self.name), ("mechanism", *kind)];
                 text.sample(&name, &labels, failures.get() as f64);
             }
-            let name = format!("{prefix}_sd_kubernetes_failures_total");
-            text.family(&name, Kind::Counter, "Lists and watches of Kubernetes that failed.");
-            let failures = self.shared.kubernetes_failures.get();
-            text.sample(&name, &[("name", self.name)], failures as f64);
+            self.shared.counts.write_text(prefix, self.name, text);
         }
     }
 }
@@ -539,6 +537,16 @@ mod tests {
 
         pub(super) fn failures(&self, kind: &str) -> u64 {
             failures(&self.tasks, kind)
+        }
+
+        /// The metric `name`, with labels, under the prefix of Prometheus.
+        pub(super) fn metric(&self, name: &str) -> f64 {
+            let mut text = MetricsText::default();
+            self.tasks.write_text(&mut text);
+            let text = text.finish();
+            let start = format!("prometheus_sd_{name} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&start));
+            value.unwrap_or_else(|| panic!("{name}: {text}")).parse().unwrap()
         }
 
         /// Waits until `count` refreshes have failed.

@@ -1,6 +1,6 @@
 //! The rows of a scrape in the database.
 
-use firn_collect::scrape::{self, MetadataItem, Store};
+use firn_collect::scrape::{MetadataItem, Store};
 use firn_model::{Error, ErrorKind, LabelLimits, Labels, Result, RowBatch, SeriesRef, excerpt};
 use firndb::{Db, ForeignMember};
 
@@ -137,7 +137,7 @@ impl Store for ScrapeStore<'_> {
             return;
         };
         match item {
-            MetadataItem::Type(kind) => metadata.kind = metric_type(kind),
+            MetadataItem::Type(kind) => metadata.kind = kind.into(),
             MetadataItem::Help(help) => {
                 metadata.help = Metadata::new(MetricType::Unknown, &help, "").help;
             }
@@ -161,21 +161,9 @@ pub(super) fn copy_of(error: &Error) -> Error {
     Error::new(error.kind().clone(), error.to_string())
 }
 
-fn metric_type(kind: scrape::MetricType) -> MetricType {
-    match kind {
-        scrape::MetricType::Unknown => MetricType::Unknown,
-        scrape::MetricType::Counter => MetricType::Counter,
-        scrape::MetricType::Gauge => MetricType::Gauge,
-        scrape::MetricType::Histogram => MetricType::Histogram,
-        scrape::MetricType::GaugeHistogram => MetricType::GaugeHistogram,
-        scrape::MetricType::Summary => MetricType::Summary,
-        scrape::MetricType::Info => MetricType::Info,
-        scrape::MetricType::StateSet => MetricType::StateSet,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use firn_collect::scrape;
     use firndb::{IndexOptions, Options, SeriesLimits, local_env};
 
     use super::*;

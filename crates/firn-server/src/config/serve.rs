@@ -299,9 +299,10 @@ settings! {
 
     section "Rules and alerts";
 
-    /// Rule groups that are evaluated at the same time, each on a thread of its own. Queries of
-    /// clients do not use these threads.
-    rule_concurrency_max: Count = "4", unit("groups"), bounds(1, RULE_THREADS_MAX),
+    /// Rules that are evaluated at the same time, each on a thread of its own. Threads evaluate
+    /// groups that are due first, then rules of running groups that do not read each other's
+    /// results. Queries of clients do not use these threads.
+    rule_concurrency_max: Count = "4", unit("rules"), bounds(1, RULE_THREADS_MAX),
         not_with(&["read-only"]);
 
     /// Memory of rules: their queries, series, alerts and notifications. It is set aside while

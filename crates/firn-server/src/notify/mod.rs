@@ -8,8 +8,8 @@
 //!
 //! **Invariants**: queues are bounded in length and memory, and lose their oldest alerts first; a
 //! request is never repeated, because the next evaluations send the alert again; an Alertmanager
-//! that hangs delays no other one. Queues are not durable: firing alerts are restored with the
-//! state of rules and sent again, and a resolved one ends at its `endsAt`.
+//! that hangs delays no other one. Queues are not durable: `rules` saves alerts before it sends
+//! them, and sends them again after a restart.
 //!
 //! Reading order: `notification`, `queue`, `notifier`.
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use firn_collect::config::WriteMessage;
-use firn_model::{Error, Labels, Result, encode_varint};
+use firn_model::{Error, Labels, Result, Sample, encode_varint};
 use snap::raw::{Encoder, max_compress_len};
 
 use crate::metadata::{Metadata, MetricType};
@@ -120,27 +120,47 @@ pub(super) fn write_request(
 
 /// The packed request of metadata alone, of version 1.0.
 pub(super) fn metadata_request(metadata: &[NamedMetadata]) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_metadata(metadata, &mut out);
+    pack(&out)
+}
+
+/// The packed request of samples and metadata, of version 1.0.
+pub fn push_request(samples: &[(Labels, Sample)], metadata: &[(Box<str>, Metadata)]) -> Vec<u8> {
     let (mut out, mut one) = (Vec::new(), Vec::new());
+    for (labels, sample) in samples {
+        let labels = encode_labels(labels);
+        let samples = vec![(sample.ts, sample.value)];
+        push_series(&SeriesSamples { labels: &labels, samples }, &mut one, &mut out);
+    }
+    push_metadata(metadata, &mut out);
+    pack(&out)
+}
+
+fn push_metadata(metadata: &[NamedMetadata], out: &mut Vec<u8>) {
+    let mut one = Vec::new();
     for (name, metadata) in metadata {
         one.clear();
         push_number(1, kind(metadata.kind), &mut one);
         push_bytes(2, name.as_bytes(), &mut one);
         push_bytes(4, metadata.help.as_bytes(), &mut one);
         push_bytes(5, metadata.unit.as_bytes(), &mut one);
-        push_bytes(3, &one, &mut out);
+        push_bytes(3, &one, out);
     }
-    pack(&out)
 }
 
 fn write_1(series: &[SeriesSamples<'_>]) -> Vec<u8> {
     let (mut out, mut one) = (Vec::new(), Vec::new());
-    for series in series {
-        one.clear();
-        one.extend_from_slice(series.labels);
-        series.samples.iter().for_each(|&sample| push_sample(sample, &mut one));
-        push_bytes(1, &one, &mut out);
-    }
+    series.iter().for_each(|series| push_series(series, &mut one, &mut out));
     out
+}
+
+/// A series, which is field 1 of a request of version 1.0. `one` is a buffer.
+fn push_series(series: &SeriesSamples<'_>, one: &mut Vec<u8>, out: &mut Vec<u8>) {
+    one.clear();
+    one.extend_from_slice(series.labels);
+    series.samples.iter().for_each(|&sample| push_sample(sample, one));
+    push_bytes(1, one, out);
 }
 
 fn write_2(

@@ -27,4 +27,5 @@ mod share;
 mod window;
 mod writer;
 
+pub use message::push_request;
 pub(crate) use writer::{RemoteWriter, run};

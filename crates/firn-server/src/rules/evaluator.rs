@@ -10,19 +10,22 @@ use std::time::{Duration, Instant};
 use firn_model::{PointValue, Pool, STALE_NAN, Timestamp};
 use firn_promql::Value;
 use firn_rules::AlertTemplates;
-use firn_rules::group::{Alert, Evaluation, RestoreOptions, ResultRow, RunOptions, Storage};
+use firn_rules::group::{Alert, Evaluation, Group, RestoreOptions, ResultRow, RunOptions, Storage};
 use firndb::{Db, QueryOptions};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::load::EvaluationSettings;
 use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
+use super::saved;
+use super::stage::StageQueries;
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
 use super::templates::{BoundedTemplates, keep_exactly};
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
 use crate::notify::{Notification, Notifier, NotifyOptions, link};
+use crate::throttle::Throttle;
 
 /// The groups and all that their evaluation needs.
 pub(super) struct GroupEvaluator {
@@ -35,6 +38,10 @@ pub(super) struct GroupEvaluator {
     pub(super) notifier: Arc<Notifier>,
     settings: Mutex<Arc<EvaluationSettings>>,
     table: Mutex<GroupTable>,
+    /// Queries of running evaluations, for threads without a due group. Locked after `table`.
+    stages: Mutex<Vec<Arc<StageQueries>>>,
+    /// Files of alerts that could not be written.
+    failed_saves: Throttle,
     /// Notified when the table changes.
     changed: Condvar,
 }
@@ -62,6 +69,8 @@ impl GroupEvaluator {
             notifier,
             settings: Mutex::default(),
             table: Mutex::default(),
+            stages: Mutex::default(),
+            failed_saves: Throttle::default(),
             changed: Condvar::new(),
         }
     }
@@ -74,12 +83,37 @@ impl GroupEvaluator {
         self.table.lock()
     }
 
-    /// Waits until the table changes or a group is due; not at all once `is_stopped`.
+    /// Offers the queries of `stage` to threads without a due group.
+    fn share(&self, stage: &Arc<StageQueries>) {
+        if self.options.thread_count < 2 {
+            return;
+        }
+        {
+            let mut stages = self.stages.lock();
+            stages.retain(|stage| stage.has_next());
+            stages.push(Arc::clone(stage));
+        }
+        self.wake();
+    }
+
+    /// Evaluates a query of a group that another thread evaluates. Returns whether there was one.
+    pub(super) fn help(&self) -> bool {
+        let Some(db) = self.db.get() else { return false };
+        let stage = {
+            let mut stages = self.stages.lock();
+            stages.retain(|stage| stage.has_next());
+            stages.first().map(Arc::clone)
+        };
+        stage.is_some_and(|stage| stage.evaluate_next(db, &self.watch))
+    }
+
+    /// Waits until the table changes, a group is due, or a query is shared; not at all once
+    /// `is_stopped`.
     pub(super) fn wait(&self, is_stopped: impl Fn() -> bool) {
         // The clock may be set meanwhile.
         const WAIT_MAX_MS: i64 = 1_000;
         let mut table = self.table.lock();
-        if is_stopped() {
+        if is_stopped() || self.stages.lock().iter().any(|stage| stage.has_next()) {
             return;
         }
         match table.next_at() {
@@ -135,10 +169,14 @@ impl GroupEvaluator {
             query_offset_ms: settings.query_offset_ms,
             resend_ms: self.options.resend_ms,
         };
+        if due.work.is_first() {
+            self.load_alerts(db, &mut due.work.group, &due.shown);
+        }
         let GroupWork { group, cache, held, until_restored } = &mut *due.work;
         let empty = || limits.budget.empty(Pool::Query);
         let (series, alerts) = held.take().unwrap_or_else(|| (empty(), empty()));
-        let storage = RuleStorage::new(db, &limits, &self.watch, cache, series);
+        let share = |stage: &Arc<StageQueries>| self.share(stage);
+        let storage = RuleStorage::new(db, &limits, &self.watch, &share, (cache, series));
         let query = |text: &str, ts: Timestamp| -> firn_model::Result<Value> {
             storage.query_text(text, ts)
         };
@@ -151,7 +189,10 @@ impl GroupEvaluator {
         let counters = &self.counters.templates;
         let bounded = BoundedTemplates::new(&templates, counters, &limits.budget, alerts);
         let mut evaluation = group.evaluate(slot, &run, &storage, &bounded);
-        self.notify(settings, &due.shown, mem::take(&mut evaluation.alerts));
+        if !evaluation.alerts.is_empty() {
+            self.save_alerts(db, group, slot);
+            self.notify(settings, &due.shown, mem::take(&mut evaluation.alerts));
+        }
 
         let mut alerts = bounded.finish();
         let (rule_times, series) = storage.finish();
@@ -194,11 +235,39 @@ impl GroupEvaluator {
         let began = Instant::now();
         let mut cache = SeriesCache::default();
         let held = limits.budget.empty(Pool::Query);
-        let storage = RuleStorage::new(db, limits, &self.watch, &mut cache, held);
+        let storage = RuleStorage::new(db, limits, &self.watch, &|_| (), (&mut cache, held));
         let options = RestoreOptions { now: self.now(), grace_ms: self.options.grace_ms };
         work.group.restore(options, self.options.outage_ms, &storage);
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         shown.counters.restore_ns.store(nanos, Ordering::Relaxed);
+    }
+
+    fn load_alerts(&self, db: &Db, group: &mut Group, shown: &ShownGroup) {
+        let (now, options) = (self.now(), &self.options);
+        // A firing alert is saved at least as often as it is sent.
+        let age_ms_max = options.outage_ms.saturating_add(options.resend_ms);
+        let times = (now.saturating_sub(age_ms_max), now);
+        if let Err(error) = saved::load(db, group, times, &options.budget) {
+            self.counters.failed_loads.fetch_add(1, Ordering::Relaxed);
+            let group = shown.key();
+            tracing::warn!(group, %error, "saved alerts are not continued");
+        }
+    }
+
+    fn save_alerts(&self, db: &Db, group: &Group, slot: Timestamp) {
+        let Err(error) = saved::save(db, group, slot, &self.options.budget) else { return };
+        self.counters.failed_saves.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.failed_saves.note(1, Instant::now()) {
+            tracing::warn!(count, %error, "alerts are sent but not saved");
+        }
+    }
+
+    /// Removes the saved alerts of groups that are not configured.
+    pub(super) fn keep_alerts(&self, db: &Db) {
+        let keys = self.table.lock().alerts_keys();
+        if let Err(error) = db.keep_alerts(&keys) {
+            tracing::warn!(%error, "alerts of removed groups stay on disk");
+        }
     }
 
     fn notify(
@@ -207,9 +276,6 @@ impl GroupEvaluator {
         shown: &ShownGroup,
         alerts: Vec<(usize, Alert)>,
     ) {
-        if alerts.is_empty() {
-            return;
-        }
         let external_url = self.external_url();
         // Alerts of a rule follow each other and share its link.
         let mut last: Option<(usize, Arc<str>)> = None;
@@ -263,7 +329,7 @@ impl GroupEvaluator {
         let settings = Arc::clone(&self.settings.lock());
         let (limits, mut cache) = (self.limits(&settings), SeriesCache::default());
         let held = limits.budget.empty(Pool::Query);
-        let storage = RuleStorage::new(db, &limits, &self.watch, &mut cache, held);
+        let storage = RuleStorage::new(db, &limits, &self.watch, &|_| (), (&mut cache, held));
         if let Err(error) = storage.write(ended.ts, &rows) {
             tracing::warn!(%error, "series of removed rules have no stale marker");
         }

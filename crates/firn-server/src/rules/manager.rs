@@ -25,7 +25,8 @@ use crate::notify::{CheckedAlertmanagers, Notifier};
 /// Settings of the evaluation of rules.
 #[derive(Clone)]
 pub(crate) struct RuleOptions {
-    /// Groups that are evaluated at the same time.
+    /// Groups, and rules of a group that do not read each other's results, that are evaluated at
+    /// the same time.
     pub(crate) thread_count: usize,
     /// Memory of all rules and their notifications, which nothing else uses while there are rules.
     pub(crate) budget: Budget,
@@ -135,10 +136,11 @@ impl RuleManager {
         self.evaluator.table().replace(groups, is_restored, now);
         *self.texts.lock() = held;
         self.evaluator.wake();
-        if let Some(db) = self.evaluator.db.get()
-            && let Err(error) = self.start_threads(db)
-        {
-            tracing::error!(%error, "rules are not evaluated");
+        if let Some(db) = self.evaluator.db.get() {
+            self.evaluator.keep_alerts(db);
+            if let Err(error) = self.start_threads(db) {
+                tracing::error!(%error, "rules are not evaluated");
+            }
         }
     }
 
@@ -150,6 +152,9 @@ impl RuleManager {
     pub(crate) fn open(&self, db: &Arc<Db>, external_url: &str, runtime: Handle) -> Result<()> {
         self.notifier().open(runtime);
         self.attach(db, external_url);
+        if self.is_configured() {
+            self.evaluator.keep_alerts(db);
+        }
         self.threads.lock().is_open = true;
         self.start_threads(db)
     }
@@ -167,6 +172,12 @@ impl RuleManager {
     #[cfg(test)]
     pub(super) fn evaluate_due(&self, now: Timestamp) -> usize {
         std::iter::from_fn(|| self.evaluator.evaluate_next(now).then_some(())).count()
+    }
+
+    /// Does the work of a thread without a due group.
+    #[cfg(test)]
+    pub(super) fn help(&self) -> bool {
+        self.evaluator.help()
     }
 
     /// Starts the threads once there are groups, and reserves the memory of rules.
@@ -253,7 +264,7 @@ fn work(evaluator: &GroupEvaluator, is_stopped: &AtomicBool) {
     let is_stopped = || is_stopped.load(Ordering::Relaxed);
     let mut has_worked = false;
     while !is_stopped() {
-        if evaluator.evaluate_next(evaluator.now()) {
+        if evaluator.evaluate_next(evaluator.now()) || evaluator.help() {
             has_worked = true;
             continue;
         }

@@ -2,7 +2,7 @@
 //! alerts read the same names.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,6 +14,9 @@ use crate::metrics_text::{Kind, MetricsText};
 /// Counters of all groups together.
 #[derive(Debug, Default)]
 pub(super) struct RuleCounters {
+    /// Files of alerts that could not be written or read.
+    pub(super) failed_saves: AtomicU64,
+    pub(super) failed_loads: AtomicU64,
     pub(super) templates: TemplateCounters,
     /// Evaluations of rules.
     pub(super) rules: Times,
@@ -63,6 +66,16 @@ impl RuleCounters {
             &format!("{prefix}_template_text_expansion_failures_total"),
             "Templates of labels and annotations that failed.",
             self.templates.failures.load(Ordering::Relaxed) as f64,
+        );
+        text.counter(
+            &format!("{prefix}_rule_alert_save_failures_total"),
+            "Deliveries of alerts that were not saved: a restart may repeat them.",
+            self.failed_saves.load(Ordering::Relaxed) as f64,
+        );
+        text.counter(
+            &format!("{prefix}_rule_alert_load_failures_total"),
+            "Groups whose saved alerts were not loaded at the start.",
+            self.failed_loads.load(Ordering::Relaxed) as f64,
         );
         for (name, help, times) in [
             ("rule_evaluation_duration_seconds", "Durations of evaluations of rules.", &self.rules),

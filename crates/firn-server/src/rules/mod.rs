@@ -9,17 +9,20 @@
 //! [`storage::RuleStorage`] and publishes a [`view::LastEvaluation`].
 //!
 //! **Invariants**: an evaluation waits for no dashboard: threads and memory are reserved for rules;
-//! a group is evaluated by at most one thread at a time; all queries of an evaluation have the time
-//! of its slot; a reload is all or nothing and waits for no evaluation; memory of results, series
-//! and texts of alerts is reserved first.
+//! a group is evaluated by at most one thread at a time, and others only run its queries; all
+//! queries of an evaluation have the time of its slot; a reload is all or nothing and waits for no
+//! evaluation; memory of results, series and texts of alerts is reserved first; alerts are saved
+//! before they are sent.
 //!
-//! Reading order: `view`, `load`, `table`, `watch`, `storage`, `templates`, `evaluator`,
-//! `manager`, `metrics`.
+//! Reading order: `view`, `load`, `table`, `watch`, `stage`, `storage`, `templates`, `saved`,
+//! `evaluator`, `manager`, `metrics`.
 
 mod evaluator;
 mod load;
 mod manager;
 mod metrics;
+mod saved;
+mod stage;
 mod storage;
 mod table;
 mod templates;

@@ -7,16 +7,18 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_model::{
     Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
     QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
-use firn_promql::{Expr, HeldMemory, Value, prepare};
+use firn_promql::{Expr, HeldMemory, QueryOutput, Value, prepare};
 use firn_rules::group::{ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ForStateSample, ResultRow, Storage};
 use firndb::{Db, ForeignMember, QueryOptions, QueryTime};
 
+use super::stage::{StageQueries, StageResult, timed_query};
 use super::watch::QueryWatch;
 
 /// Limits of queries of rules.
@@ -42,6 +44,8 @@ pub(super) struct RuleStorage<'a> {
     db: &'a Db,
     limits: &'a RuleLimits,
     watch: &'a QueryWatch,
+    /// Offers the queries of a stage to threads without work.
+    share: &'a dyn Fn(&Arc<StageQueries>),
     work: RefCell<EvaluationWork<'a>>,
 }
 
@@ -55,8 +59,10 @@ struct EvaluationWork<'a> {
     held: Reservation,
     /// How much of it the results of this evaluation need.
     series_bytes: u64,
+    /// Of the query of each rule, and of the use of its result.
     rule_times: Vec<Duration>,
-    rule_began: Instant,
+    /// When the last result was applied.
+    applied_at: Instant,
 }
 
 // Of a point that a rule returns: two series with their entries in a map and in a set.
@@ -76,8 +82,8 @@ impl<'a> RuleStorage<'a> {
         db: &'a Db,
         limits: &'a RuleLimits,
         watch: &'a QueryWatch,
-        cache: &'a mut SeriesCache,
-        held: Reservation,
+        share: &'a dyn Fn(&Arc<StageQueries>),
+        (cache, held): (&'a mut SeriesCache, Reservation),
     ) -> RuleStorage<'a> {
         cache.begin(db.generation());
         let work = EvaluationWork {
@@ -87,9 +93,9 @@ impl<'a> RuleStorage<'a> {
             held,
             series_bytes: 0,
             rule_times: Vec::new(),
-            rule_began: Instant::now(),
+            applied_at: Instant::now(),
         };
-        RuleStorage { db, limits, watch, work: RefCell::new(work) }
+        RuleStorage { db, limits, watch, share, work: RefCell::new(work) }
     }
 
     /// Evaluates the text of a template.
@@ -99,7 +105,11 @@ impl<'a> RuleStorage<'a> {
     pub(super) fn query_text(&self, text: &str, ts: Timestamp) -> Result<Value> {
         let context = self.context();
         let _watched = self.watch.watch(&context.cancel, self.limits.timeout);
-        self.evaluate(&prepare(text, &context)?, ts, &context)
+        let expr = prepare(text, &context)?;
+        let output =
+            self.db.evaluate(&expr, QueryTime::Instant(ts), &self.limits.query, &context)?;
+        self.work.borrow_mut().results.push(output.held);
+        Ok(output.value)
     }
 
     /// How long each rule took, and the memory of the series that the group keeps.
@@ -109,10 +119,20 @@ impl<'a> RuleStorage<'a> {
         (work.rule_times, work.held)
     }
 
-    fn evaluate(&self, expr: &Expr, ts: Timestamp, context: &QueryContext) -> Result<Value> {
-        let output = self.db.evaluate(expr, QueryTime::Instant(ts), &self.limits.query, context)?;
-        self.work.borrow_mut().results.push(output.held);
-        Ok(output.value)
+    /// The value of a rule's query. Reserves the memory of the series that it makes.
+    fn accept(&self, (output, took): StageResult) -> Result<Value> {
+        let work = &mut *self.work.borrow_mut();
+        work.rule_times.push(took);
+        let QueryOutput { value, held, .. } = output?;
+        work.results.push(held);
+        if let Value::Vector(points) = &value {
+            // Here, so that a rule without memory fails alone: writes are those of several rules.
+            let bytes = points.iter().map(|point| series_bytes(&point.labels)).sum::<u64>();
+            let series_bytes = work.series_bytes + bytes;
+            work.held.cover(series_bytes)?;
+            work.series_bytes = series_bytes;
+        }
+        Ok(value)
     }
 
     fn context(&self) -> QueryContext {
@@ -122,18 +142,18 @@ impl<'a> RuleStorage<'a> {
 
 impl Storage for RuleStorage<'_> {
     fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value> {
-        let context = self.context();
-        let _watched = self.watch.watch(&context.cancel, self.limits.timeout);
-        let value = self.evaluate(expr, ts, &context)?;
-        if let Value::Vector(points) = &value {
-            // Here, so that a rule without memory fails alone: writes are those of several rules.
-            let bytes = points.iter().map(|point| series_bytes(&point.labels)).sum::<u64>();
-            let work = &mut *self.work.borrow_mut();
-            let series_bytes = work.series_bytes + bytes;
-            work.held.cover(series_bytes)?;
-            work.series_bytes = series_bytes;
+        self.accept(timed_query(self.db, self.limits, self.watch, expr, ts))
+    }
+
+    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+        let stage = Arc::new(StageQueries::new(exprs, ts, self.limits));
+        if exprs.len() > 1 {
+            (self.share)(&stage);
         }
-        Ok(value)
+        let results = stage.finish(self.db, self.watch);
+        let values = results.into_iter().map(|result| self.accept(result)).collect();
+        self.work.borrow_mut().applied_at = Instant::now();
+        values
     }
 
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>> {
@@ -155,11 +175,13 @@ impl Storage for RuleStorage<'_> {
         Ok(samples.into_iter().map(sample).collect())
     }
 
-    fn end_rule(&self, _idx: usize) {
+    fn end_rule(&self, idx: usize) {
         let mut work = self.work.borrow_mut();
         let now = Instant::now();
-        let took = now.saturating_duration_since(mem::replace(&mut work.rule_began, now));
-        work.rule_times.push(took);
+        let took = now.saturating_duration_since(mem::replace(&mut work.applied_at, now));
+        if let Some(rule_took) = work.rule_times.get_mut(idx) {
+            *rule_took = rule_took.saturating_add(took);
+        }
     }
 }
 

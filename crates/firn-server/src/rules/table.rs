@@ -83,6 +83,12 @@ impl GroupWork {
         GroupWork { group, cache: SeriesCache::default(), held: None, until_restored }
     }
 
+    /// Whether the process has not evaluated the group yet, and may continue alerts of the process
+    /// before.
+    pub(super) fn is_first(&self) -> bool {
+        self.until_restored == RESTORED_AFTER
+    }
+
     /// Takes over the state of `old`. References to series stay valid.
     fn take_over(&mut self, old: GroupWork) {
         self.cache = old.cache;
@@ -201,6 +207,11 @@ impl GroupTable {
         self.ended.extract_if(.., |ended| ended.write_at <= now).collect()
     }
 
+    /// The keys of the files with the alerts of all groups.
+    pub(super) fn alerts_keys(&self) -> BTreeSet<u64> {
+        self.groups.values().map(|entry| entry.shown.alerts_key).collect()
+    }
+
     /// Whether no group runs and no marker waits.
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.ended.is_empty()
@@ -290,7 +301,8 @@ mod tests {
             limit: 0,
         };
         let expr = prepare(&format!("vector({version})"), &QueryContext::unbounded()).unwrap();
-        let rule = RecordingRule { name: "r".to_owned(), expr, labels: BTreeMap::new() };
+        let rule =
+            RecordingRule { name: "r".to_owned(), expr: expr.into(), labels: BTreeMap::new() };
         Group::new(options, vec![Rule::Recording(rule)], true)
     }
 

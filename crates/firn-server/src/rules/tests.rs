@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use firn_collect::config::{Config, Files};
 use firn_model::{Budget, Labels, Timestamp};
-use firn_rules::group::{AlertState, RuleHealth};
+use firn_rules::group::{Alert, AlertState, RuleHealth};
 use firndb::{Db, Options, QueryOptions, QueryTime, Value, local_env};
 use tempfile::TempDir;
 
-use super::{RuleManager, RuleOptions};
+use super::{RuleManager, RuleOptions, ShownGroup};
 use crate::metrics_text::MetricsText;
 
 const SECOND: i64 = 1_000;
@@ -49,7 +49,7 @@ struct Scene {
 fn manager(clock: &Arc<AtomicI64>, memory_bytes: u64) -> RuleManager {
     let clock = Arc::clone(clock);
     RuleManager::new(RuleOptions {
-        thread_count: 1,
+        thread_count: 2,
         budget: Budget::unlimited().part(memory_bytes),
         memory_bytes,
         query: QueryOptions::default(),
@@ -130,6 +130,15 @@ impl Scene {
         let mut text = MetricsText::default();
         self.manager.write_text("prometheus", &mut text);
         text.finish()
+    }
+
+    /// The names of the files of alerts.
+    fn saved_files(&self) -> Vec<String> {
+        let files = std::fs::read_dir(self.folder.path().join("fast/alerts"));
+        let name = |entry: io::Result<std::fs::DirEntry>| {
+            entry.unwrap().file_name().into_string().unwrap()
+        };
+        files.map(|files| files.map(name).collect()).unwrap_or_default()
     }
 
     /// The process ends without a stop, and starts again.
@@ -402,6 +411,92 @@ fn pending_alerts_are_restored_after_a_restart() {
     );
 }
 
+/// The process dies while one alert fires and another one is resolved.
+#[test]
+fn a_restart_continues_firing_and_resolved_alerts() {
+    let mut scene = Scene::new();
+    let rules = ALERTS.replace("for: 20m", "for: 0s");
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    for minute in 0..30 {
+        scene.put(&[("__name__", "up"), ("job", "a")], START + minute * MINUTE, 0.0);
+        let value = if minute < 3 { 0.0 } else { 1.0 };
+        scene.put(&[("__name__", "up"), ("job", "b")], START + minute * MINUTE, value);
+    }
+    for minute in 1..5 {
+        scene.evaluate_at(minute * MINUTE);
+    }
+    let firing = |scene: &Scene| {
+        let groups = scene.manager.groups();
+        let alerts = groups[0].latest().rules[0].alerts.clone();
+        let shown = |alert: Alert| (alert.labels, alert.fired_at, alert.last_sent_at);
+        alerts.into_iter().map(shown).collect::<Vec<_>>()
+    };
+    let before = firing(&scene);
+    assert_eq!(before.len(), 1);
+    let files = scene.saved_files();
+    assert_eq!(files.len(), 1);
+    let mut scene = scene.restart();
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    scene.evaluate_at(5 * MINUTE);
+    let after = firing(&scene);
+    assert_eq!((&after[0].0, after[0].1), (&before[0].0, before[0].1), "it fires since then");
+    assert!(after[0].2 > before[0].2, "more than a minute later it is sent again");
+    let no_failure = ["save", "load"].map(|what| format!("rule_alert_{what}_failures_total 0\n"));
+    assert!(no_failure.iter().all(|line| scene.metrics().contains(line)));
+
+    // A group that a reload removes takes its file along.
+    scene.load(&[("b.yml", &rules)]).unwrap();
+    assert_eq!(scene.saved_files(), [""; 0]);
+    scene.evaluate_at(7 * MINUTE);
+    assert_ne!(scene.saved_files(), files);
+}
+
+/// A flipped bit: the alerts of the group start from scratch, and another group continues.
+#[test]
+fn a_damaged_file_of_alerts_costs_only_its_alerts() {
+    let mut scene = Scene::new();
+    let rules = "groups: [{name: g, rules: [{alert: A, expr: vector(1)}]}, \
+                 {name: h, rules: [{alert: B, expr: vector(1)}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    scene.evaluate_at(MINUTE);
+    let fired_at = |scene: &Scene| {
+        let groups = scene.manager.groups();
+        let alert = |group: &Arc<ShownGroup>| group.latest().rules[0].alerts[0].fired_at;
+        groups.iter().map(alert).collect::<Vec<_>>()
+    };
+    let before = fired_at(&scene);
+    let key = scene.manager.groups()[0].alerts_key;
+    let path = scene.folder.path().join(format!("fast/alerts/{key:016x}"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let mut scene = scene.restart();
+    scene.load(&[("a.yml", rules)]).unwrap();
+    scene.evaluate_at(2 * MINUTE);
+    let after = fired_at(&scene);
+    assert!(after[0] > before[0] && after[1] == before[1], "{before:?} {after:?}");
+    assert!(scene.metrics().contains("prometheus_rule_alert_load_failures_total 1\n"));
+}
+
+/// After an outage longer than `--alert-outage-max` an alert starts from scratch.
+#[test]
+fn old_alerts_do_not_continue() {
+    for (minutes, is_continued) in [(50, true), (70, false)] {
+        let mut scene = Scene::new();
+        let rules = "groups: [{name: g, rules: [{alert: A, expr: vector(1)}]}]";
+        scene.load(&[("a.yml", rules)]).unwrap();
+        scene.evaluate_at(MINUTE);
+        scene.clock.store(START + minutes * MINUTE, Ordering::Relaxed);
+        let mut scene = scene.restart();
+        scene.load(&[("a.yml", rules)]).unwrap();
+        scene.evaluate_at((minutes + 1) * MINUTE);
+        let groups = scene.manager.groups();
+        let fired_at = groups[0].latest().rules[0].alerts[0].fired_at.unwrap();
+        assert_eq!(fired_at < START + 2 * MINUTE, is_continued, "{minutes}");
+    }
+}
+
 #[test]
 fn a_reload_keeps_alerts_and_a_new_group_needs_no_restoration() {
     let mut scene = Scene::new();
@@ -481,7 +576,12 @@ impl Scene {
     }
 
     fn alert_count(&self) -> usize {
-        self.manager.groups()[0].latest().rules[0].alerts.len()
+        self.alert_count_of(0)
+    }
+
+    /// The alerts of a rule of the first group.
+    fn alert_count_of(&self, rule: usize) -> usize {
+        self.manager.groups()[0].latest().rules[rule].alerts.len()
     }
 }
 
@@ -567,6 +667,43 @@ fn alerts_that_change_at_each_evaluation_are_within_the_memory_of_rules() {
         most = most.max(kept(&scene));
     }
     assert!(scene.peak_bytes() <= LIMIT && most > LIMIT / 4, "{} {most}", scene.peak_bytes());
+}
+
+/// A thread without a due group evaluates rules of the group of another thread; results are those
+/// of one thread.
+#[test]
+fn idle_threads_evaluate_rules_of_a_group() {
+    let mut scene = Scene::new();
+    let slow = "sum_over_time(vector(1)[5h:1s])";
+    let rules: String = (0..20)
+        .map(|idx| format!("{{record: slow, expr: '{slow}', labels: {{n: '{idx}'}}}}, "))
+        .collect();
+    let rules = format!(
+        "groups: [{{name: g, rules: [{rules} {{record: all, expr: 'sum(slow)'}}, \
+         {{alert: A, expr: 'slow > 0'}}]}}]"
+    );
+    scene.load(&[("a.yml", &rules)]).unwrap();
+    let (helped, is_done) = (AtomicI64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                helped.fetch_add(i64::from(scene.manager.help()), Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        let began = std::time::Instant::now();
+        let mut minute = 0;
+        while minute < 3 || helped.load(Ordering::Relaxed) == 0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "no thread helps");
+            minute += 1;
+            assert_eq!(scene.evaluate_at(minute * MINUTE), 1);
+            assert_eq!(scene.errors(), [const { None }; 22]);
+            let sum = 20 * 5 * 3_600;
+            assert_eq!(scene.query("all", minute * MINUTE), [format!("all {sum}")]);
+        }
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(scene.alert_count_of(21), 20);
+    });
 }
 
 /// The threads evaluate without a call, and a stop ends them.

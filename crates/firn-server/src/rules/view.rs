@@ -18,6 +18,8 @@ pub(crate) struct ShownGroup {
     pub(crate) query_offset_ms: Option<i64>,
     pub(crate) limit: usize,
     pub(crate) rules: Vec<RuleView>,
+    /// Names the file of its alerts.
+    pub(super) alerts_key: u64,
     pub(super) counters: Arc<GroupCounters>,
     latest: Mutex<Arc<LastEvaluation>>,
 }
@@ -84,6 +86,7 @@ impl ShownGroup {
             query_offset_ms: options.query_offset_ms,
             limit: options.limit,
             rules: group.rules().iter().map(|running| RuleView::new(&running.rule)).collect(),
+            alerts_key: group.key(),
             counters,
             latest: Mutex::default(),
         }

@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::http::{api, get, request};
 use crate::process::{Process, firn, free_address, installed, wait_for, wait_until_ready};
 
-const WAIT_MAX: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 const INTERVAL_MS: f64 = 200.0;
 
-fn start_alertmanager(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+pub(crate) fn start_alertmanager(program: &Path, folder: &Path, address: SocketAddr) -> Process {
     let config = folder.join("alertmanager.yml");
     fs::write(&config, "route: {receiver: none}\nreceivers: [{name: none}]\n").expect("a file");
     let mut command = Command::new(program);
@@ -29,23 +29,25 @@ fn start_alertmanager(program: &Path, folder: &Path, address: SocketAddr) -> Pro
 }
 
 /// The active alerts of Alertmanager, by name.
-fn received(address: SocketAddr, name: &str) -> Vec<Value> {
+pub(crate) fn received(address: SocketAddr, name: &str) -> Vec<Value> {
     let answer = get(address, "/api/v2/alerts").expect("alerts");
     let alerts: Vec<Value> = serde_json::from_str(&answer.body).expect("a list");
     alerts.into_iter().filter(|alert| alert["labels"]["alertname"] == name).collect()
 }
 
-fn start(folder: &Path, address: SocketAddr) -> Process {
+/// A server that sends a firing alert again after `resend_delay`.
+pub(crate) fn start(folder: &Path, address: SocketAddr, resend_delay: &str) -> Process {
     let mut command = firn(folder, address);
     command.arg(format!("--prometheus-config={}", folder.join("prometheus.yml").display()));
     command.args(["--self-scrape", "never", "--alert-grace-period", "1s"]);
-    command.args(["--alert-resend-delay", "1s", "--external-url", "http://firn.example"]);
+    command.args(["--alert-resend-delay", resend_delay]);
+    command.args(["--external-url", "http://firn.example"]);
     let process = Process::start("firn", folder, &mut command);
     wait_until_ready(address, "/-/ready");
     process
 }
 
-fn import(address: SocketAddr, text: &str) {
+pub(crate) fn import(address: SocketAddr, text: &str) {
     let answer = request(address, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
     assert_eq!(answer.expect("an answer").status, 204, "{text}");
 }
@@ -63,7 +65,7 @@ fn value(address: SocketAddr, query: &str) -> Option<f64> {
     data["result"][0]["value"][1].as_str()?.parse().ok()
 }
 
-fn metric(address: SocketAddr, name: &str) -> f64 {
+pub(crate) fn metric(address: SocketAddr, name: &str) -> f64 {
     let metrics = get(address, "/metrics").expect("metrics").body;
     let line = metrics.lines().find(|line| line.starts_with(name)).expect("the metric");
     line.rsplit_once(' ').expect("a value").1.parse().expect("a number")
@@ -88,7 +90,7 @@ fn a_real_alertmanager_receives_alerts_and_a_killed_server_goes_on() {
     );
     fs::write(folder.path().join("prometheus.yml"), config).expect("a file");
     fs::write(folder.path().join("rules.yml"), RULES).expect("a file");
-    let mut server = start(folder.path(), address);
+    let mut server = start(folder.path(), address, "1s");
 
     // It fires.
     import(address, "x{job=\"a\"} 1\nx{job=\"b\"} 0\n");
@@ -113,7 +115,7 @@ fn a_real_alertmanager_receives_alerts_and_a_killed_server_goes_on() {
                  - ALERTS_FOR_STATE{alertname=\"Slow\"}";
     wait_for("a pending alert", WAIT_MAX, || value(address, spent).is_some_and(|s| s > 4.0));
     server.kill();
-    let mut server = start(folder.path(), address);
+    let mut server = start(folder.path(), address, "1s");
     let evaluated = "firn_rule_group_iterations_total{";
     // The third evaluation is the first one that writes the state again.
     wait_for("some evaluations", WAIT_MAX, || metric(address, evaluated) >= 10.0);

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod access;
+mod alert_restarts;
 mod alerts;
 mod cache_server;
 mod changed_tables;
@@ -46,6 +47,7 @@ mod result_cache;
 mod scrapes;
 mod scraping;
 mod secrets;
+mod side_by_side;
 mod strace;
 mod tiers;
 mod tls;

@@ -406,3 +406,138 @@ fn many_targets_of_a_small_file_are_printed_with_little_memory() {
     assert_eq!((code, errors.as_str()), (Some(0), ""), "{output}");
     assert!(output.trim().parse::<u64>().unwrap() > 88_000_000, "{output}");
 }
+
+#[test]
+fn matchers_of_queries_are_set_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let f = |arguments: &[&str]| {
+        run_firn(folder.path(), &[&["promql", "label-matchers"], arguments].concat())
+    };
+    let good = |arguments: &[&str], expected: &str| {
+        assert_eq!(f(arguments), (Some(0), format!("{expected}\n"), String::new()));
+    };
+    good(&["set", "sum(a)/b{x=\"1\"}", "x", "2"], "sum(a{x=\"2\"}) / b{x=\"2\"}");
+    good(
+        &["set", "-t", "=~", "rate({y=\"1\",x!=\"1\"}[5m])", "x", "a|b"],
+        "rate({x=~\"a|b\",y=\"1\"}[5m])",
+    );
+    good(
+        &["set", "--type=!=", "a[1h:5m]", "é", "\"", "--experimental"],
+        "a{\"é\"!=\"\\\"\"}[1h:5m]",
+    );
+    good(&["set", "up", "__name__", "down"], "up{__name__=\"down\"}");
+    good(&["delete", "a{x=\"1\",y=\"2\",x!=\"3\"} + b", "x"], "a{y=\"2\"} + b");
+    good(&["delete", "a", "x"], "a");
+    let wrong = f(&["set", "-t", "~", "a", "x", "y"]);
+    assert_eq!(wrong, (Some(1), String::new(), "invalid label match type: ~\n".to_owned()));
+    for arguments in [&["set", "-t", "~", "a(", "x", "y"][..], &["delete", "a(", "x"]] {
+        let (code, _, error) = f(arguments);
+        assert!(code == Some(1) && error.contains("parse error"), "{error}");
+    }
+}
+
+const PUSHED: &str = "# HELP t Seconds.\n# TYPE t histogram\nt_bucket{le=\"1\"} 2\n\
+    t_bucket{le=\"+Inf\"} 3\nt_sum 1.5\nt_count 3\n\
+    # TYPE up gauge\nup{job=\"a\",zone=\"own\"} 1\nold 4 1000\n";
+
+/// Arguments of `push metrics` with text on standard input.
+fn push(folder: &Path, arguments: &[&str], input: &str) -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["push", "metrics"]).args(arguments).current_dir(folder);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // The command may end before it reads.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// The pushed series that an instant query returns, as `labels value`.
+fn pushed(address: SocketAddr, query: &str) -> Vec<String> {
+    let path = format!("/api/v1/query?query={}", encode(query));
+    let answer: Value = serde_json::from_str(&get(address, &path).unwrap().body).unwrap();
+    let result = answer["data"]["result"].as_array().unwrap().clone();
+    let line =
+        |series: &Value| format!("{} {}", series["metric"], series["value"][1].as_str().unwrap());
+    let mut lines: Vec<String> = result.iter().map(line).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn metrics_are_pushed_by_remote_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let mut server = firn(folder.path(), address);
+    server.args(["--self-scrape", "never", "--retention", "forever"]);
+    let _server = Process::start("firn", folder.path(), &mut server);
+    wait_until_ready(address, "/-/ready");
+    let url = format!("http://{address}/api/v1/write");
+    let done = push(folder.path(), &[&url], PUSHED);
+    let printed = "Parsing standard input\n  SUCCESS: metrics pushed to remote write.\n";
+    assert_eq!(done, (Some(0), printed.to_owned(), String::new()));
+    assert_eq!(
+        pushed(address, "{job=\"promtool\"}"),
+        [
+            r#"{"__name__":"t_bucket","job":"promtool","le":"+Inf"} 3"#,
+            r#"{"__name__":"t_bucket","job":"promtool","le":"1.0"} 2"#,
+            r#"{"__name__":"t_count","job":"promtool"} 3"#,
+            r#"{"__name__":"t_sum","job":"promtool"} 1.5"#,
+            r#"{"__name__":"up","exported_job":"a","job":"promtool","zone":"own"} 1"#,
+        ]
+    );
+    let old = ["old @ 1", "timestamp(old @ 1)"].map(|query| pushed(address, query));
+    assert_eq!(old, [[r#"{"__name__":"old","job":"promtool"} 4"#], [r#"{"job":"promtool"} 1"#]]);
+    let metadata = get(address, "/api/v1/metadata?metric=t").unwrap().body;
+    assert!(metadata.contains(r#"{"type":"histogram","help":"Seconds.","unit":""}"#), "{metadata}");
+
+    // Labels of the arguments replace the job, and files may fail alone.
+    std::fs::write(folder.path().join("a.prom"), PUSHED).unwrap();
+    std::fs::write(folder.path().join("b.prom"), "a{\n").unwrap();
+    let files = [&url, "a.prom", "none.prom", "b.prom", "--label=zone=b", "--label", "dc:eu"];
+    let (code, output, errors) = push(folder.path(), &files, "");
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        output,
+        "Parsing metrics file a.prom\n  SUCCESS: metrics file a.prom pushed to remote write.\n\
+         Parsing metrics file b.prom\n"
+    );
+    let lines: Vec<&str> = errors.lines().collect();
+    assert!(lines[0].starts_with("  FAILED: open none.prom: "), "{errors}");
+    assert!(lines[1].starts_with("  FAILED: line 1: "), "{errors}");
+    assert_eq!(
+        pushed(address, "up{dc=\"eu\"}"),
+        [r#"{"__name__":"up","dc":"eu","exported_job":"a","zone":"own"} 1"#]
+    );
+}
+
+#[test]
+fn a_push_sends_headers_and_reports_the_response() {
+    let folder = tempfile::tempdir().unwrap();
+    let refusing = Canned::start("400 Bad Request", "out of order\nsample\n");
+    std::fs::write(folder.path().join("http.yml"), "basic_auth: {username: u, password: p}")
+        .unwrap();
+    let url = format!("http://{}/write/?tenant=a", refusing.address);
+    let arguments =
+        [&url, "--header", "X-Scope-OrgID=team", "--http.config.file=http.yml", "--timeout=5s"];
+    let (code, output, errors) = push(folder.path(), &arguments, "a 1\n");
+    assert_eq!((code, output.as_str()), (Some(1), "Parsing standard input\n"));
+    assert!(
+        errors.starts_with("  FAILED: server returned HTTP status 400 Bad Request: out of order"),
+        "{errors}"
+    );
+    let request = refusing.last().to_lowercase();
+    for line in [
+        "post /write/?tenant=a http/1.1",
+        "content-type: application/x-protobuf",
+        "content-encoding: snappy",
+        "x-prometheus-remote-write-version: 0.1.0",
+        "x-scope-orgid: team",
+        "authorization: basic dtpw",
+    ] {
+        assert!(request.lines().any(|found| found == line), "{line}: {request}");
+    }
+    let wrong = push(folder.path(), &[&url, "--label=x"], "");
+    assert!(wrong.0 != Some(0) && wrong.2.contains("expected NAME=VALUE"), "{wrong:?}");
+}

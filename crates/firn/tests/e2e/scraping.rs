@@ -20,16 +20,19 @@ use crate::process::{
 };
 
 /// A target that serves a body until it is dropped; the address stays free afterwards.
-struct Target {
-    address: SocketAddr,
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
     body: Arc<Mutex<String>>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Target {
-    fn start(body: &str) -> Target {
-        let address = free_address();
+    pub(crate) fn start(body: &str) -> Target {
+        Target::start_at(free_address(), body)
+    }
+
+    pub(crate) fn start_at(address: SocketAddr, body: &str) -> Target {
         let listener = TcpListener::bind(address).expect("a free port");
         let body = Arc::new(Mutex::new(body.to_owned()));
         let ends = Arc::new(AtomicBool::new(false));
@@ -79,7 +82,7 @@ fn respond(mut stream: TcpStream, body: &str) {
 }
 
 /// Writes a file in one step.
-fn replace(path: &Path, text: &str) {
+pub(crate) fn replace(path: &Path, text: &str) {
     let other = path.with_extension("new");
     fs::write(&other, text).expect("a file");
     fs::rename(other, path).expect("a file");
@@ -95,7 +98,7 @@ fn start(folder: &Path, address: SocketAddr) -> Process {
 }
 
 /// The results of an instant query, as `labels value`, without those named in `without`.
-fn results(address: SocketAddr, query: &str) -> BTreeSet<String> {
+pub(crate) fn results(address: SocketAddr, query: &str) -> BTreeSet<String> {
     let Ok(data) = api(address, "/api/v1/query", &[("query", query)]) else {
         return BTreeSet::new();
     };
@@ -260,7 +263,7 @@ fn series(address: SocketAddr) -> BTreeSet<String> {
     data.as_array().into_iter().flatten().map(labels_of).collect()
 }
 
-fn wait_for_equal(what: &str, both: impl Fn() -> (BTreeSet<String>, BTreeSet<String>)) {
+pub(crate) fn wait_for_equal(what: &str, both: impl Fn() -> (BTreeSet<String>, BTreeSet<String>)) {
     for _ in 0..600 {
         let (theirs, ours) = both();
         if theirs == ours && !theirs.is_empty() {

@@ -29,6 +29,17 @@ struct WatchedObjects {
     objects: Option<ObjectList>,
 }
 
+/// Numbers of changes, as a client with a cache counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectEvents {
+    /// New objects.
+    pub added: u64,
+    /// Objects that replace others.
+    pub updated: u64,
+    /// Removed objects.
+    pub removed: u64,
+}
+
 /// The objects of a list, with their memory.
 #[derive(Debug, Default)]
 pub struct ObjectList(BTreeMap<ObjectKey, StoredObject>);
@@ -127,8 +138,9 @@ impl StoredObject {
 }
 
 impl ObjectList {
-    pub(super) fn insert(&mut self, object: StoredObject) {
-        self.0.insert(object.key.clone(), object);
+    /// Returns whether the object replaces another one.
+    pub(super) fn insert(&mut self, object: StoredObject) -> bool {
+        self.0.insert(object.key.clone(), object).is_some()
     }
 
     /// Number of objects.
@@ -213,27 +225,43 @@ impl ClusterState {
         }
     }
 
-    /// Replaces the objects of the watch `idx`.
-    pub fn set_list(&mut self, idx: usize, list: ObjectList) {
-        if let Some(watched) = self.watches.get_mut(idx) {
-            watched.objects = Some(list);
+    /// Replaces the objects of the watch `idx`. Objects that were there before count as updated.
+    pub fn set_list(&mut self, idx: usize, list: ObjectList) -> ObjectEvents {
+        let Some(watched) = self.watches.get_mut(idx) else { return ObjectEvents::default() };
+        let old = watched.objects.replace(list);
+        let new = watched.objects.as_ref().map(|list| &list.0);
+        let (old_count, new_count) =
+            (old.as_ref().map_or(0, ObjectList::len), new.map_or(0, BTreeMap::len));
+        let is_kept = |key: &&ObjectKey| new.is_some_and(|new| new.contains_key(*key));
+        let kept = old.iter().flat_map(|old| old.0.keys()).filter(is_kept).count();
+        ObjectEvents {
+            added: new_count.saturating_sub(kept) as u64,
+            updated: kept as u64,
+            removed: old_count.saturating_sub(kept) as u64,
         }
     }
 
     /// An object of the watch `idx` was added or changed.
-    pub fn set_object(&mut self, idx: usize, object: StoredObject) {
+    pub fn set_object(&mut self, idx: usize, object: StoredObject) -> ObjectEvents {
         let watched = self.watches.get_mut(idx);
-        if let Some(objects) = watched.and_then(|watched| watched.objects.as_mut()) {
-            objects.insert(object);
-        }
+        let Some(objects) = watched.and_then(|watched| watched.objects.as_mut()) else {
+            return ObjectEvents::default();
+        };
+        let is_known = objects.insert(object);
+        ObjectEvents { added: u64::from(!is_known), updated: u64::from(is_known), removed: 0 }
     }
 
     /// An object of the watch `idx` was removed.
-    pub fn remove_object(&mut self, idx: usize, object: &StoredObject) {
+    pub fn remove_object(&mut self, idx: usize, object: &StoredObject) -> ObjectEvents {
         let watched = self.watches.get_mut(idx);
-        if let Some(objects) = watched.and_then(|watched| watched.objects.as_mut()) {
-            objects.0.remove(&object.key);
-        }
+        let objects = watched.and_then(|watched| watched.objects.as_mut());
+        let removed = objects.and_then(|objects| objects.0.remove(&object.key));
+        ObjectEvents { removed: u64::from(removed.is_some()), ..ObjectEvents::default() }
+    }
+
+    /// The kind of objects of the watch `idx`.
+    pub fn resource(&self, idx: usize) -> Option<Resource> {
+        self.watches.get(idx).map(|watched| watched.spec.resource)
     }
 
     /// Whether each watch has a list.

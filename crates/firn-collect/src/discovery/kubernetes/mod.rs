@@ -15,7 +15,7 @@ mod watch;
 mod tests;
 
 pub use access::ClusterAccess;
-pub use cluster::{ClusterState, ObjectList, StoredObject};
+pub use cluster::{ClusterState, ObjectEvents, ObjectList, StoredObject};
 pub use watch::{PageEnd, Resource, WatchEvent, WatchSpec, refusal};
 
 use endpoints::{build_endpoint_slice, build_endpoints};

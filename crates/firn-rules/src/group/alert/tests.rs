@@ -32,7 +32,7 @@ impl Expand for LabelExpand {
 fn rule(hold_ms: i64, keep_firing_ms: i64) -> AlertRule {
     AlertRule {
         name: "A".to_owned(),
-        expr: prepare("up == 0", &QueryContext::unbounded()).unwrap(),
+        expr: prepare("up == 0", &QueryContext::unbounded()).unwrap().into(),
         hold_ms,
         keep_firing_ms,
         labels: BTreeMap::new(),

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Run;
 use super::api::ApiCall;
+use super::counts::DiscoveryCounts;
 
 /// Times of watches.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +107,7 @@ impl Run {
             targets: targets.clone(),
             times,
             budget: self.shared.budget.clone(),
+            counts: Arc::clone(&self.shared.counts),
         };
         if api.datacenter.is_empty() {
             let response = api.get(&targets.self_path(), &mut Connections::default()).await?;
@@ -233,6 +235,7 @@ struct Api {
     datacenter: String,
     times: WatchTimes,
     budget: Budget,
+    counts: Arc<DiscoveryCounts>,
 }
 
 impl Api {
@@ -285,7 +288,10 @@ async fn query(
         Some(service) => api.targets.service_path(service, *index, wait_ms),
         None => api.targets.catalog_path(*index, wait_ms),
     };
-    let response = api.get(&path, connections).await?;
+    let began = Instant::now();
+    let response = api.get(&path, connections).await;
+    api.counts.add_consul_call(service.is_some(), began.elapsed(), response.is_ok());
+    let response = response?;
     let header = response.headers.get(INDEX_HEADER).and_then(|value| value.to_str().ok());
     let (next, is_new) = next_index(*index, header);
     if !is_new {

@@ -60,7 +60,12 @@ impl Run {
                     (name, found)
                 });
             }
-            match lookups.join_next().await {
+            let looked_up = lookups.join_next().await;
+            if let Some(found) = &looked_up {
+                let is_good = matches!(found, Ok((_, Ok(_))));
+                self.shared.counts.add_lookup(is_good);
+            }
+            match looked_up {
                 Some(Ok((name, Ok(records)))) => {
                     // Answers are short: a few of them exist before their memory is reserved.
                     let group = targets.group(&name, records);
@@ -132,6 +137,9 @@ mod tests {
         let work = tokio::spawn(run.dns(targets, move || Ok(settings.clone())));
         task.wait_for(&["a.h:80", "b.h:80"]).await;
         assert_eq!(task.failures("dns"), 1);
+        assert_eq!(task.metric("dns_lookup_failures_total{name=\"scrape\"}"), 1.0);
+        // Two rounds of three names.
+        assert!(task.metric("dns_lookups_total{name=\"scrape\"}") >= 6.0);
         work.abort();
     }
 

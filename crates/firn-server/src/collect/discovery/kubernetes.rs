@@ -119,11 +119,11 @@ impl Run {
             tokio::select! {
                 change = received.recv() => match change {
                     Some(WatchChange::Failed(error)) => {
-                        self.shared.kubernetes_failures.add(1);
+                        self.shared.counts.kubernetes_failures.add(1);
                         self.failed(&error);
                     }
                     Some(change) => {
-                        apply(&mut state, change);
+                        self.apply(&mut state, change);
                         is_changed = true;
                     }
                     None => return,
@@ -147,6 +147,18 @@ impl Run {
         }
     }
 
+    fn apply(&self, state: &mut ClusterState, change: WatchChange) {
+        let (idx, events) = match change {
+            WatchChange::Listed(idx, list) => (idx, state.set_list(idx, list)),
+            WatchChange::Set(idx, object) => (idx, state.set_object(idx, object)),
+            WatchChange::Removed(idx, object) => (idx, state.remove_object(idx, &object)),
+            WatchChange::Failed(_) => return,
+        };
+        if let Some(resource) = state.resource(idx) {
+            self.shared.counts.add_events(resource, events);
+        }
+    }
+
     async fn api_server(
         &self,
         config: &KubernetesDiscovery,
@@ -163,15 +175,6 @@ impl Run {
         let budget = self.shared.budget.clone();
         let server = ApiServer { address: access.server, client, budget };
         Ok((Arc::new(server), access.own_namespace))
-    }
-}
-
-fn apply(state: &mut ClusterState, change: WatchChange) {
-    match change {
-        WatchChange::Listed(idx, list) => state.set_list(idx, list),
-        WatchChange::Set(idx, object) => state.set_object(idx, object),
-        WatchChange::Removed(idx, object) => state.remove_object(idx, &object),
-        WatchChange::Failed(_) => {}
     }
 }
 

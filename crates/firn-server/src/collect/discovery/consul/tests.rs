@@ -157,6 +157,13 @@ async fn wrong_answers_keep_the_last_list() {
     assert_eq!(task.addresses().unwrap(), ["n:1"]);
     task.wait_for(&["n:2"]).await;
     task.wait_for_failures("consul", 9).await;
+    // Two answers that could not be read are no failed queries.
+    assert_eq!(task.metric("consul_rpc_failures_total{name=\"scrape\"}"), 7.0);
+    let calls = |call: &str| {
+        let labels = format!("{{name=\"scrape\",endpoint=\"catalog\",call=\"{call}\"}}");
+        task.metric(&format!("consul_rpc_duration_seconds_count{labels}"))
+    };
+    assert!(calls("service") >= 11.0 && calls("services") == 0.0);
     // After a failure, the next query does not wait for a change.
     assert!(server.heads()[1].contains("index=7"));
     assert!(!server.heads()[2].contains("index="));

@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::super::{DiscoveryTasks, SharedLists, TaskState};
 use super::*;
+use crate::metrics_text::MetricsText;
 
 /// The answer to a request.
 #[derive(Clone, Debug)]
@@ -186,7 +187,22 @@ impl ClusterDiscovery {
     }
 
     fn failures(&self) -> u64 {
-        self.shared.kubernetes_failures.get()
+        self.shared.counts.kubernetes_failures.get()
+    }
+
+    /// The counted additions, deletions and updates of pods.
+    fn pod_events(&self) -> [String; 3] {
+        let mut text = MetricsText::default();
+        self.shared.counts.write_text("prometheus", "scrape", &mut text);
+        let text = text.finish();
+        ["add", "delete", "update"].map(|event| {
+            let start = format!(
+                "prometheus_sd_kubernetes_events_total{{name=\"scrape\",role=\"pod\",\
+                 event=\"{event}\"}} "
+            );
+            let value = text.lines().find_map(|line| line.strip_prefix(&start));
+            value.unwrap_or_else(|| panic!("{event}: {text}")).to_owned()
+        })
     }
 
     async fn wait_for(&self, what: &str, is_done: impl Fn(&ClusterDiscovery) -> bool) {
@@ -228,6 +244,7 @@ async fn a_list_of_pages_is_watched() {
     assert_eq!(api.heads(LIST).len(), 2, "one list of two pages");
     assert!(api.heads(MORE)[0].contains("continue=t%3D1"));
     assert_eq!(discovery.failures(), 0);
+    assert_eq!(discovery.pod_events(), ["5", "1", "1"]);
 }
 
 #[tokio::test]
@@ -243,6 +260,8 @@ async fn a_version_that_is_too_old_is_listed_again() {
     let discovery = ClusterDiscovery::start(&api, "", 16 << 20).await;
     discovery.wait_for_targets(&["d"]).await;
     assert_eq!(discovery.failures(), 0);
+    // As Prometheus' client, which compares a new list with the old one.
+    assert_eq!(discovery.pod_events(), ["4", "3", "1"]);
     let head = &api.heads(LIST)[0].to_lowercase();
     assert!(head.contains("user-agent: firndb/") && head.contains("accept-encoding: gzip"));
 }

@@ -1,0 +1,106 @@
+//! The counts of discoveries that have metrics of their own in Prometheus.
+
+use std::time::Duration;
+
+use firn_collect::discovery::{ObjectEvents, Resource};
+use parking_lot::Mutex;
+
+use crate::metrics_text::{Kind, MetricsText};
+use crate::telemetry::Counter;
+
+/// Counts since the start, of all discoveries of a part of the server.
+#[derive(Debug, Default)]
+pub(super) struct DiscoveryCounts {
+    /// Lists and watches that failed.
+    pub(super) kubernetes_failures: Counter,
+    /// By role: additions, deletions and updates.
+    kubernetes_events: [[Counter; EVENTS.len()]; ROLES.len()],
+    consul_failures: Counter,
+    /// Number and seconds of queries: of the catalog, and of a service.
+    consul_calls: [Mutex<(u64, f64)>; CALLS.len()],
+    dns_lookups: Counter,
+    dns_failures: Counter,
+}
+
+const ROLES: [&str; 6] = ["endpointslice", "endpoints", "node", "pod", "service", "ingress"];
+const EVENTS: [&str; 3] = ["add", "delete", "update"];
+const CALLS: [&str; 2] = ["services", "service"];
+
+/// The place in [`ROLES`]. The other objects only add labels to targets.
+fn role(resource: Resource) -> Option<usize> {
+    match resource {
+        Resource::EndpointSlices => Some(0),
+        Resource::Endpoints => Some(1),
+        Resource::Nodes => Some(2),
+        Resource::Pods => Some(3),
+        Resource::Services => Some(4),
+        Resource::Ingresses => Some(5),
+        Resource::Namespaces | Resource::ReplicaSets | Resource::Jobs => None,
+    }
+}
+
+impl DiscoveryCounts {
+    pub(super) fn add_events(&self, resource: Resource, events: ObjectEvents) {
+        let Some(counters) = role(resource).and_then(|role| self.kubernetes_events.get(role))
+        else {
+            return;
+        };
+        let counts = [events.added, events.removed, events.updated];
+        counters.iter().zip(counts).for_each(|(counter, count)| counter.add(count));
+    }
+
+    /// A query of a service or of the catalog is over.
+    pub(super) fn add_consul_call(&self, is_of_service: bool, took: Duration, is_good: bool) {
+        self.consul_failures.add(u64::from(!is_good));
+        if let Some(calls) = self.consul_calls.get(usize::from(is_of_service)) {
+            let mut calls = calls.lock();
+            calls.0 = calls.0.saturating_add(1);
+            calls.1 += took.as_secs_f64();
+        }
+    }
+
+    /// The lookup of a name is over.
+    pub(super) fn add_lookup(&self, is_good: bool) {
+        self.dns_lookups.add(1);
+        self.dns_failures.add(u64::from(!is_good));
+    }
+
+    /// Writes the metrics of the part `part`, with names that begin with `prefix`.
+    pub(super) fn write_text(&self, prefix: &str, part: &str, text: &mut MetricsText) {
+        for (name, help, counter) in [
+            (
+                "kubernetes_failures_total",
+                "Lists and watches of Kubernetes that failed.",
+                &self.kubernetes_failures,
+            ),
+            ("consul_rpc_failures_total", "Queries of Consul that failed.", &self.consul_failures),
+            ("dns_lookups_total", "Lookups of names of DNS discoveries.", &self.dns_lookups),
+            (
+                "dns_lookup_failures_total",
+                "Lookups of names of DNS discoveries that failed.",
+                &self.dns_failures,
+            ),
+        ] {
+            let name = format!("{prefix}_sd_{name}");
+            text.family(&name, Kind::Counter, help);
+            text.sample(&name, &[("name", part)], counter.get() as f64);
+        }
+        let name = format!("{prefix}_sd_kubernetes_events_total");
+        text.family(&name, Kind::Counter, "Changes of objects that watches of Kubernetes found.");
+        for (role, counters) in ROLES.iter().zip(&self.kubernetes_events) {
+            for (event, counter) in EVENTS.iter().zip(counters) {
+                let labels = [("name", part), ("role", *role), ("event", *event)];
+                text.sample(&name, &labels, counter.get() as f64);
+            }
+        }
+        let name = format!("{prefix}_sd_consul_rpc_duration_seconds");
+        let help = "Durations of queries of Consul; a query waits for changes.";
+        text.family(&name, Kind::Summary, help);
+        for (call, calls) in CALLS.iter().zip(&self.consul_calls) {
+            let (count, seconds) = *calls.lock();
+            let labels = [("name", part), ("endpoint", "catalog"), ("call", *call)];
+            text.sample(&format!("{name}_sum"), &labels, seconds);
+            text.sample(&format!("{name}_count"), &labels, count as f64);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The queries of a stage: rules of one group that idle threads may evaluate at the same time.
+//!
+//! The thread of the group evaluates queries until none is left, and waits for those that other
+//! threads have taken. So a group needs no other thread, and groups that are due have priority.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use firn_model::{CancelToken, Error, QueryContext, Result, Timestamp};
+use firn_promql::{Expr, QueryOutput};
+use firndb::{Db, QueryTime};
+use parking_lot::{Condvar, Mutex};
+
+use super::storage::RuleLimits;
+use super::watch::QueryWatch;
+
+/// The queries of the rules of a stage.
+#[derive(Debug)]
+pub(super) struct StageQueries {
+    exprs: Vec<Arc<Expr>>,
+    ts: Timestamp,
+    limits: RuleLimits,
+    work: SharedWork<StageResult>,
+}
+
+/// The result of a query, and how long it took.
+pub(super) type StageResult = (Result<QueryOutput>, Duration);
+
+impl StageQueries {
+    pub(super) fn new(exprs: &[Arc<Expr>], ts: Timestamp, limits: &RuleLimits) -> StageQueries {
+        let work = SharedWork::new(exprs.len());
+        StageQueries { exprs: exprs.to_vec(), ts, limits: limits.clone(), work }
+    }
+
+    /// Evaluates a query that no thread has taken. Returns whether there was one.
+    pub(super) fn evaluate_next(&self, db: &Db, watch: &QueryWatch) -> bool {
+        let Some(idx) = self.work.take() else { return false };
+        let evaluate = || match self.exprs.get(idx) {
+            Some(expr) => timed_query(db, &self.limits, watch, expr, self.ts),
+            None => (Err(Error::internal("a stage has no such rule")), Duration::ZERO),
+        };
+        let panicked = |_| {
+            (Err(Error::internal("a query of a rule panicked, which is a bug")), Duration::ZERO)
+        };
+        // Else the thread of the group would wait for ever.
+        let result = catch_unwind(AssertUnwindSafe(evaluate)).unwrap_or_else(panicked);
+        self.work.put(idx, result);
+        true
+    }
+
+    /// Whether there is a query that no thread has taken.
+    pub(super) fn has_next(&self) -> bool {
+        self.work.has_next()
+    }
+
+    /// Evaluates all queries that no other thread takes. Returns the results of all rules, once.
+    pub(super) fn finish(&self, db: &Db, watch: &QueryWatch) -> Vec<StageResult> {
+        while self.evaluate_next(db, watch) {}
+        self.work.wait()
+    }
+}
+
+/// Evaluates `expr` within the limits of rules.
+pub(super) fn timed_query(
+    db: &Db,
+    limits: &RuleLimits,
+    watch: &QueryWatch,
+    expr: &Expr,
+    ts: Timestamp,
+) -> StageResult {
+    let began = Instant::now();
+    let context = QueryContext::new(CancelToken::new(), limits.budget.clone());
+    let _watched = watch.watch(&context.cancel, limits.timeout);
+    let output = db.evaluate(expr, QueryTime::Instant(ts), &limits.query, &context);
+    (output, began.elapsed())
+}
+
+/// Items of work that threads take one by one.
+#[derive(Debug)]
+struct SharedWork<T> {
+    len: usize,
+    next: AtomicUsize,
+    results: Mutex<Vec<Option<T>>>,
+    /// Notified when a result arrives.
+    arrived: Condvar,
+}
+
+impl<T> SharedWork<T> {
+    fn new(len: usize) -> SharedWork<T> {
+        let results = Mutex::new((0..len).map(|_| None).collect());
+        SharedWork { len, next: AtomicUsize::new(0), results, arrived: Condvar::new() }
+    }
+
+    /// The next item.
+    fn take(&self) -> Option<usize> {
+        let next = |idx: usize| (idx < self.len).then(|| idx.saturating_add(1));
+        self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()
+    }
+
+    fn has_next(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.len
+    }
+
+    fn put(&self, idx: usize, result: T) {
+        if let Some(place) = self.results.lock().get_mut(idx) {
+            *place = Some(result);
+        }
+        self.arrived.notify_one();
+    }
+
+    /// Waits until all results have arrived, and takes them.
+    fn wait(&self) -> Vec<T> {
+        let mut results = self.results.lock();
+        while results.iter().any(Option::is_none) {
+            self.arrived.wait(&mut results);
+        }
+        results.drain(..).flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// Two items that only end together: one thread alone would wait for ever.
+    #[test]
+    fn threads_share_work_and_results_are_in_order() {
+        let work = SharedWork::new(20);
+        let barrier = Barrier::new(2);
+        let run = || {
+            while let Some(idx) = work.take() {
+                if idx == 7 || idx == 8 {
+                    barrier.wait();
+                }
+                work.put(idx, idx * 10);
+            }
+        };
+        let results = std::thread::scope(|scope| {
+            scope.spawn(run);
+            run();
+            work.wait()
+        });
+        assert_eq!(results, (0..20).map(|idx| idx * 10).collect::<Vec<_>>());
+        assert!(!work.has_next() && work.take().is_none());
+    }
+
+    #[test]
+    fn one_thread_is_enough() {
+        let work = SharedWork::new(3);
+        assert!(work.has_next());
+        while let Some(idx) = work.take() {
+            work.put(idx, idx);
+        }
+        assert_eq!(work.wait(), [0, 1, 2]);
+        assert_eq!(SharedWork::<usize>::new(0).wait(), [0; 0]);
+    }
+}
