@@ -22,10 +22,12 @@ const fn program(name: &'static str, package: &'static str, tests: &'static str)
     Program { name, package, tests }
 }
 
-const DEBIAN_PROGRAMS: [Program; 10] = [
+const DEBIAN_PROGRAMS: [Program; 12] = [
     program("prometheus", "prometheus", "comparisons with Prometheus, proxy, remote read, Grafana"),
     program("prometheus-node-exporter", "prometheus-node-exporter", "scrapes of a real exporter"),
     program("prometheus-alertmanager", "prometheus-alertmanager", "delivery of alerts"),
+    program("prometheus-pushgateway", "prometheus-pushgateway", "scrapes of a Pushgateway"),
+    program("prometheus-redis-exporter", "prometheus-redis-exporter", "scrapes of a real exporter"),
     program("influxd", "influxdb", "proxy of InfluxDB"),
     program("strace", "strace", "failing disks, system calls of the log"),
     program("curl", "curl", "commands of the documents"),

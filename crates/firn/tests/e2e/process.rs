@@ -133,6 +133,29 @@ pub(crate) fn start_node_exporter(program: &Path, folder: &Path, address: Socket
     process
 }
 
+/// A Pushgateway to which a job has pushed a counter.
+pub(crate) fn start_pushgateway(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+    let mut command = Command::new(program);
+    command.arg(format!("--web.listen-address={address}"));
+    let process = Process::start("pushgateway", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    let body = "# TYPE rows_total counter\nrows_total{kind=\"a b\"} 12\n";
+    let path = "/metrics/job/batch/instance/nightly";
+    let pushed = http::request(address, "PUT", path, &[], body.as_bytes());
+    assert!(pushed.is_some_and(|answer| answer.status < 300), "{}", process.output());
+    process
+}
+
+/// A Redis exporter whose Redis is down.
+pub(crate) fn start_redis_exporter(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+    let mut command = Command::new(program);
+    command.arg(format!("--web.listen-address={address}"));
+    command.arg(format!("--redis.addr=redis://{}", free_address()));
+    let process = Process::start("redis-exporter", folder, &mut command);
+    wait_until_ready(address, "/metrics");
+    process
+}
+
 /// A Prometheus that accepts remote write.
 pub(crate) fn start_prometheus(
     program: &Path,

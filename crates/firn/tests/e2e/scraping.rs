@@ -16,7 +16,8 @@ use serde_json::Value;
 
 use crate::http::{api, get};
 use crate::process::{
-    Process, firn, free_address, installed, start_node_exporter, wait_for, wait_until_ready,
+    Process, firn, free_address, installed, start_node_exporter, start_pushgateway,
+    start_redis_exporter, wait_for, wait_until_ready,
 };
 
 /// A target that serves a body until it is dropped; the address stays free afterwards.
@@ -284,14 +285,20 @@ const APP: &str = "# TYPE requests_total counter\nrequests_total{code=\"200\",jo
 
 #[test]
 fn prometheus_and_firn_store_the_same_with_one_file() {
-    let (Some(prometheus), Some(node_exporter)) =
-        (installed("prometheus"), installed("prometheus-node-exporter"))
-    else {
+    let (Some(prometheus), Some(node_exporter), Some(pushgateway), Some(redis_exporter)) = (
+        installed("prometheus"),
+        installed("prometheus-node-exporter"),
+        installed("prometheus-pushgateway"),
+        installed("prometheus-redis-exporter"),
+    ) else {
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let (node_at, prometheus_at, firn_at) = (free_address(), free_address(), free_address());
+    let (gateway_at, redis_at) = (free_address(), free_address());
+    let _gateway = start_pushgateway(&pushgateway, folder, gateway_at);
+    let _redis = start_redis_exporter(&redis_exporter, folder, redis_at);
     let _node = start_node_exporter(&node_exporter, folder, node_at);
     let (app, dying) = (Target::start(APP), Target::start("d 1\n"));
     let broken = Target::start("good 1\nbad{ 2\n");
@@ -317,6 +324,9 @@ fn prometheus_and_firn_store_the_same_with_one_file() {
              \x20 - {{regex: a, action: labeldrop}}\n\
              - job_name: honest\n  honor_labels: true\n  honor_timestamps: false\n\
              \x20 static_configs: [{{targets: ['{0}']}}]\n\
+             - job_name: gateway\n  honor_labels: true\n\
+             \x20 static_configs: [{{targets: ['{gateway_at}']}}]\n\
+             - job_name: redis\n  static_configs: [{{targets: ['{redis_at}']}}]\n\
              - job_name: files\n  file_sd_configs: [{{files: ['targets.json']}}]\n\
              - job_name: bad\n  static_configs: [{{targets: ['{dead}', '{1}']}}]\n{more}",
             app.address, broken.address
@@ -340,8 +350,11 @@ fn prometheus_and_firn_store_the_same_with_one_file() {
             "requests_total",
             "noise",
             "d",
-            "scrape_samples_scraped{job!=\"node\"}",
-            "scrape_samples_post_metric_relabeling{job!=\"node\"}",
+            "scrape_samples_scraped{job!~\"node|gateway|redis\"}",
+            "scrape_samples_post_metric_relabeling{job!~\"node|gateway|redis\"}",
+            "{job=\"batch\"}",
+            "redis_up",
+            "pushgateway_build_info",
             "{job=\"bad\",__name__!~\"scrape_.*\"}",
             "{job=\"app\",__name__!~\"scrape_.*\"}",
             "{job=\"honest\",__name__!~\"scrape_.*\"}",
@@ -370,7 +383,7 @@ fn prometheus_and_firn_store_the_same_with_one_file() {
     };
     wait_for("the first scrapes", Duration::from_secs(60), || {
         let up = |address| results(address, "sum(up)");
-        up(prometheus_at) == up(firn_at) && up(firn_at).iter().any(|sum| sum.ends_with(" 5"))
+        up(prometheus_at) == up(firn_at) && up(firn_at).iter().any(|sum| sum.ends_with(" 7"))
     });
     assert!(series(firn_at).len() > 500, "a node exporter has more series");
     compare("at the start");
