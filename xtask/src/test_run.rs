@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// Builds on what the lints have checked: examples have dev-dependencies, so that cargo chooses the
+/// Reuses the checks of the lints: examples have dev-dependencies, so that cargo chooses the
 /// features that the lints had, and the lints' compiler and its arguments are those of
 /// `cargo clippy -- -D warnings`. Where they differ, cargo checks all again.
 fn document() -> Result<(), String> {

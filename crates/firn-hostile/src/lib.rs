@@ -2,8 +2,8 @@
 //!
 //! **Owns** the tables of attacks (`families`), one file per family; a raw client that sends any
 //! bytes (`client`, `dial`, `wire`); the server under attack with its limits (`server`), the
-//! measurements during an attack (`watch`), the data that must survive (`canary`), and free addresses
-//! of servers (`address`), which the end-to-end tests use too.
+//! measurements during an attack (`watch`), the data that must survive (`canary`), and free
+//! addresses of servers (`address`), which the end-to-end tests use too.
 //!
 //! **Never** is part of the product, and uses none of its code: a shared mistake would hide itself.
 //!
