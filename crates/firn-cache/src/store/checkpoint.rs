@@ -19,7 +19,7 @@ use std::sync::Arc;
 use firn_codec::frame::{FileFormat, HEADER_BYTES, open_block, seal_block};
 use firn_codec::varint::{encode_varint, take_count, take_varint};
 use firn_env::{Disk, OpenMode};
-use firn_model::{CommitSeq, Error, ErrorKind, Result};
+use firn_model::{CommitSeq, Error, ErrorKind, Reservation, Result};
 
 use super::state::{Body, FlashSlab, Node, Store, StoreState};
 use crate::mutant::mutant;
@@ -30,6 +30,8 @@ const FILE: &str = "checkpoint";
 const FORMAT: FileFormat = FileFormat { kind: *b"CCHK", version: 1, oldest: 1 };
 /// A larger file is not read: about 100 bytes for each of ten million extents.
 const BYTES_MAX: u64 = 1 << 30;
+/// Of the contents: a key with an extent has about 14 bytes, and takes about 200.
+const MEMORY_PER_BYTE: u64 = 16;
 
 /// The contents of a checkpoint.
 #[derive(Debug, Default)]
@@ -132,25 +134,44 @@ impl StoreState {
     }
 }
 
-/// The checkpoint in `folder`; an empty one if it is missing or cannot be used.
-pub(super) fn read_checkpoint(disk: &dyn Disk, folder: &str, owner: u64) -> Checkpoint {
+/// The checkpoint in `folder`, whose memory is added to `held`; an empty one if it is missing or
+/// cannot be used. Slabs are then valid as of their own numbers.
+pub(super) fn read_checkpoint(
+    disk: &dyn Disk,
+    folder: &str,
+    owner: u64,
+    held: &mut Reservation,
+) -> Checkpoint {
     let path = format!("{folder}/{FILE}");
-    let read = || -> Result<Vec<u8>> {
-        let file = disk.open(&path, OpenMode::Read)?;
-        let len = file.len()?.min(BYTES_MAX) as usize;
-        let mut bytes = vec![0; len];
-        file.read_at(0, &mut bytes)?;
-        Ok(bytes)
+    let mut read = || {
+        let bytes = read_file(disk, &path, held)?;
+        decode_checkpoint(&path, &bytes, owner, held)
     };
-    // A damaged checkpoint is ignored: slabs are then valid as of their own numbers.
-    let Ok(bytes) = read() else { return Checkpoint::default() };
-    decode_checkpoint(&path, &bytes, owner).unwrap_or_default()
+    read().unwrap_or_default()
 }
 
-fn decode_checkpoint(path: &str, bytes: &[u8], owner: u64) -> Result<Checkpoint> {
+fn read_file(disk: &dyn Disk, path: &str, held: &mut Reservation) -> Result<Vec<u8>> {
+    let file = disk.open(path, OpenMode::Read)?;
+    let len = file.len()?;
+    let Some(count) = usize::try_from(len).ok().filter(|_| len <= BYTES_MAX) else {
+        return Err(Error::corrupt(path, 0, format!("{len} bytes, expected at most {BYTES_MAX}")));
+    };
+    held.grow(len)?;
+    let mut bytes = vec![0; count];
+    file.read_at(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn decode_checkpoint(
+    path: &str,
+    bytes: &[u8],
+    owner: u64,
+    held: &mut Reservation,
+) -> Result<Checkpoint> {
     FORMAT.check(path, bytes)?;
     let block = bytes.get(HEADER_BYTES..).unwrap_or_default();
     let mut input = open_block(path, HEADER_BYTES as u64, block)?;
+    held.grow((input.len() as u64).saturating_mul(MEMORY_PER_BYTE))?;
     let input = &mut input;
     if take_varint(input, "owner")? != owner {
         return Ok(Checkpoint::default());
@@ -181,4 +202,31 @@ fn decode_checkpoint(path: &str, bytes: &[u8], owner: u64) -> Result<Checkpoint>
 fn take_u32(input: &mut &[u8], name: &'static str) -> Result<u32> {
     let number = take_varint(input, name)?;
     u32::try_from(number).map_err(|_| Error::corrupt("checkpoint", 0, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, Pool};
+    use firn_sim::{Faults, SimDisk};
+
+    use super::*;
+
+    /// Before, a sparse file of 1 GiB was read into memory.
+    #[test]
+    fn a_checkpoint_without_memory_is_not_read() {
+        let disk = SimDisk::new(Faults::new(1));
+        disk.create_dir("cache").unwrap();
+        let file = disk.open("cache/checkpoint", OpenMode::Create).unwrap();
+        let mut bytes = FORMAT.header().to_vec();
+        [7, 3, 9, 0].into_iter().for_each(|number| encode_varint(number, &mut bytes));
+        seal_block(HEADER_BYTES, &mut bytes);
+        file.write_at(0, &bytes).unwrap();
+        let read = |memory_bytes: u64| {
+            let mut held = Budget::unlimited().part(memory_bytes).empty(Pool::Cache);
+            read_checkpoint(&disk, "cache", 7, &mut held).through
+        };
+        assert_eq!(read(1 << 20), CommitSeq(3));
+        assert_eq!(read(bytes.len() as u64 + 3), CommitSeq(0), "no memory for the contents");
+        assert_eq!(read(3), CommitSeq(0), "no memory for the file");
+    }
 }

@@ -155,7 +155,8 @@ impl Store {
         let mut corrupt = 0;
         let mut free_slots = Vec::new();
         let mut last_generation = 0;
-        let checkpoint = read_checkpoint(&*self.disk, &self.folder, self.options.owner);
+        let mut held = self.state.lock().memory.budget.empty(Pool::Cache);
+        let checkpoint = read_checkpoint(&*self.disk, &self.folder, self.options.owner, &mut held);
         for slot in 0..slot_count {
             match self.read_slot(slot) {
                 Ok(header) => {
