@@ -59,8 +59,8 @@ pub(crate) struct CheckDiscovery {
 }
 
 const LINT_FAILED: u8 = 3;
-/// A body of metrics is read whole: a scrape of this size is refused too.
-const BODY_BYTES_MAX: u64 = 1 << 30;
+/// A body of metrics is read whole, and each of its names takes memory.
+const BODY_BYTES_MAX: u64 = 64 << 20;
 
 /// Checks web configurations as a server reads them.
 pub(crate) fn run_web_config(check: &CheckWebConfig) -> ExitCode {
@@ -92,8 +92,11 @@ pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut body = Vec::new();
-    let read = io::stdin().lock().take(BODY_BYTES_MAX).read_to_end(&mut body);
+    let read = io::stdin().lock().take(BODY_BYTES_MAX + 1).read_to_end(&mut body);
     let families = match read {
+        Ok(len) if len as u64 > BODY_BYTES_MAX => {
+            Err("the metrics have more than 64 MiB: check a part of them at a time".to_owned())
+        }
         Ok(_) => MetricFamilies::parse(&body).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
