@@ -256,7 +256,7 @@ mod tests {
         let rest = |text: &str| text.parse::<ServerAddress>().map(|parsed| parsed.rest);
         assert_eq!(rest("http://h:1/a/b"), Ok(String::new()));
         assert_eq!(rest("http://h:1/a/b/?x=1#f"), Ok("/?x=1".to_owned()));
-        assert_eq!(rest("http://u:p/@h:1?x=a/"), Ok("?x=a/".to_owned()));
+        assert_eq!(rest("http://u:p@h:1?x=a/"), Ok("?x=a/".to_owned()));
         for (text, user, password) in [
             ("http://u:p%40+q%3dr=s&t@h:1", "u", "p@+q=r=s&t"),
             ("http://u@h:1", "u", ""),
