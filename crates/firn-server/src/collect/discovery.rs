@@ -549,11 +549,15 @@ mod tests {
             value.unwrap_or_else(|| panic!("{name}: {text}")).parse().unwrap()
         }
 
-        /// Waits until `count` refreshes have failed.
+        /// Waits until `count` refreshes have failed, which changes no list.
         pub(super) async fn wait_for_failures(&self, kind: &str, count: u64) {
-            while failures(&self.tasks, kind) < count {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            let failing = async {
+                while failures(&self.tasks, kind) < count {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(60), failing).await;
+            assert!(waited.is_ok(), "{}, expected {count}", failures(&self.tasks, kind));
         }
     }
 }

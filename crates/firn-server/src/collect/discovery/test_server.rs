@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Notify;
 
 /// The answer to a request.
 pub(super) enum Reply {
@@ -21,6 +23,8 @@ pub(super) enum Reply {
 pub(super) struct TestServer {
     pub(super) port: u16,
     heads: Arc<Mutex<Vec<String>>>,
+    /// Notified of each request.
+    arrived: Arc<Notify>,
 }
 
 /// An answer of JSON with more lines of its head.
@@ -42,10 +46,10 @@ impl TestServer {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = TestServer { port, ..TestServer::default() };
-        let (heads, reply) = (Arc::clone(&server.heads), Arc::new(reply));
+        let (serving, reply) = (server.clone(), Arc::new(reply));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, Arc::clone(&heads), Arc::clone(&reply)));
+                tokio::spawn(serve(stream, serving.clone(), Arc::clone(&reply)));
             }
         });
         server
@@ -58,10 +62,10 @@ impl TestServer {
     ) -> TestServer {
         let listener = UnixListener::bind(path).unwrap();
         let server = TestServer::default();
-        let (heads, reply) = (Arc::clone(&server.heads), Arc::new(reply));
+        let (serving, reply) = (server.clone(), Arc::new(reply));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, Arc::clone(&heads), Arc::clone(&reply)));
+                tokio::spawn(serve(stream, serving.clone(), Arc::clone(&reply)));
             }
         });
         server
@@ -70,11 +74,29 @@ impl TestServer {
     pub(super) fn heads(&self) -> Vec<String> {
         self.heads.lock().clone()
     }
+
+    /// Waits until `count` requests have arrived.
+    ///
+    /// # Panics
+    /// After a minute.
+    pub(super) async fn wait_for_requests(&self, count: usize) {
+        let arrival = async {
+            loop {
+                let arrived = self.arrived.notified();
+                if self.heads.lock().len() >= count {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), arrival).await;
+        assert!(waited.is_ok(), "{:?}, expected {count} requests", self.heads());
+    }
 }
 
 async fn serve(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    heads: Arc<Mutex<Vec<String>>>,
+    server: TestServer,
     reply: Arc<impl Fn(&str) -> Reply>,
 ) {
     let mut bytes = Vec::new();
@@ -88,7 +110,8 @@ async fn serve(
             continue;
         }
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        heads.lock().push(head);
+        server.heads.lock().push(head);
+        server.arrived.notify_waiters();
         bytes.clear();
         match reply(&path) {
             Reply::Bytes(answer) => {

@@ -46,9 +46,7 @@ async fn a_daemon_behind_a_socket_is_refreshed() {
     task.wait_for(&["10.0.0.1:80"]).await;
     assert!(server.heads()[1].contains("host: localhost"), "{:?}", server.heads());
     // The version is negotiated once.
-    while server.heads().len() < 7 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    server.wait_for_requests(7).await;
     let pings = server.heads().iter().filter(|head| head.contains("/_ping")).count();
     assert_eq!(pings, 1);
     work.abort();

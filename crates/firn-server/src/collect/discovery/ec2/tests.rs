@@ -5,7 +5,7 @@ use firn_collect::config::Config;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::super::{DiscoveryTasks, SharedLists, TaskState};
+use super::super::{DiscoveryTasks, TaskState};
 use super::*;
 
 /// The answers of each key, with their statuses.
@@ -90,7 +90,7 @@ const ZONES: &str = "<R><availabilityZoneInfo><item><zoneName>z</zoneName><zoneI
 
 struct Ec2Discovery {
     state: Arc<TaskState>,
-    shared: Arc<SharedLists>,
+    tasks: DiscoveryTasks,
     work: tokio::task::JoinHandle<()>,
 }
 
@@ -108,14 +108,15 @@ impl Ec2Discovery {
         let loaded = Config::parse(&text, &|_| None).unwrap();
         let config = loaded.config.scrape_configs[0].discoveries.ec2[0].clone();
         let budget = Budget::new(16 << 20);
-        let shared = Arc::clone(&DiscoveryTasks::new("scrape", &budget).shared);
+        let tasks = DiscoveryTasks::new("scrape", &budget);
         let state = Arc::new(TaskState::default());
-        let run = Run { kind: "ec2", state: Arc::clone(&state), shared: Arc::clone(&shared) };
+        let shared = Arc::clone(&tasks.shared);
+        let run = Run { kind: "ec2", state: Arc::clone(&state), shared };
         let env: Env = Arc::new(move |name: &str| {
             env.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
         });
         let work = tokio::spawn(run.refresh_instances(config, env));
-        Ec2Discovery { state, shared, work }
+        Ec2Discovery { state, tasks, work }
     }
 
     fn addresses(&self) -> Option<Vec<String>> {
@@ -132,9 +133,10 @@ impl Ec2Discovery {
     }
 
     async fn wait_for(&self, want: &[&str]) {
+        let mut changes = self.tasks.changes();
         let waiting = async {
             while self.addresses().is_none_or(|found| found != want) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                changes.changed().await.unwrap();
             }
         };
         let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
@@ -143,7 +145,7 @@ impl Ec2Discovery {
 
     fn failures(&self) -> u64 {
         let idx = super::super::KINDS.iter().position(|kind| *kind == "ec2").unwrap();
-        self.shared.failures[idx].get()
+        self.tasks.shared.failures[idx].get()
     }
 }
 
