@@ -295,6 +295,7 @@ mod tests {
         for (labels, want) in [
             (&[][..], "no address"),
             (&[("__address__", "http://h")], "\"http://h\" is not a valid hostname"),
+            (&[("__address__", "http://u:p@h/a")], "\"http://xxxxx@h/a\" is not a valid hostname"),
             (&[("__address__", "h"), ("__scrape_timeout__", "0")], "scrape timeout cannot be 0"),
             (&[("__address__", "h"), ("__scrape_interval__", "1s")], "(\"10s\" > \"1s\")"),
             (

@@ -21,6 +21,9 @@ const FIRED: u8 = 1;
 const RESOLVED: u8 = 2;
 const SENT: u8 = 4;
 const KEPT: u8 = 8;
+/// The memory of a rule and of a text with a name, beside their bytes.
+const RULE_BYTES: u64 = 256;
+const TEXT_BYTES: u64 = 128;
 
 /// Stores the alerts of `group` that were sent until `slot`. Durable on return.
 ///
@@ -115,11 +118,12 @@ fn decode(payload: &[u8], held: &mut Reservation) -> Result<(Timestamp, Vec<Save
     let saved_at = take_zigzag(input, "time of the alerts")?;
     let mut saved = Vec::new();
     while !input.is_empty() {
-        let (name, labels) = (take_text(input)?, take_texts(input)?);
+        let (name, labels) = (take_text(input)?, take_texts(input, held)?);
+        held.grow(RULE_BYTES.saturating_add(name.len() as u64))?;
         let mut rule = SavedAlerts { name, labels, alerts: Vec::new() };
         while take_bool(input)? {
             let last = rule.alerts.last().map(|last| &last.annotations);
-            let alert = take_alert(input, last)?;
+            let alert = take_alert(input, last, held)?;
             held.grow(alert.memory_bytes())?;
             rule.alerts.push(alert);
         }
@@ -128,7 +132,7 @@ fn decode(payload: &[u8], held: &mut Reservation) -> Result<(Timestamp, Vec<Save
     Ok((saved_at, saved))
 }
 
-fn take_alert(input: &mut &[u8], last: Option<&Texts>) -> Result<Alert> {
+fn take_alert(input: &mut &[u8], last: Option<&Texts>, held: &mut Reservation) -> Result<Alert> {
     let len = take_count(input, input.len(), "labels of an alert")?;
     let labels = Labels::from_encoded(take_bytes(input, len, "labels of an alert")?)?;
     let state = if take_bool(input)? { AlertState::Firing } else { AlertState::Inactive };
@@ -142,7 +146,7 @@ fn take_alert(input: &mut &[u8], last: Option<&Texts>) -> Result<Alert> {
     let (fired_at, resolved_at) = (time(FIRED)?, time(RESOLVED)?);
     let (last_sent_at, keep_firing_since) = (time(SENT)?, time(KEPT)?);
     let annotations = match (take_bool(input)?, last) {
-        (true, _) => Texts::new(take_texts(input)?),
+        (true, _) => Texts::new(take_texts(input, held)?),
         (false, Some(last)) => Arc::clone(last),
         (false, None) => return Err(corrupt("the first alert of a rule has no annotations")),
     };
@@ -160,10 +164,16 @@ fn take_alert(input: &mut &[u8], last: Option<&Texts>) -> Result<Alert> {
     })
 }
 
-fn take_texts(input: &mut &[u8]) -> Result<BTreeMap<String, String>> {
-    let count = take_varint(input, "number of texts")?;
-    // Each takes at least one byte, so a wrong number fails at the end of the file.
-    (0..count).map(|_| Ok((take_text(input)?, take_text(input)?))).collect()
+fn take_texts(input: &mut &[u8], held: &mut Reservation) -> Result<BTreeMap<String, String>> {
+    let mut texts = BTreeMap::new();
+    // Each takes at least two bytes, so a wrong number fails at the end of the file.
+    for _ in 0..take_varint(input, "number of texts")? {
+        let (name, value) = (take_text(input)?, take_text(input)?);
+        let bytes = name.len().saturating_add(value.len()) as u64;
+        held.grow(TEXT_BYTES.saturating_add(bytes))?;
+        texts.insert(name, value);
+    }
+    Ok(texts)
 }
 
 fn take_text(input: &mut &[u8]) -> Result<String> {
@@ -318,5 +328,21 @@ mod tests {
         let small = Budget::unlimited().part(5_000);
         assert!(encode(&group, 7, &mut small.empty(Pool::Query)).is_err());
         assert!(decode(&encoded(&group), &mut small.empty(Pool::Query)).is_err());
+    }
+
+    /// Three bytes for each rule, and two for each text: both take more memory than that.
+    #[test]
+    fn short_rules_and_texts_are_reserved() {
+        let small = Budget::unlimited().part(50_000);
+        let decode = |payload: &[u8]| decode(payload, &mut small.empty(Pool::Query)).map(drop);
+        let payload = |rules: usize| [&[0][..], &[0, 0, 0].repeat(rules)].concat();
+        assert!(decode(&payload(100)).is_ok());
+        let error = decode(&payload(10_000)).unwrap_err();
+        assert!(error.to_string().contains("more bytes"), "{error}");
+        let mut texts = vec![0, 0];
+        encode_varint(10_000, &mut texts);
+        texts.extend([0; 20_001]);
+        let error = decode(&texts).unwrap_err();
+        assert!(error.to_string().contains("more bytes"), "{error}");
     }
 }

@@ -20,6 +20,7 @@ pub use service::*;
 
 use super::HttpClient;
 use super::url::Url;
+use firn_model::redacted;
 use firn_yaml::quoted;
 use firn_yaml::{Checked, Items, section};
 
@@ -131,10 +132,12 @@ impl Discoveries {
 /// # Errors
 /// `address` has a slash.
 pub(crate) fn check_target_address(address: &str) -> Result<(), String> {
-    match address.contains('/') {
-        true => Err(format!("{} is not a valid hostname", quoted(address.as_bytes()))),
-        false => Ok(()),
+    if !address.contains('/') {
+        return Ok(());
     }
+    // Somebody's URL may have a password. Other texts are as Prometheus shows them.
+    let shown = if address.contains('@') { redacted(address) } else { address.into() };
+    Err(format!("{} is not a valid hostname", quoted(shown.as_bytes())))
 }
 
 /// `Err(text)` if `is_wrong`.
