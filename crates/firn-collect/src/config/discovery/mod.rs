@@ -135,7 +135,7 @@ pub(crate) fn check_target_address(address: &str) -> Result<(), String> {
     if !address.contains('/') {
         return Ok(());
     }
-    // Somebody's URL may have a password. Other texts are as Prometheus shows them.
+    // A URL in its place may have a password. Other texts are as Prometheus shows them.
     let shown = if address.contains('@') { redacted(address) } else { address.into() };
     Err(format!("{} is not a valid hostname", quoted(shown.as_bytes())))
 }
