@@ -4,8 +4,10 @@
 //! A row lists its members only if they differ from those of the previous row, marks the members
 //! with changed values in a bitmap, and stores each changed value as the varint of its decimal
 //! delta, or as the bytes of its XOR if it is not a short decimal. There are no ids and no
-//! timestamps per sample. A *restart* row is encoded relative to a state of zeros, so that a log
-//! segment can be read from its start. The bytes are specified in docs/formats/row.md.
+//! timestamps per sample. The values of each 64 slots of a long row follow their length, so that a
+//! reader of a few members passes the others. A *restart* row is encoded relative to a state of
+//! zeros, so that a log segment can be read from its start. The bytes are specified in
+//! docs/formats/row.md.
 //!
 //! Source: Heracles, section 3.1 (shared timestamps, rows in the head). The value form is FirnDB's
 //! own.
@@ -33,7 +35,7 @@ use self::value::{
 };
 use crate::columns::{SlotWalk, Slots};
 use crate::limits::SLOTS_MAX;
-use crate::varint::{corrupt, encode_zigzag, take_bytes, take_u8, take_zigzag};
+use crate::varint::{corrupt, encode_zigzag, take_bytes, take_count, take_u8, take_zigzag};
 
 // Flags of a row: restart, set form (2 bits), change form (2), time form (2), other set.
 const RESTART: u8 = 1;
@@ -42,6 +44,11 @@ const CHANGES_SHIFT: u32 = 3;
 const TIME_SHIFT: u32 = 5;
 /// The set form refers to a remembered set that is not the last row's.
 const OTHER_SET: u8 = 0x80;
+
+/// Slots per block. In rows with blocks that reach beyond the first one, the length of a block's
+/// values precedes them.
+const BLOCK_SLOTS: usize = 64;
+const BLOCKS_MAX: usize = SLOTS_MAX.div_ceil(BLOCK_SLOTS);
 
 /// Encoding of the set of members with changed values.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,6 +94,8 @@ struct SlotTable {
     lasts: Vec<u64>,
     modes: Vec<u8>,
     sets: MemberSets,
+    /// Whether rows have blocks: the last restart row had.
+    has_blocks: bool,
 }
 
 impl Default for MemberState {
@@ -111,6 +120,7 @@ impl RowState {
                 table.lasts.fill(0);
                 table.modes.fill(0);
                 table.sets.clear();
+                table.has_blocks = false;
             }
         }
     }
@@ -165,8 +175,9 @@ impl RowState {
 /// Upper bound of the bytes of a row with `cells` cells.
 #[expect(clippy::arithmetic_side_effects, reason = "a count of cells in memory")]
 pub fn row_bytes_max(cells: usize) -> usize {
-    // Flags, time, set (its gap form takes at most 3 bytes per slot), a bit and 12 bytes per cell.
-    1 + 10 + 24 + cells * 3 + cells.div_ceil(8) + cells * 12
+    // Flags, set form, time, set (its gap form takes at most 3 bytes per slot), lengths of blocks,
+    // a bit and 12 bytes per cell.
+    2 + 10 + 24 + cells * 3 + cells.min(BLOCKS_MAX) * 2 + cells.div_ceil(8) + cells * 12
 }
 
 /// Appends one row. `cells` (at least one, slots strictly ascending) share `ts` and the group of
@@ -229,7 +240,16 @@ pub fn encode_row(
         }
         _ => {
             let table = state.table();
-            let (set, other) = table.sets.encode(cells, time == TimeForm::SameTime, out);
+            table.has_blocks |= restart && last_slot.0 as usize >= BLOCK_SLOTS;
+            let form_idx = out.len();
+            if restart && table.has_blocks {
+                out.push(0);
+            }
+            let (mut set, other) = table.sets.encode(cells, time == TimeForm::SameTime, out);
+            if restart && table.has_blocks {
+                out[form_idx] = set as u8;
+                set = SetForm::Same;
+            }
             table.grow(last_slot.0 as usize + 1);
             (set, other, table.encode_changes(cells, out))
         }
@@ -266,7 +286,7 @@ pub fn decode_row_slots(
     mut cell: impl FnMut(Timestamp, Slot, f64),
 ) -> Result<Timestamp> {
     let flags = take_u8(input, "row flags")?;
-    let (set, changes) = ((flags >> SET_SHIFT) & 3, (flags >> CHANGES_SHIFT) & 3);
+    let (mut set, changes) = ((flags >> SET_SHIFT) & 3, (flags >> CHANGES_SHIFT) & 3);
     let (time, other) = ((flags >> TIME_SHIFT) & 3, flags & OTHER_SET != 0);
     if time > TimeForm::SameTime as u8 {
         return Err(corrupt(format!("row flags {flags:#04x} are unknown")));
@@ -275,6 +295,9 @@ pub fn decode_row_slots(
         state.reset();
     }
     let ts = decode_time(state, time, input)?;
+    if flags & RESTART != 0 {
+        take_layout(state, &mut set, input)?;
+    }
     if let MemberState::One { last, mode, in_last_row, .. } = &mut state.members {
         let same = set == SetForm::Same as u8 && *in_last_row && !other;
         let first = set == SetForm::Dense as u8 && input.first() == Some(&1);
@@ -312,11 +335,14 @@ pub fn decode_row_members(
     member: impl FnMut(Slot),
 ) -> Result<Timestamp> {
     let flags = take_u8(&mut input, "row flags")?;
-    let (set, time) = ((flags >> SET_SHIFT) & 3, (flags >> TIME_SHIFT) & 3);
+    let (mut set, time) = ((flags >> SET_SHIFT) & 3, (flags >> TIME_SHIFT) & 3);
     if flags & RESTART != 0 {
         state.reset();
     }
     let ts = decode_time(state, time, &mut input)?;
+    if flags & RESTART != 0 {
+        take_layout(state, &mut set, &mut input)?;
+    }
     let sets = &mut state.table().sets;
     sets.decode(set, flags & OTHER_SET != 0, time == TimeForm::SameTime as u8, &mut input)?;
     let Some(set) = sets.last() else {
@@ -324,6 +350,20 @@ pub fn decode_row_members(
     };
     slots.iter().copied().filter(|&slot| set.has(slot)).for_each(member);
     Ok(ts)
+}
+
+/// Takes the layout of a restart row and those after it. Such a row refers to no remembered set:
+/// with that form, rows have blocks, and the form of the set follows.
+fn take_layout(state: &mut RowState, set: &mut u8, input: &mut &[u8]) -> Result<()> {
+    if *set != SetForm::Same as u8 {
+        return Ok(());
+    }
+    *set = take_u8(input, "row set form")?;
+    if *set != SetForm::Dense as u8 && *set != SetForm::Listed as u8 {
+        return Err(corrupt(format!("row set form {set} is unknown")));
+    }
+    state.table().has_blocks = true;
+    Ok(())
 }
 
 fn encode_time(state: &mut RowState, ts: Timestamp, out: &mut Vec<u8>) -> TimeForm {
@@ -386,7 +426,9 @@ impl SlotTable {
         let bits_idx = out.len();
         let bits_len = cells.len().div_ceil(8);
         out.resize(bits_idx + bits_len, 0);
-        let mut changed = 0;
+        let is_long = cells.last().is_some_and(|cell| cell.slot.0 as usize >= BLOCK_SLOTS);
+        let has_blocks = self.has_blocks && is_long;
+        let (mut changed, mut block) = (0, None);
         for (idx, cell) in cells.iter().enumerate() {
             let slot_idx = cell.slot.0 as usize;
             let mut slot =
@@ -394,9 +436,16 @@ impl SlotTable {
             if slot.differs(cell.value) {
                 out[bits_idx + idx / 8] |= 1 << (idx % 8);
                 changed += 1;
+                let block_idx = slot_idx / BLOCK_SLOTS;
+                if has_blocks && block.is_none_or(|(open_idx, _)| open_idx != block_idx) {
+                    block.take().into_iter().for_each(|(_, start)| end_block(start, out));
+                    block = Some((block_idx, out.len()));
+                    out.push(0);
+                }
                 encode_value(&mut slot, cell.value, out);
             }
         }
+        block.into_iter().for_each(|(_, start)| end_block(start, out));
         if changed == 0 || changed == cells.len() {
             out.drain(bits_idx..bits_idx + bits_len);
             return if changed == 0 { ChangeForm::None } else { ChangeForm::All };
@@ -434,8 +483,8 @@ impl SlotTable {
             true => Changes::All,
             false => Changes::Bits(bits),
         };
-        let mut members =
-            RowMembers { lasts: &mut self.lasts, modes: &mut self.modes, set, changes };
+        let (lasts, modes) = (&mut *self.lasts, &mut *self.modes);
+        let mut members = RowMembers { lasts, modes, set, changes, has_blocks: self.has_blocks };
         match wanted.listed() {
             Some(wanted) => members.decode_listed(wanted, input, &mut cell),
             None => members.decode_all(input, &mut cell),
@@ -449,6 +498,8 @@ struct RowMembers<'a> {
     modes: &'a mut [u8],
     set: &'a MemberSet,
     changes: Changes<'a>,
+    /// Whether long rows have blocks.
+    has_blocks: bool,
 }
 
 /// A position among the members of a row.
@@ -460,11 +511,24 @@ struct MemberPosition {
 }
 
 impl RowMembers<'_> {
-    #[expect(clippy::cast_possible_truncation, reason = "slots of a set are below SLOTS_MAX")]
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "slots of a set are below SLOTS_MAX"
+    )]
     fn decode_all(&mut self, input: &mut &[u8], cell: &mut impl FnMut(Slot, f64)) -> Result<()> {
+        let has_blocks = self.has_blocks && self.is_long();
         if self.set.is_dense() {
             let slots = self.lasts.iter_mut().zip(&mut *self.modes).take(self.set.len());
+            let mut left_in_block = 0;
             for (idx, (last, mode)) in slots.enumerate() {
+                if left_in_block == 0 {
+                    left_in_block = BLOCK_SLOTS;
+                    if has_blocks && self.changes.count(idx..idx + BLOCK_SLOTS) > 0 {
+                        take_block_len(input)?;
+                    }
+                }
+                left_in_block -= 1;
                 if self.changes.has(idx) {
                     decode_value(&mut SlotState { last, mode }, input)?;
                 }
@@ -472,6 +536,7 @@ impl RowMembers<'_> {
             }
             return Ok(());
         }
+        let mut block_idx = None;
         for (idx, slot_idx) in self.set.slots().enumerate() {
             let (Some(last), Some(mode)) =
                 (self.lasts.get_mut(slot_idx), self.modes.get_mut(slot_idx))
@@ -479,6 +544,11 @@ impl RowMembers<'_> {
                 return Err(corrupt("row members exceed the known slots"));
             };
             if self.changes.has(idx) {
+                let own = Some(slot_idx / BLOCK_SLOTS);
+                if has_blocks && block_idx != own {
+                    take_block_len(input)?;
+                    block_idx = own;
+                }
                 decode_value(&mut SlotState { last, mode }, input)?;
             }
             cell(Slot(slot_idx as u32), f64::from_bits(*last));
@@ -486,16 +556,55 @@ impl RowMembers<'_> {
         Ok(())
     }
 
-    /// Decodes the members in `wanted` and skips the others. Costs about a step for eight bytes of
-    /// skipped values, so that one of hundreds of members is found in some tens of nanoseconds.
+    /// Decodes the members in `wanted` and skips the others: blocks by their length, members before
+    /// a wanted one of their block at about a step for eight bytes of values. The modes of others
+    /// are not known, so their values are never read: neither in long rows nor in short ones.
     #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
     fn decode_listed(
         &mut self,
+        mut wanted: &[Slot],
+        input: &mut &[u8],
+        cell: &mut impl FnMut(Slot, f64),
+    ) -> Result<()> {
+        let mut block = MemberPosition { slot_idx: 0, member_idx: 0 };
+        if !self.has_blocks {
+            return self.decode_listed_in(block, wanted, input, cell);
+        }
+        if !self.is_long() {
+            let count = wanted.partition_point(|slot| (slot.0 as usize) < BLOCK_SLOTS);
+            let (here, _) = wanted.split_at(count);
+            return self.decode_listed_in(block, here, input, cell);
+        }
+        while let Some(first) = wanted.first()
+            && block.slot_idx < self.set.end()
+        {
+            let members =
+                block.member_idx..block.member_idx + self.set.count_in_word(block.slot_idx);
+            let next =
+                MemberPosition { slot_idx: block.slot_idx + BLOCK_SLOTS, member_idx: members.end };
+            let is_changed = !members.is_empty() && self.changes.count(members) > 0;
+            let len = if is_changed { take_block_len(input)? } else { 0 };
+            let mut values = take_bytes(input, len, "row block")?;
+            if (first.0 as usize) < next.slot_idx {
+                let count = wanted.partition_point(|slot| (slot.0 as usize) < next.slot_idx);
+                let (here, later) = wanted.split_at(count);
+                self.decode_listed_in(block, here, &mut values, cell)?;
+                wanted = later;
+            }
+            block = next;
+        }
+        Ok(())
+    }
+
+    /// As [`RowMembers::decode_listed`] within one block, from `next` on.
+    #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
+    fn decode_listed_in(
+        &mut self,
+        mut next: MemberPosition,
         wanted: &[Slot],
         input: &mut &[u8],
         cell: &mut impl FnMut(Slot, f64),
     ) -> Result<()> {
-        let mut next = MemberPosition { slot_idx: 0, member_idx: 0 };
         for &slot in wanted {
             let slot_idx = slot.0 as usize;
             let here = self.skip(next, slot_idx.min(self.set.end()), input)?;
@@ -518,6 +627,11 @@ impl RowMembers<'_> {
             cell(slot, f64::from_bits(*last));
         }
         Ok(())
+    }
+
+    /// Whether there are members behind the first block.
+    fn is_long(&self) -> bool {
+        self.set.end() > BLOCK_SLOTS
     }
 
     /// Skips the values of the members from `next` to `end`, a slot. The modes of members whose
@@ -594,6 +708,12 @@ impl RowMembers<'_> {
     }
 }
 
+/// Takes the number of bytes of a block's values.
+fn take_block_len(input: &mut &[u8]) -> Result<usize> {
+    let len_max = input.len();
+    take_count(input, len_max, "row block")
+}
+
 /// The changed members of a row.
 enum Changes<'a> {
     All,
@@ -625,6 +745,22 @@ impl Changes<'_> {
         let whole = bits.get(first..last.min(bits.len())).unwrap_or_default();
         let count: u32 = whole.iter().map(|byte| byte.count_ones()).sum();
         (count + below(last, members.end) - below(first, members.start)) as usize
+    }
+}
+
+/// Sets the length of the block that begins at `start` with a byte for it, and ends here.
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "encodes values of the caller, of at most 12 bytes each, not stored bytes"
+)]
+fn end_block(start: usize, out: &mut Vec<u8>) {
+    let len = out.len() - start - 1;
+    out[start] = len as u8 & 0x7f;
+    if len > 0x7f {
+        out[start] |= 0x80;
+        out.insert(start + 1, (len >> 7) as u8);
     }
 }
 

@@ -16,8 +16,10 @@ use firn_codec::varint::{
 };
 use firn_model::{Error, Result, TimeRange, encode_varint};
 
-/// The version that is written, and the oldest that is read.
-const VERSION: u8 = 1;
+/// The version that is written: rows may have blocks.
+const VERSION: u8 = 2;
+/// The oldest version that is read. Its rows have no blocks; all else is the same.
+const VERSION_MIN: u8 = 1;
 /// Flag beside the version: from here on, no row needs a row before this payload.
 const FRESH: u8 = 0x80;
 /// The most bytes of a row's tag and the varints after it.
@@ -89,9 +91,9 @@ impl<'a> Payload<'a> {
     pub(crate) fn open(mut bytes: &'a [u8]) -> Result<Payload<'a>> {
         let first = take_u8(&mut bytes, "rows version")?;
         let (version, is_fresh) = (first & !FRESH, first & FRESH != 0);
-        if version != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&version) {
             return Err(Error::invalid(format!(
-                "rows entry has format version {version}, expected {VERSION}; \
+                "rows entry has format version {version}, expected {VERSION_MIN} to {VERSION}; \
                  start the version of firn that wrote it"
             )));
         }
@@ -176,16 +178,21 @@ mod tests {
         }
     }
 
-    /// Version 1 as it is in logs. Never change it; add the next version beside it.
+    /// Versions 1 and 2 as they are in logs. Never change them; add the next version beside them.
     #[test]
-    fn version_1_is_read_for_ever() {
-        let bytes = [1, 19, 10, 0xa1, 7, 0x70, 3, 0x8f, 0];
+    fn versions_1_and_2_are_read_for_ever() {
+        let bytes = [2, 19, 10, 0xa1, 7, 0x70, 3, 0x8f, 0];
         let bytes = [&bytes[..], &[9; 15]].concat();
+        for version in [1, 2] {
+            let bytes = [&[version], &bytes[1..]].concat();
+            let payload = Payload::open(&bytes).unwrap();
+            assert_eq!(payload.range, TimeRange::new(-10, 0));
+            let rows: Vec<_> = payload.rows().map(Result::unwrap).collect();
+            let seen: Vec<_> =
+                rows.iter().map(|row| (row.local, row.whole, row.bytes.len())).collect();
+            assert_eq!(seen, [(2, true, 1), (12, false, 0), (12, true, 15)]);
+        }
         let payload = Payload::open(&bytes).unwrap();
-        assert_eq!(payload.range, TimeRange::new(-10, 0));
-        let rows: Vec<_> = payload.rows().map(Result::unwrap).collect();
-        let seen: Vec<_> = rows.iter().map(|row| (row.local, row.whole, row.bytes.len())).collect();
-        assert_eq!(seen, [(2, true, 1), (12, false, 0), (12, true, 15)]);
         let mut again = Vec::new();
         encode_header(payload.range, payload.is_fresh, &mut again);
         encode_payload_row(2, true, &[7], &mut again);

@@ -269,6 +269,15 @@ impl MemberSet {
         (whole_count + last) as usize
     }
 
+    /// Number of members among the 64 slots from `slot_idx` on, a multiple of 64.
+    #[inline]
+    pub(super) fn count_in_word(&self, slot_idx: usize) -> usize {
+        match self.is_dense() {
+            true => self.end().saturating_sub(slot_idx).min(64),
+            false => self.words.get(slot_idx / 64).map_or(0, |word| word.count_ones() as usize),
+        }
+    }
+
     #[inline]
     pub(super) fn has(&self, slot: Slot) -> bool {
         if self.words.is_empty() {

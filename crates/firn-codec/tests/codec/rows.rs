@@ -15,6 +15,7 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
         Just(vec![0u32]),
         (1u32..40).prop_map(|count| (0..count).collect()),
         prop::collection::btree_set(0u32..300, 1..40).prop_map(|set| set.into_iter().collect()),
+        (64u32..200).prop_map(|count| (0..count).collect()),
         Just(vec![7, 65_535]),
         (0u32..4).prop_map(|piece| (piece..60).step_by(4).collect()),
     ];
@@ -263,4 +264,41 @@ fn version_1_of_rows_is_unchanged() {
     ];
     want.extend(&third[..7]);
     assert_eq!(encode(&rows), want);
+}
+
+#[rustfmt::skip]
+#[expect(clippy::unusual_byte_groupings, reason = "flags are grouped by field")]
+#[test]
+fn rows_with_blocks_are_unchanged() {
+    // Slots 0 to 69. Then the two members around the border of blocks, and those of the first block
+    // to values with deltas of two bytes. At last a row of the first block alone.
+    let row = |restart, ts, slots: std::ops::Range<u32>, value: &dyn Fn(u32) -> f64| -> Row {
+        (restart, ts, slots.map(|slot| (slot, value(slot).to_bits())).collect())
+    };
+    let rows = [
+        row(true, 1000, 0..70, &|_| 1.0),
+        row(false, 2000, 0..70, &|slot| if slot == 63 || slot == 64 { 2.0 } else { 1.0 }),
+        row(false, 3000, 0..70, &|slot| if slot < 64 { 101.0 } else { 1.0 }),
+        row(false, 4000, 0..3, &|_| 102.0),
+    ];
+    // Restart with blocks, 1000, slots 0 to 69; 64 and 6 values.
+    let mut want = vec![0b0_01_01_00_1, 0xd0, 0x0f, 1, 70, 64];
+    want.extend([2; 64]);
+    want.push(6);
+    want.extend([2; 6]);
+    // Bits 63 and 64 as sparse bits; a block each, of one byte.
+    want.extend([0b0_00_11_00_0, 0b1000_0000, 1, 0x80, 1, 1, 2, 1, 2]);
+    // Bits 0 to 63, and 64, which is 1 again; two bytes of length.
+    want.extend([0b0_00_10_00_0, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0x80, 1]);
+    (0..63).for_each(|_| want.extend([0xc8, 1]));
+    want.extend([0xc6, 1, 1, 1]);
+    // No length.
+    want.extend([0b0_00_01_01_0, 3, 2, 2, 2]);
+    assert_eq!(encode(&rows), want);
+    // A group that was short at its restart has rows without blocks.
+    let grown = [row(true, 1000, 0..2, &|_| 1.0), row(false, 2000, 0..70, &|_| 1.0)];
+    let mut want = vec![0b0_01_01_01_1, 0xd0, 0x0f, 2, 2, 2, 0b0_00_10_01_0, 70];
+    want.extend([0xfc, 255, 255, 255, 255, 255, 255, 255, 0b11_1111]);
+    want.extend([2; 68]);
+    assert_eq!(encode(&grown), want);
 }
