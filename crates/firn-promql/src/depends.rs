@@ -43,6 +43,15 @@ pub fn dependencies(expr: &Expr, lookback_ms: i64) -> Option<Vec<Dependency>> {
     Some(found)
 }
 
+/// Whether `node` reads samples, and depends on nothing else than them and the time: see
+/// [`dependencies`].
+pub(crate) fn depends_on_samples_alone(node: &Node) -> bool {
+    let mut found = Vec::new();
+    let step = Reach::Relative { first_ms: 0, last_ms: 0 };
+    // The length of the lookback changes the reach alone.
+    collect(node, step, 0, &mut found).is_some() && !found.is_empty()
+}
+
 fn collect(node: &Node, times: Reach, lookback_ms: i64, found: &mut Vec<Dependency>) -> Option<()> {
     let mut inner = |node: &Node| collect(node, times, lookback_ms, found);
     match &node.kind {

@@ -51,7 +51,7 @@
 //! ```
 //!
 //! Terms: `docs/glossary.md`. Reading order: `syntax`, `value`, `plan`, `depends`, `parts`,
-//! `eval`, `functions`, `histogram`, `notation`, `memory`.
+//! `shared`, `eval`, `functions`, `histogram`, `notation`, `memory`.
 
 #![forbid(unsafe_code)]
 
@@ -63,6 +63,7 @@ mod memory;
 pub mod notation;
 mod parts;
 mod plan;
+mod shared;
 mod syntax;
 #[cfg(feature = "test-util")]
 pub mod test_util;
@@ -77,6 +78,7 @@ pub use histogram::{BoundedBucket, all_buckets, text as histogram_text};
 pub use memory::MemorySelect;
 pub use parts::{PartResult, parts};
 pub use plan::{check_range, selections};
+pub use shared::{SharedExprs, SharedResults};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,

@@ -1,19 +1,25 @@
 //! Parts of an expression that other expressions may share. A cache of answers can keep the result
 //! of a part.
 
+use std::sync::Arc;
+
+use firn_model::Labels;
+
 use crate::eval::vector::{ABSENT, VectorSeries};
 use crate::eval::window::Steps;
 use crate::plan::is_step_invariant;
 use crate::syntax::{AggregateOp, Expr, Node, NodeKind, Span};
-use crate::value::Series;
+use crate::value::{HeldMemory, Series, Value, VectorPoint};
 
 /// The result of one of [`parts`] at every step of the whole expression.
 #[derive(Clone, Debug)]
 pub struct PartResult {
     /// The position of the part in the whole expression.
     pub span: Span,
-    /// Its value, floats only.
-    pub series: Vec<Series>,
+    /// Its value: a matrix of floats for a range query, a vector for an instant query.
+    pub value: Arc<Value>,
+    /// The memory of the value.
+    pub held: HeldMemory,
 }
 
 /// The topmost aggregations of `expr` below operators and functions, each as an expression of its
@@ -54,19 +60,44 @@ fn collect<'a>(node: &'a Node, found: &mut Vec<&'a Node>) {
 }
 
 impl PartResult {
+    /// The labels of its series.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = &Labels> {
+        let (matrix, vector) = self.series();
+        matrix.iter().map(|one| &one.labels).chain(vector.iter().map(|point| &point.labels))
+    }
+
     /// The series as columns over `steps`.
     pub(crate) fn columns(&self, steps: &Steps) -> Vec<VectorSeries> {
-        let column = |one: &Series| {
-            let mut values = vec![ABSENT; steps.count];
+        let (matrix, vector) = self.series();
+        let column = |labels: &Labels| {
+            VectorSeries::floats(labels.clone(), false, vec![ABSENT; steps.count])
+        };
+        let of_range = |one: &Series| {
+            let mut column = column(&one.labels);
             for sample in &one.floats {
                 let step = usize::try_from((sample.ts - steps.start) / steps.step);
-                if let Some(value) = step.ok().and_then(|step| values.get_mut(step)) {
+                if let Some(value) = step.ok().and_then(|step| column.values.get_mut(step)) {
                     *value = sample.value;
                 }
             }
-            VectorSeries::floats(one.labels.clone(), false, values)
+            column
         };
-        self.series.iter().map(column).collect()
+        let of_instant = |point: &VectorPoint| {
+            let mut column = column(&point.labels);
+            if steps.count > 0 {
+                column.set(0, point.value.clone());
+            }
+            column
+        };
+        matrix.iter().map(of_range).chain(vector.iter().map(of_instant)).collect()
+    }
+
+    fn series(&self) -> (&[Series], &[VectorPoint]) {
+        match &*self.value {
+            Value::Matrix(series) => (series, &[]),
+            Value::Vector(points) => (&[], points),
+            Value::Scalar { .. } | Value::String { .. } => (&[], &[]),
+        }
     }
 }
 
@@ -76,7 +107,7 @@ mod tests {
     use firn_promqltest::MemorySelect;
 
     use super::*;
-    use crate::{EvalOptions, Value, eval, eval_with_parts, parse};
+    use crate::{EvalOptions, QueryOutput, eval, eval_with_parts, parse};
 
     fn texts(text: &str) -> Vec<String> {
         parts(&parse(text).unwrap()).iter().map(ToString::to_string).collect()
@@ -120,7 +151,9 @@ mod tests {
             unreachable!("a range query returns a matrix")
         };
         let text = |series: &[Series]| {
-            let results = PartResult { span: part.root.span, series: series.to_vec() };
+            let value = Arc::new(Value::Matrix(series.to_vec()));
+            let held = HeldMemory::default();
+            let results = PartResult { span: part.root.span, value, held };
             let output = eval_with_parts(&expr, &[results], &store, &options, &context).unwrap();
             format!("{:?}", output.value)
         };
@@ -160,11 +193,9 @@ mod tests {
             let expr = parse(text).unwrap();
             let parts = parts(&expr);
             let results = parts.iter().map(|part| {
-                let value = eval(part, &store, &options, &context).unwrap().value;
-                let Value::Matrix(series) = value else {
-                    unreachable!("a range query returns a matrix")
-                };
-                PartResult { span: part.root.span, series }
+                let QueryOutput { value, held, .. } =
+                    eval(part, &store, &options, &context).unwrap();
+                PartResult { span: part.root.span, value: Arc::new(value), held }
             });
             let results: Vec<PartResult> = results.collect();
             assert!(!results.is_empty(), "{text}");

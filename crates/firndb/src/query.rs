@@ -7,7 +7,7 @@ use firn_model::{
     CancelToken, Error, LabelLimits, Labels, Matcher, Pool, QueryContext, Reservation, Result,
     TimeRange, Timestamp,
 };
-use firn_promql::{EvalOptions, QueryOutput};
+use firn_promql::{EvalOptions, PartResult, QueryOutput};
 
 use crate::results::RangeQuery;
 use crate::{Cardinality, Db, History};
@@ -157,6 +157,23 @@ impl Db {
             }
         }
         firn_promql::eval(expr, &self.snapshot(), &options, context)
+    }
+
+    /// An instant query with the results of some nodes of `expr`, as
+    /// [`firn_promql::SharedResults`] has them.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub fn evaluate_with_parts(
+        &self,
+        expr: &firn_promql::Expr,
+        parts: &[PartResult],
+        ts: Timestamp,
+        options: &QueryOptions,
+        context: &QueryContext,
+    ) -> Result<QueryOutput> {
+        let options = eval_options(QueryTime::Instant(ts), options);
+        firn_promql::eval_with_parts(expr, parts, &self.snapshot(), &options, context)
     }
 
     /// [`Db::query`] with the default options, without a time-out.

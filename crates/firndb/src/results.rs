@@ -190,20 +190,20 @@ impl Results {
     ) -> Result<(QueryOutput, Option<Answer>)> {
         let parts = firn_promql::parts(query.expr).into_iter();
         let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
-        let (mut given, mut held, mut samples) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut given, mut samples) = (Vec::new(), Vec::new());
         for (expression, part) in &parts {
             let question = ResultQuery { expression, ..*missing };
             if self.cache.is_shared(&question)
                 && let Some(shared) =
                     self.part(&RangeQuery { expr: part, ..*query }, view, &question)?
             {
-                given.push(PartResult { span: part.root.span, series: shared.series });
-                held.push(shared.held);
+                let value = Arc::new(Value::Matrix(shared.series));
+                given.push(PartResult { span: part.root.span, value, held: shared.held });
                 samples.extend(shared.samples);
             }
         }
         let (mut output, answer) = evaluate(query, &given, view, missing)?;
-        drop(held);
+        drop(given);
         if let Some(all) = &mut output.samples {
             samples.iter().for_each(|(before, part)| all.add_from(*before, part));
         }

@@ -116,18 +116,18 @@ pub fn eval_with_parts(
     })
 }
 
-impl Evaluator<'_> {
+impl<'a> Evaluator<'a> {
     /// The value of `node` at all steps; evaluated once if it is the same at each.
     fn node(&mut self, node: &Node, steps: &Steps) -> Result<Evaluated> {
         self.context.cancel.check()?;
         let mark = self.meter.mark();
-        let part_result = self.part_results.iter().find(|result| result.span == node.span);
+        let part_result = self.part_result(node);
         if node.value_type() == ValueType::Scalar {
             self.meter.reserve_items(steps.count, 8)?;
         }
         let result = if let Some(part_result) = part_result {
-            for series in &part_result.series {
-                self.meter.reserve_series(series.labels.as_encoded().len(), steps.count)?;
+            for labels in part_result.labels() {
+                self.meter.reserve_series(labels.as_encoded().len(), steps.count)?;
             }
             Evaluated::Vector(part_result.columns(steps))
         } else if steps.count > 1 && plan::is_step_invariant(node) {
@@ -141,6 +141,10 @@ impl Evaluator<'_> {
         self.context.cancel.check()?;
         self.meter.settle(mark, &result)?;
         Ok(result)
+    }
+
+    fn part_result(&self, node: &Node) -> Option<&'a PartResult> {
+        self.part_results.iter().find(|result| result.span == node.span)
     }
 
     /// Evaluates an expression with the same value at all steps of the grid.
@@ -313,7 +317,10 @@ impl Evaluator<'_> {
             param = self.scalar(node, steps)?;
             self.note_param(op, &param, node.span);
         }
-        let pushed = plan::pushdown(aggregate, self.options.delayed_name_removal);
+        let pushed = match self.part_result(&aggregate.expr) {
+            Some(_) => None,
+            None => plan::pushdown(aggregate, self.options.delayed_name_removal),
+        };
         if let Some(grouping) = pushed.as_ref().filter(|_| Fold::can(op))
             && let Some(series) = self.folded(op, &aggregate.expr, steps, grouping)?
         {

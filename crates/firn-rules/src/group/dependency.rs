@@ -1,5 +1,8 @@
 //! Which rules of a group read results of earlier ones, and which may run at the same time.
 
+use std::iter;
+use std::ops::Range;
+
 use firn_model::{METRIC_NAME, Matcher};
 use firn_promql::{Expr, Node, NodeKind, Selector};
 
@@ -68,12 +71,16 @@ fn all_linked(count: usize) -> Vec<RuleLinks> {
     (0..count).map(links).collect()
 }
 
-/// The end of the stage that begins with the rule `first`: the next rule that reads a result of the
-/// stage. Rules of a stage may run at the same time: each reads the same samples as in order.
-pub(super) fn stage_end(links: &[RuleLinks], first: usize) -> usize {
-    let next = links.iter().enumerate().skip(first.saturating_add(1));
-    let mut readers = next.filter(|(_, links)| links.newest_dependency >= Some(first));
-    readers.next().map_or(links.len(), |(idx, _)| idx)
+/// The stages of a group. A stage ends before the next rule that reads a result of the stage. Rules
+/// of a stage may run at the same time: each reads the same samples as in order.
+pub(super) fn stages(links: &[RuleLinks]) -> impl Iterator<Item = Range<usize>> {
+    let stage = |first: usize| {
+        let next = links.iter().enumerate().skip(first.saturating_add(1));
+        let mut readers = next.filter(|(_, links)| links.newest_dependency >= Some(first));
+        first..readers.next().map_or(links.len(), |(idx, _)| idx)
+    };
+    let first = (!links.is_empty()).then(|| stage(0));
+    iter::successors(first, move |last| (last.end < links.len()).then(|| stage(last.end)))
 }
 
 /// The order of a concurrent evaluation: rules of one batch may run at the same time, batches run
@@ -159,12 +166,14 @@ mod tests {
     /// `stages` are the first rules of all stages.
     fn check_stages(rules: &[&str], stages: &[usize]) {
         let links = links(rules);
-        let next = |first: &usize| Some(stage_end(&links, *first)).filter(|end| *end < rules.len());
-        assert_eq!(std::iter::successors(Some(0), next).collect::<Vec<_>>(), stages, "{rules:?}");
+        let found: Vec<Range<usize>> = super::stages(&links).collect();
+        assert_eq!(found.iter().map(|stage| stage.start).collect::<Vec<_>>(), stages, "{rules:?}");
+        assert_eq!(found.last().map_or(0, |stage| stage.end), rules.len(), "{rules:?}");
     }
 
     #[test]
     fn a_stage_ends_before_a_reader_of_its_results() {
+        check_stages(&[], &[]);
         check_stages(&["a = x", "b = sum(y)", "!c = z > 1"], &[0]);
         check_stages(&["a = x", "b = a", "c = a + 1", "d = a > 1", "e = c"], &[0, 1, 4]);
         check_stages(&["a = x", "b = y", "c = a", "d = x"], &[0, 2]);

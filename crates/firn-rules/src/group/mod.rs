@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use firn_model::{Error, Labels, Matcher, PointValue, Result, STALE_NAN, TimeRange, Timestamp};
-use firn_promql::{Expr, Value, VectorPoint};
+use firn_promql::{Expr, SharedExprs, Value, VectorPoint};
 
 pub use alert::{
     ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ActiveAlerts, Alert, AlertRule, AlertState,
@@ -28,17 +28,9 @@ pub use schedule::{DueSlot, Schedule};
 
 /// The database of the rules.
 pub trait Storage {
-    /// Evaluates an instant query.
-    ///
-    /// # Errors
-    /// Those of the query. The rule fails; the next one runs.
-    fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value>;
-
-    /// Evaluates the instant queries of rules that do not read each other's results, in any order
-    /// or at the same time. Returns the result of each. By default one after the other.
-    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
-        exprs.iter().map(|expr| self.query(expr, ts)).collect()
-    }
+    /// Evaluates the instant queries of rules that do not read each other's results. Batches of
+    /// them may be evaluated in any order or at the same time. Returns the result of each query.
+    fn query_all(&self, exprs: &Arc<SharedExprs>, ts: Timestamp) -> Vec<Result<Value>>;
 
     /// Writes rows with the time `ts`, stale markers among them. A query after the return sees
     /// them. Returns the error of each row that was rejected, such as a duplicate, in the order of
@@ -244,8 +236,8 @@ pub struct Evaluation {
 pub struct Group {
     options: GroupOptions,
     rules: Vec<RunningRule>,
-    /// The links of each rule.
-    links: Vec<RuleLinks>,
+    /// The queries of the rules, in stages: no rule reads a result of another one of its stage.
+    stages: Vec<Arc<SharedExprs>>,
     /// Series of rules that a reload removed.
     orphans: BTreeSet<Labels>,
 }
@@ -255,6 +247,11 @@ impl Group {
     /// start of the process restore their alerts.
     pub fn new(options: GroupOptions, rules: Vec<Rule>, is_restored: bool) -> Group {
         let links = rule_links(&rules.iter().map(Rule::shape).collect::<Vec<_>>());
+        let stages = dependency::stages(&links).map(|stage| {
+            let rules = rules.iter().take(stage.end).skip(stage.start);
+            Arc::new(SharedExprs::new(rules.map(|rule| Arc::clone(rule.expr())).collect()))
+        });
+        let stages = stages.collect();
         let running = |rule| RunningRule {
             rule,
             health: RuleHealth::Unknown,
@@ -264,7 +261,7 @@ impl Group {
             earlier: BTreeSet::new(),
         };
         let rules = rules.into_iter().map(running).collect();
-        Group { options, rules, links, orphans: BTreeSet::new() }
+        Group { options, rules, stages, orphans: BTreeSet::new() }
     }
 
     /// The settings.
@@ -286,7 +283,7 @@ impl Group {
     /// time `slot` minus the query offset; alerts have the time `slot`.
     ///
     /// Results are written together before the first rule that reads one of them, and at the end.
-    /// The rules between are a stage: their queries may run at the same time.
+    /// The rules between are a stage: their queries share parts.
     pub fn evaluate(
         &mut self,
         slot: Timestamp,
@@ -302,14 +299,11 @@ impl Group {
                 running.alerts.forget_resolved(true, expand);
             }
         }
-        let mut first = 0;
-        while first < self.rules.len() {
-            let end = dependency::stage_end(&self.links, first);
-            let stage = self.rules.iter().take(end).skip(first);
-            let exprs: Vec<Arc<Expr>> = stage.map(|one| Arc::clone(one.rule.expr())).collect();
-            let mut values = storage.query_all(&exprs, query_ts).into_iter();
-            for (idx, running) in self.rules.iter_mut().enumerate().take(end).skip(first) {
-                let Some(value) = values.next() else { break };
+        let mut first = 0usize;
+        for stage in &self.stages {
+            let values = storage.query_all(stage, query_ts);
+            let rules = self.rules.iter_mut().enumerate().skip(first);
+            for ((idx, running), value) in rules.zip(values) {
                 let rows = running.rows(value, slot, self.options.limit, expand);
                 storage.end_rule(idx);
                 match rows {
@@ -326,7 +320,7 @@ impl Group {
                 }
             }
             pending.write(query_ts, &mut self.rules, storage);
-            first = end;
+            first = first.saturating_add(stage.len());
         }
         let is_bad = |running: &&RunningRule| running.last_error.is_some();
         evaluation.failure_count = self.rules.iter().filter(is_bad).count();

@@ -59,6 +59,8 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use firn_model::{Labels, PointValue, QueryContext};
     use firn_promql::prepare;
 
@@ -73,17 +75,18 @@ mod tests {
     struct Jobs(&'static str);
 
     impl Storage for Jobs {
-        fn query(
+        fn query_all(
             &self,
-            _: &firn_promql::Expr,
+            exprs: &Arc<firn_promql::SharedExprs>,
             ts: Timestamp,
-        ) -> firn_model::Result<firn_promql::Value> {
+        ) -> Vec<firn_model::Result<firn_promql::Value>> {
             let point = |job: &str| firn_promql::VectorPoint {
                 labels: Labels::from_pairs([("job", job)]).unwrap(),
                 ts,
                 value: PointValue::Float(7.0),
             };
-            Ok(firn_promql::Value::Vector(self.0.split_whitespace().map(point).collect()))
+            let jobs = || self.0.split_whitespace().map(point).collect();
+            (0..exprs.len()).map(|_| Ok(firn_promql::Value::Vector(jobs()))).collect()
         }
 
         fn write(

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use firn_model::{ErrorKind, QueryContext, is_stale_nan};
-use firn_promql::{EvalOptions, eval, prepare};
+use firn_promql::{EvalOptions, eval_with_parts, prepare};
 use firn_promqltest::MemorySelect;
 
 use super::*;
@@ -37,15 +37,14 @@ impl TestStorage {
 }
 
 impl Storage for TestStorage {
-    fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value> {
-        let select = self.select.borrow();
-        let context = QueryContext::unbounded();
-        Ok(eval(expr, &*select, &EvalOptions::instant(ts), &context)?.value)
-    }
-
-    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+    fn query_all(&self, exprs: &Arc<SharedExprs>, ts: Timestamp) -> Vec<Result<Value>> {
         self.stages.borrow_mut().push(exprs.len());
-        exprs.iter().map(|expr| self.query(expr, ts)).collect()
+        let (select, context) = (self.select.borrow(), QueryContext::unbounded());
+        let options = EvalOptions::instant(ts);
+        let outputs = exprs.evaluate_all(&mut |expr, parts| {
+            eval_with_parts(expr, parts, &*select, &options, &context)
+        });
+        outputs.into_iter().map(|output| Ok(output?.value)).collect()
     }
 
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>> {

@@ -17,7 +17,7 @@ use super::time::go_duration;
 use super::{INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestReport};
 use crate::AlertTemplates;
 use crate::file::{ReadOptions, RuleFile};
-use crate::group::{AlertState, Group, Rule, RunOptions, Storage};
+use crate::group::{AlertState, Group, Rule, RunOptions};
 
 const RUN: RunOptions = RunOptions { query_offset_ms: 0, resend_ms: 60_000 };
 

@@ -1,13 +1,16 @@
 //! The database of a test: input series, loaded up to the time of each evaluation, and results.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use firn_model::{
     Error, Labels, Matcher, MixedEntry, PointValue, QueryContext, Result, TimeRange, Timestamp,
     is_stale_nan,
 };
 use firn_promql::notation::{SeriesItem, SeriesLine};
-use firn_promql::{EvalOptions, Expr, MemorySelect, Value, eval};
+use firn_promql::{
+    EvalOptions, Expr, MemorySelect, PartResult, QueryOutput, SharedExprs, Value, eval_with_parts,
+};
 
 use super::section::InputText;
 use crate::group::{ForStateSample, ResultRow, Storage};
@@ -27,6 +30,20 @@ impl SampleStorage {
         }
     }
 
+    /// Evaluates an instant query.
+    ///
+    /// # Errors
+    /// As [`eval_with_parts`].
+    pub(super) fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value> {
+        Ok(self.evaluate(expr, &[], ts)?.value)
+    }
+
+    fn evaluate(&self, expr: &Expr, parts: &[PartResult], ts: Timestamp) -> Result<QueryOutput> {
+        let options =
+            EvalOptions { subquery_step_ms: self.subquery_step_ms, ..EvalOptions::instant(ts) };
+        eval_with_parts(expr, parts, &*self.select.borrow(), &options, &self.context)
+    }
+
     /// Adds all input samples up to `ts`.
     pub(super) fn load(&self, input: &mut Input, ts: Timestamp) {
         let mut select = self.select.borrow_mut();
@@ -37,10 +54,10 @@ impl SampleStorage {
 }
 
 impl Storage for SampleStorage {
-    fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value> {
-        let options =
-            EvalOptions { subquery_step_ms: self.subquery_step_ms, ..EvalOptions::instant(ts) };
-        Ok(eval(expr, &*self.select.borrow(), &options, &self.context)?.value)
+    fn query_all(&self, exprs: &Arc<SharedExprs>, ts: Timestamp) -> Vec<Result<Value>> {
+        let mut evaluate = |expr: &Expr, parts: &[PartResult]| self.evaluate(expr, parts, ts);
+        let outputs = exprs.evaluate_all(&mut evaluate).into_iter();
+        outputs.map(|output| Ok(output?.value)).collect()
     }
 
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>> {

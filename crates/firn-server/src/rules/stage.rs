@@ -9,72 +9,84 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use firn_model::{CancelToken, Error, QueryContext, Result, Timestamp};
-use firn_promql::{Expr, QueryOutput};
-use firndb::{Db, QueryTime};
+use firn_promql::{QueryOutput, SharedExprs, SharedResults};
+use firndb::Db;
 use parking_lot::{Condvar, Mutex};
 
 use super::storage::RuleLimits;
 use super::watch::QueryWatch;
 
-/// The queries of the rules of a stage.
+/// The queries of the rules of a stage. A thread takes a batch: queries that share parts.
 #[derive(Debug)]
 pub(super) struct StageQueries {
-    exprs: Vec<Arc<Expr>>,
+    exprs: Arc<SharedExprs>,
     ts: Timestamp,
     limits: RuleLimits,
-    work: SharedWork<StageResult>,
+    work: SharedWork<BatchResults>,
 }
 
 /// The result of a query, and how long it took.
 pub(super) type StageResult = (Result<QueryOutput>, Duration);
 
+/// The results of a batch, by the position of their query.
+type BatchResults = Vec<(usize, StageResult)>;
+
 impl StageQueries {
-    pub(super) fn new(exprs: &[Arc<Expr>], ts: Timestamp, limits: &RuleLimits) -> StageQueries {
-        let work = SharedWork::new(exprs.len());
-        StageQueries { exprs: exprs.to_vec(), ts, limits: limits.clone(), work }
+    pub(super) fn new(
+        exprs: &Arc<SharedExprs>,
+        ts: Timestamp,
+        limits: &RuleLimits,
+    ) -> StageQueries {
+        let work = SharedWork::new(exprs.batches().len());
+        StageQueries { exprs: Arc::clone(exprs), ts, limits: limits.clone(), work }
     }
 
-    /// Evaluates a query that no thread has taken. Returns whether there was one.
+    /// Evaluates a batch that no thread has taken. Returns whether there was one.
     pub(super) fn evaluate_next(&self, db: &Db, watch: &QueryWatch) -> bool {
-        let Some(idx) = self.work.take() else { return false };
-        let evaluate = || match self.exprs.get(idx) {
-            Some(expr) => timed_query(db, &self.limits, watch, expr, self.ts),
-            None => (Err(Error::internal("a stage has no such rule")), Duration::ZERO),
+        let Some(batch_idx) = self.work.take() else { return false };
+        let batch = self.exprs.batches().get(batch_idx).map_or(&[][..], |batch| batch);
+        let mut shared = SharedResults::new(&self.exprs);
+        let mut evaluate = |idx: usize| {
+            let evaluate = || self.timed_query(db, watch, idx, &mut shared);
+            // Else the thread of the group would wait for ever.
+            catch_unwind(AssertUnwindSafe(evaluate)).unwrap_or_else(|_| {
+                (Err(Error::internal("a query of a rule panicked, which is a bug")), Duration::ZERO)
+            })
         };
-        let panicked = |_| {
-            (Err(Error::internal("a query of a rule panicked, which is a bug")), Duration::ZERO)
-        };
-        // Else the thread of the group would wait for ever.
-        let result = catch_unwind(AssertUnwindSafe(evaluate)).unwrap_or_else(panicked);
-        self.work.put(idx, result);
+        self.work.put(batch_idx, batch.iter().map(|&idx| (idx, evaluate(idx))).collect());
         true
     }
 
-    /// Whether there is a query that no thread has taken.
+    /// Evaluates a query and its parts, within the limits of one rule.
+    fn timed_query(
+        &self,
+        db: &Db,
+        watch: &QueryWatch,
+        idx: usize,
+        shared: &mut SharedResults<'_>,
+    ) -> StageResult {
+        let began = Instant::now();
+        let limits = &self.limits;
+        let context = QueryContext::new(CancelToken::new(), limits.budget.clone());
+        let _watched = watch.watch(&context.cancel, limits.timeout);
+        let output = shared.evaluate(idx, &mut |expr, parts| {
+            db.evaluate_with_parts(expr, parts, self.ts, &limits.query, &context)
+        });
+        (output, began.elapsed())
+    }
+
+    /// Whether there is a batch that no thread has taken.
     pub(super) fn has_next(&self) -> bool {
         self.work.has_next()
     }
 
-    /// Evaluates all queries that no other thread takes. Returns the results of all rules, once.
+    /// Evaluates all batches that no other thread takes. Returns the results of all rules, once.
     pub(super) fn finish(&self, db: &Db, watch: &QueryWatch) -> Vec<StageResult> {
         while self.evaluate_next(db, watch) {}
-        self.work.wait()
+        let mut results: BatchResults = self.work.wait().into_iter().flatten().collect();
+        results.sort_unstable_by_key(|(idx, _)| *idx);
+        results.into_iter().map(|(_, result)| result).collect()
     }
-}
-
-/// Evaluates `expr` within the limits of rules.
-pub(super) fn timed_query(
-    db: &Db,
-    limits: &RuleLimits,
-    watch: &QueryWatch,
-    expr: &Expr,
-    ts: Timestamp,
-) -> StageResult {
-    let began = Instant::now();
-    let context = QueryContext::new(CancelToken::new(), limits.budget.clone());
-    let _watched = watch.watch(&context.cancel, limits.timeout);
-    let output = db.evaluate(expr, QueryTime::Instant(ts), &limits.query, &context);
-    (output, began.elapsed())
 }
 
 /// Items of work that threads take one by one.

@@ -14,11 +14,11 @@ use firn_model::{
     Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
     QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
-use firn_promql::{Expr, HeldMemory, QueryOutput, Value, prepare};
+use firn_promql::{HeldMemory, QueryOutput, SharedExprs, Value, prepare};
 use firn_rules::group::{ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ForStateSample, ResultRow, Storage};
 use firndb::{Db, ForeignMember, QueryOptions, QueryTime};
 
-use super::stage::{StageQueries, StageResult, timed_query};
+use super::stage::{StageQueries, StageResult};
 use super::watch::QueryWatch;
 
 /// Limits of queries of rules.
@@ -141,13 +141,9 @@ impl<'a> RuleStorage<'a> {
 }
 
 impl Storage for RuleStorage<'_> {
-    fn query(&self, expr: &Expr, ts: Timestamp) -> Result<Value> {
-        self.accept(timed_query(self.db, self.limits, self.watch, expr, ts))
-    }
-
-    fn query_all(&self, exprs: &[Arc<Expr>], ts: Timestamp) -> Vec<Result<Value>> {
+    fn query_all(&self, exprs: &Arc<SharedExprs>, ts: Timestamp) -> Vec<Result<Value>> {
         let stage = Arc::new(StageQueries::new(exprs, ts, self.limits));
-        if exprs.len() > 1 {
+        if exprs.batches().len() > 1 {
             (self.share)(&stage);
         }
         let results = stage.finish(self.db, self.watch);
