@@ -49,6 +49,8 @@ const OTHER_SET: u8 = 0x80;
 /// values precedes them.
 const BLOCK_SLOTS: usize = 64;
 const BLOCKS_MAX: usize = SLOTS_MAX.div_ceil(BLOCK_SLOTS);
+/// A restart row begins rows with blocks if it has at least one in this many of its slots.
+const BLOCK_SHARE_MIN: usize = 4;
 
 /// Encoding of the set of members with changed values.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -240,7 +242,10 @@ pub fn encode_row(
         }
         _ => {
             let table = state.table();
-            table.has_blocks |= restart && last_slot.0 as usize >= BLOCK_SLOTS;
+            let end = last_slot.0 as usize + 1;
+            // A piece of a row, with few members of each block, is short without lengths.
+            table.has_blocks |=
+                restart && end > BLOCK_SLOTS && cells.len() >= end / BLOCK_SHARE_MIN;
             let form_idx = out.len();
             if restart && table.has_blocks {
                 out.push(0);
