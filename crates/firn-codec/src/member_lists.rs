@@ -18,14 +18,15 @@ pub struct MemberLists {
 }
 
 impl MemberLists {
-    /// Makes `tombstone` share an equal list, if there is one. Returns whether there was. O(members).
+    /// Makes `tombstone` share an equal list, if there is one. Returns whether it did.
+    /// O(members).
     pub fn share(&self, tombstone: &mut Tombstone) -> bool {
         let equal = self.lists.get(&*tombstone.members);
         equal.map(|equal| tombstone.members = Arc::clone(equal)).is_some()
     }
 
-    /// As [`MemberLists::share`]; without an equal list, adds that of `tombstone`. Returns the bytes
-    /// added.
+    /// As [`MemberLists::share`]; without an equal list, adds that of `tombstone`. Returns the
+    /// bytes added.
     pub fn add(&mut self, tombstone: &mut Tombstone) -> u64 {
         if self.share(tombstone) {
             return 0;

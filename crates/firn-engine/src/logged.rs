@@ -59,8 +59,8 @@ pub(crate) fn encode(
 }
 
 impl<'a> LoggedTransaction<'a> {
-    /// Decodes `bytes`, the payload of entry `seq`, in a database with the shards of `bits`, without
-    /// tombstones and rows.
+    /// Decodes `bytes`, the payload of entry `seq`, in a database with the shards of `bits`,
+    /// without tombstones and rows.
     ///
     /// # Errors
     /// `Corrupt` for bytes that are no transaction, `Invalid` for one of a newer version.

@@ -134,8 +134,9 @@ struct FoundTransactions {
     changes: ChangeTimes,
 }
 
-/// Transactions with rows in a shard. The rows stay in the log until the replay of the shard reaches
-/// them. An entry takes about 50 bytes, less than the transaction's arena took when it was written.
+/// Transactions with rows in a shard. The rows stay in the log until the replay of the shard
+/// reaches them. An entry takes about 50 bytes, less than the transaction's arena took when it was
+/// written.
 type ShardTransactions = BTreeMap<CommitSeq, PayloadRange>;
 
 /// Read position in a stream.

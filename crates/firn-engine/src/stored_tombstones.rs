@@ -109,7 +109,7 @@ impl StoredTombstones {
         Tombstones::new(self.list.iter().map(|(&seq, one)| (seq, Arc::clone(one))).collect())
     }
 
-    /// The members with their part of the memory, and the rest of it.
+    /// The members, their memory, and that of the tombstones themselves.
     pub(crate) fn into_memory(mut self) -> (MemberLists, Reservation, Reservation) {
         let of_members = self.memory.split(self.members.heap_bytes());
         (self.members, of_members, self.memory)

@@ -233,9 +233,9 @@ impl TombstoneSet {
     }
 
     /// The deletes that the tree must know. Those that were requested, are many or are old enough
-    /// are applied to tables. A delete that only the log contains is younger than all tables, and with a
-    /// relaxed `log.sync` a power failure may lose it: until it is flushed, the samples that it
-    /// hides stay.
+    /// are applied to tables. A delete that only the log contains is younger than all tables, and
+    /// with a relaxed `log.sync` a power failure may lose it: until it is flushed, the samples that
+    /// it hides stay.
     pub(crate) fn of_tree(&self, rooms: &Rooms) -> Deletes {
         if mutant!(rooms, TombstonesForgottenAtMerge) {
             return Deletes::default();

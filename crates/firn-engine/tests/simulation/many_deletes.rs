@@ -1,4 +1,4 @@
-//! Thousands of small deletes: the memory that they share, what a restart counts, and the cleaning
+//! Thousands of small deletes: the memory that they share, also after a restart, and the cleaning
 //! that starts by itself.
 
 use std::sync::Arc;
