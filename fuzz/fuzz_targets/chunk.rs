@@ -21,10 +21,10 @@ fn check(data: &[u8]) {
             while !data.is_empty() && decode_row(&mut state, &mut data, |_, _| ()).is_ok() {}
         }
         _ => {
-            if let Ok(tombstone) = Tombstone::decode(data) {
+            if let Ok(tombstone) = Tombstone::decode(data, &[]) {
                 let mut encoded = Vec::new();
                 tombstone.encode(&mut encoded);
-                let again = Tombstone::decode(&encoded).expect("encoded here");
+                let again = Tombstone::decode(&encoded, &[]).expect("encoded here");
                 assert_eq!(again.series_count(), tombstone.series_count());
             }
         }

@@ -19,9 +19,9 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `limits`, `varint`, `bits`, `decimal`, `columns`, `transpose`, `merge`,
-//! `tombstone`, `postings`, `row`, `effort`, `integers`, `value_column`, `time_column`, `chunk`,
-//! `frame`. The bytes are specified in docs/formats/row.md, docs/formats/chunk.md and
-//! docs/formats/tombstone.md.
+//! `tombstone`, `member_lists`, `postings`, `row`, `effort`, `integers`, `value_column`,
+//! `time_column`, `chunk`, `frame`. The bytes are specified in docs/formats/row.md,
+//! docs/formats/chunk.md and docs/formats/tombstone.md.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -37,6 +37,7 @@ mod decimal;
 mod effort;
 mod integers;
 mod limits;
+mod member_lists;
 mod merge;
 mod row;
 mod time_column;
@@ -48,6 +49,7 @@ pub use chunk::{Chunk, ColumnOutline, ColumnsOutline, encode_chunk, encode_lone_
 pub use columns::{GroupColumns, MemberColumn, SeqRange, SlotWalk, Slots};
 pub use effort::Effort;
 pub use limits::{ENTRIES_MAX, SLOTS_MAX, VALUES_MAX};
+pub use member_lists::MemberLists;
 pub use merge::{merge_columns, merge_into_one};
 pub use row::{
     RowState, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,

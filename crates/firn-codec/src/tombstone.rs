@@ -17,7 +17,7 @@
 )]
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{
@@ -29,8 +29,14 @@ use crate::columns::{GroupColumns, entries_in};
 use crate::merge::merge_columns;
 use crate::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag};
 
-/// The version that is written, and the oldest one that is read.
-const VERSION: u8 = 1;
+/// The members follow. The oldest version that is read.
+const WITH_MEMBERS: u8 = 1;
+/// The members are those of an earlier tombstone in the same list.
+const LIKE_EARLIER: u8 = 2;
+/// Of the counts of an `Arc`.
+const ARC_BYTES: usize = 16;
+/// Encoded bytes of a group, at least: the distance to the previous group, and its members.
+const GROUP_BYTES_MIN: usize = 2;
 
 /// The samples that one delete hides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +44,12 @@ pub struct Tombstone {
     /// Wall time of the delete.
     pub made_ms: Timestamp,
     range: TimeRange,
-    /// Groups ascending, unique.
-    members: Vec<HiddenMembers>,
+    /// Groups ascending, unique. Shared by tombstones with equal members ([`crate::MemberLists`]).
+    pub(crate) members: Arc<[HiddenMembers]>,
 }
 
 /// The members of one group that a delete hides.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HiddenMembers {
     /// The group.
     pub group: GroupId,
@@ -52,7 +58,7 @@ pub struct HiddenMembers {
 }
 
 /// Members of one group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HiddenSlots {
     /// All slots below this one: mostly the whole group at the time of the delete.
     Below(u32),
@@ -128,6 +134,11 @@ impl HiddenSlots {
 }
 
 impl Tombstone {
+    /// Bytes of memory without the list of members: itself, and its entries in the list of all
+    /// deletes, in that of the flushed ones and in the next version of each.
+    pub const OWN_BYTES: u64 =
+        (ARC_BYTES + size_of::<Tombstone>() + 4 * size_of::<(CommitSeq, Arc<Tombstone>)>()) as u64;
+
     /// A tombstone for `members` in `range`. Sorts the members and unites those of one group.
     pub fn new(made_ms: Timestamp, range: TimeRange, mut members: Vec<HiddenMembers>) -> Tombstone {
         // Nothing is allocated; the order within a group does not matter.
@@ -139,7 +150,7 @@ impl Tombstone {
             }
             same
         });
-        Tombstone { made_ms, range, members }
+        Tombstone { made_ms, range, members: members.into() }
     }
 
     /// The timestamps.
@@ -168,43 +179,63 @@ impl Tombstone {
         self.next_group(min).is_some_and(|group| group <= max)
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory, if no other tombstone shares its members.
     pub fn heap_bytes(&self) -> u64 {
-        let slots = self.members.iter().map(|members| match &members.slots {
-            HiddenSlots::Below(_) => 0,
-            HiddenSlots::Some(slots) => size_of_val(&**slots),
-        });
-        let slots: usize = slots.sum();
-        let members = self.members.capacity().saturating_mul(size_of::<HiddenMembers>());
-        size_of::<Tombstone>().saturating_add(members).saturating_add(slots) as u64
+        Tombstone::OWN_BYTES.saturating_add(list_bytes(&self.members))
+    }
+
+    /// Whether both share one list of members, which are then equal.
+    pub fn shares_members(&self, other: &Tombstone) -> bool {
+        Arc::ptr_eq(&self.members, &other.members)
+    }
+
+    /// The most memory that [`Tombstone::decode`] takes for `len` bytes: twice the list of members,
+    /// and slots of one byte each.
+    pub fn decoding_bytes_max(len: usize) -> u64 {
+        let groups = (len / GROUP_BYTES_MIN).saturating_mul(2 * size_of::<HiddenMembers>());
+        let slots = len.saturating_mul(2 * size_of::<Slot>());
+        let lists = groups.saturating_add(slots).saturating_add(ARC_BYTES);
+        Tombstone::OWN_BYTES.saturating_add(lists as u64)
     }
 
     /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(VERSION);
-        encode_zigzag(self.made_ms, out);
-        encode_zigzag(self.range.start, out);
-        encode_zigzag(self.range.end, out);
+        self.encode_head(WITH_MEMBERS, out);
         encode_varint(self.members.len() as u64, out);
         let mut group_before = 0;
-        for members in &self.members {
+        for members in self.members.iter() {
             encode_varint(members.group.0.wrapping_sub(group_before), out);
             group_before = members.group.0;
             encode_slots(&members.slots, out);
         }
     }
 
-    /// Decodes the tombstone that consists of all of `bytes`.
+    /// Appends the encoding to `out` for a list in which the tombstone `distance` entries before
+    /// this one has the same members: the previous one has distance 1.
+    pub fn encode_like(&self, distance: usize, out: &mut Vec<u8>) {
+        self.encode_head(LIKE_EARLIER, out);
+        encode_varint(distance as u64, out);
+    }
+
+    fn encode_head(&self, version: u8, out: &mut Vec<u8>) {
+        out.push(version);
+        encode_zigzag(self.made_ms, out);
+        encode_zigzag(self.range.start, out);
+        encode_zigzag(self.range.end, out);
+    }
+
+    /// Decodes the tombstone that consists of all of `bytes`. `earlier` are those before it in the
+    /// list; it shares the members of the one that it refers to.
     ///
     /// # Errors
     /// `Corrupt` if the bytes are not a tombstone, `Invalid` if a newer version wrote them.
-    pub fn decode(bytes: &[u8]) -> Result<Tombstone> {
+    pub fn decode(bytes: &[u8], earlier: &[Arc<Tombstone>]) -> Result<Tombstone> {
         let mut input = bytes;
         let version = take_u8(&mut input, "tombstone version")?;
-        if version != VERSION {
+        if version != WITH_MEMBERS && version != LIKE_EARLIER {
             return Err(Error::invalid(format!(
-                "tombstone of version {version}, this program reads {VERSION}: open the database \
-                 with the version that wrote it"
+                "tombstone of version {version}, this program reads {WITH_MEMBERS} and \
+                 {LIKE_EARLIER}: open the database with the version that wrote it"
             )));
         }
         let made_ms = take_zigzag(&mut input, "tombstone time")?;
@@ -212,18 +243,10 @@ impl Tombstone {
             take_zigzag(&mut input, "tombstone start")?,
             take_zigzag(&mut input, "tombstone end")?,
         );
-        let group_count = take_count(&mut input, bytes.len(), "tombstone groups")?;
-        let mut members = Vec::with_capacity(group_count);
-        let mut group = 0u64;
-        for idx in 0..group_count {
-            let step = take_varint(&mut input, "tombstone group")?;
-            group = group
-                .checked_add(step)
-                .filter(|_| idx == 0 || step > 0)
-                .ok_or_else(|| corrupt("groups of a tombstone do not rise"))?;
-            let slots = take_slots(&mut input)?;
-            members.push(HiddenMembers { group: GroupId(group), slots });
-        }
+        let members = match version {
+            LIKE_EARLIER => take_reference(&mut input, earlier)?,
+            _ => take_members(&mut input)?.into(),
+        };
         if range.is_empty() || !input.is_empty() {
             return Err(corrupt("tombstone has an empty time range or surplus bytes"));
         }
@@ -242,6 +265,16 @@ impl Tombstone {
     }
 }
 
+/// Bytes of memory of a list of members.
+pub(crate) fn list_bytes(list: &[HiddenMembers]) -> u64 {
+    let slots = list.iter().map(|members| match &members.slots {
+        HiddenSlots::Below(_) => 0,
+        HiddenSlots::Some(slots) => size_of_val(&**slots),
+    });
+    let slots: usize = slots.sum();
+    ARC_BYTES.saturating_add(size_of_val(list)).saturating_add(slots) as u64
+}
+
 impl Tombstones {
     /// Builds the set from deletes with their numbers, in any order. Of equal numbers the first
     /// counts.
@@ -258,9 +291,9 @@ impl Tombstones {
         Tombstones::new(list)
     }
 
-    /// This set without the deletes with these numbers.
+    /// This set without the deletes with these numbers, which ascend.
     pub fn without(&self, seqs: &[CommitSeq]) -> Tombstones {
-        let kept = self.list.iter().filter(|entry| !seqs.contains(&entry.0));
+        let kept = self.list.iter().filter(|entry| seqs.binary_search(&entry.0).is_err());
         Tombstones { list: kept.cloned().collect() }
     }
 
@@ -274,6 +307,13 @@ impl Tombstones {
     pub fn up_to(&self, seq: CommitSeq) -> Tombstones {
         let end = self.list.partition_point(|entry| entry.0 <= seq);
         Tombstones { list: self.list.get(..end).unwrap_or_default().to_vec() }
+    }
+
+    /// The deletes between the two numbers, oldest first, without those with these numbers.
+    pub fn between(&self, after: CommitSeq, before: CommitSeq) -> impl Iterator<Item = &Tombstone> {
+        let start = self.list.partition_point(|entry| entry.0 <= after);
+        let later = self.list.get(start..).unwrap_or_default().iter();
+        later.take_while(move |entry| entry.0 < before).map(|entry| &*entry.1)
     }
 
     /// Whether there is none.
@@ -297,9 +337,14 @@ impl Tombstones {
         self.list.last().map_or(CommitSeq(0), |entry| entry.0)
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory; members that several share count once.
     pub fn heap_bytes(&self) -> u64 {
-        self.list.iter().map(|entry| entry.1.heap_bytes()).sum()
+        let mut counted = HashSet::new();
+        let bytes = self.list.iter().map(|(_, tombstone)| {
+            let is_new = counted.insert(tombstone.members.as_ptr());
+            if is_new { tombstone.heap_bytes() } else { Tombstone::OWN_BYTES }
+        });
+        bytes.sum()
     }
 
     /// A walk over groups with sources that may have timestamps in `range`.
@@ -410,6 +455,31 @@ fn some_columns(columns: &GroupColumns, wanted: impl Fn(&Column) -> bool) -> Gro
         batch.columns.push(Column { time_idx, ..column.clone() });
     }
     GroupColumns { batch, seq: columns.seq }
+}
+
+fn take_members(input: &mut &[u8]) -> Result<Vec<HiddenMembers>> {
+    let group_count_max = input.len() / GROUP_BYTES_MIN;
+    let group_count = take_count(input, group_count_max, "tombstone groups")?;
+    let mut members = Vec::with_capacity(group_count);
+    let mut group = 0u64;
+    for idx in 0..group_count {
+        let step = take_varint(input, "tombstone group")?;
+        group = group
+            .checked_add(step)
+            .filter(|_| idx == 0 || step > 0)
+            .ok_or_else(|| corrupt("groups of a tombstone do not rise"))?;
+        let slots = take_slots(input)?;
+        members.push(HiddenMembers { group: GroupId(group), slots });
+    }
+    Ok(members)
+}
+
+fn take_reference(input: &mut &[u8], earlier: &[Arc<Tombstone>]) -> Result<Arc<[HiddenMembers]>> {
+    let distance = take_count(input, earlier.len(), "tombstones before one with equal members")?;
+    let idx = earlier.len().checked_sub(distance);
+    let tombstone = idx.and_then(|idx| earlier.get(idx));
+    let tombstone = tombstone.ok_or_else(|| corrupt("tombstone refers to itself"))?;
+    Ok(Arc::clone(&tombstone.members))
 }
 
 /// An even number is twice the count of leading slots. An odd number is twice the number of members
@@ -564,23 +634,58 @@ mod tests {
         let bytes = [1, 14, 19, 40, 3, 5, 6, 2, 5, 1, 3, 200, 1, 2];
         let want =
             tombstone((-10, 20), &[members(207, &[0]), members(5, &[]), members(7, &[1, 4])]);
-        assert_eq!(Tombstone::decode(&bytes).unwrap(), *want);
+        assert_eq!(Tombstone::decode(&bytes, &[]).unwrap(), *want);
         let mut again = Vec::new();
         want.encode(&mut again);
         assert_eq!(again, bytes);
         for cut in 0..bytes.len() {
-            let error = Tombstone::decode(&bytes[..cut]).unwrap_err();
+            let error = Tombstone::decode(&bytes[..cut], &[]).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "cut at {cut}: {error}");
         }
-        assert_eq!(*Tombstone::decode(&[2]).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(*Tombstone::decode(&[3], &[]).unwrap_err().kind(), ErrorKind::Invalid);
         for at in 0..bytes.len() {
             for bit in 0..8 {
                 let mut flipped = bytes;
                 flipped[at] ^= 1 << bit;
-                if let Ok(read) = Tombstone::decode(&flipped) {
+                if let Ok(read) = Tombstone::decode(&flipped, &[]) {
                     assert!(read.members().is_sorted_by_key(|members| members.group));
                 }
             }
+        }
+    }
+
+    /// Version 2 as stored in manifests: never change this; add the next version beside it.
+    #[test]
+    fn version_2_shares_the_members_of_an_earlier_tombstone() {
+        let bytes = [2, 14, 19, 40, 2];
+        let earlier =
+            [tombstone((0, 1), &[members(5, &[])]), tombstone((0, 1), &[members(6, &[])])];
+        let read = Tombstone::decode(&bytes, &earlier).unwrap();
+        assert_eq!(read, *tombstone((-10, 20), &[members(5, &[])]));
+        assert!(read.shares_members(&earlier[0]));
+        let mut again = Vec::new();
+        read.encode_like(2, &mut again);
+        assert_eq!(again, bytes);
+        for cut in 0..bytes.len() {
+            assert!(Tombstone::decode(&bytes[..cut], &earlier).is_err(), "cut at {cut}");
+        }
+        for distance in [0, 3, 0x7f] {
+            let error = Tombstone::decode(&[2, 14, 19, 40, distance], &earlier).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{distance}: {error}");
+        }
+        assert!(Tombstone::decode(&bytes, &[]).is_err());
+    }
+
+    /// Decoding takes at most the memory that recovery counts before it.
+    #[test]
+    fn decoded_tombstones_take_no_more_than_their_bound() {
+        let every_other: Vec<u32> = (0..1_000).map(|slot| 2 * slot).collect();
+        let groups: Vec<_> = (0..1_000).map(|group| members(group, &[])).collect();
+        for hidden in [&groups[..], &[members(1, &every_other)], &[]] {
+            let mut bytes = Vec::new();
+            tombstone((0, 1), hidden).encode(&mut bytes);
+            let read = Tombstone::decode(&bytes, &[]).unwrap();
+            assert!(read.heap_bytes() <= Tombstone::decoding_bytes_max(bytes.len()));
         }
     }
 

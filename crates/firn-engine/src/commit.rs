@@ -184,14 +184,15 @@ impl Engine {
                 memory,
             ));
         }
-        let delete_bytes = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
-        let deletes_memory = self.pressure.reserve(&self.rooms, Pool::Index, delete_bytes)?;
+        let tombstones = &self.ledger.tombstones;
+        let deletes_memory = tombstones.admit(&self.rooms, &self.pressure, &mut work.deletes)?;
+        let delete_bytes: u64 = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
         // The entry of the log has both once more; twice, because it grows.
         let row_bytes: usize = rows.iter().map(|row| row.1.len()).sum();
         let entry_bytes = 2 * (row_bytes as u64 + delete_bytes);
         let _entry_memory = self.pressure.reserve(&self.rooms, Pool::Head, entry_bytes)?;
         let _not_while_paused = self.transactions.lane.read();
-        self.check_tombstone_count(work.deletes.len())?;
+        tombstones.check_count(&self.rooms, work.deletes.len())?;
         self.settle_definitions(&rows).inspect_err(|_| probe!(self, CommitFailed))?;
         let (seq, stream, position) =
             self.log_and_stage_transaction(&work, rows, deletes_memory)?;

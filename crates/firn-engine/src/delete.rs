@@ -23,10 +23,6 @@ use firn_tree::Deletes;
 use crate::edit::{Edit, Room};
 use crate::{Engine, Lane, Snapshot, parts};
 
-// Each tombstone costs every reader a check, and ends the runs of the shards that it touches.
-const TOMBSTONE_COUNT_MAX: usize = 10_000;
-// After this many ended runs a flush merges them.
-pub(crate) const UNFLUSHED_COUNT_MAX: usize = 64;
 // Steps of a cleaning between two log messages.
 const CLEAN_REPORT_STEPS: u64 = 16;
 // Waits of a cleaning for older writes, each twice as long as the previous one: 0.5 s in total.
@@ -132,22 +128,6 @@ impl Engine {
         Ok((members, held))
     }
 
-    /// # Errors
-    /// `Busy` if too many deletes wait to be applied.
-    pub(crate) fn check_tombstone_count(&self, more: usize) -> Result<()> {
-        if more == 0 || self.ledger.tombstones.all().len() + more <= TOMBSTONE_COUNT_MAX {
-            return Ok(());
-        }
-        self.rooms.wakeup.request_flush();
-        Err(Error::busy(
-            60_000,
-            format!(
-                "commit refused: {TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean \
-                 tombstones, then retry"
-            ),
-        ))
-    }
-
     /// Rewrites every table on both tiers with samples that current deletes hide, and drops these
     /// deletes, so that they cost no more space and time. Objects of the slow tier are deleted
     /// after their grace time. May take long. Completed steps remain if it fails.
@@ -169,6 +149,7 @@ impl Engine {
             let left =
                 self.ledger.tombstones.all().iter().take_while(|one| one.0 <= through).count();
             if left == 0 {
+                self.ledger.tombstones.release_unused();
                 tracing::info!("clean: done in {steps} steps");
                 return Ok(());
             }
@@ -220,7 +201,6 @@ impl Engine {
             return Ok(0);
         }
         let left = tombstones.without(&applied);
-        let freed = tombstones.heap_bytes() - left.heap_bytes();
         let edit = Edit::default().with(Room::Engine, parts::encode_forgotten(&applied));
         self.ledger.commit(&self.rooms, edit, || {
             let nothing = self.rooms.budget.empty(Pool::Index);
@@ -231,7 +211,7 @@ impl Engine {
             self.ledger.tombstones.list_flushed();
             Ok(())
         })?;
-        self.ledger.tombstones.release(freed);
+        self.ledger.tombstones.release(applied.len());
         Ok(applied.len())
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_codec::Tombstones;
 use firn_head::Head;
 use firn_index::Index;
 use firn_model::{
@@ -40,8 +39,7 @@ impl History {
         survey: &Survey,
     ) -> History {
         let head = Head::new(bits, options.head.clone(), budget.clone()).snapshot();
-        let tombstones = survey.tombstones().iter().map(|(&seq, one)| (seq, Arc::clone(one)));
-        let tombstones = Arc::new(Tombstones::new(tombstones.collect()));
+        let tombstones = Arc::clone(survey.deletes());
         let snapshot = Snapshot::of_tables(bits, head, tree.version(), tombstones, index.view());
         History { snapshot, budget: budget.clone(), before: survey.oldest() }
     }

@@ -93,6 +93,7 @@ mod sequence_model;
 mod slow;
 mod snapshot;
 mod stats;
+mod stored_tombstones;
 mod sync;
 mod tombstones;
 mod transact;

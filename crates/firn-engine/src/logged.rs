@@ -21,8 +21,9 @@ const VERSION: u8 = 1;
 const ROWS_HEADER_BYTES_MAX: usize = 3 + 10;
 
 /// A transaction as it is logged.
-pub(crate) struct LoggedTransaction {
-    pub(crate) deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
+pub(crate) struct LoggedTransaction<'a> {
+    /// Encoded tombstones, ascending.
+    pub(crate) deletes: Vec<(CommitSeq, &'a [u8])>,
     /// Per shard, ascending, the range of its rows in the payload.
     pub(crate) rows: Vec<(ShardId, Range<usize>)>,
 }
@@ -57,16 +58,17 @@ pub(crate) fn encode(
     }
 }
 
-impl LoggedTransaction {
-    /// Decodes `bytes`, the payload of entry `seq`, in a database with the shards of `bits`.
+impl<'a> LoggedTransaction<'a> {
+    /// Decodes `bytes`, the payload of entry `seq`, in a database with the shards of `bits`,
+    /// without tombstones and rows.
     ///
     /// # Errors
     /// `Corrupt` for bytes that are no transaction, `Invalid` for one of a newer version.
     pub(crate) fn decode(
         seq: CommitSeq,
         bits: ShardBits,
-        bytes: &[u8],
-    ) -> Result<LoggedTransaction> {
+        bytes: &'a [u8],
+    ) -> Result<LoggedTransaction<'a>> {
         let mut input = bytes;
         let version = take_u8(&mut input, "transaction version")?;
         if version != VERSION {
@@ -83,8 +85,7 @@ impl LoggedTransaction {
         let mut deletes = Vec::new();
         for number in first..=seq.0 {
             let len = take_count(&mut input, bytes.len(), "length of a delete")?;
-            let deleted = Tombstone::decode(take_bytes(&mut input, len, "delete")?)?;
-            deletes.push((CommitSeq(number), Arc::new(deleted)));
+            deletes.push((CommitSeq(number), take_bytes(&mut input, len, "delete")?));
         }
         let mut rows: Vec<(ShardId, Range<usize>)> = Vec::new();
         while !input.is_empty() {
@@ -126,7 +127,8 @@ mod tests {
         let bytes = encoded(&[0, 3]);
         let decode = |bits| LoggedTransaction::decode(SEQ, bits, &bytes);
         let found = decode(ShardBits::for_count(4)).unwrap();
-        assert_eq!(found.deletes.len(), 1);
+        let [(SEQ, deleted)] = found.deletes[..] else { panic!("{:?}", found.deletes) };
+        assert_eq!(Tombstone::decode(deleted, &[]).unwrap().range(), TimeRange::new(0, 9));
         let rows: Vec<_> =
             found.rows.into_iter().map(|(shard, rows)| (shard, &bytes[rows])).collect();
         assert_eq!(rows, [(ShardId(0), &[1, 2, 3][..]), (ShardId(3), &[1, 2, 3])]);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firn_codec::Tombstones;
 use firn_env::{Bucket, Env, FolderLock};
 use firn_head::Head;
 use firn_index::Index;
@@ -44,6 +43,7 @@ use crate::slow::requests::CountedBucket;
 use crate::slow::state::SlowTier;
 use crate::slow::{claim, follow};
 use crate::stats::Counters;
+use crate::stored_tombstones::StoredTombstones;
 use crate::tombstones::TombstoneSet;
 use crate::upkeep::IndexUpkeep;
 use crate::wakeup::Wakeup;
@@ -58,7 +58,10 @@ pub(crate) struct FolderLocks {
 struct RecordedState {
     identity: Identity,
     cut: LogCut,
-    parts: EngineParts,
+    /// See [`EngineParts`].
+    last: CommitSeq,
+    mark: Option<u64>,
+    claims: Option<Vec<u64>>,
 }
 
 /// The rooms after the replay of the log, and the other results of the replay.
@@ -67,6 +70,7 @@ struct ReplayedRooms {
     head: Head,
     log: Log,
     state: ReplayedState,
+    tombstones: StoredTombstones,
     index_memory: Reservation,
 }
 
@@ -162,19 +166,26 @@ fn open_as_recorded(
     let (manifest, mut contents) = Manifest::open(Arc::clone(&env.disk))?;
     let is_new = contents.edits.is_empty();
     let followed = begin_following(&env, &options, &mut contents)?;
-    let recorded = RecordedState::read(&contents, is_new && followed.is_none(), &options)?;
-    let mark = recorded.parts.mark.unwrap_or_else(new_mark);
-    let folder = Folder::new(mark, recorded.parts.claims.clone());
-    options.head.check()?;
     let budget = Budget::new(options.memory_bytes_max);
+    let is_empty = is_new && followed.is_none();
+    let (recorded, tombstones) = RecordedState::read(&contents, is_empty, &options, &budget)?;
+    let flushed_deletes = tombstones.through();
+    let mark = recorded.mark.unwrap_or_else(new_mark);
+    let folder = Folder::new(mark, recorded.claims.clone());
+    options.head.check()?;
     let tree =
         Tree::open(&env, tree_options(&options), &contents.parts(Room::Tree), budget.clone())?;
     let index_parts = contents.parts(Room::Index);
     let mut mender = IndexMender::new((&env, &options), (&folder, &tree), &index_parts);
-    let replayed =
-        open_replayed_rooms((&env, &options, &tree), &recorded, &budget, &mut mender, progress)?;
+    let replayed = open_replayed_rooms(
+        (&env, &options, &tree),
+        (&recorded, tombstones),
+        &budget,
+        &mut mender,
+        progress,
+    )?;
     let (index_repairs, forgotten) = (mender.repairs, mender.damage);
-    let ReplayedRooms { index, head, log, state, index_memory } = replayed;
+    let ReplayedRooms { index, head, log, state, tombstones, index_memory } = replayed;
     let report =
         finish_report(state.report, index_repairs, [contents.repaired, forgotten].concat());
     let last = if mutant!(options, SequenceForgotten) { CommitSeq(0) } else { state.last };
@@ -182,12 +193,7 @@ fn open_as_recorded(
     let times = if is_silent { ChangeTimes::default() } else { state.changes };
     let announced = recorded.cut.announced;
     let recovery = ReplayedLog { report, after: announced, through: last, times };
-    let flushed_deletes = recorded.parts.tombstones.keys().next_back().copied().unwrap_or_default();
-    let tombstones = TombstoneSet::new(
-        Tombstones::new(state.tombstones.into_iter().collect()),
-        flushed_deletes,
-        budget.empty(Pool::Index),
-    );
+    let tombstones = TombstoneSet::new(tombstones, flushed_deletes);
     let bits = ShardBits::for_count(recorded.identity.shard_count);
     let upkeep = IndexUpkeep::new(index_memory, &*env.clock);
     let flusher = Flusher::new(&*env.clock, state.speed);
@@ -295,12 +301,13 @@ impl RecordedState {
         contents: &ManifestContents,
         is_new: bool,
         options: &EngineOptions,
-    ) -> Result<RecordedState> {
-        let mut parts = EngineParts::decode(contents.parts(Room::Engine).into_iter())?;
-        if is_new {
-            parts.claims = Some(Vec::new());
-        }
-        let identity = parts.identity.unwrap_or(Identity {
+        budget: &Budget,
+    ) -> Result<(RecordedState, StoredTombstones)> {
+        let memory = budget.empty(Pool::Index);
+        let parts = EngineParts::decode(contents.parts(Room::Engine).into_iter(), memory)?;
+        let EngineParts { identity, last, tombstones, mark, claims, .. } = parts;
+        let claims = if is_new { Some(Vec::new()) } else { claims };
+        let identity = identity.unwrap_or(Identity {
             shard_count: options.shard_count,
             stream_count: options.stream_count.unwrap_or(1),
         });
@@ -309,7 +316,7 @@ impl RecordedState {
             Some(part) => LogCut::decode(part, stream_count)?,
             None => LogCut { floors: vec![LogPosition(0); stream_count], ..LogCut::default() },
         };
-        Ok(RecordedState { identity, cut, parts })
+        Ok((RecordedState { identity, cut, last, mark, claims }, tombstones))
     }
 }
 
@@ -318,12 +325,14 @@ impl RecordedState {
 /// again, at most once for each way of mending a file.
 fn open_replayed_rooms(
     (env, options, tree): (&Env, &EngineOptions, &Tree),
-    recorded: &RecordedState,
+    (recorded, tombstones): (&RecordedState, StoredTombstones),
     budget: &Budget,
     mender: &mut IndexMender<'_>,
     progress: &RecoveryProgress,
 ) -> Result<ReplayedRooms> {
     let bits = ShardBits::for_count(recorded.identity.shard_count);
+    // A further attempt finds those of the log again, which changes nothing.
+    let tombstones = Mutex::new(&lock::STORED_TOMBSTONES, tombstones);
     loop {
         progress.bytes_done.store(0, Relaxed);
         let index = mender.open_index(bits)?;
@@ -331,24 +340,25 @@ fn open_replayed_rooms(
         let log = open_log(env, options, recorded)?;
         progress.started_ns.store(env.clock.monotonic_ns(), Relaxed);
         let index_memory = Mutex::new(&lock::INDEX_MEMORY, budget.empty(Pool::Index));
-        let parts = &recorded.parts;
         let replay = Replay::new(
             (&log, &index, &head),
             (env, bits, options),
-            (&recorded.cut, &index_memory),
+            &recorded.cut,
+            (&index_memory, &tombstones),
             progress,
         );
         let thread_count = replay_time::threads_max(options);
-        let surveyed = replay.survey(parts.tombstones.clone(), thread_count);
+        let surveyed = replay.survey(thread_count);
         let replayed = surveyed.and_then(|survey| {
             let history = History::new((&index, tree), (bits, options), budget, &survey);
             progress.set_history(Some(history));
-            replay.run(survey, parts.last, thread_count)
+            replay.run(survey, recorded.last, thread_count)
         });
         match replayed {
             Ok(state) => {
+                let tombstones = tombstones.into_inner();
                 let index_memory = index_memory.into_inner();
-                return Ok(ReplayedRooms { index, head, log, state, index_memory });
+                return Ok(ReplayedRooms { index, head, log, state, tombstones, index_memory });
             }
             Err(error) => {
                 progress.set_history(None);

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 1 | [`Identity`] | varint shard count, varint stream count |
 //! | 2 | last commit | varint number |
-//! | 3 | tombstones | (varint number, varint length, tombstone)* |
+//! | 3 | tombstones | (varint number, varint length, tombstone)*, see `stored_tombstones` |
 //! | 4 | forgotten tombstones | varint number* |
 //! | 5 | mark of the data folder | 8 bytes |
 //! | 6 | [`SlowPart`], on the slow tier only | zigzag milliseconds, varint count, varint epoch* |
@@ -22,14 +22,14 @@
     )
 )]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
+use firn_codec::Tombstones;
 use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
-use firn_codec::{Tombstone, Tombstones};
-use firn_model::{CommitSeq, Error, LogPosition, Result, Timestamp, decode_varint, encode_varint};
+use firn_model::{
+    CommitSeq, Error, LogPosition, Reservation, Result, Timestamp, decode_varint, encode_varint,
+};
 
 use crate::sequence;
+use crate::stored_tombstones::{self, StoredTombstones};
 
 const TAG_IDENTITY: u8 = 1;
 const TAG_SEQUENCE: u8 = 2;
@@ -72,14 +72,14 @@ pub(crate) struct SlowPart {
 }
 
 /// All of the engine's parts of a state and the edits after it.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct EngineParts {
     /// `None` in a new database.
     pub(crate) identity: Option<Identity>,
     /// The last commit.
     pub(crate) last: CommitSeq,
     /// Deletes that tables may still need.
-    pub(crate) tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+    pub(crate) tombstones: StoredTombstones,
     /// Identifies the data folder.
     pub(crate) mark: Option<u64>,
     /// Numbers of processes; `None` in a folder written by versions that did not record them.
@@ -89,18 +89,31 @@ pub(crate) struct EngineParts {
 }
 
 impl EngineParts {
-    /// Decodes `parts`, the engine's parts of a manifest in order, each once.
+    /// Decodes `parts`, the engine's parts of a manifest in order, each once. The tombstones count
+    /// in `memory`.
     ///
     /// # Errors
     /// `Corrupt` for an unknown tag or a part that ends early.
-    pub(crate) fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Result<EngineParts> {
-        let mut all = EngineParts::default();
+    pub(crate) fn decode<'a>(
+        parts: impl Iterator<Item = &'a [u8]>,
+        memory: Reservation,
+    ) -> Result<EngineParts> {
+        let mut all = EngineParts {
+            identity: None,
+            last: CommitSeq(0),
+            tombstones: StoredTombstones::new(memory),
+            mark: None,
+            claims: None,
+            slow: None,
+        };
         for part in parts {
             let (&tag, rest) = part.split_first().ok_or_else(|| damaged("a part is empty"))?;
             match tag {
                 TAG_IDENTITY => all.identity = Some(Identity::decode(rest)?),
                 TAG_SEQUENCE => all.last = decode_sequence(rest)?,
-                TAG_TOMBSTONES => decode_tombstones(rest, &mut all.tombstones)?,
+                TAG_TOMBSTONES => {
+                    all.tombstones.add_list(rest)?.ok_or_else(|| damaged("deletes"))?;
+                }
                 TAG_FORGOTTEN => decode_forgotten(rest, &mut all.tombstones)?,
                 TAG_MARK => all.mark = Some(decode_mark(rest)?),
                 TAG_SLOW => all.slow = Some(SlowPart::decode(rest)?),
@@ -108,6 +121,7 @@ impl EngineParts {
                 _ => return Err(damaged("the engine's part has an unknown tag")),
             }
         }
+        all.tombstones.release_unused();
         Ok(all)
     }
 }
@@ -229,31 +243,8 @@ fn decode_sequence(mut rest: &[u8]) -> Result<CommitSeq> {
 
 pub(crate) fn encode_tombstones(tombstones: &Tombstones) -> Vec<u8> {
     let mut out = vec![TAG_TOMBSTONES];
-    let mut bytes = Vec::new();
-    for (seq, tombstone) in tombstones.iter() {
-        bytes.clear();
-        tombstone.encode(&mut bytes);
-        encode_varint(seq.0, &mut out);
-        encode_varint(bytes.len() as u64, &mut out);
-        out.extend_from_slice(&bytes);
-    }
+    stored_tombstones::encode(tombstones, &mut out);
     out
-}
-
-fn decode_tombstones(
-    mut rest: &[u8],
-    tombstones: &mut BTreeMap<CommitSeq, Arc<Tombstone>>,
-) -> Result<()> {
-    let bad = || damaged("deletes");
-    while !rest.is_empty() {
-        let seq = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?);
-        let len = decode_varint(&mut rest).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or_else(bad)?;
-        let (bytes, after) = rest.split_at_checked(len).ok_or_else(bad)?;
-        rest = after;
-        tombstones.insert(seq, Arc::new(Tombstone::decode(bytes)?));
-    }
-    Ok(())
 }
 
 pub(crate) fn encode_forgotten(seqs: &[CommitSeq]) -> Vec<u8> {
@@ -262,13 +253,10 @@ pub(crate) fn encode_forgotten(seqs: &[CommitSeq]) -> Vec<u8> {
     out
 }
 
-fn decode_forgotten(
-    mut rest: &[u8],
-    tombstones: &mut BTreeMap<CommitSeq, Arc<Tombstone>>,
-) -> Result<()> {
+fn decode_forgotten(mut rest: &[u8], tombstones: &mut StoredTombstones) -> Result<()> {
     while !rest.is_empty() {
         let seq = decode_varint(&mut rest).ok_or_else(|| damaged("forgotten deletes"))?;
-        tombstones.remove(&CommitSeq(seq));
+        tombstones.remove(CommitSeq(seq));
     }
     Ok(())
 }
@@ -304,7 +292,13 @@ fn damaged(part: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::{Budget, Pool};
+
     use super::*;
+
+    fn decode(parts: &[&[u8]]) -> Result<EngineParts> {
+        EngineParts::decode(parts.iter().copied(), Budget::unlimited().empty(Pool::Index))
+    }
 
     #[test]
     fn every_part_is_decoded_as_it_was_encoded_and_no_prefix_of_it() {
@@ -317,18 +311,18 @@ mod tests {
             slow.encode(),
             encode_claims(&[8, 9]),
         ];
-        let all = EngineParts::decode(parts.iter().map(Vec::as_slice)).unwrap();
+        let all = decode(&parts.each_ref().map(Vec::as_slice)).unwrap();
         assert_eq!((all.identity, all.last), (Some(identity), CommitSeq(70_000)));
         assert_eq!((all.mark, all.claims, all.slow), (Some(7), Some(vec![8, 9]), Some(slow)));
         for part in &parts {
             for len in 0..part.len() {
-                let decoded = EngineParts::decode([&part[..len]].into_iter());
+                let decoded = decode(&[&part[..len]]);
                 // Fewer claims are claims too.
                 let is_claims = part[0] == TAG_CLAIMS && len % 8 == 1;
                 assert_eq!(decoded.is_ok(), is_claims, "{len} bytes of {part:?}");
             }
         }
-        assert!(EngineParts::decode([&[99u8][..]].into_iter()).is_err());
+        assert!(decode(&[&[99]]).is_err());
     }
 
     #[test]
@@ -336,7 +330,7 @@ mod tests {
         let of_tag = |tag: u8, numbers: &[u64]| {
             let mut part = vec![tag];
             numbers.iter().for_each(|&number| encode_varint(number, &mut part));
-            EngineParts::decode([part.as_slice()].into_iter())
+            decode(&[&part])
         };
         for (shard_count, stream_count) in [(0, 1), (3, 1), (1 << 16, 1), (64, 0), (64, 1 << 16)] {
             assert!(of_tag(TAG_IDENTITY, &[shard_count, stream_count]).is_err());

@@ -45,7 +45,7 @@ use crate::recovery::{FoundDamage, RecoveryProgress, RecoveryReport};
 use crate::replay_time::{self, ReplaySpeed};
 use crate::replayed::ChangeTimes;
 use crate::sequence;
-use crate::tombstones::touched_shards;
+use crate::stored_tombstones::StoredTombstones;
 use crate::upkeep;
 
 /// Bytes of one stream between two checks of memory: at most this many, which may take five times
@@ -70,6 +70,8 @@ pub(crate) struct Replay<'a> {
     env: &'a Env,
     /// Of the index, with the memory of writing its new series to a file.
     index_memory: &'a Mutex<Reservation>,
+    /// Those of the manifest, to which the replay adds those of the log.
+    tombstones: &'a Mutex<StoredTombstones>,
     /// Read while a definition is restored. Written while the restored series are written to a
     /// file, so that none is defined meanwhile.
     restoring: RwLock<()>,
@@ -96,8 +98,6 @@ struct PeakBytes {
 /// The result of a replay, beside the contents of index and head.
 #[derive(Default)]
 pub(crate) struct ReplayedState {
-    /// Those of the manifest and of the log.
-    pub(crate) tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
     pub(crate) last: CommitSeq,
     pub(crate) report: RecoveryReport,
     pub(crate) changes: ChangeTimes,
@@ -109,6 +109,8 @@ pub(crate) struct ReplayedState {
 /// The findings of the first pass.
 pub(crate) struct Survey {
     transactions: FoundTransactions,
+    /// The deletes of the manifest and of the log.
+    deletes: Arc<Tombstones>,
     /// Per stream, its damage and its end.
     streams: Vec<ReplayReport>,
     /// Bytes above the floors.
@@ -123,8 +125,7 @@ pub(crate) struct Survey {
 /// Transactions, which concern other streams than their own.
 #[derive(Default)]
 struct FoundTransactions {
-    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
-    /// Per shard the transactions that touch it, for the thread that replays the shard.
+    /// Per shard the transactions with rows there, for the thread that replays the shard.
     by_shard: parking_lot::Mutex<BTreeMap<ShardId, ShardTransactions>>,
     /// Number of transactions and deletes from the log.
     transaction_count: u64,
@@ -133,10 +134,10 @@ struct FoundTransactions {
     changes: ChangeTimes,
 }
 
-/// Transactions that touch a shard, each with its rows there, if any. The rows stay in the log
-/// until the replay of the shard reaches them. An entry takes about 50 bytes, less than the
-/// transaction's arena took when it was written.
-type ShardTransactions = BTreeMap<CommitSeq, Option<PayloadRange>>;
+/// Transactions with rows in a shard. The rows stay in the log until the replay of the shard
+/// reaches them. An entry takes about 50 bytes, less than the transaction's arena took when it was
+/// written.
+type ShardTransactions = BTreeMap<CommitSeq, PayloadRange>;
 
 /// Read position in a stream.
 #[derive(Default)]
@@ -184,6 +185,9 @@ struct StreamReplay<'a> {
     needed_from: &'a [LogPosition],
     /// Per shard the transactions that its replay has not reached yet.
     pending: BTreeMap<ShardId, ShardTransactions>,
+    deletes: &'a Tombstones,
+    /// Per shard the last delete that its replay has passed.
+    passed: BTreeMap<ShardId, CommitSeq>,
     /// Per shard the largest group with rows behind a hole.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
@@ -202,7 +206,8 @@ impl<'a> Replay<'a> {
     pub(crate) fn new(
         (log, index, head): (&'a Log, &'a Index, &'a Head),
         (env, bits, options): (&'a Env, ShardBits, &'a EngineOptions),
-        (cut, index_memory): (&'a LogCut, &'a Mutex<Reservation>),
+        cut: &'a LogCut,
+        (index_memory, tombstones): (&'a Mutex<Reservation>, &'a Mutex<StoredTombstones>),
         progress: &'a RecoveryProgress,
     ) -> Replay<'a> {
         Replay {
@@ -214,6 +219,7 @@ impl<'a> Replay<'a> {
             floors: &cut.floors,
             env,
             index_memory,
+            tombstones,
             restoring: RwLock::new(&lock::RESTORING, ()),
             is_disk_full: AtomicBool::new(false),
             progress,
@@ -225,15 +231,11 @@ impl<'a> Replay<'a> {
     }
 
     /// Reads all streams once, on up to `thread_count` threads: finds the transactions, which are
-    /// logged as of shard 0, adds the deletes of the manifest, and measures the log.
+    /// logged as of shard 0, adds their deletes to those of the manifest, and measures the log.
     ///
     /// # Errors
     /// `Invalid` for a log of a newer version; `Corrupt`; `Unavailable` if the disk fails.
-    pub(crate) fn survey(
-        &self,
-        tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
-        thread_count: usize,
-    ) -> Result<Survey> {
+    pub(crate) fn survey(&self, thread_count: usize) -> Result<Survey> {
         let read_bytes = self.log.replay_bytes(self.floors).saturating_mul(2);
         self.progress.bytes_total.store(read_bytes, Ordering::Relaxed);
         let streams: Vec<StreamId> = (0..).map(StreamId).take(self.floors.len()).collect();
@@ -243,6 +245,7 @@ impl<'a> Replay<'a> {
         surveyed.sort_unstable_by_key(|surveyed| surveyed.0);
         let mut survey = Survey {
             transactions: FoundTransactions::default(),
+            deletes: Arc::new(self.tombstones.lock().to_set()),
             streams: Vec::new(),
             bytes: 0,
             oldest: Timestamp::MAX,
@@ -264,9 +267,6 @@ impl<'a> Replay<'a> {
                 survey.definition_bytes.saturating_add(found.definition_bytes);
             survey.streams.push(report);
         }
-        for (seq, tombstone) in tombstones {
-            survey.transactions.add(self.bits, seq, tombstone);
-        }
         // The end of each stream is known now, so its unused space is not read again.
         survey.bytes = survey.streams.iter().map(|report| report.bytes).sum();
         let done_bytes = self.progress.bytes_done.load(Ordering::Relaxed);
@@ -276,7 +276,8 @@ impl<'a> Replay<'a> {
     }
 
     fn survey_stream(&self, stream: StreamId) -> Result<(StreamId, StreamSurvey, ReplayReport)> {
-        let mut found = StreamSurvey::default();
+        let has_transactions = stream == self.log.stream_of(ShardId(0));
+        let mut found = StreamSurvey { has_transactions, ..StreamSurvey::default() };
         let mut position = ReadPosition::default();
         let (mut from_ns, mut read_bytes) = (self.clock().monotonic_ns(), 0u64);
         let report = self.log.replay(stream, self.floor(stream), &mut |entry| {
@@ -310,8 +311,8 @@ impl<'a> Replay<'a> {
         last: CommitSeq,
         thread_count: usize,
     ) -> Result<ReplayedState> {
-        let Survey { transactions, streams: reports, bytes, definition_bytes, needed_from, .. } =
-            survey;
+        let Survey { bytes, definition_bytes, ref needed_from, ref deletes, .. } = survey;
+        let (transactions, reports) = (&survey.transactions, &survey.streams);
         // Rows of a short log are applied before a second thread has started.
         let part_bytes_min = (self.rows_bytes_max / 16).clamp(1, STEP_BYTES_MIN);
         let part_count = bytes.checked_div(part_bytes_min).unwrap_or(0);
@@ -327,7 +328,7 @@ impl<'a> Replay<'a> {
             let _reading = CountDown(&unread);
             let report = reports.get(usize::from(part.stream.0));
             let is_damaged = report.is_some_and(|report| report.damage_count > 0);
-            self.replay_part(part, &transactions, &needed_from, is_damaged)
+            self.replay_part(part, (transactions, &**deletes), needed_from, is_damaged)
         };
         let convert = || {
             while unread.load(Ordering::Relaxed) > 0 {
@@ -349,7 +350,10 @@ impl<'a> Replay<'a> {
             recovered.report.add(part.report);
             recovered.changes.add(&part.changes);
         }
-        for report in reports {
+        recovered.changes.add(&transactions.changes);
+        recovered.report.deletes = transactions.delete_count;
+        recovered.report.transactions = transactions.transaction_count;
+        for report in survey.streams {
             let found = report.damage.into_iter();
             let in_log = found.map(|what| FoundDamage { what, is_in_log: true });
             recovered.report.damage.extend(in_log);
@@ -358,10 +362,6 @@ impl<'a> Replay<'a> {
         if !recovered.report.damage.is_empty() {
             recovered.report.samples_lost = self.count_unknown()?;
         }
-        recovered.changes.add(&transactions.changes);
-        recovered.report.deletes = transactions.delete_count;
-        recovered.report.transactions = transactions.transaction_count;
-        recovered.tombstones = transactions.tombstones;
         recovered.speed = self.speed;
         let total = self.progress.bytes_total.load(Ordering::Relaxed);
         self.progress.bytes_done.store(total, Ordering::Relaxed);
@@ -371,7 +371,7 @@ impl<'a> Replay<'a> {
     fn replay_part<'s>(
         &'s self,
         part: StreamPart,
-        transactions: &FoundTransactions,
+        (transactions, deletes): (&FoundTransactions, &'s Tombstones),
         needed_from: &'s [LogPosition],
         is_damaged: bool,
     ) -> Result<StreamReplay<'s>> {
@@ -391,6 +391,8 @@ impl<'a> Replay<'a> {
             owns,
             needed_from,
             pending,
+            deletes,
+            passed: BTreeMap::new(),
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
             position: ReadPosition::default(),
@@ -533,6 +535,8 @@ impl<'a> Replay<'a> {
 
 /// The findings of the first pass in one stream.
 struct StreamSurvey {
+    /// Whether it is the stream of the transactions.
+    has_transactions: bool,
     transactions: FoundTransactions,
     oldest: Timestamp,
     definition_bytes: u64,
@@ -553,7 +557,8 @@ impl Default for StreamSurvey {
     fn default() -> StreamSurvey {
         let transactions = FoundTransactions::default();
         let (oldest, bases) = (Timestamp::MAX, BTreeMap::new());
-        StreamSurvey { transactions, oldest, definition_bytes: 0, bases }
+        let (has_transactions, definition_bytes) = (false, 0);
+        StreamSurvey { has_transactions, transactions, oldest, definition_bytes, bases }
     }
 }
 
@@ -570,7 +575,9 @@ impl StreamSurvey {
                 for (_, rows) in &logged.rows {
                     self.note_rows(entry.payload.get(rows.clone()).unwrap_or_default());
                 }
-                self.transactions.note(entry, logged, all);
+                if self.has_transactions {
+                    self.transactions.note(entry, logged, all)?;
+                }
             }
         }
         Ok(())
@@ -604,32 +611,31 @@ impl Survey {
     }
 
     /// The deletes of the manifest and of the log.
-    pub(crate) fn tombstones(&self) -> &BTreeMap<CommitSeq, Arc<Tombstone>> {
-        &self.transactions.tombstones
+    pub(crate) fn deletes(&self) -> &Arc<Tombstones> {
+        &self.deletes
     }
 }
 
 impl FoundTransactions {
-    fn note(&mut self, entry: &ReplayEntry<'_>, logged: LoggedTransaction, all: &Replay<'_>) {
+    fn note(
+        &mut self,
+        entry: &ReplayEntry<'_>,
+        logged: LoggedTransaction<'_>,
+        all: &Replay<'_>,
+    ) -> Result<()> {
         self.transaction_count = self.transaction_count.saturating_add(1);
         for (shard, rows) in logged.rows {
-            let rows = Some(entry.payload_range(rows));
+            let rows = entry.payload_range(rows);
             self.by_shard.get_mut().entry(shard).or_default().insert(entry.seq, rows);
         }
         if !mutant!(all.options, DeletesNotReplayed) {
             self.delete_count = self.delete_count.saturating_add(logged.deletes.len() as u64);
-            for (seq, one) in logged.deletes {
-                self.changes.note(one.range(), seq);
-                self.add(all.bits, seq, one);
+            for (seq, bytes) in logged.deletes {
+                let tombstone = all.tombstones.lock().add(seq, bytes, &[])?;
+                self.changes.note(tombstone.range(), seq);
             }
         }
-    }
-
-    fn add(&mut self, bits: ShardBits, seq: CommitSeq, tombstone: Arc<Tombstone>) {
-        for shard in touched_shards(bits, &tombstone) {
-            self.by_shard.get_mut().entry(shard).or_default().entry(seq).or_default();
-        }
-        self.tombstones.insert(seq, tombstone);
+        Ok(())
     }
 }
 
@@ -726,10 +732,17 @@ impl StreamReplay<'_> {
         {
             let (seq, rows) = next.remove_entry();
             self.all.head.split_parts(shard);
-            if let Some(stored) = rows {
-                self.take_rows(shard, seq, &stored)?;
-            }
+            self.passed.insert(shard, seq);
+            self.take_rows(shard, seq, &rows)?;
         }
+        let passed = self.passed.entry(shard).or_default();
+        let mut deletes = self.deletes.between(*passed, seq);
+        let bits = self.all.bits;
+        // One end is enough for all of them.
+        if deletes.any(|deleted| touches(bits, shard, deleted)) {
+            self.all.head.split_parts(shard);
+        }
+        *passed = CommitSeq(seq.0.saturating_sub(1)).max(*passed);
         Ok(())
     }
 
@@ -767,6 +780,10 @@ impl StreamReplay<'_> {
         }
         Ok(range)
     }
+}
+
+fn touches(bits: ShardBits, shard: ShardId, deleted: &Tombstone) -> bool {
+    deleted.members().iter().any(|members| bits.shard(members.group) == shard)
 }
 
 /// Calls `run` for each of `jobs` on up to `thread_count` threads, the caller's included. A thread

@@ -191,6 +191,7 @@ impl Engine {
             return Ok(Some(Step::Publish));
         }
         let version = tree.version();
+        ledger.tombstones.release_unused();
         let deletes = ledger.tombstones.of_tree(rooms);
         let times = self.plan_times(now, &version);
         if let Some(job) = tree.plan(&version, &deletes, times, scope) {

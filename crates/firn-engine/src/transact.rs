@@ -22,7 +22,6 @@ use firn_model::{
 };
 
 use crate::commit::{CommitRequest, OpenTransaction};
-use crate::delete::UNFLUSHED_COUNT_MAX;
 use crate::snapshot::of_groups;
 use crate::versions::{Point, Reads};
 use crate::{Engine, Snapshot};
@@ -317,6 +316,8 @@ impl Transaction<'_> {
             held.grow(2 * self.deletes[idx].heap_bytes() + held.bytes())?;
             members.extend_from_slice(self.deletes[idx].members());
         }
+        // The list is copied once.
+        held.grow(size_of_val(&*members) as u64)?;
         let deleted = Tombstone::new(made_ms, range, members);
         held.cover(deleted.heap_bytes())?;
         held.shrink(held.bytes().saturating_sub(deleted.heap_bytes()));
@@ -366,7 +367,7 @@ impl Transaction<'_> {
         engine.counters.transactions.add(1);
         engine.counters.deletes.add(delete_count);
         engine.counters.samples_written.add(written_samples);
-        if delete_count > 0 && engine.ledger.tombstones.unflushed().len() >= UNFLUSHED_COUNT_MAX {
+        if delete_count > 0 && engine.ledger.tombstones.is_flush_due(&engine.rooms) {
             engine.rooms.wakeup.request_flush();
         }
         Ok(CommitReport { seq: Some(seq), written_samples, deleted_series })

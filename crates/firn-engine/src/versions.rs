@@ -43,6 +43,7 @@ pub(crate) struct Reads {
 pub(crate) struct Versions {
     points: HashMap<Point, CommitSeq>,
     pieces: HashMap<(GroupId, i64), CommitSeq>,
+    /// In the order of their numbers. Their members count with the tombstones in force.
     deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
     /// The newest transaction that touched anything.
     newest: CommitSeq,
@@ -146,7 +147,7 @@ impl Versions {
     /// Records the changes of transaction `seq`, the newest so far.
     pub(crate) fn touch(&mut self, seq: CommitSeq, rows: &RowBatch, deletes: &[Arc<Tombstone>]) {
         self.newest = seq;
-        let deleted_bytes: u64 = deletes.iter().map(|one| one.heap_bytes()).sum();
+        let deleted_bytes = Tombstone::OWN_BYTES * deletes.len() as u64;
         let bytes = growth_bytes(&self.points, rows.len()) + growth_bytes(&self.pieces, rows.len());
         if self.memory.grow(bytes + deleted_bytes).is_err() {
             // All open transactions will conflict.
@@ -166,20 +167,21 @@ impl Versions {
 
     /// Releases the memory that is not needed any more.
     fn settle_memory(&mut self) {
-        let deleted_bytes: u64 = self.deletes.iter().map(|one| one.1.heap_bytes()).sum();
+        let deleted_bytes = Tombstone::OWN_BYTES * self.deletes.len() as u64;
         let bytes = table_bytes(&self.points) + table_bytes(&self.pieces) + deleted_bytes;
         self.memory.shrink(self.memory.bytes().saturating_sub(bytes));
     }
 
-    /// Drops entries that no transaction that began at `oldest` or later needs, if a walk is
-    /// worthwhile.
+    /// Drops entries that no transaction that began at `oldest` or later needs: deletes at once,
+    /// because their members may take much memory, others if a walk is worthwhile.
     pub(crate) fn prune(&mut self, oldest: CommitSeq) {
+        let passed = self.deletes.partition_point(|one| one.0 <= oldest);
+        self.deletes.drain(..passed);
         if self.count() < self.prune_at {
             return;
         }
         self.points.retain(|_, uts| *uts > oldest);
         self.pieces.retain(|_, uts| *uts > oldest);
-        self.deletes.retain(|one| one.0 > oldest);
         self.points.shrink_to_fit();
         self.pieces.shrink_to_fit();
         self.settle_memory();

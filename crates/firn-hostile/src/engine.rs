@@ -117,7 +117,7 @@ impl<'a> Siege<'a> {
             result.withstood += usize::from(judgement.faults.is_empty());
             self.record(family, attack, &judgement, report);
         }
-        match self.survive_kill() {
+        match self.survive_kill(family) {
             Ok(()) => result.withstood += 1,
             Err(fault) => {
                 let line = format!("FAILED {}: kill -9 and restart: {fault}", family.name);
@@ -172,14 +172,21 @@ impl<'a> Siege<'a> {
     }
 
     fn restart(&mut self) -> Result<(), String> {
-        self.server.restart()?;
-        self.watch.set_pid(self.server.pid());
-        Ok(())
+        let watch = &self.watch;
+        self.server.restart(|pid| {
+            watch.set_pid(pid);
+            watch.reset();
+        })
     }
 
-    fn survive_kill(&mut self) -> Result<(), String> {
+    fn survive_kill(&mut self, family: &Family) -> Result<(), String> {
         self.restart()?;
         self.canary.verify(&self.server.target)?;
+        let peak_bytes = self.watch.finish().peak_bytes;
+        if family.is_restart_bounded && peak_bytes > PEAK_BYTES_MAX {
+            let (peak_mib, mib_max) = (peak_bytes >> 20, PEAK_BYTES_MAX >> 20);
+            return Err(format!("{peak_mib} MiB resident, at most {mib_max}"));
+        }
         self.canary.write(&self.server.target)?;
         self.server.stop(Duration::from_secs(10))
     }

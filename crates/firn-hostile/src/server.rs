@@ -296,13 +296,16 @@ impl Server {
 
     /// Kills it without warning and starts it again on the same folder and port.
     ///
+    /// `spawned` receives the new process before it is ready.
+    ///
     /// # Errors
     /// As [`Server::start`].
-    pub(crate) fn restart(&mut self) -> Result<(), String> {
+    pub(crate) fn restart(&mut self, spawned: impl FnOnce(u32)) -> Result<(), String> {
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.starts += 1;
         self.child = spawn(&self.program, &self.arguments, self.file_bytes_max, &self.target)?;
+        spawned(self.pid());
         self.wait_until_healthy()
     }
 

@@ -121,17 +121,17 @@ pub(super) fn epoch_after(last: u64) -> Result<u64> {
 /// `Conflict` if another manifest was put since, `Unavailable`.
 pub(super) fn claim_as(
     bucket: &dyn Bucket,
-    found: Option<Description>,
+    found: Option<&Description>,
     writer: Writer,
     empty: &Edit,
 ) -> Result<Claim> {
-    let epoch = epoch_after(found.as_ref().map_or(0, |found| found.epoch))?;
+    let epoch = epoch_after(found.map_or(0, |found| found.epoch))?;
     let (mode, state, segments) = match found {
         None => (PutMode::Create, empty.clone(), BTreeMap::new()),
         Some(found) => {
             let files = found.index_files()?.into_iter();
             let segments = files.map(|(path, _, epoch)| (path, epoch)).collect();
-            (PutMode::IfVersion(found.version), found.state, segments)
+            (PutMode::IfVersion(found.version.clone()), found.state.clone(), segments)
         }
     };
     let state = state
@@ -163,7 +163,8 @@ impl SlowTier {
             }
         }
         self.announce_claim(rooms, ledger, found.as_ref().map(|found| found.writer.number))?;
-        let claimed = claim_as(bucket, found, folder.writer(), &empty_state(rooms, ledger));
+        let claimed =
+            claim_as(bucket, found.as_ref(), folder.writer(), &empty_state(rooms, ledger));
         let mut claim = claimed.map_err(|e| match e.kind() {
             // Another process's put, or a late one of this process: the next step reads it.
             ErrorKind::Conflict => {

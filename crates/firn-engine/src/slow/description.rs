@@ -2,7 +2,7 @@
 
 use firn_env::{Bucket, Env, RangeRequest};
 use firn_index::Index;
-use firn_model::{Error, ErrorKind, Result, Timestamp};
+use firn_model::{Budget, Error, ErrorKind, Pool, Result, Timestamp};
 
 use crate::edit::{Edit, Room};
 use crate::folder::Writer;
@@ -16,7 +16,6 @@ pub(crate) const KEY: &str = "manifest";
 const READ_TRIES: usize = 4;
 
 /// The contents of the slow tier's manifest.
-#[derive(Clone)]
 pub(crate) struct Description {
     pub(crate) epoch: u64,
     pub(crate) writer: Writer,
@@ -35,7 +34,9 @@ impl Description {
         let ManifestObject { epoch, state, damaged_at } =
             manifest_format::decode_object(KEY, bytes)?;
         let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
-        let parts = EngineParts::decode(state.parts(Room::Engine)).map_err(bad)?;
+        // Not counted: most callers read other parts only. A replica counts those that it keeps.
+        let memory = Budget::unlimited().empty(Pool::Index);
+        let parts = EngineParts::decode(state.parts(Room::Engine), memory).map_err(bad)?;
         let number = match parts.claims.as_deref() {
             None => 0,
             Some(&[number]) => number,

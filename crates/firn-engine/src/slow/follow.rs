@@ -5,9 +5,10 @@
 //! whole. The writer deletes an object only after the grace time, an hour: a replica may lag by
 //! that much.
 
-use firn_codec::Tombstones;
+use std::sync::Arc;
+
 use firn_env::Env;
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{Error, ErrorKind, Pool, Result};
 
 use crate::edit::Room;
 use crate::ledger::Ledger;
@@ -61,7 +62,7 @@ impl SlowTier {
         if version.as_ref() == Some(&self.followed.lock().version) {
             return Ok(false);
         }
-        let next = description::read_existing(&rooms.env)?;
+        let mut next = description::read_existing(&rooms.env)?;
         download_missing(&rooms.env, &next)?;
         let part = |room| next.state.parts(room).next();
         let edit = part(Room::Tree).map(|part| rooms.tree.plan_follow(part)).transpose()?;
@@ -70,14 +71,16 @@ impl SlowTier {
             rooms.index.follow(part)?;
         }
         upkeep.hold_memory(rooms);
+        let tombstones = next.parts.tombstones.move_to(rooms.budget.empty(Pool::Index));
+        let set = Arc::new(tombstones.to_set());
         {
             let _view = rooms.view.write();
             if let Some(edit) = &edit {
                 rooms.tree.follow(edit)?;
             }
-            let tombstones = next.parts.tombstones.clone();
-            ledger.tombstones.follow(Tombstones::new(tombstones.into_iter().collect()));
+            ledger.tombstones.follow(set);
         }
+        ledger.tombstones.replace_memory(tombstones);
         ledger.sequence.advance(next.parts.last);
         self.note_followed(rooms, &next);
         Ok(true)

@@ -47,7 +47,7 @@ impl Engine {
         let found = description::read_existing(env)?;
         let writer = Writer { mark: new_mark(), number: new_mark() };
         // The claim comes first: from now on no other writer changes the slow tier.
-        claim_as(&*env.bucket, Some(found.clone()), writer, &found.state)?;
+        claim_as(&*env.bucket, Some(&found), writer, &found.state)?;
         let (files, bytes) = download_missing(env, &found)?;
         let written_ms = found.written_ms();
         let state = found

@@ -22,6 +22,7 @@ mod lifecycle;
 mod lists;
 mod lost_index;
 mod lost_log;
+mod many_deletes;
 mod mutants;
 mod outage;
 mod pressure;

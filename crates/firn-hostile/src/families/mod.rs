@@ -7,6 +7,7 @@ mod alertmanagers;
 mod browsers;
 mod cache_protocol;
 mod collecting;
+mod deletes;
 mod discovery;
 mod discovery_apis;
 mod files;
@@ -37,6 +38,7 @@ use crate::wire::{Message, series, snappy};
 /// Every family, in the order in which they run.
 pub(crate) const ALL: &[fn() -> Family] = &[
     writes::family,
+    deletes::family,
     queries::family,
     large_answers::family,
     labels::family,

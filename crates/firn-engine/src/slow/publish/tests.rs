@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_model::{CancelToken, Labels, RowBatch};
+use firn_model::{Budget, CancelToken, Labels, Pool, RowBatch};
 use firn_sim::{Operation, Sim};
 
 use crate::edit::{Edit, Room};
@@ -48,7 +48,8 @@ fn forget_claims(sim: &Sim) {
 
 fn claims(sim: &Sim) -> Option<Vec<u64>> {
     let (_, found) = Manifest::open(sim.env().disk).expect("a manifest");
-    EngineParts::decode(found.parts(Room::Engine).into_iter()).expect("parts").claims
+    let memory = Budget::unlimited().empty(Pool::Index);
+    EngineParts::decode(found.parts(Room::Engine).into_iter(), memory).expect("parts").claims
 }
 
 /// An older version wrote the folder last. Its manifest on the slow tier is recognised by the mark,
@@ -102,7 +103,7 @@ fn no_two_claims_are_the_same() {
         claim_as(&sim.bucket, None, writer, &Edit::default()).expect("a claim");
         let found = read(&sim.bucket).expect("readable").expect("there");
         assert_eq!((found.epoch, found.writer.mark), (1, 7));
-        claim_as(&sim.bucket, Some(found), writer, &Edit::default()).expect("a claim");
+        claim_as(&sim.bucket, Some(&found), writer, &Edit::default()).expect("a claim");
         sim.bucket.bytes(KEY).expect("a manifest")
     };
     let [one, other] = [Sim::new(1), Sim::new(1)].map(|sim| put(&sim));
