@@ -209,7 +209,8 @@ fn waiting_bytes(index: &IndexStats) -> u64 {
     index.unsealed_bytes + index.seal_bytes
 }
 
-fn new_series_limit(options: &EngineOptions) -> u64 {
+/// The memory that new series may hold until an index file contains them.
+pub(crate) fn new_series_limit(options: &EngineOptions) -> u64 {
     options.memory_bytes_max / 8 * NEW_SERIES_EIGHTHS
 }
 

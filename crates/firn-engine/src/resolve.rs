@@ -1,33 +1,44 @@
 //! Resolving label sets to series references: lookups, and definitions of new series.
 
+use std::ops::Range;
+
 use firn_index::{GroupRule, Index};
 use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef, Timestamp};
 
 use crate::Engine;
+use crate::pressure::new_series_limit;
+
+/// One piece of a list of label sets takes at most this part of the memory of new series.
+const PIECES_MIN: u64 = 8;
 
 impl Engine {
     /// Returns the references of label sets and defines the new ones (the slow path). A definition
     /// is durable with the first row of its series. Without memory for new series, known ones are
     /// still resolved.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
-        self.resolve_by(labels, Index::resolve)
+        self.resolve_by(labels, |index, piece, out| index.resolve(&labels[piece], out))
     }
 
     /// As [`Engine::resolve`], with a timestamp of each series, which helps to find groups.
     pub fn resolve_at(&self, labels: &[Labels], times: &[Timestamp]) -> Vec<Result<SeriesRef>> {
-        self.resolve_by(labels, |index, labels, out| index.resolve_at(labels, times, out))
+        self.resolve_by(labels, |index, piece, out| {
+            index.resolve_at(&labels[piece.clone()], times.get(piece).unwrap_or_default(), out);
+        })
     }
 
     /// As [`Engine::resolve`], for series of the program itself: no limit on new series refuses
     /// them, though they count.
     pub fn resolve_exempt(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
-        self.resolve_by(labels, Index::resolve_exempt)
+        self.resolve_by(labels, |index, piece, out| index.resolve_exempt(&labels[piece], out))
     }
 
+    /// Resolves `labels` in pieces: the memory of a definition is estimated before and known after
+    /// it, so a long list with long labels would reserve much more than it takes, and be refused
+    /// for ever.
     fn resolve_by(
         &self,
         labels: &[Labels],
-        resolve: impl FnOnce(&Index, &[Labels], &mut Vec<Result<SeriesRef>>),
+        resolve: impl Fn(&Index, Range<usize>, &mut Vec<Result<SeriesRef>>),
     ) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
         if let Err(e) = self.slow.check_writable(&self.rooms) {
@@ -35,19 +46,28 @@ impl Engine {
             let known = |labels: &Labels| self.rooms.index.lookup(labels)?.ok_or_else(refused);
             return labels.iter().map(known).collect();
         }
-        let found = self.with_index_memory(labels.iter(), || {
-            resolve(&self.rooms.index, labels, &mut refs);
-            let known = refs
-                .iter()
-                .zip(labels)
-                .filter_map(|(found, labels)| Some((*found.as_ref().ok()?, labels.clone())));
-            self.changes.announce_defined(known);
-        });
-        if let Err(e) = found {
-            let refused = || Error::new(e.kind().clone(), e.what());
-            let known = |labels: &Labels| self.rooms.index.lookup(labels)?.ok_or_else(refused);
-            refs.extend(labels.iter().map(known));
-            self.await_definers();
+        let bytes_max = new_series_limit(&self.rooms.options) / PIECES_MIN;
+        let mut found = Vec::new();
+        while refs.len() < labels.len() {
+            let piece = refs.len()..piece_end(labels, refs.len(), bytes_max);
+            let piece_labels = &labels[piece.clone()];
+            let resolved = self.with_index_memory(piece_labels.iter(), || {
+                resolve(&self.rooms.index, piece, &mut found);
+                let known = found.iter().zip(piece_labels);
+                let known = known
+                    .filter_map(|(found, labels)| Some((*found.as_ref().ok()?, labels.clone())));
+                self.changes.announce_defined(known);
+            });
+            match resolved {
+                Ok(()) => refs.append(&mut found),
+                Err(e) => {
+                    let refused = || Error::new(e.kind().clone(), e.what());
+                    let index = &self.rooms.index;
+                    let known = |labels: &Labels| index.lookup(labels)?.ok_or_else(refused);
+                    refs.extend(piece_labels.iter().map(known));
+                    self.await_definers();
+                }
+            }
         }
         refs
     }
@@ -74,8 +94,8 @@ impl Engine {
     /// New series are defined. `members` are their labels without those of the group.
     ///
     /// # Errors
-    /// `Busy` without memory, `SeriesLimit` over a limit, `Invalid` if a member repeats a label of
-    /// the group.
+    /// `Busy` without memory, `TooLarge` if the new series of one call never fit into it,
+    /// `SeriesLimit` over a limit, `Invalid` if a member repeats a label of the group.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -113,17 +133,15 @@ impl Engine {
         labels: impl Iterator<Item = &'l Labels>,
         resolve: impl FnOnce() -> T,
     ) -> Result<T> {
-        // A generous estimate for text, posting lists and hash entries of one series, and for
-        // writing it to a file.
-        const SERIES_BYTES: u64 = 512;
-        const LABEL_BYTES: u64 = 32;
-        // The text of each name is copied twice while it is written.
-        let of_name = |(name, _): (&str, &str)| LABEL_BYTES + 2 * name.len() as u64;
-        let of = |labels: &Labels| {
-            let name_bytes: u64 = labels.iter().map(of_name).sum();
-            SERIES_BYTES + name_bytes + labels.as_encoded().len() as u64
-        };
-        let bytes = labels.map(of).sum();
+        let bytes = labels.map(definition_bytes).sum();
+        let bytes_max = new_series_limit(&self.rooms.options);
+        if bytes > bytes_max {
+            return Err(Error::too_large(format!(
+                "new series of one group need {bytes} bytes of memory, over the limit of \
+                 {bytes_max} (3/8 of --memory): define fewer at once, shorten their labels, or \
+                 raise --memory"
+            )));
+        }
         let mut memory = self.upkeep.memory.lock();
         self.pressure.admit_series(&self.rooms)?;
         self.pressure.grow(&self.rooms, &mut memory, Pool::Index, bytes)?;
@@ -132,4 +150,26 @@ impl Engine {
         self.upkeep.settle(&self.rooms, &mut memory);
         Ok(found)
     }
+}
+
+/// The end of the piece that starts at `start`: its definitions take at most `bytes_max`, or it has
+/// one label set.
+fn piece_end(labels: &[Labels], start: usize, bytes_max: u64) -> usize {
+    let mut bytes = 0;
+    let has_room = |labels: &&Labels| {
+        bytes += definition_bytes(labels);
+        bytes <= bytes_max
+    };
+    start + labels[start..].iter().take_while(has_room).count().max(1)
+}
+
+/// A generous estimate for text, posting lists and hash entries of one series, and for writing it
+/// to a file.
+fn definition_bytes(labels: &Labels) -> u64 {
+    const SERIES_BYTES: u64 = 512;
+    const LABEL_BYTES: u64 = 32;
+    // The text of each name is copied twice while it is written.
+    let of_name = |(name, _): (&str, &str)| LABEL_BYTES + 2 * name.len() as u64;
+    let name_bytes: u64 = labels.iter().map(of_name).sum();
+    SERIES_BYTES + name_bytes + labels.as_encoded().len() as u64
 }

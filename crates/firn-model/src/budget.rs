@@ -157,6 +157,8 @@ pub struct Reservation {
     budget: Budget,
     pool: Pool,
     bytes: u64,
+    /// Of one request, which holds these bytes beside this reservation.
+    beside: Option<u64>,
 }
 
 // The process is measured once 1/64 of the limit was granted since the last measurement. That takes
@@ -164,6 +166,8 @@ pub struct Reservation {
 const MEASURED_PART: u64 = 64;
 // [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
 const FALL_PART: u64 = 8;
+// Eighths of the limit that one request may take, see [`Budget::check_request`].
+const REQUEST_EIGHTHS: u64 = 5;
 // The most that [`Reservation::cover`] reserves ahead of need.
 const AHEAD_BYTES_MAX: u64 = 64 << 10;
 
@@ -219,7 +223,34 @@ impl Budget {
 
     /// An empty reservation that can grow.
     pub fn empty(&self, pool: Pool) -> Reservation {
-        Reservation { budget: self.clone(), pool, bytes: 0 }
+        Reservation { budget: self.clone(), pool, bytes: 0, beside: None }
+    }
+
+    /// As [`Budget::empty`], for one request, which holds `beside` bytes already, such as its body.
+    /// Over the memory of one request ([`Budget::check_request`]) it is refused. So are
+    /// reservations that are split from it.
+    pub fn of_request(&self, pool: Pool, beside: u64) -> Reservation {
+        Reservation { budget: self.clone(), pool, bytes: 0, beside: Some(beside) }
+    }
+
+    /// Whether one request may take `bytes` in all: 5/8 of the limit. The rest is for its series
+    /// and rows, and for the memory that the process always has; a request that takes more would
+    /// find no memory however often it is repeated.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn check_request(&self, bytes: u64) -> Result<()> {
+        if let Some(whole) = &self.0.whole {
+            return whole.check_request(bytes);
+        }
+        let bytes_max = self.0.limit_bytes / 8 * REQUEST_EIGHTHS;
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        Err(Error::too_large(format!(
+            "the request needs {bytes} bytes of memory, one may take {bytes_max} \
+             ({REQUEST_EIGHTHS}/8 of --memory): split or shorten it, or raise --memory"
+        )))
     }
 
     /// The current use. Pools are read one after the other, so their sum may differ from the total.
@@ -289,10 +320,14 @@ impl Reservation {
     /// Reserves `bytes` more.
     ///
     /// # Errors
-    /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
-    /// be; the reservation is then unchanged.
+    /// As [`Budget::reserve`] and [`Budget::of_request`]; the reservation is then unchanged.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
+        if let Some(beside) = self.beside {
+            let all_bytes = beside.saturating_add(self.bytes).saturating_add(bytes);
+            let checked = self.budget.check_request(all_bytes);
+            checked.inspect_err(|_| self.budget.note_refusal(self.pool))?;
+        }
         self.budget.0.take(self.pool, bytes, true)?;
         self.bytes += bytes;
         Ok(())
@@ -356,7 +391,8 @@ impl Reservation {
     pub fn split(&mut self, bytes: u64) -> Reservation {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Reservation { budget: self.budget.clone(), pool: self.pool, bytes }
+        let (budget, pool) = (self.budget.clone(), self.pool);
+        Reservation { budget, pool, bytes, beside: self.beside }
     }
 
     /// From now on the bytes count for `pool`, and no longer for the part of the budget that they
@@ -566,6 +602,7 @@ impl fmt::Debug for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ErrorKind;
 
     #[test]
     fn invariant_8_reservations_never_exceed_the_limit_and_release_on_drop() {
@@ -584,6 +621,29 @@ mod tests {
         drop(hot);
         assert_eq!(budget.usage().used_bytes, 0);
         assert_eq!(budget.usage().peak_bytes, 60);
+    }
+
+    /// The client repeated for ever what could never fit.
+    #[test]
+    fn a_request_that_never_fits_is_refused_for_good() {
+        let budget = Budget::new(80);
+        for (pool, beside) in [(Pool::Requests, 0), (Pool::Query, 20)] {
+            for budget in [budget.clone(), budget.part(1_000)] {
+                let fits = 50 - beside;
+                let mut held = budget.of_request(pool, beside);
+                held.grow(fits).unwrap();
+                let error = held.grow(1).unwrap_err();
+                assert_eq!(error.kind(), &ErrorKind::TooLarge, "{error}");
+                let wanted = "needs 51 bytes of memory, one may take 50 (5/8 of --memory)";
+                assert!(error.to_string().contains(wanted), "{error}");
+                let split = held.split(0).cover(fits + 1).unwrap_err();
+                assert_eq!(split.kind(), &ErrorKind::TooLarge, "{split}");
+                assert_eq!((held.bytes(), budget.usage().used_bytes), (fits, fits));
+                // Others hold the rest.
+                let _others = budget.reserve(pool, 80 - 30 - fits).unwrap();
+                assert!(budget.of_request(pool, beside).grow(30).unwrap_err().is_retriable());
+            }
+        }
     }
 
     #[test]
@@ -627,7 +687,7 @@ mod tests {
         let mut first = part.reserve(Pool::Query, 30).unwrap();
         assert_eq!(budget.usage().by_pool[Pool::Query as usize], 30);
         let refused = first.grow(21).unwrap_err();
-        assert_eq!(refused.kind(), &crate::ErrorKind::TooLarge);
+        assert_eq!(refused.kind(), &ErrorKind::TooLarge);
         let _rest = budget.reserve(Pool::Head, 55).unwrap();
         assert!(first.grow(15).unwrap_err().is_retriable(), "the whole is used up");
         assert_eq!((part.usage().used_bytes, part.usage().peak_bytes), (30, 30));

@@ -113,7 +113,9 @@ impl CompiledRegex {
             )));
         }
         let tree_bytes = tree_bytes(pattern);
-        let mut held = context.budget.reserve(Pool::Query, tree_bytes)?;
+        let too_long =
+            |error: Error| error.of_text("a regular expression", pattern.len(), "--query-memory");
+        let mut held = context.budget.reserve(Pool::Query, tree_bytes).map_err(too_long)?;
         let tree = pattern_syntax::parse(pattern).map_err(|reason| fault(pattern, &reason))?;
         let mut limits = STATE_BYTES_LIMITS.into_iter();
         let states = loop {
@@ -123,7 +125,8 @@ impl CompiledRegex {
                 let reason = format!("it compiles to over {most} bytes");
                 return Err(fault(pattern, &reason));
             };
-            held.cover(tree_bytes.saturating_add(COMPILE_BYTES_PER_BYTE * limit as u64))?;
+            let wanted = tree_bytes.saturating_add(COMPILE_BYTES_PER_BYTE * limit as u64);
+            held.cover(wanted).map_err(too_long)?;
             let config = thompson::Config::new()
                 .which_captures(WhichCaptures::None)
                 .utf8(false)

@@ -127,6 +127,14 @@ pub struct RefusedParts {
     first: Vec<String>,
 }
 
+/// The memory of a request.
+struct RequestMemory<'a> {
+    /// All but the body.
+    held: &'a mut Reservation,
+    body_bytes: usize,
+    unpacked_bytes: usize,
+}
+
 /// A protocol's parser for the labels that its walk located.
 type ParseLabels<'a> =
     dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
@@ -180,7 +188,7 @@ impl Ingest {
     ///
     /// # Errors
     /// If nothing of the request was counted: `Invalid` if block or message are malformed,
-    /// `TooLarge`, `Busy` without memory.
+    /// `TooLarge` also if it never fits into the memory, `Busy` without memory.
     pub fn remote_write(
         &self,
         compressed: &[u8],
@@ -189,8 +197,10 @@ impl Ingest {
     ) -> Result<Outcome> {
         let bytes_max = self.limits.request_bytes_max;
         let declared_bytes = snappy::declared_bytes(compressed, bytes_max)?;
+        let body_bytes = compressed.len();
         // The smallest meaningful sample takes 13 bytes of this protocol.
-        let mut decoding = self.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
+        let decoded_bytes_max = declared_bytes.saturating_mul(4);
+        let mut decoding = self.begin(body_bytes, declared_bytes, decoded_bytes_max)?;
         let Decoding { unpacked, work, held } = &mut decoding;
         work.new_series = scratch.new_series.take();
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
@@ -202,7 +212,8 @@ impl Ingest {
             built.map_err(LabelFault::Refused)
         };
         let labels = SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true };
-        let mut outcome = self.fill(work, (held, body.len()), labels, &mut scratch.batch);
+        let memory = RequestMemory { held, body_bytes, unpacked_bytes: body.len() };
+        let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
         self.end(decoding, scratch);
@@ -253,7 +264,7 @@ impl Ingest {
         metadata: &MetadataStore,
     ) -> Result<Outcome> {
         // `a 1 1000` is a series and a sample in 9 bytes.
-        let mut decoding = self.begin(0, text.len().saturating_mul(12))?;
+        let mut decoding = self.begin(text.len(), 0, text.len().saturating_mul(12))?;
         let Decoding { work, held, .. } = &mut decoding;
         work.new_series = scratch.new_series.take();
         let key = extra.key(&self.hasher);
@@ -278,18 +289,19 @@ impl Ingest {
         metadata.put(&mut work.decoded.metadata);
         let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
         let labels = SeriesLabels { parse: &parse, added_bytes, is_limited };
-        let mut outcome = self.fill(work, (held, 0), labels, &mut scratch.batch);
+        let memory = RequestMemory { held, body_bytes: text.len(), unpacked_bytes: 0 };
+        let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }
 
     /// Pass 2 over the decoded request, and its rows in `batch`: none if the request failed.
-    /// Replaces the estimated reservation by the actual size, beside `unpacked_bytes`.
+    /// Replaces the estimated reservation by the actual size.
     fn fill(
         &self,
         work: &mut Work,
-        (held, unpacked_bytes): (&mut Reservation, usize),
+        memory: RequestMemory<'_>,
         labels: SeriesLabels<'_>,
         batch: &mut RowBatch,
     ) -> Outcome {
@@ -298,10 +310,14 @@ impl Ingest {
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
         work.new_bytes = work.unknown_label_bytes(labels.added_bytes);
+        let RequestMemory { held, body_bytes, unpacked_bytes } = memory;
         let wanted = work.new_bytes.saturating_add((unpacked_bytes + work.needed_bytes()) as u64);
         held.shrink(held.bytes().saturating_sub(wanted));
-        let resolved = held
-            .cover(wanted)
+        let resolved = self
+            .db
+            .budget()
+            .check_request(wanted.saturating_add(body_bytes as u64))
+            .and_then(|()| held.cover(wanted))
             .and_then(|()| self.resolve_unknown(generation, work, labels, &mut outcome));
         if let Err(why) = resolved {
             // Nothing is written yet; series refused earlier are counted with the rest.
@@ -451,8 +467,15 @@ impl Ingest {
     }
 
     /// Buffers for a request of `unpacked_bytes` that decodes to at most `decoded_bytes_max`, both
-    /// reserved.
-    fn begin(&self, unpacked_bytes: usize, decoded_bytes_max: usize) -> Result<Decoding> {
+    /// reserved. Its body of `body_bytes` is reserved already.
+    fn begin(
+        &self,
+        body_bytes: usize,
+        unpacked_bytes: usize,
+        decoded_bytes_max: usize,
+    ) -> Result<Decoding> {
+        let all_bytes = body_bytes.saturating_add(unpacked_bytes);
+        self.db.budget().check_request(all_bytes.saturating_add(decoded_bytes_max) as u64)?;
         let idle = self.idle.lock().pop();
         let mut decoding = idle.unwrap_or_else(|| Decoding {
             unpacked: Vec::new(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use firn_model::{Budget, Error, ErrorKind, Reservation, Secret};
+use firn_model::{Budget, Error, ErrorKind, Reservation, Secret, one_line};
 
 use super::node::{Document, Node, NodeValue, UnknownKeys};
 use super::scalar::Kind;
@@ -23,9 +23,14 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A mistake in the document, without a line.
-    pub fn new(text: impl Into<String>) -> Failure {
-        Failure { text: text.into(), line: None, kind: ErrorKind::Invalid }
+    /// A mistake in the document, without a line. The text may repeat parts of the document.
+    pub fn new(text: impl AsRef<str>) -> Failure {
+        Failure::of_lines(one_line(text.as_ref()).into_owned())
+    }
+
+    /// Mistakes, each on a line of its own.
+    fn of_lines(text: String) -> Failure {
+        Failure { text, line: None, kind: ErrorKind::Invalid }
     }
 
     /// A decoding that was refused for lack of memory.
@@ -82,7 +87,8 @@ impl Decoder {
         match self.type_errors.as_slice() {
             [] => Ok(self.held),
             errors => {
-                Err(Failure::new(format!("yaml: unmarshal errors:\n  {}", errors.join("\n  "))))
+                let text = format!("yaml: unmarshal errors:\n  {}", errors.join("\n  "));
+                Err(Failure::of_lines(text))
             }
         }
     }
@@ -125,6 +131,7 @@ impl Decoder {
 
     fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
         if self.type_errors.len() < TYPE_ERRORS_MAX {
+            let text = one_line(&text.to_string()).into_owned();
             self.type_errors.push(format!("line {}: {text}", node.line));
         }
     }

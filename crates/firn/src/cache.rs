@@ -102,12 +102,19 @@ fn fetch_stats(stats: &Stats) -> Result<String> {
         );
         return Err(Error::unavailable(what));
     }
-    Ok(table(&samples))
+    table(&samples)
+        .map_err(|error| error.context(format!("the cache at {}", redacted(&stats.server))))
 }
 
 /// The statistics that matter to an operator, one line each.
-fn table(samples: &BTreeMap<&str, f64>) -> String {
-    let get = |name: &str| samples.get(name).copied().unwrap_or(0.0);
+///
+/// # Errors
+/// `Unavailable` for a missing metric.
+fn table(samples: &BTreeMap<&str, f64>) -> Result<String> {
+    let get = |name: &str| {
+        let value = samples.get(name).copied();
+        value.ok_or_else(|| Error::unavailable(format!("expected the metric {name}, got none")))
+    };
     let by = |name: &str, label: &str, value: &str| get(&format!("{name}{{{label}=\"{value}\"}}"));
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
@@ -115,63 +122,63 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
         let _ = writeln!(text, "{name:<16}{value}");
     };
     let lookups = |result| by("firn_cache_lookups_total", "result", result);
-    let returned = |result| bytes(by("firn_cache_returned_bytes_total", "result", result));
-    let (hits, parts, misses) = (lookups("hit"), lookups("partial"), lookups("miss"));
+    let returned = |result| by("firn_cache_returned_bytes_total", "result", result).map(bytes);
+    let (hits, parts, misses) = (lookups("hit")?, lookups("partial")?, lookups("miss")?);
     let percent = |count: f64| 100.0 * count / (hits + parts + misses).max(1.0);
-    line("hits", format!("{hits} ({:.1} %), {} returned", percent(hits), returned("hit")));
+    line("hits", format!("{hits} ({:.1} %), {} returned", percent(hits), returned("hit")?));
     line(
         "partial hits",
-        format!("{parts} ({:.1} %), {} returned", percent(parts), returned("partial")),
+        format!("{parts} ({:.1} %), {} returned", percent(parts), returned("partial")?),
     );
     line("misses", format!("{misses} ({:.1} %)", percent(misses)));
-    line("parts declined", format!("{}", get("firn_cache_declined_partial_hits_total")));
+    line("parts declined", format!("{}", get("firn_cache_declined_partial_hits_total")?));
     line(
         "stored",
-        format!("{} keys, {} ranges", get("firn_cache_keys"), get("firn_cache_extents")),
+        format!("{} keys, {} ranges", get("firn_cache_keys")?, get("firn_cache_extents")?),
     );
-    let written = bytes(get("firn_cache_written_bytes_total"));
+    let written = bytes(get("firn_cache_written_bytes_total")?);
     line(
         "set",
         format!(
             "{}, {} refused",
-            bytes(get("firn_cache_stored_bytes_total")),
-            get("firn_cache_rejected_sets_total")
+            bytes(get("firn_cache_stored_bytes_total")?),
+            get("firn_cache_rejected_sets_total")?
         ),
     );
     line(
         "written",
-        format!("{written}, {:.2} per byte set", get("firn_cache_write_amplification_ratio")),
+        format!("{written}, {:.2} per byte set", get("firn_cache_write_amplification_ratio")?),
     );
-    line("read", bytes(get("firn_cache_read_bytes_total")));
+    line("read", bytes(get("firn_cache_read_bytes_total")?));
     for partition in ["fifo", "lru"] {
         let of = |name| by(name, "partition", partition);
         let most = match partition {
-            "lru" => format!(" of at most {}", get("firn_cache_lru_slabs_max")),
+            "lru" => format!(" of at most {}", get("firn_cache_lru_slabs_max")?),
             _ => String::new(),
         };
         line(
             &format!("{partition} partition"),
             format!(
                 "{} slabs{most}, {} evicted, {} ghost hits",
-                of("firn_cache_partition_slabs"),
-                of("firn_cache_evictions_total"),
-                of("firn_cache_ghost_hits_total")
+                of("firn_cache_partition_slabs")?,
+                of("firn_cache_evictions_total")?,
+                of("firn_cache_ghost_hits_total")?
             ),
         );
     }
-    line("compaction", format!("{} slabs merged", get("firn_cache_compacted_slabs_total")));
-    line("rescued", format!("a part of {} slabs", get("firn_cache_rescued_slabs_total")));
-    line("memory", bytes(get("firn_cache_memory_bytes")));
-    let off = if get("firn_cache_disabled") > 0.0 { "; the cache is off" } else { "" };
+    line("compaction", format!("{} slabs merged", get("firn_cache_compacted_slabs_total")?));
+    line("rescued", format!("a part of {} slabs", get("firn_cache_rescued_slabs_total")?));
+    line("memory", bytes(get("firn_cache_memory_bytes")?));
+    let off = if get("firn_cache_disabled")? > 0.0 { "; the cache is off" } else { "" };
     line(
         "device",
         format!(
             "{} failures, {} damaged slabs dropped{off}",
-            get("firn_cache_device_errors_total"),
-            get("firn_cache_corrupt_slabs_total")
+            get("firn_cache_device_errors_total")?,
+            get("firn_cache_corrupt_slabs_total")?
         ),
     );
-    text
+    Ok(text)
 }
 
 /// Bytes in a unit that leaves at most four digits before the point.
@@ -194,13 +201,33 @@ mod tests {
     fn the_table_shows_results_partitions_and_a_failed_device() {
         let samples = BTreeMap::from([
             ("firn_cache_lookups_total{result=\"hit\"}", 90.0),
+            ("firn_cache_lookups_total{result=\"partial\"}", 0.0),
             ("firn_cache_lookups_total{result=\"miss\"}", 10.0),
             ("firn_cache_returned_bytes_total{result=\"hit\"}", 20_480.0),
+            ("firn_cache_returned_bytes_total{result=\"partial\"}", 0.0),
+            ("firn_cache_declined_partial_hits_total", 0.0),
+            ("firn_cache_keys", 0.0),
+            ("firn_cache_extents", 0.0),
+            ("firn_cache_written_bytes_total", 0.0),
+            ("firn_cache_stored_bytes_total", 0.0),
+            ("firn_cache_rejected_sets_total", 0.0),
+            ("firn_cache_write_amplification_ratio", 0.0),
+            ("firn_cache_read_bytes_total", 0.0),
+            ("firn_cache_partition_slabs{partition=\"fifo\"}", 0.0),
+            ("firn_cache_evictions_total{partition=\"fifo\"}", 0.0),
+            ("firn_cache_ghost_hits_total{partition=\"fifo\"}", 0.0),
             ("firn_cache_partition_slabs{partition=\"lru\"}", 3.0),
+            ("firn_cache_evictions_total{partition=\"lru\"}", 0.0),
+            ("firn_cache_ghost_hits_total{partition=\"lru\"}", 0.0),
             ("firn_cache_lru_slabs_max", 7.0),
+            ("firn_cache_compacted_slabs_total", 0.0),
+            ("firn_cache_rescued_slabs_total", 0.0),
+            ("firn_cache_memory_bytes", 0.0),
             ("firn_cache_disabled", 1.0),
+            ("firn_cache_device_errors_total", 0.0),
+            ("firn_cache_corrupt_slabs_total", 0.0),
         ]);
-        let text = table(&samples);
+        let text = table(&samples).unwrap();
         for line in [
             "hits            90 (90.0 %), 20 KiB returned",
             "misses          10 (10.0 %)",
@@ -208,6 +235,13 @@ mod tests {
             "device          0 failures, 0 damaged slabs dropped; the cache is off",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        // Each missing metric was a zero.
+        for name in samples.keys() {
+            let mut some = samples.clone();
+            some.remove(name);
+            let error = table(&some).unwrap_err().to_string();
+            assert_eq!(error, format!("expected the metric {name}, got none"));
         }
     }
 }

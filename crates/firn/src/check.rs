@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use firn_server::{
     CheckProgress, CheckReport, DatabaseFlags, Error, Finding, GroupId, Loss, Result, check_folder,
+    one_line,
 };
 
 use crate::check_config::CheckConfig;
@@ -145,7 +146,8 @@ fn text(report: &CheckReport) -> String {
             "orphan    {orphan}: the server removes it; a file at the start, an object after 1 h"
         ));
     }
-    lines.join("\n") + "\n"
+    // Errors and orphans have names of files.
+    lines.iter().map(|line| one_line(line) + "\n").collect()
 }
 
 fn loss_text(loss: Option<&Loss>) -> String {

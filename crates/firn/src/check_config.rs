@@ -64,24 +64,25 @@ pub(crate) fn run(check: &CheckConfig) -> ExitCode {
 
 fn check_file(check: &CheckConfig, path: &Path) -> Findings {
     let name = path.display();
-    output::announce(&format!("Checking {name}\n"));
+    output::announce_line(&format!("Checking {name}"));
     let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: check.agent };
     let checked = match check_config(path, &LocalFiles, &options, check.syntax_only) {
         Ok(checked) => checked,
         Err(error) => {
-            output::report_lines(&format!("  FAILED: {error}"));
+            output::report_mistakes(&format!("  FAILED: {error}"));
             output::announce("\n");
             return Findings { has_errors: true, has_lints: false };
         }
     };
     for warning in &checked.warnings {
-        output::announce(&format!("  WARNING: {warning}\n"));
+        output::announce_line(&format!("  WARNING: {warning}"));
     }
     if !checked.rule_files.is_empty() {
         let count = checked.rule_files.len();
         output::announce(&format!("  SUCCESS: {count} rule files found\n"));
     }
-    output::announce(&format!(" SUCCESS: {name} is valid prometheus config file syntax\n\n"));
+    output::announce_line(&format!(" SUCCESS: {name} is valid prometheus config file syntax"));
+    output::announce("\n");
     if check.syntax_only {
         return Findings::default();
     }
@@ -99,7 +100,7 @@ fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
         false => None,
     };
     if let Some(found) = &found {
-        output::report_lines(&format!("  FAILED: {found}"));
+        output::report_line(&format!("  FAILED: {found}"));
     }
     Findings { has_errors: false, has_lints: found.is_some() }
 }

@@ -10,7 +10,7 @@ use firn_collect::check::{
     FoundJob, MetricFamilies, find_job, for_each_target, remote_discoveries,
 };
 use firn_collect::config::{LoadOptions, Millis, ScrapeConfig};
-use firn_server::{Result, UserFile};
+use firn_server::{Result, UserFile, one_line};
 use serde_json::{Map, Value, json};
 
 use crate::check_config::LocalFiles;
@@ -72,9 +72,9 @@ pub(crate) fn run_web_config(check: &CheckWebConfig) -> ExitCode {
             UserFile::open(path).and_then(|file| file.check()).map_err(|error| error.to_string())
         });
         match checked {
-            Ok(_) => output::report_lines(&format!("{name} SUCCESS")),
+            Ok(_) => output::report_line(&format!("{name} SUCCESS")),
             Err(error) => {
-                output::report_lines(&format!("{name} FAILED: {error}"));
+                output::report_line(&format!("{name} FAILED: {error}"));
                 code = ExitCode::FAILURE;
             }
         }
@@ -103,7 +103,7 @@ pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
     let families = match families {
         Ok(families) => families,
         Err(error) => {
-            output::report_lines(&format!("error while linting: {error}"));
+            output::report_line(&format!("error while linting: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -112,7 +112,7 @@ pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
         MetricLint::None => Vec::new(),
     };
     for (metric, text) in &problems {
-        output::report_lines(&format!("{metric} {text}"));
+        output::report_line(&format!("{metric} {text}"));
     }
     if check.extended {
         output::announce(&families.cardinality());
@@ -135,7 +135,7 @@ pub(crate) fn run_discovery(check: &CheckDiscovery) -> ExitCode {
     match printed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report_lines(&format!("Cannot load config {error}"));
+            output::report_mistakes(&format!("Cannot load config {error}"));
             ExitCode::FAILURE
         }
     }
@@ -143,16 +143,15 @@ pub(crate) fn run_discovery(check: &CheckDiscovery) -> ExitCode {
 
 /// Reports that there is no such job, with those that there are.
 pub(crate) fn report_unknown_job(name: &str, jobs: &[String]) {
-    let jobs: String = jobs.iter().map(|job| format!("\t{job}\n")).collect();
-    let text = format!("Job {name} not found. Select one of:\n{jobs}");
-    output::report_columns(text.trim_end());
+    output::report_line(&format!("Job {name} not found. Select one of:"));
+    for job in jobs {
+        output::report_lines(&format!("\t{}", one_line(job)));
+    }
 }
 
 fn print_targets(job: &ScrapeConfig) -> Result<()> {
     for kind in remote_discoveries(job) {
-        output::report_lines(&format!(
-            "WARNING: {kind} needs a server: its targets are not listed"
-        ));
+        output::report_line(&format!("WARNING: {kind} needs a server: its targets are not listed"));
     }
     let mut list = JsonList::default();
     for_each_target(job, &LocalFiles, &mut |target| {

@@ -110,7 +110,7 @@ pub(crate) fn unknown_keys(is_ignoring: bool) -> UnknownKeys {
 pub(crate) fn check_files(paths: &[PathBuf], checks: RuleChecks) -> Findings {
     let mut findings = Findings::default();
     for path in paths {
-        output::announce(&format!("Checking {}\n", path.display()));
+        output::announce_line(&format!("Checking {}", path.display()));
         findings = findings.and(check_text(read_file(path), Some(path), checks));
     }
     findings
@@ -125,13 +125,13 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
             output::report("  FAILED:\n");
             let place = path.map_or(String::new(), |path| format!("{}: ", path.display()));
             for mistake in mistakes {
-                output::report_lines(&format!("{place}{mistake}"));
+                output::report_mistakes(&format!("{place}{mistake}"));
             }
             Findings { has_errors: true, has_lints: false }
         }
         Ok(file) => {
             if file.has_more_documents {
-                output::report_lines(&format!("  WARNING: {MORE_DOCUMENTS}"));
+                output::report_line(&format!("  WARNING: {MORE_DOCUMENTS}"));
             }
             let findings = lint(&file.groups, checks);
             output::announce("\n");
@@ -148,7 +148,7 @@ fn lint(groups: &[FileGroup], checks: RuleChecks) -> Findings {
     match found {
         Some(text) => {
             output::report("  FAILED:\n");
-            output::report_columns(&text);
+            output::report_lines(&text);
             Findings { has_errors: false, has_lints: true }
         }
         None => {

@@ -28,11 +28,11 @@ const OK: u16 = 200;
 pub(crate) fn run(check: &CheckServer, endpoint: &str) -> ExitCode {
     match state(check, endpoint) {
         Ok(text) => {
-            output::report_lines(&format!("  SUCCESS:  {text}"));
+            output::report_line(&format!("  SUCCESS:  {}", text.trim_end()));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            output::report_lines(&error);
+            output::report_line(&error);
             ExitCode::FAILURE
         }
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
-use firn_server::{CacheConfig, Flags, Result, ServeConfig};
+use firn_server::{CacheConfig, Flags, Result, ServeConfig, one_line};
 
 use crate::output;
 
@@ -66,7 +66,7 @@ pub(crate) fn config(config: &Config) -> Result<()> {
                 CommandName::Cache => Flags::<CacheConfig>::load_file(file)?.warnings,
             };
             output::report_warnings(&warnings);
-            output::print(&format!("{}: ok\n", file.display()))
+            output::print(&format!("{}: ok\n", one_line(&file.display().to_string())))
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn run(debug: &Debug) -> ExitCode {
         DebugSubject::Pprof(server) => (server, false, true),
     };
     if has_states {
-        output::report_lines(NO_PROFILES);
+        output::report_line(NO_PROFILES);
     }
     let metrics = METRICS.iter().filter(|_| has_metrics);
     let endpoints: Vec<_> = metrics.chain(STATES.iter().filter(|_| has_states)).copied().collect();
@@ -86,7 +86,7 @@ pub(crate) fn run(debug: &Debug) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            output::report_lines(&format!("error completing debug command: {error}"));
+            output::report_line(&format!("error completing debug command: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -106,13 +106,13 @@ fn write(
     // The first response comes before the archive: a wrong address leaves an older one as it is.
     let mut archive = None;
     for (endpoint, name) in endpoints {
-        output::announce(&format!("collecting: {}\n", server.url(endpoint)));
+        output::announce_line(&format!("collecting: {}", server.url(endpoint)));
         let response = server
             .get(endpoint, TIMEOUT)
             .map_err(|error| format!("error executing HTTP request: {error}"))?;
         if response.status / 100 != 2 {
             let (url, status) = (server.url(endpoint), response.status_text());
-            output::report_lines(&format!("  WARNING: {url} is left out: {status}"));
+            output::report_line(&format!("  WARNING: {url} is left out: {status}"));
             continue;
         }
         if archive.is_none() {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::str::FromStr;
 
+use firn_model::is_control;
 use firn_server::wire::json;
 
 /// A duration of Go's `time.ParseDuration`, in nanoseconds: `1h30m`, `1.5s`, `-300ms`.
@@ -126,7 +127,7 @@ pub(crate) fn push_json_text(text: &str, out: &mut String) {
     // The encoder writes UTF-8.
     for c in String::from_utf8_lossy(&quoted).chars() {
         match c {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\u{7f}'..='\u{9f}' => {
+            c if matches!(c, '<' | '>' | '&') || is_control(c) => {
                 let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
             c => out.push(c),
@@ -179,8 +180,8 @@ mod tests {
     #[test]
     fn json_escapes_what_go_and_a_terminal_need() {
         let mut out = String::new();
-        push_json_text("<a&\"b\\\u{1b}\u{9b}\u{2028}é>", &mut out);
-        let want = r#""\u003ca\u0026\"b\\\u001b\u009b\u2028é\u003e""#;
+        push_json_text("<a&\"b\\\u{1b}\u{9b}\u{2028}\u{202e}é>", &mut out);
+        let want = r#""\u003ca\u0026\"b\\\u001b\u009b\u2028\u202eé\u003e""#;
         assert_eq!(out, want);
     }
 }

@@ -14,6 +14,8 @@ use crate::output;
 const TIMEOUT: Duration = Duration::from_secs(150);
 /// Longest response: a report of 10,000 groups has some megabytes.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// Of a response that is no HTTP, in the error.
+const START_BYTES: usize = 200;
 /// Time for all parts of a response, each of which has [`TIMEOUT`].
 const RESPONSE_TIME_MAX: Duration = Duration::from_secs(300);
 
@@ -106,22 +108,24 @@ impl RemoteServer {
     /// Body of the response to `GET target`, whatever its status.
     ///
     /// # Errors
-    /// `Unavailable` when the server cannot be reached or does not respond in time.
+    /// `Unavailable` when the server cannot be reached, does not respond in time, or responds with
+    /// no HTTP.
     pub(crate) fn get(&self, target: &str) -> Result<Vec<u8>> {
         let address = &self.address;
-        let failed = |e: io::Error| {
-            let shown = redacted(address);
-            let what = match self.tls {
-                None => format!("cannot reach the server at {shown}; is it running?"),
-                Some(_) => format!(
-                    "cannot reach the server at {shown}; is it running with TLS, with a certificate \
-                     for this name?"
-                ),
-            };
-            Error::unavailable(what).because(e)
-        };
+        let shown = redacted(address);
         let mut connection =
-            Connection::open(address, self.tls.as_ref(), TIMEOUT).map_err(failed)?;
+            Connection::open(address, self.tls.as_ref(), TIMEOUT).map_err(|e| {
+                let remark = match self.tls {
+                    None => "is it running?",
+                    Some(_) => "is it running with TLS, with a certificate for this name?",
+                };
+                let what = format!("cannot reach the server at {shown}; {remark}");
+                Error::unavailable(what).because(e)
+            })?;
+        // It runs.
+        let failed = |e: io::Error| {
+            Error::unavailable(format!("the request to the server at {shown} failed")).because(e)
+        };
         let authorization = self.authorization.as_ref();
         let authorization = authorization
             .map(|value| format!("Authorization: {}\r\n", value.expose()))
@@ -130,9 +134,21 @@ impl RemoteServer {
         let request = format!("GET {target} HTTP/1.0\r\nHost: {address}\r\n{authorization}\r\n");
         connection.write_all(request.as_bytes()).map_err(failed)?;
         connection.flush().map_err(failed)?;
-        let mut response = read_response(&mut connection, RESPONSE_TIME_MAX).map_err(failed)?;
-        let body_start = response.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
-        Ok(response.split_off(body_start.unwrap_or(response.len())))
+        let response = read_response(&mut connection, RESPONSE_TIME_MAX).map_err(failed)?;
+        body(response).map_err(|error| error.context(format!("the server at {shown}")))
+    }
+}
+
+/// The body of a response, whatever its status.
+fn body(mut response: Vec<u8>) -> Result<Vec<u8>> {
+    let body_start = response.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+    match body_start.filter(|_| response.starts_with(b"HTTP/")) {
+        Some(start) => Ok(response.split_off(start)),
+        None => {
+            let start = String::from_utf8_lossy(response.get(..START_BYTES).unwrap_or(&response));
+            let what = format!("expected a response of HTTP, got {:?}", start.trim());
+            Err(Error::unavailable(what))
+        }
     }
 }
 
@@ -186,6 +202,35 @@ fn authorization(credentials: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The remark sent the operator of a running server to look for one that does not run.
+    #[test]
+    fn only_an_unreachable_server_may_not_be_running() {
+        use std::net::{Shutdown, TcpListener};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = RemoteServer { address, tls: None, authorization: None };
+        for (response, wanted) in [
+            (&b"SSH-2.0-x\r\n"[..], "expected a response of HTTP, got \"SSH-2.0-x\""),
+            (b"", "expected a response of HTTP, got \"\""),
+            (b"HTTP/1.1 200 OK\r\n", "expected a response of HTTP, got \"HTTP/1.1 200 OK\""),
+            (b"x\r\n\r\n{}", "expected a response of HTTP, got \"x\\r\\n\\r\\n{}\""),
+        ] {
+            let error = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let _ = stream.read(&mut [0; 4_096]).unwrap();
+                    stream.write_all(response).unwrap();
+                    stream.shutdown(Shutdown::Write).unwrap();
+                });
+                server.get("/").unwrap_err().to_string()
+            });
+            assert_eq!(error, format!("the server at {}: {wanted}", server.address));
+        }
+        drop(listener);
+        let error = server.get("/").unwrap_err().to_string();
+        assert!(error.contains("is it running?"), "{error}");
+    }
 
     /// Before, the memory of the command grew until the system ended it.
     #[test]

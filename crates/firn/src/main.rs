@@ -118,6 +118,11 @@ fn main() -> ExitCode {
     allocator::purge_without_delay();
     signals::set_up_for_commands();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
+    // A server reads prometheus.yml, whose mistakes are a list.
+    let report_error = match &arguments.command {
+        Command::Serve(_) => output::report_mistakes,
+        _ => output::report_line,
+    };
     let done = match arguments.command {
         Command::Serve(flags) => {
             output::log_to_stderr();
@@ -155,7 +160,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report_lines(&format!("firn: {error}"));
+            report_error(&format!("firn: {error}"));
             ExitCode::FAILURE
         }
     }

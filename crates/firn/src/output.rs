@@ -20,8 +20,8 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 
-/// Prints the result of a command to standard output. It may contain texts of a database, a server
-/// or a file, which must not control the terminal.
+/// Prints the result of a command to standard output: lines that the command makes. Texts of a
+/// database, a server or a file must not add lines to it: [`one_line`] is theirs.
 ///
 /// # Errors
 /// `Unavailable` when it cannot be written, such as to a file on a full disk. A closed pipe is no
@@ -102,9 +102,15 @@ fn write_output(text: &[u8]) -> Result<()> {
 }
 
 /// Prints a notice for a person, such as the addresses of a server: to be lost rather than to fail.
+/// Its lines are those of [`print()`].
 pub(crate) fn announce(text: &str) {
     // The server runs without its greeting.
     let _ = print(text);
+}
+
+/// As [`announce`], on one line, with texts of files in it.
+pub(crate) fn announce_line(text: &str) {
+    announce(&(one_line(text) + "\n"));
 }
 
 /// The scheme of a server's URLs.
@@ -124,14 +130,28 @@ pub(crate) fn report(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Prints an error. It may contain texts of a server or a file, which must not control the
-/// terminal.
-pub(crate) fn report_lines(text: &str) {
-    report(&(printable(text) + "\n"));
+/// Prints an error or a warning on one line. It may contain texts of a server, a database or a
+/// file, which neither forge another line nor control the terminal.
+pub(crate) fn report_line(text: &str) {
+    report(&(one_line(text) + "\n"));
 }
 
-/// As [`report_lines`], for a text with tabs.
-pub(crate) fn report_columns(text: &str) {
+/// Prints the mistakes in a file of YAML: one line, or a line for each value of a wrong type, as in
+/// Prometheus.
+pub(crate) fn report_mistakes(text: &str) {
+    report(&(mistake_lines(text) + "\n"));
+}
+
+/// Lines that list the mistakes of one document begin like this.
+const MISTAKE_START: &str = "\n  line ";
+
+fn mistake_lines(text: &str) -> String {
+    let lines: Vec<_> = text.split(MISTAKE_START).map(one_line).collect();
+    lines.join(MISTAKE_START)
+}
+
+/// Prints a report of several lines with tabs. Its maker has put texts of files on one line each.
+pub(crate) fn report_lines(text: &str) {
     let columns: Vec<_> = text.split('\t').map(printable).collect();
     report(&(columns.join("\t") + "\n"));
 }
@@ -152,7 +172,7 @@ pub(crate) fn log_warnings(warnings: &[String]) {
 /// Reports the same for a command that ends soon.
 pub(crate) fn report_warnings(warnings: &[String]) {
     for warning in warnings {
-        report_lines(&format!("firn: warning: {warning}"));
+        report_line(&format!("firn: warning: {warning}"));
     }
 }
 
@@ -295,6 +315,15 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+
+    /// A file could print a success or the mistake of another file.
+    #[test]
+    fn a_mistake_has_only_the_lines_of_yaml() {
+        let list = "yaml: unmarshal errors:\n  line 1: a\n  line 2: b";
+        assert_eq!(mistake_lines(list), list);
+        let forged = "job x\n  SUCCESS\nerror: y\u{1b}[2J";
+        assert_eq!(mistake_lines(forged), "job x\\n  SUCCESS\\nerror: y\\u{1b}[2J");
+    }
 
     #[test]
     fn an_unread_pipe_loses_lines_and_a_later_line_counts_them() {

@@ -83,7 +83,7 @@ pub(crate) fn run(promql: &Promql) -> ExitCode {
     match printed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report_lines(&error);
+            output::report_line(&error);
             ExitCode::FAILURE
         }
     }

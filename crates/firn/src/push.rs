@@ -93,21 +93,23 @@ pub(crate) fn run(push: &Push) -> ExitCode {
     let mut server = match push.client.client(&metrics.address, &headers) {
         Ok(server) => server,
         Err(error) => {
-            output::report_lines(&error);
+            output::report_line(&error);
             return ExitCode::FAILURE;
         }
     };
     let mut is_good = true;
     let mut send = |read: std::io::Result<String>, from: &str, what: &str| {
         let sent = read.map_err(|error| error.to_string()).and_then(|text| {
-            output::announce(&format!("Parsing {from}\n"));
+            output::announce_line(&format!("Parsing {from}"));
             send(&mut server, metrics, &text)
         });
         match sent {
-            Ok(()) => output::announce(&format!("  SUCCESS: {what} pushed to remote write.\n")),
+            Ok(()) => {
+                output::announce_line(&format!("  SUCCESS: {what} pushed to remote write."));
+            }
             Err(error) => {
                 is_good = false;
-                output::report_lines(&format!("  FAILED: {error}"));
+                output::report_line(&format!("  FAILED: {error}"));
             }
         }
     };

@@ -152,7 +152,7 @@ pub(crate) fn run(query: &Query) -> ExitCode {
     match printed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report_lines(&error);
+            output::report_line(&error);
             ExitCode::FAILURE
         }
     }
@@ -206,7 +206,7 @@ fn labels(query: &Query, request: &LabelsQuery) -> Result<String, String> {
     let path = format!("/api/v1/label/{}/values", name.replace('+', "%20"));
     let answer = api::get(&mut server, &path, &params).map_err(query_error)?;
     for warning in &answer.warnings {
-        output::report_lines(&format!("query warning: {warning}"));
+        output::report_line(&format!("query warning: {warning}"));
     }
     let all: Vec<String> = parsed(&answer.data)?;
     Ok(match query.format {

@@ -13,7 +13,7 @@ use firn_collect::targets::Target;
 use firn_model::{Labels, MatchOp};
 use firn_promql::{go_quote, parse_matchers};
 use firn_server::wire::relabel::rule_json;
-use firn_server::{Error, Result};
+use firn_server::{Error, Result, one_line};
 use serde_json::{Map, Value, json};
 
 use crate::check_config::{LocalFiles, read_file};
@@ -95,7 +95,7 @@ pub(crate) fn run(relabel: &Relabel) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            output::report_lines(&format!("firn: {error}"));
+            output::report_mistakes(&format!("firn: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -168,7 +168,9 @@ fn push_changes(before: &Labels, after: &Labels, text: &mut String) {
     let quoted = |value: &str| go_quote(value.as_bytes());
     let len = text.len();
     for name in names {
-        match (before.get(name), after.get(name)) {
+        let values = (before.get(name), after.get(name));
+        let name = one_line(name);
+        match values {
             (None, Some(new)) => text.push_str(&format!("  + {name}={}\n", quoted(new))),
             (Some(old), None) => text.push_str(&format!("  - {name}={}\n", quoted(old))),
             (Some(old), Some(new)) if old != new => {

@@ -73,7 +73,7 @@ pub(crate) fn run(
         patterns => match TestFilter::new(patterns) {
             Ok(filter) => Some(filter),
             Err(error) => {
-                output::report_lines(&format!("firn: --run: {error}"));
+                output::report_line(&format!("firn: --run: {error}"));
                 return ExitCode::FAILURE;
             }
         },
@@ -97,7 +97,7 @@ pub(crate) fn run(
     if let Some(path) = junit_path
         && let Err(error) = std::fs::write(path, junit(&outcomes))
     {
-        output::report_lines(&format!("firn: --junit {}: {error}", path.display()));
+        output::report_line(&format!("firn: --junit {}: {error}", path.display()));
         return ExitCode::FAILURE;
     }
     if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -112,7 +112,7 @@ fn run_file(path: &Path, options: &RunTests) -> Outcome {
         let pattern = folder.join(pattern).to_string_lossy().into_owned();
         let found = glob(&LocalFiles, &pattern).map_err(|error| error.to_string())?;
         if found.is_empty() {
-            output::report_lines(&format!("  WARNING: no file match pattern {pattern}"));
+            output::report_line(&format!("  WARNING: no file match pattern {pattern}"));
         }
         rule_paths.extend(found);
     }
@@ -134,21 +134,26 @@ fn print(outcome: &Outcome) {
     for report in outcome.iter().flatten() {
         if let Some(samples) = &report.samples {
             let name = &report.name;
-            output::report_lines(&format!(
-                "DEBUG: Dump of all data (input_series and rules) of {name}:\n{samples}"
+            output::report_line(&format!(
+                "DEBUG: Dump of all data (input_series and rules) of {name}:"
             ));
+            output::report_lines(samples);
         }
     }
-    let failures: Vec<&String> = match outcome {
-        Ok(reports) => reports.iter().flat_map(|report| &report.failures).collect(),
-        Err(error) => vec![error],
+    let has_failed = match outcome {
+        Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),
+        Err(_) => true,
     };
-    if failures.is_empty() {
+    if !has_failed {
         return output::announce("  SUCCESS\n\n");
     }
     output::report("  FAILED:\n");
-    for failure in failures {
+    for failure in outcome.iter().flatten().flat_map(|report| &report.failures) {
         output::report_lines(failure);
+        output::announce("\n");
+    }
+    if let Err(error) = outcome {
+        output::report_mistakes(error);
         output::announce("\n");
     }
     output::announce("\n");

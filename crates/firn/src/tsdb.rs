@@ -30,7 +30,7 @@ pub(crate) fn run_tsdb(command: &Substituted) -> ExitCode {
     let name = name.map_or("", String::as_str);
     let found = TSDB.iter().find(|(known, _)| *known == name);
     let advice = found.map_or("FirnDB has no blocks of Prometheus", |(_, advice)| advice);
-    output::report_lines(&format!(
+    output::report_line(&format!(
         "firn: promtool's `tsdb {name}` is for blocks of Prometheus, which FirnDB does not have: \
          {advice}"
     ));

@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use firn_server::{Error, NewUser, Result, UserFile, hash_password};
+use firn_server::{Error, NewUser, Result, UserFile, hash_password, one_line};
 
 use crate::output;
 
@@ -92,8 +92,8 @@ pub(crate) fn user(user: &User) -> Result<()> {
                 new.password_hash = Some(hash_password(&new_secret()?)?);
             }
             UserFile::update(&add.file.web_config, |file| file.add(&new))?;
-            let path = add.file.web_config.display();
-            output::print(&format!("{path}: added {:?}\n", add.name))?;
+            let path = add.file.web_config.display().to_string();
+            output::print(&format!("{}: added {:?}\n", one_line(&path), add.name))?;
         }
         User::Token(named) => {
             let change = |file: &mut UserFile| file.add_token(&named.name);
@@ -106,20 +106,20 @@ pub(crate) fn user(user: &User) -> Result<()> {
 }
 
 fn check(checked: &Checked) -> Result<()> {
-    let path = checked.file.web_config.display();
+    let path = checked.file.web_config.display().to_string();
     if !checked.file.web_config.exists() {
         return Err(Error::not_found(format!("{path} does not exist")));
     }
     let file = UserFile::open(&checked.file.web_config)?;
     if let Some(name) = &checked.name {
         return match file.is_secret_of(name, &secret("Password or token: ")?)? {
-            true => output::print(&format!("{path}: right for {name:?}\n")),
+            true => output::print(&format!("{}: right for {name:?}\n", one_line(&path))),
             false => Err(Error::invalid(format!("{path}: wrong for {name:?}"))),
         };
     }
     let mut text = String::new();
     for warning in file.check()? {
-        text += &format!("warning: {warning}\n");
+        text += &format!("warning: {}\n", one_line(&warning));
     }
     for user in file.users()? {
         let password = if user.has_password { "a password" } else { "no password" };
@@ -131,7 +131,7 @@ fn check(checked: &Checked) -> Result<()> {
             user.token_count
         );
     }
-    output::print(&format!("{text}{path}: ok\n"))
+    output::print(&format!("{text}{}: ok\n", one_line(&path)))
 }
 
 /// A new password; typed twice on a terminal.

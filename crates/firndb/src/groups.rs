@@ -122,7 +122,9 @@ impl Db {
         let member_bytes = members.iter().map(|member| member.as_encoded().len() + group_bytes);
         // Sets are built in a buffer that grows.
         let bytes = member_bytes.sum::<usize>() + 2 * group_bytes;
-        self.budget().reserve(Pool::Requests, bytes as u64)
+        let mut held = self.budget().of_request(Pool::Requests, 0);
+        held.grow(bytes as u64)?;
+        Ok(held)
     }
 
     /// Checks whether [`Db::resolve_group`] would return `Invalid`; defines nothing.

@@ -23,6 +23,11 @@ use crate::slab::{BLOCK_BYTES, OpenSlab, SLAB_POINT_BYTES};
 /// Slabs are merged if their reachable points take at most this share of their slots.
 const MERGED_SHARE_MAX: f64 = 0.75;
 
+/// A source's blocks and its header take at most this number of slabs before they are decoded.
+const READ_SLABS: u64 = 2;
+/// Memory of a key that moves, beside its segments.
+const LIVE_KEY_BYTES: usize = 96;
+
 /// A planned merge.
 pub(super) struct Merge {
     field: u64,
@@ -33,8 +38,8 @@ pub(super) struct Merge {
     /// Whether the sources are evicted: ranges that do not move are lost.
     is_rescue: bool,
     slab_bytes: usize,
-    /// Memory of the inputs and outputs.
-    _memory: Reservation,
+    /// Memory of the plan and of reading a source; grows by what is decoded.
+    memory: Reservation,
 }
 
 struct LiveKey {
@@ -49,6 +54,13 @@ struct Gathered {
     key: Arc<[u8]>,
     head: Option<Arc<[u8]>>,
     payload: Box<[u8]>,
+}
+
+/// The sources were read, and their points make these slabs.
+struct Merged {
+    outputs: Vec<Output>,
+    /// Whether no point was dropped that needs more than one slab.
+    is_complete: bool,
 }
 
 /// A slab that was written, and the time range for which it replaces the sources.
@@ -99,12 +111,12 @@ impl StoreState {
         is_rescue: bool,
     ) -> Option<Merge> {
         let field = self.nodes.get(chosen.first()?)?.field;
-        let bytes = 3 * chosen.len() as u64 * u64::from(slab_bytes);
         // From the cache's pool, not from that of jobs, which calls reclaimers: not under this
         // lock.
         let mut memory = self.memory.budget.empty(Pool::Cache);
-        // Without memory the merge waits: a crowd is harmless.
-        memory.grow(bytes).ok()?;
+        // The blocks and the header of one source at a time. Without memory the merge waits: a
+        // crowd is harmless.
+        memory.grow(READ_SLABS * u64::from(slab_bytes)).ok()?;
         let sources: Vec<(SlabId, Arc<FlashSlab>)> = chosen
             .iter()
             .filter_map(|&id| match &self.nodes.get(&id)?.body {
@@ -121,13 +133,19 @@ impl StoreState {
         };
         for text in texts {
             let Some(entry) = keys.get(text) else { continue };
+            if live.contains_key(text) {
+                continue;
+            }
+            let segment_count = entry.segments().filter_map(moving).count();
+            let bytes = LIVE_KEY_BYTES + segment_count * size_of::<(TimeRange, Segment)>();
+            memory.grow(bytes as u64).ok()?;
             live.entry(Arc::clone(text)).or_insert_with(|| LiveKey {
                 note: Arc::clone(&entry.note),
                 segments: entry.segments().filter_map(moving).collect(),
             });
         }
         let slab_bytes = slab_bytes as usize;
-        Some(Merge { field, sources, live, is_hot, is_rescue, slab_bytes, _memory: memory })
+        Some(Merge { field, sources, live, is_hot, is_rescue, slab_bytes, memory })
     }
 
     /// The newest crowd: slabs of one virtual time range (TSCache 3.5: a chain of overlapping
@@ -203,45 +221,70 @@ impl StoreState {
                 self.remove_slab(id);
             }
         }
-        self.settle_memory();
+        self.fit_memory();
     }
 }
 
 impl Store {
-    pub(super) fn merge(&self, merge: Merge) {
-        let mut points = Vec::new();
-        for (id, slab) in &merge.sources {
-            let before = points.len();
-            if let Err(error) = self.gather(*id, slab, &merge.live, &mut points) {
-                points.truncate(before);
-                self.state.lock().lose(*id, &error);
-            }
-        }
-        points.sort_by(|a, b| (a.ts, &a.key).cmp(&(b.ts, &b.key)));
-        let (outputs, is_complete) = cut(&points, &merge);
+    pub(super) fn merge(&self, mut merge: Merge) {
+        let mut memory = merge.memory.split(u64::MAX);
+        let merged = self.run_merge(&merge, &mut memory);
         let mut state = self.state.lock();
-        if is_complete || merge.is_rescue {
-            state.merged(&merge, outputs);
-        } else {
-            // The points of one time need several slabs, in which they are already.
-            state.postpone_merges(self.options.compaction_trigger);
+        // The outputs count for the state from here on.
+        drop(memory);
+        match merged {
+            Some(Merged { outputs, is_complete }) if is_complete || merge.is_rescue => {
+                state.merged(&merge, outputs);
+            }
+            // Evicted without the used ranges: a slab that waits needs their place.
+            None if merge.is_rescue => state.merged(&merge, Vec::new()),
+            // There is no memory, or the points of one time need several slabs, in which they are
+            // already.
+            _ => state.postpone_merges(self.options.compaction_trigger),
         }
     }
 
-    /// The reachable points of a slab.
+    /// Reads the sources and makes the outputs; `None` without memory.
+    fn run_merge(&self, merge: &Merge, memory: &mut Reservation) -> Option<Merged> {
+        let mut gathered = Gather { points: Vec::new(), bytes: 0, held: memory.split(0) };
+        for (id, slab) in &merge.sources {
+            let before = gathered.points.len();
+            match self.gather(*id, slab, &merge.live, &mut gathered) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    gathered.points.truncate(before);
+                    self.state.lock().lose(*id, &error);
+                }
+            }
+        }
+        gathered.points.sort_by(|a, b| (a.ts, &a.key).cmp(&(b.ts, &b.key)));
+        let mut outputs_held = memory.split(0);
+        let merged = cut(&gathered.points, merge, &mut outputs_held);
+        memory.merge(outputs_held);
+        merged
+    }
+
+    /// The reachable points of a slab. `false` without memory for them: points that many keys
+    /// share take many times the bytes of the slab.
     fn gather(
         &self,
         id: SlabId,
         slab: &FlashSlab,
         live: &HashMap<Arc<[u8]>, LiveKey>,
-        out: &mut Vec<Gathered>,
-    ) -> Result<()> {
+        out: &mut Gather,
+    ) -> Result<bool> {
         let header = self.read_header(slab.preamble)?;
+        let mut header_held = out.held.split(0);
+        if header_held.grow(header.heap_bytes()).is_err() {
+            return Ok(false);
+        }
         let blocks = 0..(slab.preamble.data_bytes as usize).div_ceil(BLOCK_BYTES);
         let mut bytes = vec![0; slab.preamble.data_bytes as usize];
         self.device.read(slab.preamble.slot, slab.preamble.data_at(), &mut bytes)?;
         header.check(self.device.path(), &blocks, &bytes)?;
         self.state.lock().stats.read_bytes += bytes.len() as u64;
+        let mut has_room = true;
         header.walk(self.device.path(), &blocks, &bytes, &mut |point| {
             for position in header.positions(point.set) {
                 let key = &header.keys[position].text;
@@ -249,16 +292,43 @@ impl Store {
                 let idx = segments.partition_point(|one| one.0.end < point.ts);
                 let owner = segments.get(idx).filter(|one| one.0.contains(point.ts));
                 if owner.is_some_and(|one| one.1.slab == id) {
-                    out.push(Gathered {
-                        ts: point.ts,
-                        key: Arc::clone(key),
-                        head: point.head.and_then(|head| header.head(head)).cloned(),
-                        payload: Box::from(point.payload),
-                    });
+                    let head = point.head.and_then(|head| header.head(head));
+                    has_room = out.push((point.ts, point.payload), key, head);
+                }
+                if !has_room {
+                    break;
                 }
             }
-            true
-        })
+            has_room
+        })?;
+        Ok(has_room)
+    }
+}
+
+/// Points of sources, and their memory.
+struct Gather {
+    points: Vec<Gathered>,
+    bytes: u64,
+    held: Reservation,
+}
+
+impl Gather {
+    /// Adds a point of `key`. `false` without memory.
+    fn push(
+        &mut self,
+        (ts, payload): (Timestamp, &[u8]),
+        key: &Arc<[u8]>,
+        head: Option<&Arc<[u8]>>,
+    ) -> bool {
+        // A list that grows, and beside it the half that sorting needs.
+        const POINT_BYTES: usize = 3 * size_of::<Gathered>();
+        self.bytes += (POINT_BYTES + payload.len().next_multiple_of(16)) as u64;
+        if self.held.cover(self.bytes).is_err() {
+            return false;
+        }
+        let (key, head, payload) = (Arc::clone(key), head.cloned(), Box::from(payload));
+        self.points.push(Gathered { ts, key, head, payload });
+        true
     }
 }
 
@@ -275,12 +345,13 @@ fn choose(crowd: Vec<Candidate>, trigger: usize) -> Vec<SlabId> {
     fresh.iter().chain(&compacted).map(|one| one.1).collect()
 }
 
-/// Cuts the points into slabs; all points of one timestamp stay together. The result is `false` if
-/// some of those are dropped because they need more than one slab.
-fn cut(points: &[Gathered], merge: &Merge) -> (Vec<Output>, bool) {
+/// Cuts the points into slabs; all points of one timestamp stay together. Those that need more than
+/// one slab are dropped. `None` without memory.
+fn cut(points: &[Gathered], merge: &Merge, held: &mut Reservation) -> Option<Merged> {
     // A 16th for extents and for keys with a complete range but no point.
     let room = merge.slab_bytes / 16 * 15;
     let mut outputs = Vec::new();
+    let mut outputs_bytes = 0;
     let mut slab = OpenSlab::new(merge.field);
     let mut start = Timestamp::MIN;
     for group in points.chunk_by(|a, b| a.ts == b.ts) {
@@ -297,6 +368,7 @@ fn cut(points: &[Gathered], merge: &Merge) -> (Vec<Output>, bool) {
             .sum();
         if !slab.is_empty() && slab.slab_bytes(0) + cost > room {
             let full = std::mem::replace(&mut slab, OpenSlab::new(merge.field));
+            outputs_bytes += full.heap_bytes();
             outputs.push(Output { slab: full, range: TimeRange::new(start, ts - 1) });
             start = ts;
         }
@@ -310,6 +382,7 @@ fn cut(points: &[Gathered], merge: &Merge) -> (Vec<Output>, bool) {
             let position = slab.add_key(&point.key, note_bytes);
             slab.push(position, ts, point.head.as_ref(), &point.payload);
         }
+        held.cover(outputs_bytes + slab.heap_bytes()).ok()?;
     }
     outputs.push(Output { slab, range: TimeRange::new(start, Timestamp::MAX) });
     outputs.iter_mut().for_each(|output| add_keys_without_points(output, merge));
@@ -318,7 +391,7 @@ fn cut(points: &[Gathered], merge: &Merge) -> (Vec<Output>, bool) {
         output.slab.slab_bytes(extent_bytes) <= merge.slab_bytes
     });
     outputs.retain(|output| output.slab.slab_bytes(0) <= merge.slab_bytes);
-    (outputs, is_complete)
+    Some(Merged { outputs, is_complete })
 }
 
 /// Extents of an output: a slab has to have room for them when it is written.

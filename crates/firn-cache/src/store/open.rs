@@ -187,7 +187,7 @@ impl Store {
         state.next_generation =
             last_generation.max(checkpoint.last_generation).saturating_add(1_000_000);
         state.add_found(found, &checkpoint, recovered);
-        state.settle_memory();
+        state.fit_memory();
         Ok(true)
     }
 

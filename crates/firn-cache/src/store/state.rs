@@ -358,9 +358,12 @@ impl StoreState {
         // Trim first: the open slab may contain points of the range.
         self.trim(fill.key, fill.field, fill.range);
         self.stats.set_bytes += payload as u64;
-        let kept = self.set_pieces(fill, options);
+        let mut kept = self.set_pieces(fill, options);
+        if self.fit_memory() {
+            // Slabs in memory are removed first, those of this set among them.
+            kept = TimeRange::EMPTY;
+        }
         self.stats.refused += u64::from(kept != fill.range);
-        self.settle_memory();
         kept
     }
 
@@ -613,8 +616,55 @@ impl StoreState {
         self.memory.reservation.grow(bytes).is_ok()
     }
 
-    /// Adjusts the reservation to the memory in use.
-    pub(super) fn settle_memory(&mut self) {
+    /// Adjusts the reservation to the memory in use, and releases memory that nothing was left
+    /// for. Returns whether it did.
+    pub(super) fn fit_memory(&mut self) -> bool {
+        let excess_bytes = self.settle_memory();
+        if excess_bytes > 0 {
+            self.release(self.memory.reservation.bytes().saturating_sub(excess_bytes));
+        }
+        excess_bytes > 0
+    }
+
+    /// Releases decoded headers first, which the file has too; then points that wait for the
+    /// device; then slabs with their index entries, in the order of eviction; until at most
+    /// `bytes_max` are in use.
+    pub(super) fn release(&mut self, bytes_max: u64) {
+        while let Some((slab, header_bytes)) = self.headers.pop_front() {
+            slab.header.lock().take();
+            self.header_bytes -= header_bytes;
+        }
+        self.settle_memory();
+        while self.memory.reservation.bytes() > bytes_max {
+            let in_memory = self.nodes.iter().find(|one| !one.1.is_on_flash()).map(|one| *one.0);
+            if let Some(slab) = in_memory {
+                self.remove_slab(slab);
+            } else if let Some(victim) = self.policy.victim() {
+                self.evict(victim);
+            } else {
+                break;
+            }
+            self.settle_memory();
+        }
+    }
+
+    /// Adjusts the reservation to the memory in use. Returns the bytes of it that the budget has
+    /// no room for; they count nevertheless, so that others are refused.
+    pub(super) fn settle_memory(&mut self) -> u64 {
+        let held = self.held_bytes();
+        let reservation = &mut self.memory.reservation;
+        let reserved = reservation.bytes();
+        reservation.shrink(reserved.saturating_sub(held));
+        let more = held.saturating_sub(reserved);
+        if more == 0 || reservation.grow(more).is_ok() {
+            return 0;
+        }
+        reservation.take(more);
+        more
+    }
+
+    /// The memory in use.
+    pub(super) fn held_bytes(&mut self) -> u64 {
         let slabs = self.nodes.values().map(|node| match &node.body {
             Body::Open(slab) => slab.heap_bytes(),
             Body::Sealed(slab) => slab.heap_bytes(),
@@ -622,20 +672,13 @@ impl StoreState {
         });
         let memory = &mut self.memory;
         memory.slab_bytes = slabs.sum();
-        let held = memory.segment_count * SEGMENT_BYTES
+        memory.segment_count * SEGMENT_BYTES
             + memory.key_count * KEY_BYTES
             + memory.text_bytes
             + memory.slab_bytes
             + memory.node_key_count * NODE_KEY_BYTES
             + self.nodes.len() as u64 * NODE_BYTES
-            + self.header_bytes;
-        let reserved = memory.reservation.bytes();
-        if held > reserved {
-            // The reservation before was an upper bound; should it not be, the next set is refused.
-            let _ = memory.reservation.grow(held - reserved);
-        } else {
-            memory.reservation.shrink(reserved - held);
-        }
+            + self.header_bytes
     }
 
     /// Evicts a slab for lack of space.

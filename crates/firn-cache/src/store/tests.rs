@@ -455,6 +455,84 @@ fn equal_points_of_more_keys_than_a_slab_holds_stay_cached() {
     assert!(cached_count >= KEY_COUNT / 100 * 99, "{cached_count}, {:?}", store.stats());
 }
 
+/// Sets a key of which every point is equal to a point of another key: each makes a set of two
+/// keys, which takes more memory than the point that it replaces.
+#[test]
+fn memory_of_equal_points_counts_or_is_released() {
+    const POINT_COUNT: i64 = 1_000;
+    let (disk, budget) = (Sim::new(1).env().disk, Budget::new(8 << 20));
+    let slab_bytes = 1 << 20;
+    let options =
+        StoreOptions { slab_bytes, flash_bytes_max: 4 * u64::from(slab_bytes), ..options(None) };
+    let store = Store::open(disk, "points", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
+    let range = TimeRange::new(0, POINT_COUNT);
+    let point = |ts| Point { ts, head: None, payload: b"2" };
+    let set = |key: &str, points: &[Point<'_>]| {
+        let (key, number) = (key.as_bytes(), CommitSeq(0));
+        store.set(&Fill { key, field: FIELD, range, number, note: b"", points })
+    };
+    for ts in 0..POINT_COUNT {
+        assert_eq!(set(&format!("key-{ts}"), &[point(ts)]), range);
+    }
+    let all: Vec<Point<'_>> = (0..POINT_COUNT).map(point).collect();
+    // Exactly the memory that the set is expected to take.
+    let wanted_bytes = all.len() as u64 * 129 + 3 + 4_096;
+    let line = budget.usage().limit_bytes * Pool::Cache.threshold_percent() / 100;
+    let mut others = budget.empty(Pool::Head);
+    others.take(line - wanted_bytes - store.stats().memory_bytes);
+    let refused_before = store.stats().refused;
+    assert!(set("all", &all).is_empty());
+    let mut state = store.state.lock();
+    assert!(state.held_bytes() <= state.memory.reservation.bytes(), "all memory counts");
+    assert!(budget.usage().used_bytes <= line, "{:?}", budget.usage());
+    assert_eq!(state.stats.refused, refused_before + 1);
+    drop(state);
+    // With memory it is kept.
+    others.shrink(1 << 20);
+    assert_eq!(set("all", &all), range);
+}
+
+/// A merge took the memory of three slabs for each source, whatever their points decode to: those
+/// of each key are points of their own.
+#[test]
+fn a_merge_reserves_the_points_that_keys_share() {
+    const KEY_COUNT: i64 = 30;
+    const POINT_COUNT: i64 = 1_000;
+    let (disk, budget) = (Sim::new(1).env().disk, Budget::new(64 << 20));
+    let options = StoreOptions { flash_bytes_max: 1 << 20, ..options(None) };
+    let store = Store::open(disk, "points", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
+    let fill = |start: i64| {
+        let range = TimeRange::new(start, POINT_COUNT);
+        let point = |ts| Point { ts, head: None, payload: b"2" };
+        let points: Vec<Point<'_>> = (start..POINT_COUNT).map(point).collect();
+        for key in 0..KEY_COUNT {
+            let (key, number) = (format!("key-{key}").into_bytes(), CommitSeq(0));
+            let fill = Fill { key: &key, field: FIELD, range, number, note: b"", points: &points };
+            store.set(&fill);
+        }
+        store.state.lock().seal(FIELD);
+        while store.state.lock().waiting() > 0 && store.work() {}
+    };
+    let plan = |store: &Store| {
+        let options = StoreOptions { compaction_trigger: 1, ..options };
+        store.state.lock().plan_merge(&options)
+    };
+    (0..3).for_each(|number| fill(number * 50));
+    let decoded_bytes = (KEY_COUNT * POINT_COUNT) as u64 * 56;
+    let line = budget.usage().limit_bytes * Pool::Cache.threshold_percent() / 100;
+    let mut others = budget.empty(Pool::Head);
+    others.take(line - store.stats().memory_bytes - decoded_bytes);
+    store.merge(plan(&store).expect("a crowd"));
+    let stats = store.stats();
+    assert_eq!((stats.slabs_compacted, stats.slabs_corrupt, stats.device_failures), (0, 0, 0));
+    assert!(budget.usage().peak_bytes <= line && stats.slabs >= 3, "{stats:?}");
+    assert!(plan(&store).is_none(), "it is postponed");
+    drop(others);
+    store.state.lock().crowds_at = 0;
+    store.merge(plan(&store).expect("a crowd"));
+    assert!(store.stats().slabs_compacted >= 2, "{:?}", store.stats());
+}
+
 /// The cache server counts on it: one thread serves all of its clients.
 #[test]
 fn a_range_with_many_parts_is_scattered() {

@@ -54,7 +54,7 @@ impl Store {
                     }
                     Err(_) => state.write_failed(&write, is_full),
                 }
-                state.settle_memory();
+                state.fit_memory();
                 true
             }
             Some(Job::Merge(merge)) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use firn_model::{METRIC_NAME, Result};
+use firn_model::{METRIC_NAME, Result, one_line};
 
 use crate::scrape::{Entry, ExposedLabels, MetadataItem, MetricType, Parser};
 
@@ -116,7 +116,7 @@ impl MetricFamilies {
         for (name, count) in counts {
             #[expect(clippy::cast_precision_loss, reason = "a percentage")]
             let share = count as f64 / total as f64 * 100.0;
-            rows.push([name.to_owned(), count.to_string(), format!("{share:.2}%")]);
+            rows.push([one_line(name).into_owned(), count.to_string(), format!("{share:.2}%")]);
         }
         rows.push(["Total".to_owned(), total.to_string(), "100%".to_owned()]);
         table(&rows)

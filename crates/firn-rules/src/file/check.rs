@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{METRIC_NAME, QueryContext, RegexAllowance};
+use firn_model::{METRIC_NAME, QueryContext, RegexAllowance, one_line};
 use firn_promql::{Expr, prepare};
 use firn_yaml::{Millis, Placed};
 
@@ -31,7 +31,9 @@ pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGro
         mistakes.extend(bad.map(|name| format!("invalid label name: {name}")));
         groups.push(checked_group(group, options, &mut mistakes));
     }
-    if mistakes.is_empty() { Ok(groups) } else { Err(mistakes) }
+    // They repeat names of the file.
+    let lines = mistakes.iter().map(|mistake| one_line(mistake).into_owned());
+    if mistakes.is_empty() { Ok(groups) } else { Err(lines.collect()) }
 }
 
 /// The group without its wrong rules.

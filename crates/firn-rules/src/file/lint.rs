@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use firn_model::one_line;
+
 use super::FileGroup;
 
 /// A name and labels that several rules of a file have.
@@ -17,8 +19,10 @@ pub struct DuplicateRule {
 /// The lines of promtool for one rule.
 impl fmt::Display for DuplicateRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Metric: {}\nLabel(s):", self.name)?;
-        self.labels.iter().try_for_each(|(name, value)| writeln!(f, "\t{name}: {value}"))
+        writeln!(f, "Metric: {}\nLabel(s):", one_line(&self.name))?;
+        let mut labels = self.labels.iter();
+        labels
+            .try_for_each(|(name, value)| writeln!(f, "\t{}: {}", one_line(name), one_line(value)))
     }
 }
 

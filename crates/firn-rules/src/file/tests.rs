@@ -107,6 +107,31 @@ fn keys_and_values_are_checked_before_rules() {
     }
 }
 
+/// A name could print the success of another file.
+#[test]
+fn names_of_a_file_add_no_line_to_mistakes() {
+    let evil = r#""x\n  SUCCESS: 1 rules found\r\u009b""#;
+    let rule = format!("{{record: {evil}, expr: up, for: 1m, labels: {{{evil}: {evil}}}}}");
+    for text in [
+        format!("groups: [{{name: {evil}}}, {{name: {evil}}}]"),
+        format!("groups: [{{name: a, labels: {{{evil}: a}}, rules: [{rule}]}}]"),
+        format!("groups: [{{name: a, rules: [{{alert: {evil}, expr: 'sum('}}]}}]"),
+        format!("groups: [{{name: a, interval: {evil}}}]"),
+        format!("{evil}: 1"),
+        "groups: [{name: a, limit: \"\\nerror\"}]".to_owned(),
+        evil.to_owned(),
+    ] {
+        for mistake in read_as(&text, RuleNames::Legacy, UnknownKeys::Refused).unwrap_err() {
+            let mistake = mistake.replace("unmarshal errors:\n  line", "");
+            assert_eq!(firn_model::one_line(&mistake), mistake, "{text}");
+        }
+    }
+    let rule = rule.replace("for: 1m, ", "");
+    let text = format!("groups: [{{name: a, rules: [{rule}, {rule}]}}]");
+    let found = duplicates_text(&duplicates(&read(&text).unwrap().groups)).unwrap();
+    assert_eq!(found.lines().count(), 5, "{found}");
+}
+
 #[test]
 fn names_follow_the_scheme() {
     let rule = |name: &str, label: &str, annotation: &str| {

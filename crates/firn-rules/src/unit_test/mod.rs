@@ -11,7 +11,7 @@ mod time;
 
 use std::collections::BTreeMap;
 
-use firn_model::{MatchOp, Matcher, Result};
+use firn_model::{MatchOp, Matcher, Result, one_line};
 use firn_yaml::{Field, from_document};
 
 pub use time::date_and_time;
@@ -92,6 +92,7 @@ impl TestFile {
         let mut order = BTreeMap::new();
         for (idx, name) in file.group_eval_order.iter().enumerate() {
             if order.insert(name.clone(), idx).is_some() {
+                let name = one_line(name);
                 return Err(format!("group name repeated in evaluation order: {name}"));
             }
         }

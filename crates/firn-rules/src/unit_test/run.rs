@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use firn_model::{Labels, METRIC_NAME, PointValue, QueryContext, Timestamp};
+use firn_model::{Labels, METRIC_NAME, PointValue, QueryContext, Timestamp, one_line};
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{Expr, Value, VectorPoint, prepare};
 use firn_yaml::{Millis, UnknownKeys};
@@ -35,7 +35,7 @@ pub(super) fn run(
     };
     let sample_ms = if ms(test.interval) > 0 { ms(test.interval) } else { eval_ms };
     let prepared = Input::parse(&test.input_series, test.start.0, sample_ms)
-        .map_err(|error| vec![error])
+        .map_err(|error| vec![one_line(&error).into_owned()])
         .and_then(|input| Ok((input, groups(file, rules, sample_ms, options)?)));
     let (input, groups) = match prepared {
         Ok(prepared) => prepared,
@@ -47,7 +47,7 @@ pub(super) fn run(
     if let Some(alert) = unnamed {
         let name = match test.name.as_str() {
             "" => String::new(),
-            name => format!(" (in TestGroup {name})"),
+            name => format!(" (in TestGroup {})", one_line(name)),
         };
         let time = alert.eval_time;
         return report.failures.push(format!(
@@ -79,7 +79,7 @@ fn groups(
     let mut groups = Vec::new();
     for rule_text in rules {
         let parsed = RuleFile::parse(rule_text.text, &options).map_err(|mistakes| {
-            let place = |mistake: String| format!("{}: {mistake}", rule_text.path);
+            let place = |mistake: String| format!("{}: {mistake}", one_line(rule_text.path));
             mistakes.into_iter().map(place).collect::<Vec<_>>()
         })?;
         let group = |group: crate::file::FileGroup| {
@@ -125,7 +125,8 @@ impl Running<'_> {
                 group.evaluate(ts, &RUN, &self.storage, &templates);
                 errors.extend(group.rules().iter().filter_map(|running| {
                     let error = running.last_error.as_ref()?;
-                    let (name, time) = (running.rule.name(), go_duration(ts));
+                    let (name, time) = (one_line(running.rule.name()), go_duration(ts));
+                    let error = one_line(error);
                     Some(format!("    rule: {name}, time: {time}, err: {error}"))
                 }));
             }
@@ -181,11 +182,12 @@ impl Running<'_> {
         }
         let name = match self.test.name.as_str() {
             "" => String::new(),
-            name => format!("    name: {name},\n"),
+            name => format!("    name: {},\n", one_line(name)),
         };
         let head = format!(
             "{name}    alertname: {}, time: {}, \n        ",
-            test.alert_name, test.eval_time
+            one_line(&test.alert_name),
+            test.eval_time
         );
         Some(match options.has_diff {
             true => format!("{head}diff: {}", alerts_diff(&expected, &got)),
@@ -202,7 +204,7 @@ impl Running<'_> {
         };
         let ts = self.test.start.0.saturating_add(ms(test.eval_time));
         let points =
-            self.query(&test.expr, ts).map_err(|error| format!("{} err: {error}", head()))?;
+            self.query(&test.expr, ts).map_err(|e| format!("{} err: {}", head(), one_line(&e)))?;
         let mut got: Vec<(Labels, PointValue)> =
             points.into_iter().map(|point| (point.labels, point.value)).collect();
         let mut expected = Vec::new();
@@ -210,7 +212,7 @@ impl Running<'_> {
             let parsed = expected_sample(&sample.labels, sample.value, &sample.histogram);
             expected.push(parsed.map_err(|error| {
                 let labels = firn_yaml::quoted(sample.labels.as_bytes());
-                format!("{} err: labels {labels}: {error}", head())
+                format!("{} err: labels {labels}: {}", head(), one_line(&error))
             })?);
         }
         got.sort_by(|a, b| pairs(&a.0).cmp(pairs(&b.0)));

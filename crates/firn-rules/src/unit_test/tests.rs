@@ -71,6 +71,31 @@ fn firing_alerts_are_compared_with_their_labels() {
     assert!(reports[0].failures[0].contains("diff: \n          + Labels:{alertname=\"High\""));
 }
 
+/// A name could print the success of another file.
+#[test]
+fn names_of_a_file_add_no_line_to_failures() {
+    const EVIL: &str = r#""x\n  SUCCESS\r\u009b""#;
+    for (rest, lines) in [
+        (
+            format!(
+                "  name: {EVIL}\n  alert_rule_test:\n  - {{eval_time: 1m, alertname: {EVIL}, \
+                 exp_alerts: [{{exp_labels: {{{EVIL}: {EVIL}}}}}]}}\n"
+            ),
+            8,
+        ),
+        (format!("  name: {EVIL}\n  alert_rule_test: [{{eval_time: 1m}}]\n"), 1),
+        (format!("  promql_expr_test: [{{expr: {EVIL}}}]\n"), 1),
+        (format!("  promql_expr_test: [{{expr: a, exp_samples: [{{labels: {EVIL}}}]}}]\n"), 1),
+    ] {
+        let found = failures(&with_input(&rest));
+        assert_eq!(found.len(), 1, "{rest}");
+        assert_eq!(found[0].split('\n').count(), lines, "{}", found[0]);
+        assert!(!found[0].contains(['\r', '\u{9b}']), "{}", found[0]);
+    }
+    let order = format!("group_eval_order: [{EVIL}, {EVIL}]");
+    assert!(!TestFile::parse(&order).unwrap_err().contains('\n'));
+}
+
 #[test]
 fn wrong_tests_and_rules_fail() {
     for (test, want) in [

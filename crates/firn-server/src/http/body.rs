@@ -64,8 +64,8 @@ const STEP_BYTES: usize = 64 << 10;
 /// announced for free.
 ///
 /// # Errors
-/// `TooLarge` over `limit`, before anything is read if the length is announced; `Busy` without
-/// memory; `Invalid` when the sender stops in the middle, `Timeout` when it is too slow.
+/// `TooLarge` over `limit`, before anything is read if the length is announced, and for a body that
+/// never fits into the memory; `Busy` without memory; `Invalid` when the sender stops in the middle, `Timeout` when it is too slow.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -116,7 +116,7 @@ fn cut_off(error: axum::Error) -> Error {
 impl HeldBytes {
     /// No bytes, no memory yet.
     pub(crate) fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
-        HeldBytes { bytes: Vec::new(), held: budget.empty(pool), len_max: usize::MAX }
+        HeldBytes { bytes: Vec::new(), held: budget.of_request(pool, 0), len_max: usize::MAX }
     }
 
     /// Adds `data` after reserving its memory.
@@ -143,6 +143,11 @@ impl HeldBytes {
 }
 
 impl HeldBytes {
+    /// The bytes and their memory.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Reservation) {
+        (self.bytes, self.held)
+    }
+
     /// Decompresses a gzip body to at most `bytes_max`.
     ///
     /// # Errors
@@ -182,8 +187,10 @@ impl HeldBytes {
 }
 
 fn too_large(limit: BodyLimit) -> Error {
-    let setting = limit.setting.map_or_else(String::new, |name| format!(" ({name})"));
-    Error::too_large(format!("the body is over the limit of {} bytes{setting}", limit.bytes_max))
+    Error::too_large(match limit.setting {
+        Some(name) => format!("the body is over the limit of {} bytes ({name})", limit.bytes_max),
+        None => format!("the body is over {} MiB", limit.bytes_max >> 20),
+    })
 }
 
 #[cfg(test)]

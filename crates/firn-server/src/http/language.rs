@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
-use firn_promql::{EvalOptions, Expr};
+use firn_promql::{EvalOptions, Expr, QUERY_MEMORY};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
 use crate::http::auth::Caller;
@@ -37,7 +37,7 @@ pub(crate) async fn format_query(state: State<Shared>, request: Request<Body>) -
         let held = context.budget.empty(Pool::Query);
         let mut lines = HeldText { text: String::new(), held, refused: None };
         match (write!(lines, "{}", expr.pretty()), lines.refused) {
-            (Err(_), Some(error)) => return Err(error),
+            (Err(_), Some(error)) => return Err(too_long(error, expr)),
             _ => json::push_string(&lines.text, out),
         }
         Ok(())
@@ -83,7 +83,8 @@ async fn answer(
 ) -> Response<Body> {
     computed(app, request, Params::expr, move |_, expr, context, packing| {
         let bytes_max = expr.text().len() as u64 * BYTES_PER_BYTE;
-        let mut held = context.budget.reserve(Pool::Query, bytes_max)?;
+        let held = context.budget.reserve(Pool::Query, bytes_max);
+        let mut held = held.map_err(|error| too_long(error, &expr))?;
         let mut pushed = Ok(());
         let body = json::success(&[], &[], |out| pushed = push(&expr, context, out));
         pushed?;
@@ -91,6 +92,11 @@ async fn answer(
         Ok(Payload::new(body, packing, Some(held)))
     })
     .await
+}
+
+/// Neither fewer series nor a shorter range makes the text of a query shorter.
+fn too_long(error: Error, expr: &Expr) -> Error {
+    error.of_text("the text of a query", expr.text().len(), QUERY_MEMORY)
 }
 
 /// `/api/v1/query_exemplars`: always empty, but all parameters are checked.

@@ -51,7 +51,7 @@ impl Params {
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();
-        let mut held = budget.empty(Pool::Query);
+        let mut held = budget.of_request(Pool::Query, 0);
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
@@ -62,8 +62,13 @@ impl Params {
                 .map_err(unread_form)?;
             let form_len = form.bytes.len();
             let read = move || {
-                held.grow(decoded_bytes(&form.bytes))?;
-                decode(&form.bytes, &mut pairs)?;
+                // Both exist at once, so both decide whether the form can ever fit.
+                let (form, mut held) = form.into_parts();
+                let form_bytes = held.bytes();
+                held.grow(decoded_bytes(&form)).map_err(|error| too_long(error, form.len()))?;
+                decode(&form, &mut pairs)?;
+                drop(form);
+                held.shrink(form_bytes);
                 Ok::<_, ApiError>((pairs, held))
             };
             let decoded = match form_len {
@@ -75,7 +80,8 @@ impl Params {
             (pairs, held) = decoded?;
         }
         if let Some(query) = parts.uri.query() {
-            held.grow(decoded_bytes(query.as_bytes()))?;
+            let wanted = decoded_bytes(query.as_bytes());
+            held.grow(wanted).map_err(|error| too_long(error, query.len()))?;
             decode(query.as_bytes(), &mut pairs)?;
         }
         Ok(Params { pairs, _held: Some(held) })
@@ -193,12 +199,16 @@ pub(crate) fn refused(why: Error, named: impl FnOnce(Error) -> ApiError) -> ApiE
 }
 
 /// The API's error for a form that was not read. Clients repeat a request for which there was no
-/// memory, but not one that is wrong.
+/// memory, but not one that is wrong or never fits.
 fn unread_form(why: Error) -> ApiError {
     match why.kind() {
-        ErrorKind::Busy { .. } => why.into(),
+        ErrorKind::Busy { .. } | ErrorKind::TooLarge => why.into(),
         _ => bad_form(why),
     }
+}
+
+fn too_long(why: Error, len: usize) -> Error {
+    why.of_text("a form", len, "--memory")
 }
 
 fn bad_form(why: impl std::fmt::Display) -> ApiError {
@@ -320,20 +330,32 @@ mod tests {
     /// Before, it was status 400, which clients do not repeat.
     #[test]
     fn a_form_without_memory_may_be_sent_again() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let read = |body: &str, bytes: u64| {
-            let request = Request::post("/")
-                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-                .body(Body::from(body.to_owned()))
-                .unwrap();
-            let budget = Budget::new(bytes);
-            runtime.block_on(Params::read(request, &budget)).unwrap_err()
-        };
-        for bytes in [10, 100] {
-            let error = read("query=load&time=1", bytes);
-            assert!(matches!(error.kind, ApiErrorKind::Busy { .. }), "{error:?}");
+        let budget = Budget::new(40_000);
+        let _others = budget.reserve(Pool::Query, 30_000).unwrap();
+        let error = read("query=load&time=1", budget);
+        assert!(matches!(error.kind, ApiErrorKind::Busy { .. }), "{error:?}");
+        assert!(matches!(read("query=%zz", Budget::new(1 << 20)).kind, ApiErrorKind::BadData));
+    }
+
+    /// It was status 503 with `Retry-After`, for ever.
+    #[test]
+    fn a_form_that_never_fits_is_over_a_limit() {
+        for bytes in [10, 100, 20_000] {
+            // The body alone, then its pairs.
+            let form = format!("query=load{}", "&a".repeat(if bytes > 100 { 100 } else { 0 }));
+            let error = read(&form, Budget::new(bytes));
+            assert!(matches!(error.kind, ApiErrorKind::Execution), "{bytes}: {error:?}");
+            assert!(error.text.contains("--memory"), "{error:?}");
         }
-        assert!(matches!(read("query=%zz", 1 << 20).kind, ApiErrorKind::BadData));
+    }
+
+    fn read(body: &str, budget: Budget) -> ApiError {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let request = Request::post("/")
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(body.to_owned()))
+            .unwrap();
+        runtime.block_on(Params::read(request, &budget)).unwrap_err()
     }
 
     #[test]

@@ -70,7 +70,14 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         Err(error) => return body_refusal(error),
     };
     if let Err(error) = snappy::declared_bytes(&body.bytes, BODY_BYTES_MAX) {
-        return body_refusal(error);
+        return match error.kind() {
+            // The limit is a constant and no setting.
+            ErrorKind::TooLarge => body_refusal(Error::too_large(format!(
+                "the decompressed request is over {} MiB",
+                BODY_BYTES_MAX >> 20
+            ))),
+            _ => body_refusal(error),
+        };
     }
     let running = Running::new(&app);
     let cancel = CancelToken::new();
@@ -166,11 +173,13 @@ fn start(
 /// The request and its memory.
 fn unpack(body: &[u8], context: &QueryContext) -> Result<(ReadRequest, Reservation)> {
     let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX)?;
-    let _unpacked_held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
+    let too_long = |error: Error| error.of_text("a remote read", unpacked_bytes, "--query-memory");
+    let mut unpacked_held = context.budget.of_request(Pool::Query, body.len() as u64);
+    unpacked_held.grow(unpacked_bytes as u64).map_err(too_long)?;
     let mut unpacked = Vec::new();
-    let mut held = context.budget.empty(Pool::Query);
+    let mut held = context.budget.of_request(Pool::Query, body.len() as u64);
     let body = snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?;
-    Ok((remote_read::decode(body, &mut held)?, held))
+    Ok((remote_read::decode(body, &mut held).map_err(too_long)?, held))
 }
 
 /// The view that all queries of a request are answered from.
@@ -419,15 +428,10 @@ async fn within<T>(
     })
 }
 
-/// The refusal of a body. Names the limit, which is a constant and no setting; its status is that
-/// of every body that is too long.
+/// The refusal of a body. Its status is that of every body that is too long.
 fn body_refusal(error: Error) -> Response<Body> {
     match error.kind() {
-        ErrorKind::TooLarge => {
-            let limit_mib = BODY_BYTES_MAX >> 20;
-            let what = format!("the request is over {limit_mib} MiB, compressed or decompressed\n");
-            text(StatusCode::PAYLOAD_TOO_LARGE, what)
-        }
+        ErrorKind::TooLarge => text(StatusCode::PAYLOAD_TOO_LARGE, format!("{error}\n")),
         _ => refusal(&error),
     }
 }

@@ -200,7 +200,7 @@ async fn run(
 }
 
 fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
-    let mut held = db.budget().empty(Pool::Requests);
+    let mut held = db.budget().of_request(Pool::Requests, body.len() as u64);
     let operations = decode(body, &limits.labels, &mut held)?;
     audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
     if let Some(idx) = operations.iter().position(administrates)

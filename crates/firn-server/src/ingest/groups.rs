@@ -184,7 +184,7 @@ impl Ingest {
     }
 
     fn decode(&self, form: GroupEncoding, body: &[u8]) -> Result<GroupsRequest> {
-        let held = self.db.budget().empty(Pool::Requests);
+        let held = self.db.budget().of_request(Pool::Requests, body.len() as u64);
         GroupsRequest::decode(form, body, &self.limits.labels, held)
     }
 
@@ -301,7 +301,7 @@ fn check_among_themselves(groups: &[Group], budget: &Budget) -> Result<()> {
     if groups.len() < 2 {
         return Ok(());
     }
-    let mut held = budget.empty(Pool::Requests);
+    let mut held = budget.of_request(Pool::Requests, 0);
     let group_labels = |group: &Group| match &group.columns {
         Columns::Members { labels, .. } => Some(labels.clone()),
         Columns::Series(_) | Columns::Slots { .. } => None,

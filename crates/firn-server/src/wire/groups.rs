@@ -541,6 +541,10 @@ mod tests {
             &rows(r#"{"timestamp":1,"values":["much"]}"#),
             r#".rows[0].values[0]: expected a number, "NaN", "+Inf", "-Inf" or "stale", got "much""#,
         );
+        f(
+            &rows(r#"{"timestamp":1,"values":["Infinity"]}"#),
+            r#".rows[0].values[0]: expected a number, "NaN", "+Inf", "-Inf" or "stale", got "Infi"#,
+        );
         f(&rows(r#"{"timestamp":1,"values":[1e999]}"#), ".rows[0].values[0]: 1e999 is over");
         f(&rows(r#"{"timestamp":1,"value":[1]}"#), ".rows[0].value: no such field");
         f(r#"{"row":[]}"#, ".row: no such field");

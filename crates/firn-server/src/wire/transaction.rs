@@ -263,6 +263,13 @@ impl Fields {
         let operation = match op.as_str() {
             "read" => {
                 let digest = self.digest.take();
+                if let Some(digest) = digest.as_deref().filter(|text| !is_digest(text)) {
+                    let got = excerpt(digest);
+                    return Err(format!(
+                        "digest: expected {DIGEST_LEN} hexadecimal digits as a read returns, got \
+                         {got:?}"
+                    ));
+                }
                 Operation::Read { what: self.selection(&op)?, digest }
             }
             "insert" => {
@@ -337,6 +344,14 @@ impl Fields {
     }
 }
 
+/// Digits of a digest.
+const DIGEST_LEN: usize = 16;
+
+/// Whether [`digest`] may return `text`. Another text would be a conflict for ever.
+fn is_digest(text: &str) -> bool {
+    text.len() == DIGEST_LEN && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// A hash of labels, times and the bits of values, by which a client detects changes.
 pub(crate) fn digest(series: &[SeriesSamples]) -> String {
     let mut hasher = DefaultHasher::new();
@@ -348,7 +363,7 @@ pub(crate) fn digest(series: &[SeriesSamples]) -> String {
             hasher.write_u64(sample.value.to_bits());
         }
     }
-    format!("{:016x}", hasher.finish())
+    format!("{:0DIGEST_LEN$x}", hasher.finish())
 }
 
 /// The whole body of an answer.
@@ -436,11 +451,47 @@ mod tests {
         assert!(read(&selector, &budget).0.unwrap_err().is_retriable());
         let digest = format!(r#"{{"operations":[{{"op":"read","match":"a","digest":"{text}"}}]}}"#);
         assert!(read(&digest, &budget).0.unwrap_err().is_retriable());
-        let (operations, held_bytes) = read(&digest, &Budget::unlimited());
-        assert_eq!(operations.unwrap().len(), 1);
+        let (refused, held_bytes) = read(&digest, &Budget::unlimited());
+        assert!(refused.unwrap_err().to_string().contains("digest"));
         assert!(held_bytes > LONG as u64 && held_bytes < LONG as u64 + 4_096, "{held_bytes}");
         let one = r#"{"op":"read","match":"a"}"#;
         let many = format!(r#"{{"operations":[{}]}}"#, [one; 5_000].join(","));
         assert!(read(&many, &budget).0.unwrap_err().is_retriable(), "5,000 operations");
+    }
+
+    /// It was a conflict, after which a client reads again and repeats the text.
+    #[test]
+    fn a_text_that_is_no_digest_is_invalid() {
+        let read = |digest: &str| {
+            let body =
+                format!(r#"{{"operations":[{{"op":"read","match":"a","digest":"{digest}"}}]}}"#);
+            read(&body, &Budget::unlimited()).0
+        };
+        assert_eq!(read(&digest(&[])).unwrap().len(), 1);
+        assert!(read("0123456789abcdef").is_ok());
+        for text in ["", "zz", "0123456789ABCDEF", "0123456789abcde", "0123456789abcdef0", "é"] {
+            let error = read(text).unwrap_err();
+            assert_eq!(error.kind(), &firn_model::ErrorKind::Invalid, "{text}");
+            let wanted = format!("expected 16 hexadecimal digits as a read returns, got {text:?}");
+            assert!(error.to_string().contains(&wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_value_has_the_texts_of_the_documentation() {
+        let insert = |value: &str| {
+            let body = format!(
+                r#"{{"operations":[{{"op":"insert","series":{{"__name__":"a"}},"timestamp":1,"value":{value}}}]}}"#
+            );
+            read(&body, &Budget::unlimited()).0
+        };
+        for value in ["1", "-1.5e3", r#""1.5""#, r#""NaN""#, r#""+Inf""#, r#""-Inf""#, r#""stale""#]
+        {
+            assert!(insert(value).is_ok(), "{value}");
+        }
+        for value in ["Infinity", "+Infinity", "-infinity", "Inf", "inf", "nan", "-INF", ""] {
+            let error = insert(&format!("{value:?}")).unwrap_err().to_string();
+            assert!(error.contains(r#"expected a number, "NaN", "+Inf", "-Inf""#), "{error}");
+        }
     }
 }

@@ -32,6 +32,23 @@ fn queries_are_formatted() {
     assert!(text.ends_with("no expression found in input"), "{text}");
 }
 
+/// The remedy was to query fewer series or a shorter range, of which these have none.
+#[test]
+fn a_long_query_is_advised_to_be_shorter() {
+    let server = Running::start(&["--query-memory=1MiB"]);
+    let long = format!("{{a=\"{}\"}}", "x".repeat(100_000));
+    let pattern = format!("{{a=~\"{}\"}}", "(x|y)".repeat(10_000));
+    for query in [&long, &pattern] {
+        for path in ["format_query", "parse_query"] {
+            let answer = post(&server, path, query);
+            assert_eq!(answer.status, 422, "{path}: {}", answer.text());
+            let text = answer.text();
+            assert!(text.contains("shorten it, or raise --query-memory"), "{path}: {text}");
+            assert!(!text.contains("shorter range"), "{path}: {text}");
+        }
+    }
+}
+
 fn tree(server: &Running, query: &str) -> Value {
     let posted = post(server, "parse_query", query).json()["data"].clone();
     assert_eq!(posted, api(server.at(), "parse_query", &[("query", query)]));

@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::Running;
-use crate::client::{api, api_error, form, get, import, send, url};
+use crate::client::{Answer, api, api_error, form, get, import, send, url};
+use crate::write_request::Message;
 
 /// A server with 500 series that runs one query at a time.
 fn with_one_place() -> Running {
@@ -130,8 +131,12 @@ fn labels_that_an_import_adds_are_reserved_for_each_series() {
     let lines = |count: usize| (0..count).map(|idx| format!("m{{i=\"{idx}\"}} 1\n"));
     let refused =
         send(server.at(), "POST", &target, &[], lines(4_096).collect::<String>().as_bytes());
-    assert_eq!(refused.status, 429, "{}", refused.text());
-    assert!(refused.text().contains("memory budget"), "{}", refused.text());
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    assert!(
+        refused.text().contains("split or shorten it, or raise --memory"),
+        "{}",
+        refused.text()
+    );
     assert_eq!(api(server.at(), "labels", &[]).to_string(), "[]", "nothing was written");
     let written = send(server.at(), "POST", &target, &[], lines(4).collect::<String>().as_bytes());
     assert_eq!(written.status, 204, "{}", written.text());
@@ -172,8 +177,66 @@ fn texts_without_measure_are_refused_where_they_stand() {
     // A body over 10 MiB is not read to its end.
     let huge = vec![b'x'; 11 << 20];
     let answer = send(at, "POST", "/api/v1/query", &typed, &huge);
-    assert_eq!(answer.status, 400);
-    assert!(answer.text().contains("error parsing form values"), "{}", answer.text());
+    assert_eq!(answer.status, 422);
+    assert!(answer.text().contains("the body is over 10 MiB"), "{}", answer.text());
+}
+
+/// Each of these was 429 or 503 with `Retry-After`, however often a client repeated it.
+#[test]
+fn a_request_that_never_finds_memory_is_refused_for_good() {
+    let server = Running::start(&["--memory=64MiB"]);
+    let refused = |answer: &Answer, status: u16, wanted: &str| {
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert!(answer.text().contains(wanted), "{}", answer.text());
+        assert_eq!(answer.header("retry-after"), "");
+    };
+    let names = "n".repeat(1_000);
+    refused(&new_names(10_000, 1, &names).send(server.at()), 413, "5/8 of --memory): split");
+    let text = format!("m{{i=\"{names}\"}} 1\n").repeat(7_000);
+    let import = send(server.at(), "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    refused(&import, 413, "split or shorten it");
+    let typed = [("Content-Type", "application/x-www-form-urlencoded")];
+    let form = send(server.at(), "POST", "/api/v1/query", &typed, &b"a&".repeat(1 << 20));
+    refused(&form, 422, "a form of 2097152 bytes");
+    let json = [("Content-Type", "application/json")];
+    let body = format!("{{\"groups\":[{{\"group\":1,\"slots\":[{}0]}}]}}", "1,".repeat(4 << 20));
+    let groups = send(server.at(), "POST", "/api/v1/groups/write", &json, body.as_bytes());
+    refused(&groups, 413, "split or shorten it");
+    let member = |idx: usize| format!("{{\"__name__\":\"m\",\"{names}_{idx}\":\"v\"}}");
+    let members: Vec<String> = (0..8_000).map(member).collect();
+    let body = format!(
+        "{{\"groups\":[{{\"labels\":{{\"g\":\"1\"}},\"members\":[{}]}}]}}",
+        members.join(",")
+    );
+    let group = send(server.at(), "POST", "/api/v1/groups", &json, body.as_bytes());
+    refused(&group, 413, "new series of one group need");
+}
+
+/// The memory of all definitions was reserved at once: 40 MB more than there was, for ever.
+#[test]
+fn many_new_names_that_fit_are_written() {
+    let server = Running::start(&["--memory=256MiB"]);
+    let request = new_names(8_000, 3, &"n".repeat(1_000));
+    let is_written = || match request.send(server.at()) {
+        answer if answer.status == 204 => true,
+        // Series wait for an index file; those of this try are known from now on.
+        answer => {
+            assert_eq!(answer.status, 429, "{}", answer.text());
+            false
+        }
+    };
+    wait_until("all series are written", is_written);
+}
+
+/// A request whose series have names of labels of their own.
+fn new_names(series_count: usize, names_each: usize, prefix: &str) -> Message {
+    let of = |idx: usize| {
+        let labels = (0..names_each).map(|name| (format!("{prefix}_{idx:06}_{name}"), "v"));
+        let series = Message::default().label("__name__", "m");
+        let series = labels.fold(series, |series, (name, value)| series.label(name, value));
+        series.sample(1_700_000_000_000, 1.0)
+    };
+    (0..series_count).fold(Message::default(), |message, idx| message.series(of(idx)))
 }
 
 /// A client that sends requests and does not read blocks no other.

@@ -151,6 +151,7 @@ fn errors_of_bad_requests_name_the_mistake_and_its_position() {
             "read of this form does not accept value",
         ),
         (json!({ "op": "read", "match": "{a=\"\"}" }), 400, "bad_data", "non-empty matcher"),
+        (json!({ "op": "read", "match": "a", "digest": "zz" }), 400, "bad_data", "got \"zz\""),
         (json!({ "op": "read", "match": "a{" }), 400, "bad_data", "operations[1].match"),
         (
             json!({ "op": "read", "match": "a", "start": 2, "end": 1 }),

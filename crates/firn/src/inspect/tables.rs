@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use firn_server::one_line;
 use serde_json::Value;
 
 use super::{bytes, number};
@@ -174,7 +175,7 @@ fn ends(pair: &Value) -> String {
 }
 
 fn size(size: u64) -> String {
-    bytes(Some(size as f64), false)
+    bytes(size as f64, false)
 }
 
 /// Bytes per sample.
@@ -184,5 +185,5 @@ fn each(bytes: u64, samples: u64) -> String {
 
 fn line(text: &mut String, depth: usize, line: String) {
     // Writing into a string cannot fail.
-    let _ = writeln!(text, "{:indent$}{line}", "", indent = 2 * depth);
+    let _ = writeln!(text, "{:indent$}{}", "", one_line(&line), indent = 2 * depth);
 }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 
 use clap::Args;
 use firn_promql::go_quote;
+use firn_server::one_line;
 
 use super::result::{Bucket, Histogram, LabelMap, QueryResult, Series, metric_text};
 use super::{api, now_ms, seconds, time_or};
@@ -123,7 +124,7 @@ pub(super) fn run(request: &Analyze, client: &ClientFile) -> Result<String, Stri
                 let query = bucket_selector(series.metric, duration);
                 let mut buckets = matrix(&mut server, &query, time)?;
                 let Some(stats) = classic_stats(&mut buckets, &mut totals)? else { continue };
-                let _ = writeln!(out, "{query}={stats}");
+                let _ = writeln!(out, "{}={stats}", one_line(&query));
                 totals.add(&stats);
             }
         }

@@ -121,6 +121,9 @@ fn answer(response: &Response) -> Result<Answer, String> {
     if is_refusal == (envelope.status == "success") {
         return Err("bad_response: inconsistent body for response code".to_owned());
     }
+    if is_refusal && envelope.error.is_empty() {
+        return Err(format!("bad_response: status {status} without the key error"));
+    }
     if is_refusal && envelope.status == "error" {
         return Err(format!("{}: {}", envelope.error_type, envelope.error));
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use firn_promql::go_quote;
+use firn_server::one_line;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use serde_json::value::RawValue;
@@ -41,12 +42,10 @@ pub(super) struct Sample {
     pub(super) value: f64,
 }
 
-/// A native histogram.
+/// A native histogram. One without buckets lacks their key.
 #[derive(Debug, PartialEq, Deserialize)]
 pub(super) struct Histogram {
-    #[serde(default)]
     count: Number,
-    #[serde(default)]
     sum: Number,
     pub(super) buckets: Option<Vec<Bucket>>,
 }
@@ -61,7 +60,7 @@ pub(super) struct Bucket {
 }
 
 /// A number in a text.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Number(f64);
 
 #[derive(Deserialize)]
@@ -73,15 +72,17 @@ struct RawResult<'a> {
 }
 
 #[derive(Deserialize)]
-struct RawSeries {
-    #[serde(default)]
+struct RawPoint {
     metric: LabelMap,
     value: Option<(Time, Number)>,
-    #[serde(default)]
-    values: Vec<(Time, Number)>,
     histogram: Option<(Time, Histogram)>,
-    #[serde(default)]
-    histograms: Vec<(Time, Histogram)>,
+}
+
+#[derive(Deserialize)]
+struct RawSeries {
+    metric: LabelMap,
+    values: Option<Vec<(Time, Number)>>,
+    histograms: Option<Vec<(Time, Histogram)>>,
 }
 
 impl QueryResult {
@@ -89,18 +90,13 @@ impl QueryResult {
     pub(super) fn parse(data: &str) -> Result<QueryResult, String> {
         let raw: RawResult<'_> = serde_json::from_str(data).map_err(|e| e.to_string())?;
         let text = raw.result.get();
-        let series = || -> Result<Vec<Series>, String> {
-            let list: Option<Vec<RawSeries>> =
-                serde_json::from_str(text).map_err(|e| e.to_string())?;
-            Ok(list.unwrap_or_default().into_iter().map(Series::from).collect())
-        };
         match raw.result_type.as_str() {
             "scalar" => {
                 let pair: (Time, Number) = serde_json::from_str(text).map_err(|e| e.to_string())?;
                 Ok(QueryResult::Scalar(Sample::from(pair)))
             }
-            "vector" => series().map(QueryResult::Vector),
-            "matrix" => series().map(QueryResult::Matrix),
+            "vector" => all_series(text, RawPoint::into_series).map(QueryResult::Vector),
+            "matrix" => all_series(text, RawSeries::into_series).map(QueryResult::Matrix),
             other => Err(format!("unexpected value type {}", go_quote(other.as_bytes()))),
         }
     }
@@ -149,11 +145,35 @@ impl QueryResult {
     }
 }
 
-impl From<RawSeries> for Series {
-    fn from(raw: RawSeries) -> Series {
-        let samples = raw.value.into_iter().chain(raw.values).map(Sample::from).collect();
-        let histograms = raw.histogram.into_iter().chain(raw.histograms).collect();
-        Series { metric: raw.metric, samples, histograms }
+/// The series of a list, each from its `Raw`.
+fn all_series<Raw: de::DeserializeOwned>(
+    text: &str,
+    series: impl Fn(Raw) -> Result<Series, String>,
+) -> Result<Vec<Series>, String> {
+    // A list of Go without items may be null.
+    let list: Option<Vec<Raw>> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    list.unwrap_or_default().into_iter().map(series).collect()
+}
+
+impl RawPoint {
+    fn into_series(self) -> Result<Series, String> {
+        if self.value.is_none() && self.histogram.is_none() {
+            return Err("expected the key value or histogram in a series, got neither".to_owned());
+        }
+        let samples = self.value.map(Sample::from).into_iter().collect();
+        let histograms = self.histogram.into_iter().collect();
+        Ok(Series { metric: self.metric, samples, histograms })
+    }
+}
+
+impl RawSeries {
+    fn into_series(self) -> Result<Series, String> {
+        if self.values.is_none() && self.histograms.is_none() {
+            return Err("expected the key values or histograms in a series, got neither".to_owned());
+        }
+        let samples = self.values.into_iter().flatten().map(Sample::from).collect();
+        let histograms = self.histograms.into_iter().flatten().collect();
+        Ok(Series { metric: self.metric, samples, histograms })
     }
 }
 
@@ -276,12 +296,11 @@ pub(super) fn push_labels(labels: &LabelMap, out: &mut String) {
 
 /// A metric: its name, then its labels.
 pub(super) fn metric_text(metric: &LabelMap) -> String {
-    let name = metric.get("__name__").map_or("", String::as_str);
+    let name = one_line(metric.get("__name__").map_or("", String::as_str));
     let labels = metric.iter().filter(|(name, _)| *name != "__name__");
-    let mut labels: Vec<String> =
-        labels.map(|(name, value)| format!("{name}={}", go_quote(value.as_bytes()))).collect();
+    let mut labels: Vec<String> = labels.map(pair_text).collect();
     match (labels.is_empty(), metric.contains_key("__name__")) {
-        (true, true) => name.to_owned(),
+        (true, true) => name.into_owned(),
         (true, false) => "{}".to_owned(),
         (false, _) => {
             // As promtool: by name, = and value together.
@@ -293,11 +312,13 @@ pub(super) fn metric_text(metric: &LabelMap) -> String {
 
 /// A label set of a series: all labels between braces.
 pub(super) fn labels_text(labels: &LabelMap) -> String {
-    let labels: Vec<String> = labels
-        .iter()
-        .map(|(name, value)| format!("{name}={}", go_quote(value.as_bytes())))
-        .collect();
+    let labels: Vec<String> = labels.iter().map(pair_text).collect();
     format!("{{{}}}", labels.join(", "))
+}
+
+/// A label of a line. promtool prints the name as it is.
+fn pair_text((name, value): (&String, &String)) -> String {
+    format!("{}={}", one_line(name), go_quote(value.as_bytes()))
 }
 
 /// The order of promtool's matrices: fewer labels first, then by the first name that one of them
@@ -418,6 +439,19 @@ mod tests {
         );
     }
 
+    /// Names of labels were printed as they are.
+    #[test]
+    fn names_of_a_server_add_no_line() {
+        let evil = "a\nerror: forged\u{1b}";
+        let labels = LabelMap::from(
+            [("__name__", evil), (evil, evil)]
+                .map(|(name, value)| (name.to_owned(), value.to_owned())),
+        );
+        for text in [metric_text(&labels), labels_text(&labels)] {
+            assert_eq!(one_line(&text), text);
+        }
+    }
+
     #[test]
     fn results_of_other_forms_are_errors() {
         for data in [
@@ -428,6 +462,13 @@ mod tests {
             r#"{"resultType":"vector","result":[{"value":[1,2]}]}"#,
             r#"{"resultType":"vector","result":[{"metric":[],"value":[1,"2"]}]}"#,
             r#"{"resultType":"matrix","result":[{"histograms":[[1,{"buckets":[[1]]}]]}]}"#,
+            // Each missing key was a default, and the command succeeded.
+            r#"{"resultType":"vector","result":[{"value":[1,"2"]}]}"#,
+            r#"{"resultType":"vector","result":[{"metric":{}}]}"#,
+            r#"{"resultType":"vector","result":[{"metric":{},"values":[[1,"2"]]}]}"#,
+            r#"{"resultType":"vector","result":[{"metric":{},"histogram":[1,{"count":"1"}]}]}"#,
+            r#"{"resultType":"matrix","result":[{"metric":{}}]}"#,
+            r#"{"resultType":"matrix","result":[{"metric":{},"value":[1,"2"]}]}"#,
         ] {
             assert!(QueryResult::parse(data).is_err(), "{data}");
         }

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firn_server::one_line;
+use serde_json::{Value, json};
 
 use crate::access::{add_user, basic};
 use crate::http::{Answer, connect, encode, request};
@@ -49,7 +50,7 @@ fn check_json_lines(path: &Path) {
     let log = fs::read_to_string(path).expect("a log in UTF-8");
     for line in log.split('\n').filter(|line| !line.is_empty()) {
         assert_eq!(one_line(line), line, "a line with control characters");
-        let _: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let _: Value = serde_json::from_str(line).expect("JSON");
     }
     assert!(log.contains("forged"), "{log}");
 }
@@ -117,7 +118,7 @@ fn every_line_of_the_servers_logs_is_one_event() {
         assert_eq!(answer.status, 400, "{}", answer.body);
         check_error(&answer);
     }
-    let quoted = serde_json::Value::from(EVIL);
+    let quoted = Value::from(EVIL);
     for (path, body) in [
         ("/api/v1/import/prometheus", format!("{EVIL}\n")),
         ("/api/v1/import/prometheus", "a{\"x\\ny\"=\"1\",\"x\\ny\"=\"2\"} 1\n".to_owned()),
@@ -203,12 +204,16 @@ fn every_line_of_the_servers_logs_is_one_event() {
 
 /// Answers each connection with `bytes`.
 fn origin(bytes: &'static [u8]) -> SocketAddr {
+    origin_of(bytes.to_vec())
+}
+
+fn origin_of(bytes: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("a port");
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let _ = stream.read(&mut [0; 4_096]);
-            let _ = stream.write_all(bytes);
+            let _ = stream.write_all(&bytes);
         }
     });
     address
@@ -260,6 +265,79 @@ fn every_line_of_the_logs_of_caches_is_one_event() {
     }
 }
 
+/// A report of a server about groups, with `text` as a rule and as a label.
+fn groups_report(text: &str) -> Value {
+    let pair = json!({ "alone": 1.0, "grouped": 1.0 });
+    let mut total = json!({
+        "members": 1, "labels_per_series": 1.0, "group_labels": 1, "unique_labels": 1,
+        "samples": 1, "net_bytes": 1.0, "index_bytes": pair, "data_bytes": pair,
+        "timestamps": pair, "slow_seconds_one_member": pair, "slow_seconds_all_members": pair,
+    });
+    let mut group = total.clone();
+    for (key, value) in
+        [("group", 1.into()), ("rule", text.into()), ("labels", json!({text: text}))]
+    {
+        group[key] = value;
+    }
+    total["groups"] = 1.into();
+    total["members_per_group"] = 1.0.into();
+    json!({ "groups": [group], "total": total })
+}
+
+/// Texts of a server could print a line of their own, such as an error or a success. Each answer of
+/// this server begins and continues with such lines.
+#[test]
+fn no_command_prints_a_line_that_a_server_forged() {
+    const FORGED: &str = "x\nerror: forged\n  SUCCESS\r\u{1b}[2J";
+    let folder = tempfile::tempdir().expect("a folder");
+    let series = json!({ "__name__": FORGED, FORGED: FORGED });
+    let vector =
+        json!({ "resultType": "vector", "result": [{ "metric": series, "value": [1, "2"] }] });
+    let ok = |data: Value, warnings: &str| {
+        json!({ "status": "success", "data": data, "warnings": [warnings] }).to_string()
+    };
+    let refusal = json!({ "status": "error", "errorType": FORGED, "error": FORGED }).to_string();
+    let instant: &[&str] = &["query", "instant", "URL", "up"];
+    let labels: &[&str] = &["query", "labels", "URL", "a"];
+    let groups: &[&str] = &["inspect", "groups", "--server", "URL"];
+    let cache: &[&str] = &["cache", "stats", "--server", "URL"];
+    for (status, body, arguments) in [
+        ("200 OK", ok(vector, FORGED), instant),
+        ("400 Bad Request", refusal.clone(), instant),
+        ("500 No", FORGED.to_owned(), instant),
+        ("200 OK", FORGED.to_owned(), instant),
+        ("200 OK", ok(json!({ "resultType": FORGED, "result": [] }), ""), instant),
+        ("200 OK", ok(json!([series]), ""), &["query", "series", "URL", "--match=a"]),
+        ("200 OK", ok(json!([FORGED]), FORGED), labels),
+        ("200 OK", FORGED.to_owned(), &["check", "healthy", "--url", "URL"]),
+        ("503 No", FORGED.to_owned(), &["check", "ready", "--url", "URL"]),
+        ("400 No", FORGED.to_owned(), &["push", "metrics", "URL", "a.prom"]),
+        ("400 No", FORGED.to_owned(), &["debug", "metrics", "URL"]),
+        ("200 OK", ok(groups_report(FORGED), ""), groups),
+        ("400 No", refusal, groups),
+        ("200 OK", FORGED.to_owned(), groups),
+        ("200 OK", FORGED.to_owned(), cache),
+    ] {
+        let response = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        let address = origin_of(response.into_bytes()).to_string();
+        fs::write(folder.path().join("a.prom"), "a 1\n").expect("a file");
+        let mut firn = Command::new(env!("CARGO_BIN_EXE_firn"));
+        let arguments = arguments.iter().map(|word| if *word == "URL" { &*address } else { *word });
+        let arguments: Vec<&str> = arguments.collect();
+        let output = firn.args(&arguments).current_dir(folder.path()).output().expect("it runs");
+        for bytes in [output.stdout, output.stderr] {
+            let text = String::from_utf8(bytes).expect("UTF-8");
+            for line in text.split('\n') {
+                assert_eq!(one_line(line), line, "{arguments:?}");
+                let is_forged = ["error: forged", "  SUCCESS"].iter().any(|start| {
+                    line.starts_with(start) && !line.starts_with("  SUCCESS:  x\\nerror")
+                });
+                assert!(!is_forged, "{arguments:?}: {text}");
+            }
+        }
+    }
+}
+
 /// The output of commands that repeat names of files, settings, flags and texts of a server.
 /// Before, the characters reached the terminal.
 #[test]
@@ -273,7 +351,8 @@ fn commands_print_no_control_characters() {
     let server = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = server.local_addr().expect("an address").to_string();
     std::thread::spawn(move || {
-        let report = serde_json::json!({ "groupCount": 1, NAME: NAME }).to_string();
+        let mut report = groups_report(NAME);
+        report[NAME] = NAME.into();
         for stream in server.incoming().flatten() {
             let mut stream = stream;
             let _ = stream.read(&mut [0; 4_096]);
@@ -310,7 +389,7 @@ fn commands_print_no_control_characters() {
     }
     // The escapes are those of the format.
     let (json, _) = shown(&["inspect", "groups", "--json", "--server", &address]);
-    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json[NAME], NAME);
     let (printed, _) = shown(&["config", "print", "serve", "--config", &conf]);
     let copy = path("copy.conf");

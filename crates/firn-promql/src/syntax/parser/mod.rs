@@ -13,7 +13,7 @@ mod selector;
 
 use std::sync::Arc;
 
-use firn_model::{Matcher, Pool, QueryContext, assert_not_network_thread};
+use firn_model::{Matcher, Pool, QueryContext, Reservation, assert_not_network_thread};
 
 use super::error::ParseError;
 use super::lexer::{Keyword, Token, TokenKind, Tokens, tokenize};
@@ -64,11 +64,21 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
 pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
+    let held = hold_tree(text, context)?;
     let expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
     expr.compile(context)?;
     Ok(expr)
 }
+
+fn hold_tree(text: &str, context: &QueryContext) -> firn_model::Result<Reservation> {
+    let mut held = context.budget.of_request(Pool::Query, text.len() as u64);
+    held.grow(tree_bytes(text))
+        .map_err(|error| error.of_text("an expression", text.len(), QUERY_MEMORY))?;
+    Ok(held)
+}
+
+/// The settings that allow a longer expression.
+pub const QUERY_MEMORY: &str = "--query-memory (at most a part of --memory)";
 
 /// The memory that parsing `text` may take. A text over the limit is refused before it takes any.
 pub fn tree_bytes(text: &str) -> u64 {
@@ -104,7 +114,7 @@ fn word_count(text: &str) -> u64 {
 pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<Vec<Matcher>> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let mut held = context.budget.reserve(Pool::Query, tree_bytes(text))?;
+    let mut held = hold_tree(text, context)?;
     let mut parser = Parser::new(text)?;
     let matchers = parser.whole_selector()?;
     super::compile(text, &parser.regexes, context)?;

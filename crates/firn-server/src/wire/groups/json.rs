@@ -170,7 +170,8 @@ fn row(reader: &mut JsonReader<'_>, request: &mut GroupsRequest) -> Read<()> {
     request.push_row(ts, width).map_err(|e| reader.refuse_at(start, e))
 }
 
-/// A number, a text in Prometheus' form of numbers, or null.
+/// A number, the text of one, a text of Prometheus for a value that JSON lacks, or null. Unlike the
+/// text formats, documents have one form of each.
 pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     if reader.null() {
         return Ok(None);
@@ -180,8 +181,9 @@ pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
         let text = reader.string()?;
         return match (text.as_ref(), parse_float(&text)) {
             ("stale", _) => Ok(Some(STALE_NAN)),
-            (_, Some(value)) => Ok(Some(value)),
-            (other, None) => {
+            ("NaN" | "+Inf" | "-Inf", Some(value)) => Ok(Some(value)),
+            (_, Some(value)) if value.is_finite() => Ok(Some(value)),
+            (other, _) => {
                 let shown = other.get(..other.floor_char_boundary(32)).unwrap_or_default();
                 let what = format!(
                     "expected a number, \"NaN\", \"+Inf\", \"-Inf\" or \"stale\", got {shown:?}"
