@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(budget.usage().peak_bytes, 60);
     }
 
-    /// Its client repeated it for ever.
+    /// The client repeated such a request for ever.
     #[test]
     fn a_request_that_never_fits_is_refused_for_good() {
         let budget = Budget::new(80);

@@ -128,7 +128,7 @@ pub struct RefusedParts {
 }
 
 /// The memory of a request.
-struct WriteMemory<'a> {
+struct DecodeMemory<'a> {
     /// All but the body.
     held: &'a mut Reservation,
     body_bytes: usize,
@@ -212,7 +212,7 @@ impl Ingest {
             built.map_err(LabelFault::Refused)
         };
         let labels = SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true };
-        let memory = WriteMemory { held, body_bytes, unpacked_bytes: body.len() };
+        let memory = DecodeMemory { held, body_bytes, unpacked_bytes: body.len() };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
@@ -289,7 +289,7 @@ impl Ingest {
         metadata.put(&mut work.decoded.metadata);
         let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
         let labels = SeriesLabels { parse: &parse, added_bytes, is_limited };
-        let memory = WriteMemory { held, body_bytes: text.len(), unpacked_bytes: 0 };
+        let memory = DecodeMemory { held, body_bytes: text.len(), unpacked_bytes: 0 };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
         self.end(decoding, scratch);
@@ -301,7 +301,7 @@ impl Ingest {
     fn fill(
         &self,
         work: &mut Work,
-        memory: WriteMemory<'_>,
+        memory: DecodeMemory<'_>,
         labels: SeriesLabels<'_>,
         batch: &mut RowBatch,
     ) -> Outcome {
@@ -310,7 +310,7 @@ impl Ingest {
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
         work.new_bytes = work.unknown_label_bytes(labels.added_bytes);
-        let WriteMemory { held, body_bytes, unpacked_bytes } = memory;
+        let DecodeMemory { held, body_bytes, unpacked_bytes } = memory;
         let wanted = work.new_bytes.saturating_add((unpacked_bytes + work.needed_bytes()) as u64);
         held.shrink(held.bytes().saturating_sub(wanted));
         let resolved = self

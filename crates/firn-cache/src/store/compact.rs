@@ -38,7 +38,7 @@ pub(super) struct Merge {
     /// Whether the sources are evicted: ranges that do not move are lost.
     is_rescue: bool,
     slab_bytes: usize,
-    /// Memory of the plan and of reading a source; grows with the decoded bytes.
+    /// Memory of the plan and of reading a source; grows by the decoded points.
     memory: Reservation,
 }
 

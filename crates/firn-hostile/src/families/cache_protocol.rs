@@ -12,6 +12,7 @@ pub(crate) fn family() -> Family {
     Family::new("cache", Setup::cache(&["--size=64MiB", "--connections-max=64", "--idle=20s"]))
         .because("a line is a command, or an error of one line", lines())
         .because("a value has the length that it declares", values())
+        .because("memory grows with the points and keys, not with the sets of keys", equal_points())
         .because("a browser cannot speak to the cache", browsers())
         .because("a silent client does not delay others", silent())
 }
@@ -104,6 +105,50 @@ fn lines() -> Vec<Attack> {
             "100 gets of all these ranges",
             raw("get ranges 0 0 100000 json 0\r\n".repeat(100)),
             status([TEXT]),
+        ),
+    ]
+}
+
+/// Keys with the same points, which are stored once for a set of keys: each key that lacks one of
+/// them makes sets of its own.
+fn equal_points() -> Vec<Attack> {
+    const POINTS: i64 = 18;
+    let sets = |keys: i64, fields: i64, lacks: fn(i64, i64) -> bool| {
+        let set = move |n: i64| {
+            let points = (0..POINTS).filter(|ts| !lacks(n, *ts)).map(|ts| format!("[{ts},1]"));
+            let value = format!("[{}]", points.collect::<Vec<_>>().join(","));
+            let (field, len) = (n % fields, value.len());
+            format!("set equal-{n} {field} 0 {POINTS} json {len}\r\n{value}\r\n")
+        };
+        raw((0..keys).map(set).collect::<String>())
+    };
+    let stored = || status([TEXT]).contains("STORED").within(60);
+    vec![
+        attack("20,000 keys with equal points", sets(20_000, 1, |_, _| false), stored()).quick(),
+        attack(
+            "20,000 keys of 16 fields that lack one of the equal points",
+            sets(20_000, 16, |n, ts| n / 16 % POINTS == ts),
+            stored(),
+        )
+        .quick(),
+        attack(
+            "20,000 keys with any of the equal points",
+            sets(20_000, 1, |n, ts| n >> (ts % 15) & 1 == 1),
+            stored(),
+        ),
+        attack(
+            "5,000 keys with one equal point, then keys with all of them",
+            raw((0..5_000)
+                .map(|n| (n, 1))
+                .chain([(9_000, 5_000), (9_001, 5_000)])
+                .map(|(n, count): (i64, i64)| {
+                    let first = if count == 1 { n } else { 0 };
+                    let points = (first..first + count).map(|ts| format!("[{ts},1]"));
+                    let value = format!("[{}]", points.collect::<Vec<_>>().join(","));
+                    format!("set all-{n} 0 0 5000 json {}\r\n{value}\r\n", value.len())
+                })
+                .collect::<String>()),
+            stored(),
         ),
     ]
 }

@@ -18,6 +18,7 @@ pub(crate) fn family() -> Family {
         .because("admin and writing paths are not forwarded unless allowed", paths())
         .because("the credentials of the proxy are shown nowhere", secrets())
         .because("a failing origin is reported, and delays only those that wait for it", origins())
+        .because("memory grows with the answers, not with the sets of equal ones", equal_points())
         .because("a slow client costs a connection and nothing else", clients())
         .because("a browser's page is as foreign here as at the database", browsers())
 }
@@ -387,6 +388,31 @@ fn origins() -> Vec<Attack> {
             flood(20, 1, get(ranged("huge20"))),
             status([200, 502, 503]),
         ),
+    ]
+}
+
+/// Queries whose answers have the same points, each over another part of one long range.
+fn equal_points() -> Vec<Attack> {
+    let queries = |count: i64, steps: i64, clients: i64| {
+        script(move |target| {
+            let ask = |n: i64| {
+                let (start, end) = (1_700_000_000 + 60 * (n % 18), 1_700_000_000 + 60 * steps);
+                let path = "/api/v1/query_range";
+                get(format!("{path}?query=equal{n}&start={start}&end={end}&step=60")).send(target)
+            };
+            std::thread::scope(|scope| {
+                let asks = |client: i64| (client..count).step_by(clients as usize).map(ask);
+                let threads: Vec<_> = (0..clients)
+                    .map(|client| scope.spawn(move || asks(client).collect::<Vec<_>>()))
+                    .collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+            })
+        })
+    };
+    vec![
+        attack("4,000 queries with 60 equal points", queries(4_000, 60, 4), ok().within(60))
+            .quick(),
+        attack("500 queries with 5,000 equal points", queries(500, 5_000, 4), ok().within(60)),
     ]
 }
 

@@ -606,6 +606,13 @@ fn floods() -> Vec<Attack> {
         attack(
             "16 writers of 30 MB",
             flood(16, 1, post("/api/v1/write").make(|| snappy(noise(1, 1 << 20).repeat(30)))),
+            // One alone needs more than a request may take.
+            status([413]),
+        )
+        .quick(),
+        attack(
+            "16 writers of 10 MB",
+            flood(16, 1, post("/api/v1/write").make(|| snappy(noise(1, 1 << 20).repeat(10)))),
             status([400, 429, 503]),
         )
         .quick(),

@@ -65,8 +65,8 @@ const STEP_BYTES: usize = 64 << 10;
 ///
 /// # Errors
 /// `TooLarge` over `limit`, before anything is read if the length is announced, and for a body that
-/// never fits into the memory; `Busy` without memory; `Invalid` when the sender stops in the middle,
-/// `Timeout` when it is too slow.
+/// never fits into the memory; `Busy` without memory; `Invalid` when the sender stops in the
+/// middle, `Timeout` when it is too slow.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
