@@ -192,8 +192,8 @@ impl Tombstone {
     /// The most memory that [`Tombstone::decode`] takes for `len` bytes: twice the list of members,
     /// and slots of one byte each.
     pub fn decoding_bytes_max(len: usize) -> u64 {
-        let groups = (len / GROUP_BYTES_MIN).saturating_mul(2 * size_of::<HiddenMembers>());
-        let slots = len.saturating_mul(2 * size_of::<Slot>());
+        let groups = (len / GROUP_BYTES_MIN).saturating_mul(size_of::<[HiddenMembers; 2]>());
+        let slots = len.saturating_mul(size_of::<[Slot; 2]>());
         let lists = groups.saturating_add(slots).saturating_add(ARC_BYTES);
         Tombstone::OWN_BYTES.saturating_add(lists as u64)
     }

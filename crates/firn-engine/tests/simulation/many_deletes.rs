@@ -26,7 +26,9 @@ fn open(sim: &Sim, memory_bytes_max: u64) -> Arc<Engine> {
 fn filled(sim: &Sim, memory_bytes_max: u64) -> Arc<Engine> {
     let engine = open(sim, memory_bytes_max);
     let labels: Vec<Labels> = (0..SERIES)
-        .map(|idx| Labels::from_pairs([("__name__", "m"), ("only", &*idx.to_string())]).unwrap())
+        .map(|idx| {
+            Labels::from_pairs([("__name__", "m"), ("only", &*idx.to_string())]).expect("labels")
+        })
         .collect();
     let refs: Vec<_> = engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
     for first in (0..TIMES).step_by(100) {
@@ -140,7 +142,7 @@ fn deletes_beyond_the_limit_are_refused_until_they_are_applied() {
     let sim = Sim::new(4);
     let engine = filled(&sim, 1 << 30);
     let series = vec![Matcher::equal("only", "7")];
-    let delete = |ts: i64| engine.delete(&[series.clone()], TimeRange::new(0, ts));
+    let delete = |ts: i64| engine.delete(std::slice::from_ref(&series), TimeRange::new(0, ts));
     (0..10_000).for_each(|ts| assert_eq!(delete(ts).expect("a delete").series, 1));
     let error = delete(0).expect_err("too many");
     assert!(matches!(error.kind(), ErrorKind::Busy { retry_after_ms: 10_000 }), "{error}");
