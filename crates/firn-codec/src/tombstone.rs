@@ -309,7 +309,7 @@ impl Tombstones {
         Tombstones { list: self.list.get(..end).unwrap_or_default().to_vec() }
     }
 
-    /// The deletes between the two numbers, oldest first, without those with these numbers.
+    /// The deletes with numbers above `after` and below `before`, oldest first.
     pub fn between(&self, after: CommitSeq, before: CommitSeq) -> impl Iterator<Item = &Tombstone> {
         let start = self.list.partition_point(|entry| entry.0 <= after);
         let later = self.list.get(start..).unwrap_or_default().iter();

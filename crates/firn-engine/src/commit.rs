@@ -138,6 +138,11 @@ impl Transactions {
         Ok(OpenTransaction { transactions: self, begun })
     }
 
+    /// Forgets the deletes that only ended transactions needed. Called by maintenance.
+    pub(crate) fn prune(&self) {
+        self.order.lock().prune(self.oldest_begun());
+    }
+
     fn oldest_begun(&self) -> CommitSeq {
         let open = self.open.lock();
         let decided = self.decided();

@@ -94,23 +94,42 @@ impl Engine {
     /// New series are defined. `members` are their labels without those of the group.
     ///
     /// # Errors
-    /// `Busy` without memory, `TooLarge` if the new series of one call never fit into it,
-    /// `SeriesLimit` over a limit, `Invalid` if a member repeats a label of the group.
+    /// `Busy` without memory, `SeriesLimit` over a limit; then the first members of a long list may
+    /// be defined. `TooLarge` for a member that never fits into memory, `Invalid` if a member
+    /// repeats a label of the group.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
         members: &[Labels],
     ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
         self.slow.check_writable(&self.rooms)?;
-        let labels = members.iter().chain([group_labels]);
-        self.with_index_memory(labels, || {
-            let (groups, refs) = self.rooms.index.resolve_group(group_labels, members)?;
-            let whole =
-                |member: &Labels| Labels::from_pairs(group_labels.iter().chain(member.iter()));
-            let labels = members.iter().map(whole).collect::<Result<Vec<Labels>>>()?;
-            self.changes.announce_defined(refs.iter().copied().zip(labels));
-            Ok((groups, refs))
-        })?
+        let bytes_max = new_series_limit(&self.rooms.options) / PIECES_MIN;
+        let (mut groups, mut refs) = (Vec::new(), Vec::with_capacity(members.len()));
+        loop {
+            let piece = refs.len()..piece_end(members, refs.len(), bytes_max);
+            let members_of_piece = &members[piece];
+            let labels = members_of_piece.iter().chain([group_labels]);
+            let (found, mut resolved) = self.with_index_memory(labels, || {
+                self.define_members(group_labels, members_of_piece)
+            })??;
+            groups.extend(found.into_iter().filter(|group| !groups.contains(group)));
+            refs.append(&mut resolved);
+            if refs.len() >= members.len() {
+                return Ok((groups, refs));
+            }
+        }
+    }
+
+    fn define_members(
+        &self,
+        group_labels: &Labels,
+        members: &[Labels],
+    ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
+        let (groups, refs) = self.rooms.index.resolve_group(group_labels, members)?;
+        let whole = |member: &Labels| Labels::from_pairs(group_labels.iter().chain(member.iter()));
+        let labels = members.iter().map(whole).collect::<Result<Vec<Labels>>>()?;
+        self.changes.announce_defined(refs.iter().copied().zip(labels));
+        Ok((groups, refs))
     }
 
     /// The rule by which new series join the group with these identity labels.
@@ -137,9 +156,8 @@ impl Engine {
         let bytes_max = new_series_limit(&self.rooms.options);
         if bytes > bytes_max {
             return Err(Error::too_large(format!(
-                "new series of one group need {bytes} bytes of memory, over the limit of \
-                 {bytes_max} (3/8 of --memory): define fewer at once, shorten their labels, or \
-                 raise --memory"
+                "a new series needs {bytes} bytes of memory, over the limit of {bytes_max} (3/8 of \
+                 --memory): shorten its labels, or raise --memory"
             )));
         }
         let mut memory = self.upkeep.memory.lock();
@@ -153,14 +171,15 @@ impl Engine {
 }
 
 /// The end of the piece that starts at `start`: its definitions take at most `bytes_max`, or it has
-/// one label set.
+/// one label set, or none at the end of the list.
 fn piece_end(labels: &[Labels], start: usize, bytes_max: u64) -> usize {
     let mut bytes = 0;
     let has_room = |labels: &&Labels| {
         bytes += definition_bytes(labels);
         bytes <= bytes_max
     };
-    start + labels[start..].iter().take_while(has_room).count().max(1)
+    let count = labels[start..].iter().take_while(has_room).count().max(1);
+    (start + count).min(labels.len())
 }
 
 /// A generous estimate for text, posting lists and hash entries of one series, and for writing it

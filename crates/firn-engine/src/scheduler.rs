@@ -191,6 +191,8 @@ impl Engine {
             return Ok(Some(Step::Publish));
         }
         let version = tree.version();
+        // Of deletes that a transaction could conflict with until it ended.
+        self.transactions.prune();
         ledger.tombstones.release_unused();
         let deletes = ledger.tombstones.of_tree(rooms);
         let times = self.plan_times(now, &version);

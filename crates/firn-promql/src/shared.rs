@@ -2,9 +2,10 @@
 //! of rules, evaluate each part once.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, ErrorKind, Result};
 
 use crate::depends::depends_on_samples_alone;
 use crate::parts::PartResult;
@@ -93,7 +94,9 @@ impl SharedExprs {
 /// is evaluated with it.
 #[derive(Default)]
 struct PartSearch {
-    nodes: HashMap<String, Occurrence>,
+    /// By the hash of their normal form: all texts together are hundreds of times the expression.
+    nodes: HashMap<u128, Occurrence>,
+    hashers: [RandomState; 2],
 }
 
 #[derive(Default)]
@@ -104,8 +107,8 @@ struct Occurrence {
 
 impl PartSearch {
     fn count(&mut self, node: &Node) {
-        if let Some(text) = part_text(node) {
-            let known = self.nodes.entry(text).or_default();
+        if let Some(key) = self.key(node) {
+            let known = self.nodes.entry(key).or_default();
             known.count = known.count.saturating_add(1);
             if known.count > 1 {
                 return;
@@ -122,12 +125,12 @@ impl PartSearch {
         parts: &mut Vec<SharedPart>,
         uses: &mut Vec<PartUse>,
     ) {
-        let text = part_text(node).filter(|text| self.nodes.get(text).is_some_and(|n| n.count > 1));
-        let Some(text) = text else {
+        let key = self.key(node).filter(|key| self.nodes.get(key).is_some_and(|n| n.count > 1));
+        let Some(key) = key else {
             let operands = operands(node).into_iter();
             return operands.for_each(|operand| self.collect(expr, operand, parts, uses));
         };
-        let known = self.nodes.get(&text).and_then(|known| known.part_idx);
+        let known = self.nodes.get(&key).and_then(|known| known.part_idx);
         let part_idx = known.unwrap_or_else(|| {
             let mut own = Vec::new();
             let operands = operands(node).into_iter();
@@ -137,8 +140,15 @@ impl PartSearch {
             parts.len() - 1
         });
         parts[part_idx].use_count += 1;
-        self.nodes.entry(text).or_default().part_idx = Some(part_idx);
+        self.nodes.entry(key).or_default().part_idx = Some(part_idx);
         uses.push(PartUse { span: node.span, part_idx });
+    }
+
+    /// A node that may be a part. Equal nodes have equal keys.
+    fn key(&self, node: &Node) -> Option<u128> {
+        let text = part_text(node)?;
+        let [high, low] = self.hashers.each_ref().map(|hasher| u128::from(hasher.hash_one(&text)));
+        Some(high << 64 | low)
     }
 }
 
@@ -229,8 +239,11 @@ impl<'a> SharedResults<'a> {
     }
 
     /// Evaluates the expression at `idx`; each once. `evaluate` is an instant query with results of
-    /// parts, at the same time for all expressions; it is called for parts without a result, too.
-    /// The annotations of parts are lost.
+    /// parts, of the same view at the same time for all expressions; it is called for parts without
+    /// a result, too. The annotations of parts are lost.
+    ///
+    /// A part has all members of an aggregation above it, which alone may need no memory for them.
+    /// So an expression that is too large with its parts is evaluated without them.
     ///
     /// # Errors
     /// Those of the query.
@@ -243,7 +256,13 @@ impl<'a> SharedResults<'a> {
             return Err(Error::internal("there is no such expression"));
         };
         let known = self.take(&shared.uses, evaluate);
-        evaluate(&shared.expr, &known)
+        match evaluate(&shared.expr, &known) {
+            Err(error) if !known.is_empty() && is_over_memory(&error) => {
+                drop(known);
+                evaluate(&shared.expr, &[])
+            }
+            evaluated => evaluated,
+        }
     }
 
     fn take(
@@ -282,6 +301,10 @@ impl<'a> SharedResults<'a> {
     }
 }
 
+fn is_over_memory(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::TooLarge | ErrorKind::Busy { .. })
+}
+
 #[cfg(test)]
 mod tests {
     use firn_model::{Labels, QueryContext};
@@ -315,6 +338,7 @@ mod tests {
             &["max_over_time(sum(a)[5m:1m])", "sum(a)"],
             &["1 + 2", "1 + 2", "time()", "time()", "vector(1)", "vector(1)"],
             &["{job=\"a\"}", "{job=\"a\"}"],
+            &["a / 0s", "b / -0s"],
         ] {
             assert_eq!(parts(unshared), [], "{unshared:?}");
         }
@@ -394,5 +418,26 @@ mod tests {
                 assert_eq!(result.is_err(), idx < 2, "{idx}");
             }
         }
+    }
+
+    #[test]
+    fn an_expression_that_is_too_large_with_its_parts_is_evaluated_alone() {
+        let (store, context) = (store(), QueryContext::unbounded());
+        let options = EvalOptions::instant(1_200_000);
+        let shared = shared(&["sum(a)", "count(a)"]);
+        let outputs = shared.evaluate_all(&mut |expr, parts| {
+            if !parts.is_empty() {
+                return Err(Error::too_large("the members"));
+            }
+            eval_with_parts(expr, parts, &store, &options, &context)
+        });
+        assert!(outputs.iter().all(Result::is_ok), "{outputs:?}");
+    }
+
+    #[test]
+    fn signs_of_zero_differ() {
+        let texts = ["a / 0s", "a / -0s", "a / 0", "a / -0"];
+        let forms = texts.map(|text| parse(text).unwrap().to_string());
+        assert_eq!(forms.iter().collect::<std::collections::BTreeSet<_>>().len(), 4, "{forms:?}");
     }
 }

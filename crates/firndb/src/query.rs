@@ -10,7 +10,7 @@ use firn_model::{
 use firn_promql::{EvalOptions, PartResult, QueryOutput};
 
 use crate::results::RangeQuery;
-use crate::{Cardinality, Db, History};
+use crate::{Cardinality, Db, History, Snapshot};
 
 /// The evaluation times of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,13 +159,13 @@ impl Db {
         firn_promql::eval(expr, &self.snapshot(), &options, context)
     }
 
-    /// An instant query with the results of some nodes of `expr`, as
+    /// An instant query of `view` with the results of some nodes of `expr` in it, as
     /// [`firn_promql::SharedResults`] has them.
     ///
     /// # Errors
     /// As [`Db::query`].
     pub fn evaluate_with_parts(
-        &self,
+        view: &Snapshot,
         expr: &firn_promql::Expr,
         parts: &[PartResult],
         ts: Timestamp,
@@ -173,7 +173,7 @@ impl Db {
         context: &QueryContext,
     ) -> Result<QueryOutput> {
         let options = eval_options(QueryTime::Instant(ts), options);
-        firn_promql::eval_with_parts(expr, parts, &self.snapshot(), &options, context)
+        firn_promql::eval_with_parts(expr, parts, view, &options, context)
     }
 
     /// [`Db::query`] with the default options, without a time-out.

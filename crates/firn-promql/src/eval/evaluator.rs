@@ -1,6 +1,6 @@
 //! The state of one evaluation. Its methods are beside the nodes that they evaluate.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use firn_model::{QueryContext, Select};
 
@@ -10,10 +10,11 @@ use super::notes::Notes;
 use crate::EvalOptions;
 use crate::histogram::Remark;
 use crate::parts::PartResult;
+use crate::syntax::Span;
 
 /// The state of one evaluation.
 pub(crate) struct Evaluator<'a> {
-    pub(super) part_results: &'a [PartResult],
+    pub(super) part_results: HashMap<Span, &'a PartResult>,
     pub(super) select: &'a dyn Select,
     pub(super) context: &'a QueryContext,
     pub(super) options: &'a EvalOptions,

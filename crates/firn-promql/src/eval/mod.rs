@@ -102,6 +102,7 @@ pub fn eval_with_parts(
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
     let detail = HistogramDetail::default();
+    let part_results = part_results.iter().map(|result| (result.span, result)).collect();
     let mut evaluator =
         Evaluator { part_results, select, context, options, meter, notes, remarks, detail };
     let value = evaluator.output(&root, &steps)?;
@@ -144,7 +145,7 @@ impl<'a> Evaluator<'a> {
     }
 
     fn part_result(&self, node: &Node) -> Option<&'a PartResult> {
-        self.part_results.iter().find(|result| result.span == node.span)
+        self.part_results.get(&node.span).copied()
     }
 
     /// Evaluates an expression with the same value at all steps of the grid.

@@ -100,7 +100,12 @@ impl Expr {
 
     /// One of its nodes as an expression, with positions in the whole.
     pub(crate) fn part(&self, node: &Node) -> Expr {
-        Expr { root: node.clone(), ..self.clone() }
+        Expr {
+            text: Arc::clone(&self.text),
+            root: node.clone(),
+            regexes: Arc::clone(&self.regexes),
+            _held: self._held.clone(),
+        }
     }
 
     /// Line and column of `span`'s first byte, both from 1, columns in bytes.

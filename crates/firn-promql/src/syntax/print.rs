@@ -100,7 +100,7 @@ impl fmt::Display for DurationExpr {
 
 fn number(f: &mut fmt::Formatter<'_>, value: f64, is_duration: bool) -> fmt::Result {
     if is_duration {
-        let sign = if value < 0.0 { "-" } else { "" };
+        let sign = if value.is_sign_negative() { "-" } else { "" };
         #[expect(clippy::cast_possible_truncation, reason = "a cast saturates")]
         let ms = (value.abs() * 1000.0).round() as i64;
         return write!(f, "{sign}{}", format_duration(ms));

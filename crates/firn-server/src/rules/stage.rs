@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use firn_model::{CancelToken, Error, QueryContext, Result, Timestamp};
 use firn_promql::{QueryOutput, SharedExprs, SharedResults};
-use firndb::Db;
+use firndb::{Db, Snapshot};
 use parking_lot::{Condvar, Mutex};
 
 use super::storage::RuleLimits;
@@ -46,8 +46,10 @@ impl StageQueries {
         let Some(batch_idx) = self.work.take() else { return false };
         let batch = self.exprs.batches().get(batch_idx).map_or(&[][..], |batch| batch);
         let mut shared = SharedResults::new(&self.exprs);
+        // One for all queries, so that no rule reads a part before a write and another one after it.
+        let view = db.snapshot();
         let mut evaluate = |idx: usize| {
-            let evaluate = || self.timed_query(db, watch, idx, &mut shared);
+            let evaluate = || self.timed_query(&view, watch, idx, &mut shared);
             // Else the thread of the group would wait for ever.
             catch_unwind(AssertUnwindSafe(evaluate)).unwrap_or_else(|_| {
                 (Err(Error::internal("a query of a rule panicked, which is a bug")), Duration::ZERO)
@@ -60,7 +62,7 @@ impl StageQueries {
     /// Evaluates a query and its parts, within the limits of one rule.
     fn timed_query(
         &self,
-        db: &Db,
+        view: &Snapshot,
         watch: &QueryWatch,
         idx: usize,
         shared: &mut SharedResults<'_>,
@@ -70,7 +72,7 @@ impl StageQueries {
         let context = QueryContext::new(CancelToken::new(), limits.budget.clone());
         let _watched = watch.watch(&context.cancel, limits.timeout);
         let output = shared.evaluate(idx, &mut |expr, parts| {
-            db.evaluate_with_parts(expr, parts, self.ts, &limits.query, &context)
+            Db::evaluate_with_parts(view, expr, parts, self.ts, &limits.query, &context)
         });
         (output, began.elapsed())
     }

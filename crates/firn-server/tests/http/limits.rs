@@ -202,14 +202,6 @@ fn a_request_that_never_finds_memory_is_refused_for_good() {
     let body = format!("{{\"groups\":[{{\"group\":1,\"slots\":[{}0]}}]}}", "1,".repeat(4 << 20));
     let groups = send(server.at(), "POST", "/api/v1/groups/write", &json, body.as_bytes());
     refused(&groups, 413, "split or shorten it");
-    let member = |idx: usize| format!("{{\"__name__\":\"m\",\"{names}_{idx}\":\"v\"}}");
-    let members: Vec<String> = (0..8_000).map(member).collect();
-    let body = format!(
-        "{{\"groups\":[{{\"labels\":{{\"g\":\"1\"}},\"members\":[{}]}}]}}",
-        members.join(",")
-    );
-    let group = send(server.at(), "POST", "/api/v1/groups", &json, body.as_bytes());
-    refused(&group, 413, "new series of one group need");
 }
 
 /// The memory of all definitions was reserved at once: 40 MB more than there was, for ever.
@@ -226,6 +218,25 @@ fn many_new_names_that_fit_are_written() {
         }
     };
     wait_until("all series are written", is_written);
+}
+
+#[test]
+fn a_group_with_many_new_names_is_defined() {
+    let server = Running::start(&["--memory=64MiB"]);
+    let name = "n".repeat(1_000);
+    let member = |idx: usize| format!("{{\"__name__\":\"m\",\"{name}_{idx}\":\"v\"}}");
+    let members: Vec<String> = (0..8_000).map(member).collect();
+    let members = members.join(",");
+    let body = format!("{{\"groups\":[{{\"labels\":{{\"g\":\"1\"}},\"members\":[{members}]}}]}}");
+    let json = [("Content-Type", "application/json")];
+    let is_defined = || match send(server.at(), "POST", "/api/v1/groups", &json, body.as_bytes()) {
+        answer if answer.status == 200 => true,
+        answer => {
+            assert_eq!(answer.status, 429, "{}", answer.text());
+            false
+        }
+    };
+    wait_until("all members are defined", is_defined);
 }
 
 /// A request whose series have names of labels of their own.
