@@ -46,7 +46,7 @@ impl StageQueries {
         let Some(batch_idx) = self.work.take() else { return false };
         let batch = self.exprs.batches().get(batch_idx).map_or(&[][..], |batch| batch);
         let mut shared = SharedResults::new(&self.exprs);
-        // One for all queries, so that no rule reads a part before a write and another one after it.
+        // One for all queries, so that no rule reads one part before a write and another after it.
         let view = db.snapshot();
         let mut evaluate = |idx: usize| {
             let evaluate = || self.timed_query(&view, watch, idx, &mut shared);
