@@ -112,7 +112,11 @@ impl Engine {
             let (found, mut resolved) = self.with_index_memory(labels, || {
                 self.define_members(group_labels, members_of_piece)
             })??;
-            groups.extend(found.into_iter().filter(|group| !groups.contains(group)));
+            for group in found {
+                if !groups.contains(&group) {
+                    groups.push(group);
+                }
+            }
             refs.append(&mut resolved);
             if refs.len() >= members.len() {
                 return Ok((groups, refs));
