@@ -5,7 +5,7 @@ use firn_model::Reclaim;
 use super::state::Store;
 
 impl Reclaim for Store {
-    /// In the order of [`StoreState::release`].
+    /// In the order of `StoreState::release`.
     fn reclaim(&self, bytes: u64) -> u64 {
         // Held while memory is reserved for the cache; such a reservation never calls reclaimers.
         let mut state = self.state.lock();

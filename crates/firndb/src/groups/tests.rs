@@ -404,7 +404,7 @@ fn whole_labels_of_members_are_reserved() {
     let before = db.budget().usage().used_bytes;
     for elsewhere in [ForeignMember::Refuse, ForeignMember::Use] {
         let refused = db.resolve_group(&group, &members, elsewhere).unwrap_err();
-        assert!(matches!(refused.kind(), ErrorKind::Busy { .. }), "{refused}");
+        assert_eq!(*refused.kind(), ErrorKind::TooLarge, "{refused}");
     }
     assert!(db.find_members(&group, &members).is_err());
     assert!(db.resolve_group(&group, &members[..2], ForeignMember::Refuse).is_ok());
