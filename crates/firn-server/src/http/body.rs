@@ -27,6 +27,8 @@ pub(crate) struct BodyLimit {
     bytes_max: usize,
     /// The setting that raises it; `None` for a constant.
     setting: Option<&'static str>,
+    /// Whether a longer body is no form, as for Prometheus; else it is `TooLarge`.
+    is_form: bool,
 }
 
 impl BodyLimit {
@@ -39,12 +41,17 @@ impl BodyLimit {
             true => sent,
             false => decoded,
         };
-        BodyLimit { bytes_max: size.to_usize(), setting: Some(setting) }
+        BodyLimit { bytes_max: size.to_usize(), setting: Some(setting), is_form: false }
     }
 
     /// A limit that is not a setting.
     pub(crate) fn constant(bytes_max: usize) -> BodyLimit {
-        BodyLimit { bytes_max, setting: None }
+        BodyLimit { bytes_max, setting: None, is_form: false }
+    }
+
+    /// The limit of a form.
+    pub(crate) fn form(bytes_max: usize) -> BodyLimit {
+        BodyLimit { bytes_max, setting: None, is_form: true }
     }
 }
 
@@ -64,9 +71,9 @@ const STEP_BYTES: usize = 64 << 10;
 /// announced for free.
 ///
 /// # Errors
-/// `TooLarge` over `limit`, before anything is read if the length is announced, and for a body that
-/// never fits into the memory; `Busy` without memory; `Invalid` when the sender stops in the
-/// middle, `Timeout` when it is too slow.
+/// `TooLarge` over `limit` (`Invalid` for a form), before anything is read if the length is
+/// announced, and for a body that never fits into the memory; `Busy` without memory; `Invalid` when
+/// the sender stops in the middle, `Timeout` when it is too slow.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -188,10 +195,11 @@ impl HeldBytes {
 }
 
 fn too_large(limit: BodyLimit) -> Error {
-    Error::too_large(match limit.setting {
+    let what = match limit.setting {
         Some(name) => format!("the body is over the limit of {} bytes ({name})", limit.bytes_max),
         None => format!("the body is over {} MiB", limit.bytes_max >> 20),
-    })
+    };
+    if limit.is_form { Error::invalid(what) } else { Error::too_large(what) }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Params {
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
         if matches!(parts.method, Method::POST | Method::PUT) && is_form {
-            let limit = BodyLimit::constant(FORM_BYTES_MAX);
+            let limit = BodyLimit::form(FORM_BYTES_MAX);
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await
                 .map_err(unread_form)?;

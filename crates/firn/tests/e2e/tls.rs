@@ -445,7 +445,11 @@ fn our_own_clients_speak_tls_with_certificates_and_credentials() {
         assert!(!text.contains(&token), "{text}");
         for (args, wanted) in [
             (vec!["--ca-file", &ca, "--identity-file", &identity], "password"),
-            (vec!["--ca-file", &ca, "--credentials-file", &token_file], "the server at localhost"),
+            (
+                // The server runs: it refuses the client after the handshake.
+                vec!["--ca-file", &ca, "--credentials-file", &token_file],
+                "the request to the server at localhost",
+            ),
             (vec!["--credentials-file", &token_file], "server"),
             (vec!["--ca-file", &token_file], "expected certificates in PEM form"),
             (
