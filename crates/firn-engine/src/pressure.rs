@@ -94,6 +94,7 @@ impl Pressure {
     /// Reclaims memory before a writer needs it. Called by maintenance.
     pub(crate) fn keep_room(&self, rooms: &Rooms) {
         let _reclaiming = reclaiming();
+        rooms.budget.measure();
         let missing = rooms.budget.missing_bytes(Pool::Cache, 0);
         if missing > 0 {
             self.reclaim_first(rooms, missing);

@@ -68,8 +68,9 @@ impl Pool {
     ///
     /// From the lowest: caches and hot blocks, new series, request bodies, writes, queries. Jobs
     /// have the highest threshold, because flushes and merges free memory. Queries leave them a
-    /// part of the limit: queries that follow one another without a pause would starve them. No
-    /// pool fills the limit, because some memory is used before it is measured.
+    /// part of the limit: queries that follow one another without a pause would starve them. They
+    /// would starve writes too, so their threshold falls while writes are refused. No pool fills
+    /// the limit, because some memory is used before it is measured.
     pub fn threshold_percent(self) -> u64 {
         match self {
             Pool::Cache | Pool::Hot => 70,
@@ -88,6 +89,11 @@ impl Pool {
     /// the engine reclaims before it takes those locks.
     fn reclaims_first(self) -> bool {
         matches!(self, Pool::Query | Pool::Requests | Pool::Jobs)
+    }
+
+    /// Whether it is reserved for writes.
+    fn is_of_writes(self) -> bool {
+        matches!(self, Pool::Index | Pool::Requests | Pool::Head)
     }
 
     /// The advice in the error when this pool is refused.
@@ -120,6 +126,9 @@ struct Shared {
     refused: [AtomicU64; Pool::ALL.len()],
     /// Reserved bytes that are not used yet, see [`Budget::set_standby`].
     standby_bytes: AtomicU64,
+    /// What writes were refused and have not been granted since. While there is any, queries leave
+    /// it free: queries that follow one another without a pause would starve writes.
+    owed_bytes: AtomicU64,
     /// The budget that this one is a part of.
     whole: Option<Budget>,
     /// Whether a reservation may reclaim memory of others.
@@ -150,6 +159,8 @@ pub struct BudgetUsage {
     pub by_pool: [u64; Pool::ALL.len()],
     /// Number of refusals of each pool, in the order of [`Pool::ALL`].
     pub refused: [u64; Pool::ALL.len()],
+    /// Refused to writes lately, and not granted since: queries leave it free.
+    pub owed_bytes: u64,
 }
 
 /// Bytes that are reserved for a pool; released on drop.
@@ -166,6 +177,12 @@ pub struct Reservation {
 const MEASURED_PART: u64 = 64;
 // [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
 const FALL_PART: u64 = 8;
+// Writes are owed at most 1/4 of the limit, and a measurement forgets 1/8 of it: a sender that gives
+// up must not keep memory from queries.
+const OWED_PART: u64 = 4;
+const FORGOTTEN_PART: u64 = 8;
+// Queries together may take 1/16 of the limit, whatever writes are owed.
+const QUERIES_PART: u64 = 16;
 // Eighths of the limit that one request may take, see [`Budget::check_request`].
 const REQUEST_EIGHTHS: u64 = 5;
 // The most that [`Reservation::cover`] reserves ahead of need.
@@ -197,6 +214,7 @@ impl Budget {
             pools: Default::default(),
             refused: Default::default(),
             standby_bytes: AtomicU64::new(0),
+            owed_bytes: AtomicU64::new(0),
             whole,
             reclaims,
             reclaimer: OnceLock::new(),
@@ -261,6 +279,7 @@ impl Budget {
             peak_bytes: self.0.peak_bytes.load(Ordering::Relaxed),
             by_pool: Pool::ALL.map(|pool| self.0.pools[pool as usize].load(Ordering::Relaxed)),
             refused: Pool::ALL.map(|pool| self.0.refused[pool as usize].load(Ordering::Relaxed)),
+            owed_bytes: self.0.owed_bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -305,7 +324,8 @@ impl Budget {
         self.0.standby_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Compares the reserved bytes with those that the process holds, if there is a meter.
+    /// Compares the reserved bytes with those that the process holds, if there is a meter, and
+    /// forgets a part of what writes are owed. To be called from time to time.
     ///
     /// Unreserved memory counts up to three quarters of the limit: an allocator reuses memory that
     /// was freed, and freed memory must not cause refusals for ever. The count falls slowly,
@@ -450,15 +470,42 @@ impl Reservation {
 impl Shared {
     /// Thresholds apply to a whole budget; a part has only its limit.
     fn threshold_bytes(&self, pool: Pool) -> u64 {
-        match self.whole {
-            None if self.limit_bytes < u64::MAX => {
-                (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
-            }
-            _ => self.limit_bytes,
+        if self.whole.is_some() || self.limit_bytes == u64::MAX {
+            return self.limit_bytes;
+        }
+        let threshold = |pool: Pool| {
+            (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
+        };
+        let owed = if pool == Pool::Query { self.owed_bytes.load(Ordering::Relaxed) } else { 0 };
+        if owed == 0 {
+            return threshold(pool);
+        }
+        let queries = self.pools[Pool::Query as usize].load(Ordering::Relaxed);
+        let others = self.used_bytes.load(Ordering::Relaxed).saturating_sub(queries);
+        let without_owed = threshold(Pool::Index).saturating_sub(owed);
+        without_owed.max(others + self.limit_bytes / QUERIES_PART).min(threshold(pool))
+    }
+
+    /// Notes that a write was refused `bytes`.
+    fn owe(&self, bytes: u64) {
+        let owed_max = self.limit_bytes / OWED_PART;
+        let _ = self.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| {
+            Some(owed.saturating_add(bytes).min(owed_max))
+        });
+    }
+
+    /// Notes that `bytes` of what writes are owed were granted or forgotten.
+    fn settle(&self, bytes: u64) {
+        // Nearly always nothing is owed, and a write to a shared counter costs every thread.
+        if self.owed_bytes.load(Ordering::Relaxed) > 0 {
+            let _ = self.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| {
+                Some(owed.saturating_sub(bytes))
+            });
         }
     }
 
     fn measure(&self) {
+        self.settle(self.owed_bytes.load(Ordering::Relaxed).div_ceil(FORGOTTEN_PART));
         let Some(meter) = self.meter.get() else { return };
         if meter.is_busy.swap(true, Ordering::Acquire) {
             return;
@@ -516,6 +563,9 @@ impl Shared {
             }
         }
         self.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
+        if pool.is_of_writes() {
+            self.owe(bytes);
+        }
         Err(self.refusal(pool, bytes))
     }
 
@@ -538,6 +588,9 @@ impl Shared {
         }
         self.note_peak(used + bytes);
         self.pools[pool as usize].fetch_add(bytes, Ordering::Relaxed);
+        if pool.is_of_writes() {
+            self.settle(bytes);
+        }
         Ok(true)
     }
 
@@ -567,15 +620,20 @@ impl Shared {
         }
         let of = |pool: &Pool| self.pools[*pool as usize].load(Ordering::Relaxed);
         let most = Pool::ALL.into_iter().max_by_key(of).unwrap_or(pool);
+        let threshold = self.threshold_bytes(pool);
+        let percent = (u128::from(threshold) * 100).div_ceil(u128::from(limit.max(1)));
+        let (most, most_bytes, advice) = (most.name(), of(&most), pool.advice());
+        let percent_always = pool.threshold_percent();
+        let lowered = match percent < u128::from(percent_always) {
+            true => format!(" ({percent_always} while no write is refused)"),
+            false => String::new(),
+        };
         Error::busy(
             1_000,
             format!(
                 "memory budget: {name} needs {bytes} more bytes, but {used} of {limit} are in use \
-                 (most by {}: {}) and {name} is refused above {} percent: {}",
-                most.name(),
-                of(&most),
-                pool.threshold_percent(),
-                pool.advice()
+                 (most by {most}: {most_bytes}) and {name} is refused above {percent} \
+                 percent{lowered}: {advice}"
             ),
         )
     }
@@ -626,9 +684,10 @@ mod tests {
     /// The client repeated such a request for ever.
     #[test]
     fn a_request_that_never_fits_is_refused_for_good() {
-        let budget = Budget::new(80);
         for (pool, beside) in [(Pool::Requests, 0), (Pool::Query, 20)] {
-            for budget in [budget.clone(), budget.part(1_000)] {
+            for part in [None, Some(1_000)] {
+                let whole = Budget::new(80);
+                let budget = part.map_or(whole.clone(), |bytes_max| whole.part(bytes_max));
                 let fits = 50 - beside;
                 let mut held = budget.of_request(pool, beside);
                 held.grow(fits).unwrap();
@@ -785,6 +844,47 @@ mod tests {
         assert_eq!(cache.0.lock().unwrap().bytes(), 80);
         assert!(budget.reserve(Pool::Query, 81).is_err());
         assert_eq!(cache.0.lock().unwrap().bytes(), 0);
+    }
+
+    /// Three queries without a pause, each for all memory that was free, held up writes for minutes.
+    #[test]
+    fn queries_leave_free_what_writes_were_refused() {
+        let budget = Budget::new(10_000);
+        let mut query = budget.reserve(Pool::Query, 7_900).unwrap();
+        let write = |bytes| budget.reserve(Pool::Requests, bytes);
+        assert!(write(900).is_err());
+        assert_eq!(budget.usage().owed_bytes, 900);
+        let refused = query.grow(100).unwrap_err();
+        assert!(refused.is_retriable());
+        let text = "above 71 percent (88 while no write is refused)";
+        assert!(refused.to_string().contains(text), "{refused}");
+        // What the query releases is the write's.
+        query.shrink(800);
+        assert!(query.grow(100).is_err());
+        let head = budget.reserve(Pool::Head, 500).unwrap();
+        assert_eq!(budget.usage().owed_bytes, 400);
+        let body = write(500).unwrap();
+        assert_eq!(budget.usage().owed_bytes, 0);
+        query.grow(600).unwrap();
+        drop((head, body, query));
+
+        // Writes are owed a quarter of the limit at most, and queries may always take 1/16.
+        let filled = budget.reserve(Pool::Index, 8_000).unwrap();
+        (0..9).for_each(|_| assert!(write(5_000).is_err()));
+        assert_eq!(budget.usage().owed_bytes, 2_500);
+        let part = budget.part(5_000);
+        let mut query = part.reserve(Pool::Query, 625).unwrap();
+        assert!(query.grow(1).is_err());
+        drop(filled);
+        query.grow(5_500 - 625 - 1_000).unwrap();
+        let others = budget.reserve(Pool::Query, 1_000).unwrap();
+        assert!(budget.reserve(Pool::Query, 1).is_err());
+        drop(others);
+
+        // A sender that gave up is forgotten.
+        (0..100).for_each(|_| budget.measure());
+        assert_eq!(budget.usage().owed_bytes, 0);
+        assert!(budget.reserve(Pool::Query, 4_200).is_ok());
     }
 
     #[test]

@@ -207,6 +207,11 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         text.sample(name, &[("pool", pool.name())], line);
     }
     text.gauge(
+        "firn_memory_owed_bytes",
+        "Memory that writes were refused lately, and that queries leave free.",
+        memory.owed_bytes as f64,
+    );
+    text.gauge(
         "firn_memory_peak_bytes",
         "The highest memory use since the start.",
         memory.peak_bytes as f64,
