@@ -21,6 +21,8 @@ const SILENCE_AFTER_ANSWER: Duration = Duration::from_millis(300);
 /// Of a body; the rest is counted.
 const KEPT_BYTES: usize = 256 << 10;
 const EXCERPT_CHARS: usize = 200;
+/// Between the requests of clients that do not read.
+const DEAF_PAUSE: Duration = Duration::from_millis(25);
 
 /// One outcome.
 #[derive(Clone, Debug, Default)]
@@ -204,6 +206,28 @@ impl Connection for TcpStream {
     fn socket(&self) -> &TcpStream {
         self
     }
+}
+
+/// As many connections as the target takes.
+pub(crate) fn connect_all(connections: usize, target: &Target) -> Vec<Box<dyn Connection>> {
+    // Beyond the queue of the listener a connection takes seconds: those are left out.
+    (0..connections).map_while(|_| target.connect().ok()).collect()
+}
+
+/// Connections that have sent the request, whose responses nobody reads.
+pub(crate) fn deaf_connections(
+    request: &Request,
+    connections: usize,
+    target: &Target,
+) -> Vec<Box<dyn Connection>> {
+    let bytes = request.encode(target);
+    let mut open = connect_all(connections, target);
+    for connection in &mut open {
+        let _ = connection.write_all(&bytes);
+        // One response is complete before the next is requested: all of them wait for a reader.
+        std::thread::sleep(DEAF_PAUSE);
+    }
+    open
 }
 
 /// Sends bytes that call for a response, and reads responses until the server closes the

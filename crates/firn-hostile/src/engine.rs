@@ -8,7 +8,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::attack::{Action, Attack, CLOSED, Expect, Family, SILENT};
 use crate::canary::Canary;
-use crate::client::{Answer, Connection, Request, exchange, exchange_or_silence, first_answer};
+use crate::client::{
+    Answer, Connection, Request, connect_all, deaf_connections, exchange, exchange_or_silence,
+    first_answer,
+};
 use crate::families;
 use crate::report::{FamilyResult, PEAK_BYTES_MAX, Report};
 use crate::server::{Kind, Server, Target};
@@ -18,8 +21,6 @@ use crate::watch::{Observation, Watch};
 /// is repeated, and counts as withstood if one repetition is.
 const LATENCY_TRIES: usize = 3;
 
-/// Between the requests of clients that do not read.
-const DEAF_PAUSE: Duration = Duration::from_millis(25);
 /// A response of which the first byte is here is complete soon.
 const RECEIVED_TIME_MAX: Duration = Duration::from_millis(200);
 
@@ -269,21 +270,10 @@ fn drip(
 }
 
 fn deaf(request: &Request, connections: usize, time: Duration, target: &Target) -> Vec<Answer> {
-    let bytes = request.encode(target);
-    let mut open = connect_all(connections, target);
-    for connection in &mut open {
-        let _ = connection.write_all(&bytes);
-        // One response is complete before the next is requested: all of them wait for a reader.
-        std::thread::sleep(DEAF_PAUSE);
-    }
+    let open = deaf_connections(request, connections, target);
     std::thread::sleep(time);
     // The responses need not be complete.
     open.into_iter().map(|_| Answer::of_status(SILENT)).collect()
-}
-
-fn connect_all(connections: usize, target: &Target) -> Vec<Box<dyn Connection>> {
-    // Beyond the queue of the listener a connection takes seconds: those are left out.
-    (0..connections).map_while(|_| target.connect().ok()).collect()
 }
 
 /// The state of each connection, without waiting for more.

@@ -18,6 +18,7 @@ mod labels;
 mod large_answers;
 mod logins;
 mod metadata;
+mod neighbours;
 mod proxies;
 mod queries;
 mod regexes;
@@ -39,6 +40,7 @@ use crate::wire::{Message, series, snappy};
 pub(crate) const ALL: &[fn() -> Family] = &[
     writes::family,
     deletes::family,
+    neighbours::family,
     queries::family,
     large_answers::family,
     labels::family,

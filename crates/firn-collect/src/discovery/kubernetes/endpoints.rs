@@ -9,8 +9,8 @@ use super::super::names::{host_port, label_name};
 use super::cluster::{Cluster, GroupBuilder};
 use super::labels::{MetaLabels, containers};
 use super::objects::{
-    Address, EndpointSlice, Endpoints, ObjectReference, Pod, Service, ServicePort, SliceEndpoint,
-    SlicePort,
+    Address, Container, ContainerPort, EndpointSlice, Endpoints, ObjectReference, Pod, Service,
+    ServicePort, SliceEndpoint, SlicePort,
 };
 use super::roles::set_service;
 use crate::targets::ADDRESS;
@@ -18,30 +18,59 @@ use crate::targets::ADDRESS;
 /// The label of a slice with the name of its service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The pods that addresses refer to, and their ports that are targets.
+/// A container, whether it initialises its pod, and one of its ports.
+type PortOf<'c> = (&'c Container, bool, &'c ContainerPort);
+
+/// A pod that addresses refer to.
+struct SeenPod<'c> {
+    pod: &'c Pod,
+    /// By number, so that each address searches none: the first port of the last container.
+    by_number: BTreeMap<u32, PortOf<'c>>,
+    /// Its ports that are targets.
+    seen: BTreeSet<u32>,
+}
+
+impl<'c> SeenPod<'c> {
+    fn new(pod: &'c Pod) -> SeenPod<'c> {
+        let mut by_number = BTreeMap::new();
+        for (container, is_init) in containers(pod) {
+            let ports = container.ports.iter().rev();
+            by_number.extend(ports.map(|port| (port.container_port, (container, is_init, port))));
+        }
+        SeenPod { pod, by_number, seen: BTreeSet::new() }
+    }
+}
+
+/// The pods that addresses refer to, by namespace and name.
 #[derive(Default)]
-struct SeenPods<'c>(BTreeMap<(&'c str, &'c str), (&'c Pod, BTreeSet<u32>)>);
+struct SeenPods<'c>(BTreeMap<(&'c str, &'c str), SeenPod<'c>>);
 
 impl<'c> SeenPods<'c> {
-    /// The pod behind an address with `port`.
-    fn see(
+    /// Sets the labels of the pod behind an address with `port`, and those of the container with
+    /// this port. The protocol is that of the container unless there is one of the endpoint.
+    fn set_pod(
         &mut self,
+        target: &mut MetaLabels,
         reference: Option<&ObjectReference>,
-        port: Option<u32>,
+        (port, protocol): (Option<u32>, Option<&str>),
         cluster: &'c Cluster<'_>,
-    ) -> Option<&'c Pod> {
-        let reference = reference.filter(|reference| reference.kind == "Pod")?;
-        let pod = cluster.get::<Pod>(&reference.namespace, &reference.name)?;
+    ) {
+        let Some(reference) = reference.filter(|reference| reference.kind == "Pod") else { return };
+        let Some(pod) = cluster.get::<Pod>(&reference.namespace, &reference.name) else { return };
         let key = (pod.metadata.namespace.as_str(), pod.metadata.name.as_str());
-        let (_, ports) = self.0.entry(key).or_insert((pod, BTreeSet::new()));
-        ports.extend(port);
-        Some(pod)
+        let pod = self.0.entry(key).or_insert_with(|| SeenPod::new(pod));
+        pod.seen.extend(port);
+        target.set_pod(pod.pod, cluster);
+        if let Some((container, is_init, known)) = port.and_then(|port| pod.by_number.get(&port)) {
+            let protocol = protocol.unwrap_or(&known.protocol);
+            target.set_port((container, *is_init), known, protocol);
+        }
     }
 
     /// Targets for the other ports of all pods.
     fn push_rest(&self, cluster: &Cluster<'_>, group: &mut GroupBuilder<'_>) -> Result<()> {
-        let pods = self.0.values().filter(|(pod, _)| !pod.status.pod_ip.is_empty());
-        for (pod, seen) in pods {
+        let pods = self.0.values().filter(|pod| !pod.pod.status.pod_ip.is_empty());
+        for SeenPod { pod, seen, .. } in pods {
             for (container, is_init) in containers(pod) {
                 let rest = container.ports.iter();
                 for port in rest.filter(|port| !seen.contains(&port.container_port)) {
@@ -55,25 +84,6 @@ impl<'c> SeenPods<'c> {
             }
         }
         Ok(())
-    }
-}
-
-/// The labels of `pod` and of its containers with `port`. The protocol is that of the container
-/// unless there is one of the endpoint.
-fn set_pod_port(
-    target: &mut MetaLabels,
-    pod: &Pod,
-    port: Option<u32>,
-    protocol: Option<&str>,
-    cluster: &Cluster<'_>,
-) {
-    target.set_pod(pod, cluster);
-    for (container, is_init) in containers(pod) {
-        let same = container.ports.iter().find(|known| Some(known.container_port) == port);
-        if let Some(known) = same {
-            let protocol = protocol.unwrap_or(&known.protocol);
-            target.set_port((container, is_init), known, protocol);
-        }
     }
 }
 
@@ -99,10 +109,8 @@ pub(super) fn build_endpoints(
                 let mut target = address_labels(address, port, cluster);
                 target.set("endpoint_ready", is_ready);
                 let reference = address.target_ref.as_ref();
-                if let Some(pod) = seen.see(reference, Some(port.port), cluster) {
-                    let protocol = Some(port.protocol.as_str());
-                    set_pod_port(&mut target, pod, Some(port.port), protocol, cluster);
-                }
+                let number_and_protocol = (Some(port.port), Some(port.protocol.as_str()));
+                seen.set_pod(&mut target, reference, number_and_protocol, cluster);
                 group.push(target)?;
             }
         }
@@ -157,9 +165,8 @@ pub(super) fn build_endpoint_slice(
     for endpoint in &slice.endpoints {
         for port in &slice.ports {
             let mut target = endpoint_labels(endpoint, port, cluster);
-            if let Some(pod) = seen.see(endpoint.target_ref.as_ref(), port.port, cluster) {
-                set_pod_port(&mut target, pod, port.port, None, cluster);
-            }
+            let reference = endpoint.target_ref.as_ref();
+            seen.set_pod(&mut target, reference, (port.port, None), cluster);
             for address in &endpoint.addresses {
                 let mut target = target.clone();
                 let address = match port.port {

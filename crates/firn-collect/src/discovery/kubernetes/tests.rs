@@ -302,6 +302,27 @@ fn endpoints_have_their_service_and_pods() {
     assert!(targets[3].contains(&"pod_container_port_protocol=TCP".to_owned()), "{targets:?}");
 }
 
+/// As in Prometheus: the last container with the port counts, and its first port of the number.
+#[test]
+fn a_port_that_several_containers_have() {
+    let twice = r#"{"name": "again", "containerPort": 80, "protocol": "SCTP"}"#;
+    let pod = POD.replace(
+        r#""protocol": "TCP"}
+            ]"#,
+        &format!(r#""protocol": "TCP"}}, {twice}]"#),
+    );
+    assert_ne!(pod, POD);
+    let name = |pod: &str| {
+        let found = groups("role: endpoints", &[ENDPOINTS, SERVICE, pod]);
+        let (_, targets) = labels_of(&found);
+        let of_port = |label: &&String| label.starts_with("pod_container_port_name=");
+        targets[0].iter().find(of_port).cloned().unwrap_or_default()
+    };
+    assert_eq!(name(&pod), "pod_container_port_name=http");
+    let other = pod.replace(r#""ports": null"#, &format!(r#""ports": [{twice}]"#));
+    assert_eq!(name(&other), "pod_container_port_name=again");
+}
+
 const SLICE: &str = r#"{
     "metadata": {"name": "web-abc", "namespace": "shop",
                  "labels": {"kubernetes.io/service-name": "web"}},
