@@ -35,8 +35,10 @@ pub enum Step {
     Tree(JobKind),
     /// New partitions became longer or shorter, towards the fast tier's limit.
     Adapt,
-    /// Unreferenced files were deleted.
+    /// Removed files that no one reads.
     Garbage,
+    /// The same in the slow tier.
+    SlowGarbage,
     /// Deletes that hide no sample any more were dropped.
     Forget,
     /// Index files became one.
@@ -169,13 +171,27 @@ impl Engine {
     }
 
     fn step_tree(&self) -> Result<Option<Step>> {
-        let Engine { rooms, ledger, pressure, upkeep, slow, .. } = self;
+        let Engine { rooms, ledger, upkeep, slow, .. } = self;
         let _one_at_a_time = self.lanes.tree.lock();
         if rooms.options.read_only {
             return Ok(slow.follow(rooms, ledger, upkeep)?.then_some(Step::Follow));
         }
         let tree = &rooms.tree;
         tree.relieve_slow_cache();
+        // First: a long backlog of jobs, or one that fails because the disk is full, must not keep
+        // files that no one reads. Nor does a file that cannot be removed keep jobs from running.
+        let garbage = tree.collect_garbage(&rooms.env, TierScope::Fast);
+        if garbage.as_ref().is_ok_and(|&removed_count| removed_count > 0) {
+            return Ok(Some(Step::Garbage));
+        }
+        let done = self.run_next_job()?;
+        garbage.map(|_| done)
+    }
+
+    /// The most urgent work on tables and the files of the index.
+    fn run_next_job(&self) -> Result<Option<Step>> {
+        let Engine { rooms, ledger, pressure, upkeep, slow, .. } = self;
+        let tree = &rooms.tree;
         match upkeep.tend(rooms, ledger, pressure)? {
             Some(UpkeepWork::Merged) => return Ok(Some(Step::Merge)),
             Some(UpkeepWork::SeriesRemoved) => return Ok(Some(Step::RemoveSeries)),
@@ -216,10 +232,10 @@ impl Engine {
             TierScope::Both => slow.run(now, || {
                 let tables = tree.collect_garbage(&rooms.env, scope)?;
                 Ok(tables + slow.collect_dead_segments(rooms, now)?)
-            }),
-            TierScope::Fast => tree.collect_garbage(&rooms.env, scope),
-        }?;
-        Ok((removed_count > 0).then_some(Step::Garbage))
+            })?,
+            TierScope::Fast => 0,
+        };
+        Ok((removed_count > 0).then_some(Step::SlowGarbage))
     }
 
     fn plan_times(&self, now: Timestamp, version: &Version) -> PlanTimes {

@@ -238,6 +238,10 @@ impl IndexUpkeep {
         if !matches!(outcome, Ok(RemovalOutcome::Removed | RemovalOutcome::NothingToRemove)) {
             self.is_data_gone.store(true, Relaxed);
         }
+        if outcome.is_err() {
+            // Without memory, for example; tried again as soon as other upkeep is.
+            self.removal_at_ms.store(now, Relaxed);
+        }
         Ok(matches!(outcome?, RemovalOutcome::Removed).then_some(UpkeepWork::SeriesRemoved))
     }
 

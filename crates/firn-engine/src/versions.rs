@@ -25,6 +25,8 @@ use firn_model::{
 const PARTITION_MS: i64 = 15 * 60_000;
 // With fewer entries, a walk over all of them frees too little.
 const PRUNE_COUNT_MIN: usize = 1_024;
+// Points that are compared between two checks for the end of the time.
+const POINTS_PER_CHECK: usize = 1_024;
 
 /// A series and a time.
 pub(crate) type Point = (SeriesRef, Timestamp);
@@ -34,7 +36,7 @@ pub(crate) type Point = (SeriesRef, Timestamp);
 pub(crate) struct Reads {
     pub(crate) points: HashSet<Point>,
     pub(crate) ranges: Vec<(Vec<Matcher>, TimeRange)>,
-    /// Ends the validation of the ranges, and limits its memory.
+    /// Ends the validation, and limits its memory.
     pub(crate) context: QueryContext,
 }
 
@@ -97,13 +99,16 @@ impl Versions {
         if begun < self.floor {
             return Ok(Some("more than there is memory for".into()));
         }
-        let point = reads.points.iter().find(|&&(series, ts)| {
-            self.points.get(&(series, ts)).is_some_and(|uts| *uts > begun)
-                || self.deletes_since(begun).any(|deleted| deleted.hides(series, ts))
-        });
-        if let Some(&(series, ts)) = point {
-            let labels = index.labels(series)?.unwrap_or_else(Labels::empty);
-            return Ok(Some(format!("{labels} at {ts}")));
+        for (idx, &(series, ts)) in reads.points.iter().enumerate() {
+            if idx % POINTS_PER_CHECK == 0 {
+                reads.context.cancel.check()?;
+            }
+            let is_changed = self.points.get(&(series, ts)).is_some_and(|uts| *uts > begun)
+                || self.deletes_since(begun).any(|deleted| deleted.hides(series, ts));
+            if is_changed {
+                let labels = index.labels(series)?.unwrap_or_else(Labels::empty);
+                return Ok(Some(format!("{labels} at {ts}")));
+            }
         }
         for (matchers, range) in &reads.ranges {
             reads.context.cancel.check()?;

@@ -69,8 +69,8 @@ impl Pool {
     /// From the lowest: caches and hot blocks, new series, request bodies, writes, queries. Jobs
     /// have the highest threshold, because flushes and merges free memory. Queries leave them a
     /// part of the limit: queries that follow one another without a pause would starve them. They
-    /// would starve writes too, so their threshold falls while writes are refused. No pool fills
-    /// the limit, because some memory is used before it is measured.
+    /// would starve writes and large merges too, so their threshold falls after one was refused. No
+    /// pool fills the limit, because some memory is used before it is measured.
     pub fn threshold_percent(self) -> u64 {
         match self {
             Pool::Cache | Pool::Hot => 70,
@@ -91,9 +91,9 @@ impl Pool {
         matches!(self, Pool::Query | Pool::Requests | Pool::Jobs)
     }
 
-    /// Whether it is reserved for writes.
-    fn is_of_writes(self) -> bool {
-        matches!(self, Pool::Index | Pool::Requests | Pool::Head)
+    /// Whether queries leave its memory free after a refusal.
+    fn is_owed(self) -> bool {
+        matches!(self, Pool::Index | Pool::Requests | Pool::Head | Pool::Jobs)
     }
 
     /// The advice in the error when this pool is refused.
@@ -126,8 +126,8 @@ struct Shared {
     refused: [AtomicU64; Pool::ALL.len()],
     /// Reserved bytes that are not used yet, see [`Budget::set_standby`].
     standby_bytes: AtomicU64,
-    /// What writes were refused and have not been granted since. While there is any, queries leave
-    /// it free: queries that follow one another without a pause would starve writes.
+    /// Of a write or a job that was refused lately. Queries leave them free: queries that follow
+    /// one another without a pause would starve the others.
     owed_bytes: AtomicU64,
     /// The budget that this one is a part of.
     whole: Option<Budget>,
@@ -159,7 +159,7 @@ pub struct BudgetUsage {
     pub by_pool: [u64; Pool::ALL.len()],
     /// Number of refusals of each pool, in the order of [`Pool::ALL`].
     pub refused: [u64; Pool::ALL.len()],
-    /// Refused to writes lately, and not granted since: queries leave it free.
+    /// For a write or a job that was refused lately: queries leave them free.
     pub owed_bytes: u64,
 }
 
@@ -177,11 +177,14 @@ pub struct Reservation {
 const MEASURED_PART: u64 = 64;
 // [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
 const FALL_PART: u64 = 8;
-// Writes are owed at most 1/4 of the limit, and a measurement forgets 1/8 of it: a sender that gives
-// up must not keep memory from queries.
+// A write takes memory in several steps and pools: twice the size of the refused step is kept free.
+const OWED_FACTOR: u64 = 2;
+// At most 1/4 of the limit is owed.
 const OWED_PART: u64 = 4;
-const FORGOTTEN_PART: u64 = 8;
-// Queries together may take 1/16 of the limit, whatever writes are owed.
+// Owed bytes fall to a half in four seconds: a sender retries within this time, and one that gave up
+// must not keep memory from queries.
+const FORGET_MS: u64 = 6_000;
+// Queries together may take 1/16 of the limit, whatever others are owed.
 const QUERIES_PART: u64 = 16;
 // Eighths of the limit that one request may take, see [`Budget::check_request`].
 const REQUEST_EIGHTHS: u64 = 5;
@@ -324,8 +327,7 @@ impl Budget {
         self.0.standby_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Compares the reserved bytes with those that the process holds, if there is a meter, and
-    /// forgets a part of what writes are owed. To be called from time to time.
+    /// Compares the reserved bytes with those that the process holds, if there is a meter.
     ///
     /// Unreserved memory counts up to three quarters of the limit: an allocator reuses memory that
     /// was freed, and freed memory must not cause refusals for ever. The count falls slowly,
@@ -333,6 +335,15 @@ impl Budget {
     /// memory.
     pub fn measure(&self) {
         self.0.measure();
+    }
+
+    /// Forgets the part of the owed bytes ([`BudgetUsage::owed_bytes`]) that `elapsed_ms` are
+    /// worth. To be called a few times a second, by one thread.
+    pub fn forget_owed(&self, elapsed_ms: u64) {
+        let _ = self.0.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| {
+            let forgotten = owed.saturating_mul(elapsed_ms).div_ceil(FORGET_MS);
+            (owed > 0).then(|| owed.saturating_sub(forgotten))
+        });
     }
 }
 
@@ -343,12 +354,13 @@ impl Reservation {
     /// As [`Budget::reserve`] and [`Budget::of_request`]; the reservation is then unchanged.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
-        if let Some(beside) = self.beside {
-            let all_bytes = beside.saturating_add(self.bytes).saturating_add(bytes);
+        let held = self.bytes.saturating_add(self.beside.unwrap_or(0));
+        if self.beside.is_some() {
+            let all_bytes = held.saturating_add(bytes);
             let checked = self.budget.check_request(all_bytes);
             checked.inspect_err(|_| self.budget.note_refusal(self.pool))?;
         }
-        self.budget.0.take(self.pool, bytes, true)?;
+        self.budget.0.take(self.pool, (held, bytes), true)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -470,42 +482,35 @@ impl Reservation {
 impl Shared {
     /// Thresholds apply to a whole budget; a part has only its limit.
     fn threshold_bytes(&self, pool: Pool) -> u64 {
-        if self.whole.is_some() || self.limit_bytes == u64::MAX {
-            return self.limit_bytes;
-        }
-        let threshold = |pool: Pool| {
-            (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
+        let threshold = self.highest_threshold_bytes(pool);
+        let owed = match pool {
+            Pool::Query if self.whole.is_none() => self.owed_bytes.load(Ordering::Relaxed),
+            _ => 0,
         };
-        let owed = if pool == Pool::Query { self.owed_bytes.load(Ordering::Relaxed) } else { 0 };
         if owed == 0 {
-            return threshold(pool);
+            return threshold;
         }
         let queries = self.pools[Pool::Query as usize].load(Ordering::Relaxed);
         let others = self.used_bytes.load(Ordering::Relaxed).saturating_sub(queries);
-        let without_owed = threshold(Pool::Index).saturating_sub(owed);
-        without_owed.max(others + self.limit_bytes / QUERIES_PART).min(threshold(pool))
+        let without_owed = self.highest_threshold_bytes(Pool::Index).saturating_sub(owed);
+        without_owed.max(others + self.limit_bytes / QUERIES_PART).min(threshold)
     }
 
-    /// Notes that a write was refused `bytes`.
-    fn owe(&self, bytes: u64) {
-        let owed_max = self.limit_bytes / OWED_PART;
-        let _ = self.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| {
-            Some(owed.saturating_add(bytes).min(owed_max))
-        });
-    }
-
-    /// Notes that `bytes` of what writes are owed were granted or forgotten.
-    fn settle(&self, bytes: u64) {
-        // Nearly always nothing is owed, and a write to a shared counter costs every thread.
-        if self.owed_bytes.load(Ordering::Relaxed) > 0 {
-            let _ = self.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| {
-                Some(owed.saturating_sub(bytes))
-            });
+    /// The threshold while nothing is owed.
+    fn highest_threshold_bytes(&self, pool: Pool) -> u64 {
+        if self.whole.is_some() || self.limit_bytes == u64::MAX {
+            return self.limit_bytes;
         }
+        (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
+    }
+
+    /// Keeps room for a write or a job that was refused at `bytes`.
+    fn owe(&self, bytes: u64) {
+        let owed = bytes.saturating_mul(OWED_FACTOR).min(self.limit_bytes / OWED_PART);
+        self.owed_bytes.fetch_max(owed, Ordering::Relaxed);
     }
 
     fn measure(&self) {
-        self.settle(self.owed_bytes.load(Ordering::Relaxed).div_ceil(FORGOTTEN_PART));
         let Some(meter) = self.meter.get() else { return };
         if meter.is_busy.swap(true, Ordering::Acquire) {
             return;
@@ -536,7 +541,7 @@ impl Shared {
     }
 
     #[track_caller]
-    fn take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<()> {
+    fn take(&self, pool: Pool, (held, bytes): (u64, u64), reclaims: bool) -> Result<()> {
         self.check_locks(pool, reclaims);
         let reclaims = reclaims && self.reclaims;
         if let Some(meter) = self.meter.get() {
@@ -545,7 +550,7 @@ impl Shared {
                 self.measure();
             }
         }
-        if self.try_take(pool, bytes, reclaims)? {
+        if self.try_take(pool, (held, bytes), reclaims)? {
             return Ok(());
         }
         if reclaims
@@ -553,18 +558,20 @@ impl Shared {
             && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
-            let missing = used.saturating_add(bytes).saturating_sub(self.threshold_bytes(pool));
-            {
+            // What is owed is kept free by queries, not by caches.
+            let threshold = self.highest_threshold_bytes(pool);
+            let missing = used.saturating_add(bytes).saturating_sub(threshold);
+            if missing > 0 {
                 let _reclaiming = reclaiming();
                 reclaimer.reclaim(missing);
             }
-            if self.try_take(pool, bytes, reclaims)? {
+            if self.try_take(pool, (held, bytes), reclaims)? {
                 return Ok(());
             }
         }
         self.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
-        if pool.is_of_writes() {
-            self.owe(bytes);
+        if pool.is_owed() {
+            self.owe(held.saturating_add(bytes));
         }
         Err(self.refusal(pool, bytes))
     }
@@ -574,23 +581,20 @@ impl Shared {
     /// # Errors
     /// `Busy` or `TooLarge` if a budget above has no room.
     #[track_caller]
-    fn try_take(&self, pool: Pool, bytes: u64, reclaims: bool) -> Result<bool> {
+    fn try_take(&self, pool: Pool, (held, bytes): (u64, u64), reclaims: bool) -> Result<bool> {
         let threshold = self.threshold_bytes(pool);
         let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&sum| sum <= threshold)
         });
         let Ok(used) = granted else { return Ok(false) };
         if let Some(whole) = &self.whole
-            && let Err(error) = whole.0.take(pool, bytes, reclaims)
+            && let Err(error) = whole.0.take(pool, (held, bytes), reclaims)
         {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(error);
         }
         self.note_peak(used + bytes);
         self.pools[pool as usize].fetch_add(bytes, Ordering::Relaxed);
-        if pool.is_of_writes() {
-            self.settle(bytes);
-        }
         Ok(true)
     }
 
@@ -625,7 +629,7 @@ impl Shared {
         let (most, most_bytes, advice) = (most.name(), of(&most), pool.advice());
         let percent_always = pool.threshold_percent();
         let lowered = match percent < u128::from(percent_always) {
-            true => format!(" ({percent_always} while no write is refused)"),
+            true => format!(" ({percent_always} unless others were refused lately)"),
             false => String::new(),
         };
         Error::busy(
@@ -848,43 +852,52 @@ mod tests {
 
     /// Three queries without a pause, each for all memory that was free, held up writes for minutes.
     #[test]
-    fn queries_leave_free_what_writes_were_refused() {
+    fn queries_leave_room_for_what_was_refused() {
         let budget = Budget::new(10_000);
+        budget.set_meter(|| Some(0));
         let mut query = budget.reserve(Pool::Query, 7_900).unwrap();
-        let write = |bytes| budget.reserve(Pool::Requests, bytes);
-        assert!(write(900).is_err());
-        assert_eq!(budget.usage().owed_bytes, 900);
+        let mut body = budget.reserve(Pool::Requests, 100).unwrap();
+        assert!(body.grow(400).is_err());
+        drop(body);
+        assert_eq!(budget.usage().owed_bytes, 1_000, "of the whole body, for two steps");
         let refused = query.grow(100).unwrap_err();
         assert!(refused.is_retriable());
-        let text = "above 71 percent (88 while no write is refused)";
+        let text = "above 70 percent (88 unless others were refused lately)";
         assert!(refused.to_string().contains(text), "{refused}");
-        // What the query releases is the write's.
-        query.shrink(800);
-        assert!(query.grow(100).is_err());
-        let head = budget.reserve(Pool::Head, 500).unwrap();
-        assert_eq!(budget.usage().owed_bytes, 400);
-        let body = write(500).unwrap();
+        // The query's released memory is the write's.
+        query.shrink(900);
+        for _ in 0..100 {
+            assert!(query.grow(100).is_err());
+            budget.measure();
+        }
+        assert_eq!(budget.usage().owed_bytes, 1_000, "neither queries nor measurements forget");
+        let small = budget.reserve(Pool::Head, 100).unwrap();
+        let body = budget.reserve(Pool::Requests, 500).unwrap();
+        let head = budget.reserve(Pool::Head, 300).unwrap();
+        drop((small, body, head));
+        // Half in four seconds, and all of it some time later.
+        (0..16).for_each(|_| budget.forget_owed(250));
+        assert!((400..=600).contains(&budget.usage().owed_bytes), "{:?}", budget.usage());
+        (0..400).for_each(|_| budget.forget_owed(250));
         assert_eq!(budget.usage().owed_bytes, 0);
-        query.grow(600).unwrap();
-        drop((head, body, query));
+        query.grow(1_800).unwrap();
+    }
 
-        // Writes are owed a quarter of the limit at most, and queries may always take 1/16.
+    #[test]
+    fn owed_memory_is_bounded_and_queries_have_a_part_of_their_own() {
+        let budget = Budget::new(10_000);
         let filled = budget.reserve(Pool::Index, 8_000).unwrap();
-        (0..9).for_each(|_| assert!(write(5_000).is_err()));
+        (0..9).for_each(|_| assert!(budget.reserve(Pool::Jobs, 5_000).is_err()));
         assert_eq!(budget.usage().owed_bytes, 2_500);
-        let part = budget.part(5_000);
-        let mut query = part.reserve(Pool::Query, 625).unwrap();
+        let mut query = budget.part(9_000).reserve(Pool::Query, 625).unwrap();
         assert!(query.grow(1).is_err());
         drop(filled);
         query.grow(5_500 - 625 - 1_000).unwrap();
         let others = budget.reserve(Pool::Query, 1_000).unwrap();
         assert!(budget.reserve(Pool::Query, 1).is_err());
-        drop(others);
-
-        // A sender that gave up is forgotten.
-        (0..100).for_each(|_| budget.measure());
+        drop((others, query));
+        budget.forget_owed(u64::MAX);
         assert_eq!(budget.usage().owed_bytes, 0);
-        assert!(budget.reserve(Pool::Query, 4_200).is_ok());
     }
 
     #[test]

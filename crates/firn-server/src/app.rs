@@ -91,6 +91,8 @@ pub(crate) struct Ready {
     pub(crate) db: Arc<Db>,
     pub(crate) ingest: Arc<Ingest>,
     writers: Workers<Scratch>,
+    /// Of the threads for writes, those that transactions, deletes and copies may take.
+    long_writes: Arc<Semaphore>,
     desk: Arc<QueryDesk>,
     readers: Workers<()>,
     read_permits: Arc<Semaphore>,
@@ -248,9 +250,10 @@ impl App {
         let ingest = Arc::new(Ingest::new(Arc::clone(&db), limits));
         let read_count = config.remote_read_concurrency_max.to_usize();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let writer_count = (WRITERS_PER_CORE * cores).clamp(8, 64);
         let writers = WorkerOptions {
             name: "firn-write",
-            thread_count: (WRITERS_PER_CORE * cores).clamp(8, 64),
+            thread_count: writer_count,
             queue_len_max: WRITES_WAITING_MAX,
             on_idle: self.on_idle,
         };
@@ -264,6 +267,7 @@ impl App {
             db,
             ingest,
             writers: Workers::start(writers, Scratch::default)?,
+            long_writes: Arc::new(Semaphore::new(writer_count / 2)),
             desk: self.open_desk()?,
             readers: Workers::start(readers, || ())?,
             read_permits: Arc::new(Semaphore::new(read_count)),
@@ -386,7 +390,26 @@ impl Ready {
         self.desk.run(user, timeout, context, move |context| job(&db, context)).await
     }
 
-    /// Runs a transaction of `user` on a thread for writes, with the time and memory of a query,
+    /// As [`Ready::write`] for work of any length. At most half of the threads do such work, so
+    /// that short writes need not wait for it.
+    ///
+    /// # Errors
+    /// As [`Ready::write`].
+    pub(crate) async fn write_long<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let permit = Arc::clone(&self.long_writes).acquire_owned().await;
+        let permit = permit.map_err(|_| Error::closed("the server is stopping"))?;
+        let work = move |_: &Ingest, _: &mut Scratch| {
+            // Until the job ends, also if nobody waits for it.
+            let _permit = permit;
+            job()
+        };
+        self.write(work).await
+    }
+
+    /// Runs a transaction of `user` as [`Ready::write_long`], with the time and memory of a query,
     /// and counted as one of the user's queries. A commit that has begun finishes, and the result
     /// is its outcome; everything before it ends when the time is over, and when this future is
     /// dropped.
@@ -402,7 +425,10 @@ impl Ready {
             return Err(ApiError::too_many_queries().into_error());
         };
         let context = self.query_context(user, cancel.clone());
-        let mut work = std::pin::pin!(self.write(move |_, _| {
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let begins = Arc::clone(&has_begun);
+        let mut work = std::pin::pin!(self.write_long(move || {
+            begins.store(true, Ordering::Relaxed);
             let _user_query = user_query;
             context.cancel.check()?;
             job(context)
@@ -411,6 +437,10 @@ impl Ready {
             Ok(done) => done?,
             Err(_) => {
                 cancel.time_out();
+                if !has_begun.load(Ordering::Relaxed) {
+                    // Others are still at work; if it begins nevertheless, its check ends it.
+                    cancel.check()?;
+                }
                 work.await?
             }
         }

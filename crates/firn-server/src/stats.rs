@@ -208,7 +208,7 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
     }
     text.gauge(
         "firn_memory_owed_bytes",
-        "Memory that writes were refused lately, and that queries leave free.",
+        "Memory that queries leave free after a write or a job was refused.",
         memory.owed_bytes as f64,
     );
     text.gauge(

@@ -100,10 +100,10 @@ const NAMES: [(&str, &str); 11] = [
 
 const DELAYED: &str = "delayed";
 
-/// Kinds of jobs and the faults that must hit each of them. All except the last three end with a
+/// Kinds of jobs and the faults that must hit each of them. All except the last four end with a
 /// record in the manifest. `Claim` claims a slow tier that has a manifest, `Publish` claims an
-/// empty one or writes a new manifest, and `Garbage` removes files and objects.
-const JOBS: [(&str, &[&str]); 15] = [
+/// empty one or writes a new manifest, `Garbage` removes files and `SlowGarbage` objects.
+const JOBS: [(&str, &[&str]); 16] = [
     ("Flush", &["power lost", "write failed", DELAYED]),
     ("Seal", &["power lost", "write failed", DELAYED]),
     ("Merge", &["power lost", "write failed", DELAYED]),
@@ -172,10 +172,8 @@ const JOBS: [(&str, &[&str]); 15] = [
             DELAYED,
         ],
     ),
-    (
-        "Garbage",
-        &["power lost", "write failed", "answer lost", "done later", "slow tier down", DELAYED],
-    ),
+    ("Garbage", &["power lost", "write failed", DELAYED]),
+    ("SlowGarbage", &["answer lost", "done later", "slow tier down", DELAYED]),
 ];
 
 const ON_SLOW_TIER: [&str; 9] = [

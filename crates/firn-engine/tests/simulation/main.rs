@@ -17,6 +17,7 @@ mod damage;
 mod deletes;
 mod failed_commits;
 mod faults;
+mod garbage;
 mod histories;
 mod lifecycle;
 mod lists;

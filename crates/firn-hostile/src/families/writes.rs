@@ -547,7 +547,7 @@ fn transactions() -> Vec<Attack> {
         attack(
             "a digest that is none",
             operations(r#"{"op":"read","match":"load","digest":"x"}"#),
-            status([409]),
+            bad(),
         ),
         attack(
             "a time with a fraction",

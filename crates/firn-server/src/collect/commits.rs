@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use firn_model::{Budget, Cell, Error, Pool, Reservation, Result, RowBatch};
+use firn_model::{Budget, Cell, Error, ErrorKind, Pool, Reservation, Result, RowBatch};
 use firndb::WriteReport;
 use parking_lot::{Condvar, Mutex};
 
@@ -42,6 +42,10 @@ struct CommitGroup<S> {
 const COMMIT_INTERVAL: Duration = Duration::from_millis(100);
 /// As many rows are written at once.
 const ROWS_MAX: usize = 16 << 10;
+/// Rows that are refused for the moment are tried again for this time: others may release memory.
+/// Scrapes that end meanwhile wait.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// The thread releases freed memory this often.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -103,7 +107,7 @@ impl<S> Commits<S> {
             last = Some(Instant::now());
             let row_count = group.rows.len();
             let CommitGroup { rows, generation, .. } = &mut group;
-            let writing = || write(rows, *generation);
+            let writing = || self.insist(rows, |rows| write(rows, *generation));
             let panicked = |_| Err(Error::internal("a commit of scrapes panicked, which is a bug"));
             let written = catch_unwind(AssertUnwindSafe(writing)).unwrap_or_else(panicked);
             done(row_count, &written, &mut group.scrapes);
@@ -114,6 +118,28 @@ impl<S> Commits<S> {
                 released = Instant::now();
                 on_idle();
             }
+        }
+    }
+
+    /// Writes again while there is no memory, for a while. A batch that has lost rows that may not
+    /// be written is not repeated, because their reasons would not be counted.
+    fn insist(
+        &self,
+        rows: &mut RowBatch,
+        write: impl Fn(&mut RowBatch) -> Result<WriteReport>,
+    ) -> Result<WriteReport> {
+        let (begun, row_count) = (Instant::now(), rows.len());
+        loop {
+            let written = write(rows);
+            let is_busy = |error: &Error| matches!(error.kind(), ErrorKind::Busy { .. });
+            if !written.as_ref().is_err_and(is_busy)
+                || rows.len() != row_count
+                || begun.elapsed() >= BUSY_TIME_MAX
+                || self.next.lock().is_closed
+            {
+                return written;
+            }
+            std::thread::park_timeout(BUSY_PAUSE);
         }
     }
 
@@ -179,7 +205,7 @@ impl<S> CommitGroup<S> {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use firn_model::{ErrorKind, GroupId, SeriesRef, Slot};
+    use firn_model::{GroupId, SeriesRef, Slot};
 
     use super::*;
 
@@ -236,6 +262,36 @@ mod tests {
         assert_eq!(done, [(vec![1], 10, 7), (vec![2, 3], 50, 6)]);
         let (scrape, error) = commits.add(4, &rows(1, 1), 7).unwrap_err();
         assert_eq!((scrape, error.kind()), (4, &ErrorKind::Closed));
+    }
+
+    /// A refusal for one moment lost the samples of all targets that were scraped in it.
+    #[test]
+    fn rows_that_are_refused_for_the_moment_are_written_again() {
+        let commits: Commits<u64> = Commits::new(&Budget::new(64 << 20));
+        let tries = std::cell::Cell::new(0);
+        let insist = |write: &dyn Fn(&mut RowBatch) -> Result<WriteReport>| {
+            tries.set(0);
+            let written = commits.insist(&mut rows(1, 10), |rows| {
+                tries.set(tries.get() + 1);
+                write(rows)
+            });
+            (tries.get(), written.map(|report| report.written).map_err(|e| e.kind().clone()))
+        };
+        let busy = || Err(Error::busy(1_000, "no memory"));
+        let report = |rows: &RowBatch| {
+            Ok(WriteReport { written: rows.len() as u64, ..WriteReport::default() })
+        };
+        let third = |rows: &mut RowBatch| if tries.get() < 3 { busy() } else { report(rows) };
+        assert_eq!(insist(&third), (3, Ok(10)));
+        let broken = |_: &mut RowBatch| Err(Error::unavailable("a disk"));
+        assert_eq!(insist(&broken), (1, Err(ErrorKind::Unavailable)));
+        let shortened = |rows: &mut RowBatch| {
+            rows.clear();
+            busy()
+        };
+        assert_eq!(insist(&shortened).0, 1);
+        commits.close();
+        assert_eq!(insist(&|_| busy()).0, 1);
     }
 
     #[test]

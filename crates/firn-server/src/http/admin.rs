@@ -174,13 +174,13 @@ async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Bo
     Params::read(request, ready.db.budget()).await.map_err(ApiError::into_response)
 }
 
-/// Runs `job` on a thread for writes.
+/// Runs `job` on a thread for long writes.
 async fn run(app: &App, job: impl FnOnce(&Db) -> Result<()> + Send + 'static) -> Result<()> {
     let Some(ready) = app.ready() else {
         return Err(Error::closed("the server is stopping"));
     };
     let db = Arc::clone(&ready.db);
-    ready.write(move |_, _| job(&db)).await?
+    ready.write_long(move || job(&db)).await?
 }
 
 /// 204, or the error as for a write: the client may retry after a failure of the log device.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_model::{
-    Budget, CancelToken, Error, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
+    Budget, CancelToken, Error, ErrorKind, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
     QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
 use firn_promql::{HeldMemory, QueryOutput, SharedExprs, Value, prepare};
@@ -72,8 +72,10 @@ fn series_bytes(labels: &Labels) -> u64 {
     labels.as_encoded().len() as u64 + SERIES_BYTES
 }
 
-// Series leave the index at merges of all its files, which are rare.
-const WRITE_ATTEMPTS: usize = 3;
+// Series leave the index at merges of all its files, which are rare. Without memory for a moment,
+// rows are tried again for a second: an evaluation that is lost is a gap.
+const WRITE_ATTEMPTS: usize = 11;
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 const NO_HISTOGRAMS: &str = "native histograms are not stored";
 
@@ -189,9 +191,14 @@ impl EvaluationWork<'_> {
         ts: Timestamp,
         rows: &[ResultRow],
     ) -> Result<Vec<Option<Error>>> {
-        for _ in 0..WRITE_ATTEMPTS {
+        for attempt in 1..=WRITE_ATTEMPTS {
             let mut errors: Vec<Option<Error>> = rows.iter().map(|_| None).collect();
             self.resolve(db, limits, rows, &mut errors);
+            if errors.iter().flatten().any(is_busy) && attempt < WRITE_ATTEMPTS {
+                // Also the rows that could be written: those of one evaluation stay together.
+                std::thread::park_timeout(BUSY_PAUSE);
+                continue;
+            }
             let mut batch = RowBatch::default();
             let mut written = HashMap::new();
             for (row, error) in rows.iter().zip(&mut errors) {
@@ -216,7 +223,13 @@ impl EvaluationWork<'_> {
             if batch.is_empty() {
                 return Ok(errors);
             }
-            let report = db.write_known(&mut batch, self.cache.generation)?;
+            let report = match db.write_known(&mut batch, self.cache.generation) {
+                Err(error) if is_busy(&error) && attempt < WRITE_ATTEMPTS => {
+                    std::thread::park_timeout(BUSY_PAUSE);
+                    continue;
+                }
+                report => report?,
+            };
             if report.unknown > 0 {
                 // Series left the index between the lookup and the write.
                 self.cache.clear(db.generation());
@@ -296,6 +309,10 @@ impl EvaluationWork<'_> {
             }
         }
     }
+}
+
+fn is_busy(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy { .. })
 }
 
 impl EvaluationWork<'_> {

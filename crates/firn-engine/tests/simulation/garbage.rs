@@ -1,0 +1,38 @@
+//! Files that no one reads are removed while jobs wait.
+
+use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress, Step};
+use firn_model::{Labels, RowBatch};
+use firn_sim::Sim;
+
+const PARTITIONS: i64 = 5;
+const PARTITION_MS: i64 = 30 * 24 * 3_600_000;
+const FLUSHES: i64 = 8;
+
+/// They waited for the end of all merges, and a job that failed because the disk was full waited
+/// for them.
+#[test]
+fn files_of_merged_tables_are_removed_before_the_next_merge() {
+    let sim = Sim::new(1);
+    let options = EngineOptions { shard_count: 4, ..EngineOptions::default() };
+    let engine = Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens");
+    let labels = Labels::from_pairs([("__name__", "m")]).expect("labels");
+    let series = engine.resolve(&[labels]).remove(0).expect("resolves");
+    for flush in 0..FLUSHES {
+        let mut batch = RowBatch::default();
+        for partition in 0..PARTITIONS {
+            batch.push(series, partition * PARTITION_MS + flush, 1.0);
+        }
+        engine.write(&mut batch).expect("a write");
+        engine.flush().expect("a flush");
+    }
+    let mut steps = Vec::new();
+    while let Some(step) = engine.step(Lane::Tree).expect("a step") {
+        steps.push(step);
+    }
+    println!("{steps:?}");
+    let jobs = steps.iter().filter(|step| matches!(step, Step::Tree(_))).count();
+    assert!(jobs > 1, "{steps:?}");
+    for two in steps.windows(2) {
+        assert!(!matches!(two, [Step::Tree(_), Step::Tree(_)]), "{steps:?}");
+    }
+}
