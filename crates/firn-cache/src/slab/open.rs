@@ -22,6 +22,10 @@ const OPEN_POINT_BYTES: usize = 112;
 const SLAB_KEY_BYTES: usize = 32;
 /// Memory of a set, without its keys and points.
 const SET_BYTES: usize = 128;
+/// Memory of the points of a set, however few: a node of the tree.
+const TREE_BYTES: usize = 11 * size_of::<(Timestamp, SmallVec<[OpenPoint; 1]>)>() + 16;
+/// Memory of a key, besides its text: in three lists.
+const OPEN_KEY_BYTES: usize = 112;
 /// Memory of a key of a set: in the set and in the list of the key's sets.
 const MEMBER_BYTES: usize = 8;
 /// Most keys of all sets together, for each key: a point that one key after the other shares leaves
@@ -53,6 +57,8 @@ pub(crate) struct OpenSlab {
     shared_bytes: usize,
     /// Keys of all sets together.
     member_count: usize,
+    /// Number of sets that have points.
+    filled_count: usize,
 }
 
 /// Some keys, and the points that exactly these share.
@@ -90,6 +96,7 @@ impl OpenSlab {
             data_bytes: 0,
             shared_bytes: 0,
             member_count: 0,
+            filled_count: 0,
         }
     }
 
@@ -124,8 +131,11 @@ impl OpenSlab {
 
     /// Approximate memory.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let sets = self.sets.len() * SET_BYTES + self.member_count * MEMBER_BYTES;
-        (self.payload_bytes + self.point_count * OPEN_POINT_BYTES + self.shared_bytes + sets) as u64
+        let keys = self.keys.len() * OPEN_KEY_BYTES + self.shared_bytes;
+        let sets = self.sets.len() * SET_BYTES
+            + self.member_count * MEMBER_BYTES
+            + self.filled_count * TREE_BYTES;
+        (keys + sets + self.payload_bytes + self.point_count * OPEN_POINT_BYTES) as u64
     }
 
     /// Upper bound of the slab's bytes, given the bytes of the extents of its keys.
@@ -213,6 +223,7 @@ impl OpenSlab {
                 points.append(&mut taken.split_off(&after));
             }
             self.data_bytes -= bytes - points_bytes(set, points);
+            self.free_empty_tree(set);
             let rest = self.set_without(set, position);
             for (ts, point) in
                 taken.into_iter().flat_map(|(ts, points)| points.into_iter().map(move |p| (ts, p)))
@@ -286,12 +297,23 @@ impl OpenSlab {
             points.remove(&ts);
         }
         self.data_bytes -= time_bytes(points, ts) + point.bytes(set);
+        self.free_empty_tree(set);
         Some(point)
+    }
+
+    /// An empty tree may keep a node. To be called when points of the set were removed.
+    fn free_empty_tree(&mut self, set: u32) {
+        let points = &mut self.sets[set as usize].points;
+        if points.is_empty() {
+            *points = Points::new();
+            self.filled_count -= 1;
+        }
     }
 
     fn put(&mut self, set: u32, ts: Timestamp, point: OpenPoint, hash: u64) {
         self.places.insert(hash, set);
         let points = &mut self.sets[set as usize].points;
+        self.filled_count += usize::from(points.is_empty());
         self.data_bytes += time_bytes(points, ts) + point.bytes(set);
         points.entry(ts).or_default().push(point);
     }

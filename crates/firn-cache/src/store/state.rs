@@ -17,11 +17,12 @@ use crate::slab::{Extent, Header, OpenSlab, Preamble, SLAB_POINT_BYTES};
 
 /// Upper bound of the bytes of one extent in a slab's header.
 pub(super) const EXTENT_BYTES: usize = 30;
-/// Approximate memory of the index structures.
+/// Approximate memory of the index structures. A key has a node of a tree, however few its segments
+/// are.
 const SEGMENT_BYTES: u64 = 80;
-const KEY_BYTES: u64 = 192;
+const KEY_BYTES: u64 = 192 + 11 * size_of::<(Timestamp, Segment)>() as u64;
 const NODE_BYTES: u64 = 320;
-const NODE_KEY_BYTES: u64 = 64;
+const NODE_KEY_BYTES: u64 = 80;
 /// Writes, or reads, that fail in a row before the cache turns itself off.
 const FAILURES_MAX: u32 = 8;
 
