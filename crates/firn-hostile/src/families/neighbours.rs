@@ -91,10 +91,10 @@ fn writers() -> Vec<Attack> {
         attack("imports of text", beside(10, import), accepted()),
         attack(
             "transactions of all series",
-            beside(6, move || json("/api/v1/transaction", transaction)),
+            beside(20, move || json("/api/v1/transaction", transaction)),
             accepted(),
         ),
-        attack("deletes of all series", beside(6, move || delete.clone()), accepted()),
+        attack("deletes of all series", beside(20, move || delete.clone()), accepted()),
         attack("snapshots", beside(2, move || post("/api/v1/admin/tsdb/snapshot")), accepted()),
     ]
 }
