@@ -214,7 +214,7 @@ pub(crate) fn connect_all(connections: usize, target: &Target) -> Vec<Box<dyn Co
     (0..connections).map_while(|_| target.connect().ok()).collect()
 }
 
-/// Connections that have sent the request, whose responses nobody reads.
+/// Connections that have sent the request and do not read the response.
 pub(crate) fn deaf_connections(
     request: &Request,
     connections: usize,

@@ -181,8 +181,8 @@ const FALL_PART: u64 = 8;
 const OWED_FACTOR: u64 = 2;
 // At most 1/4 of the limit is owed.
 const OWED_PART: u64 = 4;
-// Owed bytes fall to a half in four seconds: a sender retries within this time, and one that gave up
-// must not keep memory from queries.
+// Owed bytes fall to a half in four seconds: most senders retry within this time, and one that does
+// not must not keep memory from queries.
 const FORGET_MS: u64 = 6_000;
 // Queries together may take 1/16 of the limit, whatever others are owed.
 const QUERIES_PART: u64 = 16;
@@ -558,7 +558,7 @@ impl Shared {
             && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
-            // What is owed is kept free by queries, not by caches.
+            // Queries leave the owed bytes free, caches need not.
             let threshold = self.highest_threshold_bytes(pool);
             let missing = used.saturating_add(bytes).saturating_sub(threshold);
             if missing > 0 {
@@ -850,7 +850,7 @@ mod tests {
         assert_eq!(cache.0.lock().unwrap().bytes(), 0);
     }
 
-    /// Three queries without a pause, each for all memory that was free, held up writes for minutes.
+    /// Three queries without a pause, each for all free memory, held up writes for minutes.
     #[test]
     fn queries_leave_room_for_what_was_refused() {
         let budget = Budget::new(10_000);

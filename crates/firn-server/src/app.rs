@@ -402,7 +402,7 @@ impl Ready {
         let permit = Arc::clone(&self.long_writes).acquire_owned().await;
         let permit = permit.map_err(|_| Error::closed("the server is stopping"))?;
         let work = move |_: &Ingest, _: &mut Scratch| {
-            // Until the job ends, also if nobody waits for it.
+            // Until the job ends, also if its request was dropped.
             let _permit = permit;
             job()
         };

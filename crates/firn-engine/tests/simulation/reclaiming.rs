@@ -122,7 +122,7 @@ fn threads_that_reclaim_memory_do_not_wait_for_each_other() {
     let usage = engine.budget().usage();
     println!("{written:?} batches, {read:?} keys, {usage:?}");
     assert!(written.into_inner() > ROUNDS, "hardly anything was written: {usage:?}");
-    // Room for what was refused last.
+    // Queries still leave room for the last refused write.
     engine.budget().forget_owed(u64::MAX);
     let found = query(&engine, &Grouping::Series, 1 << 20).expect("memory for a small query");
     assert_eq!(found, 100 * WRITERS);

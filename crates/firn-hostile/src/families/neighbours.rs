@@ -22,7 +22,7 @@ pub(crate) fn family() -> Family {
     Family::new("neighbours", setup)
         .because("queries leave memory for writes and for each other", readers())
         .because("writes leave memory for other writes and for queries", writers())
-        .because("no answer that nobody reads keeps memory from others", deaf())
+        .because("answers that are not read keep no memory from others", deaf())
 }
 
 fn readers() -> Vec<Attack> {
@@ -99,7 +99,7 @@ fn writers() -> Vec<Attack> {
     ]
 }
 
-/// Sixty clients that read nothing hold what their requests were granted.
+/// Sixty clients that read nothing hold the memory of their answers.
 fn deaf() -> Vec<Attack> {
     let rows =
         [("range queries", range("load", 300)), ("federations", get("/federate?match[]=load"))];
@@ -108,7 +108,7 @@ fn deaf() -> Vec<Attack> {
             let _open = deaf_connections(&request, 60, target);
             neighbour(target)
         });
-        attack(format!("sixty {name} that nobody reads"), held, accepted())
+        attack(format!("sixty {name} that are not read"), held, accepted())
     });
     attacks.collect()
 }
@@ -118,7 +118,7 @@ fn accepted() -> Expect {
     status([200, 204]).within(4 * ROUNDS * PATIENCE.as_secs())
 }
 
-/// This number of clients sends without a pause, beside the neighbour. The responses are the neighbour's.
+/// Clients that send without a pause, beside the neighbour. The responses are the neighbour's.
 fn beside(clients: usize, request: impl Fn() -> Request + Send + Sync + 'static) -> Action {
     script(move |target| {
         let done = AtomicBool::new(false);
