@@ -7,8 +7,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use firn_index::IndexStats;
 use firn_model::{Error, LockClass, Pool, Reclaim, Reservation, Result, RwLock, reclaiming};
@@ -24,9 +24,6 @@ const EARLY_FLUSH_FRACTION: u64 = 32;
 /// of it. At half of that a file is written, so that series still come meanwhile.
 const NEW_SERIES_EIGHTHS: u64 = 3;
 
-/// The clock may jump.
-const ELAPSED_MS_MAX: i64 = 1_000;
-
 type Reclaimers = RwLock<Vec<Arc<dyn Reclaim>>>;
 
 /// The caches that release memory for the engine, and the size that flushes leave.
@@ -40,8 +37,8 @@ pub(crate) struct Pressure {
     last_resorts: Reclaimers,
     /// Bytes of head and index after the last flush.
     kept_by_flush: AtomicU64,
-    /// When maintenance last reclaimed memory.
-    kept_room_ms: AtomicI64,
+    /// The time of the last [`Pressure::forget_owed`].
+    forgot_ms: AtomicU64,
 }
 
 impl Default for Pressure {
@@ -51,7 +48,7 @@ impl Default for Pressure {
             caches: none(&lock::CACHES),
             last_resorts: none(&lock::LAST_RESORTS),
             kept_by_flush: AtomicU64::new(0),
-            kept_room_ms: AtomicI64::new(0),
+            forgot_ms: AtomicU64::new(0),
         }
     }
 }
@@ -100,13 +97,18 @@ impl Pressure {
     /// Reclaims memory before a writer needs it. Called by maintenance.
     pub(crate) fn keep_room(&self, rooms: &Rooms) {
         let _reclaiming = reclaiming();
-        let now = rooms.env.clock.now_ms();
-        let elapsed_ms = now.saturating_sub(self.kept_room_ms.swap(now, Relaxed));
-        rooms.budget.forget_owed(elapsed_ms.clamp(0, ELAPSED_MS_MAX).unsigned_abs());
         let missing = rooms.budget.missing_bytes(Pool::Cache, 0);
         if missing > 0 {
             self.reclaim_first(rooms, missing);
         }
+    }
+
+    /// Reduces the room that queries leave for refused work, in proportion to the time since the
+    /// last call.
+    pub(crate) fn forget_owed(&self, rooms: &Rooms) {
+        let now_ms = rooms.env.clock.monotonic_ns() / 1_000_000;
+        let elapsed_ms = now_ms.saturating_sub(self.forgot_ms.swap(now_ms, Relaxed));
+        rooms.budget.forget_owed(elapsed_ms);
     }
 
     /// Records the size that a flush leaves in memory: data of index files, states of encoders. A

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use firn_log::SyncPolicy;
-use firn_model::{CancelToken, CommitSeq, ErrorKind, Mutex, Result, Timestamp};
+use firn_model::{CommitSeq, ErrorKind, Mutex, Result, Timestamp};
 use firn_tree::{Job, JobKind, PlanTimes, TierScope, Version};
 
 use crate::Engine;
@@ -35,9 +35,9 @@ pub enum Step {
     Tree(JobKind),
     /// New partitions became longer or shorter, towards the fast tier's limit.
     Adapt,
-    /// Removed files that no one reads.
+    /// Unreferenced files were removed.
     Garbage,
-    /// The same in the slow tier.
+    /// Unreferenced objects of the slow tier were removed.
     SlowGarbage,
     /// Deletes that hide no sample any more were dropped.
     Forget,
@@ -105,6 +105,7 @@ impl Engine {
     /// Those of disk and bucket; the next call plans the work again.
     pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
         self.rooms.wakeup.check_open()?;
+        self.pressure.forget_owed(&self.rooms);
         let done = match lane {
             Lane::Head | Lane::Log if self.rooms.options.read_only => Ok(None),
             Lane::Head => self.step_head(),
@@ -184,8 +185,10 @@ impl Engine {
         if garbage.as_ref().is_ok_and(|&removed_count| removed_count > 0) {
             return Ok(Some(Step::Garbage));
         }
-        let done = self.run_next_job()?;
-        garbage.map(|_| done)
+        match self.run_next_job()? {
+            Some(step) => Ok(Some(step)),
+            None => garbage.map(|_| None),
+        }
     }
 
     /// The most urgent work on tables and the files of the index.
@@ -249,7 +252,7 @@ impl Engine {
 
     fn run_tree_job(&self, job: &Job) -> Result<()> {
         let Engine { rooms, ledger, .. } = self;
-        let edit = job.run(&rooms.env, &rooms.budget, &CancelToken::new())?;
+        let edit = job.run(&rooms.env, &rooms.budget, rooms.wakeup.closing())?;
         probe!(rooms, JobRun);
         if edit.is_empty() {
             return Ok(());
@@ -320,6 +323,8 @@ impl Engine {
                 Ok(Some(_)) => continue,
                 Ok(None) => idle_ms,
                 Err(e) if *e.kind() == ErrorKind::Closed => return,
+                // The work is planned again after the next start.
+                Err(e) if *e.kind() == ErrorKind::Canceled && !self.is_open() => return,
                 Err(e) => {
                     self.lanes.error_count.add(1);
                     // Writes after a failed sync still have their interval.

@@ -35,6 +35,7 @@ use crate::stats::Counter;
 
 // A removal reads all files and looks for samples of all series: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
+const REMOVAL_RETRY_MS: i64 = 5 * 60_000;
 // Pause of upkeep after damage or a failed write.
 const RETRY_MS: i64 = 10 * 60_000;
 // Divisor of the limit: a merge of index files takes at most 1/4 of it. A larger one would be
@@ -193,6 +194,7 @@ impl IndexUpkeep {
         }
         let done = match rooms.index.plan_merge(rooms.options.memory_bytes_max / MERGE_FRACTION) {
             Some(job) => {
+                let job = job.canceled_by(rooms.wakeup.closing());
                 self.merge(rooms, ledger, pressure, &job).map(|()| Some(UpkeepWork::Merged))
             }
             None => self.remove_series(rooms, ledger, pressure, now),
@@ -232,6 +234,7 @@ impl IndexUpkeep {
             return Ok(None);
         }
         let Some(job) = rooms.index.plan_removal() else { return Ok(None) };
+        let job = job.canceled_by(rooms.wakeup.closing());
         self.removal_at_ms.store(now.saturating_add(REMOVAL_INTERVAL_MS), Relaxed);
         self.is_data_gone.store(false, Relaxed);
         let outcome = self.run_removal(rooms, ledger, pressure, &job);
@@ -239,8 +242,8 @@ impl IndexUpkeep {
             self.is_data_gone.store(true, Relaxed);
         }
         if outcome.is_err() {
-            // Without memory, for example; tried again as soon as other upkeep is.
-            self.removal_at_ms.store(now, Relaxed);
+            // Without memory, for example.
+            self.removal_at_ms.store(now.saturating_add(REMOVAL_RETRY_MS), Relaxed);
         }
         Ok(matches!(outcome?, RemovalOutcome::Removed).then_some(UpkeepWork::SeriesRemoved))
     }

@@ -25,8 +25,8 @@ use firn_model::{
 const PARTITION_MS: i64 = 15 * 60_000;
 // With fewer entries, a walk over all of them frees too little.
 const PRUNE_COUNT_MIN: usize = 1_024;
-// Points that are compared between two checks for the end of the time.
-const POINTS_PER_CHECK: usize = 1_024;
+// Points compared between two checks of the deadline, each with up to thousands of deletes.
+const POINTS_PER_CHECK: usize = 64;
 
 /// A series and a time.
 pub(crate) type Point = (SeriesRef, Timestamp);

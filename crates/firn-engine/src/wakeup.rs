@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use firn_model::{Error, Result};
+use firn_model::{CancelToken, Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 /// Requests to the maintenance lanes: flush soon, stop.
@@ -15,6 +15,8 @@ pub(crate) struct Wakeup {
     condvar: Condvar,
     is_flush_requested: AtomicBool,
     is_closed: AtomicBool,
+    /// Canceled when the database closes.
+    closing: CancelToken,
 }
 
 impl Wakeup {
@@ -36,7 +38,13 @@ impl Wakeup {
     /// Ends the lanes and refuses further work.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+        self.closing.cancel();
         self.wake();
+    }
+
+    /// Ends long work of the lanes when the database closes.
+    pub(crate) fn closing(&self) -> &CancelToken {
+        &self.closing
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use firn_env::Disk;
 use firn_model::{
-    Error, GroupId, Labels, Mutex, Result, RwLock, SeriesRef, ShardBits, ShardId, Slot, Timestamp,
+    CancelToken, Error, GroupId, Labels, Mutex, Result, RwLock, SeriesRef, ShardBits, ShardId,
+    Slot, Timestamp,
 };
 use hashbrown::HashMap;
 
@@ -684,7 +685,8 @@ impl Index {
         // One merge at a time: drop the results of earlier merges that were not applied.
         self.shared.written.lock().retain(|written| !written.layers.is_empty());
         let written = Arc::clone(&self.shared.written);
-        MergeJob { number: jobs.take_number(), inputs: inputs.to_vec(), written }
+        let (number, inputs) = (jobs.take_number(), inputs.to_vec());
+        MergeJob { number, inputs, written, cancel: CancelToken::new() }
     }
 
     /// A number above those of all seals so far, for [`Index::settle`].

@@ -10,7 +10,9 @@
 use std::sync::Arc;
 
 use firn_env::{Disk, Mapped, OpenMode};
-use firn_model::{Budget, Error, ErrorKind, GroupId, Grouping, Mutex, Pool, QueryContext, Result};
+use firn_model::{
+    Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Mutex, Pool, QueryContext, Result,
+};
 use hashbrown::{HashMap, HashSet};
 
 use crate::catalog::{Catalog, CatalogEdit, SegmentInfo, segment_path};
@@ -61,6 +63,7 @@ pub struct MergeJob {
     pub(crate) number: u64,
     pub(crate) inputs: Vec<Arc<FileSegment>>,
     pub(crate) written: Arc<WrittenSegments>,
+    pub(crate) cancel: CancelToken,
 }
 
 /// Decides which series stay in the index when segments merge.
@@ -244,11 +247,16 @@ impl MergeJob {
         WRITE_BUFFER_BYTES + self.inputs.iter().map(of).sum::<u64>()
     }
 
+    /// Lets `cancel` end the job: a merge of tens of thousands of label names takes seconds.
+    pub fn canceled_by(self, cancel: &CancelToken) -> MergeJob {
+        MergeJob { cancel: cancel.clone(), ..self }
+    }
+
     /// As [`SealJob::run`], for a merge that keeps all series.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails or is full; `Corrupt` for a damaged input, which stays in
-    /// use.
+    /// use; `Canceled`.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
         let everything = KeepAll;
@@ -313,8 +321,10 @@ impl MergeJob {
         group_count: impl FnOnce(u64) -> u64,
     ) -> Result<Arc<FileSegment>> {
         let sources = self.inputs.iter().map(|segment| PairSource::File(&segment.sealed));
-        let mut builder = Builder::new(&sources.collect::<Vec<_>>())?;
+        let sources: Vec<_> = sources.collect();
+        let mut builder = Builder::canceled_by(&sources, &self.cancel)?;
         for (source, segment) in self.inputs.iter().enumerate() {
+            self.cancel.check()?;
             builder.merge(source, &segment.sealed, live)?;
         }
         let born = self.inputs.iter().map(|segment| segment.born).max().unwrap_or(0);

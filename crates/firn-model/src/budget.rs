@@ -126,8 +126,8 @@ struct Shared {
     refused: [AtomicU64; Pool::ALL.len()],
     /// Reserved bytes that are not used yet, see [`Budget::set_standby`].
     standby_bytes: AtomicU64,
-    /// Of a write or a job that was refused lately. Queries leave them free: queries that follow
-    /// one another without a pause would starve the others.
+    /// Bytes that queries leave free for a recently refused write or job: queries that follow one
+    /// another without a pause would starve the others.
     owed_bytes: AtomicU64,
     /// The budget that this one is a part of.
     whole: Option<Budget>,
@@ -159,7 +159,7 @@ pub struct BudgetUsage {
     pub by_pool: [u64; Pool::ALL.len()],
     /// Number of refusals of each pool, in the order of [`Pool::ALL`].
     pub refused: [u64; Pool::ALL.len()],
-    /// For a write or a job that was refused lately: queries leave them free.
+    /// Bytes that queries leave free for a recently refused write or job.
     pub owed_bytes: u64,
 }
 
@@ -181,8 +181,8 @@ const FALL_PART: u64 = 8;
 const OWED_FACTOR: u64 = 2;
 // At most 1/4 of the limit is owed.
 const OWED_PART: u64 = 4;
-// Owed bytes fall to a half in four seconds: most senders retry within this time, and one that does
-// not must not keep memory from queries.
+// Owed bytes fall to a half in four seconds (6 s * ln 2): most senders retry within this time, and
+// one that does not must not keep memory from queries.
 const FORGET_MS: u64 = 6_000;
 // Queries together may take 1/16 of the limit, whatever others are owed.
 const QUERIES_PART: u64 = 16;
@@ -354,7 +354,8 @@ impl Reservation {
     /// As [`Budget::reserve`] and [`Budget::of_request`]; the reservation is then unchanged.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
-        let held = self.bytes.saturating_add(self.beside.unwrap_or(0));
+        // Of one request; a reservation of no request may be that of a whole room.
+        let held = self.beside.map_or(0, |beside| beside.saturating_add(self.bytes));
         if self.beside.is_some() {
             let all_bytes = held.saturating_add(bytes);
             let checked = self.budget.check_request(all_bytes);
@@ -490,10 +491,13 @@ impl Shared {
         if owed == 0 {
             return threshold;
         }
-        let queries = self.pools[Pool::Query as usize].load(Ordering::Relaxed);
-        let others = self.used_bytes.load(Ordering::Relaxed).saturating_sub(queries);
+        let of = |pool: Pool| self.pools[pool as usize].load(Ordering::Relaxed);
+        let others = self.used_bytes.load(Ordering::Relaxed).saturating_sub(of(Pool::Query));
+        // Writes and jobs reclaim the memory of caches.
+        let reclaimable = of(Pool::Cache) + of(Pool::Hot);
         let without_owed = self.highest_threshold_bytes(Pool::Index).saturating_sub(owed);
-        without_owed.max(others + self.limit_bytes / QUERIES_PART).min(threshold)
+        let queries_min = others + self.limit_bytes / QUERIES_PART;
+        (without_owed + reclaimable).max(queries_min).min(threshold)
     }
 
     /// The threshold while nothing is owed.
@@ -505,9 +509,13 @@ impl Shared {
     }
 
     /// Keeps room for a write or a job that was refused at `bytes`.
-    fn owe(&self, bytes: u64) {
-        let owed = bytes.saturating_mul(OWED_FACTOR).min(self.limit_bytes / OWED_PART);
-        self.owed_bytes.fetch_max(owed, Ordering::Relaxed);
+    fn owe(&self, pool: Pool, bytes: u64) {
+        let owed_max = self.limit_bytes / OWED_PART;
+        // A job that needs more may never fit, however often it is tried.
+        if pool != Pool::Jobs || bytes <= owed_max {
+            let owed = bytes.saturating_mul(OWED_FACTOR).min(owed_max);
+            self.owed_bytes.fetch_max(owed, Ordering::Relaxed);
+        }
     }
 
     fn measure(&self) {
@@ -558,7 +566,7 @@ impl Shared {
             && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
-            // Queries leave the owed bytes free, caches need not.
+            // Not for owed bytes: a write or job that is owed some reclaims them itself.
             let threshold = self.highest_threshold_bytes(pool);
             let missing = used.saturating_add(bytes).saturating_sub(threshold);
             if missing > 0 {
@@ -571,7 +579,7 @@ impl Shared {
         }
         self.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
         if pool.is_owed() {
-            self.owe(held.saturating_add(bytes));
+            self.owe(pool, held.saturating_add(bytes));
         }
         Err(self.refusal(pool, bytes))
     }
@@ -856,7 +864,8 @@ mod tests {
         let budget = Budget::new(10_000);
         budget.set_meter(|| Some(0));
         let mut query = budget.reserve(Pool::Query, 7_900).unwrap();
-        let mut body = budget.reserve(Pool::Requests, 100).unwrap();
+        let mut body = budget.of_request(Pool::Requests, 0);
+        body.grow(100).unwrap();
         assert!(body.grow(400).is_err());
         drop(body);
         assert_eq!(budget.usage().owed_bytes, 1_000, "of the whole body, for two steps");
@@ -887,7 +896,9 @@ mod tests {
     fn owed_memory_is_bounded_and_queries_have_a_part_of_their_own() {
         let budget = Budget::new(10_000);
         let filled = budget.reserve(Pool::Index, 8_000).unwrap();
-        (0..9).for_each(|_| assert!(budget.reserve(Pool::Jobs, 5_000).is_err()));
+        assert!(budget.reserve(Pool::Jobs, 5_000).is_err());
+        assert_eq!(budget.usage().owed_bytes, 0, "it may never fit");
+        (0..9).for_each(|_| assert!(budget.reserve(Pool::Requests, 5_000).is_err()));
         assert_eq!(budget.usage().owed_bytes, 2_500);
         let mut query = budget.part(9_000).reserve(Pool::Query, 625).unwrap();
         assert!(query.grow(1).is_err());
@@ -898,6 +909,16 @@ mod tests {
         drop((others, query));
         budget.forget_owed(u64::MAX);
         assert_eq!(budget.usage().owed_bytes, 0);
+
+        // One more series of a large index, beside caches that it may reclaim.
+        let mut index = budget.reserve(Pool::Index, 2_000).unwrap();
+        let mut cache = budget.empty(Pool::Cache);
+        cache.take(4_000);
+        let mut query = budget.reserve(Pool::Query, 2_000).unwrap();
+        assert!(index.grow(100).is_err());
+        assert_eq!(budget.usage().owed_bytes, 200);
+        assert!(query.grow(700).is_ok());
+        assert!(query.grow(200).is_err(), "over the threshold of queries itself");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{Budget, CancelToken, Error, Labels, QueryContext, QueryStats, Result, Timestamp};
+use firn_model::{
+    Budget, CancelToken, Error, ErrorKind, Labels, QueryContext, QueryStats, Result, Timestamp,
+};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Gate;
@@ -93,6 +95,8 @@ pub(crate) struct Ready {
     writers: Workers<Scratch>,
     /// Of the threads for writes, those that transactions, deletes and copies may take.
     long_writes: Arc<Semaphore>,
+    /// The same, and the places of those that wait.
+    long_write_places: Arc<Semaphore>,
     desk: Arc<QueryDesk>,
     readers: Workers<()>,
     read_permits: Arc<Semaphore>,
@@ -268,6 +272,7 @@ impl App {
             ingest,
             writers: Workers::start(writers, Scratch::default)?,
             long_writes: Arc::new(Semaphore::new(writer_count / 2)),
+            long_write_places: Arc::new(Semaphore::new(WRITES_WAITING_MAX)),
             desk: self.open_desk()?,
             readers: Workers::start(readers, || ())?,
             read_permits: Arc::new(Semaphore::new(read_count)),
@@ -391,7 +396,7 @@ impl Ready {
     }
 
     /// As [`Ready::write`] for work of any length. At most half of the threads do such work, so
-    /// that short writes need not wait for it.
+    /// that short writes need not wait for it. It does not begin if this future is dropped before.
     ///
     /// # Errors
     /// As [`Ready::write`].
@@ -399,11 +404,17 @@ impl Ready {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
+        let Ok(place) = Arc::clone(&self.long_write_places).try_acquire_owned() else {
+            let why = format!(
+                "{WRITES_WAITING_MAX} transactions, deletes and snapshots wait; retry later"
+            );
+            return Err(Error::busy(1_000, why));
+        };
         let permit = Arc::clone(&self.long_writes).acquire_owned().await;
         let permit = permit.map_err(|_| Error::closed("the server is stopping"))?;
         let work = move |_: &Ingest, _: &mut Scratch| {
             // Until the job ends, also if its request was dropped.
-            let _permit = permit;
+            let _held = (place, permit);
             job()
         };
         self.write(work).await
@@ -428,8 +439,11 @@ impl Ready {
         let has_begun = Arc::new(AtomicBool::new(false));
         let begins = Arc::clone(&has_begun);
         let mut work = std::pin::pin!(self.write_long(move || {
-            begins.store(true, Ordering::Relaxed);
             let _user_query = user_query;
+            // If the time was over first, the client has its answer.
+            if begins.swap(true, Ordering::AcqRel) {
+                return Err(Error::new(ErrorKind::Timeout, "the time is over"));
+            }
             context.cancel.check()?;
             job(context)
         }));
@@ -437,8 +451,7 @@ impl Ready {
             Ok(done) => done?,
             Err(_) => {
                 cancel.time_out();
-                if !has_begun.load(Ordering::Relaxed) {
-                    // Others are still at work; if it begins nevertheless, its check ends it.
+                if !has_begun.swap(true, Ordering::AcqRel) {
                     cancel.check()?;
                 }
                 work.await?

@@ -8,8 +8,8 @@ const PARTITIONS: i64 = 5;
 const PARTITION_MS: i64 = 30 * 24 * 3_600_000;
 const FLUSHES: i64 = 8;
 
-/// They waited for the end of all merges, and a job that failed because the disk was full waited
-/// for them.
+/// They stayed until all merges and uploads had ended, also while a job failed because the disk was
+/// full.
 #[test]
 fn files_of_merged_tables_are_removed_before_the_next_merge() {
     let sim = Sim::new(1);

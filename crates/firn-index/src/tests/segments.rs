@@ -296,6 +296,29 @@ fn small_segments_are_merged_and_their_files_removed() {
     assert_eq!(lookup(&again, "late=39"), lookup(&index, "late=39"));
 }
 
+/// A stop waited for a merge of tens of thousands of label names.
+#[test]
+fn a_canceled_merge_ends_and_is_planned_again() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    let mut merge = None;
+    for n in 0..100 {
+        resolve(&index, &format!("__name__=m,name{n}=x"));
+        seal(&index, &disk);
+        merge = index.plan_merge(u64::MAX);
+        if merge.is_some() {
+            break;
+        }
+    }
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let canceled = merge.expect("a merge").canceled_by(&cancel).run(&disk).unwrap_err();
+    assert_eq!(canceled.kind(), &ErrorKind::Canceled);
+    let part = index.plan_merge(u64::MAX).expect("the same merge").run(&disk).unwrap();
+    index.apply(&part).unwrap();
+    assert!(lookup(&index, "__name__=m,name0=x").is_some());
+}
+
 #[test]
 fn a_merge_takes_as_many_files_as_its_memory_allows() {
     let (disk, index, _) = sealed();

@@ -271,6 +271,15 @@ fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> T
     families
 }
 
+/// The reason why samples of a commit were left out, if any were.
+fn why_refused(app: &App, report: &WriteReport) -> String {
+    let refused = report.refused_ts.zip(app.ready()).and_then(|(ts, ready)| {
+        let times = ready.db.accepted_times();
+        times.refusal(ts).map(|refusal| times.explain(ts, refusal).to_string())
+    });
+    refused.unwrap_or_default()
+}
+
 /// Turns the answer into rows and writes them.
 fn write(
     app: &App,
@@ -511,7 +520,8 @@ impl Scraping {
     ) {
         let mut tally = Tally::of(row_count as u64);
         self.totals.out_of_bounds(tally.add_outcome(written));
-        let why = written.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let why =
+            written.as_ref().map_or_else(ToString::to_string, |report| why_refused(app, report));
         app.telemetry.tally(Protocol::Scrape, &tally, &why);
         let scrapers: Vec<(TargetId, Box<TargetScraper>)> = scrapes
             .drain(..)

@@ -42,8 +42,8 @@ struct CommitGroup<S> {
 const COMMIT_INTERVAL: Duration = Duration::from_millis(100);
 /// As many rows are written at once.
 const ROWS_MAX: usize = 16 << 10;
-/// Rows that are refused for the moment are tried again for this time: others may release memory.
-/// Scrapes that end meanwhile wait.
+/// Rows that are refused with `Busy` are written again for this time, such as until others release
+/// memory. Scrapes that end meanwhile are the next group.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// The thread releases freed memory this often.
@@ -121,8 +121,9 @@ impl<S> Commits<S> {
         }
     }
 
-    /// Writes again while there is no memory, for a while. A batch that has lost rows that may not
-    /// be written is not repeated, because their reasons would not be counted.
+    /// Writes again after `Busy`, for a while, and until the next group is full. A batch that has
+    /// become shorter is not repeated: the reasons of refused rows, or rows with the same series
+    /// and time, would not be counted.
     fn insist(
         &self,
         rows: &mut RowBatch,
@@ -132,11 +133,10 @@ impl<S> Commits<S> {
         loop {
             let written = write(rows);
             let is_busy = |error: &Error| matches!(error.kind(), ErrorKind::Busy { .. });
-            if !written.as_ref().is_err_and(is_busy)
-                || rows.len() != row_count
-                || begun.elapsed() >= BUSY_TIME_MAX
-                || self.next.lock().is_closed
-            {
+            let may_repeat = written.as_ref().is_err_and(is_busy)
+                && rows.len() == row_count
+                && begun.elapsed() < BUSY_TIME_MAX;
+            if !may_repeat || self.next.lock().is_full_or_closed() {
                 return written;
             }
             std::thread::park_timeout(BUSY_PAUSE);
@@ -158,7 +158,7 @@ impl<S> Commits<S> {
                 next.is_idle = true;
                 self.wake.wait(&mut next);
                 next.is_idle = false;
-            } else if wait.is_zero() || next.is_closed || next.group.rows.len() >= ROWS_MAX {
+            } else if wait.is_zero() || next.is_full_or_closed() {
                 std::mem::swap(&mut next.group, group);
                 return true;
             } else {
@@ -176,6 +176,10 @@ impl<S> Commits<S> {
 }
 
 impl<S> Next<S> {
+    fn is_full_or_closed(&self) -> bool {
+        self.is_closed || self.group.rows.len() >= ROWS_MAX
+    }
+
     /// Makes room for more rows. Their memory is reserved first; a batch that grows exists twice.
     fn reserve(&mut self, row_count: usize) -> Result<()> {
         let rows = &mut self.group.rows;

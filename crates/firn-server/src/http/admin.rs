@@ -85,7 +85,7 @@ async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> 
         return response;
     }
     tracing::info!(%client, "cleaning up after deletes");
-    // Not dropped with the request: the work continues after the client disconnects.
+    // Not dropped with the request: work that has begun continues after the client disconnects.
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
     let gate = Arc::clone(&app.gate);
     let cleaned = run(&app, move |db| {

@@ -63,6 +63,8 @@ struct EvaluationWork<'a> {
     rule_times: Vec<Duration>,
     /// When the last result was applied.
     applied_at: Instant,
+    /// Until when refused rows are written again; set by the first refusal.
+    busy_until: Option<Instant>,
 }
 
 // Of a point that a rule returns: two series with their entries in a map and in a set.
@@ -72,10 +74,12 @@ fn series_bytes(labels: &Labels) -> u64 {
     labels.as_encoded().len() as u64 + SERIES_BYTES
 }
 
-// Series leave the index at merges of all its files, which are rare. Without memory for a moment,
-// rows are tried again for a second: an evaluation that is lost is a gap.
-const WRITE_ATTEMPTS: usize = 11;
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
+// Series leave the index at merges of all its files, which are rare.
+const WRITE_ATTEMPTS: usize = 3;
+/// Rows that are refused with `Busy` are written again for this time in each evaluation, such as
+/// until others release memory: a lost evaluation is a gap.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(1);
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 const NO_HISTOGRAMS: &str = "native histograms are not stored";
 
@@ -96,6 +100,7 @@ impl<'a> RuleStorage<'a> {
             series_bytes: 0,
             rule_times: Vec::new(),
             applied_at: Instant::now(),
+            busy_until: None,
         };
         RuleStorage { db, limits, watch, share, work: RefCell::new(work) }
     }
@@ -191,12 +196,11 @@ impl EvaluationWork<'_> {
         ts: Timestamp,
         rows: &[ResultRow],
     ) -> Result<Vec<Option<Error>>> {
-        for attempt in 1..=WRITE_ATTEMPTS {
+        let mut attempts_left = WRITE_ATTEMPTS;
+        while attempts_left > 0 {
             let mut errors: Vec<Option<Error>> = rows.iter().map(|_| None).collect();
             self.resolve(db, limits, rows, &mut errors);
-            if errors.iter().flatten().any(is_busy) && attempt < WRITE_ATTEMPTS {
-                // Also the rows that could be written: those of one evaluation stay together.
-                std::thread::park_timeout(BUSY_PAUSE);
+            if errors.iter().flatten().any(|error| self.may_retry(error)) {
                 continue;
             }
             let mut batch = RowBatch::default();
@@ -224,15 +228,13 @@ impl EvaluationWork<'_> {
                 return Ok(errors);
             }
             let report = match db.write_known(&mut batch, self.cache.generation) {
-                Err(error) if is_busy(&error) && attempt < WRITE_ATTEMPTS => {
-                    std::thread::park_timeout(BUSY_PAUSE);
-                    continue;
-                }
+                Err(error) if self.may_retry(&error) => continue,
                 report => report?,
             };
             if report.unknown > 0 {
                 // Series left the index between the lookup and the write.
                 self.cache.clear(db.generation());
+                attempts_left -= 1;
                 continue;
             }
             if let Some(refused) = report.refused_ts {
@@ -311,11 +313,20 @@ impl EvaluationWork<'_> {
     }
 }
 
-fn is_busy(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Busy { .. })
-}
-
 impl EvaluationWork<'_> {
+    /// Whether the refused rows are to be written again; then it has waited a little.
+    fn may_retry(&mut self, error: &Error) -> bool {
+        if !matches!(error.kind(), ErrorKind::Busy { .. }) {
+            return false;
+        }
+        let now = Instant::now();
+        let may_retry = now < *self.busy_until.get_or_insert(now + BUSY_TIME_MAX);
+        if may_retry {
+            std::thread::park_timeout(BUSY_PAUSE);
+        }
+        may_retry
+    }
+
     /// Reserves the memory of series that this evaluation has not continued, beside that of its
     /// own: they stay until its end.
     fn hold_previous(&mut self) -> Result<()> {

@@ -24,7 +24,8 @@ type PortOf<'c> = (&'c Container, bool, &'c ContainerPort);
 /// A pod that addresses refer to.
 struct SeenPod<'c> {
     pod: &'c Pod,
-    /// By number, so that each address searches none: the first port of the last container.
+    /// The first port with each number in the last container that has one. A map, because each
+    /// address looks for its port.
     by_number: BTreeMap<u32, PortOf<'c>>,
     /// Its ports that are targets.
     seen: BTreeSet<u32>,

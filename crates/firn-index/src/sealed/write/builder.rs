@@ -6,7 +6,7 @@
 
 use std::hash::BuildHasher;
 
-use firn_model::{GroupId, Result};
+use firn_model::{CancelToken, GroupId, Result};
 use hashbrown::HashTable;
 
 use crate::sealed::write::factor::{LabeledMember, factor};
@@ -100,7 +100,18 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// `Corrupt` if a segment is damaged, `TooLarge` when ids are exhausted.
     pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<Builder<'a>> {
-        let pairs = PairUnion::new(sources)?;
+        Builder::canceled_by(sources, &CancelToken::new())
+    }
+
+    /// As [`Builder::new`]; `cancel` ends the work, [`Builder::finish`] included.
+    ///
+    /// # Errors
+    /// As [`Builder::new`], `Canceled`.
+    pub(crate) fn canceled_by(
+        sources: &[PairSource<'a>],
+        cancel: &CancelToken,
+    ) -> Result<Builder<'a>> {
+        let pairs = PairUnion::new(sources, cancel)?;
         let (sets, lone, parts, members) = Default::default();
         Ok(Builder { pairs, sets, lone, parts, members, origin: 0, open: None })
     }

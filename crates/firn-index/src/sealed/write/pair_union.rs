@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use firn_model::{Error, Result};
+use firn_model::{CancelToken, Error, Result};
 
 use crate::memory::pairs::Pairs;
 use crate::sealed::format::strings::StringWalk;
@@ -32,6 +32,8 @@ pub(crate) struct PairUnion<'a> {
     first_pairs: Vec<u32>,
     /// By source, the number of each of its pairs.
     numbers: Vec<Vec<u32>>,
+    /// Ends the work between two names.
+    cancel: CancelToken,
 }
 
 #[derive(Debug)]
@@ -64,17 +66,19 @@ const PAIR_COUNT_MAX: u32 = u32::MAX - 1;
 
 impl<'a> PairUnion<'a> {
     /// # Errors
-    /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are exhausted.
-    pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<PairUnion<'a>> {
+    /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are exhausted, `Canceled`.
+    pub(crate) fn new(sources: &[PairSource<'a>], cancel: &CancelToken) -> Result<PairUnion<'a>> {
         let inputs: Vec<PairInput<'a>> =
             sources.iter().map(|&source| PairInput::new(source)).collect();
         let mut names: Vec<&[u8]> = inputs.iter().flat_map(PairInput::names).collect();
         names.sort_unstable();
         names.dedup();
         let numbers = inputs.iter().map(|input| vec![0; input.pair_count()]).collect();
-        let mut union = PairUnion { inputs, names, first_pairs: vec![0], numbers };
+        let cancel = cancel.clone();
+        let mut union = PairUnion { inputs, names, first_pairs: vec![0], numbers, cancel };
         let mut next = 0u32;
         for name in &union.names {
+            union.cancel.check()?;
             let numbers = &mut union.numbers;
             walk(&union.inputs, name, |_, owners| {
                 owners.iter().for_each(|&(source, pair)| numbers[source][pair as usize] = next);
@@ -117,13 +121,14 @@ impl<'a> PairUnion<'a> {
     /// Calls `each` with the number and the value of every pair of a name, in order.
     ///
     /// # Errors
-    /// `Corrupt` if a segment is damaged, and those of `each`.
+    /// `Corrupt` if a segment is damaged, `Canceled`, and those of `each`.
     pub(crate) fn each_value(
         &self,
         name: &[u8],
         pairs: Range<u32>,
         mut each: impl FnMut(u32, &[u8]) -> Result<()>,
     ) -> Result<()> {
+        self.cancel.check()?;
         let mut numbers = pairs;
         walk(&self.inputs, name, |value, _| match numbers.next() {
             Some(number) => each(number, value),
