@@ -3,6 +3,8 @@
 //! Work runs in lanes, each on a thread of its caller, so that a long upload never delays a flush.
 //! The simulation calls all lanes from one thread.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use firn_log::SyncPolicy;
@@ -78,6 +80,8 @@ pub(crate) struct Lanes {
     pub(crate) tree: Mutex<()>,
     retention: RetentionClock,
     error_count: Counter,
+    /// Whether the last step of the tree's lane could not remove a file.
+    has_garbage_failed: AtomicBool,
 }
 
 impl Default for Lanes {
@@ -86,6 +90,7 @@ impl Default for Lanes {
             tree: Mutex::new(&lock::TREE_LANE, ()),
             retention: RetentionClock::default(),
             error_count: Counter::default(),
+            has_garbage_failed: AtomicBool::new(false),
         }
     }
 }
@@ -180,15 +185,15 @@ impl Engine {
         let tree = &rooms.tree;
         tree.relieve_slow_cache();
         // First: a long backlog of jobs, or one that fails because the disk is full, must not keep
-        // files that no one reads. Nor does a file that cannot be removed keep jobs from running.
-        let garbage = tree.collect_garbage(&rooms.env, TierScope::Fast);
-        if garbage.as_ref().is_ok_and(|&removed_count| removed_count > 0) {
-            return Ok(Some(Step::Garbage));
+        // files that no one reads. A file that cannot be removed delays every other step only.
+        if !self.lanes.has_garbage_failed.swap(false, Relaxed) {
+            let removed = tree.collect_garbage(&rooms.env, TierScope::Fast);
+            self.lanes.has_garbage_failed.store(removed.is_err(), Relaxed);
+            if removed? > 0 {
+                return Ok(Some(Step::Garbage));
+            }
         }
-        match self.run_next_job()? {
-            Some(step) => Ok(Some(step)),
-            None => garbage.map(|_| None),
-        }
+        self.run_next_job()
     }
 
     /// The most urgent work on tables and the files of the index.
