@@ -17,6 +17,7 @@ pub(crate) fn family() -> Family {
         .because("the runs of a selection are reserved", runs())
         .because("long names, and many lists of names", [long_names(), name_lists()])
         .because("names are listed one at a time", names())
+        .because("an index file is written in time proportional to its labels", [own_names()])
 }
 
 // Each doubles the number of match classes.
@@ -28,6 +29,24 @@ const BATCH: usize = 4_000;
 fn load(name: &str, requests: impl Fn() -> Vec<Request> + 'static) -> Attack {
     let send = script(move |target| requests().iter().map(|one| one.send(target)).collect());
     attack(name, send, status([200, 204, 429, 503]))
+}
+
+/// At the end the server stops in time.
+fn own_names() -> Attack {
+    let requests = || {
+        let batch = |first: usize| {
+            write_made(move || {
+                (first..first + BATCH).fold(Message::default(), |message, n| {
+                    let (metric, name) = (format!("own_{n}"), format!("own_name_{n}"));
+                    let labels =
+                        [("__name__", &*metric), ("instance", "x"), ("job", "j"), (&name, "x")];
+                    message.message(1, series(&labels, &[(base_s() * 1_000, 1.0)]))
+                })
+            })
+        };
+        (0..15 * BATCH).step_by(BATCH).map(batch).collect()
+    };
+    load("60,000 series, each with a name of its own", requests)
 }
 
 fn subset_groups() -> Attack {

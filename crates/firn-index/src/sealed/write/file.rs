@@ -645,9 +645,12 @@ fn write_lists(
     // Table and row of the pairs of a bunch that have exactly one.
     let mut single: Vec<(TableKind, u32)> = Vec::new();
     let pair_count = dictionary.name_of.len() as u32;
-    for (name, pairs) in (0..).zip(dictionary.first_pairs.windows(2)) {
+    let name_count = dictionary.names.len();
+    let schemas = sorted.each_ref().map(|rows| SchemasOfNames::new(name_count, &rows.schemas));
+    for (name, pairs) in dictionary.first_pairs.windows(2).enumerate() {
         let tables = [0, 1, 2].map(|at: usize| {
-            rows_of_name(name, (pairs[1] - pairs[0]) as usize, dictionary, &sorted[at])
+            let value_count = (pairs[1] - pairs[0]) as usize;
+            rows_of_name(name as u32, value_count, dictionary, (&sorted[at], schemas[at].of(name)))
         });
         for pair in pairs[0]..pairs[1] {
             if u64::from(pair).is_multiple_of(BUNCH_LISTS) {
@@ -699,15 +702,53 @@ fn push_single_rows(
     pack(rows.iter().map(|row| u64::from(row.1 - least)), width, lists);
 }
 
-/// The rows of each value of a name, concatenated, and the end of each value's rows.
+/// The schemas with each name, in order. Without it each name would search all schemas, and series
+/// with a name of their own would take time in the square of their number.
+struct SchemasOfNames {
+    /// By name, the end of its schemas.
+    ends: Vec<usize>,
+    schemas: Vec<u32>,
+}
+
+impl SchemasOfNames {
+    fn new(name_count: usize, schemas: &[SortedSchema]) -> SchemasOfNames {
+        let with_names = || {
+            let schemas = (0..).zip(schemas);
+            schemas
+                .flat_map(|(id, schema)| schema.names.iter().map(move |name| (id, name.0 as usize)))
+        };
+        let mut ends = vec![0usize; name_count];
+        with_names().for_each(|(_, name)| ends[name] += 1);
+        let mut next = 0;
+        for end in &mut ends {
+            // The start of the name's schemas for now; the loop below advances it to their end.
+            next += std::mem::replace(end, next);
+        }
+        let mut all = vec![0u32; next];
+        for (id, name) in with_names() {
+            let at = &mut ends[name];
+            all[*at] = id;
+            *at += 1;
+        }
+        SchemasOfNames { ends, schemas: all }
+    }
+
+    fn of(&self, name: usize) -> &[u32] {
+        let start = name.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.schemas[start..self.ends[name]]
+    }
+}
+
+/// The rows of each value of a name in `schemas`, concatenated, and the end of each value's rows.
 fn rows_of_name(
     name: u32,
     value_count: usize,
     dictionary: &Dictionary<'_>,
-    sorted: &SortedRows,
+    (sorted, schemas): (&SortedRows, &[u32]),
 ) -> (Vec<usize>, Vec<u32>) {
     let with_name = || {
-        sorted.schemas.iter().filter_map(|schema| {
+        schemas.iter().filter_map(|&schema| {
+            let schema = &sorted.schemas[schema as usize];
             let column_idx = schema.names.binary_search_by_key(&name, |name| name.0).ok()?;
             Some((schema.rows.clone(), column_idx))
         })
