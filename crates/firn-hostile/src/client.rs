@@ -286,6 +286,9 @@ pub(crate) fn first_answer(connection: &mut Box<dyn Connection>, time_max: Durat
             return answer;
         }
         let left = time_max.saturating_sub(start.elapsed());
+        if let Some((answer, missing)) = parse_long(&received) {
+            return count_rest(connection, answer, missing, left);
+        }
         match read_some(connection, left.max(Duration::from_millis(1)), &mut received) {
             Event::Bytes => {}
             Event::Silence => return Answer::of_status(SILENT),
@@ -294,6 +297,47 @@ pub(crate) fn first_answer(connection: &mut Box<dyn Connection>, time_max: Durat
     }
     let answer = parse(&received, true).map(|(answer, _)| answer);
     answer.unwrap_or_else(|| Answer::of_status(CLOSED))
+}
+
+/// An answer of which enough was received to know its length and the part that is kept, and the
+/// number of bytes that are missing.
+fn parse_long(received: &[u8]) -> Option<(Answer, u64)> {
+    if received.len() <= 2 * KEPT_BYTES {
+        return None;
+    }
+    let (answer, _) = parse(received, true)?;
+    let is_chunked = answer.header("transfer-encoding").is_some();
+    let length: u64 = answer.header("content-length")?.parse().ok()?;
+    let missing = length.checked_sub(answer.body_bytes)?;
+    (!is_chunked).then_some((answer, missing))
+}
+
+/// Receives the rest of a body without keeping it: many clients with a long answer would take most
+/// of the processor.
+fn count_rest(
+    connection: &mut Box<dyn Connection>,
+    mut answer: Answer,
+    mut missing: u64,
+    time_max: Duration,
+) -> Answer {
+    let (start, mut buffer) = (Instant::now(), vec![0; 64 << 10]);
+    while missing > 0 {
+        let left = time_max.saturating_sub(start.elapsed());
+        let _ = connection.socket().set_read_timeout(Some(left.max(Duration::from_millis(1))));
+        match connection.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(len) => {
+                missing = missing.saturating_sub(len as u64);
+                answer.body_bytes += len as u64;
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Answer::of_status(SILENT);
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    answer
 }
 
 enum Event {
@@ -384,6 +428,21 @@ fn unchunk(bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_long_body_of_known_length_is_counted() {
+        let answer = |head: &str| {
+            let mut bytes = format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n").into_bytes();
+            bytes.resize(3 * KEPT_BYTES, b'x');
+            bytes
+        };
+        let long = answer("Content-Length: 10000000");
+        let (found, missing) = parse_long(&long).expect("a long answer");
+        assert_eq!((found.status, found.body.len()), (200, KEPT_BYTES));
+        assert_eq!(found.body_bytes + missing, 10_000_000);
+        assert!(parse_long(&long[..KEPT_BYTES]).is_none());
+        assert!(parse_long(&answer("Transfer-Encoding: chunked")).is_none());
+    }
 
     fn statuses(bytes: &[u8]) -> Vec<(u16, u64)> {
         parse_all(bytes).iter().map(|answer| (answer.status, answer.body_bytes)).collect()
