@@ -20,7 +20,9 @@ use crate::key_table::KeyTable;
 use crate::matches::{GroupMatch, unite};
 use crate::memory::arena::Ids;
 use crate::memory::index::MemoryIndex;
-use crate::sealed::{Builder, MergeFilter, PairSource, PartInput, Sealed};
+use crate::sealed::{
+    Builder, CODE_BYTES, MergeFilter, PairSource, PartInput, Sealed, code_count_max,
+};
 use crate::version::{FileSegment, MemorySegment};
 
 /// The list of files, and the numbers of jobs.
@@ -117,6 +119,8 @@ const LABEL_BYTES: u64 = 24;
 const SERIES_BYTES: u64 = 32;
 /// Per label of a member of the open part: in two lists that grow.
 const MEMBER_LABEL_BYTES: u64 = 16;
+/// Per name: its text's place in the input and in the file, its first pair, and its letter code.
+const NAME_BYTES: u64 = 96;
 /// Copies of a name's text: encoded, and in the second copy of the file's heads. When the file is
 /// open, one of them is in memory.
 const NAME_COPIES: u64 = 2;
@@ -125,7 +129,10 @@ const NAME_COPIES: u64 = 2;
 #[derive(Clone, Copy, Debug, Default)]
 struct WriteSizes {
     pair_count: u64,
+    name_count: u64,
     name_text_bytes: u64,
+    /// Names with a letter code for their values, at most.
+    code_count: u64,
     /// Label sets: of lone series, of parts twice, of members.
     set_count: u64,
     /// The labels of all these sets.
@@ -139,7 +146,12 @@ impl WriteSizes {
     fn of_memory(memory: &MemoryIndex) -> WriteSizes {
         WriteSizes {
             pair_count: u64::from(memory.pairs.pair_count()),
+            name_count: u64::from(memory.pairs.name_count()),
             name_text_bytes: memory.pairs.name_text_bytes(),
+            code_count: code_count_max(
+                memory.pairs.name_count().into(),
+                memory.pairs.value_text_bytes_max(),
+            ),
             set_count: u64::from(memory.parts.count()) + u64::from(memory.sets.count()),
             label_count: memory.sets.label_count() + memory.parts.label_count(),
             series_count: memory.series_count(),
@@ -151,7 +163,9 @@ impl WriteSizes {
     fn of_file(sealed: &Sealed) -> WriteSizes {
         WriteSizes {
             pair_count: sealed.pair_count(),
+            name_count: sealed.name_count(),
             name_text_bytes: sealed.names.text_bytes(),
+            code_count: sealed.strings.code_count_max(),
             set_count: sealed.set_count(),
             label_count: sealed.label_count(),
             series_count: sealed.series_count(),
@@ -161,7 +175,9 @@ impl WriteSizes {
 
     fn bytes(self) -> u64 {
         self.pair_count * PAIR_BYTES
+            + self.name_count * NAME_BYTES
             + self.name_text_bytes * NAME_COPIES
+            + self.code_count * CODE_BYTES
             + self.set_count * SET_BYTES
             + self.label_count * LABEL_BYTES
             + self.series_count * SERIES_BYTES

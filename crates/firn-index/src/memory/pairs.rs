@@ -113,6 +113,11 @@ impl Pairs {
         self.name_text_bytes
     }
 
+    /// Length of the texts of all values, at most.
+    pub(crate) fn value_text_bytes_max(&self) -> u64 {
+        (self.text.heap_bytes() as u64).saturating_sub(self.name_text_bytes)
+    }
+
     pub(crate) fn pair_count(&self) -> u32 {
         self.pairs.len()
     }

@@ -27,6 +27,7 @@ mod tests;
 mod write;
 
 pub(crate) use format::hash::HashedLabels;
+pub(crate) use format::strings::{CODE_BYTES, code_count_max};
 pub(crate) use read::counts::PairCounts;
 pub(crate) use read::listing::{SealedNames, SealedValues};
 #[cfg(test)]

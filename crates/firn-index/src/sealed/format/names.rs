@@ -48,6 +48,10 @@ impl Names {
             letters.push((u64::from(first_pair), take_letters(input)?));
             names.first_pairs.push(next_pair);
         }
+        for list in [&mut names.ends, &mut names.first_pairs] {
+            list.shrink_to_fit();
+        }
+        letters.shrink_to_fit();
         (bytes.is_empty() && u64::from(next_pair) == pair_count).then_some((names, letters))
     }
 

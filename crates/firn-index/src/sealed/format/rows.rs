@@ -120,6 +120,7 @@ impl Schema {
             let (names, identity) = (names.into(), identity.into());
             schemas.push(Schema { names, identity, rows, first_block });
         }
+        schemas.shrink_to_fit();
         bytes.is_empty().then_some(schemas)
     }
 

@@ -23,6 +23,8 @@ pub(crate) const BLOCK_TEXTS: u64 = 16;
 const SAVED_BYTES_MIN: usize = 512;
 /// Of an encoded [`LetterCode`]: counts by length, letters, a varint.
 const LETTERS_BYTES_MAX: usize = 8 + 256 + 10;
+/// The memory of a letter code while a file is written: its table, and its encoding in both copies.
+pub(crate) const CODE_BYTES: u64 = 512 + 2 * LETTERS_BYTES_MAX as u64;
 
 /// The first text of a name, and its letter code if it has one.
 pub(crate) type NameLetters = (u64, Option<Letters>);
@@ -40,7 +42,8 @@ pub(crate) struct Strings {
 /// The encoding of the texts of one name.
 #[derive(Clone, Debug)]
 pub(crate) struct NameCode {
-    letters: Option<LetterCode>,
+    /// Few names have one, and it has 512 bytes.
+    letters: Option<Box<LetterCode>>,
     /// The least length of an entry, except for the first of a block.
     bytes_min: usize,
 }
@@ -133,6 +136,7 @@ impl StringsPlanner {
             let coded_bytes = made.coded_bytes(&counts) + text_count / 2 + 32;
             plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
         });
+        let letters = letters.map(Box::new);
         let Some(code) = &letters else { return Ok(NameCode { letters, bytes_min: 0 }) };
         let (mut along, mut bytes_min) = (before, usize::MAX);
         each(&mut |text| {
@@ -213,6 +217,11 @@ impl PrefixTracker {
     }
 }
 
+/// The most of `name_count` names that have a letter code, if their texts have `text_bytes`.
+pub(crate) fn code_count_max(name_count: u64, text_bytes: u64) -> u64 {
+    name_count.min(text_bytes / SAVED_BYTES_MIN as u64)
+}
+
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -236,8 +245,17 @@ impl Strings {
 
     #[expect(clippy::arithmetic_side_effects, reason = "sizes in memory")]
     pub(crate) fn heap_bytes(&self) -> usize {
-        let tables = self.names.iter().filter(|name| name.1.is_some()).count();
-        self.names.capacity() * size_of::<NameLetters>() + tables * 512
+        self.names.capacity() * size_of::<NameLetters>() + self.code_count() * 512
+    }
+
+    fn code_count(&self) -> usize {
+        self.names.iter().filter(|name| name.1.is_some()).count()
+    }
+
+    /// The most names that have a letter code once these texts are in a file with others.
+    pub(crate) fn code_count_max(&self) -> u64 {
+        let plain = code_count_max(self.names.len() as u64, self.text.bytes.len as u64);
+        (self.names.len() as u64).min(plain.saturating_add(self.code_count() as u64))
     }
 
     /// Writes the text of `id` to `key`.

@@ -47,7 +47,7 @@ pub(crate) struct Sealed {
     pub(crate) set_shapes: Records,
     pub(crate) shapes: Records,
     /// The distinct combinations of identity label names.
-    pub(crate) identities: Vec<Vec<u32>>,
+    pub(crate) identities: Vec<Box<[u32]>>,
     pub(crate) series_count: u64,
     pub(crate) group_count: u64,
 }
@@ -164,10 +164,11 @@ impl Sealed {
         if !is_complete || ![&lone, &parts, &sets].into_iter().all(has_hashes) {
             return Err(absurd());
         }
-        let mut identities: Vec<Vec<u32>> =
+        let mut identities: Vec<Box<[u32]>> =
             parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
         identities.sort_unstable();
         identities.dedup();
+        identities.shrink_to_fit();
         Ok(Sealed {
             blocks,
             names,
@@ -269,7 +270,7 @@ impl Sealed {
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
-        let of_names = |names: &Vec<u32>| size_of_val(names) + size_of_val(names.as_slice());
+        let of_names = |names: &Box<[u32]>| size_of_val(names) + size_of_val(&**names);
         let identities: usize = self.identities.iter().map(of_names).sum();
         let texts = self.names.heap_bytes() + self.strings.heap_bytes();
         (self.blocks.heap_bytes() + texts + tables + identities) as u64

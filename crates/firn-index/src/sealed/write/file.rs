@@ -282,7 +282,8 @@ impl<'a> Dictionary<'a> {
         }
         // Both numbers ascend together.
         (0..).zip(to.iter_mut().filter(|to| **to != NONE)).for_each(|(number, to)| *to = number);
-        let (names, name_of, hashes) = Default::default();
+        let names = Vec::with_capacity(pairs.name_count());
+        let (name_of, hashes) = Default::default();
         let mut all = Dictionary { names, first_pairs: vec![0], name_of, hashes, to };
         let (mut planner, mut encoded) = (StringsPlanner::default(), Vec::new());
         for (name, of_name) in pairs.names() {

@@ -112,6 +112,10 @@ impl<'a> PairUnion<'a> {
         self.first_pairs.last().map_or(0, |&end| end as usize)
     }
 
+    pub(crate) fn name_count(&self) -> usize {
+        self.names.len()
+    }
+
     /// All names, ascending, with the numbers of their pairs.
     pub(crate) fn names(&self) -> impl Iterator<Item = (&'a [u8], Range<u32>)> {
         let ranges = self.first_pairs.windows(2).map(|pairs| pairs[0]..pairs[1]);
