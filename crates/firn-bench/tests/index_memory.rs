@@ -12,7 +12,8 @@ use firn_model::{Labels, ShardBits, ShardId};
 static ALLOCATOR: Counting = Counting;
 
 const SHARDS: u16 = 2;
-/// Lists that have grown by doubling just now, and what is independent of the number of series.
+/// Lists that have grown by doubling just now, and memory that does not depend on the number of
+/// series.
 const SLACK_BYTES: u64 = 256 << 10;
 /// The number of files that are merged.
 const FILES: usize = 4;

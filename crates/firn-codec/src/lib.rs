@@ -20,7 +20,7 @@
 //!
 //! Reading order: `limits`, `varint`, `bits`, `decimal`, `columns`, `transpose`, `merge`,
 //! `tombstone`, `member_lists`, `postings`, `row`, `effort`, `integers`, `value_column`,
-//! `time_column`, `chunk`, `frame`. The bytes are specified in docs/formats/row.md,
+//! `time_column`, `chunk`, `slices`, `frame`. The bytes are specified in docs/formats/row.md,
 //! docs/formats/chunk.md and docs/formats/tombstone.md.
 
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@ mod limits;
 mod member_lists;
 mod merge;
 mod row;
+mod slices;
 mod time_column;
 mod tombstone;
 mod transpose;
@@ -54,6 +55,7 @@ pub use merge::{merge_columns, merge_into_one};
 pub use row::{
     RowState, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,
 };
+pub use slices::{Slice, SliceBy, cut_slices};
 pub use tombstone::{
     HiddenMembers, HiddenSamples, HiddenSlots, Tombstone, TombstoneWalk, Tombstones,
 };

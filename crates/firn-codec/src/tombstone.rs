@@ -91,6 +91,8 @@ pub struct TombstoneWalk<'a> {
     list: &'a [(CommitSeq, Arc<Tombstone>)],
     /// For each tombstone in the time range, the next group that it touches.
     next: BinaryHeap<Reverse<(GroupId, usize)>>,
+    /// The tombstones that touch `group`, if it is known.
+    group: Option<GroupId>,
     here: Vec<usize>,
 }
 
@@ -350,8 +352,12 @@ impl Tombstones {
     /// A walk over groups with sources that may have timestamps in `range`.
     pub fn walk(&self, range: TimeRange) -> TombstoneWalk<'_> {
         let in_range = |entry: &&(CommitSeq, Arc<Tombstone>)| entry.1.range.overlaps(range);
-        let mut walk =
-            TombstoneWalk { list: &self.list, next: BinaryHeap::new(), here: Vec::new() };
+        let mut walk = TombstoneWalk {
+            list: &self.list,
+            next: BinaryHeap::new(),
+            group: None,
+            here: Vec::new(),
+        };
         if self.list.iter().any(|entry| in_range(&entry)) {
             let entries = self.list.iter().enumerate().filter(|(_, entry)| in_range(entry));
             let firsts = entries.filter_map(|(idx, (_, tombstone))| {
@@ -366,6 +372,9 @@ impl Tombstones {
 impl<'a> TombstoneWalk<'a> {
     /// Whether a tombstone touches `group`. Groups must not descend from call to call.
     pub fn touches(&mut self, group: GroupId) -> bool {
+        if self.group == Some(group) {
+            return !self.here.is_empty();
+        }
         while let Some(&Reverse((at, idx))) = self.next.peek()
             && at < group
         {
@@ -377,7 +386,7 @@ impl<'a> TombstoneWalk<'a> {
 
     /// Removes the hidden samples of `group` from its `sources`: from each source those of the
     /// tombstones that are newer than all of it. Removes sources without remaining values. Groups
-    /// must ascend.
+    /// must not descend from call to call.
     pub fn hide(&mut self, group: GroupId, sources: &mut Vec<GroupColumns>) {
         if !self.touches(group) {
             return;
@@ -390,18 +399,22 @@ impl<'a> TombstoneWalk<'a> {
         sources.retain(|source| !source.is_empty());
     }
 
-    /// The hidden samples of `group`, for callers that read no columns. Groups must ascend, also
-    /// between this method and [`TombstoneWalk::hide`].
+    /// The hidden samples of `group`, for callers that read no columns. Groups must not descend
+    /// from call to call, also between this method and [`TombstoneWalk::hide`].
     pub fn of(&mut self, group: GroupId) -> impl Iterator<Item = HiddenSamples<'a>> {
-        self.here.clear();
-        while self.touches(group)
-            && let Some(Reverse((_, idx))) = self.next.pop()
-        {
-            self.here.push(idx);
-            // The largest possible group has no successor.
-            if let Some(after) = group.0.checked_add(1) {
-                self.push_from(idx, GroupId(after));
+        if self.group != Some(group) {
+            self.group = None;
+            self.here.clear();
+            while self.touches(group)
+                && let Some(Reverse((_, idx))) = self.next.pop()
+            {
+                self.here.push(idx);
+                // The largest possible group has no successor.
+                if let Some(after) = group.0.checked_add(1) {
+                    self.push_from(idx, GroupId(after));
+                }
             }
+            self.group = Some(group);
         }
         let here = self.here.iter().filter_map(|&idx| self.list.get(idx));
         here.filter_map(move |(seq, tombstone)| {

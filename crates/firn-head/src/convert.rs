@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::Effort;
+use firn_codec::{Effort, SliceBy};
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
 use crate::options::ConvertOptions;
@@ -51,7 +51,7 @@ impl ConvertJob {
         let base = self.inputs.iter().map(|input| input.part.range.start).min().unwrap_or(0);
         let held = self.budget.empty(Pool::Head);
         let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
-        let mut walk = PartWalk::new(self.inputs.iter())?;
+        let mut walk = PartWalk::new(self.inputs.iter(), SliceBy::Time)?;
         // No tombstones: parts on both sides of a delete are never merged.
         while let Some((local, group)) = walk.take_lent()? {
             match group {

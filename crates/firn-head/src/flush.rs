@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Tombstones};
+use firn_codec::{GroupColumns, SliceBy, Tombstones};
 use firn_model::{
     CommitSeq, GroupId, LogPosition, Pool, Result, ShardBits, ShardId, TimeRange, Timestamp,
 };
@@ -53,7 +53,8 @@ impl FlushJob {
     }
 
     /// Every group with all its values that `tombstones` do not hide, groups rising over all
-    /// shards, for a table writer. Decodes one group at a time.
+    /// shards, for a table writer. A large group comes in several slices that do not overlap.
+    /// Decodes one slice at a time.
     ///
     /// # Errors
     /// An item is `Corrupt` if the memory is malformed: a bug.
@@ -65,7 +66,7 @@ impl FlushJob {
         let mut walks = Vec::new();
         let mut failed = None;
         for (idx, shard) in self.shards.iter().enumerate() {
-            match PartWalk::new(shard.parts.iter()) {
+            match PartWalk::new(shard.parts.iter(), SliceBy::Members) {
                 Ok(walk) => walks.push((shard.shard, walk)),
                 Err(error) => {
                     failed = Some(error);

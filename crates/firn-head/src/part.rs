@@ -3,7 +3,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, MemberColumn, SeqRange, Slots, merge_columns};
+use firn_codec::{
+    Chunk, GroupColumns, MemberColumn, SeqRange, Slice, SliceBy, Slots, cut_slices, merge_columns,
+};
 use firn_model::{ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::Mutex;
 
@@ -248,54 +250,57 @@ impl Deref for ListedPart {
     }
 }
 
-/// Walks the groups of adjacent parts of one shard in rising order, and merges their columns.
+/// Walks the groups of adjacent parts of one shard in rising order, and merges their columns. A
+/// large group comes in slices, so that a walk needs little memory.
 pub(crate) struct PartWalk<'a> {
     cursors: Vec<PartCursor<'a>>,
+    by: SliceBy,
     buffers: ReadBuffers,
     sources: Vec<GroupColumns>,
     lone: MemberColumn,
+    /// The large group that is being taken, and its slices that are left, the last one first.
+    /// Its cursors are behind it.
+    sliced: Option<(LocalGroup, Vec<Slice>)>,
 }
 
-/// The values of one group.
+/// The values of one group or of a slice of it.
 pub(crate) enum WalkedGroup<'w> {
     /// Slot 0 alone, with a value at each timestamp.
     Lone(&'w MemberColumn),
     Columns(GroupColumns),
 }
 
+/// A group is decoded as one up to this size: about four times as much is in memory while it is
+/// merged and encoded.
+const SLICE_BYTES: usize = 512 << 10;
+
 impl<'a> PartWalk<'a> {
     /// `parts` oldest first.
-    pub(crate) fn new(parts: impl Iterator<Item = &'a PinnedPart>) -> Result<PartWalk<'a>> {
+    pub(crate) fn new(
+        parts: impl Iterator<Item = &'a PinnedPart>,
+        by: SliceBy,
+    ) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
-        Ok(PartWalk {
-            cursors,
-            buffers: ReadBuffers::default(),
-            sources: Vec::new(),
-            lone: MemberColumn::default(),
-        })
+        let (buffers, sources, lone) = Default::default();
+        Ok(PartWalk { cursors, by, buffers, sources, lone, sliced: None })
     }
 
     /// The group that [`PartWalk::take`] returns next.
     pub(crate) fn peek(&self) -> Option<LocalGroup> {
-        self.cursors.iter().filter_map(PartCursor::peek).min()
+        match &self.sliced {
+            Some((local, _)) => Some(*local),
+            None => self.cursors.iter().filter_map(PartCursor::peek).min(),
+        }
     }
 
-    /// The group of [`PartWalk::peek`] with all its values, maybe none. Calls `hide` with the
-    /// columns of each part before they are merged.
+    /// The group of [`PartWalk::peek`] with all its values or a slice of them, maybe none. Calls
+    /// `hide` with the columns of each part before they are merged.
     pub(crate) fn take(
         &mut self,
         hide: impl FnOnce(LocalGroup, &mut Vec<GroupColumns>),
     ) -> Result<Option<(LocalGroup, GroupColumns)>> {
         let Some(local) = self.peek() else { return Ok(None) };
-        self.sources.clear();
-        for cursor in &mut self.cursors {
-            while cursor.peek() == Some(local) {
-                let columns = cursor.take(local, None, &mut self.buffers)?;
-                if !columns.is_empty() {
-                    self.sources.push(columns);
-                }
-            }
-        }
+        self.read(local, false)?;
         hide(local, &mut self.sources);
         Ok(Some((local, self.merge())))
     }
@@ -303,12 +308,46 @@ impl<'a> PartWalk<'a> {
     /// As [`PartWalk::take`]. Nothing is allocated for a lone series whose parts follow each other.
     pub(crate) fn take_lent(&mut self) -> Result<Option<(LocalGroup, WalkedGroup<'_>)>> {
         let Some(local) = self.peek() else { return Ok(None) };
+        self.read(local, true)?;
+        let is_lone = self.sources.is_empty() && !self.lone.times.is_empty();
+        let group = match is_lone {
+            true => WalkedGroup::Lone(&self.lone),
+            false => WalkedGroup::Columns(self.merge()),
+        };
+        Ok(Some((local, group)))
+    }
+
+    /// Reads `local`, or its next slice, to `sources`. A lone series whose parts follow each other
+    /// is read to `lone`, if `lends`.
+    fn read(&mut self, local: LocalGroup, lends: bool) -> Result<()> {
         self.sources.clear();
         self.lone.clear();
+        if self.sliced.is_none() && !self.read_whole(local, lends)? {
+            self.sources.clear();
+            self.lone.clear();
+            self.sliced = Some((local, self.cut(local)?));
+        }
+        let Some((_, left)) = &mut self.sliced else { return Ok(()) };
+        let slice = left.pop().unwrap_or(Slice::WHOLE);
+        if left.is_empty() {
+            self.sliced = None;
+        }
+        for cursor in &self.cursors {
+            cursor.read_slice(local, &slice, &mut self.buffers, &mut self.sources)?;
+        }
+        Ok(())
+    }
+
+    /// Returns `false` if the group is too large: then its columns are undefined, and some cursors
+    /// are behind it.
+    fn read_whole(&mut self, local: LocalGroup, lends: bool) -> Result<bool> {
+        let mut left = SLICE_BYTES;
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
-                let lone = self.sources.is_empty().then_some(&mut self.lone);
-                let columns = cursor.take(local, lone, &mut self.buffers)?;
+                let lone = (lends && self.sources.is_empty()).then_some(&mut self.lone);
+                let Some(columns) = cursor.take(local, lone, &mut left, &mut self.buffers)? else {
+                    return Ok(false);
+                };
                 if columns.is_empty() {
                     continue;
                 }
@@ -321,12 +360,18 @@ impl<'a> PartWalk<'a> {
                 self.sources.push(columns);
             }
         }
-        let is_lone = self.sources.is_empty() && !self.lone.times.is_empty();
-        let group = match is_lone {
-            true => WalkedGroup::Lone(&self.lone),
-            false => WalkedGroup::Columns(self.merge()),
-        };
-        Ok(Some((local, group)))
+        Ok(true)
+    }
+
+    /// The slices of `local`, the last one first. Moves all cursors behind it.
+    fn cut(&mut self, local: LocalGroup) -> Result<Vec<Slice>> {
+        let mut chunks = Vec::new();
+        for cursor in &mut self.cursors {
+            cursor.skip(local, &mut chunks)?;
+        }
+        let mut slices = cut_slices(&chunks, SLICE_BYTES, self.by)?;
+        slices.reverse();
+        Ok(slices)
     }
 
     fn merge(&mut self) -> GroupColumns {
@@ -339,6 +384,7 @@ impl<'a> PartWalk<'a> {
 
 struct PartCursor<'a> {
     part: &'a Part,
+    form: &'a PartForm,
     at: CursorForm<'a>,
 }
 
@@ -356,7 +402,7 @@ impl<'a> PartCursor<'a> {
             }
             PartForm::Columns(segment) => CursorForm::Columns { segment, cursor: segment.first()? },
         };
-        Ok(PartCursor { part, at })
+        Ok(PartCursor { part, form: &pinned.form, at })
     }
 
     fn peek(&self) -> Option<LocalGroup> {
@@ -368,13 +414,15 @@ impl<'a> PartCursor<'a> {
 
     /// The values of `local`, which is the group of [`PartCursor::peek`]. Those of a lone series
     /// are appended to `lone`, if it is passed and they are later than its samples; then the result
-    /// is empty.
+    /// is empty. `None`, and nothing is decoded, if a chunk has more than `left` bytes once it is
+    /// decoded; `left` decreases by those that it has.
     fn take(
         &mut self,
         local: LocalGroup,
         mut lone: Option<&mut MemberColumn>,
+        left: &mut usize,
         buffers: &mut ReadBuffers,
-    ) -> Result<GroupColumns> {
+    ) -> Result<Option<GroupColumns>> {
         let before = lone.as_ref().map_or(0, |lone| lone.times.len());
         let columns = match &mut self.at {
             CursorForm::Rows { arena, visible, next } => {
@@ -387,8 +435,10 @@ impl<'a> PartCursor<'a> {
                         "memory: the cursor of a segment is behind its last group",
                     ));
                 };
-                segment.advance(cursor)?;
                 let chunk = segment.open(chunk)?;
+                let Some(rest) = left.checked_sub(chunk.decoded_bytes()) else { return Ok(None) };
+                *left = rest;
+                segment.advance(cursor)?;
                 let is_appended = match lone.as_deref_mut() {
                     Some(lone) if chunk.is_lone() => {
                         chunk.append_one(Slot(0), TimeRange::ALL, lone)?
@@ -402,19 +452,59 @@ impl<'a> PartCursor<'a> {
             }
         };
         let appended = lone.and_then(|lone| lone.times.get(before..)).unwrap_or_default();
-        let range = match appended {
+        self.check_range(match appended {
             [] => columns.time_range(),
             [only] => TimeRange::at(*only),
             [first, .., last] => TimeRange::new(*first, *last),
-        };
-        // The walk feeds tables: a row outside the range would be in no query's reach.
-        if self.part.range.intersect(range) != range {
-            let what = format!(
-                "columns at {range:?} are outside the range of their part, {:?}",
-                self.part.range
-            );
-            return Err(Error::corrupt("memory", 0, what));
+        })?;
+        Ok(Some(GroupColumns { seq: self.part.seq, ..columns }))
+    }
+
+    /// Moves behind `local`, and adds all its chunks to `chunks`.
+    fn skip(&mut self, local: LocalGroup, chunks: &mut Vec<Chunk<'a>>) -> Result<()> {
+        match &mut self.at {
+            CursorForm::Rows { arena, next, .. } => {
+                if *next == Some(local) {
+                    *next = local.checked_add(1).and_then(|from| arena.next_group(from));
+                }
+            }
+            CursorForm::Columns { segment, cursor } => {
+                // A chunk of the group may be behind the cursor already.
+                let segment: &'a Segment = segment;
+                *cursor = segment.seek(local, None)?;
+                while let Some((at, chunk)) = segment.get(cursor)
+                    && at == local
+                {
+                    chunks.push(segment.open(chunk)?);
+                    segment.advance(cursor)?;
+                }
+            }
         }
-        Ok(GroupColumns { seq: self.part.seq, ..columns })
+        Ok(())
+    }
+
+    /// Appends the values of `local` in `slice` to `out`.
+    fn read_slice(
+        &self,
+        local: LocalGroup,
+        slice: &Slice,
+        buffers: &mut ReadBuffers,
+        out: &mut Vec<GroupColumns>,
+    ) -> Result<()> {
+        let before = out.len();
+        self.part.read(self.form, local, (slice.slots(), slice.range), &mut None, buffers, out)?;
+        out.iter().skip(before).try_for_each(|columns| self.check_range(columns.time_range()))
+    }
+
+    /// The walk feeds tables: a row outside the range would be in no query's reach.
+    fn check_range(&self, range: TimeRange) -> Result<()> {
+        if self.part.range.intersect(range) == range {
+            return Ok(());
+        }
+        let what = format!(
+            "columns at {range:?} are outside the range of their part, {:?}",
+            self.part.range
+        );
+        Err(Error::corrupt("memory", 0, what))
     }
 }

@@ -5,13 +5,16 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{Chunk, GroupColumns, Slots};
-use firn_model::{Error, GroupId, Result, TimeRange};
+use firn_codec::{Chunk, GroupColumns, Slice};
+use firn_model::{Error, GroupId, Reservation, Result};
 
 use crate::block::{Block, Walk, unpack};
 use crate::store::{Read, Store};
 use crate::suffix::{Suffix, block_range};
 use crate::table::Table;
+
+/// The buffer of an [`EncodedGroup`] that is kept for the next group.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Reads ahead some blocks at a time, past the cache: a merge reads everything once.
 pub(crate) struct TableCursor {
@@ -64,26 +67,26 @@ impl TableCursor {
         self.chunks.front().map(|(group, _)| *group)
     }
 
-    /// Takes all chunks of the next group if it is `group`.
+    /// Takes all chunks of the next group if it is `group`, as the input `idx` of a merge.
+    ///
+    /// # Errors
+    /// `Busy` without memory for them; `Corrupt` or `Unavailable` if the table cannot be read.
     pub(crate) fn take_group(
         &mut self,
         group: GroupId,
-        columns: &mut Vec<GroupColumns>,
+        idx: usize,
+        out: &mut EncodedGroup,
     ) -> Result<()> {
         while let Some((next, place)) = self.chunks.front().cloned()
             && next == group
         {
             let held = if self.unpacked.is_empty() { &*self.run } else { &*self.unpacked };
             let bytes = held.get(place).unwrap_or_default();
-            let record = &self.table.record;
-            let decoded = Chunk::open(bytes)
-                .and_then(|chunk| chunk.read(Slots::All, TimeRange::ALL))
-                .and_then(|columns| {
-                    record.check_chunk(group, columns.time_range())?;
-                    Ok(columns)
-                })
-                .map_err(|e| self.damage(e))?;
-            columns.push(decoded);
+            out.memory.cover((out.bytes.len() + bytes.len()) as u64)?;
+            let start = out.bytes.len();
+            out.bytes.extend_from_slice(bytes);
+            let place = start..out.bytes.len();
+            out.chunks.push(EncodedChunk { place, idx, block_offset: self.block_offset });
             self.chunks.pop_front();
             self.advance()?;
         }
@@ -155,6 +158,82 @@ impl TableCursor {
     }
 
     fn damage(&self, error: Error) -> Error {
-        self.table.note(Error::corrupt(self.table.path(), self.block_offset, error.what()))
+        self.damage_at(self.block_offset, error)
+    }
+
+    fn damage_at(&self, block_offset: u64, error: Error) -> Error {
+        self.table.note(Error::corrupt(self.table.path(), block_offset, error.what()))
+    }
+}
+
+/// The chunks of one group from all inputs of a merge, encoded: decoded they may have 100 times
+/// the size.
+pub(crate) struct EncodedGroup {
+    bytes: Vec<u8>,
+    chunks: Vec<EncodedChunk>,
+    /// Of `bytes`.
+    memory: Reservation,
+}
+
+struct EncodedChunk {
+    place: Range<usize>,
+    /// The index of the input and the offset of its block.
+    idx: usize,
+    block_offset: u64,
+}
+
+impl EncodedGroup {
+    pub(crate) fn new(memory: Reservation) -> EncodedGroup {
+        EncodedGroup { bytes: Vec::new(), chunks: Vec::new(), memory }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.chunks.clear();
+        // A large group must not hold memory during the following ones.
+        if self.bytes.capacity() > KEPT_BYTES_MAX {
+            self.bytes = Vec::new();
+            self.memory.shrink(u64::MAX);
+        }
+    }
+
+    /// The chunks, opened, in the order in which they were taken from `inputs`.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged chunk.
+    pub(crate) fn open(&self, inputs: &[TableCursor]) -> Result<Vec<Chunk<'_>>> {
+        let open = |(idx, chunk): (usize, &EncodedChunk)| {
+            let bytes = self.bytes.get(chunk.place.clone()).unwrap_or_default();
+            Chunk::open(bytes).map_err(|e| self.damage(idx, inputs, e))
+        };
+        self.chunks.iter().enumerate().map(open).collect()
+    }
+
+    /// Decodes chunk `idx` of [`EncodedGroup::open`], which is `chunk`, in a slice.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged.
+    pub(crate) fn read(
+        &self,
+        group: GroupId,
+        (idx, chunk): (usize, &Chunk<'_>),
+        slice: &Slice,
+        inputs: &[TableCursor],
+    ) -> Result<GroupColumns> {
+        let check = |columns: GroupColumns| {
+            let input = self.chunks.get(idx).and_then(|at| inputs.get(at.idx));
+            input.map_or(Ok(()), |it| it.table.record.check_chunk(group, columns.time_range()))?;
+            Ok(columns)
+        };
+        let read = chunk.read(slice.slots(), slice.range).and_then(check);
+        read.map_err(|e| self.damage(idx, inputs, e))
+    }
+
+    fn damage(&self, idx: usize, inputs: &[TableCursor], error: Error) -> Error {
+        let Some(chunk) = self.chunks.get(idx) else { return error };
+        match inputs.get(chunk.idx) {
+            Some(input) => input.damage_at(chunk.block_offset, error),
+            None => error,
+        }
     }
 }

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use firn_codec::{GroupColumns, TombstoneWalk, Tombstones, merge_columns};
+use firn_codec::{GroupColumns, SliceBy, TombstoneWalk, Tombstones, cut_slices, merge_columns};
 use firn_env::Env;
 use firn_model::{
     Budget, CancelToken, CommitSeq, GroupId, Pool, Reservation, Result, TimeRange, Timestamp,
 };
 
-use crate::cursor::TableCursor;
+use crate::cursor::{EncodedGroup, TableCursor};
 use crate::edit::Edit;
 use crate::job_kind::JobKind;
 use crate::layout::SlowLayout;
@@ -30,6 +30,10 @@ const READ_AHEAD_BYTES: u64 = 8 << 20;
 const READ_AHEAD_PART: u64 = 32;
 const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 const GROUPS_PER_CANCEL_CHECK: usize = 64;
+/// A group is decoded as one up to this size.
+const SLICE_BYTES: usize = 512 << 10;
+/// Sources, merged columns, and the pieces in which they are written.
+const COPIES: u64 = 4;
 
 /// A planned task and its inputs.
 pub(crate) struct Work {
@@ -121,8 +125,8 @@ impl Job {
 
     /// Runs the job. On return the new tables are durable, but orphans until the edit is applied; a
     /// killed job leaves only files that no manifest names. Memory: read-ahead of 8 MiB (at least a
-    /// block per input), one group with its sources, and for an upload the table that is being
-    /// written (`table_bytes_max`, twice while it is sent).
+    /// block per input), the encoded chunks of one group and a decoded slice of it, and for an
+    /// upload the table that is being written (`table_bytes_max`, twice while it is sent).
     ///
     /// # Errors
     /// `Unavailable` when a tier is down or full, `Busy` without memory, `Canceled`, `Corrupt` when
@@ -272,21 +276,30 @@ impl Job {
             inputs.iter().fold(TimeRange::EMPTY, |all, table| all.union(table.record.time_range));
         let mut hidden = self.tombstones.walk(range);
         let mut sources: Vec<GroupColumns> = Vec::new();
+        let mut encoded = EncodedGroup::new(memory.split(0));
         let mut group_count = 0;
         while let Some(group) = cursors.iter().filter_map(TableCursor::group).min() {
             if group_count % GROUPS_PER_CANCEL_CHECK == 0 {
                 cancel.check()?;
             }
             group_count += 1;
-            sources.clear();
-            for cursor in &mut cursors {
-                cursor.take_group(group, &mut sources)?;
+            encoded.clear();
+            for (idx, cursor) in cursors.iter_mut().enumerate() {
+                cursor.take_group(group, idx, &mut encoded)?;
             }
-            // Twice: the sources and the merged columns.
-            let bytes = 2 * sources.iter().map(|columns| columns.heap_bytes() as u64).sum::<u64>();
-            memory.grow(bytes)?;
-            outputs.push(group, &merge(group, &mut sources, &mut hidden), target)?;
-            memory.shrink(bytes);
+            let chunks = encoded.open(&cursors)?;
+            for slice in cut_slices(&chunks, SLICE_BYTES, SliceBy::Members)? {
+                sources.clear();
+                for chunk in chunks.iter().enumerate() {
+                    let columns = encoded.read(group, chunk, &slice, &cursors)?;
+                    sources.extend((!columns.is_empty()).then_some(columns));
+                }
+                let of = |columns: &GroupColumns| columns.heap_bytes() as u64;
+                let bytes = COPIES * sources.iter().map(of).sum::<u64>();
+                memory.grow(bytes)?;
+                outputs.push(group, &merge(group, &mut sources, &mut hidden), target)?;
+                memory.shrink(bytes);
+            }
         }
         Ok(())
     }

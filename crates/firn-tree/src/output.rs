@@ -81,7 +81,8 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Adds a group; groups must rise. `target` maps a timestamp to its partition.
+    /// Adds a group or a slice of it; groups must not descend, and slices of a group must not
+    /// overlap. `target` maps a timestamp to its partition.
     ///
     /// # Errors
     /// `Unavailable` when the tier fails or is full, `Busy` without memory.
@@ -109,10 +110,12 @@ impl<'a> Outputs<'a> {
         }
         let start = target.partition.range().start;
         let is_full = self.writers.get(&start).is_some_and(|(writer, target)| {
-            writer.bytes() >= self.options.table_bytes_max
-                || writer.group_max().is_some_and(|last| {
-                    territory(&target.bounds, last) != territory(&target.bounds, group)
-                })
+            // All slices of a group are in one table.
+            writer.group_max().is_some_and(|last| {
+                last < group
+                    && (writer.bytes() >= self.options.table_bytes_max
+                        || territory(&target.bounds, last) != territory(&target.bounds, group))
+            })
         });
         if is_full && let Some((writer, _)) = self.writers.remove(&start) {
             self.finish_table(writer)?;

@@ -141,13 +141,13 @@ impl Tree {
     }
 
     /// Writes a flush as level-0 tables, one per partition that it touches (more if they exceed
-    /// `table_bytes_max`). Groups must rise, each once. On return, files and names are durable;
-    /// they are orphans until the edit is applied. `deletes_through` is the last delete that was
-    /// applied to `chunks`.
+    /// `table_bytes_max`). Groups must not descend; slices of one group must not overlap. On
+    /// return, files and names are durable; they are orphans until the edit is applied.
+    /// `deletes_through` is the last delete that was applied to `chunks`.
     ///
     /// # Errors
-    /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups do not
-    /// rise. The files of a failed flush are removed.
+    /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups
+    /// descend. The files of a failed flush are removed.
     pub fn write_level0(
         &self,
         chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
@@ -511,9 +511,9 @@ fn push_all(
     let mut last = None;
     for chunk in chunks {
         let (group, columns) = chunk?;
-        if last.replace(group).is_some_and(|last| last >= group) {
+        if last.replace(group).is_some_and(|last| last > group) {
             return Err(Error::internal(format!(
-                "flush: {group} is out of order: groups must rise"
+                "flush: {group} is out of order: groups must not descend"
             )));
         }
         outputs.push(group, &columns, target)?;

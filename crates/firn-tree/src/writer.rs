@@ -105,9 +105,9 @@ impl TableWriter {
         (self.tail.len() + self.block.bytes()) as u64
     }
 
-    /// Adds all of `columns`, which are inside the partition; groups must rise.
+    /// Adds all of `columns`, which are inside the partition; groups must not descend.
     pub(crate) fn push(&mut self, group: GroupId, columns: &GroupColumns, scratch: &mut Vec<u8>) {
-        assert!(self.group_max.is_none_or(|last| last < group), "groups must rise");
+        assert!(self.group_max.is_none_or(|last| last <= group), "groups must not descend");
         if columns.is_empty() {
             return;
         }

@@ -34,6 +34,8 @@ pub(super) struct MembersBody<'a> {
     /// Runs of (shape, number of members); empty if there is only one shape.
     pub(super) shape_runs: &'a [u8],
     pub(super) directory: Directory<'a>,
+    /// Of all members.
+    pub(super) value_count: usize,
     /// Number of bytes read by `open`.
     opened_bytes: usize,
 }
@@ -95,9 +97,10 @@ impl<'a> MembersBody<'a> {
             subsets,
             shape_runs: &[],
             directory: Directory::default(),
+            value_count: 0,
             opened_bytes: 0,
         };
-        members.skip_shape_runs(member_count, &mut input)?;
+        members.value_count = members.skip_shape_runs(member_count, &mut input)?;
         members.shape_runs =
             runs_at.get(..runs_at.len().saturating_sub(input.len())).unwrap_or_default();
         members.directory = Directory::take(member_count, input)?;
@@ -122,8 +125,8 @@ impl<'a> MembersBody<'a> {
     }
 
     /// Reads the shape runs and checks that they cover all members and do not exceed
-    /// [`VALUES_MAX`].
-    fn skip_shape_runs(&self, member_count: usize, input: &mut &[u8]) -> Result<()> {
+    /// [`VALUES_MAX`]. Returns the number of values.
+    fn skip_shape_runs(&self, member_count: usize, input: &mut &[u8]) -> Result<usize> {
         let mut left = member_count;
         let mut value_count = 0usize;
         while left > 0 {
@@ -144,7 +147,7 @@ impl<'a> MembersBody<'a> {
         if value_count > VALUES_MAX {
             return Err(corrupt(format!("chunk of {value_count} values")));
         }
-        Ok(())
+        Ok(value_count)
     }
 
     /// Number of entries of a member of `shape`.
@@ -180,7 +183,7 @@ impl<'a> MembersBody<'a> {
 
     /// Calls `f` for each selected member with its slot, number of values and bytes, and whether it
     /// shares the bytes of the previous member.
-    fn for_each_member(
+    pub(super) fn for_each_member(
         &self,
         wanted: &mut SlotWalk<'_>,
         mut f: impl FnMut(Slot, usize, &'a [u8], bool),

@@ -105,6 +105,38 @@ impl<'a> Chunk<'a> {
         }
     }
 
+    /// Bytes of its times and values once they are decoded.
+    pub fn decoded_bytes(&self) -> usize {
+        let value_count = match &self.body {
+            Body::Lone(lone) => lone.entry_count,
+            Body::Members(members) => members.value_count,
+        };
+        self.entry_count().saturating_add(value_count).saturating_mul(size_of::<f64>())
+    }
+
+    /// Calls `each` with the slot and the number of values of each selected member, ascending.
+    /// Decodes no column.
+    ///
+    /// # Errors
+    /// `Corrupt` if the bytes are damaged.
+    pub(crate) fn each_value_count(
+        &self,
+        slots: Slots<'_>,
+        mut each: impl FnMut(Slot, usize),
+    ) -> Result<()> {
+        match &self.body {
+            Body::Lone(lone) => {
+                if slots.contains(Slot(0)) {
+                    each(Slot(0), lone.entry_count);
+                }
+                Ok(())
+            }
+            Body::Members(members) => {
+                members.for_each_member(&mut slots.walk(), |slot, count, _, _| each(slot, count))
+            }
+        }
+    }
+
     /// The members' slots, ascending.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + use<'a> {
         let (lone, listed) = match &self.body {

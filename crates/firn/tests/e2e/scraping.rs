@@ -269,8 +269,8 @@ pub(crate) fn wait_for_equal(what: &str, both: impl Fn() -> (BTreeSet<String>, B
     wait_until_equal(what, false, both);
 }
 
-/// Two servers scrape at times of their own, so a second reading could see what only one of them
-/// has scraped: the reading that is judged is the one that ends the wait.
+/// Two servers scrape at times of their own, so a second reading could see a scrape of only one of
+/// them: the reading that is judged is the one that ends the wait.
 fn wait_until_equal(
     what: &str,
     may_be_empty: bool,

@@ -219,7 +219,7 @@ impl PrefixTracker {
 
 /// The most of `name_count` names that have a letter code, if their texts have `text_bytes`.
 pub(crate) fn code_count_max(name_count: u64, text_bytes: u64) -> u64 {
-    name_count.min(text_bytes / SAVED_BYTES_MIN as u64)
+    name_count.min(text_bytes.div_euclid(SAVED_BYTES_MIN as u64))
 }
 
 fn common(a: &[u8], b: &[u8]) -> usize {

@@ -270,8 +270,8 @@ impl Sealed {
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
-        let of_names = |names: &Box<[u32]>| size_of_val(names) + size_of_val(&**names);
-        let identities: usize = self.identities.iter().map(of_names).sum();
+        let of_names = |names: &[u32]| size_of::<Box<[u32]>>() + size_of_val(names);
+        let identities: usize = self.identities.iter().map(|names| of_names(names)).sum();
         let texts = self.names.heap_bytes() + self.strings.heap_bytes();
         (self.blocks.heap_bytes() + texts + tables + identities) as u64
     }

@@ -1,0 +1,179 @@
+//! The memory of maintenance is reserved: conversions, flushes, merges and clean-ups of rows of
+//! many shapes allocate no more bytes than the database has reserved.
+
+use std::sync::{Mutex, PoisonError};
+
+use firn_bench::index::counting::{
+    Counting, compare_with, reset_unreserved_peak, unreserved_bytes, unreserved_peak,
+};
+use firn_model::{Budget, Labels, MatchOp, Matcher, RowBatch, SeriesRef, TimeRange, Timestamp};
+use firndb::{Db, Lane, Options, RecoveryProgress, local_env};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LIMIT_BYTES: u64 = 256 << 20;
+/// The copies of a slice, of which the one of 4,000 members with 64 rows is the largest, and
+/// buffers of files.
+const SLACK_BYTES: i64 = 10 << 20;
+const HOUR_MS: Timestamp = 3_600_000;
+
+static BUDGET: Mutex<Option<Budget>> = Mutex::new(None);
+
+fn with_budget(budget: Option<Budget>) {
+    *BUDGET.lock().unwrap_or_else(PoisonError::into_inner) = budget;
+}
+
+/// A number that cannot be compressed.
+fn noise(seed: u64) -> f64 {
+    let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    bits ^= bits >> 29;
+    f64::from_bits(bits.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 2)
+}
+
+struct Shape {
+    name: &'static str,
+    series: usize,
+    /// Series with one `instance`.
+    members: usize,
+    /// Times of round `n`.
+    times: fn(usize) -> Vec<Timestamp>,
+    rounds: usize,
+    value: fn(u64) -> f64,
+}
+
+fn labels(idx: usize, members: usize) -> Labels {
+    let (instance, metric) = (format!("i{}", idx / members), format!("m{}", idx % members));
+    Labels::from_pairs([("__name__", metric.as_str()), ("instance", &instance), ("job", "j")])
+        .expect("valid")
+}
+
+fn check(shape: &Shape) -> Option<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { memory_bytes_max: LIMIT_BYTES, ..Options::default() };
+    let env = local_env(folder.path()).expect("an environment");
+    let db = Db::open_idle(env, options, &RecoveryProgress::default()).expect("opens");
+    with_budget(Some(db.budget().clone()));
+    let mut most = (0, String::new());
+    let mut measure = |what: String, work: &mut dyn FnMut()| {
+        let before = unreserved_bytes();
+        reset_unreserved_peak();
+        work();
+        let peak = unreserved_peak() - before;
+        if peak > most.0 {
+            most = (peak, what);
+        }
+    };
+    let mut series: Vec<SeriesRef> = Vec::with_capacity(shape.series);
+    for first in (0..shape.series).step_by(4_000) {
+        let all: Vec<Labels> = (first..shape.series.min(first + 4_000))
+            .map(|idx| labels(idx, shape.members))
+            .collect();
+        series.extend(db.resolve(&all).into_iter().map(|found| found.expect("resolved")));
+    }
+    // Memory for writing new series to a file is reserved before it is used.
+    let mut first = RowBatch::default();
+    series.iter().for_each(|&one| first.push(one, 0, 0.5));
+    db.write(&mut first).expect("written");
+    drop(first);
+    db.flush().expect("flushed");
+    for round in 0..shape.rounds {
+        for times in (shape.times)(round).chunks(20_000_usize.div_ceil(shape.series)) {
+            let mut batch = RowBatch::default();
+            for (&time, (idx, &one)) in
+                times.iter().flat_map(|time| series.iter().enumerate().map(move |it| (time, it)))
+            {
+                batch.push(one, time, (shape.value)(time as u64 ^ (idx as u64) << 40));
+            }
+            db.write(&mut batch).expect("written");
+            drop(batch);
+            measure(format!("conversion {round}"), &mut || db.settle(Lane::Head).expect("settles"));
+        }
+        measure(format!("flush {round}"), &mut || db.flush().expect("flushed"));
+        measure(format!("merge {round}"), &mut || db.settle(Lane::Tree).expect("settles"));
+    }
+    let all = Matcher::new("job", MatchOp::Equal, "j").expect("a matcher");
+    db.delete(&[vec![all]], TimeRange::new(1, HOUR_MS / 2)).expect("deleted");
+    measure("clean-up".to_owned(), &mut || db.clean_tombstones().expect("cleaned"));
+    let (peak, what) = most;
+    let text = format!("{}: {what} has {peak} unreserved bytes", shape.name);
+    println!("{text}");
+    with_budget(None);
+    (peak > SLACK_BYTES).then_some(text)
+}
+
+#[test]
+fn maintenance_reserves_the_memory_that_it_takes() {
+    compare_with(|| {
+        let budget = BUDGET.try_lock().ok();
+        budget.and_then(|budget| budget.as_ref().map(|it| it.usage().used_bytes)).unwrap_or(0)
+    });
+    let shapes = [
+        Shape {
+            name: "many series",
+            series: 40_000,
+            members: 100,
+            times: |round| (0..8).map(|at| (round as i64 * 8 + at) * 15_000).collect(),
+            rounds: 6,
+            value: noise,
+        },
+        Shape {
+            name: "series without groups",
+            series: 20_000,
+            members: 1,
+            times: |round| (0..8).map(|at| (round as i64 * 8 + at) * 15_000).collect(),
+            rounds: 6,
+            value: noise,
+        },
+        Shape {
+            name: "many rows of few series",
+            series: 10,
+            members: 10,
+            times: |round| (0..20_000).map(|at| (round as i64 * 20_000 + at) * 100).collect(),
+            rounds: 5,
+            value: noise,
+        },
+        Shape {
+            name: "large groups",
+            series: 16_000,
+            members: 4_000,
+            times: |round| (0..30).map(|at| (round as i64 * 30 + at) * 15_000).collect(),
+            rounds: 4,
+            value: noise,
+        },
+        Shape {
+            name: "many partitions",
+            series: 20,
+            members: 10,
+            times: |round| (0..3_000).map(|at| at * 2 * HOUR_MS + round as i64).collect(),
+            rounds: 4,
+            value: noise,
+        },
+        Shape {
+            name: "late rows in old partitions",
+            series: 2_000,
+            members: 100,
+            times: |round| (0..40).map(|at| at * HOUR_MS / 4 + round as i64).collect(),
+            rounds: 6,
+            value: noise,
+        },
+        Shape {
+            name: "one value each millisecond",
+            series: 1,
+            members: 1,
+            times: |_| (0..3_000_000).collect(),
+            rounds: 1,
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "a large group of one value",
+            series: 4_000,
+            members: 4_000,
+            times: |_| (0..1_000).map(|at| at * 1_000).collect(),
+            rounds: 1,
+            value: |_| 1.0,
+        },
+    ];
+    let failed: Vec<String> = shapes.iter().filter_map(check).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
