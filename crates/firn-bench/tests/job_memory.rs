@@ -1,12 +1,15 @@
-//! The memory of maintenance is reserved: conversions, flushes, merges and clean-ups of rows of
-//! many shapes allocate no more bytes than the database has reserved.
+//! The memory of maintenance and reads is reserved: conversions, flushes, merges, clean-ups and
+//! reads of rows of many shapes allocate no more bytes than the database has reserved.
 
 use std::sync::{Mutex, PoisonError};
 
 use firn_bench::index::counting::{
     Counting, compare_with, reset_unreserved_peak, unreserved_bytes, unreserved_peak,
 };
-use firn_model::{Budget, Labels, MatchOp, Matcher, RowBatch, SeriesRef, TimeRange, Timestamp};
+use firn_model::{
+    Budget, CancelToken, ErrorKind, Grouping, Labels, MatchOp, Matcher, QueryContext, RowBatch,
+    Select, Selection, SeriesRef, TimeRange, Timestamp,
+};
 use firndb::{Db, Lane, Options, RecoveryProgress, local_env};
 
 #[global_allocator]
@@ -16,6 +19,8 @@ const LIMIT_BYTES: u64 = 256 << 20;
 /// The copies of a slice, of which the one of 4,000 members with 64 rows is the largest, and
 /// buffers of files.
 const SLACK_BYTES: i64 = 10 << 20;
+/// Of one read.
+const READ_BYTES: u64 = 16 << 20;
 const HOUR_MS: Timestamp = 3_600_000;
 
 static BUDGET: Mutex<Option<Budget>> = Mutex::new(None);
@@ -46,6 +51,25 @@ fn labels(idx: usize, members: usize) -> Labels {
     let (instance, metric) = (format!("i{}", idx / members), format!("m{}", idx % members));
     Labels::from_pairs([("__name__", metric.as_str()), ("instance", &instance), ("job", "j")])
         .expect("valid")
+}
+
+fn all() -> Matcher {
+    Matcher::new("job", MatchOp::Equal, "j").expect("a matcher")
+}
+
+/// Reads all series one group after another; the largest ones are refused.
+fn read(db: &Db) {
+    let budget = db.budget().part(READ_BYTES);
+    let context = QueryContext::new(CancelToken::new(), budget);
+    let (range, grouping) = (TimeRange::ALL, Grouping::Series);
+    let selection = Selection { matchers: vec![all()], range, grouping };
+    let selected = db.snapshot().select(&selection, &context).expect("found");
+    for group in 0..selected.group_count() {
+        match selected.each(group..group + 1, &mut |_| Ok(())) {
+            Err(error) if *error.kind() != ErrorKind::TooLarge => panic!("{error}"),
+            _ => {}
+        }
+    }
 }
 
 fn check(shape: &Shape) -> Option<String> {
@@ -89,11 +113,12 @@ fn check(shape: &Shape) -> Option<String> {
             drop(batch);
             measure(format!("conversion {round}"), &mut || db.settle(Lane::Head).expect("settles"));
         }
+        measure(format!("read before flush {round}"), &mut || read(&db));
         measure(format!("flush {round}"), &mut || db.flush().expect("flushed"));
         measure(format!("merge {round}"), &mut || db.settle(Lane::Tree).expect("settles"));
     }
-    let all = Matcher::new("job", MatchOp::Equal, "j").expect("a matcher");
-    db.delete(&[vec![all]], TimeRange::new(1, HOUR_MS / 2)).expect("deleted");
+    measure("read of flushed rows".to_owned(), &mut || read(&db));
+    db.delete(&[vec![all()]], TimeRange::new(1, HOUR_MS / 2)).expect("deleted");
     measure("clean-up".to_owned(), &mut || db.clean_tombstones().expect("cleaned"));
     let (peak, what) = most;
     let text = format!("{}: {what} has {peak} unreserved bytes", shape.name);

@@ -340,7 +340,8 @@ impl SelectedGroups {
         let groups = &self.found.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
         // Blocks found in memory stay while this lives, so that no sample is missed on both sides.
-        let mut head = frozen.head.reader(self.range);
+        let head = frozen.head.reader(self.range);
+        let mut head = head.reserving(self.context.budget.empty(Pool::Query));
         let mut tables = self.read_tables(groups, later, &mut head)?.into_iter();
         let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
         hold(&mut held, table_bytes)?;
@@ -357,21 +358,20 @@ impl SelectedGroups {
             {
                 let bytes = batch.columns.first().map_or(0, one_bytes);
                 memory_bytes += bytes;
-                hold(&mut held, table_bytes + 2 * bytes)?;
                 group_count += u64::from(!batch.columns.is_empty());
                 each(batch, bytes)?;
                 continue;
             }
             slots.clear();
             slots.extend(found.members.iter().map(|member| member.slot));
+            // A merge makes a copy; that of samples in memory is reserved with them.
+            hold(&mut held, table_bytes + bytes_of(&sources))?;
             let in_memory = head.read(found.group, Slots::Some(&slots), self.range)?;
-            let head_bytes = bytes_of(&in_memory);
-            memory_bytes += head_bytes;
+            memory_bytes += bytes_of(&in_memory);
             sources.extend(in_memory);
             hidden.hide(found.group, &mut sources);
             let mut merged = frozen.merge(sources, self.range);
             let merged_bytes = merged.heap_bytes() as u64;
-            hold(&mut held, table_bytes + head_bytes + merged_bytes)?;
             set_keys(&mut merged.batch, found);
             group_count += u64::from(!merged.is_empty());
             each(&mut merged.batch, merged_bytes)?;

@@ -58,6 +58,40 @@ pub(crate) struct ReadBuffers {
     columns: RowsToColumns,
     /// Bytes of chunks that were read.
     pub(crate) touched: usize,
+    pub(crate) meter: DecodeMeter,
+}
+
+/// Reserves the memory of decoded samples before they are decoded: chunks of constant values have
+/// a hundredth of their size.
+#[derive(Default)]
+pub(crate) struct DecodeMeter {
+    /// Of the present group so far.
+    bytes: u64,
+    /// For the largest group so far; `None` if nothing is counted.
+    held: Option<Reservation>,
+}
+
+impl DecodeMeter {
+    pub(crate) fn new(held: Reservation) -> DecodeMeter {
+        DecodeMeter { bytes: 0, held: Some(held) }
+    }
+
+    pub(crate) fn begin_group(&mut self) {
+        self.bytes = 0;
+    }
+
+    /// Counts `bytes` of samples twice: in lists that grow, or also merged.
+    ///
+    /// # Errors
+    /// `Busy` or `TooLarge` without memory.
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<()> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        self.bytes = self.bytes.saturating_add(2 * bytes as u64);
+        match self.bytes.checked_sub(held.bytes()) {
+            Some(missing) if missing > 0 => held.grow(missing),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl ReadBuffers {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use firn_codec::{
     Chunk, GroupColumns, MemberColumn, SeqRange, Slice, SliceBy, Slots, cut_slices, merge_columns,
 };
-use firn_model::{ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
+use firn_model::{
+    ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange, Timestamp,
+};
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ReadBuffers};
@@ -139,10 +141,12 @@ impl Part {
         match form {
             PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
-                segment.read(local, cursor, (slots, range), self.seq, out, &mut buffers.touched)
+                segment.read(local, cursor, (slots, range), self.seq, out, buffers)
             }
             PartForm::Rows(arena) => {
                 let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
+                // An arena is small: afterwards is early enough.
+                buffers.meter.charge(if columns.is_empty() { 0 } else { columns.heap_bytes() })?;
                 if !columns.is_empty() {
                     out.push(columns);
                 }
@@ -168,10 +172,14 @@ impl Part {
         match form {
             PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
-                segment.append_one(local, cursor, (slot, range), out)
+                segment.append_one(local, cursor, (slot, range), out, &mut buffers.meter)
             }
             PartForm::Rows(arena) => {
-                arena.append_one(local, self.visible, (slot, range), buffers, out)
+                let before = out.times.len();
+                let rises = arena.append_one(local, self.visible, (slot, range), buffers, out)?;
+                let count = out.times.len().saturating_sub(before);
+                buffers.meter.charge(count * (size_of::<Timestamp>() + size_of::<f64>()))?;
+                Ok(rises)
             }
         }
     }

@@ -21,6 +21,7 @@ use firn_codec::{
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
+use crate::arena::{DecodeMeter, ReadBuffers};
 use crate::payload::LocalGroup;
 use crate::pool::{BLOCK_BYTES, BlockPool, PAGE_BLOCKS, Stretch};
 
@@ -258,10 +259,10 @@ impl Segment {
     }
 
     /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to
-    /// `out`, as from commits `seq`. Adds the bytes that were read to `touched`.
+    /// `out`, as from commits `seq`. Counts in `buffers` the bytes that it reads and decodes.
     ///
     /// # Errors
-    /// `Corrupt` if the memory is malformed: a bug.
+    /// `Corrupt` if the memory is malformed: a bug. As [`DecodeMeter::charge`].
     pub(crate) fn read(
         &self,
         local: LocalGroup,
@@ -269,11 +270,13 @@ impl Segment {
         (slots, range): (Slots<'_>, TimeRange),
         seq: SeqRange,
         out: &mut Vec<GroupColumns>,
-        touched: &mut usize,
+        buffers: &mut ReadBuffers,
     ) -> Result<()> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
             if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
-                let columns = self.open(chunk)?.read_touching(slots, range, touched)?;
+                let chunk = self.open(chunk)?;
+                buffers.meter.charge(chunk.decoded_bytes_of(slots, range))?;
+                let columns = chunk.read_touching(slots, range, &mut buffers.touched)?;
                 if !columns.is_empty() {
                     out.push(GroupColumns { seq, ..columns });
                 }
@@ -291,12 +294,15 @@ impl Segment {
         mut cursor: SegmentCursor,
         (slot, range): (Slot, TimeRange),
         out: &mut MemberColumn,
+        meter: &mut DecodeMeter,
     ) -> Result<bool> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
-            if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?)
-                && !self.open(chunk)?.append_one(slot, range, out)?
-            {
-                return Ok(false);
+            if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
+                let chunk = self.open(chunk)?;
+                meter.charge(chunk.decoded_bytes_of(Slots::Some(&[slot]), range))?;
+                if !chunk.append_one(slot, range, out)? {
+                    return Ok(false);
+                }
             }
             self.advance(&mut cursor)?;
         }

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::{GroupColumns, MemberColumn, Slots};
 use firn_model::{
-    CommitSeq, Error, GroupId, Result, SeriesRef, ShardBits, ShardId, Slot, TimeRange, Timestamp,
+    CommitSeq, Error, GroupId, Reservation, Result, SeriesRef, ShardBits, ShardId, Slot, TimeRange,
+    Timestamp,
 };
 
-use crate::arena::ReadBuffers;
+use crate::arena::{DecodeMeter, ReadBuffers};
 use crate::complete::CompleteSince;
 use crate::epoch::{Lease, Reader};
 use crate::part::{ListedPart, Part, PartForm};
@@ -156,10 +157,19 @@ struct PartView<'l> {
 }
 
 impl HeadReader<'_> {
+    /// From now on, reserves twice the memory of a group's samples before it decodes them: they are
+    /// in lists that grow, or also merged. `held`, which is empty, keeps as much as the largest
+    /// group takes.
+    pub fn reserving(mut self, held: Reservation) -> Self {
+        self.buffers.meter = DecodeMeter::new(held);
+        self
+    }
+
     /// As [`HeadSnapshot::read`].
     ///
     /// # Errors
-    /// As [`HeadSnapshot::read`].
+    /// As [`HeadSnapshot::read`]; `Busy` or `TooLarge` without memory, see
+    /// [`HeadReader::reserving`].
     pub fn read(
         &mut self,
         group: GroupId,
@@ -168,6 +178,7 @@ impl HeadReader<'_> {
     ) -> Result<Vec<GroupColumns>> {
         debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         let mut sources = Vec::new();
+        self.buffers.meter.begin_group();
         self.check_shard(group)?;
         self.each(group, |local, leased| {
             let PartView { part, form, cursor, buffers } = leased;
@@ -191,6 +202,7 @@ impl HeadReader<'_> {
     ) -> Result<bool> {
         debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         out.clear();
+        self.buffers.meter.begin_group();
         self.check_shard(series.group)?;
         let mut rises = true;
         self.each(series.group, |local, leased| {

@@ -578,7 +578,7 @@ fn decode_block(
             if is_known || !chunk.time_range().overlaps(range) {
                 continue;
             }
-            let bytes_max = (ask.slots.len() * chunk.entry_count() * 8) as u64;
+            let bytes_max = chunk.decoded_bytes_of(Slots::Some(ask.slots), range) as u64;
             if let Err(error) = memory.grow(bytes_max) {
                 refused = Some(error);
                 return Ok(Walk::Stop);
@@ -587,6 +587,12 @@ fn decode_block(
             let columns = chunk.read_touching(slots, range, &mut read.bytes)?;
             let bytes = if columns.is_empty() { 0 } else { columns.heap_bytes() as u64 };
             memory.shrink(bytes_max.saturating_sub(bytes));
+            if let Some(more) = bytes.checked_sub(bytes_max).filter(|&more| more > 0)
+                && let Err(error) = memory.grow(more)
+            {
+                refused = Some(error);
+                return Ok(Walk::Stop);
+            }
             if !columns.is_empty() {
                 let values = columns.batch.columns.iter().map(|column| column.values.len() as u64);
                 read.values += values.sum::<u64>();

@@ -114,6 +114,28 @@ impl<'a> Chunk<'a> {
         self.entry_count().saturating_add(value_count).saturating_mul(size_of::<f64>())
     }
 
+    /// About the bytes of the times and values of the selected members in `range`, once they are
+    /// decoded: as if the samples were at equal distances.
+    pub fn decoded_bytes_of(&self, slots: Slots<'_>, range: TimeRange) -> usize {
+        let all = match slots {
+            Slots::All => self.decoded_bytes(),
+            Slots::Some(slots) => {
+                let columns = slots.len().saturating_add(1).saturating_mul(size_of::<f64>());
+                self.decoded_bytes().min(self.entry_count().saturating_mul(columns))
+            }
+        };
+        if range.covers(self.range) {
+            return all;
+        }
+        let part = self.range.intersect(range);
+        if part.is_empty() {
+            return 0;
+        }
+        let length = |range: TimeRange| u128::from(range.end.abs_diff(range.start)).max(1);
+        let bytes = (all as u128).saturating_mul(length(part)).div_ceil(length(self.range));
+        usize::try_from(bytes).unwrap_or(all).min(all)
+    }
+
     /// Calls `each` with the slot and the number of values of each selected member, ascending.
     /// Decodes no column.
     ///

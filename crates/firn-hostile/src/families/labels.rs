@@ -2,6 +2,7 @@
 //! matchers that take every second series, long label names, and many different lists of names.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{base_s, json, query, write_made};
 use crate::attack::{Attack, Family, attack, flood, script, status};
@@ -18,6 +19,7 @@ pub(crate) fn family() -> Family {
         .because("long names, and many lists of names", [long_names(), name_lists()])
         .because("names are listed one at a time", names())
         .because("an index file is written in time proportional to its labels", [own_names()])
+        .because("the memory of writing an index file is counted", [names_at_once()])
 }
 
 // Each doubles the number of match classes.
@@ -47,6 +49,29 @@ fn own_names() -> Attack {
         (0..15 * BATCH).step_by(BATCH).map(batch).collect()
     };
     load("60,000 series, each with a name of its own", requests)
+}
+
+/// Files of tens of thousands of names are written and merged while their series arrive.
+fn names_at_once() -> Attack {
+    let sent = AtomicU64::new(0);
+    let series_of_60 = write_made(move || {
+        let first = sent.fetch_add(50, Ordering::Relaxed);
+        (first..first + 50).fold(Message::default(), |message, n| {
+            let metric = format!("named_{n}");
+            let names: Vec<String> = (0..60)
+                .map(|at| format!("named_{n:06}_{at:02}_{}", "x".repeat([1, 30, 400][at % 3])))
+                .collect();
+            let own = names.iter().map(|name| (name.as_str(), "v"));
+            let labels: Vec<(&str, &str)> =
+                [("__name__", &*metric)].into_iter().chain(own).collect();
+            message.message(1, series(&labels, &[(base_s() * 1_000, 1.0)]))
+        })
+    });
+    attack(
+        "4 writers of series with 60 long names of their own",
+        flood(4, 60, series_of_60),
+        status([204, 429, 503]),
+    )
 }
 
 fn subset_groups() -> Attack {
