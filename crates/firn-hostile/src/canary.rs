@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::attack::CLOSED;
-use crate::client::{Answer, TEXT, exchange, form, get, post};
+use crate::client::{Answer, TEXT, exchange_to_end, form, get, post};
 use crate::families::base_s;
 use crate::server::{Kind, Target, insist};
 use crate::wire::{Message, series, snappy};
@@ -29,7 +29,8 @@ impl Canary {
     /// If the server does not acknowledge them in time.
     pub(crate) fn write(&mut self, target: &Target) -> Result<(), String> {
         let (generation, number) = (self.generation, self.acknowledged);
-        let time_max = if target.is_full { Duration::ZERO } else { BUSY_TIME_MAX };
+        let busy = target.limit(BUSY_TIME_MAX);
+        let time_max = if target.is_full { Duration::ZERO } else { busy };
         let answer = match target.kind {
             Kind::Database => insist(time_max, || write_samples(target, generation, number), 204),
             Kind::Cache => insist(time_max, || set_point(target, generation, number), TEXT),
@@ -73,7 +74,8 @@ impl Canary {
         let time = base_s().to_string();
         let selector = format!("canary{{generation=\"{}\"}}[1h]", self.generation);
         let query = [("query", &selector), ("time", &time)];
-        let answer = insist(BUSY_TIME_MAX, || form("/api/v1/query", query).send(target), 200);
+        let busy = target.limit(BUSY_TIME_MAX);
+        let answer = insist(busy, || form("/api/v1/query", query).send(target), 200);
         let json: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         let result = json["data"]["result"].as_array().map(Vec::as_slice).unwrap_or_default();
         if result.len() != SERIES {
@@ -110,11 +112,11 @@ impl Canary {
     fn verify_points(&self, target: &Target) -> Result<(), String> {
         let Some(last) = self.acknowledged.checked_sub(1) else { return Ok(()) };
         let answer = insist(
-            BUSY_TIME_MAX,
+            target.limit(BUSY_TIME_MAX),
             || {
                 let generation = self.generation;
                 let line = format!("get canary-{generation} 0 {last} {last} json 0\r\nquit\r\n");
-                exchange(target, &target.with_token(&line)).pop().unwrap_or_default()
+                exchange_to_end(target, &target.with_token(&line)).pop().unwrap_or_default()
             },
             TEXT,
         );
@@ -149,7 +151,7 @@ fn set_point(target: &Target, generation: usize, number: usize) -> Answer {
         "set canary-{generation} 0 {number} {number} json {}\r\n{point}\r\nquit\r\n",
         point.len()
     );
-    exchange(target, &target.with_token(&request))
+    exchange_to_end(target, &target.with_token(&request))
         .pop()
         .unwrap_or_else(|| Answer::of_status(CLOSED))
 }
@@ -157,8 +159,8 @@ fn set_point(target: &Target, generation: usize, number: usize) -> Answer {
 /// A range query through the proxy has the origin's values of this tenant.
 fn verify_origin(target: &Target) -> Result<(), String> {
     let path = "/api/v1/query_range?query=canary&start=1700000000&end=1700000600&step=60";
-    let answer =
-        insist(BUSY_TIME_MAX, || get(path).header("X-Scope-OrgID", "canary").send(target), 200);
+    let send = || get(path).header("X-Scope-OrgID", "canary").send(target);
+    let answer = insist(target.limit(BUSY_TIME_MAX), send, 200);
     match answer.status == 200 && answer.text().contains("\"tenant\":\"canary\"") {
         true => Ok(()),
         false => Err(format!("a query through the proxy fails: {}", answer.excerpt())),

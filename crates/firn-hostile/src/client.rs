@@ -190,7 +190,7 @@ impl Request {
         let bytes = self.encode(target);
         let Ok(mut connection) = target.connect() else { return Answer::of_status(CLOSED) };
         let _ = connection.write_all(&bytes);
-        let mut answer = first_answer(&mut connection, ANSWER_TIME_MAX);
+        let mut answer = first_answer(&mut connection, target.limit(ANSWER_TIME_MAX));
         answer.is_head = self.method == "HEAD";
         answer
     }
@@ -233,7 +233,7 @@ pub(crate) fn deaf_connections(
 /// Sends bytes that call for a response, and reads responses until the server closes the
 /// connection or is silent after the first one, for which a busy machine may need long.
 pub(crate) fn exchange(target: &Target, bytes: &[u8]) -> Vec<Answer> {
-    exchange_within(target, bytes, [ANSWER_TIME_MAX, SILENCE_AFTER_ANSWER])
+    exchange_within(target, bytes, [target.limit(ANSWER_TIME_MAX), SILENCE_AFTER_ANSWER])
 }
 
 /// The same for bytes to which silence is a right reaction, too.
@@ -244,7 +244,7 @@ pub(crate) fn exchange_or_silence(target: &Target, bytes: &[u8]) -> Vec<Answer> 
 /// Sends bytes that end with a `quit`, and reads until the server closes the connection: it may
 /// have to do much, or to wait for memory, before it responds.
 pub(crate) fn exchange_to_end(target: &Target, bytes: &[u8]) -> Vec<Answer> {
-    exchange_within(target, bytes, [ANSWER_TIME_MAX; 2])
+    exchange_within(target, bytes, [target.limit(ANSWER_TIME_MAX); 2])
 }
 
 fn exchange_within(target: &Target, bytes: &[u8], silences: [Duration; 2]) -> Vec<Answer> {
@@ -261,11 +261,12 @@ pub(crate) fn all_answers(connection: &mut Box<dyn Connection>) -> Vec<Answer> {
 /// The same with the time of a silence before and after the first bytes.
 fn answers_until(connection: &mut Box<dyn Connection>, silences: [Duration; 2]) -> Vec<Answer> {
     let mut received = Vec::new();
+    let time_max = silences[0].max(ANSWER_TIME_MAX);
     let start = Instant::now();
     let is_open = loop {
         let silence = silences[usize::from(!received.is_empty())];
         match read_some(connection, silence, &mut received) {
-            Event::Bytes if start.elapsed() < ANSWER_TIME_MAX => {}
+            Event::Bytes if start.elapsed() < time_max => {}
             Event::Bytes | Event::Silence => break true,
             Event::End => break false,
         }

@@ -14,8 +14,6 @@ use rustls::{
 
 use crate::client::Connection;
 
-/// The kernel completes a connection before the server accepts it; only a full queue takes longer.
-const CONNECT_TIME_MAX: Duration = Duration::from_millis(500);
 const WRITE_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// Makes connections to one address.
@@ -23,12 +21,13 @@ const WRITE_TIME_MAX: Duration = Duration::from_secs(15);
 pub(crate) struct Dialer {
     address: SocketAddr,
     tls: Option<Arc<ClientConfig>>,
+    connect_time_max: Duration,
 }
 
 impl Dialer {
     /// To a server whose certificate is not checked: this program makes it itself.
-    pub(crate) fn new(address: SocketAddr, has_tls: bool) -> Dialer {
-        Dialer { address, tls: has_tls.then(client_config) }
+    pub(crate) fn new(address: SocketAddr, has_tls: bool, connect_time_max: Duration) -> Dialer {
+        Dialer { address, tls: has_tls.then(client_config), connect_time_max }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -47,7 +46,7 @@ impl Dialer {
 
     /// A new connection, without TLS in any case.
     pub(crate) fn connect_plain(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(&self.address, CONNECT_TIME_MAX)?;
+        let stream = TcpStream::connect_timeout(&self.address, self.connect_time_max)?;
         stream.set_write_timeout(Some(WRITE_TIME_MAX))?;
         stream.set_nodelay(true)?;
         Ok(stream)

@@ -24,6 +24,9 @@ const LATENCY_TRIES: usize = 3;
 /// A response of which the first byte is here is complete soon.
 const RECEIVED_TIME_MAX: Duration = Duration::from_millis(200);
 
+/// After SIGTERM.
+const STOP_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The families to attack, and the extent.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -33,7 +36,7 @@ pub struct Options {
     pub only: Vec<String>,
     /// Prints withstood attacks too.
     pub is_verbose: bool,
-    /// Only the attacks of the short run.
+    /// Only the attacks of the short run, with longer limits.
     pub is_quick: bool,
     /// Upper limit of the health check's p99.
     pub latency_ms_max: f64,
@@ -79,7 +82,8 @@ struct Judgement {
 impl<'a> Siege<'a> {
     fn start(options: &'a Options, family: &Family) -> Result<Siege<'a>, String> {
         let of_family = |e: String| format!("{}: {e}", family.name);
-        let server = Server::start(&options.program, &family.setup).map_err(of_family)?;
+        let server = Server::start(&options.program, &family.setup, options.is_quick);
+        let server = server.map_err(of_family)?;
         let target = &server.target;
         families::load(target, family.setup.series).map_err(of_family)?;
         let (probe, wanted): (Vec<u8>, &[u8]) = match target.kind {
@@ -189,7 +193,7 @@ impl<'a> Siege<'a> {
             return Err(format!("{peak_mib} MiB resident, at most {mib_max}"));
         }
         self.canary.write(&self.server.target)?;
-        self.server.stop(Duration::from_secs(10))
+        self.server.stop(self.server.target.limit(STOP_TIME_MAX))
     }
 
     fn record(&self, family: &Family, attack: &Attack, judgement: &Judgement, report: &mut Report) {

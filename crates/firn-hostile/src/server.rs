@@ -19,7 +19,12 @@ pub(crate) const MEMORY_MIB: u64 = 128;
 /// The limit of its address space. Idle it has about 400 MiB: 45 stacks of 2 MiB, an arena of the
 /// allocator, the program.
 const ADDRESS_SPACE_MIB: u64 = 1_024;
+/// The kernel completes a connection before the server accepts it; only a full queue takes longer.
+const CONNECT_TIME_MAX: Duration = Duration::from_millis(500);
 const START_TIME_MAX: Duration = Duration::from_secs(30);
+/// The short run attacks a debug build while other tests run, on a machine that may pause for
+/// seconds: its limits are this many times those of the full run, which has the machine for itself.
+const SHORT_RUN_SLACK: u32 = 8;
 const LOG_LINES: usize = 5;
 /// The start of an event that attacks try to add to the log.
 pub(crate) const FORGED: &str = "2020-01-01T00:00:00.000000Z ERROR forged";
@@ -134,6 +139,8 @@ pub(crate) struct Target {
     health_path: &'static str,
     /// Regular writes may be refused, but not lost.
     pub(crate) is_full: bool,
+    /// Factor of all limits.
+    slack: u32,
     folder: tempfile::TempDir,
     pub(crate) origin: Option<Origin>,
 }
@@ -163,6 +170,11 @@ impl Target {
     pub(crate) fn with_token(&self, commands: &str) -> Vec<u8> {
         let token = self.token.map(|token| format!("auth {token}\r\n"));
         (token.unwrap_or_default() + commands).into_bytes()
+    }
+
+    /// A limit of this run, of which `time` is the limit in the full run.
+    pub(crate) fn limit(&self, time: Duration) -> Duration {
+        time * self.slack
     }
 
     /// The folder of the server's data and files.
@@ -243,7 +255,7 @@ impl Server {
     ///
     /// # Errors
     /// If it ends or does not answer in time, with the end of its log.
-    pub(crate) fn start(program: &Path, setup: &Setup) -> Result<Server, String> {
+    pub(crate) fn start(program: &Path, setup: &Setup, is_quick: bool) -> Result<Server, String> {
         let folder = tempfile::Builder::new().prefix("firn-hostile-").tempdir();
         let folder = folder.map_err(|e| format!("cannot make a folder: {e}"))?;
         let address = free_address();
@@ -264,12 +276,14 @@ impl Server {
         if let Some(prepare) = setup.prepare {
             arguments.extend(prepare(folder.path()).map_err(|e| format!("cannot prepare: {e}"))?);
         }
+        let slack = if is_quick { SHORT_RUN_SLACK } else { 1 };
         let target = Target {
             kind: setup.kind,
-            dialer: Dialer::new(address, setup.has_tls),
+            dialer: Dialer::new(address, setup.has_tls, CONNECT_TIME_MAX * slack),
             authorization: setup.authorization.clone(),
             token: setup.token,
             is_full: setup.file_bytes_max.is_some(),
+            slack,
             health_path: setup.health_path,
             folder,
             origin,
@@ -338,7 +352,7 @@ impl Server {
             if let Some(how) = self.ended() {
                 return Err(format!("cannot start the server: {how}"));
             }
-            if start.elapsed() > START_TIME_MAX {
+            if start.elapsed() > self.target.limit(START_TIME_MAX) {
                 return Err(format!("the server does not answer; {}", self.log_end()));
             }
             std::thread::sleep(Duration::from_millis(20));

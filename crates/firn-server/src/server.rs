@@ -96,13 +96,13 @@ impl Server {
         ));
         let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };
         let router = http::router(Arc::clone(&app), face);
+        let reloaded = Arc::clone(&app);
+        bound.keep_current(&app.gate, move || reloaded.reload())?;
         let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
         let admin = admin_bound.map(|bound| {
             let table = ConnectionTable::new(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX, None));
             net::serve(bound, table, http::router(Arc::clone(&app), Face::Admin), HTTP)
         });
-        let reloaded = Arc::clone(&app);
-        service.keep_current(&app.gate, move || reloaded.reload())?;
         let opened = open(&app, &service, process.is_dedicated)?;
         Ok(Server { app, opened: Some(opened), service, admin })
     }

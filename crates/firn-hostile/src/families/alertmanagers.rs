@@ -56,7 +56,7 @@ fn alertmanager(name: &'static str, behaviour: Behaviour) -> Attack {
         let mut answers = vec![reload(target, "", &sections)];
         peer().wait_for(&path, 2, SERVED_TIME_MAX);
         // The other one still receives alerts.
-        if peer().wait_for(GOOD, 2, SERVED_TIME_MAX) {
+        if peer().wait_for(GOOD, 2, target.limit(SERVED_TIME_MAX)) {
             answers.extend(state(target));
         }
         answers

@@ -422,7 +422,7 @@ fn tokens() -> Vec<Attack> {
             script(|target| {
                 let open: Vec<_> = (0..70).filter_map(|_| target.connect().ok()).collect();
                 std::thread::sleep(Duration::from_millis(300));
-                let answer = exchange(
+                let answer = exchange_to_end(
                     target,
                     b"auth open-sesame\r\nset k 0 0 1 json 7\r\n[[1,2]]\r\nquit\r\n",
                 );

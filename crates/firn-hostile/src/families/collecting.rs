@@ -89,12 +89,13 @@ pub(crate) fn is_unaffected(target: &Target) -> Result<(), String> {
 }
 
 fn is_good_scraped(target: &Target) -> Result<(), String> {
-    if !peer().wait_for(GOOD_PATH, 2, SERVED_TIME_MAX) {
+    let time_max = target.limit(SERVED_TIME_MAX);
+    if !peer().wait_for(GOOD_PATH, 2, time_max) {
         return Err("another target is not scraped".to_owned());
     }
     let up = || get("/api/v1/query?query=up{job=\"good\"}==1".replace('"', "%22")).send(target);
     let is_up = || up().text().contains("\"good\"");
-    match wait_until(SERVED_TIME_MAX, is_up) {
+    match wait_until(time_max, is_up) {
         true => Ok(()),
         false => Err(format!("another target is not up: {}", up().excerpt())),
     }

@@ -146,6 +146,7 @@ fn beside(clients: usize, request: impl Fn() -> Request + Send + Sync + 'static)
 /// Writes new and known series and queries them, a few times.
 fn neighbour(target: &Target) -> Vec<Answer> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let patience = target.limit(PATIENCE);
     let mut answers = Vec::new();
     for _ in 0..ROUNDS {
         let round = NUMBER.fetch_add(1, Ordering::Relaxed).to_string();
@@ -161,7 +162,7 @@ fn neighbour(target: &Target) -> Vec<Answer> {
         let requests =
             [(samples(20), 204), (samples(10), 204), (query(&sum), 200), (range(&sum, 60), 200)];
         answers.extend(
-            requests.map(|(request, wanted)| insist(PATIENCE, || request.send(target), wanted)),
+            requests.map(|(request, wanted)| insist(patience, || request.send(target), wanted)),
         );
     }
     answers

@@ -11,8 +11,8 @@ pub(crate) const PASSWORD: &str = "sekret-of-the-origin";
 pub(crate) const PREFIX: &str = "/tenant-a";
 /// Contained in each response to an escaped request.
 pub(crate) const ESCAPED: &str = "the-other-tenant";
-/// A misbehaving response lasts this long.
-const HANG: Duration = Duration::from_secs(120);
+/// A misbehaving response lasts this long; no answer of the server may take as long.
+const HANG: Duration = Duration::from_secs(240);
 const HUGE_BYTES: usize = 300 << 20;
 
 /// A running origin; its threads end with this program.

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A misbehaving response lasts at most this long.
-const HANG: Duration = Duration::from_secs(60);
+/// A misbehaving response lasts at most this long; no answer of the server may take as long.
+const HANG: Duration = Duration::from_secs(240);
 const PART_BYTES: usize = 256 << 10;
 
 /// The response to a request with this head.

@@ -231,7 +231,7 @@ fn endless() -> Vec<Attack> {
                     break;
                 }
             }
-            vec![first_answer(&mut connection, Duration::from_secs(5))]
+            vec![first_answer(&mut connection, target.limit(Duration::from_secs(5)))]
         }), status([413, 429, CLOSED])).quick(),
         attack("a head without an end", script(|target| {
             let Ok(mut connection) = target.connect() else { return Vec::new() };
@@ -241,7 +241,7 @@ fn endless() -> Vec<Attack> {
                     break;
                 }
             }
-            vec![first_answer(&mut connection, Duration::from_secs(5))]
+            vec![first_answer(&mut connection, target.limit(Duration::from_secs(5)))]
         }), status([431, 400, CLOSED])),
     ]
 }

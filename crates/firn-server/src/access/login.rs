@@ -83,6 +83,8 @@ pub(crate) struct Logins {
     /// Passwords that are being checked, by digest.
     checks: Flights<[u8; DIGEST_BYTES], Result<bool, Duration>>,
     addresses: FailureTable,
+    /// The first wait of an address; it doubles with each further failure.
+    address_wait_min: Duration,
     users: FailureTable,
     workers: Workers<()>,
     waiting: Arc<Semaphore>,
@@ -132,6 +134,7 @@ const KNOWN_COUNT_MAX: usize = 1_024;
 const FREE_FAILURES: u32 = 5;
 /// After this time without a failure an address or user is as good as new.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
+const ADDRESS_WAIT_MIN: Duration = Duration::from_millis(500);
 const ADDRESS_WAIT_MAX: Duration = Duration::from_secs(30);
 const USER_DELAY_MAX: Duration = Duration::from_secs(2);
 /// An attempt waits for earlier ones this long.
@@ -250,6 +253,7 @@ impl Logins {
             known: Mutex::default(),
             checks: Flights::default(),
             addresses: FailureTable::default(),
+            address_wait_min: ADDRESS_WAIT_MIN,
             users: FailureTable::default(),
             workers: Workers::start(options, || ())?,
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
@@ -314,7 +318,7 @@ impl Logins {
 
     /// Counts an attempt from `address`, unless it has to wait.
     fn admit(&self, address: &IpAddr) -> Result<Attempt<'_>, TooEarly> {
-        self.addresses.try_begin(address, Duration::from_millis(500), ADDRESS_WAIT_MAX)
+        self.addresses.try_begin(address, self.address_wait_min, ADDRESS_WAIT_MAX)
     }
 
     /// As [`Logins::admit`], after the attempts whose result is unknown: clients behind one address
@@ -599,6 +603,11 @@ mod tests {
         Credentials::Password { user: user.to_owned(), password: password.as_bytes().to_vec() }
     }
 
+    /// No attempt of a test comes after its wait.
+    fn logins() -> Logins {
+        Logins { address_wait_min: ADDRESS_WAIT_MAX, ..Logins::start(|| ()).unwrap() }
+    }
+
     fn run<T>(work: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
     }
@@ -630,7 +639,7 @@ mod tests {
             account("alice", Some("right"), None),
             account("bob", None, Some("t0ken")),
         ]);
-        let logins = Logins::start(|| ()).unwrap();
+        let logins = logins();
         let f = |credentials: Credentials| {
             run(logins.check(&accounts, &credentials, HERE)).map(|user| user.name().to_owned())
         };
@@ -658,7 +667,7 @@ mod tests {
     #[test]
     fn failures_are_slowed_and_known_users_are_not() {
         let accounts = Accounts::new(&[account("alice", Some("right"), Some("t0ken"))]);
-        let logins = Logins::start(|| ()).unwrap();
+        let logins = logins();
         let f = |credentials: Credentials, address: IpAddr| {
             run(logins.check(&accounts, &credentials, address)).map(|_| ())
         };
@@ -681,7 +690,7 @@ mod tests {
     #[test]
     fn a_guess_gains_nothing_from_the_user_being_active() {
         let accounts = Accounts::new(&[account("alice", Some("right"), None)]);
-        let logins = Logins::start(|| ()).unwrap();
+        let logins = logins();
         let stranger = IpAddr::V6("2001:db8::1".parse().unwrap());
         let f = |text: &str, address: IpAddr| {
             run(logins.check(&accounts, &password("alice", text), address)).map(|_| ())
@@ -697,7 +706,7 @@ mod tests {
 
     #[test]
     fn guesses_of_a_token_that_people_chose_are_slowed() {
-        let (accounts, logins) = (Accounts::new(&[]), Logins::start(|| ()).unwrap());
+        let (accounts, logins) = (Accounts::new(&[]), logins());
         let (known, new) = (HERE, IpAddr::V6("2001:db8::1".parse().unwrap()));
         let stranger = IpAddr::V6("2001:db8:0:1::1".parse().unwrap());
         let accept = |address| logins.accept_token(b"short", address);
@@ -726,7 +735,7 @@ mod tests {
     #[test]
     fn parallel_guesses_are_not_more_than_those_one_after_another() {
         let accounts = Accounts::new(&[account("alice", Some("right"), None)]);
-        let logins = Logins::start(|| ()).unwrap();
+        let logins = logins();
         run(async {
             let guesses: Vec<Credentials> =
                 (0..60).map(|idx| password("alice", &format!("guess{idx}"))).collect();
@@ -744,7 +753,7 @@ mod tests {
         let names: Vec<String> = (0..20).map(|idx| format!("user{idx}")).collect();
         let accounts: Vec<_> = names.iter().map(|name| account(name, Some(name), None)).collect();
         let accounts = Accounts::new(&accounts);
-        let logins = Logins::start(|| ()).unwrap();
+        let logins = logins();
         run(async {
             // Each twice: identical ones are checked once.
             let all: Vec<Credentials> =

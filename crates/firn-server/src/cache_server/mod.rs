@@ -149,11 +149,10 @@ impl CacheServer {
             _lock: lock,
         });
         let served = Arc::clone(&shared);
-        let gate = Arc::clone(&shared.gate);
+        let reloaded = Arc::clone(&shared.gate);
+        bound.keep_current(&shared.gate, move || reloaded.reload())?;
         let service = bound
             .start(table, move |accepted, stopping| serve(accepted, Arc::clone(&served), stopping));
-        let reloaded = Arc::clone(&gate);
-        service.keep_current(&gate, move || reloaded.reload())?;
         let metered = Arc::clone(&shared);
         let admin = admin.map(|admin| admin.start(move || metered.metrics()));
         Ok(CacheServer { service, admin, shared })

@@ -441,12 +441,19 @@ mod tests {
                 let mut head = [0; 4_096];
                 let len = stream.read(&mut head).await.unwrap_or(0);
                 let head = String::from_utf8_lossy(&head[..len]).to_lowercase();
-                assert!(head.contains("x-prometheus-refresh-interval-seconds: 0.05"), "{head}");
+                assert!(head.contains("x-prometheus-refresh-interval-seconds: 1.1\r\n"), "{head}");
                 let _ = stream.write_all(answer.as_bytes()).await;
                 answer = answers.next().unwrap_or(answer);
             }
         });
         address
+    }
+
+    fn served_by(address: SocketAddr) -> Vec<Provider> {
+        // The interval is the time limit of a request, too.
+        providers(&format!(
+            "http_sd_configs: [{{url: 'http://{address}/', refresh_interval: 1100ms}}]"
+        ))
     }
 
     #[tokio::test]
@@ -464,9 +471,7 @@ mod tests {
         ];
         let address = serve(answers).await;
         let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
-        let keys =
-            format!("http_sd_configs: [{{url: 'http://{address}/', refresh_interval: 50ms}}]");
-        tasks.set([("j".to_owned(), providers(&keys))]);
+        tasks.set([("j".to_owned(), served_by(address))]);
         wait_for(&tasks, "j", &["h:1", "h:2"]).await;
         wait_for(&tasks, "j", &["h:3"]).await;
         assert_eq!(failures(&tasks, "http"), 3);
@@ -491,9 +496,7 @@ mod tests {
         );
         let address = serve(vec![answer.leak()]).await;
         let tasks = DiscoveryTasks::new("scrape", &Budget::new(1 << 20));
-        let keys =
-            format!("http_sd_configs: [{{url: 'http://{address}/', refresh_interval: 50ms}}]");
-        tasks.set([("j".to_owned(), providers(&keys))]);
+        tasks.set([("j".to_owned(), served_by(address))]);
         wait_for(&tasks, "j", &[]).await;
         assert!(failures(&tasks, "http") > 0);
     }

@@ -50,6 +50,7 @@ pub(crate) struct BoundService {
     listeners: Vec<TcpListener>,
     listens: Vec<SocketAddr>,
     gate: Arc<Gate>,
+    stop: watch::Sender<bool>,
 }
 
 /// A running service.
@@ -115,7 +116,8 @@ impl BoundService {
             listeners.push(listener);
             bound.push(address);
         }
-        Ok(BoundService { runtime, listeners, listens: bound, gate: Arc::default() })
+        let (gate, stop) = (Arc::default(), watch::Sender::new(false));
+        Ok(BoundService { runtime, listeners, listens: bound, gate, stop })
     }
 
     /// Connections are encrypted as `gate` demands.
@@ -132,6 +134,71 @@ impl BoundService {
         &self.listens
     }
 
+    /// Calls `reload` after SIGHUP, and reloads the web configuration of `gate` when its files
+    /// change. Call it before the start: a service that answers may receive SIGHUP.
+    ///
+    /// # Errors
+    /// `Unavailable` when the signal cannot be received.
+    pub(crate) fn keep_current(
+        &self,
+        gate: &Arc<Gate>,
+        reload: impl Fn() -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.on_hangup(move || {
+            tracing::info!("SIGHUP: reloading");
+            // The gate has logged the error.
+            let _ = reload();
+        })?;
+        let (gate, mut stopping) = (Arc::clone(gate), self.stop.subscribe());
+        self.runtime.spawn(async move {
+            let mut previous = Vec::new();
+            loop {
+                tokio::select! {
+                    () = stopped(&mut stopping) => return,
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
+                }
+                let (polled, mut seen) = (Arc::clone(&gate), previous);
+                let polling = tokio::task::spawn_blocking(move || {
+                    polled.poll(&mut seen);
+                    seen
+                });
+                previous = polling.await.unwrap_or_default();
+            }
+        });
+        Ok(())
+    }
+
+    /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops.
+    /// After this call SIGHUP does not end the process.
+    ///
+    /// # Errors
+    /// `Unavailable` when the signal cannot be received.
+    fn on_hangup(&self, reload: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let _entered = self.runtime.enter();
+        let mut hangups = signal(SignalKind::hangup())
+            .map_err(|e| Error::unavailable("cannot wait for signals").because(e))?;
+        let (reload, mut stopping) = (Arc::new(reload), self.stop.subscribe());
+        self.runtime.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stopped(&mut stopping) => return,
+                    received = hangups.recv() => match received {
+                        // One at a time; signals that arrive meanwhile are one.
+                        Some(()) => {
+                            let reload = Arc::clone(&reload);
+                            if tokio::task::spawn_blocking(move || reload()).await.is_err() {
+                                tracing::error!("a reload panicked, which is a bug");
+                            }
+                        }
+                        None => return,
+                    },
+                }
+            }
+        });
+        Ok(())
+    }
+
     /// Accepts connections within the limits of `table`, and runs `serve` for each until it ends.
     /// `serve` must end soon after the stop.
     pub(crate) fn start<F>(
@@ -142,8 +209,8 @@ impl BoundService {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let BoundService { runtime, listeners, listens, gate } = self;
-        let (stop, stopping) = watch::channel(false);
+        let BoundService { runtime, listeners, listens, gate, stop } = self;
+        let stopping = stop.subscribe();
         let accepting = listeners.into_iter().zip(&listens).map(|(socket, &address)| {
             let listener = Listener { socket, address, gate: Arc::clone(&gate) };
             runtime.spawn(accept(listener, Arc::clone(&table), stopping.clone(), serve.clone()))
@@ -179,71 +246,6 @@ impl Service {
             terminated()?
         };
         self.runtime.block_on(terminated);
-        Ok(())
-    }
-
-    /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops.
-    /// After this call SIGHUP does not end the process.
-    ///
-    /// # Errors
-    /// `Unavailable` when the signal cannot be received.
-    pub(crate) fn on_hangup(&self, reload: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let _entered = self.runtime.enter();
-        let mut hangups = signal(SignalKind::hangup())
-            .map_err(|e| Error::unavailable("cannot wait for signals").because(e))?;
-        let (reload, mut stopping) = (Arc::new(reload), self.stopping());
-        self.runtime.spawn(async move {
-            loop {
-                tokio::select! {
-                    () = stopped(&mut stopping) => return,
-                    received = hangups.recv() => match received {
-                        // One at a time; signals that arrive meanwhile are one.
-                        Some(()) => {
-                            let reload = Arc::clone(&reload);
-                            if tokio::task::spawn_blocking(move || reload()).await.is_err() {
-                                tracing::error!("a reload panicked, which is a bug");
-                            }
-                        }
-                        None => return,
-                    },
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Calls `reload` after SIGHUP, and reloads the web configuration of `gate` when its files
-    /// change.
-    ///
-    /// # Errors
-    /// As [`Service::on_hangup`].
-    pub(crate) fn keep_current(
-        &self,
-        gate: &Arc<Gate>,
-        reload: impl Fn() -> Result<()> + Send + Sync + 'static,
-    ) -> Result<()> {
-        self.on_hangup(move || {
-            tracing::info!("SIGHUP: reloading");
-            // The gate has logged the error.
-            let _ = reload();
-        })?;
-        let (gate, mut stopping) = (Arc::clone(gate), self.stopping());
-        self.runtime.spawn(async move {
-            let mut previous = Vec::new();
-            loop {
-                tokio::select! {
-                    () = stopped(&mut stopping) => return,
-                    () = tokio::time::sleep(POLL_INTERVAL) => {}
-                }
-                let (polled, mut seen) = (Arc::clone(&gate), previous);
-                let polling = tokio::task::spawn_blocking(move || {
-                    polled.poll(&mut seen);
-                    seen
-                });
-                previous = polling.await.unwrap_or_default();
-            }
-        });
         Ok(())
     }
 

@@ -204,9 +204,9 @@ impl Proxy {
             .layer(from_fn_with_state(Arc::clone(&shared), guarded))
             .with_state(Arc::clone(&shared))
             .layer(from_fn_with_state(guard, guard::guard));
-        let service = serve(bound, table, router, HTTP);
         let reloaded = Arc::clone(&shared.gate);
-        service.keep_current(&shared.gate, move || reloaded.reload())?;
+        bound.keep_current(&shared.gate, move || reloaded.reload())?;
+        let service = serve(bound, table, router, HTTP);
         let metered = Arc::clone(&shared);
         let admin = admin.map(|admin| admin.start(move || metrics(&metered)));
         Ok(Proxy { service, admin, shared })

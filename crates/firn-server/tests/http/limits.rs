@@ -39,7 +39,7 @@ fn metric(at: SocketAddr, name: &str) -> f64 {
     value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "never: {what}");
@@ -85,7 +85,7 @@ fn an_evaluation_ends_with_its_timeout() {
     let server = with_one_place();
     let at = server.at();
     // Long enough for a busy machine to start the evaluation.
-    let target = endless().replace("timeout=2m", "timeout=3");
+    let target = endless().replace("timeout=2m", "timeout=8");
     let answer = get(at, &target);
     assert_eq!(answer.status, 503);
     assert_eq!(answer.json()["errorType"], "timeout");

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::Running;
 use crate::client::{api, get, send};
+use crate::limits::wait_until;
 
 /// A target that answers every request with the same bytes, until it is dropped.
 struct TargetServer {
@@ -278,8 +279,9 @@ fn a_target_is_scraped_listed_and_described() {
     }
     assert!(!metrics.contains("firn_write_stored_samples_total{protocol=\"scrape\"} 0\n"));
     // Labels of the file are added to answers for other servers.
-    let federated = get(at, "/federate?match[]=b").text();
-    assert!(federated.contains("site=\"lab\""), "{federated}");
+    wait_until("b has the label of the file", || {
+        get(at, "/federate?match[]=b").text().contains("site=\"lab\"")
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use crate::client::{api, get, import, send};
+use crate::limits::wait_until;
 use crate::{Running, start_in};
 
 #[test]
@@ -204,9 +205,10 @@ fn limits_on_series_do_not_concern_its_own_metrics() {
         assert!(std::time::Instant::now() < deadline, "limits refuse its own series: {data}");
         std::thread::yield_now();
     }
-    let targets = api(server.at(), "targets", &[]);
-    assert_eq!(targets["activeTargets"][0]["health"], "up", "{targets}");
-    assert_eq!(targets["activeTargets"][0]["labels"]["job"], "me", "{targets}");
+    // The outcome of a scrape is stored after its samples.
+    let target = || api(server.at(), "targets", &[])["activeTargets"][0].clone();
+    wait_until("the target is up", || target()["health"] == "up");
+    assert_eq!(target()["labels"]["job"], "me", "{}", target());
     // They count: others have no room.
     let other = send(server.at(), "POST", "/api/v1/import/prometheus", &[], b"m 1\n");
     assert_eq!(other.status, 400, "{}", other.text());
@@ -227,6 +229,9 @@ fn it_scrapes_itself_from_the_first_second() {
         assert!(std::time::Instant::now() < deadline, "no sample of its own: {data}");
         std::thread::yield_now();
     }
-    let known = api(server.at(), "metadata", &[("metric", "firn_engine_written_samples_total")]);
-    assert_eq!(known["firn_engine_written_samples_total"][0]["type"], "counter");
+    // Metadata is stored after the samples.
+    let metric = "firn_engine_written_samples_total";
+    wait_until("the type of a metric is known", || {
+        api(server.at(), "metadata", &[("metric", metric)])[metric][0]["type"] == "counter"
+    });
 }

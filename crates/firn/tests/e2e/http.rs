@@ -33,7 +33,8 @@ pub(crate) fn request(
 /// A connection with a time limit for reads.
 pub(crate) fn connect(address: SocketAddr) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+    // Longer than a query may take, by default 2 minutes.
+    stream.set_read_timeout(Some(Duration::from_secs(180))).ok()?;
     Some(stream)
 }
 
@@ -52,7 +53,8 @@ pub(crate) fn exchange(
     }
     head.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
     stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(body).ok()?;
+    // A server may answer before it has read the body.
+    let _ = stream.write_all(body);
     let mut bytes = Vec::new();
     // A killed server may cut a response: it counts if its head is complete.
     let _ = stream.read_to_end(&mut bytes);

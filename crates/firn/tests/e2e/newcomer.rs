@@ -430,10 +430,13 @@ fn prometheus_sends_native_histograms_beside_floats() {
         let (status, text) = write.send(theirs);
         assert_eq!(status, 204, "Prometheus takes both: {text}");
     }
-    wait_for("the floats", MINUTE, || {
+    let rejected = "firn_write_rejected_samples_total{protocol=\"remote_write\",\
+                    reason=\"native_histogram\"} 20\n";
+    wait_for("the floats and the histograms", MINUTE, || {
         let time = (start / 1_000 + 60).to_string();
         let count = [("query", "count_over_time(floats[5m])"), ("time", time.as_str())];
         api(ours, "/api/v1/query", &count).is_ok_and(|data| data["result"][0]["value"][1] == "20")
+            && get(ours, "/metrics").expect("metrics").body.contains(rejected)
     });
     let theirs = get(theirs, "/metrics").expect("metrics").body;
     for failed in [
@@ -443,13 +446,11 @@ fn prometheus_sends_native_histograms_beside_floats() {
         let line = theirs.lines().find(|line| line.starts_with(failed)).unwrap_or_default();
         assert!(line.ends_with(" 0"), "{failed}: {line:?}");
     }
-    let metrics = get(ours, "/metrics").expect("metrics").body;
-    let rejected = "firn_write_rejected_samples_total{protocol=\"remote_write\",\
-                    reason=\"native_histogram\"} 20\n";
-    assert!(metrics.contains(rejected), "{metrics}");
+    wait_for("the reason in the log", MINUTE, || {
+        server.output().contains("native histograms are not stored")
+    });
     let log = server.output();
     assert_eq!(log.matches("rejected ").count(), 1, "one line for all of them: {log}");
-    assert!(log.contains("native histograms are not stored"), "{log}");
 }
 
 /// The report names each damaged block; the last line the folder and the next step.

@@ -50,8 +50,10 @@ fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
         errors.is_some_and(|count| count != "0")
     });
     assert_eq!(stored(address), sent as usize);
-    let log = server.output();
-    assert!(log.contains("maintenance") && log.contains("s3://nobody-there/x"), "{log}");
+    wait_for("the error in the log", Duration::from_secs(60), || {
+        let log = server.output();
+        log.contains("maintenance") && log.contains("s3://nobody-there/x")
+    });
 }
 
 /// A server whose files may have 4 MiB.

@@ -107,10 +107,12 @@ fn a_stop_does_not_wait_for_standard_error() {
         let answer = crate::http::get(address, "/api/v1/query?query=1").expect("an answer");
         assert_eq!(answer.status, 200);
     }
-    let metrics = crate::http::get(address, "/metrics").expect("metrics").body;
-    let dropped = metrics.lines().find_map(|line| {
-        line.strip_prefix("firn_query_log_dropped_lines_total ")?.parse::<f64>().ok()
+    wait_for("dropped lines", Duration::from_secs(60), || {
+        let metrics = crate::http::get(address, "/metrics").expect("metrics").body;
+        let dropped = metrics.lines().find_map(|line| {
+            line.strip_prefix("firn_query_log_dropped_lines_total ")?.parse::<f64>().ok()
+        });
+        dropped.is_some_and(|count| count > 0.0)
     });
-    assert!(dropped.is_some_and(|count| count > 0.0), "{dropped:?}");
     assert_eq!(server.terminate(), Some(0), "{}", server.output());
 }

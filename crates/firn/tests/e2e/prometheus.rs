@@ -174,13 +174,17 @@ fn quiet_moment(prometheus: SocketAddr, firn: SocketAddr) -> Option<i64> {
         .flat_map(|series| series["values"].as_array().cloned().unwrap_or_default())
         .map(|sample| (sample[0].as_f64().unwrap_or(0.0) * 1000.0).round() as i64)
         .collect();
-    (end - 500..end).rev().find(|at| {
+    let at = (end - 500..end).rev().find(|at| {
         // The subquery looks at whole seconds of 3 s steps, so their windows count too.
         let mut steps = (0..6).map(|step| (at / 3_000 - step) * 3_000);
         EDGES_MS.iter().all(|edge| !taken.contains(&(at - edge)))
             && steps
                 .all(|step| [10_000, 300_000].iter().all(|edge| !taken.contains(&(step - edge))))
-    })
+    })?;
+    // After a scrape that failed, many queries have no answer.
+    let time = seconds(at);
+    let up = api(prometheus, "/api/v1/query", &[("query", "min(up)"), ("time", time.as_str())]);
+    (up.expect("a query")["result"][0]["value"][1] == "1").then_some(at)
 }
 
 /// The first series that does not have in FirnDB every sample that Prometheus has up to `at`, with

@@ -540,14 +540,20 @@ fn rotations_under_load_fail_no_request() {
                 ),
                 ("has expired", authority.sign("localhost", 2_001)),
             ];
-            for (count, (wanted, identity)) in broken.into_iter().enumerate() {
+            // A stopped server cannot see a new certificate with an old key.
+            let write = |identity: &Identity| {
+                server.send("-STOP");
                 identity.write(folder.path());
+                server.send("-CONT");
+            };
+            for (count, (wanted, identity)) in broken.into_iter().enumerate() {
+                write(&identity);
                 wait_for(wanted, Duration::from_secs(60), || server.output().contains(wanted));
                 assert_eq!(presented(address, client), used, "{wanted}");
                 assert_eq!(errors(), count + 1, "{}", server.output());
             }
             let last = authority.sign("localhost", 2_096);
-            last.write(folder.path());
+            write(&last);
             let der = certificate(&last.certificate).to_vec();
             wait_for("the last", Duration::from_secs(60), || presented(address, client) == der);
             assert_eq!(errors(), 2, "{}", server.output());

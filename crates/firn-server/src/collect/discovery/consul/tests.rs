@@ -7,8 +7,8 @@ use super::super::tests::{TestTask, test_run};
 use super::*;
 
 const TIMES: WatchTimes = WatchTimes {
-    wait: Duration::from_millis(300),
-    slack: Duration::from_millis(200),
+    wait: Duration::from_millis(1_500),
+    slack: Duration::from_millis(500),
     retry: Duration::from_millis(10),
     first_list: Duration::from_secs(30),
     publish: Duration::from_millis(1),
@@ -71,7 +71,7 @@ impl Catalog {
         if path == "/v1/agent/self" {
             return self_answer();
         }
-        assert!(query.contains("stale=") && query.contains("wait=300ms"), "{query}");
+        assert!(query.contains("stale=") && query.contains("wait=1500ms"), "{query}");
         match path.strip_prefix("/v1/health/service/") {
             Some(name) => {
                 at_index(index, &instances(services.get(name).map_or(&[][..], Vec::as_slice)))

@@ -174,7 +174,7 @@ impl ClusterDiscovery {
             retry_min: pause,
             retry_max: pause,
             publish_min: pause,
-            idle_max: Duration::from_millis(100),
+            idle_max: Duration::from_secs(2),
         };
         let work = tokio::spawn(run.watch_cluster((**config).clone(), pacing));
         ClusterDiscovery { state, shared, work }
