@@ -50,9 +50,10 @@ impl Engine {
     /// `log.sync`) and visible. Refused cells do not affect the others.
     ///
     /// # Errors
-    /// `Busy` without memory, with too long a log or over the limit of the fast tier; `Unavailable`
-    /// if the log device is full or fails, in a replica, or if another server has taken over the
-    /// slow tier; `Corrupt` if a damaged index segment may contain a series; `Closed`. Then nothing
+    /// `Busy` without memory, with too long a log or over the limit of the fast tier; `TooLarge` for
+    /// more rows than one request may take memory for; `Unavailable` if the log device is full or
+    /// fails, in a replica, or if another server has taken over the slow tier; `Corrupt` if a
+    /// damaged index segment may contain a series; `Closed`. Then nothing
     /// is acknowledged, though parts may survive.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.write_as_of(batch, None)
@@ -87,7 +88,10 @@ impl Engine {
         let mut memory = match mutant!(self, MemoryNotReserved) {
             true => self.rooms.budget.empty(Pool::Head),
             false => {
-                self.pressure.reserve(&self.rooms, Pool::Head, firn_head::bound_bytes(batch))?
+                let bytes = firn_head::bound_bytes(batch);
+                // A sender must not repeat a request for which there is never enough memory.
+                self.rooms.budget.check_request(bytes)?;
+                self.pressure.reserve(&self.rooms, Pool::Head, bytes)?
             }
         };
         let mut staged = Vec::new();

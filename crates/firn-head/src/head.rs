@@ -102,12 +102,18 @@ pub struct HeadStats {
 /// The most bytes that writing `rows` may add to the head. Reserve them in
 /// [`firn_model::Pool::Head`] before the log append; staging returns the unused rest.
 pub fn bound_bytes_of(rows: ShardRows<'_>) -> u64 {
-    // A payload buffer, the arena, a state. A group of many members has 10 bytes per slot, and its
-    // vectors may grow to twice that.
-    const PIECE: usize = payload::ROW_HEADER_BYTES_MAX + arena::ROW_HEADER_BYTES_MAX + 160;
+    // A payload buffer and the arena.
+    const PIECE: usize = payload::ROW_HEADER_BYTES_MAX + arena::ROW_HEADER_BYTES_MAX;
+    // A state. A group of many members has 10 bytes per slot, and its vectors may grow to twice
+    // that.
+    const GROUP: usize = 160;
     const CELL: usize = 20;
+    let mut last = None;
     let pieces = rows.pieces().map(|piece| {
-        2 * firn_codec::row_bytes_max(piece.cells.len()) + PIECE + CELL * piece.cells.len()
+        let is_next = last.replace(piece.group) == Some(piece.group);
+        let of_group = if is_next { 0 } else { GROUP };
+        let cell_count = piece.cells.len();
+        2 * firn_codec::row_bytes_max(cell_count) + PIECE + of_group + CELL * cell_count
     });
     (arena::ARENA_BYTES_MIN + words::BLOCK_BYTES + pieces.sum::<usize>()) as u64
 }

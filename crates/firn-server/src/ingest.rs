@@ -361,6 +361,7 @@ impl Ingest {
             Err(why) => {
                 let reason = match why.kind() {
                     ErrorKind::Busy { .. } => Reason::Busy,
+                    ErrorKind::TooLarge => Reason::Request,
                     _ => Reason::Unavailable,
                 };
                 outcome.failed(why, reason)

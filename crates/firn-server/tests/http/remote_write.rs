@@ -217,6 +217,10 @@ fn a_request_that_never_fits_is_refused_for_good() {
     let answer = zeros.send(server.at());
     check_refused(&answer, 413, &["bytes of memory", "5/8 of --memory", "split"]);
     assert_eq!(answer.header("retry-after"), "");
+    // Its decoded form fits, its rows do not. It was 429, too.
+    let rows = (0..320_000).fold(series(&[("__name__", "m")]), |row, n| row.sample(T + n, 1.0));
+    let answer = Message::default().series(rows).send(server.at());
+    check_refused(&answer, 413, &["bytes of memory", "5/8 of --memory", "split"]);
     let good = series(&[("__name__", "m")]).sample(T, 1.0);
     assert_eq!(Message::default().series(good).send(server.at()).status, 204, "it goes on");
 }
