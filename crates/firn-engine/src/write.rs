@@ -50,11 +50,11 @@ impl Engine {
     /// `log.sync`) and visible. Refused cells do not affect the others.
     ///
     /// # Errors
-    /// `Busy` without memory, with too long a log or over the limit of the fast tier; `TooLarge` for
-    /// more rows than one request may take memory for; `Unavailable` if the log device is full or
-    /// fails, in a replica, or if another server has taken over the slow tier; `Corrupt` if a
-    /// damaged index segment may contain a series; `Closed`. Then nothing
-    /// is acknowledged, though parts may survive.
+    /// `Busy` without memory, with too long a log or over the limit of the fast tier; `TooLarge`
+    /// for more rows than one request may take memory for; `Unavailable` if the log device is full
+    /// or fails, in a replica, or if another server has taken over the slow tier; `Corrupt` if a
+    /// damaged index segment may contain a series; `Closed`. Then nothing is acknowledged, though
+    /// parts may survive.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.write_as_of(batch, None)
     }
