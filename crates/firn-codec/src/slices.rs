@@ -27,8 +27,13 @@ pub enum SliceBy {
     Time,
 }
 
-/// A slice by members has at least this many, because each stores the time columns again.
+/// A slice by members has at least this many, if there are more, because each stores the time
+/// columns again.
 const MEMBERS_MIN: usize = 16;
+/// A slice consists of about this many pieces of chunks.
+const SLICE_PIECES: usize = 8;
+/// Pieces of one chunk. A damaged one may claim any number of values.
+const PIECES_MAX: usize = 1 << 12;
 /// In fewer rows the headers of columns take most of the bytes.
 const ROWS_MIN: usize = 64;
 
@@ -42,13 +47,19 @@ impl Slice {
     }
 }
 
-/// Cuts the group that consists of `chunks` into slices of about `bytes_max` bytes once decoded.
-/// Together they are the whole group, no two of them overlap, and those of a member ascend in time.
-/// Decodes no column.
+/// Cuts a group into slices of about `bytes_max` bytes once decoded. The group consists of `chunks`
+/// and of samples elsewhere, such as rows, of the members `others` (in any order). Together the
+/// slices are the whole group, no two of them overlap, and those of a member ascend in time. Decodes
+/// no column.
 ///
 /// # Errors
 /// `Corrupt` if a chunk is damaged.
-pub fn cut_slices(chunks: &[Chunk<'_>], bytes_max: usize, by: SliceBy) -> Result<Vec<Slice>> {
+pub fn cut_slices(
+    chunks: &[Chunk<'_>],
+    others: &[Slot],
+    bytes_max: usize,
+    by: SliceBy,
+) -> Result<Vec<Slice>> {
     let row_bytes = match by {
         SliceBy::Members => 0,
         SliceBy::Time => {
@@ -63,16 +74,24 @@ pub fn cut_slices(chunks: &[Chunk<'_>], bytes_max: usize, by: SliceBy) -> Result
     }
     let mut slices = Vec::new();
     for slots in match by {
-        SliceBy::Members => cut_members(chunks, bytes_max)?,
+        SliceBy::Members => cut_members(chunks, others, bytes_max)?,
         SliceBy::Time => vec![None],
     } {
         let whole = Slice { slots, range: TimeRange::ALL };
-        let mut pieces = Vec::new();
+        let mut sizes = Vec::with_capacity(chunks.len());
         for chunk in chunks {
-            let bytes = match whole.slots() {
+            sizes.push(match whole.slots() {
                 Slots::All => chunk.decoded_bytes(),
                 some => bytes_of_members(chunk, some)?,
-            };
+            });
+        }
+        // A list of members has a little more than the limit; half a slice is not worth a cut.
+        if sizes.iter().copied().fold(0, usize::saturating_add) <= bytes_max.saturating_mul(2) {
+            slices.push(whole);
+            continue;
+        }
+        let mut pieces = Vec::new();
+        for (chunk, bytes) in chunks.iter().zip(sizes) {
             push_pieces(chunk.time_range(), bytes, bytes_max, &mut pieces);
         }
         let cuts = cut_times(pieces, bytes_max);
@@ -81,18 +100,21 @@ pub fn cut_slices(chunks: &[Chunk<'_>], bytes_max: usize, by: SliceBy) -> Result
     Ok(slices)
 }
 
-/// As [`Chunk::decoded_bytes`] of some members, as if they shared no timestamps.
+/// As [`Chunk::decoded_bytes`] of some members.
 fn bytes_of_members(chunk: &Chunk<'_>, slots: Slots<'_>) -> Result<usize> {
-    let mut bytes = 0usize;
-    chunk.each_value_count(slots, |_, count| {
-        bytes = bytes.saturating_add(count.saturating_mul(2 * size_of::<f64>()));
-    })?;
-    Ok(bytes)
+    let mut value_count = 0usize;
+    chunk.each_value_count(slots, |_, count| value_count = value_count.saturating_add(count))?;
+    let time_count = value_count.min(chunk.entry_count());
+    Ok(value_count.saturating_add(time_count).saturating_mul(size_of::<f64>()))
 }
 
 /// The members in lists of about `bytes_max` bytes.
-fn cut_members(chunks: &[Chunk<'_>], bytes_max: usize) -> Result<Vec<Option<Vec<Slot>>>> {
-    let mut bytes_by_slot: BTreeMap<Slot, usize> = BTreeMap::new();
+fn cut_members(
+    chunks: &[Chunk<'_>],
+    others: &[Slot],
+    bytes_max: usize,
+) -> Result<Vec<Option<Vec<Slot>>>> {
+    let mut bytes_by_slot: BTreeMap<Slot, usize> = others.iter().map(|&slot| (slot, 0)).collect();
     for chunk in chunks {
         chunk.each_value_count(Slots::All, |slot, count| {
             // Members of a group share timestamps as a rule.
@@ -114,8 +136,8 @@ fn cut_members(chunks: &[Chunk<'_>], bytes_max: usize) -> Result<Vec<Option<Vec<
     Ok(lists)
 }
 
-/// Adds a chunk as (first time, bytes); a large one in pieces, as if its samples were at equal
-/// distances.
+/// Adds a chunk in pieces of (first time, bytes), as if its samples were at equal distances. Pieces
+/// are much smaller than a slice, because many chunks may overlap in time.
 fn push_pieces(
     range: TimeRange,
     bytes: usize,
@@ -125,7 +147,8 @@ fn push_pieces(
     if bytes == 0 || range.is_empty() {
         return;
     }
-    let count = bytes.div_ceil(bytes_max.max(1)) as i128;
+    let piece_bytes = bytes_max.div_euclid(SLICE_PIECES).max(1);
+    let count = bytes.div_ceil(piece_bytes).min(PIECES_MAX) as i128;
     let length = i128::from(range.end).saturating_sub(range.start.into());
     for piece in 0..count {
         let start = i128::from(range.start)
@@ -213,7 +236,9 @@ mod tests {
             ),
             bytes_max in 64usize..20_000,
             by_time in any::<bool>(),
+            others in prop::collection::vec(0u32..90, 0..9),
         ) {
+            let others: Vec<Slot> = others.into_iter().map(Slot).collect();
             let encoded: Vec<Vec<u8>> = shapes
                 .iter()
                 .map(|(slots, start, step, count)| {
@@ -224,8 +249,10 @@ mod tests {
             let chunks = open(&encoded);
             let by = if by_time { SliceBy::Time } else { SliceBy::Members };
             let mut found = Vec::new();
-            let mut last = BTreeMap::new();
-            for slice in cut_slices(&chunks, bytes_max, by).unwrap() {
+            let (mut last, mut of_others) = (BTreeMap::new(), Vec::new());
+            for slice in cut_slices(&chunks, &others, bytes_max, by).unwrap() {
+                let at_zero = others.iter().filter(|&&slot| slice.slots().contains(slot));
+                of_others.extend(at_zero.filter(|_| slice.range.contains(0)).copied());
                 let here = samples(&read(&chunks, &slice));
                 for &(slot, ts) in &here {
                     prop_assert!(last.insert(slot, ts).is_none_or(|last| last < ts));
@@ -236,6 +263,10 @@ mod tests {
             let mut all = samples(&read(&chunks, &Slice::WHOLE));
             all.sort_unstable();
             prop_assert_eq!(found, all);
+            let mut others = others;
+            others.sort_unstable();
+            of_others.sort_unstable();
+            prop_assert_eq!(of_others, others, "a sample elsewhere is in one slice");
         }
     }
 
@@ -250,7 +281,7 @@ mod tests {
         for (shape, encoded) in [("uneven", &uneven), ("wide", &wide), ("long", &long)] {
             let chunks = open(encoded);
             for by in [SliceBy::Members, SliceBy::Time] {
-                let slices = cut_slices(&chunks, BYTES_MAX, by).unwrap();
+                let slices = cut_slices(&chunks, &[], BYTES_MAX, by).unwrap();
                 let sizes = slices.iter().map(|slice| {
                     let columns = read(&chunks, slice);
                     8 * (columns.value_count() + columns.entry_count())
@@ -261,7 +292,7 @@ mod tests {
                 assert!(largest <= limit, "{shape} by {by:?}: {largest} of {limit}");
             }
         }
-        let whole = cut_slices(&open(&uneven[..1]), BYTES_MAX, SliceBy::Members).unwrap();
+        let whole = cut_slices(&open(&uneven[..1]), &[], BYTES_MAX, SliceBy::Members).unwrap();
         assert_eq!(whole, [Slice::WHOLE]);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct ReadBuffers {
 /// a hundredth of their size.
 #[derive(Default)]
 pub(crate) struct DecodeMeter {
-    /// Of the present group so far.
+    /// Bytes that the present group takes.
     bytes: u64,
     /// For the largest group so far; `None` if nothing is counted.
     held: Option<Reservation>,
@@ -78,6 +78,13 @@ impl DecodeMeter {
 
     pub(crate) fn begin_group(&mut self) {
         self.bytes = 0;
+    }
+
+    /// Replaces the `estimate` of the last charge by the bytes that were decoded.
+    pub(crate) fn settle(&mut self, estimate: usize, actual: usize) {
+        let more = 2 * actual.saturating_sub(estimate) as u64;
+        let less = 2 * estimate.saturating_sub(actual) as u64;
+        self.bytes = self.bytes.saturating_add(more).saturating_sub(less);
     }
 
     /// Counts `bytes` of samples twice: in lists that grow, or also merged.

@@ -145,7 +145,7 @@ impl Part {
             }
             PartForm::Rows(arena) => {
                 let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
-                // An arena is small: afterwards is early enough.
+                // Charged after it is decoded, because an arena is small.
                 buffers.meter.charge(if columns.is_empty() { 0 } else { columns.heap_bytes() })?;
                 if !columns.is_empty() {
                     out.push(columns);
@@ -373,11 +373,11 @@ impl<'a> PartWalk<'a> {
 
     /// The slices of `local`, the last one first. Moves all cursors behind it.
     fn cut(&mut self, local: LocalGroup) -> Result<Vec<Slice>> {
-        let mut chunks = Vec::new();
+        let (mut chunks, mut in_rows) = (Vec::new(), Vec::new());
         for cursor in &mut self.cursors {
-            cursor.skip(local, &mut chunks)?;
+            cursor.skip(local, &mut chunks, (&mut in_rows, &mut self.buffers))?;
         }
-        let mut slices = cut_slices(&chunks, SLICE_BYTES, self.by)?;
+        let mut slices = cut_slices(&chunks, &in_rows, SLICE_BYTES, self.by)?;
         slices.reverse();
         Ok(slices)
     }
@@ -422,8 +422,8 @@ impl<'a> PartCursor<'a> {
 
     /// The values of `local`, which is the group of [`PartCursor::peek`]. Those of a lone series
     /// are appended to `lone`, if it is passed and they are later than its samples; then the result
-    /// is empty. `None`, and nothing is decoded, if a chunk has more than `left` bytes once it is
-    /// decoded; `left` decreases by those that it has.
+    /// is empty. `left` is the number of bytes that may still be decoded: a chunk reduces it by its
+    /// decoded size. `None`, and nothing is decoded, for a chunk that is larger.
     fn take(
         &mut self,
         local: LocalGroup,
@@ -468,10 +468,19 @@ impl<'a> PartCursor<'a> {
         Ok(Some(GroupColumns { seq: self.part.seq, ..columns }))
     }
 
-    /// Moves behind `local`, and adds all its chunks to `chunks`.
-    fn skip(&mut self, local: LocalGroup, chunks: &mut Vec<Chunk<'a>>) -> Result<()> {
+    /// Moves behind `local`, and adds all its chunks to `chunks` and the members of its rows to
+    /// `in_rows`.
+    fn skip(
+        &mut self,
+        local: LocalGroup,
+        chunks: &mut Vec<Chunk<'a>>,
+        (in_rows, buffers): (&mut Vec<Slot>, &mut ReadBuffers),
+    ) -> Result<()> {
         match &mut self.at {
-            CursorForm::Rows { arena, next, .. } => {
+            CursorForm::Rows { arena, visible, next } => {
+                // Rows of the group may be behind the cursor already.
+                let rows = arena.read_all(local, *visible, self.part.seq, None, buffers)?;
+                in_rows.extend(rows.batch.columns.iter().map(|column| column.slot));
                 if *next == Some(local) {
                     *next = local.checked_add(1).and_then(|from| arena.next_group(from));
                 }

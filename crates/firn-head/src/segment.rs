@@ -275,8 +275,10 @@ impl Segment {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
             if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
                 let chunk = self.open(chunk)?;
-                buffers.meter.charge(chunk.decoded_bytes_of(slots, range))?;
+                let estimate = chunk.decoded_bytes_of(slots, range);
+                buffers.meter.charge(estimate)?;
                 let columns = chunk.read_touching(slots, range, &mut buffers.touched)?;
+                buffers.meter.settle(estimate, columns.heap_bytes());
                 if !columns.is_empty() {
                     out.push(GroupColumns { seq, ..columns });
                 }
@@ -299,10 +301,14 @@ impl Segment {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
             if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
                 let chunk = self.open(chunk)?;
-                meter.charge(chunk.decoded_bytes_of(Slots::Some(&[slot]), range))?;
+                let estimate = chunk.decoded_bytes_of(Slots::Some(&[slot]), range);
+                meter.charge(estimate)?;
+                let before = out.times.len();
                 if !chunk.append_one(slot, range, out)? {
                     return Ok(false);
                 }
+                let count = out.times.len().saturating_sub(before);
+                meter.settle(estimate, count * (size_of::<Timestamp>() + size_of::<f64>()));
             }
             self.advance(&mut cursor)?;
         }

@@ -288,7 +288,8 @@ impl Job {
                 cursor.take_group(group, idx, &mut encoded)?;
             }
             let chunks = encoded.open(&cursors)?;
-            for slice in cut_slices(&chunks, SLICE_BYTES, SliceBy::Members)? {
+            for slice in cut_slices(&chunks, &[], SLICE_BYTES, SliceBy::Members)? {
+                cancel.check()?;
                 sources.clear();
                 for chunk in chunks.iter().enumerate() {
                     let columns = encoded.read(group, chunk, &slice, &cursors)?;

@@ -34,7 +34,7 @@ pub(super) struct MembersBody<'a> {
     /// Runs of (shape, number of members); empty if there is only one shape.
     pub(super) shape_runs: &'a [u8],
     pub(super) directory: Directory<'a>,
-    /// Of all members.
+    /// Number of values of all members.
     pub(super) value_count: usize,
     /// Number of bytes read by `open`.
     opened_bytes: usize,

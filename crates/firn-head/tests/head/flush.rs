@@ -320,3 +320,21 @@ fn invariant_2_no_part_spans_a_delete() {
     // Of 0 to 19 the first 5 stay, and all of 10 to 29; the other group is unchanged.
     assert_eq!(counts, [(0, 25), (1, 30)]);
 }
+
+/// A group that is flushed in slices has members in chunks, in rows, and in both.
+#[test]
+fn a_large_group_loses_no_member_that_only_rows_have() {
+    let mut world = World::new(1, |_| {});
+    let all = |ts: i64| (0..1_000).map(|slot| (1, slot, ts, ts as f64)).collect::<Vec<_>>();
+    for ts in 0..100 {
+        world.put(&all(ts));
+    }
+    while world.convert() || world.compress() {}
+    world.put(&vec![(1, 7, 100, 1.0), (1, 1_001, 50, 2.0), (1, 2_000, 200, 3.0)]);
+    assert!(world.flush());
+    let flushed: Vec<usize> =
+        world.tables[0].iter().map(|(_, columns)| columns.value_count()).collect();
+    assert!(flushed.len() > 1, "the group is not cut: {flushed:?}");
+    assert_eq!(flushed.iter().sum::<usize>(), 100_003);
+    world.check();
+}

@@ -244,7 +244,7 @@ impl World {
             _ => tombstones_of(&self.deletes),
         };
         let chunks: Vec<_> = job.chunks(&tombstones).collect::<Result<_, _>>().unwrap();
-        assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "groups of a flush must rise");
+        assert!(chunks.is_sorted_by_key(|chunk| chunk.0), "groups of a flush must not descend");
         for (group, columns) in &chunks {
             let points = points(columns, Slots::All);
             self.in_tables.extend(points.iter().map(|&(slot, ts, _)| (group.0, slot, ts)));

@@ -603,7 +603,7 @@ mod tests {
         Credentials::Password { user: user.to_owned(), password: password.as_bytes().to_vec() }
     }
 
-    /// No attempt of a test comes after its wait.
+    /// With a first wait that no test outlasts.
     fn logins() -> Logins {
         Logins { address_wait_min: ADDRESS_WAIT_MAX, ..Logins::start(|| ()).unwrap() }
     }
