@@ -26,6 +26,7 @@ pub struct ConvertJob {
     shard: ShardId,
     inputs: Vec<PinnedPart>,
     effort: Effort,
+    slice_bytes: usize,
     budget: Budget,
     blocks: Arc<BlockPool>,
     /// An epoch that had begun when it was planned.
@@ -51,7 +52,7 @@ impl ConvertJob {
         let base = self.inputs.iter().map(|input| input.part.range.start).min().unwrap_or(0);
         let held = self.budget.empty(Pool::Head);
         let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
-        let mut walk = PartWalk::new(self.inputs.iter(), SliceBy::Time)?;
+        let mut walk = PartWalk::new(self.inputs.iter(), SliceBy::Time, self.slice_bytes)?;
         // No tombstones: parts on both sides of a delete are never merged.
         while let Some((local, group)) = walk.take_lent()? {
             match group {
@@ -278,6 +279,7 @@ impl Shard {
             inputs: inputs.iter().map(ListedPart::pin).collect(),
             made: self.epochs.now(),
             effort,
+            slice_bytes: self.options.slice_bytes,
             budget: self.budget.clone(),
             blocks: Arc::clone(&self.blocks),
             claim: Arc::clone(&self.parts.converting),

@@ -32,6 +32,7 @@ pub struct SealMarks {
 /// All unflushed parts. Nothing changes until [`crate::Head::flushed`].
 pub struct FlushJob {
     bits: ShardBits,
+    slice_bytes: usize,
     pub(crate) shards: Vec<ShardFlush>,
 }
 
@@ -47,9 +48,13 @@ pub(crate) struct ShardFlush {
 }
 
 impl FlushJob {
-    pub(crate) fn new(bits: ShardBits, shards: Vec<ShardFlush>) -> Option<FlushJob> {
+    pub(crate) fn new(
+        bits: ShardBits,
+        slice_bytes: usize,
+        shards: Vec<ShardFlush>,
+    ) -> Option<FlushJob> {
         let any = shards.iter().any(|shard| !shard.parts.is_empty());
-        any.then_some(FlushJob { bits, shards })
+        any.then_some(FlushJob { bits, slice_bytes, shards })
     }
 
     /// Every group with all its values that `tombstones` do not hide, groups rising over all
@@ -66,7 +71,7 @@ impl FlushJob {
         let mut walks = Vec::new();
         let mut failed = None;
         for (idx, shard) in self.shards.iter().enumerate() {
-            match PartWalk::new(shard.parts.iter(), SliceBy::Members) {
+            match PartWalk::new(shard.parts.iter(), SliceBy::Members, self.slice_bytes) {
                 Ok(walk) => walks.push((shard.shard, walk)),
                 Err(error) => {
                     failed = Some(error);

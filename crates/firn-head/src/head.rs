@@ -337,7 +337,7 @@ impl Head {
     /// none. One flush at a time: a new plan replaces the previous one.
     pub fn plan_flush(&self) -> Option<FlushJob> {
         let shards = self.shards.iter().map(|shard| shard.lock().plan_flush()).collect();
-        FlushJob::new(self.bits, shards)
+        FlushJob::new(self.bits, self.options.slice_bytes, shards)
     }
 
     /// Marks the memory of `job` as hot: the tree's version has its tables now. It still serves

@@ -25,6 +25,9 @@ pub struct HeadOptions {
     /// Hard limit for memory that left the head and that readers still keep. Beyond it, leases are
     /// revoked; it bounds the memory that long queries pin.
     pub cooling_bytes_max: u64,
+    /// A group is decoded as one up to this size, otherwise in slices: about four times as much is
+    /// in memory while it is merged and encoded.
+    pub slice_bytes: usize,
 }
 
 /// When active rows become static runs, and runs become compressed chunks: by share of series,
@@ -85,6 +88,7 @@ impl Default for HeadOptions {
             hot_area_ms: 30 * 60_000,
             recycle_percents: [100, 0, 0],
             cooling_bytes_max: 512 << 20,
+            slice_bytes: 512 << 10,
         }
     }
 }

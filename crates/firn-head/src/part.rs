@@ -263,6 +263,7 @@ impl Deref for ListedPart {
 pub(crate) struct PartWalk<'a> {
     cursors: Vec<PartCursor<'a>>,
     by: SliceBy,
+    slice_bytes: usize,
     buffers: ReadBuffers,
     sources: Vec<GroupColumns>,
     lone: MemberColumn,
@@ -278,19 +279,16 @@ pub(crate) enum WalkedGroup<'w> {
     Columns(GroupColumns),
 }
 
-/// A group is decoded as one up to this size: about four times as much is in memory while it is
-/// merged and encoded.
-const SLICE_BYTES: usize = 512 << 10;
-
 impl<'a> PartWalk<'a> {
-    /// `parts` oldest first.
+    /// `parts` oldest first; for `slice_bytes` see [`crate::HeadOptions::slice_bytes`].
     pub(crate) fn new(
         parts: impl Iterator<Item = &'a PinnedPart>,
         by: SliceBy,
+        slice_bytes: usize,
     ) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
         let (buffers, sources, lone) = Default::default();
-        Ok(PartWalk { cursors, by, buffers, sources, lone, sliced: None })
+        Ok(PartWalk { cursors, by, slice_bytes, buffers, sources, lone, sliced: None })
     }
 
     /// The group that [`PartWalk::take`] returns next.
@@ -349,7 +347,7 @@ impl<'a> PartWalk<'a> {
     /// Returns `false` if the group is too large: then its columns are undefined, and some cursors
     /// are behind it.
     fn read_whole(&mut self, local: LocalGroup, lends: bool) -> Result<bool> {
-        let mut left = SLICE_BYTES;
+        let mut left = self.slice_bytes;
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
                 let lone = (lends && self.sources.is_empty()).then_some(&mut self.lone);
@@ -377,7 +375,7 @@ impl<'a> PartWalk<'a> {
         for cursor in &mut self.cursors {
             cursor.skip(local, &mut chunks, (&mut in_rows, &mut self.buffers))?;
         }
-        let mut slices = cut_slices(&chunks, &in_rows, SLICE_BYTES, self.by)?;
+        let mut slices = cut_slices(&chunks, &in_rows, self.slice_bytes, self.by)?;
         slices.reverse();
         Ok(slices)
     }

@@ -36,7 +36,7 @@ pub(crate) struct Shard {
     pub(crate) id: ShardId,
     pub(crate) budget: Budget,
     bits: ShardBits,
-    options: HeadOptions,
+    pub(crate) options: HeadOptions,
     pub(crate) parts: PartList,
     /// Arenas with rows that may still become visible, oldest first; the last one grows.
     open: VecDeque<OpenArena>,

@@ -30,8 +30,6 @@ const READ_AHEAD_BYTES: u64 = 8 << 20;
 const READ_AHEAD_PART: u64 = 32;
 const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 const GROUPS_PER_CANCEL_CHECK: usize = 64;
-/// A group is decoded as one up to this size.
-const SLICE_BYTES: usize = 512 << 10;
 /// Sources, merged columns, and the pieces in which they are written.
 const COPIES: u64 = 4;
 
@@ -288,7 +286,7 @@ impl Job {
                 cursor.take_group(group, idx, &mut encoded)?;
             }
             let chunks = encoded.open(&cursors)?;
-            for slice in cut_slices(&chunks, &[], SLICE_BYTES, SliceBy::Members)? {
+            for slice in cut_slices(&chunks, &[], self.options.slice_bytes, SliceBy::Members)? {
                 cancel.check()?;
                 sources.clear();
                 for chunk in chunks.iter().enumerate() {

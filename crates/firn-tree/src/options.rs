@@ -48,6 +48,8 @@ pub struct TreeOptions {
     /// group, or some hundred lone series. On the slow tier it is four times as much
     /// ([`TreeOptions::slow_block_bytes`]).
     pub block_bytes: usize,
+    /// A merge decodes a group as one up to this size, otherwise in slices.
+    pub slice_bytes: usize,
     /// Bytes of slow-tier blocks and of table directories that are kept in memory, if the memory
     /// budget allows.
     pub cache_bytes_max: u64,
@@ -80,6 +82,7 @@ impl Default for TreeOptions {
             retention_ms: None,
             table_bytes_max: 32 << 20,
             block_bytes: 16 << 10,
+            slice_bytes: 512 << 10,
             cache_bytes_max: 256 << 20,
             slow_cache_bytes_max: 1 << 30,
             bucket_grace_ms: 60 * MINUTE_MS,

@@ -324,11 +324,13 @@ impl World {
                 // A few parts, each with at least one block.
                 hot_bytes_max: 24 << 10,
                 cooling_bytes_max: self.pinned_bytes_max,
+                slice_bytes: self.slice_bytes(),
                 ..HeadOptions::default()
             },
             tree: firn_tree::TreeOptions {
                 retention_ms: self.retention_ms(),
                 block_bytes: 256,
+                slice_bytes: self.slice_bytes(),
                 table_bytes_max: 4 << 10,
                 fast_partition_ms: fast_ms,
                 slow_partition_ms: slow_ms,
@@ -346,6 +348,11 @@ impl World {
             mutant: self.mutant,
             ..DEFAULTS.clone()
         }
+    }
+
+    /// Some runs cut groups of few samples.
+    fn slice_bytes(&self) -> usize {
+        [100, 1_000, 512 << 10][self.seed as usize / 3 % 3]
     }
 
     fn retention_ms(&self) -> Option<i64> {

@@ -51,10 +51,12 @@ proptest! {
         ops in prop::collection::vec(op(), 1..80),
         floors in prop::collection::vec(0..3_000u64, 2),
         cooling_bytes_max in prop::sample::select(vec![u64::MAX, u64::MAX, 20_000, 0]),
+        slice_bytes in prop::sample::select(vec![16, 100, 512 << 10]),
     ) {
         let mut world = World::new(2, |options| {
             small(options);
             options.cooling_bytes_max = cooling_bytes_max;
+            options.slice_bytes = slice_bytes;
         });
         let mut held: Vec<HeldView> = Vec::new();
         let (mut planned, mut flush) = (None, None);

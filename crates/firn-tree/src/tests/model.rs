@@ -50,6 +50,7 @@ fn live(seed: u64) -> Tally {
     let mut rng = Rng::new(seed);
     let options = TreeOptions {
         block_bytes: *rng.pick(&[256, 700, 4_000]),
+        slice_bytes: *rng.pick(&[100, 1_000, 512 << 10]),
         table_bytes_max: *rng.pick(&[4_000, 20_000, 1 << 20]),
         patches_max: *rng.pick(&[1, 1, 3]),
         level0_tables_max: rng.between(1, 6) as usize,
