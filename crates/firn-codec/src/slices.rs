@@ -49,8 +49,8 @@ impl Slice {
 
 /// Cuts a group into slices of about `bytes_max` bytes once decoded. The group consists of `chunks`
 /// and of samples elsewhere, such as rows, of the members `others` (in any order). Together the
-/// slices are the whole group, no two of them overlap, and those of a member ascend in time. Decodes
-/// no column.
+/// slices are the whole group, no two of them overlap, and those of a member ascend in time.
+/// Decodes no column.
 ///
 /// # Errors
 /// `Corrupt` if a chunk is damaged.

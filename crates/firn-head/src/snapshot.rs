@@ -158,7 +158,7 @@ struct PartView<'l> {
 
 impl HeadReader<'_> {
     /// From now on, reserves twice the memory of a group's samples before it decodes them: they are
-    /// in lists that grow, or also merged. `held` is empty; it keeps the bytes of the largest group.
+    /// in lists that grow, or also merged. `held` is empty; it keeps that of the largest group.
     pub fn reserving(mut self, held: Reservation) -> Self {
         self.buffers.meter = DecodeMeter::new(held);
         self
