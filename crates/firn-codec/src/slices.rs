@@ -85,8 +85,10 @@ pub fn cut_slices(
                 some => bytes_of_members(chunk, some)?,
             });
         }
-        // A list of members has a little more than the limit; half a slice is not worth a cut.
-        if sizes.iter().copied().fold(0, usize::saturating_add) <= bytes_max.saturating_mul(2) {
+        // A list of members has a little more than the limit, which is not worth a cut.
+        let is_list = whole.slots.is_some();
+        let uncut_max = if is_list { bytes_max.saturating_mul(2) } else { bytes_max };
+        if sizes.iter().copied().fold(0, usize::saturating_add) <= uncut_max {
             slices.push(whole);
             continue;
         }
