@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use firn_bench::index::counting::{Counting, live_bytes, peak_bytes, reset_peak};
+use firn_bench::index::noise::noise;
 use firn_env::{Disk, LocalDisk};
 use firn_index::{GroupBy, Index, IndexOptions, WRITE_BUFFER_BYTES};
 use firn_model::{Labels, ShardBits, ShardId};
@@ -17,18 +18,6 @@ const SHARDS: u16 = 2;
 const SLACK_BYTES: u64 = 256 << 10;
 /// The number of files that are merged.
 const FILES: usize = 4;
-
-fn noise(seed: usize, bytes: usize) -> String {
-    let mut random = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..bytes)
-        .map(|_| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            char::from(b"abcdefghijklmnopqrstuvwxyz_ABCDE"[(random >> 32) as usize % 32])
-        })
-        .collect()
-}
 
 fn check(shape: &str, count: usize, group_by: GroupBy, labels: impl Fn(usize) -> Labels) {
     let folder = tempfile::tempdir().expect("a folder");

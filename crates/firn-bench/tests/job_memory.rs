@@ -74,7 +74,8 @@ fn read(db: &Db) {
 
 fn check(shape: &Shape) -> Option<String> {
     let folder = tempfile::tempdir().expect("a folder");
-    let options = Options { memory_bytes_max: LIMIT_BYTES, ..Options::default() };
+    let mut options = Options { memory_bytes_max: LIMIT_BYTES, ..Options::default() };
+    options.tree.level0_tables_max = 1;
     let env = local_env(folder.path()).expect("an environment");
     let db = Db::open_idle(env, options, &RecoveryProgress::default()).expect("opens");
     with_budget(Some(db.budget().clone()));
@@ -123,6 +124,8 @@ fn check(shape: &Shape) -> Option<String> {
     let (peak, what) = most;
     let text = format!("{}: {what} has {peak} unreserved bytes", shape.name);
     println!("{text}");
+    let merges = db.stats().tree.traffic.compactions;
+    assert!(merges > 0 || shape.rounds == 1, "{}: nothing was merged", shape.name);
     with_budget(None);
     (peak > SLACK_BYTES).then_some(text)
 }

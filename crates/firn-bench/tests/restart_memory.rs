@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use firn_bench::index::counting::{Counting, live_bytes, peak_bytes, reset_peak};
+use firn_bench::index::noise::noise;
 use firn_model::{Labels, Result, RowBatch};
 use firndb::{Db, Options, RecoveryProgress, local_env};
 
@@ -22,19 +23,6 @@ fn options(limit_bytes: u64) -> Options {
     options.head.hot_bytes_max = limit_bytes / 8;
     options.head.cooling_bytes_max = limit_bytes / 8;
     options
-}
-
-/// Texts that cannot be compressed.
-fn noise(seed: usize, bytes: usize) -> String {
-    let mut random = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..bytes)
-        .map(|_| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            char::from(b"abcdefghijklmnopqrstuvwxyz012345"[(random >> 32) as usize % 32])
-        })
-        .collect()
 }
 
 /// Defines `count` series with two samples each, as fast as the database accepts them, and ends as

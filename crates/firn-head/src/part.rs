@@ -145,7 +145,7 @@ impl Part {
             }
             PartForm::Rows(arena) => {
                 let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
-                // Charged after it is decoded, because an arena is small.
+                // Its decoded size is only known afterwards.
                 buffers.meter.charge(if columns.is_empty() { 0 } else { columns.heap_bytes() })?;
                 if !columns.is_empty() {
                     out.push(columns);

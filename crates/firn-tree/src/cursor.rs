@@ -82,10 +82,7 @@ impl TableCursor {
         {
             let held = if self.unpacked.is_empty() { &*self.run } else { &*self.unpacked };
             let bytes = held.get(place).unwrap_or_default();
-            out.memory.cover((out.bytes.len() + bytes.len()) as u64)?;
-            let start = out.bytes.len();
-            out.bytes.extend_from_slice(bytes);
-            let place = start..out.bytes.len();
+            let place = out.append(bytes)?;
             out.chunks.push(EncodedChunk { place, idx, block_offset: self.block_offset });
             self.chunks.pop_front();
             self.advance()?;
@@ -195,6 +192,20 @@ impl EncodedGroup {
             self.bytes = Vec::new();
             self.memory.shrink(u64::MAX);
         }
+    }
+
+    /// Returns the place of `chunk` in the buffer.
+    fn append(&mut self, chunk: &[u8]) -> Result<Range<usize>> {
+        let (start, capacity) = (self.bytes.len(), self.bytes.capacity());
+        let end = start + chunk.len();
+        if end > capacity {
+            let next = end.max(2 * capacity);
+            // Both buffers exist while the bytes are moved.
+            self.memory.cover((capacity + next) as u64)?;
+            self.bytes.reserve_exact(next - start);
+        }
+        self.bytes.extend_from_slice(chunk);
+        Ok(start..end)
     }
 
     /// The chunks, opened, in the order in which they were taken from `inputs`.

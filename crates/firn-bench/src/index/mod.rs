@@ -4,6 +4,7 @@ pub mod counting;
 pub mod dictionaries;
 pub mod label_sets;
 pub mod nested_maps;
+pub mod noise;
 pub mod selectors;
 
 /// A random number that is the same every time: the finalizer of splitmix64.
