@@ -41,11 +41,17 @@ struct Shape {
     series: usize,
     /// Series with one `instance`.
     members: usize,
-    /// Times of round `n`.
+    /// Times of round `n`. Rows of odd rounds are flushed as rows.
     times: fn(usize) -> Vec<Timestamp>,
     rounds: usize,
+    /// The only series with a value at a time; `None` if all have one.
+    only: fn(Timestamp) -> Option<usize>,
     value: fn(u64) -> f64,
 }
+
+const ALL: fn(Timestamp) -> Option<usize> = |_| None;
+/// Values of a batch.
+const BATCH: usize = 20_000;
 
 fn labels(idx: usize, members: usize) -> Labels {
     let (instance, metric) = (format!("i{}", idx / members), format!("m{}", idx % members));
@@ -103,16 +109,24 @@ fn check(shape: &Shape) -> Option<String> {
     drop(first);
     db.flush().expect("flushed");
     for round in 0..shape.rounds {
-        for times in (shape.times)(round).chunks(20_000_usize.div_ceil(shape.series)) {
-            let mut batch = RowBatch::default();
-            for (&time, (idx, &one)) in
-                times.iter().flat_map(|time| series.iter().enumerate().map(move |it| (time, it)))
-            {
-                batch.push(one, time, (shape.value)(time as u64 ^ (idx as u64) << 40));
+        let (mut batch, mut count) = (RowBatch::default(), 0);
+        let times = (shape.times)(round);
+        for (at, &time) in times.iter().enumerate() {
+            let members = (shape.only)(time).map_or(0..series.len(), |only| only..only + 1);
+            count += members.len();
+            for idx in members {
+                batch.push(series[idx], time, (shape.value)(time as u64 ^ (idx as u64) << 40));
+            }
+            if count < BATCH && at + 1 < times.len() {
+                continue;
             }
             db.write(&mut batch).expect("written");
-            drop(batch);
-            measure(format!("conversion {round}"), &mut || db.settle(Lane::Head).expect("settles"));
+            (batch, count) = (RowBatch::default(), 0);
+            if round % 2 == 0 {
+                measure(format!("conversion {round}"), &mut || {
+                    db.settle(Lane::Head).expect("settles");
+                });
+            }
         }
         measure(format!("read before flush {round}"), &mut || read(&db));
         measure(format!("flush {round}"), &mut || db.flush().expect("flushed"));
@@ -143,6 +157,7 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 100,
             times: |round| (0..8).map(|at| (round as i64 * 8 + at) * 15_000).collect(),
             rounds: 6,
+            only: ALL,
             value: noise,
         },
         Shape {
@@ -151,6 +166,7 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 1,
             times: |round| (0..8).map(|at| (round as i64 * 8 + at) * 15_000).collect(),
             rounds: 6,
+            only: ALL,
             value: noise,
         },
         Shape {
@@ -159,6 +175,7 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 10,
             times: |round| (0..20_000).map(|at| (round as i64 * 20_000 + at) * 100).collect(),
             rounds: 5,
+            only: ALL,
             value: noise,
         },
         Shape {
@@ -167,6 +184,7 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 4_000,
             times: |round| (0..30).map(|at| (round as i64 * 30 + at) * 15_000).collect(),
             rounds: 4,
+            only: ALL,
             value: noise,
         },
         Shape {
@@ -175,6 +193,7 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 10,
             times: |round| (0..3_000).map(|at| at * 2 * HOUR_MS + round as i64).collect(),
             rounds: 4,
+            only: ALL,
             value: noise,
         },
         Shape {
@@ -183,22 +202,55 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             members: 100,
             times: |round| (0..40).map(|at| at * HOUR_MS / 4 + round as i64).collect(),
             rounds: 6,
+            only: ALL,
             value: noise,
         },
         Shape {
             name: "one value each millisecond",
             series: 1,
             members: 1,
-            times: |_| (0..3_000_000).collect(),
-            rounds: 1,
+            times: |round| (0..1_500_000).map(|at| round as i64 * 1_500_000 + at).collect(),
+            rounds: 2,
+            only: ALL,
             value: |_| 1.0,
         },
         Shape {
             name: "a large group of one value",
             series: 4_000,
             members: 4_000,
-            times: |_| (0..1_000).map(|at| at * 1_000).collect(),
-            rounds: 1,
+            times: |round| (0..1_000).map(|at| (round as i64 * 1_000 + at) * 1_000).collect(),
+            rounds: 2,
+            only: ALL,
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "late rows of single members of a large group",
+            series: 4_000,
+            members: 4_000,
+            times: |round| match round {
+                0 => (4_000_000..4_000_200).collect(),
+                _ => (0..200_000).map(|at| at * 8 + round as i64).collect(),
+            },
+            rounds: 4,
+            only: |time| (time < 4_000_000).then_some((time / 8 % 4_000) as usize),
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "samples of one series between each other",
+            series: 1,
+            members: 1,
+            times: |round| (0..40_000).map(|at| at * 6 + round as i64).collect(),
+            rounds: 6,
+            only: ALL,
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "members with times of their own, between each other",
+            series: 20,
+            members: 20,
+            times: |round| (0..80_000).map(|at| at * 6 + round as i64).collect(),
+            rounds: 6,
+            only: |time| Some((time / 6 % 20) as usize),
             value: |_| 1.0,
         },
     ];

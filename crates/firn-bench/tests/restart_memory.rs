@@ -1,11 +1,12 @@
 //! The memory of a start after a crash: the replay of the log stays within the limit, also when the
 //! log defines more series than fit into memory.
 
+use std::ops::Range;
 use std::path::Path;
 
 use firn_bench::index::counting::{Counting, live_bytes, peak_bytes, reset_peak};
 use firn_bench::index::noise::noise;
-use firn_model::{Labels, Result, RowBatch};
+use firn_model::{Labels, Result, RowBatch, SeriesRef};
 use firndb::{Db, Options, RecoveryProgress, local_env};
 
 #[global_allocator]
@@ -46,6 +47,30 @@ fn fill(folder: &Path, limit_bytes: u64, count: usize, labels: fn(usize) -> Labe
             std::thread::park_timeout(std::time::Duration::from_millis(5));
         }
     }
+}
+
+/// Defines one group, writes `rows` of it (times and members), and ends as a crash does.
+fn fill_rows(folder: &Path, member_count: usize, rows: impl Iterator<Item = (i64, Range<usize>)>) {
+    const BATCH_VALUES: usize = 100_000;
+    let env = local_env(folder).expect("an environment");
+    let db = Db::open(env, options(16 * LIMIT_BYTES)).expect("opens");
+    let labels = |idx: usize| {
+        Labels::from_pairs([("__name__", &*format!("m{idx}")), ("instance", "i")]).expect("valid")
+    };
+    let all: Vec<Labels> = (0..member_count).map(labels).collect();
+    let series: Vec<SeriesRef> =
+        db.resolve(&all).into_iter().map(|found| found.expect("resolved")).collect();
+    let mut batch = RowBatch::default();
+    let mut count = 0;
+    for (time, members) in rows {
+        count += members.len();
+        series[members].iter().for_each(|&one| batch.push(one, time, 1.0));
+        if count >= BATCH_VALUES {
+            db.write(&mut batch).expect("written");
+            (batch, count) = (RowBatch::default(), 0);
+        }
+    }
+    db.write(&mut batch).expect("written");
 }
 
 /// Opens the folder and returns the bytes that were allocated at most.
@@ -89,4 +114,21 @@ fn a_start_takes_no_more_than_the_limit() {
         let peak = restart(folder.path(), LIMIT_BYTES);
         assert!(peak as u64 <= LIMIT_BYTES, "{what}: {peak}");
     }
+    check_rows();
+}
+
+/// Rows without changes take a thousandth of their size in the log and in memory.
+fn check_rows() {
+    const MEMBERS: usize = 4_000;
+    let folder = tempfile::tempdir().expect("a folder");
+    fill_rows(folder.path(), MEMBERS, (0..10_000).map(|row| (row * 1_000, 0..MEMBERS)));
+    let peak = restart(folder.path(), LIMIT_BYTES);
+    assert!(peak as u64 <= LIMIT_BYTES, "rows of all members: {peak}");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let wide = (0..500).map(|row| (1 << 30 | row, 0..MEMBERS));
+    let late = (0..600_000).map(|row| (row, row as usize % MEMBERS..row as usize % MEMBERS + 1));
+    fill_rows(folder.path(), MEMBERS, wide.chain(late));
+    let peak = restart(folder.path(), LIMIT_BYTES);
+    assert!(peak as u64 <= LIMIT_BYTES, "late rows of one member: {peak}");
 }

@@ -299,10 +299,16 @@ pub(crate) fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
     kept + 1
 }
 
-/// Whether timestamps of its own are cheaper for a member: if under 1/16 of the entries are
-/// present, reading them costs at most half as much as walking its bits and the shared timestamps.
+/// As [`are_sparse`] for the entries that are present.
 pub(crate) fn is_sparse(presence: &Presence) -> bool {
-    presence.count_present() * 16 < presence.len()
+    are_sparse(presence.count_present(), presence.len())
+}
+
+/// Whether timestamps of its own are cheaper for a member with `count` of `all_count` entries: if
+/// it has under 1/16 of them, reading them costs at most half as much as walking its bits and the
+/// shared timestamps.
+pub(crate) fn are_sparse(count: usize, all_count: usize) -> bool {
+    count.saturating_mul(16) < all_count
 }
 
 fn column_heap_bytes(column: &Column) -> usize {

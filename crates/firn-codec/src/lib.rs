@@ -51,11 +51,11 @@ pub use columns::{GroupColumns, MemberColumn, SeqRange, SlotWalk, Slots};
 pub use effort::Effort;
 pub use limits::{ENTRIES_MAX, SLOTS_MAX, VALUES_MAX};
 pub use member_lists::MemberLists;
-pub use merge::{merge_columns, merge_into_one};
+pub use merge::{merge_bytes, merge_columns, merge_into_one};
 pub use row::{
     RowState, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,
 };
-pub use slices::{Slice, SliceBy, cut_slices};
+pub use slices::{RowSizes, Slice, SliceBy, cut_slices};
 pub use tombstone::{
     HiddenMembers, HiddenSamples, HiddenSlots, Tombstone, TombstoneWalk, Tombstones,
 };

@@ -4,13 +4,15 @@
 //! sources that each timestamp of the result may come from. The plan is built once; each member
 //! only walks it.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
+use std::borrow::{Borrow, Cow};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, TimeRange, Timestamp};
 
-use crate::columns::{GroupColumns, doubles, is_sparse, newest_of_each, span};
+use crate::columns::{GroupColumns, doubles, is_sparse, span};
 
 /// Merges `sources` (oldest first, by `seq.max`) and cuts the result to `range`.
 ///
@@ -52,6 +54,28 @@ pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns
     }
 }
 
+/// The most bytes that [`merge_columns`] takes for a moment, beside `sources` and the result.
+pub fn merge_bytes(sources: &[GroupColumns]) -> u64 {
+    let mut ranges: Vec<TimeRange> = sources.iter().map(GroupColumns::time_range).collect();
+    ranges.retain(|range| !range.is_empty());
+    if ranges.len() < 2 {
+        return 0;
+    }
+    ranges.sort_unstable_by_key(|range| range.start);
+    let are_apart = ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
+    let entry_count: usize = sources.iter().map(GroupColumns::entry_count).sum();
+    // The timestamps of the result, once more before they are shared.
+    if are_apart || one_member(sources).is_some() {
+        return (entry_count * size_of::<Timestamp>()) as u64;
+    }
+    const ENTRY_BYTES: usize =
+        2 * size_of::<Timestamp>() + size_of::<Candidate>() + size_of::<u32>();
+    let value_count: usize = sources.iter().map(GroupColumns::value_count).sum();
+    // The plans that are kept at a time have no more entries than their members have values.
+    let planned_count = entry_count.max(value_count.min(PLANS_MAX * entry_count));
+    (planned_count * ENTRY_BYTES) as u64
+}
+
 /// As [`merge_columns`], for sources that the caller no longer needs: a single one is returned as
 /// is.
 pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> GroupColumns {
@@ -66,41 +90,42 @@ pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> Group
     }
 }
 
-/// The fast path for sources with one member without NULLs, the same in all: mostly lone series. It
-/// needs no plan. Sources that do not overlap in time are concatenated; otherwise the newest of
-/// equal timestamps is kept.
-fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
-    let slot = sources.first()?.batch.columns.first()?.slot;
-    let mut parts: Vec<(&[Timestamp], &[f64])> = Vec::with_capacity(sources.len());
+/// Timestamps and values.
+type Samples<'a> = (&'a [Timestamp], &'a [f64]);
+
+/// The member of all sources, and its samples there, if each source has no other and no NULL.
+fn one_member<S: Borrow<GroupColumns>>(sources: &[S]) -> Option<(Slot, Vec<Samples<'_>>)> {
+    let slot = sources.first()?.borrow().batch.columns.first()?.slot;
+    let mut parts = Vec::with_capacity(sources.len());
     for source in sources {
-        let ([times], [column]) = (source.batch.times.as_slice(), source.batch.columns.as_slice())
-        else {
+        let batch = &source.borrow().batch;
+        let ([times], [column]) = (batch.times.as_slice(), batch.columns.as_slice()) else {
             return None;
         };
         if column.slot != slot || column.presence.is_some() {
             return None;
         }
-        parts.push((times, doubles(&column.values)));
+        parts.push((&**times, doubles(&column.values)));
     }
-    let apart = |pair: &[(&[Timestamp], &[f64])]| span(pair[0].0).end < span(pair[1].0).start;
-    let (times, values): (Arc<[Timestamp]>, Vec<f64>) = if parts.windows(2).all(apart) {
-        let count = parts.iter().map(|part| part.0.len()).sum();
-        let mut times = Vec::with_capacity(count);
-        let mut values = Vec::with_capacity(count);
-        for part in &parts {
-            times.extend_from_slice(part.0);
-            values.extend_from_slice(part.1);
+    Some((slot, parts))
+}
+
+/// The fast path for sources with one member without NULLs, the same in all: mostly lone series. It
+/// needs no plan.
+fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
+    let (slot, parts) = one_member(sources)?;
+    let count = parts.iter().map(|part| part.0.len()).sum();
+    let (mut times, mut values) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let lists: Vec<&[Timestamp]> = parts.iter().map(|part| part.0).collect();
+    each_run(&lists, |run| {
+        if run.is_newest {
+            let (of_times, of_values) = parts[run.part];
+            times.extend_from_slice(&of_times[run.entries.clone()]);
+            values.extend_from_slice(&of_values[run.entries]);
         }
-        (times.into(), values)
-    } else {
-        let all = parts.iter().flat_map(|part| part.0.iter().copied().zip(part.1.iter().copied()));
-        let mut all: Vec<(Timestamp, f64)> = all.collect();
-        let kept = newest_of_each(&mut all);
-        let all = all.get(..kept)?;
-        (all.iter().map(|one| one.0).collect(), all.iter().map(|one| one.1).collect())
-    };
+    });
     let seq = sources.iter().skip(1).fold(sources[0].seq, |seq, source| seq.union(source.seq));
-    let mut batch = ColumnBatch::of_one(slot, times, values);
+    let mut batch = ColumnBatch::of_one(slot, times.into(), values);
     batch.columns.iter_mut().for_each(|column| column.key = sources[0].batch.columns[0].key);
     Some(GroupColumns { batch, seq })
 }
@@ -114,12 +139,8 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
     }
     members.sort_by_key(|&(slot, source_idx, _)| (slot, source_idx));
 
-    let mut plans: Vec<MergePlan> = Vec::new();
-    let mut plan_of: HashMap<Vec<(u32, u32)>, usize> = HashMap::new();
-    // Most members have the plan of the previous one, which then needs no lookup.
+    let mut plans = Plans::default();
     let mut key: Vec<(u32, u32)> = Vec::new();
-    let mut last_key: Vec<(u32, u32)> = Vec::new();
-    let mut plan_idx = 0;
     let mut columns: Vec<&Column> = Vec::new();
     let mut result = ResultColumns::default();
     for parts in members.chunk_by(|a, b| a.0 == b.0) {
@@ -130,34 +151,106 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
         columns.extend(parts.iter().map(column));
         key.clear();
         key.extend(parts.iter().zip(&columns).map(|(part, column)| (part.1, column.time_idx)));
-        if key != last_key {
-            plan_idx = match plan_of.get(&key) {
-                Some(&idx) => idx,
-                None => {
-                    let times = key
-                        .iter()
-                        .map(|&(source, time)| {
-                            &*sources[source as usize].batch.times[time as usize]
-                        })
-                        .collect::<Vec<_>>();
-                    plans.push(MergePlan::new(&times));
-                    plan_of.insert(key.clone(), plans.len() - 1);
-                    plans.len() - 1
-                }
-            };
-        }
-        std::mem::swap(&mut key, &mut last_key);
-        let plan = &plans[plan_idx];
+        let plan = plans.find(&key, sources);
         let (presence, values) = plan.merge(&columns);
-        result.push(plan_idx, &plan.times, &columns, presence, values);
+        result.push(plan, &columns, presence, values);
     }
     let seq = sources.iter().skip(1).fold(sources[0].seq, |seq, source| seq.union(source.seq));
     GroupColumns { batch: ColumnBatch { times: result.times, columns: result.columns }, seq }
 }
 
+/// Entries of one part that follow each other in the result.
+struct Run {
+    part: usize,
+    entries: Range<usize>,
+    /// Whether no later part has these timestamps. If not, it is one entry, behind the one of the
+    /// newest part.
+    is_newest: bool,
+}
+
+/// Calls `each` with all entries of `parts` (sorted timestamps, oldest part first) in order of
+/// time, and those of one timestamp newest part first.
+fn each_run(parts: &[&[Timestamp]], mut each: impl FnMut(Run)) {
+    // The first entry of each part that is left: the smallest timestamp, then the newest part.
+    let mut heads: BinaryHeap<Reverse<(Timestamp, Reverse<usize>, usize)>> = parts
+        .iter()
+        .enumerate()
+        .filter_map(|(part, times)| Some(Reverse((*times.first()?, Reverse(part), 0))))
+        .collect();
+    let mut last = None;
+    while let Some(Reverse((ts, Reverse(part), start))) = heads.pop() {
+        let is_newest = last != Some(ts);
+        let end = match heads.peek() {
+            _ if !is_newest => start + 1,
+            None => parts[part].len(),
+            Some(Reverse((next, ..))) if *next == ts => start + 1,
+            Some(Reverse((next, ..))) => start + count_before(&parts[part][start..], *next),
+        };
+        last = parts[part].get(end - 1).copied();
+        each(Run { part, entries: start..end, is_newest });
+        heads.extend(parts[part].get(end).map(|&next| Reverse((next, Reverse(part), end))));
+    }
+}
+
+/// How many of sorted `times` are before `end`. Fast for few.
+fn count_before(times: &[Timestamp], end: Timestamp) -> usize {
+    let mut bound = 1;
+    while times.get(bound).is_some_and(|&ts| ts < end) {
+        bound *= 2;
+    }
+    let first = bound / 2;
+    let rest = &times[first..times.len().min(bound)];
+    first + rest.partition_point(|&ts| ts < end)
+}
+
+/// The plans of the last members.
+#[derive(Default)]
+struct Plans {
+    plans: Vec<MergePlan>,
+    /// By the sources and their time columns.
+    by_key: HashMap<Vec<(u32, u32)>, usize>,
+    /// Most members have the plan of the previous one, which then needs no lookup.
+    last_key: Vec<(u32, u32)>,
+    last: usize,
+}
+
+/// Members with more plans than these have few samples in common, and a plan takes twice the memory
+/// of the samples of one member.
+const PLANS_MAX: usize = 16;
+
+impl Plans {
+    /// The plan for the time columns `key` of `sources`.
+    fn find(&mut self, key: &[(u32, u32)], sources: &[Cow<'_, GroupColumns>]) -> &mut MergePlan {
+        if key != self.last_key {
+            self.last_key.clear();
+            self.last_key.extend_from_slice(key);
+            self.last = match self.by_key.get(key) {
+                Some(&idx) => idx,
+                None => self.add(key, sources),
+            };
+        }
+        &mut self.plans[self.last]
+    }
+
+    fn add(&mut self, key: &[(u32, u32)], sources: &[Cow<'_, GroupColumns>]) -> usize {
+        if self.plans.len() == PLANS_MAX {
+            self.plans.clear();
+            self.by_key.clear();
+        }
+        let times =
+            |&(source, time): &(u32, u32)| &*sources[source as usize].batch.times[time as usize];
+        self.plans.push(MergePlan::new(&key.iter().map(times).collect::<Vec<_>>()));
+        let idx = self.plans.len() - 1;
+        self.by_key.insert(key.to_vec(), idx);
+        idx
+    }
+}
+
 /// For each timestamp of the result, the entries of the parts that can supply its value.
 struct MergePlan {
     times: Arc<[Timestamp]>,
+    /// The index of `times` in the result, once a member has it.
+    time_idx: Option<u32>,
     steps: MergeSteps,
 }
 
@@ -182,32 +275,29 @@ impl MergePlan {
         let apart = order
             .windows(2)
             .all(|pair| span(parts[pair[0] as usize]).end < span(parts[pair[1] as usize]).start);
+        let count = parts.iter().map(|times| times.len()).sum();
+        let mut times = Vec::with_capacity(count);
         if apart {
-            let times = order.iter().flat_map(|&part| parts[part as usize]).copied().collect();
-            return MergePlan { times, steps: MergeSteps::Concat(order) };
+            order.iter().for_each(|&part| times.extend_from_slice(parts[part as usize]));
+            let steps = MergeSteps::Concat(order);
+            return MergePlan { times: times.into(), time_idx: None, steps };
         }
-        let mut all: Vec<(Timestamp, Candidate)> = Vec::new();
-        for (part, times) in parts.iter().enumerate().rev() {
-            let part = part as u32;
-            all.extend(
-                times
-                    .iter()
-                    .enumerate()
-                    .map(|(entry, &ts)| (ts, Candidate { part, entry: entry as u32 })),
-            );
-        }
-        // The sort is stable: of equal timestamps the newest part stays first.
-        all.sort_by_key(|&(ts, _)| ts);
-        let mut times = Vec::with_capacity(all.len());
-        let mut ends = Vec::with_capacity(all.len());
-        let mut end = 0;
-        for same in all.chunk_by(|a, b| a.0 == b.0) {
-            times.push(same[0].0);
-            end += same.len() as u32;
-            ends.push(end);
-        }
-        let candidates = all.into_iter().map(|(_, candidate)| candidate).collect();
-        MergePlan { times: times.into(), steps: MergeSteps::Pick { candidates, ends } }
+        let (mut candidates, mut ends) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        each_run(parts, |Run { part, entries, is_newest }| {
+            for entry in entries {
+                candidates.push(Candidate { part: part as u32, entry: entry as u32 });
+                let end = candidates.len() as u32;
+                match ends.last_mut() {
+                    Some(last) if !is_newest => *last = end,
+                    _ => {
+                        times.push(parts[part][entry]);
+                        ends.push(end);
+                    }
+                }
+            }
+        });
+        let steps = MergeSteps::Pick { candidates, ends };
+        MergePlan { times: times.into(), time_idx: None, steps }
     }
 
     /// Walks the plan for one member. `parts` must be in the order of [`MergePlan::new`]. `None`:
@@ -266,37 +356,34 @@ fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Pr
 struct ResultColumns {
     times: Vec<Arc<[Timestamp]>>,
     columns: Vec<Column>,
-    /// Time column by plan and, for sparse members, by pattern.
-    whole: Vec<Option<u32>>,
-    sparse: HashMap<(usize, Vec<u64>), u32>,
+    /// The index of each time column.
+    known: HashMap<Arc<[Timestamp]>, u32>,
+    /// Working memory.
+    own: Vec<Timestamp>,
 }
 
 impl ResultColumns {
     fn push(
         &mut self,
-        plan_idx: usize,
-        plan_times: &Arc<[Timestamp]>,
+        plan: &mut MergePlan,
         parts: &[&Column],
         presence: Option<Presence>,
         values: Vec<f64>,
     ) {
         let own = presence.as_ref().filter(|presence| is_sparse(presence));
-        let (time_idx, presence) = match own {
-            None => {
-                if self.whole.len() <= plan_idx {
-                    self.whole.resize(plan_idx + 1, None);
-                }
-                let times = &mut self.times;
-                let known = &mut self.whole[plan_idx];
-                (*known.get_or_insert_with(|| add_times(times, plan_times)), presence)
+        let (time_idx, presence) = match (own, plan.time_idx) {
+            (Some(pattern), _) => {
+                self.own.clear();
+                self.own.extend(pattern.iter().map(|idx| plan.times[idx]));
+                let known = self.known.get(&*self.own).copied();
+                (known.unwrap_or_else(|| self.add(self.own.as_slice().into())), None)
             }
-            Some(pattern) => {
-                let key = (plan_idx, pattern.words().to_vec());
-                let idx = *self.sparse.entry(key).or_insert_with(|| {
-                    let own: Arc<[Timestamp]> = pattern.iter().map(|idx| plan_times[idx]).collect();
-                    add_times(&mut self.times, &own)
-                });
-                (idx, None)
+            (None, Some(known)) => (known, presence),
+            (None, None) => {
+                let known = self.known.get(&plan.times).copied();
+                let idx = known.unwrap_or_else(|| self.add(Arc::clone(&plan.times)));
+                plan.time_idx = Some(idx);
+                (idx, presence)
             }
         };
         self.columns.push(Column {
@@ -307,13 +394,12 @@ impl ResultColumns {
             values: ColumnValues::F64(values),
         });
     }
-}
 
-/// The index of `times` in `known`; appended if it is new. There are few plans, so a scan is fast.
-fn add_times(known: &mut Vec<Arc<[Timestamp]>>, times: &Arc<[Timestamp]>) -> u32 {
-    if let Some(idx) = known.iter().position(|other| other == times) {
-        return idx as u32;
+    /// Appends a new time column. Returns its index.
+    fn add(&mut self, times: Arc<[Timestamp]>) -> u32 {
+        let idx = self.times.len() as u32;
+        self.known.insert(Arc::clone(&times), idx);
+        self.times.push(times);
+        idx
     }
-    known.push(Arc::clone(times));
-    (known.len() - 1) as u32
 }

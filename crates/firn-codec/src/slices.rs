@@ -30,12 +30,14 @@ pub enum SliceBy {
 /// A slice by members has at least this many, if there are more, because each stores the time
 /// columns again.
 const MEMBERS_MIN: usize = 16;
-/// A slice consists of about this many pieces of chunks.
+/// A slice consists of about this many pieces of chunks and rows.
 const SLICE_PIECES: usize = 8;
 /// Pieces of one chunk. A damaged one may claim any number of values.
 const PIECES_MAX: usize = 1 << 12;
 /// In fewer rows the headers of columns take most of the bytes.
 const ROWS_MIN: usize = 64;
+/// A timestamp and a value.
+const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
 
 impl Slice {
     /// All members at all times.
@@ -47,37 +49,112 @@ impl Slice {
     }
 }
 
+/// The sizes of a group's samples that are not in chunks, for [`cut_slices`].
+#[derive(Clone, Debug)]
+pub struct RowSizes {
+    /// Number of values of each slot.
+    count_by_slot: Vec<usize>,
+    value_count: usize,
+    row_count: usize,
+    last_ts: Option<Timestamp>,
+    /// The time of each value that completes another `piece_values`.
+    pieces: Vec<Timestamp>,
+    piece_values: usize,
+}
+
+impl RowSizes {
+    /// No samples yet, of a group to be cut into slices of `bytes_max`.
+    pub fn new(bytes_max: usize) -> RowSizes {
+        RowSizes {
+            count_by_slot: Vec::new(),
+            value_count: 0,
+            row_count: 0,
+            last_ts: None,
+            pieces: Vec::new(),
+            piece_values: piece_bytes(bytes_max).div_ceil(SAMPLE_BYTES),
+        }
+    }
+
+    /// Adds a value. Values of one row follow each other.
+    #[inline]
+    pub fn add(&mut self, ts: Timestamp, slot: Slot) {
+        let idx = slot.0 as usize;
+        if self.count_by_slot.len() <= idx {
+            self.count_by_slot.resize(idx.saturating_add(1), 0);
+        }
+        if let Some(count) = self.count_by_slot.get_mut(idx) {
+            *count = count.saturating_add(1);
+        }
+        let is_new_row = self.last_ts.replace(ts) != Some(ts);
+        self.row_count = self.row_count.saturating_add(usize::from(is_new_row));
+        self.value_count = self.value_count.saturating_add(1);
+        if self.value_count.is_multiple_of(self.piece_values) {
+            self.pieces.push(ts);
+        }
+    }
+
+    /// The members, ascending, each with its number of values.
+    fn members(&self) -> impl Iterator<Item = (Slot, usize)> {
+        let counts = (0..).map(Slot).zip(self.count_by_slot.iter().copied());
+        counts.filter(|&(_, count)| count > 0)
+    }
+
+    /// On average.
+    fn values_per_row(&self) -> usize {
+        self.value_count.checked_div(self.row_count).unwrap_or(0)
+    }
+
+    /// As [`Chunk::decoded_bytes`] of some members.
+    fn bytes_of(&self, slots: Slots<'_>) -> usize {
+        let value_count = match slots {
+            Slots::All => self.value_count,
+            Slots::Some(slots) => {
+                let count = |slot: &Slot| self.count_by_slot.get(slot.0 as usize).copied();
+                slots.iter().filter_map(count).fold(0, usize::saturating_add)
+            }
+        };
+        decoded_bytes(value_count, self.row_count)
+    }
+
+    /// Adds the pieces of `bytes` of all values.
+    fn push_pieces(&self, bytes: usize, pieces: &mut Vec<(Timestamp, usize)>) {
+        let of_piece = bytes.checked_div(self.pieces.len()).unwrap_or(0);
+        pieces.extend(self.pieces.iter().map(|&ts| (ts, of_piece)));
+    }
+}
+
 /// Cuts a group into slices of about `bytes_max` bytes once decoded. The group consists of `chunks`
-/// and of samples elsewhere, such as rows, of the members `others` (in any order). Together the
-/// slices are the whole group, no two of them overlap, and those of a member ascend in time.
-/// Decodes no column.
+/// and of `rows`. Together the slices are the whole group, no two of them overlap, and those of a
+/// member ascend in time. Decodes no column.
 ///
 /// # Errors
 /// `Corrupt` if a chunk is damaged.
 pub fn cut_slices(
     chunks: &[Chunk<'_>],
-    others: &[Slot],
+    rows: &RowSizes,
     bytes_max: usize,
     by: SliceBy,
 ) -> Result<Vec<Slice>> {
     let row_bytes = match by {
         SliceBy::Members => 0,
         SliceBy::Time => {
-            let members = chunks.iter().map(|chunk| chunk.slots().count()).max().unwrap_or(0);
-            members.saturating_mul(size_of::<f64>())
+            let of_chunks = chunks.iter().map(|chunk| chunk.slots().count()).max().unwrap_or(0);
+            of_chunks.max(rows.values_per_row()).saturating_mul(size_of::<f64>())
         }
     };
     let bytes_max = bytes_max.max(row_bytes.saturating_mul(ROWS_MIN));
-    let bytes = chunks.iter().map(Chunk::decoded_bytes).fold(0, usize::saturating_add);
+    let of_rows = rows.bytes_of(Slots::All);
+    let bytes = chunks.iter().map(Chunk::decoded_bytes).fold(of_rows, usize::saturating_add);
     if bytes <= bytes_max {
         return Ok(vec![Slice::WHOLE]);
     }
     let mut slices = Vec::new();
     for slots in match by {
-        SliceBy::Members => cut_members(chunks, others, bytes_max)?,
+        SliceBy::Members => cut_members(chunks, rows, bytes_max)?,
         SliceBy::Time => vec![None],
     } {
         let whole = Slice { slots, range: TimeRange::ALL };
+        let row_bytes = rows.bytes_of(whole.slots());
         let mut sizes = Vec::with_capacity(chunks.len());
         for chunk in chunks {
             sizes.push(match whole.slots() {
@@ -88,11 +165,12 @@ pub fn cut_slices(
         // A list of members has a little more than the limit, which is not worth a cut.
         let is_list = whole.slots.is_some();
         let uncut_max = if is_list { bytes_max.saturating_mul(2) } else { bytes_max };
-        if sizes.iter().copied().fold(0, usize::saturating_add) <= uncut_max {
+        if sizes.iter().copied().fold(row_bytes, usize::saturating_add) <= uncut_max {
             slices.push(whole);
             continue;
         }
         let mut pieces = Vec::new();
+        rows.push_pieces(row_bytes, &mut pieces);
         for (chunk, bytes) in chunks.iter().zip(sizes) {
             push_pieces(chunk.time_range(), bytes, bytes_max, &mut pieces);
         }
@@ -106,17 +184,27 @@ pub fn cut_slices(
 fn bytes_of_members(chunk: &Chunk<'_>, slots: Slots<'_>) -> Result<usize> {
     let mut value_count = 0usize;
     chunk.each_value_count(slots, |_, count| value_count = value_count.saturating_add(count))?;
-    let time_count = value_count.min(chunk.entry_count());
-    Ok(value_count.saturating_add(time_count).saturating_mul(size_of::<f64>()))
+    Ok(decoded_bytes(value_count, chunk.entry_count()))
+}
+
+/// Bytes of values that share `entry_count` timestamps, or have fewer.
+fn decoded_bytes(value_count: usize, entry_count: usize) -> usize {
+    value_count.saturating_add(value_count.min(entry_count)).saturating_mul(size_of::<f64>())
+}
+
+/// Bytes of a piece of a slice.
+fn piece_bytes(bytes_max: usize) -> usize {
+    bytes_max.div_euclid(SLICE_PIECES).max(1)
 }
 
 /// The members in lists of about `bytes_max` bytes.
 fn cut_members(
     chunks: &[Chunk<'_>],
-    others: &[Slot],
+    rows: &RowSizes,
     bytes_max: usize,
 ) -> Result<Vec<Option<Vec<Slot>>>> {
-    let mut bytes_by_slot: BTreeMap<Slot, usize> = others.iter().map(|&slot| (slot, 0)).collect();
+    let of_rows = |(slot, count): (Slot, usize)| (slot, count.saturating_mul(size_of::<f64>()));
+    let mut bytes_by_slot: BTreeMap<Slot, usize> = rows.members().map(of_rows).collect();
     for chunk in chunks {
         chunk.each_value_count(Slots::All, |slot, count| {
             // Members of a group share timestamps as a rule.
@@ -149,8 +237,7 @@ fn push_pieces(
     if bytes == 0 || range.is_empty() {
         return;
     }
-    let piece_bytes = bytes_max.div_euclid(SLICE_PIECES).max(1);
-    let count = bytes.div_ceil(piece_bytes).min(PIECES_MAX) as i128;
+    let count = bytes.div_ceil(piece_bytes(bytes_max)).min(PIECES_MAX) as i128;
     let length = i128::from(range.end).saturating_sub(range.start.into());
     for piece in 0..count {
         let start = i128::from(range.start)
@@ -238,9 +325,10 @@ mod tests {
             ),
             bytes_max in 64usize..20_000,
             by_time in any::<bool>(),
-            others in prop::collection::vec(0u32..90, 0..9),
+            in_rows in prop::collection::vec((-500i64..5_000, 0u32..90), 0..400),
         ) {
-            let others: Vec<Slot> = others.into_iter().map(Slot).collect();
+            let mut sizes = RowSizes::new(bytes_max);
+            in_rows.iter().for_each(|&(ts, slot)| sizes.add(ts, Slot(slot)));
             let encoded: Vec<Vec<u8>> = shapes
                 .iter()
                 .map(|(slots, start, step, count)| {
@@ -251,10 +339,12 @@ mod tests {
             let chunks = open(&encoded);
             let by = if by_time { SliceBy::Time } else { SliceBy::Members };
             let mut found = Vec::new();
-            let (mut last, mut of_others) = (BTreeMap::new(), Vec::new());
-            for slice in cut_slices(&chunks, &others, bytes_max, by).unwrap() {
-                let at_zero = others.iter().filter(|&&slot| slice.slots().contains(slot));
-                of_others.extend(at_zero.filter(|_| slice.range.contains(0)).copied());
+            let (mut last, mut of_rows) = (BTreeMap::new(), Vec::new());
+            for slice in cut_slices(&chunks, &sizes, bytes_max, by).unwrap() {
+                let is_here = |&&(ts, slot): &&(Timestamp, u32)| {
+                    slice.range.contains(ts) && slice.slots().contains(Slot(slot))
+                };
+                of_rows.extend(in_rows.iter().filter(is_here).copied());
                 let here = samples(&read(&chunks, &slice));
                 for &(slot, ts) in &here {
                     prop_assert!(last.insert(slot, ts).is_none_or(|last| last < ts));
@@ -265,10 +355,10 @@ mod tests {
             let mut all = samples(&read(&chunks, &Slice::WHOLE));
             all.sort_unstable();
             prop_assert_eq!(found, all);
-            let mut others = others;
-            others.sort_unstable();
-            of_others.sort_unstable();
-            prop_assert_eq!(of_others, others, "a sample elsewhere is in one slice");
+            let mut in_rows = in_rows;
+            in_rows.sort_unstable();
+            of_rows.sort_unstable();
+            prop_assert_eq!(of_rows, in_rows, "a value of a row is in one slice");
         }
     }
 
@@ -280,10 +370,11 @@ mod tests {
         let uneven = [chunk(&many, 0, 10, 3), chunk(&[40], 30, 10, 60_000)];
         let wide = [chunk(&many, 0, 1_000, 1_000), chunk(&many, 500, 1_000, 1_000)];
         let long = [chunk(&[0], 0, 1, 100_000), chunk(&[0], 100_000, 7, 50_000)];
+        let no_rows = RowSizes::new(BYTES_MAX);
         for (shape, encoded) in [("uneven", &uneven), ("wide", &wide), ("long", &long)] {
             let chunks = open(encoded);
             for by in [SliceBy::Members, SliceBy::Time] {
-                let slices = cut_slices(&chunks, &[], BYTES_MAX, by).unwrap();
+                let slices = cut_slices(&chunks, &no_rows, BYTES_MAX, by).unwrap();
                 let sizes = slices.iter().map(|slice| {
                     let columns = read(&chunks, slice);
                     8 * (columns.value_count() + columns.entry_count())
@@ -294,7 +385,42 @@ mod tests {
                 assert!(largest <= limit, "{shape} by {by:?}: {largest} of {limit}");
             }
         }
-        let whole = cut_slices(&open(&uneven[..1]), &[], BYTES_MAX, SliceBy::Members).unwrap();
+        let chunks = open(&uneven[..1]);
+        let whole = cut_slices(&chunks, &no_rows, BYTES_MAX, SliceBy::Members).unwrap();
         assert_eq!(whole, [Slice::WHOLE]);
+    }
+
+    /// Also if they came late or have other distances.
+    #[test]
+    fn slices_of_many_rows_are_small() {
+        const BYTES_MAX: usize = 64 << 10;
+        let uneven = |row: i64| if row == 0 { -1 << 40 } else { row * row };
+        let shapes: [(&str, u32, fn(i64) -> Timestamp); 4] = [
+            ("long", 1, |row| row),
+            ("late", 1, |row| -row),
+            ("wide", 500, |row| row * 1_000),
+            ("uneven", 2, uneven),
+        ];
+        for (shape, member_count, time) in shapes {
+            let row_count = 400_000 / i64::from(member_count);
+            let mut sizes = RowSizes::new(BYTES_MAX);
+            for ts in (0..row_count).map(time) {
+                (0..member_count).for_each(|slot| sizes.add(ts, Slot(slot)));
+            }
+            for by in [SliceBy::Members, SliceBy::Time] {
+                let slices = cut_slices(&[], &sizes, BYTES_MAX, by).unwrap();
+                let bytes_of = |slice: &Slice| {
+                    let here = (0..row_count).filter(|&row| slice.range.contains(time(row)));
+                    let slots =
+                        (0..member_count).filter(|&slot| slice.slots().contains(Slot(slot)));
+                    decoded_bytes(here.clone().count() * slots.count(), here.count())
+                };
+                let largest = slices.iter().map(bytes_of).max().unwrap();
+                let all_members =
+                    if by == SliceBy::Time { member_count as usize * 8 * ROWS_MIN } else { 0 };
+                let limit = 4 * BYTES_MAX.max(all_members);
+                assert!(largest <= limit, "{shape} by {by:?}: {largest} of {limit}");
+            }
+        }
     }
 }

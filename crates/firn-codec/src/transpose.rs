@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, Timestamp};
 
-use crate::columns::{GroupColumns, SeqRange, is_sparse, newest_of_each};
+use crate::columns::{GroupColumns, SeqRange, are_sparse, newest_of_each};
 
 /// Collects the row pieces of one group in write order and transposes them.
 ///
@@ -37,6 +37,8 @@ pub struct RowsToColumns {
     /// Working memory of `finish`.
     sorted: Vec<(Timestamp, f64)>,
 }
+
+const SAMPLE_BYTES: usize = size_of::<(Timestamp, f64)>();
 
 /// Rows of the same members.
 #[derive(Debug, Default)]
@@ -72,6 +74,22 @@ impl RowsToColumns {
     /// Whether nothing was pushed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes of the columns of the pushed values, about.
+    #[inline]
+    pub fn decoded_bytes(&self) -> usize {
+        size_of::<f64>() * (self.even.values.len() + self.even.times.len())
+            + SAMPLE_BYTES * self.cells.len()
+    }
+
+    /// As [`RowsToColumns::decoded_bytes`], with the copies from which the columns are made.
+    #[inline]
+    pub fn working_bytes(&self) -> usize {
+        const CELL_BYTES: usize = size_of::<(Slot, Timestamp, f64)>();
+        self.decoded_bytes()
+            + size_of::<f64>() * self.even.values.len()
+            + (CELL_BYTES + SAMPLE_BYTES) * self.cells.len()
     }
 
     /// Timestamps and values if only slot 0 has values, and they rise in time.
@@ -232,29 +250,39 @@ impl EvenRows {
 struct ColumnsOfMembers {
     all: Arc<[Timestamp]>,
     shared: Option<u32>,
-    sparse: HashMap<Vec<u64>, u32>,
+    /// The time columns of sparse members.
+    sparse: HashMap<Arc<[Timestamp]>, u32>,
+    /// Working memory.
+    own: Vec<Timestamp>,
     batch: ColumnBatch,
 }
 
 impl ColumnsOfMembers {
     fn new(all: Arc<[Timestamp]>) -> ColumnsOfMembers {
-        let (shared, sparse) = (None, HashMap::new());
-        ColumnsOfMembers { all, shared, sparse, batch: ColumnBatch::default() }
+        let (shared, sparse, own, batch) = Default::default();
+        ColumnsOfMembers { all, shared, sparse, own, batch }
     }
 
     fn push(&mut self, slot: Slot, samples: &[(Timestamp, f64)]) {
-        let mut presence = presence_in(&self.all, samples);
         let times = &mut self.batch.times;
         let mut add = |new: Arc<[Timestamp]>| {
             times.push(new);
             (times.len() - 1) as u32
         };
-        let time_idx = match presence.take_if(|presence| is_sparse(presence)) {
-            None => *self.shared.get_or_insert_with(|| add(Arc::clone(&self.all))),
-            Some(pattern) => *self
-                .sparse
-                .entry(pattern.words().to_vec())
-                .or_insert_with(|| add(samples.iter().map(|sample| sample.0).collect())),
+        let (time_idx, presence) = if are_sparse(samples.len(), self.all.len()) {
+            self.own.clear();
+            self.own.extend(samples.iter().map(|sample| sample.0));
+            let known = self.sparse.get(&*self.own).copied();
+            let idx = known.unwrap_or_else(|| {
+                let new: Arc<[Timestamp]> = self.own.as_slice().into();
+                let idx = add(Arc::clone(&new));
+                self.sparse.insert(new, idx);
+                idx
+            });
+            (idx, None)
+        } else {
+            let shared = *self.shared.get_or_insert_with(|| add(Arc::clone(&self.all)));
+            (shared, presence_in(&self.all, samples))
         };
         let values = ColumnValues::F64(samples.iter().map(|sample| sample.1).collect());
         self.batch.columns.push(Column { slot, key: 0, time_idx, presence, values });

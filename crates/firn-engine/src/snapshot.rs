@@ -4,7 +4,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, MemberColumn, Slots, Tombstones, merge_into_one};
+use firn_codec::{GroupColumns, MemberColumn, Slots, Tombstones, merge_bytes, merge_into_one};
 use firn_head::{HeadReader, HeadSnapshot};
 use firn_index::{GroupMatch, IndexView, Matches, Member};
 use firn_model::{
@@ -365,11 +365,13 @@ impl SelectedGroups {
             slots.clear();
             slots.extend(found.members.iter().map(|member| member.slot));
             // A merge makes a copy; that of samples in memory is reserved with them.
-            hold(&mut held, table_bytes + bytes_of(&sources))?;
+            let copied_bytes = bytes_of(&sources);
+            hold(&mut held, table_bytes + copied_bytes)?;
             let in_memory = head.read(found.group, Slots::Some(&slots), self.range)?;
             memory_bytes += bytes_of(&in_memory);
             sources.extend(in_memory);
             hidden.hide(found.group, &mut sources);
+            hold(&mut held, table_bytes + copied_bytes + merge_bytes(&sources))?;
             let mut merged = frozen.merge(sources, self.range);
             let merged_bytes = merged.heap_bytes() as u64;
             set_keys(&mut merged.batch, found);

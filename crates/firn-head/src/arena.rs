@@ -8,11 +8,12 @@
 //! Source: ByteSeries, section 3.2.1 (active segment: an append-only array per shard). The row
 //! format is our own.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use firn_codec::{
-    GroupColumns, MemberColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_members,
-    decode_row_slots,
+    GroupColumns, MemberColumn, RowSizes, RowState, RowsToColumns, SeqRange, Slots,
+    decode_row_members, decode_row_slots,
 };
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
@@ -23,6 +24,9 @@ use crate::words::{BLOCK_BYTES, Words};
 
 /// Groups per page: 1 KiB, so that a shard with few active groups stays small.
 const PAGE_GROUPS: usize = 256;
+/// The memory of this many decoded samples is reserved at once.
+const CHARGED_SAMPLES: usize = 4_096;
+const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
 /// Step and length of a row: two varints of 32 and 33 bits.
 pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5;
 
@@ -187,13 +191,16 @@ impl Arena {
         seq: SeqRange,
         buffers: &mut ReadBuffers,
     ) -> Result<GroupColumns> {
-        let read = self.read_rows(local, visible, (slots, range), buffers);
-        let columns = buffers.columns.finish(seq);
-        read.map(|()| columns)
+        if let Err(error) = self.read_rows(local, visible, (slots, range), usize::MAX, buffers) {
+            buffers.columns.clear();
+            return Err(error);
+        }
+        Ok(buffers.columns.finish(seq))
     }
 
     /// All values of the group from rows before `visible`. Those of a lone series are appended to
     /// `lone`, if it is passed and they are later than its samples; then the result is empty.
+    /// Reduces `left` by the bytes that it decodes; `None` if there are more.
     ///
     /// # Errors
     /// As [`Arena::read`].
@@ -203,17 +210,51 @@ impl Arena {
         visible: u32,
         seq: SeqRange,
         lone: Option<&mut MemberColumn>,
+        left: &mut usize,
         buffers: &mut ReadBuffers,
-    ) -> Result<GroupColumns> {
-        let read = self.read_rows(local, visible, (Slots::All, TimeRange::ALL), buffers);
+    ) -> Result<Option<GroupColumns>> {
+        let all = (Slots::All, TimeRange::ALL);
+        let read = self.read_rows(local, visible, all, *left, buffers);
         let rows = &mut buffers.columns;
+        let rest = match read {
+            Ok(bytes) => left.checked_sub(bytes),
+            Err(error) => {
+                rows.clear();
+                return Err(error);
+            }
+        };
+        let Some(rest) = rest else {
+            rows.clear();
+            return Ok(None);
+        };
+        *left = rest;
         if let (Some(lone), Some((times, values))) = (lone, rows.lone())
             && lone.extend(times, values)
         {
             rows.clear();
         }
-        let columns = rows.finish(seq);
-        read.map(|()| columns)
+        Ok(Some(rows.finish(seq)))
+    }
+
+    /// Adds the sizes of the group's rows before `visible` to `sizes`.
+    ///
+    /// # Errors
+    /// As [`Arena::read`].
+    pub(crate) fn add_sizes(
+        &self,
+        local: LocalGroup,
+        visible: u32,
+        sizes: &mut RowSizes,
+        buffers: &mut ReadBuffers,
+    ) -> Result<()> {
+        self.each_row(local, visible, &mut buffers.rows, |state, bytes, hidden| {
+            decode_row_slots(state, Slots::All, bytes, |ts, slot, _| {
+                if !hidden {
+                    sizes.add(ts, slot);
+                }
+            })?;
+            Ok(ControlFlow::Continue(()))
+        })
     }
 
     /// As [`Arena::read`] for one member, appended to `out`; `false` if a row is not later than the
@@ -226,16 +267,22 @@ impl Arena {
         buffers: &mut ReadBuffers,
         out: &mut MemberColumn,
     ) -> Result<bool> {
-        let mut rises = true;
-        self.each_value(
-            local,
-            visible,
-            Slots::Some(&[slot]),
-            &mut buffers.rows,
-            |ts, _, value| {
-                rises &= !range.contains(ts) || out.push(ts, value);
-            },
-        )?;
+        let (mut rises, mut charged) = (true, out.times.len());
+        let ReadBuffers { rows, meter, .. } = buffers;
+        let mut charge = |count: usize| meter.charge(count * SAMPLE_BYTES);
+        self.each_row(local, visible, rows, |state, bytes, hidden| {
+            decode_row_slots(state, Slots::Some(&[slot]), bytes, |ts, _, value| {
+                if !hidden && range.contains(ts) {
+                    rises &= out.push(ts, value);
+                }
+            })?;
+            if out.times.len() - charged >= CHARGED_SAMPLES {
+                charge(out.times.len() - charged)?;
+                charged = out.times.len();
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        charge(out.times.len() - charged)?;
         Ok(rises)
     }
 
@@ -276,32 +323,45 @@ impl Arena {
         }
     }
 
-    /// Decodes the group's rows into `buffers.columns`.
+    /// Decodes the group's rows into `buffers.columns`. Returns the bytes of the columns; stops
+    /// once there are more than `bytes_max`.
     fn read_rows(
         &self,
         local: LocalGroup,
         visible: u32,
         (slots, range): (Slots<'_>, TimeRange),
+        bytes_max: usize,
         buffers: &mut ReadBuffers,
-    ) -> Result<()> {
-        let ReadBuffers { rows, columns, .. } = buffers;
-        self.each_value(local, visible, slots, rows, |ts, slot, value| {
-            if range.contains(ts) {
-                columns.push(ts, slot, value);
+    ) -> Result<usize> {
+        let ReadBuffers { rows, columns, meter, .. } = buffers;
+        let mut charged = 0;
+        self.each_row(local, visible, rows, |state, bytes, hidden| {
+            decode_row_slots(state, slots, bytes, |ts, slot, value| {
+                if !hidden && range.contains(ts) {
+                    columns.push(ts, slot, value);
+                }
+            })?;
+            let bytes = columns.working_bytes();
+            if bytes - charged >= CHARGED_SAMPLES * SAMPLE_BYTES {
+                meter.charge(bytes - charged)?;
+                charged = bytes;
             }
-        })
+            let is_over = columns.decoded_bytes() > bytes_max;
+            Ok(if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        meter.charge(columns.working_bytes() - charged)?;
+        Ok(columns.decoded_bytes())
     }
 
-    /// Decodes the group's rows, oldest first, and calls `each` with every value that is not
-    /// hidden.
+    /// Calls `decode` with the group's rows, oldest first, and whether they are hidden. Their bytes
+    /// are relative to the state.
     #[inline]
-    fn each_value(
+    fn each_row(
         &self,
         local: LocalGroup,
         visible: u32,
-        slots: Slots<'_>,
         buffers: &mut RowBuffers,
-        mut each: impl FnMut(Timestamp, Slot, f64),
+        mut decode: impl FnMut(&mut RowState, &mut &[u8], bool) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         let RowBuffers { rows, row, state, touched, .. } = buffers;
         self.find_rows(local, visible, rows);
@@ -309,12 +369,11 @@ impl Arena {
         for found in rows.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
             let row_bytes = bytes.len();
-            decode_row_slots(state, slots, &mut bytes, |ts, slot, value| {
-                if !found.hidden {
-                    each(ts, slot, value);
-                }
-            })?;
+            let flow = decode(state, &mut bytes, found.hidden)?;
             *touched += row_bytes - bytes.len();
+            if flow.is_break() {
+                break;
+            }
         }
         Ok(())
     }

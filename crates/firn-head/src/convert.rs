@@ -12,6 +12,7 @@ use std::sync::Arc;
 use firn_codec::{Effort, SliceBy};
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
+use crate::arena::ReadBuffers;
 use crate::options::ConvertOptions;
 use crate::part::{ListedPart, Part, PartForm, PartMemory, PartWalk, PinnedPart, WalkedGroup};
 use crate::pool::BlockPool;
@@ -20,6 +21,8 @@ use crate::shard::{PartList, Shard, hold};
 
 /// Waiting arenas of a shard are converted together up to this size, which bounds a job's time.
 const JOB_BYTES_MAX: u64 = 32 << 20;
+/// As [`JOB_BYTES_MAX`], for rows without changes: a job of few bytes may take long.
+const JOB_ARENAS_MAX: usize = 16;
 
 /// Adjacent parts of one shard to be replaced by one. Dropping it cancels the plan.
 pub struct ConvertJob {
@@ -53,8 +56,9 @@ impl ConvertJob {
         let held = self.budget.empty(Pool::Head);
         let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
         let mut walk = PartWalk::new(self.inputs.iter(), SliceBy::Time, self.slice_bytes)?;
+        let mut buffers = ReadBuffers::default();
         // No tombstones: parts on both sides of a delete are never merged.
-        while let Some((local, group)) = walk.take_lent()? {
+        while let Some((local, group)) = walk.take_lent(&mut buffers)? {
             match group {
                 WalkedGroup::Lone(column) => {
                     builder.add_lone(local, &column.times, &column.values, self.effort);
@@ -144,7 +148,7 @@ impl Shard {
         let start = list.iter().position(|part| part.is_rows)?;
         let run = &list[start..self.parts.border_after(start)];
         let mut bytes = run[0].heap_bytes();
-        let more = run.windows(2).take_while(|pair| {
+        let more = run.windows(2).take(JOB_ARENAS_MAX - 1).take_while(|pair| {
             bytes += pair[1].heap_bytes();
             pair[1].is_rows && follows(pair) && bytes <= JOB_BYTES_MAX
         });

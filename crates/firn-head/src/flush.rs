@@ -16,6 +16,7 @@ use firn_model::{
     CommitSeq, GroupId, LogPosition, Pool, Result, ShardBits, ShardId, TimeRange, Timestamp,
 };
 
+use crate::arena::ReadBuffers;
 use crate::options::HeadOptions;
 use crate::part::{ListedPart, Part, PartWalk, PinnedPart};
 use crate::payload::LocalGroup;
@@ -68,7 +69,7 @@ impl FlushJob {
         tombstones: &'a Tombstones,
     ) -> impl Iterator<Item = Result<(GroupId, GroupColumns)>> + 'a {
         let mut hidden = tombstones.walk(self.time_range());
-        let mut walks = Vec::new();
+        let (mut walks, mut buffers) = (Vec::new(), ReadBuffers::default());
         let mut failed = None;
         for (idx, shard) in self.shards.iter().enumerate() {
             match PartWalk::new(shard.parts.iter(), SliceBy::Members, self.slice_bytes) {
@@ -95,7 +96,7 @@ impl FlushJob {
                 let (shard, walk) = &mut walks[idx];
                 let shard = *shard;
                 // Between the parts: a younger part has rows that were written after the delete.
-                let taken = walk.take(|local, sources| {
+                let taken = walk.take(&mut buffers, |local, sources| {
                     hidden.hide(self.bits.group(shard, u64::from(local)), sources);
                 });
                 next.extend(walk.peek().map(|local| Reverse((local, idx))));

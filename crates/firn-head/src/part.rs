@@ -4,11 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use firn_codec::{
-    Chunk, GroupColumns, MemberColumn, SeqRange, Slice, SliceBy, Slots, cut_slices, merge_columns,
+    Chunk, GroupColumns, MemberColumn, RowSizes, SeqRange, Slice, SliceBy, Slots, cut_slices,
+    merge_columns,
 };
-use firn_model::{
-    ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange, Timestamp,
-};
+use firn_model::{ColumnBatch, Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ReadBuffers};
@@ -145,8 +144,6 @@ impl Part {
             }
             PartForm::Rows(arena) => {
                 let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
-                // Its decoded size is only known afterwards.
-                buffers.meter.charge(if columns.is_empty() { 0 } else { columns.heap_bytes() })?;
                 if !columns.is_empty() {
                     out.push(columns);
                 }
@@ -175,11 +172,7 @@ impl Part {
                 segment.append_one(local, cursor, (slot, range), out, &mut buffers.meter)
             }
             PartForm::Rows(arena) => {
-                let before = out.times.len();
-                let rises = arena.append_one(local, self.visible, (slot, range), buffers, out)?;
-                let count = out.times.len().saturating_sub(before);
-                buffers.meter.charge(count * (size_of::<Timestamp>() + size_of::<f64>()))?;
-                Ok(rises)
+                arena.append_one(local, self.visible, (slot, range), buffers, out)
             }
         }
     }
@@ -264,7 +257,6 @@ pub(crate) struct PartWalk<'a> {
     cursors: Vec<PartCursor<'a>>,
     by: SliceBy,
     slice_bytes: usize,
-    buffers: ReadBuffers,
     sources: Vec<GroupColumns>,
     lone: MemberColumn,
     /// The large group that is being taken, and its slices that are left, the last one first.
@@ -287,8 +279,8 @@ impl<'a> PartWalk<'a> {
         slice_bytes: usize,
     ) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
-        let (buffers, sources, lone) = Default::default();
-        Ok(PartWalk { cursors, by, slice_bytes, buffers, sources, lone, sliced: None })
+        let (sources, lone) = Default::default();
+        Ok(PartWalk { cursors, by, slice_bytes, sources, lone, sliced: None })
     }
 
     /// The group that [`PartWalk::take`] returns next.
@@ -300,21 +292,26 @@ impl<'a> PartWalk<'a> {
     }
 
     /// The group of [`PartWalk::peek`] with all its values or a slice of them, maybe none. Calls
-    /// `hide` with the columns of each part before they are merged.
+    /// `hide` with the columns of each part before they are merged. `buffers` are any, shared by
+    /// walks.
     pub(crate) fn take(
         &mut self,
+        buffers: &mut ReadBuffers,
         hide: impl FnOnce(LocalGroup, &mut Vec<GroupColumns>),
     ) -> Result<Option<(LocalGroup, GroupColumns)>> {
         let Some(local) = self.peek() else { return Ok(None) };
-        self.read(local, false)?;
+        self.read(local, false, buffers)?;
         hide(local, &mut self.sources);
         Ok(Some((local, self.merge())))
     }
 
     /// As [`PartWalk::take`]. Nothing is allocated for a lone series whose parts follow each other.
-    pub(crate) fn take_lent(&mut self) -> Result<Option<(LocalGroup, WalkedGroup<'_>)>> {
+    pub(crate) fn take_lent(
+        &mut self,
+        buffers: &mut ReadBuffers,
+    ) -> Result<Option<(LocalGroup, WalkedGroup<'_>)>> {
         let Some(local) = self.peek() else { return Ok(None) };
-        self.read(local, true)?;
+        self.read(local, true, buffers)?;
         let is_lone = self.sources.is_empty() && !self.lone.times.is_empty();
         let group = match is_lone {
             true => WalkedGroup::Lone(&self.lone),
@@ -325,13 +322,13 @@ impl<'a> PartWalk<'a> {
 
     /// Reads `local`, or its next slice, to `sources`. A lone series whose parts follow each other
     /// is read to `lone`, if `lends`.
-    fn read(&mut self, local: LocalGroup, lends: bool) -> Result<()> {
+    fn read(&mut self, local: LocalGroup, lends: bool, buffers: &mut ReadBuffers) -> Result<()> {
         self.sources.clear();
         self.lone.clear();
-        if self.sliced.is_none() && !self.read_whole(local, lends)? {
+        if self.sliced.is_none() && !self.read_whole(local, lends, buffers)? {
             self.sources.clear();
             self.lone.clear();
-            self.sliced = Some((local, self.cut(local)?));
+            self.sliced = Some((local, self.cut(local, buffers)?));
         }
         let Some((_, left)) = &mut self.sliced else { return Ok(()) };
         let slice = left.pop().unwrap_or(Slice::WHOLE);
@@ -339,19 +336,25 @@ impl<'a> PartWalk<'a> {
             self.sliced = None;
         }
         for cursor in &self.cursors {
-            cursor.read_slice(local, &slice, &mut self.buffers, &mut self.sources)?;
+            cursor.read_slice(local, &slice, buffers, &mut self.sources)?;
         }
         Ok(())
     }
 
     /// Returns `false` if the group is too large: then its columns are undefined, and some cursors
     /// are behind it.
-    fn read_whole(&mut self, local: LocalGroup, lends: bool) -> Result<bool> {
-        let mut left = self.slice_bytes;
+    fn read_whole(
+        &mut self,
+        local: LocalGroup,
+        lends: bool,
+        buffers: &mut ReadBuffers,
+    ) -> Result<bool> {
+        // A little more than the limit is not worth a cut, for which rows are decoded twice more.
+        let mut left = 2 * self.slice_bytes;
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
                 let lone = (lends && self.sources.is_empty()).then_some(&mut self.lone);
-                let Some(columns) = cursor.take(local, lone, &mut left, &mut self.buffers)? else {
+                let Some(columns) = cursor.take(local, lone, &mut left, buffers)? else {
                     return Ok(false);
                 };
                 if columns.is_empty() {
@@ -370,21 +373,24 @@ impl<'a> PartWalk<'a> {
     }
 
     /// The slices of `local`, the last one first. Moves all cursors behind it.
-    fn cut(&mut self, local: LocalGroup) -> Result<Vec<Slice>> {
-        let (mut chunks, mut in_rows) = (Vec::new(), Vec::new());
+    fn cut(&mut self, local: LocalGroup, buffers: &mut ReadBuffers) -> Result<Vec<Slice>> {
+        let (mut chunks, mut rows) = (Vec::new(), RowSizes::new(self.slice_bytes));
         for cursor in &mut self.cursors {
-            cursor.skip(local, &mut chunks, (&mut in_rows, &mut self.buffers))?;
+            cursor.skip(local, &mut chunks, &mut rows, buffers)?;
         }
-        let mut slices = cut_slices(&chunks, &in_rows, self.slice_bytes, self.by)?;
+        let mut slices = cut_slices(&chunks, &rows, self.slice_bytes, self.by)?;
         slices.reverse();
         Ok(slices)
     }
 
+    /// The columns of `sources`, which are removed: a flush has a walk for each shard.
     fn merge(&mut self) -> GroupColumns {
-        match self.sources.len() {
+        let columns = match self.sources.len() {
             1 => self.sources.pop().unwrap_or_default(),
             _ => merge_columns(&self.sources, TimeRange::ALL),
-        }
+        };
+        self.sources.clear();
+        columns
     }
 }
 
@@ -420,8 +426,8 @@ impl<'a> PartCursor<'a> {
 
     /// The values of `local`, which is the group of [`PartCursor::peek`]. Those of a lone series
     /// are appended to `lone`, if it is passed and they are later than its samples; then the result
-    /// is empty. `left` is the number of bytes that may still be decoded: a chunk reduces it by its
-    /// decoded size. `None`, and nothing is decoded, for a chunk that is larger.
+    /// is empty. Reduces `left`, the number of bytes that may still be decoded, by the decoded
+    /// size; `None` if it is larger.
     fn take(
         &mut self,
         local: LocalGroup,
@@ -432,8 +438,11 @@ impl<'a> PartCursor<'a> {
         let before = lone.as_ref().map_or(0, |lone| lone.times.len());
         let columns = match &mut self.at {
             CursorForm::Rows { arena, visible, next } => {
+                let (seq, lone) = (self.part.seq, lone.as_deref_mut());
+                let read = arena.read_all(local, *visible, seq, lone, left, buffers)?;
+                let Some(columns) = read else { return Ok(None) };
                 *next = local.checked_add(1).and_then(|from| arena.next_group(from));
-                arena.read_all(local, *visible, self.part.seq, lone.as_deref_mut(), buffers)?
+                columns
             }
             CursorForm::Columns { segment, cursor } => {
                 let Some((_, chunk)) = segment.get(cursor) else {
@@ -466,19 +475,19 @@ impl<'a> PartCursor<'a> {
         Ok(Some(GroupColumns { seq: self.part.seq, ..columns }))
     }
 
-    /// Moves behind `local`, and adds all its chunks to `chunks` and the members of its rows to
-    /// `in_rows`.
+    /// Moves behind `local`, and adds all its chunks to `chunks` and the sizes of its rows to
+    /// `rows`.
     fn skip(
         &mut self,
         local: LocalGroup,
         chunks: &mut Vec<Chunk<'a>>,
-        (in_rows, buffers): (&mut Vec<Slot>, &mut ReadBuffers),
+        rows: &mut RowSizes,
+        buffers: &mut ReadBuffers,
     ) -> Result<()> {
         match &mut self.at {
             CursorForm::Rows { arena, visible, next } => {
                 // Rows of the group may be behind the cursor already.
-                let rows = arena.read_all(local, *visible, self.part.seq, None, buffers)?;
-                in_rows.extend(rows.batch.columns.iter().map(|column| column.slot));
+                arena.add_sizes(local, *visible, rows, buffers)?;
                 if *next == Some(local) {
                     *next = local.checked_add(1).and_then(|from| arena.next_group(from));
                 }

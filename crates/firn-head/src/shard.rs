@@ -28,6 +28,9 @@ use crate::snapshot::ShardView;
 /// arena is full at one to eight eighths. So active rows take half of their limit on average, and
 /// conversions are spread out.
 const EIGHTHS: u32 = 8;
+/// As [`ConvertOptions::arena_bytes_max`], for rows without changes, which take next to no bytes: a
+/// job that cuts a group of an arena decodes all its rows for each slice.
+const ARENA_VALUES_MAX: u64 = 1 << 18;
 /// Offsets in an arena have 32 bits; a payload and its headers fit behind this.
 const ARENA_BYTES_MAX: usize = 3 << 30;
 
@@ -322,10 +325,11 @@ impl Shard {
             Ok(payload) => payload,
             Err(error) => return Err(self.refuse(error, position)),
         };
-        // Only there is every group's next row whole. The writer sealed arenas at the same rows.
-        let may_seal = payload.is_fresh || self.replay_segment != Some(segment);
-        self.replay_segment = Some(segment);
-        if may_seal && self.open.back().is_some_and(|active| active.is_full(&self.options)) {
+        // Only there is every group's next row whole. The writer sealed arenas at the same rows: it
+        // knew the number of their values.
+        let is_new_segment = self.replay_segment.replace(segment) != Some(segment);
+        let is_full = || self.open.back().is_some_and(|active| active.is_full(&self.options));
+        if payload.is_fresh || is_new_segment && is_full() {
             self.seal();
         }
         let rows = match self.append(payload, !apply) {
@@ -554,7 +558,8 @@ impl OpenArena {
         if is_large(arena_bytes_max.saturating_mul(sparse_arena_times).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
-        if is_large(arena_bytes_max) && has_rows(options.convert.rows_per_group_min) {
+        let has_many = is_large(arena_bytes_max) || self.value_count >= ARENA_VALUES_MAX;
+        if has_many && has_rows(options.convert.rows_per_group_min) {
             return true;
         }
         let share = 100 * self.series_count

@@ -13,14 +13,12 @@ pub(crate) struct Family {
     pub(crate) setup: Setup,
     /// In the order in which they run.
     pub(crate) attacks: Vec<Attack>,
-    /// Whether the memory limit applies to the restart after the attacks too.
-    pub(crate) is_restart_bounded: bool,
 }
 
 impl Family {
     /// A family without attacks yet.
     pub(crate) fn new(name: &'static str, setup: Setup) -> Family {
-        Family { name, setup, attacks: Vec::new(), is_restart_bounded: false }
+        Family { name, setup, attacks: Vec::new() }
     }
 
     /// Adds attacks that share a reason.
@@ -30,12 +28,6 @@ impl Family {
         attacks: impl IntoIterator<Item = Attack>,
     ) -> Family {
         self.attacks.extend(attacks.into_iter().map(|attack| Attack { reason, ..attack }));
-        self
-    }
-
-    /// The restart after the attacks stays within the memory limit.
-    pub(crate) fn with_bounded_restart(mut self) -> Family {
-        self.is_restart_bounded = true;
         self
     }
 

@@ -122,7 +122,7 @@ impl<'a> Siege<'a> {
             result.withstood += usize::from(judgement.faults.is_empty());
             self.record(family, attack, &judgement, report);
         }
-        match self.survive_kill(family) {
+        match self.survive_kill() {
             Ok(()) => result.withstood += 1,
             Err(fault) => {
                 let line = format!("FAILED {}: kill -9 and restart: {fault}", family.name);
@@ -184,11 +184,11 @@ impl<'a> Siege<'a> {
         })
     }
 
-    fn survive_kill(&mut self, family: &Family) -> Result<(), String> {
+    fn survive_kill(&mut self) -> Result<(), String> {
         self.restart()?;
         self.canary.verify(&self.server.target)?;
         let peak_bytes = self.watch.finish().peak_bytes;
-        if family.is_restart_bounded && peak_bytes > PEAK_BYTES_MAX {
+        if peak_bytes > PEAK_BYTES_MAX {
             let (peak_mib, mib_max) = (peak_bytes >> 20, PEAK_BYTES_MAX >> 20);
             return Err(format!("{peak_mib} MiB resident, at most {mib_max}"));
         }

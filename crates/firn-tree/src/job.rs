@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use firn_codec::{GroupColumns, SliceBy, TombstoneWalk, Tombstones, cut_slices, merge_columns};
+use firn_codec::{
+    GroupColumns, RowSizes, SliceBy, TombstoneWalk, Tombstones, cut_slices, merge_columns,
+};
 use firn_env::Env;
 use firn_model::{
     Budget, CancelToken, CommitSeq, GroupId, Pool, Reservation, Result, TimeRange, Timestamp,
@@ -275,6 +277,7 @@ impl Job {
         let mut hidden = self.tombstones.walk(range);
         let mut sources: Vec<GroupColumns> = Vec::new();
         let mut encoded = EncodedGroup::new(memory.split(0));
+        let no_rows = RowSizes::new(self.options.slice_bytes);
         let mut group_count = 0;
         while let Some(group) = cursors.iter().filter_map(TableCursor::group).min() {
             if group_count % GROUPS_PER_CANCEL_CHECK == 0 {
@@ -286,7 +289,8 @@ impl Job {
                 cursor.take_group(group, idx, &mut encoded)?;
             }
             let chunks = encoded.open(&cursors)?;
-            for slice in cut_slices(&chunks, &[], self.options.slice_bytes, SliceBy::Members)? {
+            for slice in cut_slices(&chunks, &no_rows, self.options.slice_bytes, SliceBy::Members)?
+            {
                 cancel.check()?;
                 sources.clear();
                 for chunk in chunks.iter().enumerate() {

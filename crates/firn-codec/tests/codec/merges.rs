@@ -1,6 +1,6 @@
 //! Merging: the newest write of each (slot, timestamp), for any sources.
 
-use firn_codec::merge_columns;
+use firn_codec::{merge_bytes, merge_columns};
 use firn_model::TimeRange;
 use proptest::prelude::*;
 
@@ -56,4 +56,26 @@ proptest! {
         let sources = [columns_of(&late, 1), columns_of(&early, 2)];
         prop_assert_eq!(cells_of(&merge_columns(&sources, TimeRange::ALL)), cells);
     }
+}
+
+/// More members with time columns of their own than a merge keeps plans.
+#[test]
+fn members_with_many_time_columns_are_merged() {
+    let mut want = Cells::new();
+    let mut columns = Vec::new();
+    for source in 0..3i64 {
+        let mut cells = Cells::new();
+        for slot in 0..50u32 {
+            let times = (0..40).map(|row| row * (1_000 + i64::from(slot % 23)) + source);
+            cells.extend(times.map(|ts| ((slot, ts), (source as u64) << 32 | ts as u64)));
+        }
+        want.extend(&cells);
+        columns.push(columns_of(&cells, source as u64));
+    }
+    let merged = merge_columns(&columns, TimeRange::ALL);
+    merged.check();
+    assert_eq!(cells_of(&merged), want);
+    assert!(merge_bytes(&columns) > 0);
+    // The 23 sets of timestamps are shared by members.
+    assert_eq!(merged.batch.times.len(), 23);
 }

@@ -326,15 +326,33 @@ fn invariant_2_no_part_spans_a_delete() {
 fn a_large_group_loses_no_member_that_only_rows_have() {
     let mut world = World::new(1, |_| {});
     let all = |ts: i64| (0..1_000).map(|slot| (1, slot, ts, ts as f64)).collect::<Vec<_>>();
-    for ts in 0..100 {
+    for ts in 0..200 {
         world.put(&all(ts));
     }
     while world.convert() || world.compress() {}
-    world.put(&vec![(1, 7, 100, 1.0), (1, 1_001, 50, 2.0), (1, 2_000, 200, 3.0)]);
+    world.put(&vec![(1, 7, 200, 1.0), (1, 1_001, 50, 2.0), (1, 2_000, 300, 3.0)]);
     assert!(world.flush());
     let flushed: Vec<usize> =
         world.tables[0].iter().map(|(_, columns)| columns.value_count()).collect();
     assert!(flushed.len() > 1, "the group is not cut: {flushed:?}");
-    assert_eq!(flushed.iter().sum::<usize>(), 100_003);
+    assert_eq!(flushed.iter().sum::<usize>(), 200_003);
     world.check();
+}
+
+/// As rows that were never converted, in order or late.
+#[test]
+fn a_large_group_of_rows_is_flushed_in_slices() {
+    for is_late in [false, true] {
+        let mut world = World::new(1, |_| {});
+        for row in 0..300 {
+            let ts = if is_late { 1_000 - row } else { row };
+            world.put(&(0..1_000).map(|slot| (1, slot, ts, 1.0)).collect::<Vec<_>>());
+        }
+        assert!(world.flush());
+        let flushed: Vec<usize> =
+            world.tables[0].iter().map(|(_, columns)| columns.value_count()).collect();
+        assert!(flushed.len() > 2, "the group is not cut: {flushed:?}");
+        assert_eq!(flushed.iter().sum::<usize>(), 300_000);
+        world.check();
+    }
 }

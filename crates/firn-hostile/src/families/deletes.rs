@@ -15,7 +15,6 @@ const BATCH: usize = 20;
 pub(crate) fn family() -> Family {
     Family::new("deletes", Setup::database(&["--enable-admin-api", "--query-timeout=5s"]))
         .because("equal deletes share memory, and many are applied by themselves", small())
-        .with_bounded_restart()
 }
 
 fn small() -> Vec<Attack> {

@@ -22,6 +22,7 @@ mod neighbours;
 mod proxies;
 mod queries;
 mod regexes;
+mod rows;
 mod rules;
 mod scrapes;
 mod slow_clients;
@@ -39,6 +40,9 @@ use crate::wire::{Message, series, snappy};
 /// Every family, in the order in which they run.
 pub(crate) const ALL: &[fn() -> Family] = &[
     writes::family,
+    rows::of_few_series,
+    rows::of_many_members,
+    rows::late,
     deletes::family,
     neighbours::family,
     queries::family,

@@ -1,10 +1,8 @@
 //! Writes: remote write, groups, text import and transactions with every mistake and excess.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
 use super::{base_s, json, load_labels, write, write_made};
 use crate::attack::{Attack, Family, attack, bad, flood, limited, ok, status, survived, written};
-use crate::client::{Request, form, post};
+use crate::client::{Request, post};
 use crate::server::{FORGED, Setup};
 use crate::wire::{
     BYTES, GROUP, Message, VARINT, gzip, gzip_bomb, label, noise, one_series, sample, series,
@@ -594,43 +592,7 @@ fn floods() -> Vec<Attack> {
             })
         })
     };
-    // `rows` later rows in each sending: samples of one value, which memory holds in few bytes.
-    let rows = |name: &'static str, members: u64, rows: i64, step_ms: i64| {
-        let sent = AtomicI64::new(0);
-        write_made(move || {
-            let first = sent.fetch_add(rows, Ordering::Relaxed);
-            let times = (first..first + rows).map(|row| now_ms() - 7_000_000 + row * step_ms);
-            let samples: Vec<(i64, f64)> = times.map(|ts| (ts, 1.0)).collect();
-            (0..members).fold(Message::default(), |message, n| {
-                let metric = format!("{name}_{n}");
-                let labels = [("__name__", &*metric), ("instance", name), ("job", "rows")];
-                message.message(1, series(&labels, &samples))
-            })
-        })
-    };
-    // Their flush follows a few seconds later.
-    let read = |name: &str| {
-        let query = format!("count_over_time({name}_0[3h])");
-        flood(4, 8, form("/api/v1/query", [("query", query.as_str())]))
-    };
     vec![
-        attack(
-            "3,000,000 samples of one series",
-            flood(4, 19, rows("one", 1, 40_000, 1)),
-            status([204, 429, 503]),
-        ),
-        attack("queries of these samples", read("one"), status([200, 422, 503])),
-        attack(
-            "1,200,000 samples of four series each",
-            flood(4, 30, rows("four", 4, 10_000, 1)),
-            status([204, 429, 503]),
-        ),
-        attack("queries of these samples too", read("four"), status([200, 422, 503])),
-        attack(
-            "1,000 rows of 4,000 members",
-            flood(4, 25, rows("many", 4_000, 10, 1_000)),
-            status([204, 429, 503]),
-        ),
         attack(
             "16 writers of new series",
             flood(16, 4, new_series(1_000, 500)),
