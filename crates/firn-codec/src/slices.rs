@@ -20,7 +20,8 @@ pub struct Slice {
 /// The direction of the first cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
-    /// By members, then by time: columns stay long, so they take fewer bytes.
+    /// By members, then by time: columns stay long, so they take fewer bytes. By time only if most
+    /// samples are in rows: all of them are decoded for each list of members.
     Members,
     /// By time only: each slice has all members. About 64 rows are not cut, however many members
     /// they have.
@@ -36,6 +37,9 @@ const SLICE_PIECES: usize = 8;
 const PIECES_MAX: usize = 1 << 12;
 /// In fewer rows the headers of columns take most of the bytes.
 const ROWS_MIN: usize = 64;
+/// Rows are decoded for each list of members, together at most this many times the size of the
+/// group.
+const ROW_PASSES_MAX: usize = 4;
 /// A timestamp and a value.
 const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
 
@@ -135,24 +139,30 @@ pub fn cut_slices(
     bytes_max: usize,
     by: SliceBy,
 ) -> Result<Vec<Slice>> {
-    let row_bytes = match by {
-        SliceBy::Members => 0,
-        SliceBy::Time => {
-            let of_chunks = chunks.iter().map(|chunk| chunk.slots().count()).max().unwrap_or(0);
-            of_chunks.max(rows.values_per_row()).saturating_mul(size_of::<f64>())
-        }
-    };
-    let bytes_max = bytes_max.max(row_bytes.saturating_mul(ROWS_MIN));
     let of_rows = rows.bytes_of(Slots::All);
     let bytes = chunks.iter().map(Chunk::decoded_bytes).fold(of_rows, usize::saturating_add);
     if bytes <= bytes_max {
         return Ok(vec![Slice::WHOLE]);
     }
+    let lists = match by {
+        SliceBy::Members => Some(cut_members(chunks, rows, bytes_max)?),
+        SliceBy::Time => None,
+    };
+    let row_passes_bytes = |lists: &Vec<_>| lists.len().saturating_mul(of_rows);
+    let lists = lists.filter(|it| row_passes_bytes(it) <= bytes.saturating_mul(ROW_PASSES_MAX));
+    let full_row_bytes = || {
+        let of_chunks = chunks.iter().map(|chunk| chunk.slots().count()).max().unwrap_or(0);
+        of_chunks.max(rows.values_per_row()).saturating_mul(size_of::<f64>())
+    };
+    let (lists, bytes_max) = match lists {
+        Some(lists) => (lists, bytes_max),
+        None => (vec![None], bytes_max.max(full_row_bytes().saturating_mul(ROWS_MIN))),
+    };
+    if bytes <= bytes_max {
+        return Ok(vec![Slice::WHOLE]);
+    }
     let mut slices = Vec::new();
-    for slots in match by {
-        SliceBy::Members => cut_members(chunks, rows, bytes_max)?,
-        SliceBy::Time => vec![None],
-    } {
+    for slots in lists {
         let whole = Slice { slots, range: TimeRange::ALL };
         let row_bytes = rows.bytes_of(whole.slots());
         let mut sizes = Vec::with_capacity(chunks.len());
