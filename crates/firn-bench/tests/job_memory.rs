@@ -236,7 +236,18 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             value: |_| 1.0,
         },
         Shape {
-            name: "samples of one series between each other",
+            name: "late rows of a large group",
+            series: 4_000,
+            members: 4_000,
+            times: |round| {
+                (0..200).map(|at| (round as i64 * 200 + (at + 100) % 200) * 1_000).collect()
+            },
+            rounds: 2,
+            only: ALL,
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "interleaved samples of one series",
             series: 1,
             members: 1,
             times: |round| (0..40_000).map(|at| at * 6 + round as i64).collect(),
@@ -245,12 +256,25 @@ fn maintenance_reserves_the_memory_that_it_takes() {
             value: |_| 1.0,
         },
         Shape {
-            name: "members with times of their own, between each other",
+            name: "members with interleaved times of their own",
             series: 20,
             members: 20,
             times: |round| (0..80_000).map(|at| at * 6 + round as i64).collect(),
             rounds: 6,
             only: |time| Some((time / 6 % 20) as usize),
+            value: |_| 1.0,
+        },
+        Shape {
+            name: "members in turn, which share times in a part of the rows",
+            series: 17,
+            members: 17,
+            times: |round| {
+                let dense = (0..100_000).map(|at| at * 10);
+                let sparse = (0..300).map(|at| at * 3_330 + 5);
+                dense.chain(sparse).map(|time| time + round as i64).collect()
+            },
+            rounds: 3,
+            only: |time| Some(time as usize / 10 % if time % 10 < 5 { 15 } else { 17 }),
             value: |_| 1.0,
         },
     ];

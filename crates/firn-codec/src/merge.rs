@@ -6,7 +6,7 @@
 
 use std::borrow::{Borrow, Cow};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,7 +54,8 @@ pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns
     }
 }
 
-/// The most bytes that [`merge_columns`] takes for a moment, beside `sources` and the result.
+/// The most bytes that [`merge_columns`] allocates beside `sources` and their copy: plans, and time
+/// columns of members that shared one in a source.
 pub fn merge_bytes(sources: &[GroupColumns]) -> u64 {
     let mut ranges: Vec<TimeRange> = sources.iter().map(GroupColumns::time_range).collect();
     ranges.retain(|range| !range.is_empty());
@@ -68,12 +69,22 @@ pub fn merge_bytes(sources: &[GroupColumns]) -> u64 {
     if are_apart || one_member(sources).is_some() {
         return (entry_count * size_of::<Timestamp>()) as u64;
     }
-    const ENTRY_BYTES: usize =
+    let mut planned: HashSet<Vec<(u32, u32)>> = HashSet::new();
+    let mut planned_count = 0;
+    let (mut key, mut last_key) = (Vec::new(), Vec::new());
+    for parts in members_of(sources).chunk_by(|a, b| a.slot == b.slot) {
+        key.clear();
+        key.extend(parts.iter().map(|part| part.key(sources)));
+        if key != last_key && !planned.contains(&key) {
+            planned.insert(key.clone());
+            planned_count += entry_count_of(&key, sources);
+        }
+        std::mem::swap(&mut key, &mut last_key);
+    }
+    const PLAN_BYTES: usize =
         2 * size_of::<Timestamp>() + size_of::<Candidate>() + size_of::<u32>();
-    let value_count: usize = sources.iter().map(GroupColumns::value_count).sum();
-    // The plans that are kept at a time have no more entries than their members have values.
-    let planned_count = entry_count.max(value_count.min(PLANS_MAX * entry_count));
-    (planned_count * ENTRY_BYTES) as u64
+    let kept_count = planned_count.min((PLANS_MAX + 1) * entry_count);
+    (PLAN_BYTES * kept_count + size_of::<Timestamp>() * planned_count) as u64
 }
 
 /// As [`merge_columns`], for sources that the caller no longer needs: a single one is returned as
@@ -125,32 +136,23 @@ fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
         }
     });
     let seq = sources.iter().skip(1).fold(sources[0].seq, |seq, source| seq.union(source.seq));
+    // The caller counts the values, not the room for equal timestamps.
+    values.shrink_to_fit();
     let mut batch = ColumnBatch::of_one(slot, times.into(), values);
     batch.columns.iter_mut().for_each(|column| column.key = sources[0].batch.columns[0].key);
     Some(GroupColumns { batch, seq })
 }
 
 fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
-    // (slot, source, column); a stable sort of ascending runs is a merge.
-    let mut members: Vec<(Slot, u32, u32)> = Vec::new();
-    for (source_idx, source) in sources.iter().enumerate() {
-        let columns = source.batch.columns.iter().enumerate();
-        members.extend(columns.map(|(idx, column)| (column.slot, source_idx as u32, idx as u32)));
-    }
-    members.sort_by_key(|&(slot, source_idx, _)| (slot, source_idx));
-
-    let mut plans = Plans::default();
+    let mut plans = Plans::new(sources);
     let mut key: Vec<(u32, u32)> = Vec::new();
     let mut columns: Vec<&Column> = Vec::new();
     let mut result = ResultColumns::default();
-    for parts in members.chunk_by(|a, b| a.0 == b.0) {
-        let column = |&(_, source, column): &(Slot, u32, u32)| {
-            &sources[source as usize].batch.columns[column as usize]
-        };
+    for parts in members_of(sources).chunk_by(|a, b| a.slot == b.slot) {
         columns.clear();
-        columns.extend(parts.iter().map(column));
+        columns.extend(parts.iter().map(|part| part.column(sources)));
         key.clear();
-        key.extend(parts.iter().zip(&columns).map(|(part, column)| (part.1, column.time_idx)));
+        key.extend(parts.iter().map(|part| part.key(sources)));
         let plan = plans.find(&key, sources);
         let (presence, values) = plan.merge(&columns);
         result.push(plan, &columns, presence, values);
@@ -159,12 +161,58 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
     GroupColumns { batch: ColumnBatch { times: result.times, columns: result.columns }, seq }
 }
 
+/// A column of a member.
+#[derive(Clone, Copy)]
+struct MemberPart {
+    slot: Slot,
+    source: u32,
+    column: u32,
+}
+
+impl MemberPart {
+    fn column<S: Borrow<GroupColumns>>(self, sources: &[S]) -> &Column {
+        &sources[self.source as usize].borrow().batch.columns[self.column as usize]
+    }
+
+    /// The source and its time column.
+    fn key<S: Borrow<GroupColumns>>(self, sources: &[S]) -> (u32, u32) {
+        (self.source, self.column(sources).time_idx)
+    }
+}
+
+/// The columns of all sources by member, oldest source first.
+fn members_of<S: Borrow<GroupColumns>>(sources: &[S]) -> Vec<MemberPart> {
+    let columns = sources.iter().map(|source| source.borrow().batch.columns.as_slice());
+    let mut members = Vec::with_capacity(columns.clone().map(<[Column]>::len).sum());
+    for (source, columns) in (0..).zip(columns) {
+        let part = |(column, it): (u32, &Column)| MemberPart { slot: it.slot, source, column };
+        members.extend((0..).zip(columns).map(part));
+    }
+    // A stable sort of ascending runs is a merge.
+    members.sort_by_key(|part| part.slot);
+    members
+}
+
+fn times_of<'a, S: Borrow<GroupColumns>>(
+    key: &[(u32, u32)],
+    sources: &'a [S],
+) -> impl Iterator<Item = &'a [Timestamp]> {
+    let times = |&(source, time): &(u32, u32)| {
+        &*sources[source as usize].borrow().batch.times[time as usize]
+    };
+    key.iter().map(times)
+}
+
+fn entry_count_of<S: Borrow<GroupColumns>>(key: &[(u32, u32)], sources: &[S]) -> usize {
+    times_of(key, sources).map(<[Timestamp]>::len).sum()
+}
+
 /// Entries of one part that follow each other in the result.
 struct Run {
     part: usize,
     entries: Range<usize>,
-    /// Whether no later part has these timestamps. If not, it is one entry, behind the one of the
-    /// newest part.
+    /// Whether no later part has the timestamps of the entries. If one has, this is one entry,
+    /// behind that of the newest part.
     is_newest: bool,
 }
 
@@ -192,7 +240,7 @@ fn each_run(parts: &[&[Timestamp]], mut each: impl FnMut(Run)) {
     }
 }
 
-/// How many of sorted `times` are before `end`. Fast for few.
+/// How many of sorted `times` are before `end`: a search from the first one on.
 fn count_before(times: &[Timestamp], end: Timestamp) -> usize {
     let mut bound = 1;
     while times.get(bound).is_some_and(|&ts| ts < end) {
@@ -204,7 +252,6 @@ fn count_before(times: &[Timestamp], end: Timestamp) -> usize {
 }
 
 /// The plans of the last members.
-#[derive(Default)]
 struct Plans {
     plans: Vec<MergePlan>,
     /// By the sources and their time columns.
@@ -212,13 +259,22 @@ struct Plans {
     /// Most members have the plan of the previous one, which then needs no lookup.
     last_key: Vec<(u32, u32)>,
     last: usize,
+    /// Number of entries of all plans, and the most.
+    entry_count: usize,
+    entry_count_max: usize,
 }
 
-/// Members with more plans than these have few samples in common, and a plan takes twice the memory
-/// of the samples of one member.
-const PLANS_MAX: usize = 16;
+/// Plans are kept up to this multiple of the entries of all sources, and one plan more.
+const PLANS_MAX: usize = 2;
 
 impl Plans {
+    fn new(sources: &[Cow<'_, GroupColumns>]) -> Plans {
+        let (plans, by_key, last_key) = Default::default();
+        let all: usize = sources.iter().map(|source| source.entry_count()).sum();
+        let entry_count_max = PLANS_MAX * all;
+        Plans { plans, by_key, last_key, last: 0, entry_count: 0, entry_count_max }
+    }
+
     /// The plan for the time columns `key` of `sources`.
     fn find(&mut self, key: &[(u32, u32)], sources: &[Cow<'_, GroupColumns>]) -> &mut MergePlan {
         if key != self.last_key {
@@ -229,17 +285,19 @@ impl Plans {
                 None => self.add(key, sources),
             };
         }
-        &mut self.plans[self.last]
+        let plan = &mut self.plans[self.last];
+        plan.member_count += 1;
+        plan
     }
 
     fn add(&mut self, key: &[(u32, u32)], sources: &[Cow<'_, GroupColumns>]) -> usize {
-        if self.plans.len() == PLANS_MAX {
+        self.entry_count += entry_count_of(key, sources);
+        if self.entry_count > self.entry_count_max {
             self.plans.clear();
             self.by_key.clear();
+            self.entry_count = entry_count_of(key, sources);
         }
-        let times =
-            |&(source, time): &(u32, u32)| &*sources[source as usize].batch.times[time as usize];
-        self.plans.push(MergePlan::new(&key.iter().map(times).collect::<Vec<_>>()));
+        self.plans.push(MergePlan::new(&times_of(key, sources).collect::<Vec<_>>()));
         let idx = self.plans.len() - 1;
         self.by_key.insert(key.to_vec(), idx);
         idx
@@ -251,6 +309,8 @@ struct MergePlan {
     times: Arc<[Timestamp]>,
     /// The index of `times` in the result, once a member has it.
     time_idx: Option<u32>,
+    /// Members with this plan so far.
+    member_count: usize,
     steps: MergeSteps,
 }
 
@@ -280,7 +340,7 @@ impl MergePlan {
         if apart {
             order.iter().for_each(|&part| times.extend_from_slice(parts[part as usize]));
             let steps = MergeSteps::Concat(order);
-            return MergePlan { times: times.into(), time_idx: None, steps };
+            return MergePlan { times: times.into(), time_idx: None, member_count: 0, steps };
         }
         let (mut candidates, mut ends) = (Vec::with_capacity(count), Vec::with_capacity(count));
         each_run(parts, |Run { part, entries, is_newest }| {
@@ -297,7 +357,7 @@ impl MergePlan {
             }
         });
         let steps = MergeSteps::Pick { candidates, ends };
-        MergePlan { times: times.into(), time_idx: None, steps }
+        MergePlan { times: times.into(), time_idx: None, member_count: 0, steps }
     }
 
     /// Walks the plan for one member. `parts` must be in the order of [`MergePlan::new`]. `None`:
@@ -328,7 +388,8 @@ fn concat(order: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
 }
 
 fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
-    let mut values = Vec::with_capacity(ends.len());
+    let value_count = parts.iter().map(|part| part.values.len()).sum();
+    let mut values = Vec::with_capacity(ends.len().min(value_count));
     let mut presence = Presence::new();
     // Every entry of a part is visited once and in order, so a cursor finds its value.
     let mut next = vec![0usize; parts.len()];
@@ -356,7 +417,7 @@ fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Pr
 struct ResultColumns {
     times: Vec<Arc<[Timestamp]>>,
     columns: Vec<Column>,
-    /// The index of each time column.
+    /// The index of each time column, once there are two.
     known: HashMap<Arc<[Timestamp]>, u32>,
     /// Working memory.
     own: Vec<Timestamp>,
@@ -370,17 +431,23 @@ impl ResultColumns {
         presence: Option<Presence>,
         values: Vec<f64>,
     ) {
-        let own = presence.as_ref().filter(|presence| is_sparse(presence));
-        let (time_idx, presence) = match (own, plan.time_idx) {
+        // Timestamps of a plan may be many more than the values of the only member that has it.
+        let is_shared = plan.time_idx.is_some() || plan.member_count > 1;
+        let is_own = |presence: &&Presence| {
+            is_sparse(presence) || !is_shared && 2 * presence.count_present() < presence.len()
+        };
+        let (time_idx, presence) = match (presence.as_ref().filter(is_own), plan.time_idx) {
             (Some(pattern), _) => {
-                self.own.clear();
-                self.own.extend(pattern.iter().map(|idx| plan.times[idx]));
-                let known = self.known.get(&*self.own).copied();
-                (known.unwrap_or_else(|| self.add(self.own.as_slice().into())), None)
+                let mut own = std::mem::take(&mut self.own);
+                own.clear();
+                own.extend(pattern.iter().map(|idx| plan.times[idx]));
+                let idx = self.find(&own).unwrap_or_else(|| self.add(own.as_slice().into()));
+                self.own = own;
+                (idx, None)
             }
             (None, Some(known)) => (known, presence),
             (None, None) => {
-                let known = self.known.get(&plan.times).copied();
+                let known = self.find(&plan.times);
                 let idx = known.unwrap_or_else(|| self.add(Arc::clone(&plan.times)));
                 plan.time_idx = Some(idx);
                 (idx, presence)
@@ -395,11 +462,23 @@ impl ResultColumns {
         });
     }
 
-    /// Appends a new time column. Returns its index.
+    /// The index of an equal time column.
+    fn find(&self, times: &[Timestamp]) -> Option<u32> {
+        match self.times.as_slice() {
+            [only] => (**only == *times).then_some(0),
+            _ => self.known.get(times).copied(),
+        }
+    }
+
+    /// Appends a new time column. Returns its index. The only one, as most groups have, is not
+    /// hashed.
     fn add(&mut self, times: Arc<[Timestamp]>) -> u32 {
-        let idx = self.times.len() as u32;
-        self.known.insert(Arc::clone(&times), idx);
         self.times.push(times);
-        idx
+        let new = if self.times.len() == 2 { 0 } else { self.times.len() - 1 };
+        if self.times.len() > 1 {
+            let new = self.times.iter().enumerate().skip(new);
+            self.known.extend(new.map(|(idx, times)| (Arc::clone(times), idx as u32)));
+        }
+        (self.times.len() - 1) as u32
     }
 }

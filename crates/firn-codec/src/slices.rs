@@ -7,6 +7,7 @@ use firn_model::{Result, Slot, TimeRange, Timestamp};
 
 use crate::chunk::Chunk;
 use crate::columns::Slots;
+use crate::transpose::UNEVEN_VALUE_BYTES;
 
 /// Some members of a group in a time range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub struct Slice {
 /// The direction of the first cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
-    /// By members, then by time: columns stay long, so they take fewer bytes. By time only if most
-    /// samples are in rows: all of them are decoded for each list of members.
+    /// By members, then by time: columns stay long, so they take fewer bytes. By time only if there
+    /// are many rows: all of them are decoded for each list of members.
     Members,
     /// By time only: each slice has all members. About 64 rows are not cut, however many members
     /// they have.
@@ -49,8 +50,12 @@ impl Slice {
 
     /// The members.
     pub fn slots(&self) -> Slots<'_> {
-        self.slots.as_deref().map_or(Slots::All, Slots::Some)
+        slots_of(&self.slots)
     }
+}
+
+fn slots_of(list: &Option<Vec<Slot>>) -> Slots<'_> {
+    list.as_deref().map_or(Slots::All, Slots::Some)
 }
 
 /// The sizes of a group's samples that are not in chunks, for [`cut_slices`].
@@ -60,10 +65,22 @@ pub struct RowSizes {
     count_by_slot: Vec<usize>,
     value_count: usize,
     row_count: usize,
-    last_ts: Option<Timestamp>,
+    /// The present row, and the first one once it is complete.
+    row: Option<RowShape>,
+    first_row: Option<RowShape>,
+    /// Whether the rows do not rise in time or have different members, about. Then they take more
+    /// memory until they are columns.
+    are_uneven: bool,
     /// The time of each value that completes another `piece_values`.
     pieces: Vec<Timestamp>,
     piece_values: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RowShape {
+    ts: Timestamp,
+    first: Slot,
+    len: usize,
 }
 
 impl RowSizes {
@@ -73,7 +90,9 @@ impl RowSizes {
             count_by_slot: Vec::new(),
             value_count: 0,
             row_count: 0,
-            last_ts: None,
+            row: None,
+            first_row: None,
+            are_uneven: false,
             pieces: Vec::new(),
             piece_values: piece_bytes(bytes_max).div_ceil(SAMPLE_BYTES),
         }
@@ -89,12 +108,25 @@ impl RowSizes {
         if let Some(count) = self.count_by_slot.get_mut(idx) {
             *count = count.saturating_add(1);
         }
-        let is_new_row = self.last_ts.replace(ts) != Some(ts);
-        self.row_count = self.row_count.saturating_add(usize::from(is_new_row));
+        if self.row.is_none_or(|row| row.ts != ts) {
+            self.begin_row(ts, slot);
+        }
+        if let Some(row) = &mut self.row {
+            row.len = row.len.saturating_add(1);
+        }
         self.value_count = self.value_count.saturating_add(1);
         if self.value_count.is_multiple_of(self.piece_values) {
             self.pieces.push(ts);
         }
+    }
+
+    fn begin_row(&mut self, ts: Timestamp, first: Slot) {
+        if let Some(row) = self.row.replace(RowShape { ts, first, len: 0 }) {
+            let first_row = *self.first_row.get_or_insert(row);
+            let is_other = (row.first, row.len) != (first_row.first, first_row.len);
+            self.are_uneven |= is_other || ts < row.ts;
+        }
+        self.row_count = self.row_count.saturating_add(1);
     }
 
     /// The members, ascending, each with its number of values.
@@ -117,7 +149,10 @@ impl RowSizes {
                 slots.iter().filter_map(count).fold(0, usize::saturating_add)
             }
         };
-        decoded_bytes(value_count, self.row_count)
+        match self.are_uneven {
+            true => value_count.saturating_mul(UNEVEN_VALUE_BYTES),
+            false => decoded_bytes(value_count, self.row_count),
+        }
     }
 
     /// Adds the pieces of `bytes` of all values.
@@ -148,8 +183,12 @@ pub fn cut_slices(
         SliceBy::Members => Some(cut_members(chunks, rows, bytes_max)?),
         SliceBy::Time => None,
     };
-    let row_passes_bytes = |lists: &Vec<_>| lists.len().saturating_mul(of_rows);
-    let lists = lists.filter(|it| row_passes_bytes(it) <= bytes.saturating_mul(ROW_PASSES_MAX));
+    let lists = lists.filter(|lists| {
+        // The times of a list's rows are not known, only those of all rows.
+        let is_small = |list: &Option<Vec<Slot>>| rows.bytes_of(slots_of(list)) <= bytes_max;
+        let passes_bytes = lists.len().saturating_mul(of_rows);
+        passes_bytes <= bytes.saturating_mul(ROW_PASSES_MAX) && lists.iter().all(is_small)
+    });
     let full_row_bytes = || {
         let of_chunks = chunks.iter().map(|chunk| chunk.slots().count()).max().unwrap_or(0);
         of_chunks.max(rows.values_per_row()).saturating_mul(size_of::<f64>())
@@ -405,7 +444,8 @@ mod tests {
     fn slices_of_many_rows_are_small() {
         const BYTES_MAX: usize = 64 << 10;
         let uneven = |row: i64| if row == 0 { -1 << 40 } else { row * row };
-        let shapes: [(&str, u32, fn(i64) -> Timestamp); 4] = [
+        type TimeOfRow = fn(i64) -> Timestamp;
+        let shapes: [(&str, u32, TimeOfRow); 4] = [
             ("long", 1, |row| row),
             ("late", 1, |row| -row),
             ("wide", 500, |row| row * 1_000),

@@ -38,7 +38,10 @@ pub struct RowsToColumns {
     sorted: Vec<(Timestamp, f64)>,
 }
 
-const SAMPLE_BYTES: usize = size_of::<(Timestamp, f64)>();
+/// Bytes for each value of uneven rows, while they become columns: the value as it was pushed,
+/// sorted, and in its column.
+pub(crate) const UNEVEN_VALUE_BYTES: usize =
+    size_of::<(Slot, Timestamp, f64)>() + 2 * size_of::<(Timestamp, f64)>();
 
 /// Rows of the same members.
 #[derive(Debug, Default)]
@@ -76,20 +79,18 @@ impl RowsToColumns {
         self.len() == 0
     }
 
-    /// Bytes of the columns of the pushed values, about.
+    /// Bytes of the columns of the pushed values, about; of values of uneven rows also those of the
+    /// copies from which the columns are made.
     #[inline]
     pub fn decoded_bytes(&self) -> usize {
         size_of::<f64>() * (self.even.values.len() + self.even.times.len())
-            + SAMPLE_BYTES * self.cells.len()
+            + UNEVEN_VALUE_BYTES * self.cells.len()
     }
 
-    /// As [`RowsToColumns::decoded_bytes`], with the copies from which the columns are made.
+    /// As [`RowsToColumns::decoded_bytes`], with the copies of even rows.
     #[inline]
     pub fn working_bytes(&self) -> usize {
-        const CELL_BYTES: usize = size_of::<(Slot, Timestamp, f64)>();
-        self.decoded_bytes()
-            + size_of::<f64>() * self.even.values.len()
-            + (CELL_BYTES + SAMPLE_BYTES) * self.cells.len()
+        self.decoded_bytes() + size_of::<f64>() * self.even.values.len()
     }
 
     /// Timestamps and values if only slot 0 has values, and they rise in time.

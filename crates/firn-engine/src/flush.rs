@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_env::Clock;
-use firn_head::{FlushJob, SealMarks};
+use firn_head::{ConvertJob, FlushJob, SealMarks};
 use firn_log::Log;
 use firn_model::{Error, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp};
 
@@ -22,6 +22,9 @@ use crate::parts::{self, LogCut};
 use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
+
+/// A shard with as many waiting arenas is converted before a flush.
+const BACKLOG_ARENAS_MIN: usize = 16;
 
 /// The lane of flushes, and when the last one was.
 ///
@@ -156,6 +159,7 @@ impl Engine {
         let clock = &*rooms.env.clock;
         let (started_ms, began_ms) = (clock.now_ms(), monotonic_ms(clock));
         let saved_ms = self.replay_ms();
+        self.convert_backlog()?;
         if let Some(frozen) = self.freeze()? {
             if mutant!(rooms, LogCutBeforeManifest) {
                 self.purge_log(&frozen.cut.floors)?;
@@ -179,6 +183,26 @@ impl Engine {
         }
         self.pressure.note_kept_by_flush(rooms);
         flusher.note_done(rooms, started_ms);
+        Ok(())
+    }
+
+    /// Converts rows where many arenas wait, such as after a start: to cut a large group, a flush
+    /// decodes the rows of all arenas that overlap a slice in time.
+    fn convert_backlog(&self) -> Result<()> {
+        while let Some(job) = self.rooms.head.plan_convert_rows(BACKLOG_ARENAS_MIN) {
+            self.convert(job)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a conversion of rows and notes its speed.
+    pub(crate) fn convert(&self, job: ConvertJob) -> Result<()> {
+        let clock = &*self.rooms.env.clock;
+        let (row_count, started_ns) = (job.input_rows(), clock.monotonic_ns());
+        let converted = job.run()?;
+        let spent_ns = clock.monotonic_ns().saturating_sub(started_ns);
+        self.flusher.speed().conversion.add(spent_ns, row_count);
+        self.rooms.head.apply_convert(converted);
         Ok(())
     }
 

@@ -120,7 +120,7 @@ impl LogReader {
         self.followers.iter_mut().zip(positions).for_each(|(one, &position)| one.seek(position));
     }
 
-    /// Appends samples to `samples` until it has `count_max`, or a commit more, or the log ends.
+    /// Appends samples to `samples` until it has `count_max`, or an entry more, or the log ends.
     /// With `until`, one position per stream, nothing after it is read.
     ///
     /// # Errors

@@ -521,7 +521,7 @@ impl<'a> Replay<'a> {
         }
         self.converting.fetch_add(1, Ordering::SeqCst);
         let _converting = CountDown(&self.converting);
-        let Some(job) = self.head.plan_convert_rows() else {
+        let Some(job) = self.head.plan_convert_rows(1) else {
             return Ok(ConvertOutcome::InProgress);
         };
         let (row_count, started_ns) = (job.input_rows(), self.clock().monotonic_ns());

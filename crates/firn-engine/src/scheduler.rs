@@ -141,12 +141,7 @@ impl Engine {
             return Ok(Some(Step::Seal));
         }
         if let Some(job) = rooms.head.plan_convert() {
-            let clock = &*rooms.env.clock;
-            let (row_count, started_ns) = (job.input_rows(), clock.monotonic_ns());
-            let converted = job.run()?;
-            let spent_ns = clock.monotonic_ns().saturating_sub(started_ns);
-            self.flusher.speed().conversion.add(spent_ns, row_count);
-            rooms.head.apply_convert(converted);
+            self.convert(job)?;
             return Ok(Some(Step::Convert));
         }
         if let Some(job) = rooms.head.plan_compress() {

@@ -476,6 +476,8 @@ impl SingleMember {
             self.column.values = values;
         }
         if !head.read_one(SeriesRef { group, slot: member.slot }, range, &mut self.column)? {
+            // They are read again, with another reservation.
+            self.column = MemberColumn::default();
             return Ok(None);
         }
         let MemberColumn { times, values, .. } = &mut self.column;

@@ -2,7 +2,8 @@
 //!
 //! 1. `refuse` removes cells that may not be written. Memory for the rest is reserved.
 //! 2. `log_and_stage` encodes the rows of one shard under the shard's lock, and puts the same bytes
-//!    into the log's buffer and into the head, where no reader sees them yet.
+//!    into the log's buffer and into the head, where no reader sees them yet. It takes the rows of
+//!    a large batch in parts.
 //! 3. `make_durable` waits for the group commit of all streams that the batch touches.
 //! 4. `publish` makes the rows visible. If the commit failed, `roll_back` drops those that are not
 //!    durable.
@@ -95,8 +96,7 @@ impl Engine {
             }
         };
         let mut staged = Vec::new();
-        let logged = batch
-            .by_shard()
+        let logged = firn_head::parts_of(batch)
             .try_for_each(|rows| self.log_and_stage(rows, &mut memory, &mut staged));
         // Also if a later shard failed: rows of other writers may follow the staged ones.
         self.make_durable(&staged).inspect_err(|_| self.roll_back(&staged))?;

@@ -24,8 +24,8 @@ use crate::words::{BLOCK_BYTES, Words};
 
 /// Groups per page: 1 KiB, so that a shard with few active groups stays small.
 const PAGE_GROUPS: usize = 256;
-/// The memory of this many decoded samples is reserved at once.
-const CHARGED_SAMPLES: usize = 4_096;
+/// The memory of decoded samples is checked after this many.
+const CHECKED_SAMPLES: usize = 256;
 const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
 /// Step and length of a row: two varints of 32 and 33 bits.
 pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5;
@@ -195,7 +195,11 @@ impl Arena {
             buffers.columns.clear();
             return Err(error);
         }
-        Ok(buffers.columns.finish(seq))
+        let working_bytes = buffers.columns.working_bytes();
+        let columns = buffers.columns.finish(seq);
+        // The copies are in buffers, which the reservation of the largest group has.
+        buffers.meter.settle(working_bytes, columns.heap_bytes());
+        Ok(columns)
     }
 
     /// All values of the group from rows before `visible`. Those of a lone series are appended to
@@ -276,11 +280,11 @@ impl Arena {
                     rises &= out.push(ts, value);
                 }
             })?;
-            if out.times.len() - charged >= CHARGED_SAMPLES {
+            if out.times.len() - charged >= CHECKED_SAMPLES {
                 charge(out.times.len() - charged)?;
                 charged = out.times.len();
             }
-            Ok(ControlFlow::Continue(()))
+            Ok(if rises { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
         charge(out.times.len() - charged)?;
         Ok(rises)
@@ -324,7 +328,7 @@ impl Arena {
     }
 
     /// Decodes the group's rows into `buffers.columns`. Returns the bytes of the columns; stops
-    /// once there are more than `bytes_max`.
+    /// once there are more than `bytes_max`, about.
     fn read_rows(
         &self,
         local: LocalGroup,
@@ -334,18 +338,19 @@ impl Arena {
         buffers: &mut ReadBuffers,
     ) -> Result<usize> {
         let ReadBuffers { rows, columns, meter, .. } = buffers;
-        let mut charged = 0;
+        let (mut checked_count, mut charged) = (0, 0);
         self.each_row(local, visible, rows, |state, bytes, hidden| {
             decode_row_slots(state, slots, bytes, |ts, slot, value| {
                 if !hidden && range.contains(ts) {
                     columns.push(ts, slot, value);
                 }
             })?;
-            let bytes = columns.working_bytes();
-            if bytes - charged >= CHARGED_SAMPLES * SAMPLE_BYTES {
-                meter.charge(bytes - charged)?;
-                charged = bytes;
+            if columns.len() - checked_count < CHECKED_SAMPLES {
+                return Ok(ControlFlow::Continue(()));
             }
+            checked_count = columns.len();
+            meter.charge(columns.working_bytes() - charged)?;
+            charged = columns.working_bytes();
             let is_over = columns.decoded_bytes() > bytes_max;
             Ok(if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;

@@ -13,7 +13,7 @@ use crate::convert::{ConvertEdit, ConvertJob};
 use crate::epoch::Epochs;
 use crate::flush::{FlushJob, HotPart, SealMarks, choose};
 use crate::lock;
-use crate::options::{ConvertOptions, HeadOptions};
+use crate::options::HeadOptions;
 use crate::part::PartForm;
 use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
@@ -118,12 +118,22 @@ pub fn bound_bytes_of(rows: ShardRows<'_>) -> u64 {
     (arena::ARENA_BYTES_MIN + words::BLOCK_BYTES + pieces.sum::<usize>()) as u64
 }
 
-/// [`bound_bytes_of`] for all shards of a batch.
+/// [`bound_bytes_of`] for all parts of a batch.
 ///
 /// # Panics
 /// If the batch is not sorted.
 pub fn bound_bytes(batch: &RowBatch) -> u64 {
-    batch.by_shard().map(bound_bytes_of).sum()
+    parts_of(batch).map(bound_bytes_of).sum()
+}
+
+/// The parts of a batch that are encoded one by one, shards ascending: a reader of the log decodes
+/// the rows of an entry at once, and an arena has whole parts.
+///
+/// # Panics
+/// If the batch is not sorted.
+pub fn parts_of(batch: &RowBatch) -> impl Iterator<Item = ShardRows<'_>> {
+    const PART_CELLS_MAX: usize = 1 << 13;
+    batch.by_part(PART_CELLS_MAX)
 }
 
 impl Head {
@@ -283,18 +293,20 @@ impl Head {
     /// segments that are merged with them next. One job per shard at a time; `None` if no arena
     /// waits.
     pub fn plan_convert(&self) -> Option<ConvertJob> {
-        self.plan_rows(Some(&self.options.convert))
-    }
-
-    /// As [`Head::plan_convert`], but leaves segments alone: the least work that makes columns of
-    /// rows, for replay.
-    pub fn plan_convert_rows(&self) -> Option<ConvertJob> {
-        self.plan_rows(None)
-    }
-
-    fn plan_rows(&self, options: Option<&ConvertOptions>) -> Option<ConvertJob> {
+        let options = Some(&self.options.convert);
         let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert(options));
         jobs.max_by_key(ConvertJob::row_bytes)
+    }
+
+    /// As [`Head::plan_convert`], but leaves segments alone, and shards where fewer than
+    /// `waiting_min` arenas wait: the least work that makes columns of rows, for replay and before
+    /// a flush.
+    pub fn plan_convert_rows(&self, waiting_min: usize) -> Option<ConvertJob> {
+        let plan = |shard: &SharedShard| {
+            let shard = shard.lock();
+            (shard.parts.waiting_count() >= waiting_min).then(|| shard.plan_convert(None))?
+        };
+        self.shards.iter().filter_map(plan).max_by_key(ConvertJob::row_bytes)
     }
 
     /// Plans a merge of small segments, which packs them harder.

@@ -71,7 +71,7 @@ pub use convert::{ConvertEdit, ConvertJob};
 pub use decoder::{LogDecoder, decode_standalone};
 pub use encoder::encode_standalone;
 pub use flush::{FlushJob, SealMarks};
-pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of};
+pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of, parts_of};
 pub use options::{ConvertOptions, HeadOptions};
 pub use replay::{ReplayedRows, is_fresh, payload_groups, payload_range};
 pub use snapshot::{HeadReader, HeadSnapshot};

@@ -25,8 +25,8 @@ pub struct HeadOptions {
     /// Hard limit for memory that left the head and that readers still keep. Beyond it, leases are
     /// revoked; it bounds the memory that long queries pin.
     pub cooling_bytes_max: u64,
-    /// A group is decoded as one up to this size, otherwise in slices: about four times as much is
-    /// in memory while it is merged and encoded.
+    /// A group is decoded as one up to about three times this size, otherwise in slices of this
+    /// size: about four times as much is in memory while it is merged and encoded.
     pub slice_bytes: usize,
 }
 

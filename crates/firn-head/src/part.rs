@@ -349,8 +349,8 @@ impl<'a> PartWalk<'a> {
         lends: bool,
         buffers: &mut ReadBuffers,
     ) -> Result<bool> {
-        // A little more than the limit is not worth a cut, for which rows are decoded twice more.
-        let mut left = 2 * self.slice_bytes;
+        // 32 rows of 4,096 members are not worth a cut, for which rows are decoded twice more.
+        let mut left = 3 * self.slice_bytes;
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
                 let lone = (lends && self.sources.is_empty()).then_some(&mut self.lone);

@@ -28,9 +28,9 @@ use crate::snapshot::ShardView;
 /// arena is full at one to eight eighths. So active rows take half of their limit on average, and
 /// conversions are spread out.
 const EIGHTHS: u32 = 8;
-/// As [`ConvertOptions::arena_bytes_max`], for rows without changes, which take next to no bytes: a
+/// As [`ConvertOptions::arena_bytes_min`], for rows without changes, which take next to no bytes: a
 /// job that cuts a group of an arena decodes all its rows for each slice.
-const ARENA_VALUES_MAX: u64 = 1 << 18;
+const ARENA_VALUES_MIN: u64 = 1 << 18;
 /// Offsets in an arena have 32 bits; a payload and its headers fit behind this.
 const ARENA_BYTES_MAX: usize = 3 << 30;
 
@@ -505,6 +505,11 @@ impl PartList {
         &self.list[self.hot_count..]
     }
 
+    /// How many sealed arenas wait for conversion.
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.unflushed().iter().filter(|part| part.is_rows).count()
+    }
+
     /// Flushed parts, oldest first.
     pub(crate) fn hot(&self) -> &[ListedPart] {
         &self.list[..self.hot_count]
@@ -558,15 +563,15 @@ impl OpenArena {
         if is_large(arena_bytes_max.saturating_mul(sparse_arena_times).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
-        let has_many = is_large(arena_bytes_max) || self.value_count >= ARENA_VALUES_MAX;
-        if has_many && has_rows(options.convert.rows_per_group_min) {
+        if is_large(arena_bytes_max) && has_rows(options.convert.rows_per_group_min) {
             return true;
         }
         let share = 100 * self.series_count
             >= options.convert.series_share_percent_min * self.series_count_before;
         let is_heavy = end as u64 >= part_of(each(options.convert.bytes_per_series_max as u64));
         let is_long = self.value_count >= part_of(each(options.convert.rows_per_group_max.into()));
-        (share || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
+        let has_many = self.value_count >= ARENA_VALUES_MIN;
+        (share || has_many || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
     }
 
     /// Makes the rows before `end` visible.

@@ -147,6 +147,14 @@ impl RowBatch {
             .map(move |cells| ShardRows { shard: bits.shard(cells[0].group), cells })
     }
 
+    /// As [`RowBatch::by_shard`], in parts of about `cells_max` cells. No row is in two parts.
+    ///
+    /// # Panics
+    /// If the batch was not sorted since the last push.
+    pub fn by_part(&self, cells_max: usize) -> impl Iterator<Item = ShardRows<'_>> {
+        self.by_shard().flat_map(move |rows| rows.parts(cells_max))
+    }
+
     /// All cells in their current order.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
@@ -180,6 +188,18 @@ impl<'a> ShardRows<'a> {
             group: cells[0].group,
             ts: cells[0].ts,
             cells,
+        })
+    }
+
+    /// These rows in parts of about `cells_max` cells, in order.
+    fn parts(self, cells_max: usize) -> impl Iterator<Item = ShardRows<'a>> {
+        let mut rest = self.cells;
+        std::iter::from_fn(move || {
+            let last = rest.get(cells_max.max(1) - 1).or(rest.last())?;
+            let is_before = |cell: &Cell| (cell.group, cell.ts) <= (last.group, last.ts);
+            let (cells, after) = rest.split_at(rest.partition_point(is_before));
+            rest = after;
+            Some(ShardRows { cells, ..self })
         })
     }
 
@@ -244,5 +264,32 @@ mod tests {
             ]
         );
         assert_eq!(batch.time_range(), TimeRange::new(-5, 10));
+    }
+
+    #[test]
+    fn parts_are_the_batch_and_split_no_row() {
+        let bits = ShardBits::for_count(2);
+        let mut batch = RowBatch::default();
+        for idx in 0..200 {
+            let (group, slot) = (GroupId(idx % 5), Slot((idx / 5) as u32 % 7));
+            batch.push(SeriesRef { group, slot }, idx as i64 % 3, idx as f64);
+        }
+        batch.sort(bits);
+        for cells_max in [0, 1, 2, 5, 30, 1_000] {
+            let parts: Vec<ShardRows<'_>> = batch.by_part(cells_max).collect();
+            // The values are distinct.
+            let values: Vec<f64> =
+                parts.iter().flat_map(|part| part.cells()).map(|cell| cell.value).collect();
+            let all: Vec<f64> = batch.cells().iter().map(|cell| cell.value).collect();
+            assert_eq!(values, all);
+            let row = |cell: Option<&Cell>| cell.map(|cell| (cell.group, cell.ts));
+            for pair in parts.windows(2) {
+                assert_ne!(row(pair[0].cells().last()), row(pair[1].cells().first()));
+            }
+            for part in &parts {
+                assert!(part.cells().iter().all(|cell| bits.shard(cell.group) == part.shard));
+                assert!(part.cells().len() < cells_max.max(1) + 7, "a row has 7 members at most");
+            }
+        }
     }
 }

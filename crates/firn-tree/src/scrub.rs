@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{Chunk, GroupColumns, Slots, merge_columns};
+use firn_codec::{Chunk, Slots};
 use firn_model::{CancelToken, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
 
 use crate::block::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, Block, Walk, unpack};
@@ -75,7 +75,8 @@ impl Version {
     }
 }
 
-/// Pushes every intact chunk of a table, merged by group, to `outputs`.
+/// Pushes every intact chunk of a table to `outputs`. Those of one group do not overlap: a table
+/// has merged samples.
 pub(crate) fn write_sound(
     store: &Store,
     table: &Arc<Table>,
@@ -83,14 +84,7 @@ pub(crate) fn write_sound(
     target: &dyn Fn(Timestamp) -> Target,
 ) -> Result<()> {
     let survey = survey(store, table)?;
-    let mut pending: Option<(GroupId, Vec<GroupColumns>)> = None;
-    let mut push = |pending: &mut Option<(GroupId, Vec<GroupColumns>)>| match pending.take() {
-        Some((group, mut sources)) => {
-            sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
-            outputs.push(group, &merge_columns(&sources, TimeRange::ALL), target)
-        }
-        None => Ok(()),
-    };
+    let mut last = None;
     for (place, kept) in survey.blocks {
         let offset = place.start as u64;
         let bytes = match &kept {
@@ -99,18 +93,15 @@ pub(crate) fn write_sound(
         };
         let payload = unpack(table.path(), offset, table.record.salt, bytes)?;
         Block::open(table.path(), offset, &payload)?.for_chunks(|group, bytes| {
-            let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
-            if pending.as_ref().is_some_and(|pending| pending.0 > group) {
+            if last.replace(group).is_some_and(|last| last > group) {
                 return Err(Error::corrupt(table.path(), offset, "groups of a table fall"));
             }
-            if pending.as_ref().is_some_and(|pending| pending.0 != group) {
-                push(&mut pending)?;
-            }
-            pending.get_or_insert_with(|| (group, Vec::new())).1.push(columns);
+            let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
+            outputs.push(group, &columns, target)?;
             Ok(Walk::On)
         })?;
     }
-    push(&mut pending)
+    Ok(())
 }
 
 fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {

@@ -246,3 +246,27 @@ fn a_full_disk_drops_the_log_that_is_kept_for_readers() {
     batch.push(series, ts + 1_000, 1.0);
     engine.write(&mut batch).unwrap();
 }
+
+/// A request may have over a million samples of one series, which take a few bytes each in the log.
+#[test]
+fn a_large_batch_is_read_in_parts() {
+    const COUNT: i64 = 400_000;
+    let sim = Sim::new(1);
+    let engine =
+        Engine::open(sim.env(), EngineOptions::default(), &RecoveryProgress::default()).unwrap();
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let series = engine.resolve(&[labels(0)]).pop().unwrap().unwrap();
+    let mut batch = RowBatch::default();
+    (0..COUNT).for_each(|at| batch.push(series, START_MS + at, 1.0));
+    assert_eq!(engine.write(&mut batch).unwrap().written, COUNT as u64);
+    let mut next = START_MS;
+    while next < START_MS + COUNT {
+        let mut samples = Vec::new();
+        reader.read(&mut samples, 1_000, None).unwrap();
+        assert!((1..10_000).contains(&samples.len()), "{} samples at once", samples.len());
+        for sample in samples {
+            assert_eq!(sample, LoggedSample { series, ts: next, value: 1.0 });
+            next += 1;
+        }
+    }
+}
