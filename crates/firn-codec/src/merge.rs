@@ -6,7 +6,7 @@
 
 use std::borrow::{Borrow, Cow};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -69,22 +69,35 @@ pub fn merge_bytes(sources: &[GroupColumns]) -> u64 {
     if are_apart || one_member(sources).is_some() {
         return (entry_count * size_of::<Timestamp>()) as u64;
     }
-    let mut planned: HashSet<Vec<(u32, u32)>> = HashSet::new();
-    let mut planned_count = 0;
-    let (mut key, mut last_key) = (Vec::new(), Vec::new());
+    // Of each plan whether several members have it, and the entries of all plans and of the time
+    // columns that they make.
+    let mut planned: HashMap<Vec<(u32, u32)>, bool> = HashMap::new();
+    let (mut planned_count, mut time_count) = (0, 0);
+    let mut key = Vec::new();
     for parts in members_of(sources).chunk_by(|a, b| a.slot == b.slot) {
         key.clear();
         key.extend(parts.iter().map(|part| part.key(sources)));
-        if key != last_key && !planned.contains(&key) {
-            planned.insert(key.clone());
-            planned_count += entry_count_of(&key, sources);
+        let entry_count = entry_count_of(&key, sources);
+        // See `ResultColumns::push`.
+        let values = parts.iter().map(|part| part.column(sources).values.len());
+        let own_count = entry_count.min(2 * values.sum::<usize>());
+        match planned.get_mut(&key) {
+            None => {
+                planned.insert(key.clone(), false);
+                planned_count += entry_count;
+                time_count += own_count;
+            }
+            Some(is_shared) if !*is_shared => {
+                *is_shared = true;
+                time_count += entry_count;
+            }
+            Some(_) => {}
         }
-        std::mem::swap(&mut key, &mut last_key);
     }
     const PLAN_BYTES: usize =
         2 * size_of::<Timestamp>() + size_of::<Candidate>() + size_of::<u32>();
     let kept_count = planned_count.min((PLANS_MAX + 1) * entry_count);
-    (PLAN_BYTES * kept_count + size_of::<Timestamp>() * planned_count) as u64
+    (PLAN_BYTES * kept_count + size_of::<Timestamp>() * time_count) as u64
 }
 
 /// As [`merge_columns`], for sources that the caller no longer needs: a single one is returned as

@@ -7,7 +7,6 @@ use firn_model::{Result, Slot, TimeRange, Timestamp};
 
 use crate::chunk::Chunk;
 use crate::columns::Slots;
-use crate::transpose::UNEVEN_VALUE_BYTES;
 
 /// Some members of a group in a time range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +149,7 @@ impl RowSizes {
             }
         };
         match self.are_uneven {
-            true => value_count.saturating_mul(UNEVEN_VALUE_BYTES),
+            true => value_count.saturating_mul(SAMPLE_BYTES),
             false => decoded_bytes(value_count, self.row_count),
         }
     }
@@ -195,6 +194,8 @@ pub fn cut_slices(
     };
     let (lists, bytes_max) = match lists {
         Some(lists) => (lists, bytes_max),
+        // Uneven rows take four times their size.
+        None if rows.are_uneven => (vec![None], bytes_max),
         None => (vec![None], bytes_max.max(full_row_bytes().saturating_mul(ROWS_MIN))),
     };
     if bytes <= bytes_max {

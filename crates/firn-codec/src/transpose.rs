@@ -40,7 +40,7 @@ pub struct RowsToColumns {
 
 /// Bytes for each value of uneven rows, while they become columns: the value as it was pushed,
 /// sorted, and in its column.
-pub(crate) const UNEVEN_VALUE_BYTES: usize =
+const UNEVEN_VALUE_BYTES: usize =
     size_of::<(Slot, Timestamp, f64)>() + 2 * size_of::<(Timestamp, f64)>();
 
 /// Rows of the same members.

@@ -24,7 +24,7 @@ use crate::rooms::Rooms;
 use crate::stats::Counter;
 
 /// A shard with as many waiting arenas is converted before a flush.
-const BACKLOG_ARENAS_MIN: usize = 16;
+const BACKLOG_ARENAS_MIN: usize = 3;
 
 /// The lane of flushes, and when the last one was.
 ///

@@ -23,6 +23,10 @@ use crate::shard::{PartList, Shard, hold};
 const JOB_BYTES_MAX: u64 = 32 << 20;
 /// As [`JOB_BYTES_MAX`], for rows without changes: a job of few bytes may take long.
 const JOB_ARENAS_MAX: usize = 16;
+/// Arenas are united up to as many rows. A large group is cut into slices, and each decodes all
+/// rows of the arenas that overlap it in time: late rows of many arenas would be decoded as often
+/// as there are arenas.
+const JOB_ROWS_MAX: u64 = 1 << 15;
 
 /// Adjacent parts of one shard to be replaced by one. Dropping it cancels the plan.
 pub struct ConvertJob {
@@ -147,10 +151,12 @@ impl Shard {
         let list = &self.parts.list;
         let start = list.iter().position(|part| part.is_rows)?;
         let run = &list[start..self.parts.border_after(start)];
-        let mut bytes = run[0].heap_bytes();
+        let (mut bytes, mut row_count) = (run[0].heap_bytes(), run[0].row_count);
         let more = run.windows(2).take(JOB_ARENAS_MAX - 1).take_while(|pair| {
             bytes += pair[1].heap_bytes();
-            pair[1].is_rows && follows(pair) && bytes <= JOB_BYTES_MAX
+            row_count += pair[1].row_count;
+            let is_small = bytes <= JOB_BYTES_MAX && row_count <= JOB_ROWS_MAX;
+            pair[1].is_rows && follows(pair) && is_small
         });
         let end = start + 1 + more.count();
         let (older_count, effort) = match options {

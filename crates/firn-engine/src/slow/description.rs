@@ -15,6 +15,9 @@ pub(crate) const KEY: &str = "manifest";
 // Another manifest may be put between the request for its length and that for its bytes.
 const READ_TRIES: usize = 4;
 
+/// More than a manifest of half a million tables. The bucket may be another's.
+const BYTES_MAX: u64 = 64 << 20;
+
 /// The contents of the slow tier's manifest.
 pub(crate) struct Description {
     pub(crate) epoch: u64,
@@ -92,6 +95,7 @@ pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Description>> {
             Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
+        check_length(info.bytes)?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         match bucket.get_ranges(&[request]).pop() {
             Some(Ok(bytes)) if bytes.len() as u64 == info.bytes => {
@@ -105,6 +109,15 @@ pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Description>> {
     Err(Error::unavailable(format!(
         "the slow tier's manifest changed during each of {READ_TRIES} reads; retry"
     )))
+}
+
+/// # Errors
+/// `Corrupt` for a manifest that no server writes, and that must not be read.
+pub(crate) fn check_length(bytes: u64) -> Result<()> {
+    if bytes <= BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::corrupt(KEY, 0, format!("has {bytes} bytes, expected at most {BYTES_MAX}")))
 }
 
 /// The manifest, which must exist.
@@ -129,5 +142,24 @@ pub(crate) fn version(bucket: &dyn Bucket) -> Result<Option<String>> {
         Ok(info) => Ok(Some(info.version)),
         Err(e) if *e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_env::PutMode;
+    use firn_sim::Sim;
+
+    use super::*;
+
+    /// One of 300 MiB took twice its length of memory, one of 8 GiB ended the process.
+    #[test]
+    fn a_long_manifest_is_not_read() {
+        let env = Sim::new(1).env();
+        let bytes = vec![0; BYTES_MAX as usize + 1];
+        env.bucket.put(KEY, bytes.into(), PutMode::Overwrite).unwrap();
+        let error = read(&*env.bucket).err().unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+        assert!(error.to_string().contains("expected at most"), "{error}");
     }
 }

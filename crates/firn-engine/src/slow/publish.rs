@@ -137,6 +137,7 @@ impl SlowTier {
     pub(crate) fn replace_damaged(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         let bucket = &*rooms.env.bucket;
         let info = bucket.head(KEY)?;
+        description::check_length(info.bytes)?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         let missing = || Err(Error::internal(format!("{KEY}: the bucket returned no range")));
         let remains = bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
@@ -190,6 +191,7 @@ fn put_segment(rooms: &Rooms, claim: &mut Claim, path: &str, bytes: u64) -> Resu
 }
 
 fn put_manifest(rooms: &Rooms, claim: &mut Claim, bytes: Vec<u8>) -> Result<()> {
+    description::check_length(bytes.len() as u64)?;
     let mode = match claim.version.take() {
         _ if mutant!(rooms, FenceSkipped) => PutMode::Overwrite,
         Some(version) => PutMode::IfVersion(version),

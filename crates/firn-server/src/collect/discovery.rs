@@ -330,8 +330,16 @@ impl Run {
             let status = response.status_text();
             targets.groups(&status, response.content_type(), &response.body, &budget)
         });
-        let read = reading.await.map_err(|_| "reading the list panicked".to_owned())?;
+        let read = reading.await.map_err(|e| not_read("the list", &e))?;
         read.map_err(|error| error.to_string())
+    }
+}
+
+/// Why a task that reads `what` has no result: the server is stopping, or it panicked.
+fn not_read(what: &str, error: &tokio::task::JoinError) -> String {
+    match error.is_cancelled() {
+        true => "the server is stopping".to_owned(),
+        false => format!("reading {what} panicked, which is a bug"),
     }
 }
 

@@ -16,9 +16,9 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::Run;
 use super::api::ApiCall;
 use super::counts::DiscoveryCounts;
+use super::{Run, not_read};
 
 /// Times of watches.
 #[derive(Clone, Copy, Debug)]
@@ -309,7 +309,7 @@ async fn query(
                 .map(|(names, held)| Update::Services(names, held)),
         }
     });
-    let read = reading.await.map_err(|_| "reading the answer panicked".to_owned())?;
+    let read = reading.await.map_err(|e| not_read("the answer", &e))?;
     let update = read.map_err(|error| error.to_string())?;
     *index = next;
     Ok(Some(update))

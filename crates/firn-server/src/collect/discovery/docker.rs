@@ -12,8 +12,8 @@ use firn_fetch::{Client, Connections, Response};
 use firn_model::{Budget, Reservation};
 use tokio::task::spawn_blocking;
 
-use super::Run;
 use super::api::ApiCall;
+use super::{Run, not_read};
 
 /// The lists of a daemon.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Run {
             let bodies: Vec<&[u8]> = responses.iter().map(|response| &response.body[..]).collect();
             daemon.group(&bodies, &budget)
         });
-        let read = reading.await.map_err(|_| "reading the lists panicked".to_owned())?;
+        let read = reading.await.map_err(|e| not_read("the lists", &e))?;
         read.map_err(|error| error.to_string())
     }
 

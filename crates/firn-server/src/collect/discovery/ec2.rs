@@ -16,7 +16,7 @@ use firn_fetch::{Client, Connections, Content, Request, Response};
 use firn_model::{Budget, Reservation};
 use tokio::task::spawn_blocking;
 
-use super::{ANSWER_BYTES_MAX, LocalFiles, Run, USER_AGENT};
+use super::{ANSWER_BYTES_MAX, LocalFiles, Run, USER_AGENT, not_read};
 use crate::wire::number::rfc3339;
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ impl Ec2Refresher {
                 let next = targets.add_page(&mut group, &mut held, &zones, answer, &budget);
                 (group, held, next)
             });
-            let read = reading.await.map_err(|_| "reading the instances panicked".to_owned())?;
+            let read = reading.await.map_err(|e| not_read("the instances", &e))?;
             (group, held) = (read.0, read.1);
             next = read.2.map_err(|error| format!("could not describe instances: {error}"))?;
             if next.is_empty() {
@@ -180,7 +180,7 @@ impl Ec2Refresher {
         }
         let (config, env, files) = self.sources();
         let reading = spawn_blocking(move || known_region(&config, &*env, &files));
-        let known = reading.await.map_err(|_| "reading the region panicked".to_owned())?;
+        let known = reading.await.map_err(|e| not_read("the region", &e))?;
         let region = match known {
             Some(region) => region,
             None => {
@@ -220,7 +220,7 @@ impl Ec2Refresher {
             };
             Ok::<_, firn_model::Error>((source, token))
         });
-        let source = reading.await.map_err(|_| "reading credentials panicked".to_owned())?;
+        let source = reading.await.map_err(|e| not_read("credentials", &e))?;
         match source.map_err(|error| error.to_string())? {
             (CredentialSource::Keys(keys), _) => Ok(keys),
             (CredentialSource::WebIdentity { role_arn, session, .. }, token) => {

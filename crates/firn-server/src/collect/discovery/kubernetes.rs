@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{ANSWER_BYTES_MAX, LocalFiles, Run, USER_AGENT};
+use super::{ANSWER_BYTES_MAX, LocalFiles, Run, USER_AGENT, not_read};
 
 #[cfg(test)]
 mod tests;
@@ -168,7 +168,7 @@ impl Run {
         let reading = spawn_blocking(move || {
             ClusterAccess::of(&config, &|name| std::env::var(name).ok(), &files)
         });
-        let access = reading.await.map_err(|_| "reading the configuration panicked".to_owned())?;
+        let access = reading.await.map_err(|e| not_read("the configuration", &e))?;
         let access = access.map_err(|error| error.to_string())?;
         let client = Client::new(&access.http, &self.shared.bodies);
         let client = client.map_err(|error| error.to_string())?;
@@ -283,7 +283,7 @@ impl Watcher {
                 let end = list.add_page(resource, &response.body, &budget);
                 (list, end)
             });
-            let read = reading.await.map_err(|_| "reading the list panicked".to_owned())?;
+            let read = reading.await.map_err(|e| not_read("the list", &e))?;
             list = read.0;
             let end = read.1.map_err(|error| error.to_string())?;
             if !end.next.is_empty() {
