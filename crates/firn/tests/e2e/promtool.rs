@@ -7,11 +7,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::http::{encode, get};
-use crate::process::{Process, firn, free_address, installed, wait_until_ready};
+use crate::process::{Process, firn, free_address, installed, wait_for, wait_until_ready};
 
 /// A server with one response for all requests. It keeps the last request.
 struct Canned {
@@ -314,6 +315,8 @@ fn relabelling_is_shown_step_by_step() {
         "source_labels": ["__address__"], "separator": ";", "regex": "(.*):1",
         "target_label": "host", "replacement": "$1", "action": "replace",
     });
+    // A server is ready before its first targets are known.
+    wait_for("pool of targets", Duration::from_secs(20), || steps("a", kept).0 == 200);
     let (status, body) = steps("a", kept);
     assert_eq!(status, 200, "{body}");
     let all = body["data"]["steps"].as_array().unwrap();
