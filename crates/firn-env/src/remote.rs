@@ -7,6 +7,7 @@
 
 mod condition;
 mod fetch;
+mod http;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -64,6 +65,10 @@ const REFUSALS: [&str; 10] = [
 
 /// A start waits this long for a store that does not answer.
 const ACCESS_WAIT: Duration = Duration::from_secs(5);
+
+/// Of the objects of a listing in memory, about half a million: as many as a manifest may name. A
+/// store may list without an end.
+const LIST_BYTES_MAX: usize = 64 << 20;
 
 /// Requests need little CPU time; two threads keep TLS off the caller's thread.
 const THREAD_COUNT: usize = 2;
@@ -431,13 +436,24 @@ impl Client {
         let location = if folder.is_empty() { self.prefix.clone() } else { self.location(folder)? };
         let mut metas = self.stores.retrying.list(Some(&location));
         let mut found = Vec::new();
+        let mut bytes_left = LIST_BYTES_MAX;
         loop {
             // Most items come from a page that was already received.
             let next = async { metas.next().await.transpose() };
             let what = format!("{prefix}*");
             let Some(meta) = self.read(self.deadline(0), "list", &what, next).await? else { break };
             if let Some(key) = self.key(&meta.location).filter(|key| key.starts_with(prefix)) {
-                found.push(ObjectInfo { key, bytes: meta.size, version: version_of(&meta) });
+                let version = version_of(&meta);
+                let info_bytes = size_of::<ObjectInfo>() + key.len() + version.len();
+                bytes_left = bytes_left.checked_sub(info_bytes).ok_or_else(|| {
+                    Error::unavailable(format!(
+                        "{what} in {}: more objects than {} MiB of memory can list; remove those \
+                         that are not FirnDB's",
+                        self.url,
+                        LIST_BYTES_MAX >> 20
+                    ))
+                })?;
+                found.push(ObjectInfo { key, bytes: meta.size, version });
             }
         }
         found.sort_unstable_by(|a, b| a.key.cmp(&b.key));

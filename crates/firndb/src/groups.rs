@@ -49,7 +49,8 @@ pub struct GroupSummary {
     pub is_lone: bool,
     /// The number of members that match the selectors; of all members without selectors.
     pub member_count: u64,
-    /// The number of assigned slots, including those of removed members.
+    /// The number of assigned slots, including those of removed members; in a context with a scope
+    /// those up to the last member that matches.
     pub slot_count: u32,
 }
 
@@ -316,12 +317,17 @@ impl Db {
             held.grow((info.labels.as_encoded().len() + LABELS_BYTES) as u64)?;
             slots.sort_unstable();
             slots.dedup();
+            // Further slots belong to series that the caller must not know of.
+            let slot_count = match (context.scope.is_empty(), slots.last()) {
+                (false, Some(last)) => last.0.saturating_add(1),
+                _ => info.slot_count,
+            };
             groups.push(GroupSummary {
                 group,
                 labels: info.labels,
                 is_lone: info.is_lone,
                 member_count: slots.len() as u64,
-                slot_count: info.slot_count,
+                slot_count,
             });
         }
         groups.sort_unstable_by_key(|summary| summary.group);

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use firndb::{
-    CostOptions, Db, Labels, MatchOp, Matcher, Options, QueryContext, QueryOptions, QueryTime,
-    ResultOptions, TimeRange, WalkOptions, local_env,
+    CostOptions, Db, ForeignMember, Labels, MatchOp, Matcher, Options, QueryContext, QueryOptions,
+    QueryTime, ResultOptions, TimeRange, WalkOptions, local_env,
 };
 
 const QUERIES: [&str; 13] = [
@@ -99,4 +99,21 @@ fn no_query_list_or_read_leaves_the_scope() {
     }
     assert!(runs >= 3, "{runs}");
     db.close().unwrap();
+}
+
+/// Before, a group's number of slots counted the series outside the scope.
+#[test]
+fn a_group_shows_the_slots_in_the_scope() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+    let shared = Labels::from_pairs([("__name__", "up")]).unwrap();
+    let member = |team: &str| Labels::from_pairs([("team", team)]).unwrap();
+    let members = ["a", "b", "secret"].map(member);
+    db.resolve_group(&shared, &members, ForeignMember::Refuse).unwrap();
+    let slots = |context: &QueryContext| {
+        let groups = db.groups(&[], true, context).unwrap().0;
+        (groups[0].member_count, groups[0].slot_count)
+    };
+    assert_eq!(slots(&db.context()), (3, 3));
+    assert_eq!(slots(&scoped(&db)), (1, 1));
 }

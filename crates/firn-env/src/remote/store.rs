@@ -7,13 +7,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_model::{Error, Result, redacted};
+use firn_model::{Error, Result, excerpt_within, redacted};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 
+use super::http::Connector;
 use crate::given_file;
 
 /// The clients of one bucket. They differ in retries and time-outs.
@@ -224,6 +225,7 @@ fn s3(
     for (key, value) in tuning.settings() {
         builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
     }
+    builder = builder.with_http_connector(Connector);
     let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
     Ok(Arc::new(built.map_err(|e| unusable("s3", bucket, ("AWS_*", variables), e))?))
 }
@@ -240,6 +242,7 @@ fn google(
     for (key, value) in tuning.settings() {
         builder = builder.with_config(GoogleConfigKey::Client(key), value);
     }
+    builder = builder.with_http_connector(Connector);
     let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
     Ok(Arc::new(built.map_err(|e| unusable("gs", bucket, ("GOOGLE_*", variables), e))?))
 }
@@ -256,6 +259,7 @@ fn azure(
     for (key, value) in tuning.settings() {
         builder = builder.with_config(AzureConfigKey::Client(key), value);
     }
+    builder = builder.with_http_connector(Connector);
     let built = builder.with_container_name(bucket).with_retry(tuning.retry).build();
     Ok(Arc::new(built.map_err(|e| unusable("az", bucket, ("AZURE_*", variables), e))?))
 }
@@ -316,6 +320,9 @@ pub(super) struct ShownCause {
     pub(super) is_transient: bool,
 }
 
+/// Room for several causes, each with an XML error of the store.
+const CAUSE_BYTES_MAX: usize = 2_048;
+
 impl ShownCause {
     pub(super) fn new(error: &object_store::Error) -> ShownCause {
         let mut text = error.to_string();
@@ -330,7 +337,9 @@ impl ShownCause {
             next = cause.source();
         }
         let is_transient = matches!(error, object_store::Error::Generic { .. });
-        ShownCause { text: redacted(&text).into_owned(), is_transient }
+        // A store may quote in its error as much as it likes.
+        let text = excerpt_within(&redacted(&text), CAUSE_BYTES_MAX).into_owned();
+        ShownCause { text, is_transient }
     }
 }
 

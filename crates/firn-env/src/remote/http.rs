@@ -1,0 +1,365 @@
+//! The HTTP client of a store: that of object_store, except that it follows no redirect and bounds
+//! every answer. A store may be hostile or broken, and object_store collects answers whole.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use http::header::{CONTENT_LENGTH, RANGE};
+use http::{Method, Request, Response};
+use http_body::{Body, Frame};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequestBody, HttpResponseBody,
+    HttpService,
+};
+use object_store::{ClientConfigKey, ClientOptions};
+
+/// Of a successful answer without a range. A page of a listing is the largest: 1,000 keys of up to
+/// 1 KiB with 400 bytes of XML each (S3), or 5,000 of ours with 1 KiB each (Azure).
+const ANSWER_BYTES_MAX: u64 = 8 << 20;
+
+/// Of an error; the rest is cut off. Stores send one XML element or JSON object.
+const ERROR_BYTES_MAX: u64 = 64 << 10;
+
+const USER_AGENT: &str = concat!("firn/", env!("CARGO_PKG_VERSION"));
+
+/// Connects as object_store's own connector does. Addresses are tried in the order of the resolver.
+#[derive(Debug)]
+pub(super) struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let built = client(options)
+            .map_err(|source| object_store::Error::Generic { store: "HTTP client", source })?;
+        Ok(HttpClient::new(BoundedClient(built)))
+    }
+}
+
+type BuildResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn client(options: &ClientOptions) -> BuildResult<reqwest::Client> {
+    use ClientConfigKey as Key;
+    let text = |key: Key| options.get_config_value(&key);
+    let is_on = |key: Key| -> BuildResult<bool> {
+        let value = text(key).unwrap_or_default();
+        match value.to_ascii_lowercase().as_str() {
+            "true" | "1" | "on" | "yes" | "y" => Ok(true),
+            "" | "false" | "0" | "off" | "no" | "n" => Ok(false),
+            _ => Err(format!("{}: expected true or false, got {value:?}", key.as_ref()).into()),
+        }
+    };
+    let duration = |key: Key| -> BuildResult<Option<Duration>> {
+        let parse = |value: String| {
+            let bad = |e| format!("{}: {e}: {value:?}", key.as_ref());
+            humantime::parse_duration(&value).map_err(bad)
+        };
+        Ok(text(key).map(parse).transpose()?)
+    };
+    let mut builder = reqwest::Client::builder()
+        // A redirect to another host would carry the session token and signed headers there. The
+        // stores redirect only to correct a wrong region, with signatures that the other refuses.
+        .redirect(reqwest::redirect::Policy::none())
+        .https_only(!is_on(Key::AllowHttp)?)
+        .danger_accept_invalid_certs(is_on(Key::AllowInvalidCertificates)?)
+        .user_agent(text(Key::UserAgent).unwrap_or_else(|| USER_AGENT.to_owned()));
+    if let Some(headers) = options.get_default_headers() {
+        builder = builder.default_headers(headers.clone());
+    }
+    if let Some(url) = text(Key::ProxyUrl) {
+        let mut proxy = reqwest::Proxy::all(url)?;
+        if let Some(pem) = text(Key::ProxyCaCertificate) {
+            let certificate = reqwest::Certificate::from_pem(pem.as_bytes())?;
+            builder = builder.add_root_certificate(certificate);
+        }
+        if let Some(excluded) = text(Key::ProxyExcludes) {
+            proxy = proxy.no_proxy(reqwest::NoProxy::from_string(&excluded));
+        }
+        builder = builder.proxy(proxy);
+    }
+    if let Some(limit) = duration(Key::Timeout)? {
+        builder = builder.timeout(limit);
+    }
+    if let Some(limit) = duration(Key::ConnectTimeout)? {
+        builder = builder.connect_timeout(limit);
+    }
+    if let Some(limit) = duration(Key::PoolIdleTimeout)? {
+        builder = builder.pool_idle_timeout(limit);
+    }
+    if let Some(max) = text(Key::PoolMaxIdlePerHost) {
+        builder = builder.pool_max_idle_per_host(max.parse()?);
+    }
+    if let Some(interval) = duration(Key::Http2KeepAliveInterval)? {
+        builder = builder.http2_keep_alive_interval(interval);
+    }
+    if let Some(limit) = duration(Key::Http2KeepAliveTimeout)? {
+        builder = builder.http2_keep_alive_timeout(limit);
+    }
+    if let Some(max) = text(Key::Http2MaxFrameSize) {
+        builder = builder.http2_max_frame_size(Some(max.parse()?));
+    }
+    builder = builder.http2_keep_alive_while_idle(is_on(Key::Http2KeepAliveWhileIdle)?);
+    if is_on(Key::Http1Only)? {
+        builder = builder.http1_only();
+    }
+    if is_on(Key::Http2Only)? {
+        builder = builder.http2_prior_knowledge();
+    }
+    Ok(builder.build()?)
+}
+
+#[derive(Debug)]
+struct BoundedClient(reqwest::Client);
+
+impl HttpService for BoundedClient {
+    fn call<'a, 'b>(
+        &'a self,
+        request: Request<HttpRequestBody>,
+    ) -> BoxFuture<'b, Result<Response<HttpResponseBody>, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        let range_bytes = range_bytes(&request);
+        let has_body = request.method() != Method::HEAD;
+        Box::pin(async move {
+            let (parts, body) = self.0.call(request).await?.into_parts();
+            let is_error = !parts.status.is_success();
+            let bytes_max = match range_bytes {
+                _ if is_error => ERROR_BYTES_MAX,
+                Some(bytes) => bytes,
+                None => ANSWER_BYTES_MAX,
+            };
+            let announced = parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+            let announced = announced.and_then(|v| v.parse::<u64>().ok()).unwrap_or_default();
+            if has_body && !is_error && announced > bytes_max {
+                return Err(too_long(bytes_max));
+            }
+            let stream = Mutex::new(body.bytes_stream());
+            let body = BoundedBody { stream, bytes_left: bytes_max, bytes_max, is_error };
+            Ok(Response::from_parts(parts, HttpResponseBody::new(body)))
+        })
+    }
+}
+
+/// The length of the requested range.
+fn range_bytes(request: &Request<HttpRequestBody>) -> Option<u64> {
+    let range = request.headers().get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
+    let (first, last) = range.split_once('-')?;
+    last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+}
+
+fn too_long(bytes_max: u64) -> HttpError {
+    HttpError::new(HttpErrorKind::Decode, TooLong { bytes_max })
+}
+
+#[derive(Debug)]
+struct TooLong {
+    bytes_max: u64,
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the answer is longer than expected, {} bytes", self.bytes_max)
+    }
+}
+
+impl std::error::Error for TooLong {}
+
+/// A body that fails after `bytes_max` bytes; that of an error ends there.
+struct BoundedBody {
+    /// The lock makes it `Sync`. It is never taken.
+    stream: Mutex<BoxStream<'static, Result<Bytes, HttpError>>>,
+    bytes_left: u64,
+    bytes_max: u64,
+    is_error: bool,
+}
+
+impl Body for BoundedBody {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+        let body = self.get_mut();
+        if body.is_error && body.bytes_left == 0 {
+            return Poll::Ready(None);
+        }
+        let stream = body.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+        stream.poll_next_unpin(context).map(|next| {
+            let mut bytes = match next? {
+                Ok(bytes) => bytes,
+                Err(error) => return Some(Err(error)),
+            };
+            if bytes.len() as u64 > body.bytes_left {
+                if !body.is_error {
+                    return Some(Err(too_long(body.bytes_max)));
+                }
+                bytes.truncate(body.bytes_left as usize);
+            }
+            body.bytes_left -= bytes.len() as u64;
+            Some(Ok(Frame::data(bytes)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Stores that send without an end. They stop at `SENT_BYTES_MAX`, so that a client without
+    //! bounds fails the test and not the machine.
+
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use firn_model::{Error, ErrorKind};
+
+    use crate::{Bucket, PutMode, RangeRequest, RemoteBucket, RemoteOptions};
+
+    const SENT_BYTES_MAX: usize = 256 << 20;
+    /// Of both kernels for a connection that the client no longer reads.
+    const KERNEL_BYTES_MAX: usize = 16 << 20;
+
+    /// Answers every request with `head` and then `chunk` again and again, unless it is empty.
+    /// Reports the number of bytes that the client took.
+    fn endless(head: &'static str, chunk: Arc<[u8]>) -> (RemoteBucket, Receiver<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (sender, sent) = channel();
+        // The thread ends with the test process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, chunk, sender) =
+                    (stream.unwrap(), Arc::clone(&chunk), sender.clone());
+                std::thread::spawn(move || {
+                    read_head(&mut stream);
+                    let mut sent = stream.write(head.as_bytes()).unwrap_or(SENT_BYTES_MAX);
+                    while !chunk.is_empty()
+                        && sent < SENT_BYTES_MAX
+                        && stream.write_all(&chunk).is_ok()
+                    {
+                        sent += chunk.len();
+                    }
+                    let _ = sender.send(sent);
+                });
+            }
+        });
+        (open(port), sent)
+    }
+
+    fn open(port: u16) -> RemoteBucket {
+        let variables = [
+            ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "hush-hush".to_owned()),
+            ("AWS_SESSION_TOKEN", "hush-token".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value));
+        RemoteBucket::open("s3://firn-test", variables, &RemoteOptions::default()).unwrap()
+    }
+
+    fn read_head(stream: &mut TcpStream) -> String {
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
+            head.push(byte[0]);
+        }
+        String::from_utf8_lossy(&head).to_ascii_lowercase()
+    }
+
+    fn read(bucket: &RemoteBucket) -> Error {
+        let range = RangeRequest { key: "a".to_owned(), offset: 0, len: 2 };
+        bucket.get_ranges(&[range]).remove(0).unwrap_err()
+    }
+
+    #[test]
+    fn an_answer_without_an_end_is_cut_off() {
+        const FORBIDDEN: &str = "HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\r\n";
+        const LISTED: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+        const RANGE: &str = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/2\r\n\
+            ETag: \"1\"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n\
+            Connection: close\r\n\r\n";
+        let check = |head, call: &dyn Fn(&RemoteBucket) -> Error| {
+            let (bucket, sent) = endless(head, Arc::from(vec![b'x'; 64 << 10]));
+            let error = call(&bucket);
+            assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().len() < 4_096, "{} bytes", error.to_string().len());
+            drop(bucket);
+            let sent = sent.recv().unwrap();
+            assert!(sent < super::ANSWER_BYTES_MAX as usize + KERNEL_BYTES_MAX, "{sent} bytes");
+        };
+        let list = |bucket: &RemoteBucket| bucket.list("a").unwrap_err();
+        check(FORBIDDEN, &read);
+        check(FORBIDDEN, &list);
+        check(FORBIDDEN, &|bucket| {
+            bucket.put("a", Arc::from(*b"x"), PutMode::Overwrite).unwrap_err()
+        });
+        check(RANGE, &read);
+        check(LISTED, &list);
+    }
+
+    /// Before, the announced length was allocated at once and ended the process.
+    #[test]
+    fn an_announced_length_allocates_nothing() {
+        let long = "HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n";
+        let (bucket, _sent) = endless(long, Arc::from(*b""));
+        let error = bucket.list("a").unwrap_err();
+        assert!(error.to_string().contains("longer than expected, 8388608 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_listing_without_an_end_fails() {
+        let key = "k".repeat(1_000);
+        let entry = format!(
+            "<Contents><Key>{key}</Key><Size>1</Size>\
+             <LastModified>2026-11-21T00:00:00.000Z</LastModified></Contents>"
+        );
+        let page = format!(
+            "<ListBucketResult><IsTruncated>true</IsTruncated>\
+             <NextContinuationToken>again</NextContinuationToken>{}</ListBucketResult>",
+            entry.repeat(7_000)
+        );
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{page}", page.len());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, answer) = (stream.unwrap(), answer.clone());
+                std::thread::spawn(move || {
+                    while !read_head(&mut stream).is_empty() {
+                        let _ = stream.write_all(answer.as_bytes());
+                    }
+                });
+            }
+        });
+        let error = open(port).list("k").unwrap_err();
+        assert!(error.to_string().contains("more objects than 64 MiB"), "{error}");
+    }
+
+    /// Before, the other host received the token of the session.
+    #[test]
+    fn a_redirect_is_not_followed() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        other.set_nonblocking(true).unwrap();
+        let location = format!("http://{}/", other.local_addr().unwrap());
+        let head = format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+        );
+        let (bucket, _sent) = endless(head.leak(), Arc::from(*b""));
+        let errors = [read(&bucket), bucket.list("a").unwrap_err(), bucket.head("a").unwrap_err()];
+        for error in errors {
+            assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("307"), "{error}");
+        }
+        assert!(other.accept().is_err(), "a request reached the other host");
+    }
+}
