@@ -11,8 +11,9 @@
 //! as a proxy.
 //!
 //! Reading order: `policy`, `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB;
-//! `origin`.
+//! `origin`, `client`.
 
+mod client;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod influx;

@@ -5,30 +5,28 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use axum::body::{Body, HttpBody};
-use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use axum::http::request::Parts;
-use axum::http::{Method, Response, StatusCode};
+use axum::http::{Method, Request, Response, StatusCode, Uri};
 use bytes::Bytes;
-use firn_env::given_file::read_once;
-use firn_model::{Error, Reservation, Result, Secret, Timestamp};
+use firn_model::{Error, Reservation, Result, Timestamp};
 use http_body_util::BodyExt;
-use hyper::body::{Frame, SizeHint};
-use reqwest::{Certificate, Client, ClientBuilder, Identity, RequestBuilder, Url};
+use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep_until};
+use url::Url;
 
 use super::Begun;
+use super::client::Client;
 use super::policy::percent_decode;
 use super::range::shared_headers;
 use crate::answer::{self, JSON, Packing, Payload, shared_body};
-use crate::config::{CacheConfig, FilePath, Or, OriginUrl, Unset};
+use crate::config::{CacheConfig, OriginUrl};
 use crate::net::{TRANSFER_LIMITS, TransferClock, TransferLimits};
+use crate::wire::base64::base64;
 use crate::wire::json;
-
-// An unreachable host must not block a dashboard for minutes.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers that belong to one connection and not to the message (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 10] = [
@@ -54,16 +52,16 @@ const OF_BROWSERS: [HeaderName; 3] =
 pub(super) struct Origin {
     /// Without credentials.
     url: Url,
-    /// User and password of requests without `Authorization`, if the setting names them.
-    credentials: Option<(String, Secret)>,
+    /// `Authorization` of requests without one, if the setting names user and password.
+    credentials: Option<HeaderValue>,
     client: Client,
     /// Of the body of a response.
     limits: TransferLimits,
 }
 
 /// The body of a response, which ends with an error if the origin is too slow.
-struct TimedBody {
-    body: reqwest::Body,
+struct TimedBody<B> {
+    body: B,
     clock: TransferClock,
     limits: TransferLimits,
     /// When the origin will have taken too long, while it has to act.
@@ -93,21 +91,16 @@ impl Origin {
     /// # Errors
     /// `Invalid` for certificates that cannot be used, `Unavailable` when TLS cannot be set up.
     pub(super) fn new(origin: &OriginUrl, config: &CacheConfig) -> Result<Origin> {
-        let client = with_certificates(Client::builder(), config)?
-            .connect_timeout(CONNECT_TIMEOUT)
-            // Until the response begins, and between two parts of it.
-            .read_timeout(config.origin_timeout.duration())
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .build()
-            .map_err(|e| Error::unavailable("cannot set up the proxy's connections").because(e))?;
+        let client = Client::new(config)?;
         let mut url = origin.url().clone();
         let plain =
             |text: &str| String::from_utf8_lossy(&percent_decode(text.as_bytes())).into_owned();
         let has_credentials = !url.username().is_empty() || url.password().is_some();
         let credentials = has_credentials.then(|| {
-            (plain(url.username()), Secret::new(plain(url.password().unwrap_or_default())))
+            let user = plain(url.username());
+            basic_authorization(&user, &plain(url.password().unwrap_or_default()))
         });
+        let credentials = credentials.transpose()?;
         // Both fail only for URLs without a host.
         let _ = url.set_password(None).and_then(|()| url.set_username(""));
         let patience = config.origin_timeout.duration();
@@ -123,21 +116,21 @@ impl Origin {
         let mut headers = parts.headers;
         let has_body = parts.method != Method::HEAD;
         headers.remove(header::HOST);
-        let request = self.client.request(parts.method, url);
-        let mut request = self.authorized(request, headers);
         let cut = Arc::<OnceLock<String>>::default();
-        if !body.is_end_stream() {
-            let cut = Arc::clone(&cut);
-            let body = Body::new(body.map_err(move |error| {
-                // The first error is the last item of a body.
-                let _ = cut.set(causes(error.to_string(), &error));
-                error
-            }));
-            request = request.body(reqwest::Body::wrap_stream(body.into_data_stream()));
-        }
-        match request.send().await {
+        let body = match body.is_end_stream() {
+            true => Body::empty(),
+            false => {
+                let cut = Arc::clone(&cut);
+                Body::new(body.map_err(move |error| {
+                    // The first error is the last item of a body.
+                    let _ = cut.set(causes(error.to_string(), &error));
+                    error
+                }))
+            }
+        };
+        match self.client.send(self.request(parts.method, url, headers, body)).await {
             Ok(answer) => {
-                let (mut parts, body) = Response::from(answer).into_parts();
+                let (mut parts, body) = answer.into_parts();
                 parts.headers = end_to_end(&parts.headers);
                 if let Err(why) = check_status(parts.status) {
                     return unreachable_origin(&self.url, &why);
@@ -148,17 +141,17 @@ impl Origin {
                     false => response,
                 }
             }
-            Err(error) => match cut.get() {
+            Err(failed) => match cut.get() {
                 Some(why) => {
                     let why = format!("the body of the request was cut off: {why}");
                     failure(StatusCode::BAD_REQUEST, "bad_data", &why)
                 }
-                None => unreachable_origin(&self.url, &chain(error)),
+                None => unreachable_origin(&self.url, &failed),
             },
         }
     }
 
-    fn timed(&self, body: reqwest::Body) -> TimedBody {
+    fn timed(&self, body: Incoming) -> TimedBody<Incoming> {
         TimedBody { body, clock: TransferClock::default(), limits: self.limits, timer: None }
     }
 
@@ -205,11 +198,10 @@ impl Origin {
         let url = self.url_of(parts.uri.path(), (!is_post).then_some(&*form));
         let url = url.ok_or_else(|| FetchError::Failed("the path is not forwarded".to_owned()))?;
         let request = match is_post {
-            true => self.authorized(self.client.post(url), headers).body(form),
-            false => self.authorized(self.client.get(url), headers),
+            true => self.request(Method::POST, url, headers, Body::from(form)),
+            false => self.request(Method::GET, url, headers, Body::empty()),
         };
-        let failed = |error: reqwest::Error| FetchError::Failed(chain(error));
-        let answer = Response::from(request.send().await.map_err(failed)?);
+        let answer = self.client.send(request).await.map_err(FetchError::Failed)?;
         let (status, headers) = (answer.status(), end_to_end(answer.headers()));
         check_status(status).map_err(FetchError::Failed)?;
         let mut arriving = self.timed(answer.into_body());
@@ -233,27 +225,41 @@ impl Origin {
 
     /// The request with the client's headers, and with the proxy's credentials unless the client
     /// has its own.
-    fn authorized(&self, request: RequestBuilder, headers: HeaderMap) -> RequestBuilder {
-        let has_own = headers.contains_key(header::AUTHORIZATION);
-        let request = request.headers(headers);
-        match self.credentials.as_ref().filter(|_| !has_own) {
-            Some((user, password)) => request.basic_auth(user, Some(password.expose())),
-            None => request,
+    fn request(
+        &self,
+        method: Method,
+        uri: Uri,
+        mut headers: HeaderMap,
+        body: Body,
+    ) -> Request<Body> {
+        if let Some(credentials) = &self.credentials
+            && let Entry::Vacant(own) = headers.entry(header::AUTHORIZATION)
+        {
+            own.insert(credentials.clone());
         }
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        request
     }
 
     /// `None` if the URL's parser changes a byte of the path that was checked.
-    fn url_of(&self, path: &str, query: Option<&str>) -> Option<Url> {
+    fn url_of(&self, path: &str, query: Option<&str>) -> Option<Uri> {
         let mut url = self.url.clone();
         let prefix = self.url.path().trim_end_matches('/');
         let wanted = format!("{prefix}{path}");
         url.set_path(&wanted);
         url.set_query(query);
-        (path.starts_with('/') && url.path() == wanted).then_some(url)
+        let is_same = path.starts_with('/') && url.path() == wanted;
+        url.as_str().parse().ok().filter(|_| is_same)
     }
 }
 
-impl HttpBody for TimedBody {
+impl<B> HttpBody for TimedBody<B>
+where
+    B: HttpBody<Data = Bytes, Error: std::error::Error> + Unpin,
+{
     type Data = Bytes;
     type Error = io::Error;
 
@@ -264,7 +270,7 @@ impl HttpBody for TimedBody {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             self.timer = None;
             return Poll::Ready(frame.map(|frame| {
-                let frame = frame.map_err(|e| io::Error::other(chain(e)))?;
+                let frame = frame.map_err(|e| io::Error::other(causes(e.to_string(), &e)))?;
                 self.clock.moved(frame.data_ref().map_or(0, Bytes::len));
                 Ok(frame)
             }));
@@ -335,29 +341,12 @@ impl Fetched {
     }
 }
 
-/// The authorities and the identity of the settings.
-fn with_certificates(builder: ClientBuilder, config: &CacheConfig) -> Result<ClientBuilder> {
-    let read = |setting: &Or<Unset, FilePath>, name: &str| {
-        setting.get().map(|path| read_once(&path.0, name)).transpose()
-    };
-    let unusable = |name: &str, expected: &str| {
-        let what = format!("{name}: expected {expected} in PEM form");
-        move |e: reqwest::Error| Error::invalid(what).because(e)
-    };
-    let mut builder = builder;
-    if let Some(pem) = read(&config.origin_ca_file, "--origin-ca-file")? {
-        let unusable = unusable("--origin-ca-file", "certificates");
-        let authorities = Certificate::from_pem_bundle(&pem).map_err(unusable)?;
-        builder = builder.tls_built_in_root_certs(false);
-        for authority in authorities {
-            builder = builder.add_root_certificate(authority);
-        }
-    }
-    if let Some(pem) = read(&config.origin_identity_file, "--origin-identity-file")? {
-        let unusable = unusable("--origin-identity-file", "a certificate and its key");
-        builder = builder.identity(Identity::from_pem(&pem).map_err(unusable)?);
-    }
-    Ok(builder)
+fn basic_authorization(user: &str, password: &str) -> Result<HeaderValue> {
+    let encoded = base64(format!("{user}:{password}").as_bytes());
+    let mut value = HeaderValue::try_from(format!("Basic {encoded}"))
+        .map_err(|_| Error::invalid("--proxy: user and password are not usable"))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// The headers without those of the connection: the fixed ones, and those that `Connection` names.
@@ -429,19 +418,8 @@ fn failure(status: StatusCode, kind: &str, error: &str) -> Response<Body> {
     Payload::new(json::failure(kind, error), Packing::Plain, None).answer(status, JSON)
 }
 
-/// The error with its causes: the outermost one states only that sending failed. Without the URL,
-/// whose parameters may be passwords.
-fn chain(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    if error.is_timeout() && !error.is_connect() {
-        text = format!("no progress within --origin-timeout: {text}");
-    }
-    causes(text, &error)
-}
-
 /// `text` with the causes of `error`.
-fn causes(mut text: String, error: &dyn std::error::Error) -> String {
+pub(super) fn causes(mut text: String, error: &dyn std::error::Error) -> String {
     let mut next = error.source();
     while let Some(source) = next {
         text = format!("{text}: {source}");
@@ -452,6 +430,8 @@ fn causes(mut text: String, error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::time::{Instant, sleep};
 
     use super::*;
@@ -469,7 +449,7 @@ mod tests {
                 sleep(pause).await;
                 (sent < 100).then(|| (io::Result::Ok(vec![b'x'; bytes]), sent + 1))
             });
-            let (body, clock) = (reqwest::Body::wrap_stream(stream), TransferClock::default());
+            let (body, clock) = (Body::from_stream(stream), TransferClock::default());
             TimedBody { body, clock, limits, timer: None }
         };
         let start = Instant::now();

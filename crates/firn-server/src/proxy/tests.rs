@@ -395,11 +395,11 @@ fn a_body_that_is_malformed_is_the_clients_error() {
 fn a_form_that_breaks_off_never_reaches_the_origin() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
-    // The first request that arrives, with its chunks.
+    // The first request that arrives.
     let first = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let (mut request, mut byte) = (Vec::new(), [0]);
-        while !request.ends_with(b"\r\n0\r\n\r\n") && stream.read(&mut byte).unwrap() > 0 {
+        while !request.ends_with(b"host='a'") && stream.read(&mut byte).unwrap() > 0 {
             request.extend_from_slice(&byte);
         }
         let answer = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
@@ -455,5 +455,29 @@ fn a_body_of_a_get_is_refused() {
     }
     assert!(origin.lines().is_empty());
     assert!(proxy.send("GET", "/api/v1/labels", "Content-Length: 0\r\n").contains(" 200 "));
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, an origin made the proxy keep 400 KiB for each of its clients.
+#[test]
+fn a_long_head_of_the_origin_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let heads = std::thread::spawn(move || {
+        for header_count in [6, 40] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4_096]).unwrap();
+            let long = format!("X-Long: {}\r\n", "x".repeat(4_000)).repeat(header_count);
+            let answer = format!("HTTP/1.1 200 OK\r\n{long}Connection: close\r\n\r\n{{}}");
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    let proxy = RunningProxy::start(&origin, &[]);
+    let answer = proxy.send("GET", "/api/v1/labels", "");
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.len() > 24_000, "{answer}");
+    let answer = proxy.send("GET", "/api/v1/labels", "");
+    assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+    assert!(answer.contains("message head is too large"), "{answer}");
+    heads.join().unwrap();
     proxy.proxy.stop().unwrap();
 }

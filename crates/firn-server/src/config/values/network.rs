@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use firn_model::{MatchOp, Matcher};
-use reqwest::Url;
+use url::Url;
 
 use super::{ExpectedForm, SettingType, expected};
 
