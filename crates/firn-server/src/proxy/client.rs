@@ -28,18 +28,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// less than 1 KiB; an origin may send the longest one to each of hundreds of clients.
 const BUFFER_BYTES_MAX: usize = 32 << 10;
 
-/// A client of one server. It speaks HTTP/1.1, follows no redirects and asks no other proxy.
+/// A client of one server. It speaks HTTP/1.1, follows no redirects and uses no other proxy.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct OriginClient {
     pool: PooledClient<HttpsConnector<HttpConnector>, Body>,
     /// For the head of an answer, and the connection before it.
     patience: Duration,
 }
 
-impl Client {
+impl OriginClient {
     /// # Errors
     /// `Invalid` for certificates that cannot be used, `Unavailable` when TLS cannot be set up.
-    pub(super) fn new(config: &CacheConfig) -> Result<Client> {
+    pub(super) fn new(config: &CacheConfig) -> Result<OriginClient> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -52,7 +52,7 @@ impl Client {
         let pool = PooledClient::builder(TokioExecutor::new())
             .http1_max_buf_size(BUFFER_BYTES_MAX)
             .build(connector);
-        Ok(Client { pool, patience: config.origin_timeout.duration() })
+        Ok(OriginClient { pool, patience: config.origin_timeout.duration() })
     }
 
     /// Sends a request; the answer's body follows as a stream.

@@ -19,7 +19,7 @@ use tokio::time::{Sleep, sleep_until};
 use url::Url;
 
 use super::Begun;
-use super::client::Client;
+use super::client::OriginClient;
 use super::policy::percent_decode;
 use super::range::shared_headers;
 use crate::answer::{self, JSON, Packing, Payload, shared_body};
@@ -54,7 +54,7 @@ pub(super) struct Origin {
     url: Url,
     /// `Authorization` of requests without one, if the setting names user and password.
     credentials: Option<HeaderValue>,
-    client: Client,
+    client: OriginClient,
     /// Of the body of a response.
     limits: TransferLimits,
 }
@@ -91,7 +91,7 @@ impl Origin {
     /// # Errors
     /// `Invalid` for certificates that cannot be used, `Unavailable` when TLS cannot be set up.
     pub(super) fn new(origin: &OriginUrl, config: &CacheConfig) -> Result<Origin> {
-        let client = Client::new(config)?;
+        let client = OriginClient::new(config)?;
         let mut url = origin.url().clone();
         let plain =
             |text: &str| String::from_utf8_lossy(&percent_decode(text.as_bytes())).into_owned();
