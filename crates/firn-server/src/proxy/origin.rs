@@ -5,7 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, UNIX_EPOCH};
 
 use axum::body::{Body, HttpBody};
 use axum::http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
@@ -25,6 +25,7 @@ use super::range::shared_headers;
 use crate::answer::{self, JSON, Packing, Payload, shared_body};
 use crate::config::{CacheConfig, OriginUrl};
 use crate::net::{TRANSFER_LIMITS, TransferClock, TransferLimits};
+use crate::throttle::Throttle;
 use crate::wire::base64::base64;
 use crate::wire::json;
 
@@ -402,7 +403,10 @@ fn with_sentence(response: Response<Body>) -> Response<Body> {
 
 /// In the form that Prometheus' clients understand.
 fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
-    tracing::warn!("{url} does not answer: {why}");
+    static FAILURES: Throttle = Throttle::new();
+    if let Some(count) = FAILURES.note(1, Instant::now()) {
+        tracing::warn!("{url} does not answer {count} requests; the last one: {why}");
+    }
     failure(
         StatusCode::BAD_GATEWAY,
         "unavailable",
