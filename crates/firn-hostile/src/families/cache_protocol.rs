@@ -229,6 +229,27 @@ fn values() -> Vec<Attack> {
             status([TEXT, CLOSED]),
         )
         .quick(),
+        attack(
+            "8 clients with 8 MiB of short points",
+            script(|target| {
+                let points: Vec<u8> = (0..640_000i64)
+                    .flat_map(|n| [&n.to_le_bytes()[..], &1u32.to_le_bytes(), b"1"].concat())
+                    .collect();
+                let client = |n: usize| {
+                    let set = format!("set short-{n} 0 0 700000 binary {}\r\n", points.len());
+                    let gets = format!("\r\nget short-{n} 0 0 700000 json 0\r\nquit\r\n");
+                    exchange_to_end(target, &[set.as_bytes(), &points, gets.as_bytes()].concat())
+                };
+                std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..8).map(|n| scope.spawn(move || client(n))).collect();
+                    threads
+                        .into_iter()
+                        .flat_map(|thread| thread.join().unwrap_or_default())
+                        .collect()
+                })
+            }),
+            status([TEXT, CLOSED]),
+        ),
     ]
 }
 

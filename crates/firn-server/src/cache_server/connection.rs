@@ -171,11 +171,10 @@ impl<'a> Connection<'a> {
         if !self.handle.set_busy() {
             return Err(End);
         }
-        let command =
-            match parse_line(without_end(&line), self.shared.config.value_bytes_max.to_usize()) {
-                Ok(command) => command,
-                Err(refused) => return self.refuse(refused).await,
-            };
+        let command = match parse_line(without_end(&line), self.shared.value_bytes_max) {
+            Ok(command) => command,
+            Err(refused) => return self.refuse(refused).await,
+        };
         let is_open = matches!(
             command,
             Command::Auth(_) | Command::Quit | Command::Http | Command::ForeignHttp
@@ -308,7 +307,7 @@ impl<'a> Connection<'a> {
         while batch.len() < GETS_MAX {
             let Some(line) = self.line_here() else { break };
             let Ok(Command::Get(place, format, least)) =
-                parse_line(without_end(line), self.shared.config.value_bytes_max.to_usize())
+                parse_line(without_end(line), self.shared.value_bytes_max)
             else {
                 break;
             };
@@ -327,7 +326,7 @@ impl<'a> Connection<'a> {
             .into_iter()
             .map(|(place, format, least)| {
                 let cache = Arc::clone(&self.shared.cache);
-                let bytes_max = self.shared.config.value_bytes_max.to_usize();
+                let bytes_max = self.shared.value_bytes_max;
                 let read_bytes_max = self.shared.read_bytes_max;
                 let least = least.unwrap_or(self.shared.partial_bytes_min);
                 let wanted = ask(&place, format, least, read_bytes_max);

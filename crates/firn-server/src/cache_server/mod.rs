@@ -64,6 +64,8 @@ struct ServerState {
     /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
     /// regardless of its neighbours.
     read_bytes_max: u64,
+    /// Of the value of one set or get.
+    value_bytes_max: usize,
     /// KiB of memory for values that arrive. Their clients may take their time; `room` does not
     /// wait for them.
     arriving: Arc<Semaphore>,
@@ -103,8 +105,16 @@ impl CacheServer {
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory_bytes());
         let slab_bytes = slab_bytes(config.size.0);
+        let value_bytes_max = config.value_bytes_max();
+        let read_bytes_max = value_bytes_max + u64::from(slab_bytes);
+        // The memory is divided between values in flight, values that arrive, and the store. The
+        // largest value must fit.
+        let memory_bytes = config.memory_bytes();
+        let room_bytes = (memory_bytes / 4).max(read_bytes_max * connection::VALUE_WEIGHT);
+        let short_bytes = u64::from(connection::SHORT_ROOM_KIB) << 10;
+        let flight_bytes = room_bytes + room_bytes / connection::VALUE_WEIGHT + short_bytes;
+        let budget = Budget::new(memory_bytes.saturating_sub(flight_bytes).max(memory_bytes / 4));
         let options = StoreOptions {
             slab_bytes,
             flash_bytes_max: config.size.0,
@@ -119,10 +129,6 @@ impl CacheServer {
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
         let bound = BoundService::bind("firn-cache-net", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
-        let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
-        // At least four of the largest values must fit, so that clients seldom wait for each other.
-        let room_bytes =
-            (config.memory_bytes() / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
         let table = ConnectionTable::new(ConnectionLimits::new(
@@ -138,6 +144,7 @@ impl CacheServer {
             partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
+            value_bytes_max: value_bytes_max as usize,
             arriving: Arc::new(Semaphore::new(
                 room_kib as usize / connection::VALUE_WEIGHT as usize,
             )),

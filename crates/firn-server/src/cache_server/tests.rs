@@ -34,7 +34,7 @@ fn silent_sets_delay_nobody() {
         ("listen", "127.0.0.1:0"),
         ("data", &data),
         ("size", "16MiB"),
-        ("memory", "16MiB"),
+        ("memory", "128MiB"),
         ("value-bytes-max", "8MiB"),
     ];
     let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();

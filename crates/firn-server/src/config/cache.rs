@@ -23,6 +23,10 @@ const FLASH_BYTES_MIN: u64 = 8 * MIB;
 const MEMORY_BYTES_MIN: u64 = 16 * MIB;
 const RESPONSE_BYTES_MAX: u64 = GIB;
 const VALUE_BYTES_MAX: u64 = 256 * MIB;
+const VALUE_BYTES_DEFAULT: u64 = 8 * MIB;
+/// A value takes several times its length while it is stored or returned; a part of the memory is
+/// for that.
+const VALUE_PART: u64 = 16;
 const TOKEN_BYTES_MAX: usize = 1_000;
 
 settings! {
@@ -124,17 +128,29 @@ settings! {
     /// client in.
     token_file: Or<Unset, FilePath> = "none", not_with(&["proxy"]);
 
-    /// Size of the value of one set or get.
-    value_bytes_max: ByteSize = "8MiB", bounds(1, VALUE_BYTES_MAX), not_with(&["proxy"]);
+    /// Size of the value of one set or get, at most 1/16 of --memory. `auto` is that, up to 8MiB.
+    value_bytes_max: Or<Measured, ByteSize> = "auto",
+        bounds(1, VALUE_BYTES_MAX), not_with(&["proxy"]);
 
     /// Time after which a silent connection is closed.
     idle: Span = "10m", not_with(&["proxy"]);
 }
 
 impl CacheConfig {
-    /// Every bound concerns one setting.
-    fn check_together(&self, _reader: &SettingsReader<'_>) -> Result<()> {
+    /// Checks the bounds that concern several settings.
+    fn check_together(&self, reader: &SettingsReader<'_>) -> Result<()> {
+        let value_bytes_max = self.memory.0 / VALUE_PART;
+        if self.value_bytes_max.get().is_some_and(|size| size.0 > value_bytes_max) {
+            let expected = format!("at most 1/{VALUE_PART} of --memory, {}", self.memory);
+            return Err(reader.refuse("value-bytes-max", expected));
+        }
         Ok(())
+    }
+
+    /// The size of the largest value of a set or get.
+    pub(crate) fn value_bytes_max(&self) -> u64 {
+        let default = VALUE_BYTES_DEFAULT.min(self.memory_bytes() / VALUE_PART);
+        self.value_bytes_max.get().map_or(default, |size| size.0)
     }
 
     /// Users and TLS of the listener.
