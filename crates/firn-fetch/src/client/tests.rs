@@ -561,6 +561,48 @@ async fn a_server_may_speak_http_2() {
     }
 }
 
+/// Before, each of thousands of servers could send 5 MB before its body was read.
+#[tokio::test]
+async fn a_server_of_http_2_cannot_send_ahead() {
+    const SETTINGS: u8 = 4;
+    const WINDOW_UPDATE: u8 = 8;
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let (tls, _) = certificate_for("example.org", &[b"h2"]);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("https://127.0.0.1:{}/metrics", listener.local_addr().unwrap().port());
+    let windows = tokio::spawn(async move {
+        let mut stream = tls.accept(listener.accept().await.unwrap().0).await.unwrap();
+        stream.read_exact(&mut [0; 24]).await.unwrap();
+        let (mut stream_window, mut connection_window) = (65_535, 65_535);
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let mut payload = vec![0; len];
+            stream.read_exact(&mut payload).await.unwrap();
+            let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+            match head[3] {
+                SETTINGS => {
+                    let mut settings = payload.chunks(6);
+                    if let Some(found) =
+                        settings.find(|setting| setting[..2] == INITIAL_WINDOW_SIZE.to_be_bytes())
+                    {
+                        stream_window = number(&found[2..]);
+                    }
+                }
+                WINDOW_UPDATE => connection_window += number(&payload),
+                // The head of the request.
+                _ => return (stream_window, connection_window),
+            }
+        }
+    });
+    let client = open(&client_config("tls_config: {insecure_skip_verify: true}"));
+    assert!(get(&client, url).await.is_err());
+    let (stream_window, connection_window) = windows.await.unwrap();
+    assert!(stream_window <= 64 << 10, "{stream_window}");
+    assert!(connection_window <= 64 << 10, "{connection_window}");
+}
+
 #[tokio::test]
 async fn unusable_addresses_are_errors() {
     let client = open(&HttpClient::default());
