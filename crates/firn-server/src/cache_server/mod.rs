@@ -97,13 +97,13 @@ impl CacheServer {
     pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
         let token = config.read_token()?;
         let options = GateOptions { is_http: false, ..config.gate_options(token) };
-        let gate = Arc::new(Gate::open(options, on_idle)?);
+        let budget = Budget::new(config.memory_bytes());
+        let gate = Arc::new(Gate::open(options, budget.clone(), on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory_bytes());
         let slab_bytes = slab_bytes(config.size.0);
         let options = StoreOptions {
             slab_bytes,
