@@ -183,6 +183,22 @@ fn secrets_are_never_shown() {
     assert!(printed.contains("url: http://u:xxxxx@h/"), "{printed}");
 }
 
+// Prometheus accepts such targets, and relabelling turns them into parameters.
+#[test]
+fn passwords_of_addresses_are_printed_nowhere() {
+    let text = "scrape_configs:\n\
+                - job_name: a\n  \
+                params: {target: ['http://u:hunter2@h/']}\n  \
+                static_configs: [{targets: ['u:hunter2@h:1', 'http://u:hunter2@h/'], \
+                labels: {a: 'http://u:hunter2@h/'}}]\n  \
+                relabel_configs: [{target_label: a, replacement: 'u:hunter2@$1'}]\n\
+                alerting: {alertmanagers: [{relabel_configs: [{target_label: a}], \
+                static_configs: [{targets: ['u:hunter2@h:1']}]}]}\n";
+    let printed = parse(text).unwrap().to_yaml();
+    assert!(!printed.contains("hunter2"), "{printed}");
+    assert_eq!(printed.matches("xxxxx@h").count(), 5, "{printed}");
+}
+
 #[test]
 fn a_printed_configuration_is_read_back() {
     let text = "global: {scrape_interval: 15s, external_labels: {a: 'yes', b: '1'}}\n\
