@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{Budget, Error, Pool, Reservation, Result, Secret, excerpt};
+use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result, Secret, excerpt};
 use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
@@ -250,7 +250,9 @@ impl Gate {
             match policy.and_then(|policy| self.check_demands(policy)) {
                 Ok(policy) => Ok((files, policy)),
                 Err(error) => {
-                    self.files.lock().refused = Some(files);
+                    // Without memory for it, the same version is read again by the next poll.
+                    let is_busy = matches!(error.kind(), ErrorKind::Busy { .. });
+                    self.files.lock().refused = (!is_busy).then_some(files);
                     Err(error)
                 }
             }
@@ -555,6 +557,15 @@ mod tests {
         assert_eq!(start_budget.usage().used_bytes, 0);
         let used_bytes = budget.usage().used_bytes;
         assert!((1..=2 * start_bytes).contains(&used_bytes), "{used_bytes} {start_bytes}");
+        // A version without memory is used once there is some.
+        write("third");
+        let others = budget.reserve(Pool::Jobs, 900_000).unwrap();
+        assert!(matches!(gate.reload().unwrap_err().kind(), ErrorKind::Busy { .. }));
+        drop(others);
+        let version = gate.version();
+        let mut seen = gate.files.lock().used.seen_now();
+        gate.poll(&mut seen);
+        assert_eq!(gate.version(), version + 1);
         gate.stop();
     }
 }
