@@ -39,7 +39,15 @@ pub fn read_text_once(path: &Path, setting: &str) -> Result<String> {
 /// # Errors
 /// As [`read_text_once`].
 pub fn read_text(path: &Path, setting: &str) -> Result<String> {
-    let bytes = open_regular(path).and_then(bounded);
+    read_text_of(path, setting, FILE_BYTES_MAX)
+}
+
+/// As [`read_text`], for a file of at most `bytes_max`.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_text_of(path: &Path, setting: &str, bytes_max: u64) -> Result<String> {
+    let bytes = open_regular(path).and_then(|file| bounded_by(file, bytes_max));
     bytes.map_err(|e| cannot_read(path, setting, e)).and_then(|bytes| text_of(bytes, path, setting))
 }
 

@@ -19,6 +19,7 @@ use crate::connect::{Connections, Open, Route};
 use crate::lines::Lines;
 use crate::proxy::Proxies;
 use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
+use crate::sent_secrets::SentSecrets;
 use crate::tls::TlsSource;
 use crate::tokens::Tokens;
 use crate::{FetchError, credentials};
@@ -80,7 +81,8 @@ pub struct Response {
     pub status: u16,
     /// Its headers.
     pub headers: HeaderMap,
-    /// The body, unpacked. Of a status other than 2xx only the beginning.
+    /// The body, unpacked. Of a status other than 200 at most 16 KiB, and `<secret>` in place of
+    /// each credential that the request carried: errors show its beginning.
     pub body: Body,
 }
 
@@ -139,11 +141,13 @@ impl Client {
         request: &Request,
         connections: &mut Connections,
     ) -> Result<Response, FetchError> {
+        let mut secrets = SentSecrets::default();
         let sending = async {
-            let (response, open) = self.follow(request, connections).await?;
-            self.read(response, open, request, connections).await
+            let (response, open) = self.follow(request, connections, &mut secrets).await?;
+            self.read(response, open, request, (connections, &secrets)).await
         };
-        tokio::time::timeout(request.timeout, sending).await.unwrap_or(Err(FetchError::Timeout))
+        let sent = tokio::time::timeout(request.timeout, sending).await;
+        sent.unwrap_or(Err(FetchError::Timeout)).map_err(|error| error.without(&secrets))
     }
 
     /// Sends a request whose answer arrives line by line, until either side ends it. The request's
@@ -153,24 +157,29 @@ impl Client {
     /// If there is no head of an answer. Another status than 200 is a [`Watched::Refused`].
     pub async fn watch(&self, request: &Request) -> Result<Watched, FetchError> {
         let mut connections = Connections::default();
+        let mut secrets = SentSecrets::default();
         let opening = async {
-            let (response, open) = self.follow(request, &mut connections).await?;
+            let (response, open) = self.follow(request, &mut connections, &mut secrets).await?;
             if response.status() != StatusCode::OK {
-                let refusal = self.read(response, open, request, &mut connections).await;
+                let with = (&mut connections, &secrets);
+                let refusal = self.read(response, open, request, with).await;
                 return refusal.map(Watched::Refused);
             }
             let budget = self.bodies.budget();
             let lines = Lines::new(open, response.into_body(), request.body_bytes_max, budget);
             Ok(Watched::Lines(lines))
         };
-        tokio::time::timeout(request.timeout, opening).await.unwrap_or(Err(FetchError::Timeout))
+        let opened = tokio::time::timeout(request.timeout, opening).await;
+        opened.unwrap_or(Err(FetchError::Timeout)).map_err(|error| error.without(&secrets))
     }
 
-    /// Sends a request and follows redirects: the head of the answer, and its connection.
+    /// Sends a request and follows redirects: the head of the answer, and its connection. Adds the
+    /// credentials that were sent to `secrets`.
     async fn follow(
         &self,
         request: &Request,
         connections: &mut Connections,
+        secrets: &mut SentSecrets,
     ) -> Result<(hyper::Response<Incoming>, Open), FetchError> {
         let asked: Uri =
             request.url.parse().map_err(|error| FetchError::transport("parse", error))?;
@@ -179,9 +188,16 @@ impl Client {
         let mut has_credentials = true;
         for hop in 0..=REDIRECTS_MAX {
             let headers = self.headers(request, content, &uri, has_credentials).await?;
+            secrets.add_headers(&headers);
+            if let Some(content) = content.filter(|content| content.is_secret) {
+                secrets.add_form(&content.bytes);
+            }
             let unix_socket = request.unix_socket.as_deref().filter(|_| hop == 0);
             let outgoing = Outgoing { uri: &uri, unix_socket, headers, content };
             let (response, mut open) = self.exchange(&outgoing, connections).await?;
+            if let Some(authorization) = open.proxy_authorization() {
+                secrets.add_header(authorization.as_bytes());
+            }
             let location = response
                 .headers()
                 .get(LOCATION)
@@ -278,16 +294,17 @@ impl Client {
         response: hyper::Response<Incoming>,
         mut open: Open,
         request: &Request,
-        connections: &mut Connections,
+        (connections, secrets): (&mut Connections, &SentSecrets),
     ) -> Result<Response, FetchError> {
         let status = response.status();
         let headers = response.headers().clone();
-        if !status.is_success() {
+        if status != StatusCode::OK {
             let body = open.drive(read_refusal(response)).await;
             if body.is_some() {
                 connections.keep(open);
             }
-            let body = self.bodies.unlimited(body.unwrap_or_default());
+            let body = secrets.hide(&body.unwrap_or_default()).into_owned();
+            let body = self.bodies.unlimited(body);
             return Ok(Response { status: status.as_u16(), headers, body });
         }
         let asks_gzip = |(name, text): &(HeaderName, String)| {

@@ -22,6 +22,7 @@ use crate::FetchError;
 use crate::lookup::lookup;
 use crate::outgoing::{ConnectionPermit, Places};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
+use crate::sent_secrets::SentSecrets;
 use crate::tls::TlsSource;
 
 /// The open connections of a caller to one address, and to the one that it redirects to.
@@ -358,12 +359,15 @@ async fn tunnel(
 ) -> Result<(), FetchError> {
     let failed = |error: std::io::Error| FetchError::transport("proxyconnect", error);
     let mut request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n");
+    let mut sent = SentSecrets::default();
     if let Some(authorization) = proxy.authorization() {
+        sent.add_header(authorization.as_bytes());
         request += &format!("Proxy-Authorization: {authorization}\r\n");
     }
     for (name, value) in &proxies.connect_headers {
         let is_clean = |text: &str| !text.contains(['\r', '\n']);
         if is_clean(name) && is_clean(value.expose()) {
+            sent.add_header(value.expose().as_bytes());
             request += &format!("{name}: {}\r\n", value.expose());
         }
     }
@@ -384,7 +388,8 @@ async fn tunnel(
     match words.next() {
         Some("200") if is_http => Ok(()),
         _ => {
-            let shown = firn_model::excerpt(status);
+            let status = sent.hide_text(status);
+            let shown = firn_model::excerpt(&status);
             Err(FetchError::Transport(format!("proxyconnect: the proxy answered {shown:?}")))
         }
     }

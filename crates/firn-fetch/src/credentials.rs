@@ -48,10 +48,11 @@ pub(crate) fn add(config: &HttpClient, headers: &mut HeaderMap) -> Result<(), Fe
         let name: HeaderName = name
             .parse()
             .map_err(|error| FetchError::Credentials(format!("http_headers: {error}")))?;
-        let values = header.values.iter().cloned();
-        let secrets = header.secrets.iter().map(|secret| secret.expose().to_owned());
-        for text in values.chain(secrets) {
-            headers.append(name.clone(), value(&text)?);
+        for text in &header.values {
+            headers.append(name.clone(), plain_value(text)?);
+        }
+        for secret in &header.secrets {
+            headers.append(name.clone(), value(secret.expose())?);
         }
         for file in &header.files {
             headers.append(name.clone(), value(&secret("", file, "http_headers")?)?);
@@ -91,11 +92,15 @@ pub(crate) fn insert_secret(headers: &mut HeaderMap, text: &str) -> Result<(), F
 
 /// The value of a header that is not shown.
 pub(crate) fn value(text: &str) -> Result<HeaderValue, FetchError> {
-    let mut value = HeaderValue::from_bytes(text.as_bytes()).map_err(|_| {
-        FetchError::Credentials("a secret or header has a character that is not allowed".to_owned())
-    })?;
+    let mut value = plain_value(text)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+fn plain_value(text: &str) -> Result<HeaderValue, FetchError> {
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| {
+        FetchError::Credentials("a secret or header has a character that is not allowed".to_owned())
+    })
 }
 
 #[cfg(test)]

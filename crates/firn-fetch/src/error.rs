@@ -4,6 +4,8 @@ use std::fmt;
 
 use firn_model::Error;
 
+use crate::sent_secrets::SentSecrets;
+
 /// The failure of a request. Shown texts are those of Prometheus where it has one.
 #[derive(Debug)]
 pub enum FetchError {
@@ -22,6 +24,14 @@ pub enum FetchError {
 impl FetchError {
     pub(crate) fn transport(what: &str, error: impl fmt::Display) -> FetchError {
         FetchError::Transport(format!("{what}: {error}"))
+    }
+
+    /// The same error without credentials, which a server may have repeated.
+    pub(crate) fn without(self, secrets: &SentSecrets) -> FetchError {
+        match self {
+            FetchError::Transport(text) => FetchError::Transport(secrets.hide_text(&text)),
+            error => error,
+        }
     }
 }
 

@@ -12,13 +12,13 @@
 //!
 //! **Invariants**: files with secrets and certificates are read at every request; credentials
 //! reach only the host of the request's address; memory of a body is reserved before it is used; a
-//! request ends within its time limit; names that hang occupy a part of the threads; no error shows
-//! a secret.
+//! request ends within its time limit; names that hang occupy a part of the threads; no error and
+//! no body of a refusal shows a secret that the request carried.
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `connect`, `credentials`,
-//! `tokens`, `redirect`, `lines`, `client`, `dns`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `sent_secrets`, `connect`,
+//! `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -42,6 +42,7 @@ mod lookup;
 mod outgoing;
 mod proxy;
 mod redirect;
+mod sent_secrets;
 mod tls;
 mod tokens;
 

@@ -74,7 +74,9 @@ impl Server {
             }
             None => None,
         };
-        let gate = Arc::new(Gate::open(config.gate_options(), on_idle)?);
+        // Until the database is open, nothing else uses much.
+        let start_budget = Budget::new(config.memory_bytes());
+        let gate = Arc::new(Gate::open(config.gate_options(), start_budget, on_idle)?);
         let query_log = config.query_log.get().map(|path| LineLog::open(&path.0, "--query-log"));
         let bound = BoundService::bind("firn-http", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
@@ -233,6 +235,7 @@ fn open(
                 .and_then(|_| database::open(&app.config, app.on_idle, &app.progress))
                 .and_then(|db| {
                     let external_url = app.config.external_url(&app.listens);
+                    app.gate.limit_memory(db.budget());
                     app.rules.open(&db, &external_url, runtime.clone())?;
                     app.become_ready(db)
                 });

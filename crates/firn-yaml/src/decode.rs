@@ -93,10 +93,14 @@ impl Decoder {
         }
     }
 
-    /// Records that `node` is no value of the type `type_name`.
-    pub fn type_error(&mut self, node: &Node, type_name: &str) {
+    /// Records that `node` is no value of `T`. The error of a type with secrets does not show the
+    /// value, which may be one that was written one level too high.
+    pub fn type_error<T: Field>(&mut self, node: &Node) {
+        if self.type_errors.len() >= TYPE_ERRORS_MAX {
+            return;
+        }
         let value = match &node.value {
-            NodeValue::Scalar(text, _) => {
+            NodeValue::Scalar(text, _) if T::secret_paths().is_empty() => {
                 let short: String = text.chars().take(7).collect();
                 match text.len() {
                     0..=10 => format!(" `{text}`"),
@@ -105,6 +109,11 @@ impl Decoder {
             }
             _ => String::new(),
         };
+        self.wrong_type(node, &value, &T::type_name());
+    }
+
+    /// Records that `node`, shown as `value`, is no value of the type `type_name`.
+    fn wrong_type(&mut self, node: &Node, value: &str, type_name: &str) {
         self.error(node, format_args!("cannot unmarshal {}{value} into {type_name}", node.tag()));
     }
 
@@ -153,6 +162,11 @@ pub trait Field: Sized {
     fn encode(&self) -> Encoded;
     /// Whether printing may omit the value.
     fn is_zero(&self) -> bool;
+    /// The places of secrets in a value: keys behind slashes, `[]` for the elements of a list, `{}`
+    /// for the values of a mapping. The place of a secret itself is empty.
+    fn secret_paths() -> Vec<String> {
+        Vec::new()
+    }
     /// Makes relative paths relative to `folder`.
     fn join_folder(&mut self, _folder: &Path) {}
 }
@@ -230,7 +244,7 @@ pub fn decode<T: Field>(out: &mut T, node: &Node, decoder: &mut Decoder) -> Resu
 }
 
 /// Reads a mapping into a section.
-pub fn read_section<S: Section>(
+pub fn read_section<S: Section + Field>(
     section: &mut S,
     node: &Node,
     decoder: &mut Decoder,
@@ -239,7 +253,7 @@ pub fn read_section<S: Section>(
     section.start();
     match &node.value {
         NodeValue::Map(entries) => read_entries(section, entries, decoder)?,
-        _ => decoder.type_error(node, S::TYPE),
+        _ => decoder.type_error::<S>(node),
     }
     if decoder.type_errors.len() > before {
         return Ok(false);
@@ -306,14 +320,17 @@ pub fn text_of<'n>(
         NodeValue::Scalar(text, _) => Ok(Some(text)),
         NodeValue::Null => Ok(Some("")),
         NodeValue::Merge => Ok(Some("<<")),
-        NodeValue::Bytes(bytes) => {
-            Err(Failure::new(format!("{} is not UTF-8", quoted(bytes))).at(node.line))
-        }
+        NodeValue::Bytes(_) => Err(Failure::new("the !!binary value is not UTF-8").at(node.line)),
         NodeValue::List(_) | NodeValue::Map(_) => {
-            decoder.type_error(node, type_name);
+            decoder.wrong_type(node, "", type_name);
             Ok(None)
         }
     }
+}
+
+/// The places of secrets in a value of `T` that is below `key`.
+pub fn paths_below<T: Field>(key: &str) -> impl Iterator<Item = String> {
+    T::secret_paths().into_iter().map(move |path| format!("/{key}{path}"))
 }
 
 /// Declares a section: a struct with a key for each field. Fields that are marked `omit` are
@@ -412,6 +429,14 @@ macro_rules! section {
                 true
                     $( && $crate::Field::is_zero(&self.$field) )*
                     $( $( && $crate::Field::is_zero(&self.$inline) )* )?
+            }
+
+            fn secret_paths() -> Vec<String> {
+                #[allow(unused_mut)]
+                let mut paths = Vec::new();
+                $( paths.extend($crate::paths_below::<$ty>($key)); )*
+                $( $( paths.extend(<$inline_ty as $crate::Field>::secret_paths()); )* )?
+                paths
             }
 
             fn join_folder(&mut self, folder: &std::path::Path) {
@@ -562,6 +587,10 @@ impl Field for Secret {
     fn is_zero(&self) -> bool {
         self.expose().is_empty()
     }
+
+    fn secret_paths() -> Vec<String> {
+        vec![String::new()]
+    }
 }
 
 impl Field for bool {
@@ -575,7 +604,7 @@ impl Field for bool {
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
         let NodeValue::Scalar(_, Kind::Switch(switch)) = node.value else {
-            decoder.type_error(node, "bool");
+            decoder.type_error::<bool>(node);
             return Ok(false);
         };
         *self = switch;
@@ -601,7 +630,7 @@ impl Field for i64 {
     }
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder, "int")
+        read_whole(self, node, decoder)
     }
 
     fn encode(&self) -> Encoded {
@@ -623,7 +652,7 @@ impl Field for u64 {
     }
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder, "uint")
+        read_whole(self, node, decoder)
     }
 
     fn encode(&self) -> Encoded {
@@ -636,11 +665,10 @@ impl Field for u64 {
 }
 
 /// A whole number; a fraction is cut off, as in Prometheus.
-fn read_whole<T: TryFrom<i128>>(
+fn read_whole<T: TryFrom<i128> + Field>(
     out: &mut T,
     node: &Node,
     decoder: &mut Decoder,
-    type_name: &str,
 ) -> Result<bool, Failure> {
     let number = match node.value {
         NodeValue::Scalar(_, Kind::Whole(number)) => Some(number),
@@ -654,7 +682,7 @@ fn read_whole<T: TryFrom<i128>>(
             Ok(true)
         }
         None => {
-            decoder.type_error(node, type_name);
+            decoder.type_error::<T>(node);
             Ok(false)
         }
     }
@@ -675,7 +703,7 @@ impl Field for f64 {
             NodeValue::Scalar(_, Kind::Whole(number)) => number as f64,
             NodeValue::Scalar(_, Kind::Float(number)) => number,
             _ => {
-                decoder.type_error(node, "float64");
+                decoder.type_error::<f64>(node);
                 return Ok(false);
             }
         };
@@ -717,6 +745,10 @@ impl<T: Field> Field for Option<T> {
         self.is_none()
     }
 
+    fn secret_paths() -> Vec<String> {
+        T::secret_paths()
+    }
+
     fn join_folder(&mut self, folder: &Path) {
         if let Some(value) = self {
             value.join_folder(folder);
@@ -735,7 +767,7 @@ impl<T: Field> Field for Vec<T> {
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
         let NodeValue::List(nodes) = &node.value else {
-            decoder.type_error(node, &Self::type_name());
+            decoder.type_error::<Self>(node);
             return Ok(false);
         };
         self.clear();
@@ -754,6 +786,10 @@ impl<T: Field> Field for Vec<T> {
 
     fn is_zero(&self) -> bool {
         self.is_empty()
+    }
+
+    fn secret_paths() -> Vec<String> {
+        paths_below::<T>("[]").collect()
     }
 
     fn join_folder(&mut self, folder: &Path) {
@@ -805,7 +841,7 @@ impl<T: Field> Field for Items<T> {
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
         let NodeValue::List(nodes) = &node.value else {
-            decoder.type_error(node, &Self::type_name());
+            decoder.type_error::<Self>(node);
             return Ok(false);
         };
         *self = Items::zero();
@@ -830,6 +866,10 @@ impl<T: Field> Field for Items<T> {
         self.items.is_empty()
     }
 
+    fn secret_paths() -> Vec<String> {
+        paths_below::<T>("[]").collect()
+    }
+
     fn join_folder(&mut self, folder: &Path) {
         self.items.join_folder(folder);
     }
@@ -849,7 +889,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
 
     fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
         let NodeValue::Map(entries) = &node.value else {
-            decoder.type_error(node, &Self::type_name());
+            decoder.type_error::<Self>(node);
             return Ok(false);
         };
         let mut own = BTreeMap::new();
@@ -891,6 +931,10 @@ impl<T: Field> Field for BTreeMap<String, T> {
 
     fn is_zero(&self) -> bool {
         self.is_empty()
+    }
+
+    fn secret_paths() -> Vec<String> {
+        paths_below::<T>("{}").collect()
     }
 
     fn join_folder(&mut self, folder: &Path) {

@@ -44,7 +44,7 @@ mod tokens;
 pub use decode::assert_omit;
 pub use decode::{
     Checked, Decoder, Encoded, Failure, Field, Items, Section, decode, from_document,
-    from_document_within, read_section, text_of,
+    from_document_within, paths_below, read_section, text_of,
 };
 pub use duration::Millis;
 pub use emit::print;

@@ -17,6 +17,8 @@ pub struct Document {
     pub root: Option<Rc<Node>>,
     /// Whether the text has more than one document.
     pub has_more: bool,
+    /// The line of the first alias, if the document has one.
+    pub alias_line: Option<usize>,
     /// The memory of the tree.
     held: Reservation,
 }
@@ -111,7 +113,8 @@ impl Document {
         let bytes = text.len() as u64;
         let nodes_left = NODES_MAX;
         let anchors = HashMap::new();
-        let mut reader = Reader { parser, meter, anchors, nodes_left, held, bytes };
+        let alias_line = None;
+        let mut reader = Reader { parser, meter, anchors, nodes_left, held, bytes, alias_line };
         let root = loop {
             match reader.next()? {
                 Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
@@ -119,7 +122,8 @@ impl Document {
                 Some((event, marker)) => break Some(reader.node(event, marker, 0)?),
             }
         };
-        Ok(Document { has_more: root.is_some() && reader.has_more(), root, held: reader.held })
+        let has_more = root.is_some() && reader.has_more();
+        Ok(Document { root, has_more, alias_line: reader.alias_line, held: reader.held })
     }
 
     /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
@@ -152,6 +156,7 @@ struct Reader<'a> {
     held: Reservation,
     /// The memory of the nodes so far.
     bytes: u64,
+    alias_line: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -208,6 +213,7 @@ impl<'a> Reader<'a> {
         let deeper = depth.saturating_add(1);
         let (value, anchor) = match event {
             Event::Alias(anchor) => {
+                self.alias_line = self.alias_line.or(Some(line));
                 return self.anchors.get(&anchor).map(Rc::clone).ok_or_else(|| {
                     Failure::new(format!(
                         "yaml: line {line}: the value of the anchor contains itself"
@@ -287,7 +293,8 @@ fn scalar(
             let kind = kind_of(text);
             let (own, is_whole_float) = (kind.tag(), tag == "float" && kind.tag() == "!!int");
             if own.strip_prefix("!!") != Some(tag) && !is_whole_float {
-                let text = format!("yaml: cannot decode {own} `{text}` as a !!{tag}");
+                // Without the text: its key is not known here and may be that of a password.
+                let text = format!("yaml: cannot decode {own} as a !!{tag}");
                 return Err(Failure::new(text).at(line));
             }
             kind
@@ -358,6 +365,13 @@ mod tests {
         let want = "!!map1:1 !!str1:1 !!seq2:3 !!map2:5 !!str2:5 !!str2:8 !!str3:5 !!seq3:8 \
                     !!int3:9 !!map3:12 !!str3:13 !!int3:16";
         assert_eq!(found.join(" "), want);
+    }
+
+    #[test]
+    fn the_first_alias_is_seen() {
+        for (text, want) in [("a: &x 1", None), ("a: &x 1\nb: [*x]\nc: *x", Some(2))] {
+            assert_eq!(Document::parse(text).unwrap().alias_line, want, "{text}");
+        }
     }
 
     #[test]
@@ -440,7 +454,7 @@ mod tests {
             assert_eq!(f(text).unwrap(), want, "{text}");
         }
         let error = f("!!int x").unwrap_err().to_string();
-        assert_eq!(error, "yaml: cannot decode !!str `x` as a !!int (line 1)");
+        assert_eq!(error, "yaml: cannot decode !!str as a !!int (line 1)");
     }
 
     #[test]

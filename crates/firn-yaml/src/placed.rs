@@ -42,6 +42,10 @@ impl<T: Field> Field for Placed<T> {
         self.value.is_zero()
     }
 
+    fn secret_paths() -> Vec<String> {
+        T::secret_paths()
+    }
+
     fn join_folder(&mut self, folder: &Path) {
         self.value.join_folder(folder);
     }

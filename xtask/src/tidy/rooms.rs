@@ -54,6 +54,7 @@ const ROOMS: [(&str, &[&str]); 21] = [
             "firn-collect",
             "firn-fetch",
             "firn-rules",
+            "firn-yaml",
             "firn-promql",
             "firndb",
         ],

@@ -46,7 +46,7 @@ pub use values::{AnyValue, FilePath, LabelSet, Size};
 
 use crate::relabel::NameScheme;
 use firn_yaml::quoted;
-use firn_yaml::{Checked, Failure, Field, from_document_within, print, section};
+use firn_yaml::{Checked, Encoded, Failure, Field, from_document_within, print, section};
 
 section! {
     /// A whole file. The paths of files and patterns are joined with its folder.
@@ -273,9 +273,21 @@ impl Config {
         Ok(jobs)
     }
 
-    /// The configuration as YAML, with all values that it inherits and without secrets.
+    /// The configuration as YAML, with all values that it inherits and without secrets. Passwords
+    /// of addresses are hidden in every text: targets, parameters, labels, replacements.
     pub fn to_yaml(&self) -> String {
-        print(&self.encode())
+        let mut encoded = self.encode();
+        hide_passwords(&mut encoded);
+        print(&encoded)
+    }
+}
+
+fn hide_passwords(encoded: &mut Encoded) {
+    match encoded {
+        Encoded::Text(text) if text.contains('@') => *text = Url::shown(text),
+        Encoded::List(items) => items.iter_mut().for_each(hide_passwords),
+        Encoded::Map(keys) => keys.iter_mut().for_each(|(_, value)| hide_passwords(value)),
+        Encoded::Text(_) | Encoded::Word(_) | Encoded::Null => {}
     }
 }
 

@@ -183,6 +183,22 @@ fn secrets_are_never_shown() {
     assert!(printed.contains("url: http://u:xxxxx@h/"), "{printed}");
 }
 
+// Prometheus accepts such targets, and relabelling turns them into parameters.
+#[test]
+fn passwords_of_addresses_are_printed_nowhere() {
+    let text = "scrape_configs:\n\
+                - job_name: a\n  \
+                params: {target: ['http://u:hunter2@h/']}\n  \
+                static_configs: [{targets: ['u:hunter2@h:1', 'http://u:hunter2@h/'], \
+                labels: {a: 'http://u:hunter2@h/'}}]\n  \
+                relabel_configs: [{target_label: a, replacement: 'u:hunter2@$1'}]\n\
+                alerting: {alertmanagers: [{relabel_configs: [{target_label: a}], \
+                static_configs: [{targets: ['u:hunter2@h:1']}]}]}\n";
+    let printed = parse(text).unwrap().to_yaml();
+    assert!(!printed.contains("hunter2"), "{printed}");
+    assert_eq!(printed.matches("xxxxx@h").count(), 5, "{printed}");
+}
+
 #[test]
 fn a_printed_configuration_is_read_back() {
     let text = "global: {scrape_interval: 15s, external_labels: {a: 'yes', b: '1'}}\n\
@@ -198,4 +214,60 @@ fn a_printed_configuration_is_read_back() {
     let printed = config.to_yaml();
     assert_eq!(parse(&printed).unwrap(), config, "{printed}");
     assert!(printed.contains("scrape_interval: 15s"), "{printed}");
+}
+
+/// A document with `value` at `path`.
+fn document_of(path: &[&str], value: &str) -> String {
+    match path {
+        [] => value.to_owned(),
+        ["[]", rest @ ..] => format!("[{}]", document_of(rest, value)),
+        ["{}", rest @ ..] => format!("{{x: {}}}", document_of(rest, value)),
+        [key, rest @ ..] => format!("{{{key}: {}}}", document_of(rest, value)),
+    }
+}
+
+// Each secret, and each list and section around it, in place of which an operator may write it.
+#[test]
+fn no_error_shows_a_secret() {
+    let paths = Config::secret_paths();
+    for known in [
+        "/scrape_configs/[]/basic_auth/password",
+        "/scrape_configs/[]/http_headers/{}/secrets/[]",
+        "/scrape_configs/[]/consul_sd_configs/[]/token",
+        "/alerting/alertmanagers/[]/proxy_connect_header/{}/[]",
+        "/remote_write/[]/sigv4/secret_key",
+        "/remote_read/[]/oauth2/client_secret",
+    ] {
+        assert!(paths.iter().any(|path| path == known), "{known}");
+    }
+    let mut error_count = 0;
+    for path in &paths {
+        let path: Vec<&str> = path.split('/').skip(1).collect();
+        for len in 0..=path.len() {
+            for value in [
+                "hunter2",
+                "!!int hunter2",
+                "!!float hunter2",
+                "!!bool hunter2",
+                "!!null hunter2",
+                "!!timestamp hunter2",
+                "!!binary hunter2",
+                "!!binary aHVudGVyMv8=",
+                "[hunter2]",
+                "[[hunter2]]",
+                "{a: hunter2}",
+                "{a: {b: hunter2}}",
+                "*hunter2",
+                "hunter2: {",
+                "\"hunter2",
+            ] {
+                let text = document_of(&path[..len], value);
+                let Err(error) = parse(&text) else { continue };
+                error_count += 1;
+                let error = error.to_string();
+                assert!(!error.contains("hunter"), "{text}: {error}");
+            }
+        }
+    }
+    assert!(error_count > 10 * paths.len(), "{error_count}");
 }

@@ -26,7 +26,11 @@ impl Url {
     /// `text` as it may be shown: an address without its password, and any other text without the
     /// parts that may be secret.
     pub fn shown(text: &str) -> String {
-        Url::parse(text).map_or_else(|_| hidden(text), |url| url.to_string())
+        match Url::parse(text) {
+            // Without a host, `user:password@host` looks like a scheme and a path.
+            Ok(url) if !url.host.is_empty() => url.to_string(),
+            _ => hidden(text),
+        }
     }
 
     /// The address with its password.
@@ -213,6 +217,15 @@ mod tests {
         assert_eq!(format!("{url:?}"), "\"https://user:xxxxx@host:1/p?q\"");
         assert!(url.as_str().contains("hunter2"));
         assert_eq!(Url::parse("//u:p@h/").unwrap().to_string(), "//u:xxxxx@h/");
+        for (text, want) in [
+            ("http://u:hunter2@h/p?q", "http://u:xxxxx@h/p?q"),
+            ("u:hunter2@h:1", "xxxxx@h:1"),
+            ("http://u:hunter2@h:b/", "http://xxxxx@xxxxx/"),
+            ("mail@example.org", "mail@example.org"),
+            ("h:1", "h:1"),
+        ] {
+            assert_eq!(Url::shown(text), want);
+        }
         let error = Url::parse("http://user:hunter2@host:b/").unwrap_err();
         assert!(!error.contains("hunter2"), "{error}");
     }

@@ -401,6 +401,53 @@ async fn tokens_are_fetched_and_reused() {
     assert_eq!(error, "oauth2: cannot fetch token: 401 Unauthorized");
 }
 
+// A server that repeats the whole request in its error, in the body and where a redirect leads.
+#[tokio::test]
+async fn no_refusal_shows_a_secret() {
+    let echo = |head: &str| {
+        let status = if head.contains(" /redirect") { "302 Found" } else { "400 Bad Request" };
+        let place = head.lines().last().unwrap_or_default().replace(' ', "");
+        let body = format!("got {head}");
+        let len = body.len();
+        let head = format!("HTTP/1.1 {status}\r\nlocation: ://{place}\r\ncontent-length: {len}");
+        Some(format!("{head}\r\n\r\n{body}").into_bytes())
+    };
+    let server = TestServer::start(echo).await;
+    let with_user = server.url("/").replace("://", "://u:hunter2@");
+    let mut token = request(server.url("/"));
+    token.secrets = vec![(HeaderName::from_static("x-consul-token"), Secret::new("hunter2"))];
+    let mut form = request(server.url("/"));
+    form.content = Some(Content {
+        is_put: false,
+        is_secret: true,
+        media_type: "application/x-www-form-urlencoded".to_owned(),
+        bytes: "client_secret=hunter2".into(),
+    });
+    for (keys, request) in [
+        ("basic_auth: {username: u, password: hunter2}", request(server.url("/"))),
+        ("authorization: {credentials: hunter2}", request(server.url("/"))),
+        ("authorization: {type: Key, credentials: hunter2}", request(server.url("/"))),
+        ("http_headers: {X-Key: {values: [plain], secrets: [hunter2]}}", request(server.url("/"))),
+        ("http_headers: {X-Key: {secrets: [hunter2]}}", request(server.url("/redirect"))),
+        ("follow_redirects: true", request(with_user)),
+        ("follow_redirects: true", token),
+        ("follow_redirects: true", form),
+    ] {
+        let client = open(&client_config(keys));
+        let shown = match client.send(&request, &mut Connections::default()).await {
+            Ok(refusal) => {
+                let body = String::from_utf8_lossy(&refusal.body).into_owned();
+                assert!(refusal.status == 400 && body.starts_with("got "), "{body}");
+                assert!(body.contains("<secret>"), "{body}");
+                assert!(!keys.contains("plain") || body.contains("x-key: plain"), "{body}");
+                body
+            }
+            Err(error) => error.to_string(),
+        };
+        assert!(!shown.contains("hunter2") && !shown.contains("dTpodW50ZXIy"), "{shown}");
+    }
+}
+
 // Item 16: Unix sockets.
 #[tokio::test]
 async fn a_unix_socket_serves_a_target() {
@@ -426,12 +473,17 @@ async fn a_unix_socket_serves_a_target() {
 #[tokio::test]
 async fn requests_take_the_proxy() {
     let proxy = TestServer::start(|head| match head.starts_with("CONNECT") {
-        true => Some(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        true => {
+            let token = head.lines().find_map(|line| line.strip_prefix("X-Token: "));
+            let status = format!("403 Forbidden {}", token.unwrap_or_default());
+            Some(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n").into_bytes())
+        }
         false => ok("a 1\n"),
     })
     .await;
     let config = client_config(&format!(
-        "proxy_url: 'http://u:p@127.0.0.1:{}', proxy_connect_header: {{X-A: [b]}}, \
+        "proxy_url: 'http://u:p@127.0.0.1:{}', \
+         proxy_connect_header: {{X-A: [b], X-Token: [hunter2]}}, \
          tls_config: {{insecure_skip_verify: true}}",
         proxy.port
     ));
@@ -441,7 +493,7 @@ async fn requests_take_the_proxy() {
     assert!(head.starts_with("GET http://nowhere.invalid/x HTTP/1.1\r\n"), "{head}");
     assert!(head.contains("proxy-authorization: Basic dTpw\r\n"), "{head}");
     let error = get(&client, "https://nowhere.invalid/x".to_owned()).await.unwrap_err();
-    assert!(error.to_string().contains("the proxy answered \"HTTP/1.1 403 Forbidden\""), "{error}");
+    assert!(error.to_string().contains("the proxy answered \"HTTP/1.1 403 Forbidden <secret>\""));
     let head = proxy.heads().remove(1);
     assert!(head.starts_with("CONNECT nowhere.invalid:443 HTTP/1.1\r\n"), "{head}");
     assert!(head.contains("X-A: b\r\n"), "{head}");

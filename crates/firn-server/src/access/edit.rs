@@ -6,16 +6,17 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use firn_model::{Error, Result, excerpt};
+use firn_model::{Budget, Error, Result, excerpt};
+use firn_yaml::{Document, Node, NodeValue};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::files::read_web_config;
 use super::login::is_equal;
+use super::section::{self, KeyValue};
 use super::web_config::WebConfig;
-use super::yaml::{self, KeyValue, Node, NodeValue};
 use super::{GateOptions, load};
 use crate::wire::json;
-use firn_env::given_file::read_text;
 
 /// A web configuration that `firn user` changes.
 #[derive(Clone, Debug)]
@@ -110,7 +111,7 @@ impl UserFile {
     /// `Invalid` for a file that cannot be read or used.
     pub fn open(path: &Path) -> Result<UserFile> {
         let text = match path.exists() {
-            true => read_text(path, "--web-config")?,
+            true => read_web_config(path)?,
             false => String::new(),
         };
         WebConfig::parse(path, &text)?;
@@ -146,7 +147,7 @@ impl UserFile {
     pub fn check(&self) -> Result<Vec<String>> {
         let config = WebConfig::parse(&self.path, &self.text)?;
         let options = GateOptions { file: Some(self.path.clone()), ..GateOptions::default() };
-        load(&options).1?;
+        load(&options, &Budget::unlimited()).1?;
         Ok(config.warnings)
     }
 
@@ -169,8 +170,8 @@ impl UserFile {
     /// # Errors
     /// `Invalid` for a user that is there already, and for a file that must be changed by hand.
     pub fn add(&mut self, user: &NewUser) -> Result<()> {
-        let entries = self.entries()?;
-        let users = entries.iter().find(|entry| entry.key == "users");
+        let document = self.document()?;
+        let users = users_of(&document);
         if find_user(users, &user.name).is_some() {
             let what = format!("{}: user {:?} exists", self.path.display(), excerpt(&user.name));
             return Err(Error::invalid(what));
@@ -216,9 +217,9 @@ impl UserFile {
             .map_err(|_| Error::unavailable("the system has no random numbers"))?;
         let token = format!("firn_{}", hexadecimal(&random));
         let hash = format!("sha256:{}", hexadecimal(digest(&SHA256, token.as_bytes()).as_ref()));
-        let entries = self.entries()?;
-        let users = entries.iter().find(|entry| entry.key == "users");
-        let Some((user, fields)) = find_user(users, name) else {
+        let document = self.document()?;
+        let users = users_of(&document);
+        let Some(user) = find_user(users, name) else {
             let is_basic = self.users()?.iter().any(|one| one.name == name);
             return Err(match is_basic {
                 true => Error::invalid(format!(
@@ -228,9 +229,9 @@ impl UserFile {
                 false => self.unknown(name),
             });
         };
-        let field = |key: &str| fields.iter().find(|entry| entry.key == key);
+        let indent = user.column.saturating_sub(1);
         let by_hand = format!("    tokens:\n      - {hash}\n");
-        let changed = match field("tokens") {
+        let changed = match section::find(user, "tokens") {
             Some(tokens) => {
                 let Some(indent) = self.indent_below(tokens) else {
                     return Err(self.by_hand(name, &by_hand));
@@ -238,11 +239,10 @@ impl UserFile {
                 self.with_lines(tokens.line, &format!("{:indent$}- {hash}\n", ""))
             }
             None => {
-                let is_block = self.line(user.line).as_bytes().get(user.column) != Some(&b'{');
-                let Some(named) = field("name").filter(|_| is_block) else {
+                let is_block = self.line(user.line).as_bytes().get(indent) != Some(&b'{');
+                let Some(named) = section::find(user, "name").filter(|_| is_block) else {
                     return Err(self.by_hand(name, &by_hand));
                 };
-                let indent = user.column;
                 let lines = format!("{:indent$}tokens:\n{:indent$}  - {hash}\n", "", "");
                 self.with_lines(named.line, &lines)
             }
@@ -296,12 +296,8 @@ impl UserFile {
         }
     }
 
-    fn entries(&self) -> Result<Vec<KeyValue>> {
-        let file = self.path.display().to_string();
-        match yaml::parse(&file, &self.text)?.map(|root| root.value) {
-            Some(NodeValue::Map(entries)) => Ok(entries),
-            _ => Ok(Vec::new()),
-        }
+    fn document(&self) -> Result<Document> {
+        section::parse(&self.path.display().to_string(), &self.text, &Budget::unlimited())
     }
 
     fn line(&self, line: usize) -> &str {
@@ -309,14 +305,14 @@ impl UserFile {
     }
 
     /// The column of the dashes of a list below a key; `None` if it is not a list of lines.
-    fn indent_below(&self, entry: &KeyValue) -> Option<usize> {
+    fn indent_below(&self, entry: KeyValue<'_>) -> Option<usize> {
         let key_line = self.line(entry.line);
         let ends_there =
             key_line.split('#').next().is_some_and(|key| key.trim_end().ends_with(':'));
         let column = key_line.len() - key_line.trim_start_matches([' ', '-']).len();
         match &entry.value.value {
             _ if !ends_there => None,
-            NodeValue::Scalar(None) => Some(column + 2),
+            NodeValue::Null => Some(column + 2),
             NodeValue::List(items) => {
                 let line = self.line(items.first()?.line);
                 let indent = line.len() - line.trim_start().len();
@@ -354,16 +350,17 @@ impl UserFile {
     }
 }
 
-fn find_user<'a>(users: Option<&'a KeyValue>, name: &str) -> Option<(&'a Node, &'a [KeyValue])> {
+fn users_of(document: &Document) -> Option<KeyValue<'_>> {
+    section::find(document.root.as_deref()?, "users")
+}
+
+fn find_user<'a>(users: Option<KeyValue<'a>>, name: &str) -> Option<&'a Node> {
     let NodeValue::List(items) = &users?.value.value else { return None };
-    items.iter().find_map(|item| {
-        let NodeValue::Map(fields) = &item.value else { return None };
-        let is_it = fields.iter().any(|field| {
-            field.key == "name"
-                && matches!(&field.value.value, NodeValue::Scalar(Some(text)) if text == name)
-        });
-        is_it.then_some((item, fields.as_slice()))
-    })
+    let is_it = |item: &&Node| {
+        let named = section::find(item, "name");
+        named.and_then(|entry| section::scalar(entry.value)) == Some(name)
+    };
+    items.iter().map(AsRef::as_ref).find(is_it)
 }
 
 fn summaries(path: &Path, text: &str) -> Result<Vec<UserSummary>> {

@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firn_model::Result;
 
-use super::web_config::{PemSource, TlsSettings};
-use firn_env::given_file::read_text;
+use super::web_config::{FILE_BYTES_MAX, PemSource, TlsSettings};
+use firn_env::given_file::{read_text, read_text_of};
 
 /// Length, time of the last change and number of a file; `None` if it does not exist.
 pub(crate) type SeenFile = Option<(u64, SystemTime, u64)>;
@@ -42,13 +42,18 @@ const REST: Duration = Duration::from_millis(500);
 pub(super) const CUT_REST: Duration = Duration::from_secs(10);
 
 impl VersionFiles {
-    /// Reads a file and keeps its text.
+    /// Reads the file of `--web-config` and keeps its text.
     ///
     /// # Errors
     /// `Invalid`, naming the file.
-    pub(super) fn read(&mut self, path: &Path, setting: &str) -> Result<&str> {
+    pub(super) fn read_config(&mut self, path: &Path) -> Result<&str> {
+        self.keep(path, || read_web_config(path))
+    }
+
+    /// Keeps the text of a file.
+    fn keep(&mut self, path: &Path, read: impl FnOnce() -> Result<String>) -> Result<&str> {
         self.0.push(VersionFile { path: path.to_owned(), seen: seen(path), text: None });
-        let text = read_text(path, setting)?;
+        let text = read()?;
         let Some(file) = self.0.last_mut() else { return Ok("") };
         Ok(file.text.insert(text))
     }
@@ -56,11 +61,12 @@ impl VersionFiles {
     /// Reads the files that `tls` names.
     ///
     /// # Errors
-    /// As [`VersionFiles::read`].
+    /// As [`VersionFiles::read_config`].
     pub(super) fn read_pems(&mut self, tls: &mut TlsSettings) -> Result<()> {
         let mut read = |source: &mut PemSource, key: &str| {
             let Some(path) = &source.path else { return Ok(()) };
-            source.text = self.read(path, &format!("tls_server_config.{key}"))?.to_owned();
+            let setting = format!("tls_server_config.{key}");
+            source.text = self.keep(path, || read_text(path, &setting))?.to_owned();
             Ok(())
         };
         read(&mut tls.certificate, "cert_file")?;
@@ -110,6 +116,14 @@ impl VersionFile {
     }
 }
 
+/// The text of the file of `--web-config`.
+///
+/// # Errors
+/// `Invalid`, naming the file.
+pub(super) fn read_web_config(path: &Path) -> Result<String> {
+    read_text_of(path, "--web-config", FILE_BYTES_MAX as u64)
+}
+
 fn seen(path: &Path) -> SeenFile {
     let found = fs::metadata(path).ok()?;
     let seconds = Duration::from_secs(u64::try_from(found.ctime()).ok()?);
@@ -127,7 +141,7 @@ mod tests {
         let path = folder.path().join("web.yml");
         let read = || {
             let mut files = VersionFiles::default();
-            files.read(&path, "--web-config").unwrap();
+            files.read_config(&path).unwrap();
             files
         };
         fs::write(&path, "users:\n- name: a\n- name: b\n").unwrap();

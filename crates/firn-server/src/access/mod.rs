@@ -4,26 +4,27 @@
 //! the file, or a file that it names, changes. A version that cannot be used is reported once and
 //! the previous one stays. Without a file every client has all roles.
 //!
-//! Reading order: `web_config` (the file), `files` (its versions), `account` (users), `login`
-//! (checks of credentials), `tls`, `line_log` (audit and query log), `edit` (`firn user`).
+//! Reading order: `web_config` (the file), `section` (its mappings), `files` (its versions),
+//! `account` (users), `login` (checks of credentials), `tls`, `line_log` (audit and query log),
+//! `edit` (`firn user`).
 
 pub(crate) mod account;
 mod edit;
 mod files;
 pub(crate) mod line_log;
 pub(crate) mod login;
+mod section;
 mod tls;
 mod web_config;
-mod yaml;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{Error, Result, Secret, excerpt};
+use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result, Secret, excerpt};
 use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
@@ -35,7 +36,7 @@ pub(crate) use self::files::SeenFile;
 use self::files::{CUT_REST, VersionFiles};
 use self::line_log::LineLog;
 use self::login::{Accounts, Credentials, LoginRefusal, Logins, TokenDigest};
-use self::web_config::{ClientAuth, ClientRules};
+use self::web_config::{ClientAuth, ClientRules, ConfigMemory};
 use crate::app::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -69,6 +70,9 @@ pub(crate) struct Gate {
     version: AtomicU64,
     /// Changes with the rules for certificates of clients.
     client_rules: watch::Sender<u64>,
+    /// The memory of versions, until `budget` is set.
+    start_budget: Option<Budget>,
+    budget: OnceLock<Budget>,
     /// Only with a file or a token.
     logins: Option<Logins>,
     files: Mutex<GateFiles>,
@@ -92,6 +96,7 @@ pub(crate) struct Policy {
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     accounts: Accounts,
     rate: Option<TokenBucket>,
+    _memory: ConfigMemory,
 }
 
 /// The files of versions.
@@ -100,6 +105,8 @@ struct GateFiles {
     used: VersionFiles,
     /// Of a later version that cannot be used.
     refused: Option<VersionFiles>,
+    /// The memory of a version that was read within the budget of the start.
+    moved: Option<Reservation>,
 }
 
 /// A version as it was read: its files as far as they were read, and the policy.
@@ -123,14 +130,14 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const REST_TRIES: usize = 10;
 
 impl Gate {
-    /// Reads the file and opens the audit log. Idle threads call `on_idle`.
+    /// Reads the file within `budget`, and opens the audit log. Idle threads call `on_idle`.
     ///
     /// # Errors
     /// `Invalid` for a file that cannot be used.
-    pub(crate) fn open(options: GateOptions, on_idle: fn()) -> Result<Gate> {
+    pub(crate) fn open(options: GateOptions, budget: Budget, on_idle: fn()) -> Result<Gate> {
         let audit = options.audit_log.as_deref().map(|path| LineLog::open(path, "--audit-log"));
         let audit = audit.transpose()?;
-        let (used, policy) = load(&options);
+        let (used, policy) = load(&options, &budget);
         let policy = policy?;
         policy.warn_of_dates();
         let may_log_in = options.file.is_some() || options.token.is_some();
@@ -139,10 +146,22 @@ impl Gate {
             options,
             policy: RwLock::new(Arc::new(policy)),
             logins,
-            files: Mutex::new(GateFiles { used, refused: None }),
+            files: Mutex::new(GateFiles { used, refused: None, moved: None }),
             audit,
+            start_budget: Some(budget),
             ..Gate::default()
         })
+    }
+
+    /// Versions count in `budget` from now on, the present one included.
+    pub(crate) fn limit_memory(&self, budget: &Budget) {
+        let mut files = self.files.lock();
+        let used = self.start_budget.as_ref().map_or(0, |start| start.usage().used_bytes);
+        if self.budget.set(budget.clone()).is_ok() {
+            let mut moved = budget.empty(Pool::Requests);
+            moved.take(used);
+            files.moved = Some(moved);
+        }
     }
 
     /// Checks that a listener at `listen` may be opened, and warns about one that strangers reach.
@@ -215,7 +234,9 @@ impl Gate {
     /// `Unavailable` if they change all the time.
     fn load_at_rest(&self) -> Result<LoadedVersion> {
         for _ in 0..REST_TRIES {
-            let (files, policy) = load(&self.options);
+            let budget = self.budget.get().or(self.start_budget.as_ref());
+            let budget = budget.cloned().unwrap_or_else(Budget::unlimited);
+            let (files, policy) = load(&self.options, &budget);
             if files.are_at_rest() {
                 return Ok((files, policy));
             }
@@ -229,7 +250,9 @@ impl Gate {
             match policy.and_then(|policy| self.check_demands(policy)) {
                 Ok(policy) => Ok((files, policy)),
                 Err(error) => {
-                    self.files.lock().refused = Some(files);
+                    // Without memory for it, the same version is read again by the next poll.
+                    let is_busy = matches!(error.kind(), ErrorKind::Busy { .. });
+                    self.files.lock().refused = (!is_busy).then_some(files);
                     Err(error)
                 }
             }
@@ -237,7 +260,7 @@ impl Gate {
         match replaced {
             Ok((files, policy)) => {
                 policy.warn_of_dates();
-                *self.files.lock() = GateFiles { used: files, refused: None };
+                *self.files.lock() = GateFiles { used: files, refused: None, moved: None };
                 let policy = Arc::new(policy);
                 let previous = std::mem::replace(&mut *self.policy.write(), Arc::clone(&policy));
                 // After the policy: a client that sees the number sees the policy.
@@ -456,15 +479,16 @@ impl Policy {
 }
 
 /// Reads the file of `options` and those that it names.
-fn load(options: &GateOptions) -> LoadedVersion {
+fn load(options: &GateOptions, budget: &Budget) -> LoadedVersion {
     let mut files = VersionFiles::default();
-    let policy = read(options, &mut files).and_then(|config| policy(options, &config));
+    let config = read(options, &mut files, budget);
+    let policy = config.and_then(|config| policy(options, config));
     (files, policy)
 }
 
-fn read(options: &GateOptions, files: &mut VersionFiles) -> Result<WebConfig> {
+fn read(options: &GateOptions, files: &mut VersionFiles, budget: &Budget) -> Result<WebConfig> {
     let Some(path) = &options.file else { return Ok(WebConfig::default()) };
-    let mut config = WebConfig::parse(path, files.read(path, "--web-config")?)?;
+    let mut config = WebConfig::parse_within(path, files.read_config(path)?, budget)?;
     config.tls.as_mut().map_or(Ok(()), |tls| files.read_pems(tls))?;
     Ok(config)
 }
@@ -478,7 +502,7 @@ fn cut_file(path: &Path) -> Error {
     ))
 }
 
-fn policy(options: &GateOptions, config: &WebConfig) -> Result<Policy> {
+fn policy(options: &GateOptions, config: WebConfig) -> Result<Policy> {
     if options.refuses_matchers
         && let Some(account) = config.accounts.iter().find(|one| !one.scope.is_empty())
     {
@@ -500,8 +524,48 @@ fn policy(options: &GateOptions, config: &WebConfig) -> Result<Policy> {
         certificate,
         demands_certificate: config.tls.as_ref().is_some_and(demands),
         client_rules: config.tls.as_ref().map(web_config::TlsSettings::client_rules),
-        headers: config.headers.clone(),
         accounts: Accounts::new(&config.accounts),
         rate: config.rate.map(|rate| TokenBucket::new(rate.per_second, rate.burst as f64)),
+        headers: config.headers,
+        _memory: config.memory,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_users_moves_to_the_budget_of_the_database() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.yml");
+        let write = |name: &str| {
+            let text = format!("users:\n- {{name: {name}, roles: [read]}}\n");
+            std::fs::write(&path, text).unwrap();
+        };
+        write("first");
+        let options = GateOptions { file: Some(path.clone()), ..GateOptions::default() };
+        let start_budget = Budget::new(1 << 20);
+        let gate = Gate::open(options, start_budget.clone(), || ()).unwrap();
+        let start_bytes = start_budget.usage().used_bytes;
+        assert!(start_bytes > 0);
+        let budget = Budget::new(1 << 20);
+        gate.limit_memory(&budget);
+        assert_eq!(budget.usage().used_bytes, start_bytes);
+        write("second");
+        gate.reload().unwrap();
+        assert_eq!(start_budget.usage().used_bytes, 0);
+        let used_bytes = budget.usage().used_bytes;
+        assert!((1..=2 * start_bytes).contains(&used_bytes), "{used_bytes} {start_bytes}");
+        // A version without memory is used once there is some.
+        write("third");
+        let others = budget.reserve(Pool::Jobs, 900_000).unwrap();
+        assert!(matches!(gate.reload().unwrap_err().kind(), ErrorKind::Busy { .. }));
+        drop(others);
+        let version = gate.version();
+        let mut seen = gate.files.lock().used.seen_now();
+        gate.poll(&mut seen);
+        assert_eq!(gate.version(), version + 1);
+        gate.stop();
+    }
 }

@@ -10,15 +10,20 @@
     )
 )]
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
-use firn_model::{QueryContext, Result};
+use firn_model::{
+    Budget, CancelToken, Error, ErrorKind, KeptMemory, Matcher, Pool, QueryContext, Reservation,
+    Result,
+};
+use firn_yaml::{Node, NodeValue};
 
 use super::account::{Account, DIGEST_BYTES, PasswordHash, Roles, UserLimits};
-use super::yaml::{self, NodeValue, Section};
+use super::section::{self, KeyValue, Section};
 use crate::wire::number::parse_unit_duration_ms;
 
 /// A parsed web configuration.
@@ -30,6 +35,7 @@ pub struct WebConfig {
     pub(super) rate: Option<RateLimit>,
     /// Keys that are accepted and have no effect or another one, with the reason.
     pub(super) warnings: Vec<String>,
+    pub(super) memory: ConfigMemory,
 }
 
 /// `tls_server_config`.
@@ -113,26 +119,90 @@ const HEADERS: [&str; 5] = [
     "X-XSS-Protection",
 ];
 
+/// Longest file. A user with a password and a token has some 200 bytes.
+pub(super) const FILE_BYTES_MAX: usize = 1 << 20;
+/// Users of `users` and `basic_auth_users` together.
+const USERS_MAX: usize = 10_000;
+/// Tokens of all users. A login compares all.
+const TOKENS_MAX: usize = 10_000;
+/// Users without credentials that a warning names.
+const NAMED_USERS_MAX: usize = 10;
+
+const KEYS: &[&str] =
+    &["tls_server_config", "http_server_config", "rate_limit", "basic_auth_users", "users"];
+const TLS_KEYS: &[&str] = &[
+    "cert",
+    "cert_file",
+    "key",
+    "key_file",
+    "client_ca",
+    "client_ca_file",
+    "client_auth_type",
+    "client_allowed_sans",
+    "min_version",
+    "max_version",
+    "cipher_suites",
+    "curve_preferences",
+    "prefer_server_cipher_suites",
+];
+const HTTP_KEYS: &[&str] = &["http2", "headers"];
+const RATE_KEYS: &[&str] = &["interval", "burst"];
+const USER_KEYS: &[&str] = &["name", "password", "tokens", "roles", "matchers", "limits"];
+const LIMIT_KEYS: &[&str] =
+    &["queries_at_once", "samples_per_query", "new_series_per_second", "requests_per_second"];
+
+/// The memory of a configuration, released on drop.
+#[derive(Debug, Default)]
+pub(super) struct ConfigMemory {
+    /// The text and the users.
+    held: Option<Reservation>,
+    bytes: u64,
+    /// Matchers of users.
+    _matchers: KeptMemory,
+}
+
+impl ConfigMemory {
+    /// Reserves `bytes` more.
+    fn add(&mut self, bytes: usize) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        self.held.as_mut().map_or(Ok(()), |held| held.cover(self.bytes))
+    }
+}
+
 impl WebConfig {
     /// Parses `text`, the contents of `path`. Relative paths in it are relative to its folder.
     ///
     /// # Errors
-    /// `Invalid` with file and line: unknown keys, values without a meaning.
+    /// `Invalid` with file and line: unknown keys, values without a meaning, too many users.
     pub fn parse(path: &Path, text: &str) -> Result<WebConfig> {
+        WebConfig::parse_within(path, text, &Budget::unlimited())
+    }
+
+    /// As [`WebConfig::parse`], within the memory of `budget`. The result holds the memory of its
+    /// users and of `text`, of which the caller may keep a copy.
+    ///
+    /// # Errors
+    /// As [`WebConfig::parse`]; `Busy` and `TooLarge` without memory.
+    pub(super) fn parse_within(path: &Path, text: &str, budget: &Budget) -> Result<WebConfig> {
         let file = path.display().to_string();
+        if text.len() > FILE_BYTES_MAX {
+            let what = format!("{file}: it is longer than {FILE_BYTES_MAX} bytes");
+            return Err(Error::invalid(what));
+        }
+        // The bounds of one request for the matchers of all users together. They stay compiled, and
+        // all queries share them.
+        let context = QueryContext::new(CancelToken::new(), budget.clone());
         let mut config = WebConfig::default();
-        let Some(root) = yaml::parse(&file, text)? else { return Ok(config) };
-        let mut top = Section::new(&file, "", root)?;
+        config.memory._matchers = context.kept.clone();
+        config.memory.held = Some(budget.empty(Pool::Requests));
+        config.memory.add(text.len())?;
+        let document = section::parse(&file, text, budget)?;
+        let top = Section::new(&file, "", document.root.as_deref(), KEYS)?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let tls = top.section("tls_server_config")?;
-        config.tls = config.tls(tls, folder)?;
-        let http = top.section("http_server_config")?;
-        config.http(http)?;
-        config.rate = rate(top.section("rate_limit")?)?;
-        let passwords = top.section("basic_auth_users")?;
-        let users = top.take("users");
-        config.users(&file, passwords, users)?;
-        top.finish()?;
+        config.tls = config.tls(&top.section("tls_server_config", TLS_KEYS)?, folder)?;
+        config.http(&top.section("http_server_config", HTTP_KEYS)?)?;
+        config.rate = rate(&top.section("rate_limit", RATE_KEYS)?)?;
+        config.users(&file, &top, &context)?;
         Ok(config)
     }
 
@@ -141,20 +211,20 @@ impl WebConfig {
         &self.warnings
     }
 
-    fn tls(&mut self, mut tls: Section<'_>, folder: &Path) -> Result<Option<TlsSettings>> {
-        let certificate = pem(&mut tls, folder, "cert", "cert_file")?;
-        let key = pem(&mut tls, folder, "key", "key_file")?;
-        let client_ca = pem(&mut tls, folder, "client_ca", "client_ca_file")?;
+    fn tls(&mut self, tls: &Section<'_>, folder: &Path) -> Result<Option<TlsSettings>> {
+        let certificate = pem(tls, folder, "cert", "cert_file")?;
+        let key = pem(tls, folder, "key", "key_file")?;
+        let client_ca = pem(tls, folder, "client_ca", "client_ca_file")?;
         let client_auth = tls.text("client_auth_type")?;
         let allowed_sans = tls.texts("client_allowed_sans")?;
-        let versions = self.versions(&mut tls)?;
+        let versions = self.versions(tls)?;
         let cipher_suites = tls.texts("cipher_suites")?;
         let curves = tls.texts("curve_preferences")?;
         let prefers_server_order = tls.switch("prefer_server_cipher_suites")?.unwrap_or(true);
         let is_used =
             certificate.is_some() || key.is_some() || client_ca.is_some() || client_auth.is_some();
         let missing = |what: &str| tls.error(what, 1, "missing, while others of TLS are set");
-        let auth = match client_auth.as_ref().map(|(name, _)| name.as_str()) {
+        let auth = match client_auth.map(|(name, _)| name) {
             None | Some("NoClientCert") => ClientAuth::None,
             Some("RequestClientCert") => {
                 self.warnings.push(
@@ -176,7 +246,7 @@ impl WebConfig {
                          RequireAndVerifyClientCert"
                     }
                 };
-                let line = client_auth.as_ref().map_or(1, |(_, line)| *line);
+                let line = client_auth.map_or(1, |(_, line)| line);
                 return Err(tls.error("client_auth_type", line, what));
             }
         };
@@ -195,7 +265,9 @@ impl WebConfig {
             let what = "e-mail addresses in certificates are not read; use a DNS name, URI or IP";
             return Err(tls.error("client_allowed_sans", *line, what));
         }
-        let first = |list: Vec<(String, usize)>| list.into_iter().map(|(text, _)| text).collect();
+        let first = |list: Vec<(&str, usize)>| -> Vec<String> {
+            list.into_iter().map(|(text, _)| text.to_owned()).collect()
+        };
         let settings = match (certificate, key) {
             (None, None) if !is_used => None,
             (Some(certificate), Some(key)) => Some(TlsSettings {
@@ -212,11 +284,10 @@ impl WebConfig {
             (None, _) => return Err(missing("cert_file")),
             (_, None) => return Err(missing("key_file")),
         };
-        tls.finish()?;
         Ok(settings)
     }
 
-    fn versions(&mut self, tls: &mut Section<'_>) -> Result<TlsVersions> {
+    fn versions(&mut self, tls: &Section<'_>) -> Result<TlsVersions> {
         let min = tls.text("min_version")?;
         let max = tls.text("max_version")?;
         let number = |name: &str| match name {
@@ -226,109 +297,179 @@ impl WebConfig {
             "TLS13" => Some(3),
             _ => None,
         };
-        let read = |key: &str, given: &Option<(String, usize)>, default: u8| match given {
+        let read = |key: &str, given: Option<(&str, usize)>, default: u8| match given {
             None => Ok(default),
             Some((name, line)) => {
-                number(name).ok_or_else(|| tls.error(key, *line, "expected TLS12 or TLS13"))
+                number(name).ok_or_else(|| tls.error(key, line, "expected TLS12 or TLS13"))
             }
         };
-        let least = read("min_version", &min, 2)?;
-        let most = read("max_version", &max, 3)?;
+        let least = read("min_version", min, 2)?;
+        let most = read("max_version", max, 3)?;
         if least < 2 {
             self.warnings
                 .push("min_version: TLS 1.0 and 1.1 are not spoken; the least is TLS12".into());
         }
         if most < 2 || most < least {
-            let line = max.as_ref().map_or(1, |(_, line)| *line);
+            let line = max.map_or(1, |(_, line)| line);
             let what = "expected TLS12 or TLS13, and at least min_version";
             return Err(tls.error("max_version", line, what));
         }
         Ok(TlsVersions { has_12: least <= 2, has_13: most >= 3 })
     }
 
-    fn http(&mut self, mut http: Section<'_>) -> Result<()> {
+    fn http(&mut self, http: &Section<'_>) -> Result<()> {
         if http.switch("http2")? == Some(true) {
             self.warnings.push("http_server_config.http2: this server speaks HTTP/1.1 only".into());
         }
-        let mut headers = http.section("headers")?;
+        let headers = http.section("headers", &HEADERS)?;
         for name in HEADERS {
             let Some((value, line)) = headers.text(name)? else { continue };
             if value.is_empty() {
                 continue;
             }
             let (Ok(header), Ok(value)) =
-                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
             else {
                 return Err(headers.error(name, line, "expected a header value of one line"));
             };
             self.headers.push((header, value));
         }
-        headers.finish()?;
-        http.finish()
+        Ok(())
     }
 
-    fn users(
-        &mut self,
-        file: &str,
-        passwords: Section<'_>,
-        users: Option<yaml::KeyValue>,
-    ) -> Result<()> {
-        let mut basic = Vec::new();
-        for entry in passwords.into_entries() {
-            let hash = match entry.value.value {
-                NodeValue::Scalar(Some(hash)) => password(file, entry.line, hash)?,
-                _ => return Err(yaml::error(file, entry.line, "expected NAME: BCRYPT_HASH")),
-            };
-            check_name(file, entry.line, &entry.key)?;
-            basic.push((entry.key, hash));
-        }
-        let items = match users.map(|entry| (entry.line, entry.value.value)) {
-            None => Vec::new(),
+    fn users(&mut self, file: &str, top: &Section<'_>, context: &QueryContext) -> Result<()> {
+        let items = match top.entry("users").map(|entry| (entry.line, &entry.value.value)) {
+            None => [].as_slice(),
             Some((_, NodeValue::List(items))) => items,
-            Some((line, _)) => return Err(yaml::error(file, line, "users: expected a list")),
+            Some((line, _)) => return Err(section::error(file, line, "users: expected a list")),
         };
-        let mut accounts: Vec<Account> = Vec::new();
-        // The bounds of one request for the matchers of all users together. They stay compiled, and
-        // all queries share them.
-        let context = QueryContext::unbounded();
+        let basic_entry = top.entry("basic_auth_users");
+        let basic_count = basic_entry.map_or(0, |entry| section::pairs(entry.value).len());
+        let user_count = items.len().saturating_add(basic_count);
+        if user_count > USERS_MAX {
+            let what =
+                format!("{file}: it has {user_count} users, at most {USERS_MAX} are accepted");
+            return Err(Error::invalid(what));
+        }
+        self.memory.add(user_count.saturating_mul(USER_BYTES))?;
+        let mut basic = basic_entry.map_or(Ok(HashMap::new()), |entry| basic_users(file, entry))?;
+        let mut names = HashSet::new();
+        let mut without_credentials = Vec::new();
+        let mut token_count = 0_usize;
         for item in items {
-            let line = item.line;
-            let mut account = user(file, Section::new(file, "users", item)?, &context)?;
-            if accounts.iter().any(|other| other.name == account.name) {
-                let what = format!("users: {:?} is listed twice", account.name);
-                return Err(yaml::error(file, line, what));
+            let mut account = self.user(file, item, context)?;
+            let refuse = |what: String| {
+                Err(section::error(file, item.line, format!("users: {:?} {what}", account.name)))
+            };
+            if !names.insert(account.name.clone()) {
+                return refuse("is listed twice".to_owned());
             }
-            if let Some(idx) = basic.iter().position(|(name, _)| *name == account.name) {
-                let (_, hash) = basic.remove(idx);
-                if account.password.replace(hash).is_some() {
-                    let what = format!(
-                        "users: {:?} has a password here and in basic_auth_users; remove one",
-                        account.name
+            token_count = token_count.saturating_add(account.tokens.len());
+            if token_count > TOKENS_MAX {
+                return refuse(format!("has too many tokens: all users may have {TOKENS_MAX}"));
+            }
+            if let Some(basic) = basic.remove(account.name.as_str()) {
+                if account.password.is_some() {
+                    return refuse(
+                        "has a password here and in basic_auth_users; remove one".to_owned(),
                     );
-                    return Err(yaml::error(file, line, what));
                 }
+                account.password = Some(basic.hash);
             }
             if account.password.is_none() && account.tokens.is_empty() {
-                self.warnings.push(format!(
-                    "user {:?} has neither password nor token and cannot log in",
-                    account.name
-                ));
+                without_credentials.push(self.accounts.len());
             }
-            accounts.push(account);
+            self.accounts.push(Arc::new(account));
         }
+        self.warn_of(&without_credentials);
         // As in Prometheus, these have full access.
-        accounts.extend(basic.into_iter().map(|(name, hash)| {
-            let mut account = Account::new(name, Roles::ALL, UserLimits::default());
+        let mut rest: Vec<(&str, BasicUser)> = basic.into_iter().collect();
+        rest.sort_unstable_by_key(|(_, user)| user.line);
+        for (name, BasicUser { hash, .. }) in rest {
+            let mut account = Account::new(name.to_owned(), Roles::ALL, UserLimits::default());
             account.password = Some(hash);
-            account
-        }));
-        self.accounts = accounts.into_iter().map(Arc::new).collect();
+            self.accounts.push(Arc::new(account));
+        }
         Ok(())
+    }
+
+    /// Warns of accounts that cannot log in.
+    fn warn_of(&mut self, accounts: &[usize]) {
+        let named = accounts.iter().take(NAMED_USERS_MAX).filter_map(|idx| self.accounts.get(*idx));
+        self.warnings.extend(named.map(|account| {
+            let name = &account.name;
+            format!("user {name:?} has neither password nor token and cannot log in")
+        }));
+        let others = accounts.len().saturating_sub(NAMED_USERS_MAX);
+        if others > 0 {
+            self.warnings.push(format!("{others} further users have neither password nor token"));
+        }
+    }
+
+    fn user(&mut self, file: &str, item: &Node, context: &QueryContext) -> Result<Account> {
+        let section = Section::new(file, "users", Some(item), USER_KEYS)?;
+        let (name, line) = section
+            .text("name")?
+            .ok_or_else(|| section::error(file, item.line, "users: an element has no name"))?;
+        check_name(file, line, name)?;
+        let hash = section.text("password")?;
+        let tokens = section.texts("tokens")?;
+        let roles = roles(&section, name)?;
+        let limits = section.section("limits", LIMIT_KEYS)?;
+        let limits = UserLimits {
+            queries_max: limits.number("queries_at_once")?,
+            query_samples_max: limits.number("samples_per_query")?,
+            new_series_per_second_max: limits.number("new_series_per_second")?,
+            requests_per_second_max: limits.number("requests_per_second")?,
+        };
+        self.memory.add(tokens.len().saturating_mul(TOKEN_BYTES))?;
+        let mut account = Account::new(name.to_owned(), roles, limits);
+        account.password = hash.map(|(hash, line)| password(file, line, hash)).transpose()?;
+        account.tokens.reserve_exact(tokens.len());
+        for (token, line) in tokens {
+            account.tokens.push(token_digest(token).ok_or_else(|| {
+                section.error("tokens", line, "expected sha256: and 64 digits of hexadecimal")
+            })?);
+        }
+        account.scope = scope(&section, roles, context)?;
+        Ok(account)
     }
 }
 
+/// A user with its name, its password and their copies in the tables of logins.
+const USER_BYTES: usize = 2 * size_of::<Account>() + 1_024;
+/// A token, and its entry in the table of tokens.
+const TOKEN_BYTES: usize = 128;
+
+/// An entry of `basic_auth_users`.
+struct BasicUser {
+    hash: PasswordHash,
+    line: usize,
+}
+
+fn basic_users<'a>(file: &str, entry: KeyValue<'a>) -> Result<HashMap<&'a str, BasicUser>> {
+    let refuse = |line: usize, what: &str| Err(section::error(file, line, what));
+    if !matches!(entry.value.value, NodeValue::Map(_)) {
+        return refuse(entry.line, "basic_auth_users: expected KEY: VALUE lines");
+    }
+    let mut users = HashMap::new();
+    for (key, value) in section::pairs(entry.value) {
+        let line = key.line;
+        let Some(hash) = section::scalar(value) else {
+            return refuse(line, "expected NAME: BCRYPT_HASH");
+        };
+        let Some(name) = section::key_of(key) else { return refuse(line, "expected a key") };
+        let hash = password(file, line, hash)?;
+        check_name(file, line, name)?;
+        if let Some(BasicUser { line: first, .. }) = users.insert(name, BasicUser { hash, line }) {
+            return refuse(line, &format!("{name}: set twice, first in line {first}"));
+        }
+    }
+    Ok(users)
+}
+
 fn pem(
-    tls: &mut Section<'_>,
+    tls: &Section<'_>,
     folder: &Path,
     inline: &'static str,
     file: &'static str,
@@ -339,7 +480,7 @@ fn pem(
         (Some((_, line)), Some(_)) => {
             Err(tls.error(inline, line, format!("set together with {file}; remove one")))
         }
-        (Some((text, _)), None) => Ok(Some(PemSource { path: None, text })),
+        (Some((text, _)), None) => Ok(Some(PemSource { path: None, text: text.to_owned() })),
         (None, Some((path, _))) => {
             Ok(Some(PemSource { path: Some(folder.join(path)), text: String::new() }))
         }
@@ -347,13 +488,13 @@ fn pem(
     }
 }
 
-fn rate(mut section: Section<'_>) -> Result<Option<RateLimit>> {
+fn rate(section: &Section<'_>) -> Result<Option<RateLimit>> {
     let interval = section.text("interval")?;
     let burst = section.text("burst")?;
     let interval = match interval {
         None => None,
         Some((text, line)) => {
-            let ms = match text.as_str() {
+            let ms = match text {
                 "0" => Some(0),
                 text => parse_unit_duration_ms(text).filter(|ms| *ms >= 0),
             };
@@ -369,67 +510,50 @@ fn rate(mut section: Section<'_>) -> Result<Option<RateLimit>> {
             .parse::<u32>()
             .map_err(|_| section.error("burst", line, "expected a whole number"))?,
     };
-    section.finish()?;
     let Some(interval) = interval else { return Ok(None) };
     let per_second = interval.as_secs_f64().recip();
     Ok(Some(RateLimit { per_second, burst: u64::from(burst) }))
 }
 
-fn user(file: &str, mut section: Section<'_>, context: &QueryContext) -> Result<Account> {
-    let (name, line) = section
-        .text("name")?
-        .ok_or_else(|| yaml::error(file, 1, "users: an element has no name"))?;
-    check_name(file, line, &name)?;
-    let hash = section.text("password")?;
-    let tokens = section.texts("tokens")?;
+fn roles(section: &Section<'_>, name: &str) -> Result<Roles> {
     let mut roles = Roles::default();
     for (role, line) in section.texts("roles")? {
-        match role.as_str() {
+        match role {
             "read" => roles.read = true,
             "write" => roles.write = true,
             "admin" => roles = Roles::ALL,
             _ => return Err(section.error("roles", line, "expected read, write or admin")),
         }
     }
-    if roles == Roles::default() {
-        return Err(section.error("roles", line, format!("missing; user {name:?} needs one")));
-    }
-    let matchers = section.text("matchers")?;
-    let mut limits = section.section("limits")?;
-    let user_limits = UserLimits {
-        queries_max: limits.number("queries_at_once")?,
-        query_samples_max: limits.number("samples_per_query")?,
-        new_series_per_second_max: limits.number("new_series_per_second")?,
-        requests_per_second_max: limits.number("requests_per_second")?,
-    };
-    limits.finish()?;
-    let mut account = Account::new(name, roles, user_limits);
-    account.password = hash.map(|(hash, line)| password(file, line, hash)).transpose()?;
-    for (token, line) in tokens {
-        account.tokens.push(token_digest(&token).ok_or_else(|| {
-            section.error("tokens", line, "expected sha256: and 64 digits of hexadecimal")
-        })?);
-    }
-    if let Some((text, line)) = matchers {
-        let scope = firn_promql::parse_selector(&text, context).map_err(|e| {
-            section.error(
-                "matchers",
-                line,
-                format!("expected a selector such as {{team=\"a\"}}: {e}"),
-            )
-        })?;
-        if scope.is_empty() {
-            return Err(section.error("matchers", line, "expected at least one matcher"));
+    match roles == Roles::default() {
+        true => {
+            let line = section.entry("name").map_or(1, |entry| entry.line);
+            Err(section.error("roles", line, format!("missing; user {name:?} needs one")))
         }
-        if roles.write || roles.admin {
-            let what =
-                "are for users with role read only; write and admin need a user without matchers";
-            return Err(section.error("matchers", line, what));
-        }
-        account.scope = scope.into();
+        false => Ok(roles),
     }
-    section.finish()?;
-    Ok(account)
+}
+
+/// The matchers of a user.
+fn scope(section: &Section<'_>, roles: Roles, context: &QueryContext) -> Result<Arc<[Matcher]>> {
+    let Some((text, line)) = section.text("matchers")? else { return Ok(Arc::default()) };
+    let refuse = |what: &str| Err(section.error("matchers", line, what));
+    let scope = firn_promql::parse_selector(text, context).map_err(|e| match e.kind() {
+        ErrorKind::Invalid => {
+            let what = format!("expected a selector such as {{team=\"a\"}}: {e}");
+            section.error("matchers", line, what)
+        }
+        _ => e.context(section.error("matchers", line, "cannot be read")),
+    })?;
+    if scope.is_empty() {
+        return refuse("expected at least one matcher");
+    }
+    if roles.write || roles.admin {
+        return refuse(
+            "are for users with role read only; write and admin need a user without matchers",
+        );
+    }
+    Ok(scope.into())
 }
 
 /// Names are shown in logs, and a colon ends a name in basic authentication.
@@ -440,19 +564,19 @@ fn check_name(file: &str, line: usize, name: &str) -> Result<()> {
         true => Ok(()),
         false => {
             let what = "a user's name has 1 to 100 characters, without control characters and `:`";
-            Err(yaml::error(file, line, what))
+            Err(section::error(file, line, what))
         }
     }
 }
 
-fn password(file: &str, line: usize, hash: String) -> Result<PasswordHash> {
-    let refuse = |what: &str| Err(yaml::error(file, line, what));
-    match bcrypt_cost(&hash) {
+fn password(file: &str, line: usize, hash: &str) -> Result<PasswordHash> {
+    let refuse = |what: &str| Err(section::error(file, line, what));
+    match bcrypt_cost(hash) {
         None => refuse("expected a bcrypt hash such as $2y$10$..., see `firn user add`"),
         Some(cost) if !(4..=BCRYPT_COST_MAX).contains(&cost) => {
             refuse("expected a bcrypt hash of cost 4 to 15; a check would take seconds")
         }
-        Some(_) => Ok(PasswordHash(hash)),
+        Some(_) => Ok(PasswordHash(hash.to_owned())),
     }
 }
 
@@ -484,127 +608,4 @@ fn token_digest(text: &str) -> Option<[u8; DIGEST_BYTES]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HASH: &str = "$2y$10$mDwo.lAisC94iLAyP81MCesa29IzH37oigHC/42V2pdJlUprsJPze";
-
-    fn parse(text: &str) -> Result<WebConfig> {
-        WebConfig::parse(Path::new("/etc/firn/web.yml"), text)
-    }
-
-    #[test]
-    fn the_matchers_of_all_users_share_one_bound() {
-        let user = |name: usize, count: usize| {
-            let list: Vec<String> = (0..count).map(|idx| format!("a=~\"x.*{idx}\"")).collect();
-            let list = list.join(",");
-            format!("- name: u{name}\n  roles: [read]\n  matchers: '{{{list}}}'\n")
-        };
-        let users = |count: usize| format!("users:\n{}{}", user(0, count), user(1, count));
-        let scopes = parse(&users(3)).unwrap();
-        let scopes = scopes.accounts.iter().flat_map(|account| account.scope.iter());
-        assert_eq!(scopes.filter(|one| one.regex().is_some()).count(), 6, "compiled at load");
-        refusal(&users(600), "over 1000 regular expressions");
-        let states = "users:\n- name: u\n  roles: [read]\n  matchers: '{a=~\"(a{1000}){1000}\"}'\n";
-        refusal(states, "it compiles to over 8388608 bytes");
-    }
-
-    fn refusal(text: &str, wanted: &str) {
-        let error = parse(text).unwrap_err().to_string();
-        assert!(error.contains(wanted), "{text}\n{error}");
-    }
-
-    #[test]
-    fn prometheus_files_are_read_as_they_are() {
-        let config = parse(&format!(
-            "tls_server_config:\n  cert_file: server.crt\n  key_file: /keys/server.key\n  \
-             client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n  \
-             client_allowed_sans: [prom.example]\n  min_version: TLS13\n  cipher_suites:\n  \
-             - TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\n  prefer_server_cipher_suites: false\n  \
-             curve_preferences: [X25519]\nhttp_server_config:\n  http2: true\n  headers:\n    \
-             X-Frame-Options: deny\nbasic_auth_users:\n  alice: {HASH}\nrate_limit:\n  \
-             interval: \"1s\"\n  burst: 20\n"
-        ))
-        .unwrap();
-        let tls = config.tls.unwrap();
-        assert!(tls.certificate.path.as_deref() == Some(Path::new("/etc/firn/server.crt")));
-        assert_eq!(tls.key.path.as_deref(), Some(Path::new("/keys/server.key")));
-        assert_eq!((tls.client_auth, tls.prefers_server_order), (ClientAuth::Required, false));
-        assert_eq!(tls.versions, TlsVersions { has_12: false, has_13: true });
-        assert_eq!(config.headers.len(), 1);
-        assert_eq!(config.rate, Some(RateLimit { per_second: 1.0, burst: 20 }));
-        assert_eq!(config.warnings, ["http_server_config.http2: this server speaks HTTP/1.1 only"]);
-        let [alice] = &config.accounts[..] else { panic!("one user") };
-        assert_eq!((alice.name.as_str(), alice.roles), ("alice", Roles::ALL));
-        let empty = parse("").unwrap();
-        assert!(empty.tls.is_none() && empty.accounts.is_empty());
-        assert!(parse("tls_server_config:\nbasic_auth_users:\n").unwrap().tls.is_none());
-    }
-
-    #[test]
-    fn users_have_roles_tokens_matchers_and_limits() {
-        let digest = "ab".repeat(32);
-        let config = parse(&format!(
-            "basic_auth_users: {{grafana: {HASH}}}\nusers:\n- name: grafana\n  roles: [read]\n  \
-             matchers: '{{team=\"a\"}}'\n  limits:\n    queries_at_once: 3\n    \
-             samples_per_query: 10\n    new_series_per_second: 5\n    requests_per_second: 7\n\
-             - name: agent\n  roles: write\n  tokens:\n  - sha256:{digest}\n"
-        ))
-        .unwrap();
-        let [grafana, agent] = &config.accounts[..] else { panic!("two users") };
-        assert!(grafana.password.is_some() && grafana.scope.len() == 1);
-        assert_eq!(grafana.roles.names(), ["read"]);
-        assert_eq!(grafana.limits.queries_max, Some(3));
-        assert_eq!(grafana.limits.requests_per_second_max, Some(7));
-        assert_eq!((agent.roles.names(), agent.tokens[0]), (vec!["write"], [0xab; 32]));
-    }
-
-    #[test]
-    fn mistakes_are_refused_by_name() {
-        refusal("tls_config: {}\n", "web.yml:1: tls_config: unknown key");
-        refusal("tls_server_config: {cert: x, key_fil: y}\n", "key_fil");
-        refusal("tls_server_config: {cert: x}\n", "tls_server_config.key_file: missing");
-        refusal("tls_server_config: {cert: x, cert_file: y, key: z}\n", "remove one");
-        let tls = "tls_server_config: {cert: x, key: y, ";
-        refusal(&format!("{tls}client_auth_type: RequireAnyClientCert}}\n"), "no authority");
-        refusal(&format!("{tls}client_ca_file: z}}\n"), "needs client_auth_type");
-        refusal(&format!("{tls}client_auth_type: VerifyClientCertIfGiven}}\n"), "client_ca_file");
-        refusal(&format!("{tls}client_allowed_sans: [a]}}\n"), "needs client_auth_type");
-        refusal(&format!("{tls}max_version: TLS11}}\n"), "max_version");
-        refusal(&format!("{tls}min_version: SSL3}}\n"), "expected TLS12 or TLS13");
-        refusal("http_server_config: {headers: {X-Other: y}}\n", "X-Other: unknown key");
-        refusal("basic_auth_users: {a: secret}\n", "expected a bcrypt hash");
-        refusal("basic_auth_users: {a: [x]}\n", "expected NAME: BCRYPT_HASH");
-        refusal(&format!("basic_auth_users: {{'a:b': {HASH}}}\n"), "1 to 100 characters");
-        let costly = HASH.replace("$10$", "$31$");
-        refusal(&format!("basic_auth_users: {{a: {costly}}}\n"), "cost 4 to 15");
-        refusal("users: {a: b}\n", "users: expected a list");
-        refusal("users: [{roles: [read]}]\n", "no name");
-        refusal("users: [{name: a}]\n", "needs one");
-        refusal("users: [{name: a, roles: [king]}]\n", "expected read, write or admin");
-        refusal("users: [{name: a, roles: [read], colour: x}]\n", "users.colour: unknown key");
-        refusal("users: [{name: a, roles: [read], tokens: [abc]}]\n", "expected sha256:");
-        refusal("users: [{name: a, roles: [read], matchers: 'team='}]\n", "expected a selector");
-        let both = "users: [{name: a, roles: [read, write], matchers: '{t=\"a\"}'}]\n";
-        refusal(both, "without matchers");
-        refusal("users: [{name: a, roles: [read]}, {name: a, roles: [read]}]\n", "listed twice");
-        let twice = format!(
-            "basic_auth_users: {{a: {HASH}}}\nusers: [{{name: a, roles: [read], password: {HASH}}}]\n"
-        );
-        refusal(&twice, "remove one");
-        let zero = "users: [{name: a, roles: [read], limits: {queries_at_once: 0}}]\n";
-        refusal(zero, "expected a whole number above 0");
-        refusal("rate_limit: {interval: soon}\n", "expected a duration");
-    }
-
-    #[test]
-    fn errors_do_not_show_secrets() {
-        for text in [
-            "basic_auth_users: {a: hunter2}\n",
-            "users: [{name: a, roles: [read], tokens: [hunter2]}]\n",
-        ] {
-            let error = parse(text).unwrap_err().to_string();
-            assert!(!error.contains("hunter2"), "{error}");
-        }
-    }
-}
+mod tests;

@@ -99,7 +99,8 @@ impl CacheServer {
     pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
         let token = config.read_token()?;
         let options = GateOptions { is_http: false, ..config.gate_options(token) };
-        let gate = Arc::new(Gate::open(options, on_idle)?);
+        let budget = Budget::new(config.memory_bytes());
+        let gate = Arc::new(Gate::open(options, budget.clone(), on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
         warn_if_readable(&config.data, FOLDER);

@@ -167,7 +167,7 @@ impl Proxy {
         let store = Arc::new(store);
         let written = Arc::clone(&store);
         let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
-        let gate = Arc::new(Gate::open(config.gate_options(None), on_idle)?);
+        let gate = Arc::new(Gate::open(config.gate_options(None), budget, on_idle)?);
         let bound = BoundService::bind("firn-proxy", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
         let table = ConnectionTable::new(ConnectionLimits::new(
