@@ -39,7 +39,7 @@ const CONNECTIONS_MAX: usize = 2;
 
 // The read buffer of a connection, which is held while the connection is idle: it is small for the
 // sake of many targets. The head of an answer must fit in.
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: u32 = 16 << 10;
 
 /// The memory of a connection: its read buffer, a write buffer, its state; with TLS the buffers of
 /// both directions, too.
@@ -275,7 +275,7 @@ impl Route {
             let (sender, connection) = http2::Builder::new(TokioExecutor::new())
                 .initial_stream_window_size(WINDOW_BYTES)
                 .initial_connection_window_size(WINDOW_BYTES)
-                .max_header_list_size(READ_BYTES as u32)
+                .max_header_list_size(READ_BYTES)
                 .handshake(io)
                 .await
                 .map_err(failed)?;
@@ -284,7 +284,7 @@ impl Route {
             Sender::Http2(sender)
         } else {
             let (sender, connection) = http1::Builder::new()
-                .read_buf_exact_size(Some(READ_BYTES))
+                .read_buf_exact_size(Some(READ_BYTES as usize))
                 .handshake(io)
                 .await
                 .map_err(failed)?;
