@@ -63,6 +63,9 @@ const REFUSALS: [&str; 10] = [
     "TokenRefreshRequired",
 ];
 
+/// The longest code of Azure has 44 bytes.
+const CODE_BYTES_MAX: usize = 64;
+
 /// A start waits this long for a store that does not answer.
 const ACCESS_WAIT: Duration = Duration::from_secs(5);
 
@@ -427,7 +430,8 @@ impl Client {
                 self.url
             )));
         }
-        Err(Error::unavailable(format!("{}: the store does not answer", self.url)).because(error))
+        let boundary = Error::unavailable(format!("{}: the store does not answer", self.url));
+        Err(boundary.because(self.shown(&error)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
@@ -568,7 +572,11 @@ impl Client {
             ),
             _ => Error::unavailable(action),
         };
-        boundary.because(store::ShownCause::new(&error))
+        boundary.because(self.shown(&error))
+    }
+
+    fn shown(&self, error: &object_store::Error) -> store::ShownCause {
+        store::ShownCause::new(error, &self.stores.secrets)
     }
 
     fn no_bucket(&self) -> String {
@@ -586,7 +594,9 @@ impl ObjectInfo {
 /// The code in the XML of an error of S3 or Azure; empty if there is none.
 fn code_of(text: &str) -> &str {
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
-    code.map_or("", |(code, _)| code).trim()
+    let code = code.map_or("", |(code, _)| code).trim();
+    let is_name = code.len() <= CODE_BYTES_MAX && code.bytes().all(|b| b.is_ascii_alphanumeric());
+    if is_name { code } else { "" }
 }
 
 /// All current stores return entity tags; the fallbacks are for others.

@@ -345,6 +345,29 @@ mod tests {
         assert!(error.to_string().contains("more objects than 64 MiB"), "{error}");
     }
 
+    /// Before, the log had the token of the session.
+    #[test]
+    fn an_error_that_repeats_the_request_shows_no_secret() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let head = read_head(&mut stream);
+                let answer = format!("HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\r\n{head}");
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        let bucket = open(port);
+        for error in [read(&bucket), bucket.list("a").unwrap_err()] {
+            let shown = format!("{error} {error:?}");
+            assert!(shown.contains("x-amz-security-token: xxxxx"), "{shown}");
+            assert!(!shown.contains("hush-token"), "{shown}");
+        }
+        let error = bucket.check_access("a").unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hush-token"), "{error:?}");
+    }
+
     /// Before, the other host received the token of the session.
     #[test]
     fn a_redirect_is_not_followed() {

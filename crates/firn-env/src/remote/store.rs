@@ -32,6 +32,7 @@ pub(super) struct Stores {
     /// Whether conditions compare generations (Google) rather than entity tags.
     pub(super) compares_generations: bool,
     pub(super) files: CredentialFiles,
+    pub(super) secrets: Secrets,
 }
 
 /// Files with credentials, by the variables that name them. The clients open them without a check,
@@ -94,6 +95,7 @@ pub(super) fn open(
         once: build(bucket, &variables, Tuning::once(give_up))?,
         compares_generations: scheme == "gs",
         files,
+        secrets: Secrets::of(&variables),
     };
     Ok((stores, prefix))
 }
@@ -295,24 +297,39 @@ fn unusable(
     (names, variables): (&str, &[(String, String)]),
     error: object_store::Error,
 ) -> Error {
-    let mut cause = ShownCause::new(&error);
-    // A client that cannot read a variable may quote it.
-    const QUOTED_BYTES_MIN: usize = 4;
-    let is_secret = |name: &str| {
-        ["key", "secret", "token", "password", "credential"].iter().any(|part| name.contains(part))
-    };
-    for (_, value) in variables.iter().filter(|variable| is_secret(&variable.0)) {
-        if value.len() >= QUOTED_BYTES_MIN {
-            cause.text = cause.text.replace(value.as_str(), "xxxxx");
-        }
-    }
+    let cause = ShownCause::new(&error, &Secrets::of(variables));
     Error::invalid(format!(
         "{scheme}://{bucket}: the settings are invalid; check the variables {names}"
     ))
     .because(cause)
 }
 
-/// The text of a store's error and its causes, without the credentials of the URLs in it.
+/// The credentials in the variables.
+pub(super) struct Secrets(Vec<String>);
+
+/// Shorter texts may be a part of any word.
+const SECRET_BYTES_MIN: usize = 4;
+
+impl Secrets {
+    fn of(variables: &[(String, String)]) -> Secrets {
+        let is_secret = |name: &str| {
+            let parts = ["key", "secret", "token", "password", "credential"];
+            let is_named = parts.iter().any(|part| name.contains(part));
+            is_named && is_read(name) && !name.ends_with("_id") && !name.ends_with("_file")
+        };
+        let is_long = |value: &str| value.len() >= SECRET_BYTES_MIN;
+        let secrets = variables.iter().filter(|(name, value)| is_secret(name) && is_long(value));
+        Secrets(secrets.map(|(_, value)| value.clone()).collect())
+    }
+
+    /// `text` without them: a store may repeat a request in its error, and a client that cannot
+    /// read a variable may quote it.
+    fn hide(&self, text: String) -> String {
+        self.0.iter().fold(text, |text, secret| text.replace(secret.as_str(), "xxxxx"))
+    }
+}
+
+/// The text of a store's error and its causes, without credentials.
 #[derive(Debug)]
 pub(super) struct ShownCause {
     text: String,
@@ -324,7 +341,7 @@ pub(super) struct ShownCause {
 const CAUSE_BYTES_MAX: usize = 2_048;
 
 impl ShownCause {
-    pub(super) fn new(error: &object_store::Error) -> ShownCause {
+    pub(super) fn new(error: &object_store::Error, secrets: &Secrets) -> ShownCause {
         let mut text = error.to_string();
         let mut next = std::error::Error::source(error);
         while let Some(cause) = next {
@@ -338,7 +355,8 @@ impl ShownCause {
         }
         let is_transient = matches!(error, object_store::Error::Generic { .. });
         // A store may quote in its error as much as it likes.
-        let text = excerpt_within(&redacted(&text), CAUSE_BYTES_MAX).into_owned();
+        let text = secrets.hide(redacted(&text).into_owned());
+        let text = excerpt_within(&text, CAUSE_BYTES_MAX).into_owned();
         ShownCause { text, is_transient }
     }
 }
