@@ -15,8 +15,8 @@ use super::tokens::{MeteredText, TokenMeter};
 pub struct Document {
     /// The value; `None` for an empty document.
     pub root: Option<Rc<Node>>,
-    /// Whether the text has more than one document.
-    pub has_more: bool,
+    /// The line of the second document, if the text has more than one.
+    pub more_line: Option<usize>,
     /// The line of the first alias, if the document has one.
     pub alias_line: Option<usize>,
     /// The memory of the tree.
@@ -122,8 +122,8 @@ impl Document {
                 Some((event, marker)) => break Some(reader.node(event, marker, 0)?),
             }
         };
-        let has_more = root.is_some() && reader.has_more();
-        Ok(Document { root, has_more, alias_line: reader.alias_line, held: reader.held })
+        let more_line = root.as_ref().and_then(|_| reader.more_line());
+        Ok(Document { root, more_line, alias_line: reader.alias_line, held: reader.held })
     }
 
     /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
@@ -181,12 +181,16 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether another document begins behind the one that was read. Text that is no YAML counts.
-    fn has_more(&mut self) -> bool {
+    fn more_line(&mut self) -> Option<usize> {
+        let mut line = 1;
         loop {
             match self.next() {
-                Ok(None | Some((Event::StreamEnd, _))) => return false,
-                Ok(Some((Event::DocumentEnd | Event::Nothing, _))) => {}
-                Ok(Some(_)) | Err(_) => return true,
+                Ok(None | Some((Event::StreamEnd, _))) => return None,
+                Ok(Some((Event::DocumentEnd | Event::DocumentStart(_) | Event::Nothing, at))) => {
+                    line = at.line();
+                }
+                Ok(Some((_, at))) => return Some(at.line()),
+                Err(_) => return Some(line),
             }
         }
     }
@@ -377,15 +381,15 @@ mod tests {
     #[test]
     fn further_documents_are_seen() {
         for (text, want) in [
-            ("a: b\n", false),
-            ("", false),
-            ("---\na: b\n", false),
-            ("a: b\n...\n", false),
-            ("a: b\n---\n", true),
-            ("a: b\n---\nc: d\n", true),
-            ("a: b\n---\n]", true),
+            ("a: b\n", None),
+            ("", None),
+            ("---\na: b\n", None),
+            ("a: b\n...\n", None),
+            ("a: b\n---\n", Some(3)),
+            ("a: b\n---\nc: d\n", Some(3)),
+            ("a: b\n---\n]", Some(2)),
         ] {
-            assert_eq!(Document::parse(text).unwrap().has_more, want, "{text:?}");
+            assert_eq!(Document::parse(text).unwrap().more_line, want, "{text:?}");
         }
     }
 

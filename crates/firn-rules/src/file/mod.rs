@@ -106,7 +106,7 @@ impl RuleFile {
         let mut file = FileText::zero();
         let mut document = Document::parse_within(text, budget).map_err(failed)?;
         let held = document.decode(&mut file, options.unknown).map_err(failed)?;
-        let has_more_documents = document.has_more;
+        let has_more_documents = document.more_line.is_some();
         drop(document);
         let wrong =
             |mistakes: Vec<String>| mistakes.into_iter().map(Error::invalid).collect::<Vec<_>>();

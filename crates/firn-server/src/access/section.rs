@@ -47,9 +47,9 @@ pub(super) fn parse(file: &str, text: &str, budget: &Budget) -> Result<Document>
     if let Some(line) = document.alias_line {
         return Err(error(file, line, "aliases of anchors are not supported"));
     }
-    match document.has_more {
-        true => Err(Error::invalid(format!("{file}: expected one YAML document, got several"))),
-        false => Ok(document),
+    match document.more_line {
+        Some(line) => Err(error(file, line, "expected one YAML document, got a second one")),
+        None => Ok(document),
     }
 }
 
@@ -235,7 +235,7 @@ mod tests {
             ("a: 1\na: 2\n", "f:2: a: set twice, first in line 1"),
             ("a:\na: 2\n", "f:2: a: set twice, first in line 1"),
             ("<<: {a: 1}\n", "f:1: <<: unknown key"),
-            ("a: 1\n---\nb: 2\n", "f: expected one YAML document, got several"),
+            ("a: 1\n---\nb: 2\n", "f:3: expected one YAML document, got a second one"),
             ("a: &x 1\nb: *x\n", "f:2: aliases of anchors are not supported"),
             ("[1]: 2\n", "f:1: expected a key"),
             ("- 1\n", "f:1: the file: expected KEY: VALUE lines"),

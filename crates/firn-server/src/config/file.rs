@@ -1,7 +1,6 @@
 //! The configuration file: YAML, one key for each setting, named as its flag.
 //!
-//! The parser's events are read directly, so that a value is the text that was typed (`15d`,
-//! `0755`, `1.50`) and every message names its line.
+//! A value is the text that was typed (`15d`, `0755`, `1.50`), and every message names its line.
 
 #![cfg_attr(
     not(test),
@@ -15,9 +14,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::rc::Rc;
 
-use firn_model::{Error, Result, redacted};
-use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+use firn_model::{Error, Result, excerpt, redacted};
+use firn_yaml::{Document, Node, NodeValue};
 
 use super::setting::Setting;
 use super::source::Source;
@@ -60,35 +60,37 @@ impl ConfigFile {
     /// Parses `text`; `path` names it in messages.
     pub(super) fn parse(path: &str, text: &str) -> Result<ConfigFile> {
         let mut file = ConfigFile { path: path.to_owned(), entries: BTreeMap::new() };
-        let mut events = Events { path, parser: Parser::new_from_str(text) };
-        match events.next()? {
-            (Event::StreamEnd, _) => return Ok(file),
-            (Event::MappingStart(..), _) => {}
-            (_, line) => return Err(events.error(line, "expected lines of the form KEY: VALUE")),
+        let document = Document::parse(text).map_err(|e| e.into_error().context(path))?;
+        let error = |line: usize, what: &str| Error::invalid(format!("{path}:{line}: {what}"));
+        if let Some(line) = document.alias_line {
+            return Err(error(line, "aliases of anchors are not supported"));
         }
-        loop {
-            let (key, line) = match events.next()? {
-                (Event::Scalar(key, ..), line) => (key.into_owned(), line),
-                (Event::MappingEnd, _) => break,
-                (_, line) => return Err(events.error(line, "expected the name of a setting")),
+        let pairs = match document.root.as_deref() {
+            None => return Ok(file),
+            Some(Node { value: NodeValue::Map(pairs), .. }) => pairs,
+            Some(other) => return Err(error(other.line, "expected lines of the form KEY: VALUE")),
+        };
+        for (key, value) in pairs {
+            let line = key.line;
+            let NodeValue::Scalar(key, _) = &key.value else {
+                return Err(error(line, "expected the name of a setting"));
             };
             if PROMETHEUS_KEYS.contains(&key.as_str()) {
-                let what = format!(
-                    "{key}: a section of Prometheus' configuration; its file is the value of \
-                     --prometheus-config"
-                );
-                return Err(events.error(line, what));
+                let what = "a section of Prometheus' configuration; its file is the value of \
+                            --prometheus-config";
+                return Err(error(line, &format!("{key}: {what}")));
             }
-            let text = events.value(&key)?;
-            if let Some(first) = file.entries.get(&key) {
-                let what = format!("{key}: set twice, first in line {}", first.line);
-                return Err(events.error(line, what));
+            let text = flag_text(value)
+                .map_err(|(line, what)| error(line, &format!("{}: {what}", excerpt(key))))?;
+            if let Some(first) = file.entries.get(key) {
+                let what = format!("{}: set twice, first in line {}", excerpt(key), first.line);
+                return Err(error(line, &what));
             }
-            file.entries.insert(key, FileEntry { text, line });
+            file.entries.insert(key.clone(), FileEntry { text, line });
         }
-        match events.next()? {
-            (Event::StreamEnd, _) => Ok(file),
-            (_, line) => Err(events.error(line, "expected one YAML document, got a second one")),
+        match document.more_line {
+            Some(line) => Err(error(line, "expected one YAML document, got a second one")),
+            None => Ok(file),
         }
     }
 
@@ -120,95 +122,49 @@ impl ConfigFile {
     }
 }
 
-/// The parser's events without those that contain no data.
-struct Events<'a> {
-    path: &'a str,
-    parser: Parser<'a, StrInput<'a>>,
+/// A value as the text of a flag: lists are joined by commas, mappings are `name=value` pairs. The
+/// error is a line and the reason.
+fn flag_text(value: &Node) -> std::result::Result<String, (usize, String)> {
+    match &value.value {
+        NodeValue::List(items) => {
+            let items: Vec<&str> =
+                items.iter().map(|item| element(item)).collect::<std::result::Result<_, _>>()?;
+            Ok(items.join(","))
+        }
+        NodeValue::Map(pairs) => {
+            let pair = |(name, value): &(Rc<Node>, Rc<Node>)| {
+                let text = element(name)?;
+                if text.contains('=') {
+                    let what = format!("expected names without `=`, got {:?}", excerpt(text));
+                    return Err((name.line, what));
+                }
+                Ok(format!("{text}={}", element(value)?))
+            };
+            Ok(pairs.iter().map(pair).collect::<std::result::Result<Vec<_>, _>>()?.join(","))
+        }
+        _ => plain(value).map(str::to_owned),
+    }
 }
 
-impl<'a> Events<'a> {
-    /// The next event and its line. The end of the stream repeats.
-    fn next(&mut self) -> Result<(Event<'a>, usize)> {
-        loop {
-            return match self.parser.next() {
-                None => Ok((Event::StreamEnd, 0)),
-                Some(Ok((Event::StreamStart | Event::DocumentEnd | Event::Nothing, _))) => continue,
-                Some(Ok((Event::DocumentStart(_), _))) => continue,
-                Some(Ok((event, Span { start, .. }))) => Ok((event, start.line())),
-                Some(Err(error)) => Err(self.error(error.marker().line(), error.info())),
-            };
+/// An element of a list or mapping, which commas separate in the text of a flag.
+fn element(node: &Node) -> std::result::Result<&str, (usize, String)> {
+    let text = plain(node)?;
+    match text.contains(',') {
+        true => {
+            let got = redacted(text);
+            Err((node.line, format!("expected elements without a comma, got {:?}", excerpt(&got))))
         }
+        false => Ok(text),
     }
+}
 
-    /// The value of `key` as the text of a flag: lists are joined by commas, mappings are
-    /// `name=value` pairs.
-    fn value(&mut self, key: &str) -> Result<String> {
-        match self.next()? {
-            (Event::Scalar(text, style, ..), line) => self.scalar(key, &text, style, line),
-            (Event::SequenceStart(..), _) => {
-                let mut items = Vec::new();
-                loop {
-                    match self.next()? {
-                        (Event::SequenceEnd, _) => return Ok(items.join(",")),
-                        (Event::Scalar(text, style, ..), line) => {
-                            items.push(self.item(key, &text, style, line)?);
-                        }
-                        (_, line) => return Err(self.nested(key, line)),
-                    }
-                }
-            }
-            (Event::MappingStart(..), _) => {
-                let mut pairs = Vec::new();
-                loop {
-                    let name = match self.next()? {
-                        (Event::MappingEnd, _) => return Ok(pairs.join(",")),
-                        (Event::Scalar(name, ..), line) if name.contains('=') => {
-                            let what = format!("{key}: expected names without `=`, got {name:?}");
-                            return Err(self.error(line, what));
-                        }
-                        (Event::Scalar(name, style, ..), line) => {
-                            self.item(key, &name, style, line)?
-                        }
-                        (_, line) => return Err(self.nested(key, line)),
-                    };
-                    match self.next()? {
-                        (Event::Scalar(text, style, ..), line) => {
-                            let text = self.item(key, &text, style, line)?;
-                            pairs.push(format!("{name}={text}"));
-                        }
-                        (_, line) => return Err(self.nested(key, line)),
-                    }
-                }
-            }
-            (_, line) => Err(self.nested(key, line)),
-        }
-    }
-
-    fn scalar(&self, key: &str, text: &str, style: ScalarStyle, line: usize) -> Result<String> {
-        if style == ScalarStyle::Plain && matches!(text, "" | "~" | "null" | "Null" | "NULL") {
-            return Err(self.error(line, format!("{key}: expected a value, got none")));
-        }
-        Ok(text.to_owned())
-    }
-
-    /// An element of a list or mapping, which commas separate in the text of a flag.
-    fn item(&self, key: &str, text: &str, style: ScalarStyle, line: usize) -> Result<String> {
-        let text = self.scalar(key, text, style, line)?;
-        if text.contains(',') {
-            let got = redacted(&text);
-            let what = format!("{key}: expected elements without a comma, got {got:?}");
-            return Err(self.error(line, what));
-        }
-        Ok(text)
-    }
-
-    fn nested(&self, key: &str, line: usize) -> Error {
-        self.error(line, format!("{key}: expected a value, a list or a mapping of plain values"))
-    }
-
-    fn error(&self, line: usize, what: impl fmt::Display) -> Error {
-        Error::invalid(format!("{}:{line}: {what}", self.path))
-    }
+fn plain(node: &Node) -> std::result::Result<&str, (usize, String)> {
+    let what = match &node.value {
+        NodeValue::Scalar(text, _) => return Ok(text),
+        NodeValue::Null => "expected a value, got none",
+        _ => "expected a value, a list or a mapping of plain values",
+    };
+    Err((node.line, what.to_owned()))
 }
 
 /// How many characters must be inserted, removed or replaced to get from one to the other
