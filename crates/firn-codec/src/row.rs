@@ -587,12 +587,18 @@ impl RowMembers<'_> {
                 block.member_idx..block.member_idx + self.set.count_in_word(block.slot_idx);
             let next =
                 MemberPosition { slot_idx: block.slot_idx + BLOCK_SLOTS, member_idx: members.end };
-            let is_changed = !members.is_empty() && self.changes.count(members) > 0;
+            if members.is_empty() {
+                block = next;
+                continue;
+            }
+            let is_changed = self.changes.count(members) > 0;
             let len = if is_changed { take_block_len(input)? } else { 0 };
             let mut values = take_bytes(input, len, "row block")?;
             if (first.0 as usize) < next.slot_idx {
-                let count = wanted.partition_point(|slot| (slot.0 as usize) < next.slot_idx);
-                let (here, later) = wanted.split_at(count);
+                let before = wanted.partition_point(|slot| (slot.0 as usize) < block.slot_idx);
+                let (_, rest) = wanted.split_at(before);
+                let count = rest.partition_point(|slot| (slot.0 as usize) < next.slot_idx);
+                let (here, later) = rest.split_at(count);
                 self.decode_listed_in(block, here, &mut values, cell)?;
                 wanted = later;
             }
@@ -601,7 +607,8 @@ impl RowMembers<'_> {
         Ok(())
     }
 
-    /// As [`RowMembers::decode_listed`] within one block, from `next` on.
+    /// As [`RowMembers::decode_listed`] within one block, from `next` on. Visits the wanted members,
+    /// or all members if they are fewer: a row of one member may be read for a list of thousands.
     #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
     fn decode_listed_in(
         &mut self,
@@ -610,6 +617,12 @@ impl RowMembers<'_> {
         input: &mut &[u8],
         cell: &mut impl FnMut(Slot, f64),
     ) -> Result<()> {
+        let Some(last) = wanted.last() else { return Ok(()) };
+        let end = (last.0 as usize + 1).min(self.set.end());
+        if self.set.is_sparse() && self.set.slots_in(next.slot_idx..end).nth(wanted.len()).is_none()
+        {
+            return self.decode_each_in(next, end, wanted, input, cell);
+        }
         for &slot in wanted {
             let slot_idx = slot.0 as usize;
             let here = self.skip(next, slot_idx.min(self.set.end()), input)?;
@@ -630,6 +643,38 @@ impl RowMembers<'_> {
                 decode_value(&mut SlotState { last, mode }, input)?;
             }
             cell(slot, f64::from_bits(*last));
+        }
+        Ok(())
+    }
+
+    /// As [`RowMembers::decode_listed_in`] for the members from `next` to `end`, a slot.
+    #[expect(clippy::arithmetic_side_effects, reason = "members are below SLOTS_MAX")]
+    fn decode_each_in(
+        &mut self,
+        next: MemberPosition,
+        end: usize,
+        mut wanted: &[Slot],
+        input: &mut &[u8],
+        cell: &mut impl FnMut(Slot, f64),
+    ) -> Result<()> {
+        for (count, slot_idx) in self.set.slots_in(next.slot_idx..end).enumerate() {
+            let is_changed = self.changes.has(next.member_idx + count);
+            let (Some(last), Some(mode)) =
+                (self.lasts.get_mut(slot_idx), self.modes.get_mut(slot_idx))
+            else {
+                return Err(corrupt("row members exceed the known slots"));
+            };
+            (_, wanted) = wanted.split_at(wanted.partition_point(|w| (w.0 as usize) < slot_idx));
+            match wanted.first() {
+                Some(&slot) if slot.0 as usize == slot_idx => {
+                    if is_changed {
+                        decode_value(&mut SlotState { last, mode }, input)?;
+                    }
+                    cell(slot, f64::from_bits(*last));
+                }
+                _ if is_changed => skip_value(mode, input)?,
+                _ => {}
+            }
         }
         Ok(())
     }
