@@ -607,8 +607,9 @@ impl RowMembers<'_> {
         Ok(())
     }
 
-    /// As [`RowMembers::decode_listed`] within one block, from `next` on. Visits the wanted members,
-    /// or all members if they are fewer: a row of one member may be read for a list of thousands.
+    /// As [`RowMembers::decode_listed`] within one block, from `next` on. Visits the wanted
+    /// members, or all members if they are fewer: a row of one member may be read for a list of
+    /// thousands.
     #[expect(clippy::arithmetic_side_effects, reason = "slots and members are below SLOTS_MAX")]
     fn decode_listed_in(
         &mut self,

@@ -163,9 +163,11 @@ impl RemoteBucket {
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
+        // The client panics on some credentials of a server that issues them, such as those with
+        // a line feed.
         let stopped = || {
-            Error::internal(format!(
-                "{}: the task of the request panicked; report a bug",
+            Error::unavailable(format!(
+                "{}: the client of the store panicked, see the log; check its credentials",
                 self.shared.url
             ))
         };
@@ -193,7 +195,10 @@ impl Bucket for RemoteBucket {
             answers.sort_unstable_by_key(|answer| answer.0);
             answers.into_iter().map(|answer| answer.1).collect()
         });
-        done.unwrap_or_else(|e| (0..count).map(|_| Err(Error::internal(e.to_string()))).collect())
+        done.unwrap_or_else(|e| {
+            let same = || Error::new(e.kind().clone(), e.to_string());
+            (0..count).map(|_| Err(same())).collect()
+        })
     }
 
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {

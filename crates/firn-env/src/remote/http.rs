@@ -1,7 +1,6 @@
 //! The HTTP client of a store: that of object_store, except that it follows no redirect and bounds
 //! every answer. A store may be hostile or broken, and object_store collects answers whole.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -11,7 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use http::header::{CONTENT_LENGTH, RANGE};
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderValue, RANGE, TRANSFER_ENCODING};
 use http::{Method, Request, Response};
 use http_body::{Body, Frame};
 use object_store::client::{
@@ -23,6 +22,10 @@ use object_store::{ClientConfigKey, ClientOptions};
 /// Of a successful answer without a range. A page of a listing is the largest: 1,000 keys of up to
 /// 1 KiB with 400 bytes of XML each (S3), or 5,000 of ours with 1 KiB each (Azure).
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
+
+/// Of XML in such an answer, about: tags and entities. The parser takes up to 100 bytes for each. A
+/// page of Azure with 5,000 objects has 180,000.
+const NODES_MAX: usize = 1 << 18;
 
 /// Of an error; the rest is cut off. Stores send one XML element or JSON object.
 const ERROR_BYTES_MAX: u64 = 64 << 10;
@@ -125,58 +128,91 @@ impl HttpService for BoundedClient {
         'a: 'b,
         Self: 'b,
     {
-        let range_bytes = range_bytes(&request);
+        let range = request.headers().get(RANGE).map(Range::parse);
         let has_body = request.method() != Method::HEAD;
         Box::pin(async move {
+            let range = range.transpose()?;
             let (parts, body) = self.0.call(request).await?.into_parts();
             let is_error = !parts.status.is_success();
-            let bytes_max = match range_bytes {
+            let bytes_max = match &range {
                 _ if is_error => ERROR_BYTES_MAX,
-                Some(bytes) => bytes,
+                Some(range) => range.bytes(),
                 None => ANSWER_BYTES_MAX,
             };
-            let announced = parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok());
-            let announced = announced.and_then(|v| v.parse::<u64>().ok()).unwrap_or_default();
-            if has_body && !is_error && announced > bytes_max {
+            let header = |name| parts.headers.get(name).and_then(|v| v.to_str().ok());
+            if let Some(range) = range.filter(|_| !is_error)
+                && !range.is_of(header(CONTENT_RANGE).unwrap_or_default())
+            {
+                return Err(refused("the answer is not the requested range".to_owned()));
+            }
+            // Of two lengths, the client believes another one than a proxy before the store.
+            if parts.headers.contains_key(TRANSFER_ENCODING) && header(CONTENT_LENGTH).is_some() {
+                return Err(refused("the answer has two lengths".to_owned()));
+            }
+            let announced = header(CONTENT_LENGTH).and_then(|v| v.parse::<u64>().ok());
+            if has_body && !is_error && announced.is_some_and(|bytes| bytes > bytes_max) {
                 return Err(too_long(bytes_max));
             }
+            let nodes_left = (range.is_none() && !is_error).then_some(NODES_MAX);
             let stream = Mutex::new(body.bytes_stream());
-            let body = BoundedBody { stream, bytes_left: bytes_max, bytes_max, is_error };
+            let body =
+                BoundedBody { stream, bytes_left: bytes_max, bytes_max, nodes_left, is_error };
             Ok(Response::from_parts(parts, HttpResponseBody::new(body)))
         })
     }
 }
 
-/// The length of the requested range.
-fn range_bytes(request: &Request<HttpRequestBody>) -> Option<u64> {
-    let range = request.headers().get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
-    let (first, last) = range.split_once('-')?;
-    last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+/// The range of a request.
+#[derive(Clone, Copy)]
+struct Range {
+    first: u64,
+    last: u64,
 }
 
-fn too_long(bytes_max: u64) -> HttpError {
-    HttpError::new(HttpErrorKind::Decode, TooLong { bytes_max })
-}
+impl Range {
+    /// # Errors
+    /// For an empty range: a client that received too much of a body requests the rest of it.
+    fn parse(value: &HeaderValue) -> Result<Range, HttpError> {
+        let range = || {
+            let (first, last) = value.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
+            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            (first <= last).then_some(Range { first, last })
+        };
+        range().ok_or_else(|| refused("the answer is longer than its range".to_owned()))
+    }
 
-#[derive(Debug)]
-struct TooLong {
-    bytes_max: u64,
-}
+    fn bytes(&self) -> u64 {
+        (self.last - self.first).saturating_add(1)
+    }
 
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the answer is longer than expected, {} bytes", self.bytes_max)
+    /// Whether `content_range` is this one or its part up to the end of the object.
+    fn is_of(&self, content_range: &str) -> bool {
+        let got = || {
+            let (range, _) = content_range.strip_prefix("bytes ")?.split_once('/')?;
+            let (first, last) = range.split_once('-')?;
+            Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?))
+        };
+        got().is_some_and(|(first, last)| first == self.first && last <= self.last)
     }
 }
 
-impl std::error::Error for TooLong {}
+fn too_long(bytes_max: u64) -> HttpError {
+    refused(format!("the answer is longer than expected, {bytes_max} bytes"))
+}
 
-/// A body that fails after `bytes_max` bytes; that of an error ends there.
+/// An error that is not retried.
+fn refused(what: String) -> HttpError {
+    HttpError::new(HttpErrorKind::Decode, std::io::Error::other(what))
+}
+
+/// A body that fails after `bytes_max` bytes or too many nodes; that of an error ends there.
 struct BoundedBody {
     /// The lock makes it `Sync`. It is never taken.
     stream: Mutex<BoxStream<'static, Result<Bytes, HttpError>>>,
     bytes_left: u64,
     bytes_max: u64,
+    /// `None` if they are not counted.
+    nodes_left: Option<usize>,
     is_error: bool,
 }
 
@@ -205,6 +241,14 @@ impl Body for BoundedBody {
                 bytes.truncate(body.bytes_left as usize);
             }
             body.bytes_left -= bytes.len() as u64;
+            if let Some(left) = body.nodes_left {
+                let nodes = bytes.iter().filter(|byte| matches!(byte, b'<' | b'&')).count();
+                body.nodes_left = left.checked_sub(nodes);
+                if body.nodes_left.is_none() {
+                    let what = format!("the answer has more than {NODES_MAX} XML elements");
+                    return Some(Err(refused(what)));
+                }
+            }
             Some(Ok(Frame::data(bytes)))
         })
     }
@@ -221,6 +265,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use firn_model::{Error, ErrorKind};
+    use http::header::HeaderValue;
 
     use crate::{Bucket, PutMode, RangeRequest, RemoteBucket, RemoteOptions};
 
@@ -314,6 +359,53 @@ mod tests {
         let (bucket, _sent) = endless(long, Arc::from(*b""));
         let error = bucket.list("a").unwrap_err();
         assert!(error.to_string().contains("longer than expected, 8388608 bytes"), "{error}");
+    }
+
+    /// Before, each retry of a read brought up to 8 MiB more.
+    #[test]
+    fn a_range_of_another_length_is_refused() {
+        let meta = "ETag: \"1\"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n";
+        for (head, body) in [
+            (
+                "Content-Range: bytes 0-1/2\r\nContent-Length: 2\r\nTransfer-Encoding: chunked",
+                "2\r\nok\r\n1\r\nx\r\n",
+            ),
+            ("Content-Range: bytes 0-1/2\r\nTransfer-Encoding: chunked", "2\r\nok\r\n1\r\nx\r\n"),
+            ("Content-Range: bytes 5-6/9\r\nContent-Length: 2", "ok"),
+            ("Content-Range: bytes 0-9/9\r\nContent-Length: 10", "0123456789"),
+            ("Content-Length: 2", "ok"),
+        ] {
+            let head = format!("HTTP/1.1 206 Partial Content\r\n{meta}{head}\r\n\r\n{body}");
+            let (bucket, _sent) = endless(head.leak(), Arc::from(vec![b'x'; 64 << 10]));
+            let error = read(&bucket);
+            assert_eq!(error.kind(), &ErrorKind::Unavailable, "{body}: {error}");
+        }
+        let range = |text: &str| super::Range::parse(&HeaderValue::from_str(text).unwrap()).is_ok();
+        assert!(range("bytes=0-0") && range("bytes=5-9"));
+        assert!(!range("bytes=2-1") && !range("bytes=-5") && !range("bytes=5-"));
+    }
+
+    /// Before, the parser of a listing took 200 MB for the elements that it did not know.
+    #[test]
+    fn a_listing_of_too_many_elements_is_refused() {
+        let page = "<ListBucketResult><Contents>".to_owned() + &"<a/>".repeat(300_000);
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{page}", page.len());
+        let (bucket, _sent) = endless(answer.leak(), Arc::from(*b""));
+        let error = bucket.list("a").unwrap_err();
+        assert!(error.to_string().contains("more than 262144 XML elements"), "{error}");
+    }
+
+    /// Before, a panic of the client in the first request was reported as a bug of ours.
+    #[test]
+    fn credentials_with_control_characters_are_refused() {
+        for name in ["AWS_SESSION_TOKEN", "aws_access_key_id"] {
+            let variables = [(name.to_owned(), "hush-hush\n".to_owned())];
+            let options = RemoteOptions::default();
+            let error = RemoteBucket::open("s3://b", variables, &options).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Invalid);
+            let shown = error.to_string();
+            assert!(shown.contains(&name.to_uppercase()) && !shown.contains("hush"), "{shown}");
+        }
     }
 
     #[test]

@@ -81,6 +81,7 @@ pub(super) fn open(
     };
     let variables: Vec<(String, String)> =
         variables.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
+    check_characters(&variables)?;
     let mut files = CredentialFiles::of(&variables, file_variables);
     if scheme == "gs" {
         files.0.extend(google_default());
@@ -141,6 +142,20 @@ pub(super) fn text_variables(
 fn is_read(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     [S3_VARIABLES, GOOGLE_VARIABLES, AZURE_VARIABLES].concat().iter().any(|p| name.starts_with(p))
+}
+
+/// The clients panic on values that are no header.
+fn check_characters(variables: &[(String, String)]) -> Result<()> {
+    let is_bad = |(name, value): &&(String, String)| {
+        is_read(name) && !name.contains("service_account") && value.contains(char::is_control)
+    };
+    match variables.iter().find(is_bad) {
+        Some((name, _)) => {
+            let name = name.to_uppercase();
+            Err(Error::invalid(format!("{name}: expected a text without control characters")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The file that Google's client reads if no variable names one.
@@ -313,7 +328,7 @@ const SECRET_BYTES_MIN: usize = 4;
 impl Secrets {
     fn of(variables: &[(String, String)]) -> Secrets {
         let is_secret = |name: &str| {
-            let parts = ["key", "secret", "token", "password", "credential"];
+            let parts = ["key", "secret", "token", "password", "credential", "header"];
             let is_named = parts.iter().any(|part| name.contains(part));
             is_named && is_read(name) && !name.ends_with("_id") && !name.ends_with("_file")
         };
