@@ -17,7 +17,9 @@ use crate::config::{CacheConfig, Or};
 use crate::http::auth;
 use crate::http::guard::{self, Guard};
 use crate::http::roles::Access;
-use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
+use crate::net::{
+    BUFFER_BYTES_MAX, BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve,
+};
 
 /// Monitoring only.
 const CONNECTIONS_MAX: usize = 64;
@@ -25,6 +27,7 @@ const METRICS_PATHS: [&str; 2] = ["/metrics", "/-/cache/metrics"];
 const HTTP: HttpOptions = HttpOptions {
     open_paths: &["/-/healthy", "/-/ready", METRICS_PATHS[0], METRICS_PATHS[1]],
     explains_errors: true,
+    buffer_bytes_max: BUFFER_BYTES_MAX,
 };
 
 /// The listener before it accepts connections.

@@ -37,7 +37,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
 use crate::http::roles::{Access, Methods, Routes};
-use crate::net::{ClientAddress, HttpOptions};
+use crate::net::{BUFFER_BYTES_MAX, ClientAddress, HttpOptions};
 use crate::threads::on_network_thread;
 
 pub(crate) use status::hostname;
@@ -58,8 +58,11 @@ pub(crate) enum Face {
 }
 
 /// How requests of the database are answered.
-pub(crate) const HTTP: HttpOptions =
-    HttpOptions { open_paths: lifecycle::HEALTH_PATHS, explains_errors: true };
+pub(crate) const HTTP: HttpOptions = HttpOptions {
+    open_paths: lifecycle::HEALTH_PATHS,
+    explains_errors: true,
+    buffer_bytes_max: BUFFER_BYTES_MAX,
+};
 
 /// The router of a listener: its routes, and the steps around every request.
 pub(crate) fn router(app: Shared, face: Face) -> Router {

@@ -23,9 +23,9 @@ use super::socket::{Exchange, Socket};
 use super::table::{ConnectionHandle, ConnectionTable};
 use crate::answer;
 
-// Of each connection; a head must fit. With the default of 400 KiB this buffer would be most of the
-// memory of an idle sender.
-const BUFFER_BYTES_MAX: usize = 128 << 10;
+/// The usual [`HttpOptions::buffer_bytes_max`]. With hyper's default of 400 KiB this buffer would
+/// be most of the memory of an idle sender.
+pub(crate) const BUFFER_BYTES_MAX: usize = 128 << 10;
 
 /// The address of the client: an extension of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub(crate) struct HttpOptions {
     pub(crate) open_paths: &'static [&'static str],
     /// Whether errors without a text get one: not if they may be another server's.
     pub(crate) explains_errors: bool,
+    /// The buffer of a connection; a head must fit.
+    pub(crate) buffer_bytes_max: usize,
 }
 
 /// The routes of a service.
@@ -90,7 +92,7 @@ pub(super) async fn serve_stream(
         }
     });
     let mut builder = http1::Builder::new();
-    builder.header_read_timeout(None).max_buf_size(BUFFER_BYTES_MAX);
+    builder.header_read_timeout(None).max_buf_size(http.options.buffer_bytes_max);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(socket), service));
     // An error here is a client that disconnected or is too slow; there is nothing to do.
     tokio::select! {
@@ -201,7 +203,11 @@ mod tests {
     use crate::net::ConnectionLimits;
 
     fn served(bound: BoundService, handler: MethodRouter) -> Service {
-        let options = HttpOptions { open_paths: &["/open"], explains_errors: true };
+        let options = HttpOptions {
+            open_paths: &["/open"],
+            explains_errors: true,
+            buffer_bytes_max: BUFFER_BYTES_MAX,
+        };
         let table = ConnectionTable::new(ConnectionLimits::new(1, None));
         serve(bound, table, Router::new().route("/", handler), options)
     }

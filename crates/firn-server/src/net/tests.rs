@@ -22,7 +22,11 @@ use super::*;
 /// Bytes that a stream holds until the other side reads them.
 const PIPE_BYTES: usize = 4 << 10;
 const LONG_BYTES: usize = 8 << 20;
-const OPTIONS: HttpOptions = HttpOptions { open_paths: &["/open"], explains_errors: true };
+const OPTIONS: HttpOptions = HttpOptions {
+    open_paths: &["/open"],
+    explains_errors: true,
+    buffer_bytes_max: BUFFER_BYTES_MAX,
+};
 
 /// A client whose connection is served.
 struct MemoryClient {

@@ -1,38 +1,40 @@
 //! The HTTP client of the proxy's origin: connections with bounded buffers, TLS, time-outs.
 
+use std::error::Error as _;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Method, Request, Response};
 use firn_env::given_file::read_once;
 use firn_model::{Error, Result};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client as PooledClient;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client as PooledClient, Error as PoolError};
 use hyper_util::rt::TokioExecutor;
+use parking_lot::Mutex;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
+use super::BUFFER_BYTES_MAX;
 use super::origin::causes;
 use crate::config::{CacheConfig, FilePath, Or, Unset};
 
 // An unreachable host must not block a dashboard for minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The buffer of a connection, into which the head of an answer must fit. Heads of Prometheus have
-/// less than 1 KiB; an origin may send the longest one to each of hundreds of clients.
-const BUFFER_BYTES_MAX: usize = 32 << 10;
-
 /// A client of one server. It speaks HTTP/1.1, follows no redirects and uses no other proxy.
 #[derive(Debug)]
 pub(super) struct OriginClient {
     pool: PooledClient<HttpsConnector<HttpConnector>, Body>,
-    /// For the head of an answer, and the connection before it.
+    /// For the head of an answer, after the connection or a part of the request's body.
     patience: Duration,
 }
 
@@ -55,7 +57,8 @@ impl OriginClient {
         Ok(OriginClient { pool, patience: config.origin_timeout.duration() })
     }
 
-    /// Sends a request; the answer's body follows as a stream.
+    /// Sends a request; the answer's body follows as a stream. A request without a body that only
+    /// reads is repeated if the origin closed the connection meanwhile.
     ///
     /// # Errors
     /// The reason in one line.
@@ -63,11 +66,83 @@ impl OriginClient {
         &self,
         request: Request<Body>,
     ) -> std::result::Result<Response<Incoming>, String> {
-        match timeout(self.patience, self.pool.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(causes(error.to_string(), &error)),
-            Err(_) => Err("no progress within --origin-timeout".to_owned()),
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let again = (is_read && request.body().is_end_stream()).then(|| {
+            let mut again = Request::new(Body::empty());
+            *again.method_mut() = request.method().clone();
+            *again.uri_mut() = request.uri().clone();
+            *again.headers_mut() = request.headers().clone();
+            again
+        });
+        match (self.send_once(request).await, again) {
+            (Err(SendError::Failed(error)), Some(again)) if is_closed(&error) => {
+                self.send_once(again).await
+            }
+            (sent, _) => sent,
         }
+        .map_err(|error| match error {
+            SendError::Failed(error) => causes(error.to_string(), &error),
+            SendError::Stalled => "no progress within --origin-timeout".to_owned(),
+        })
+    }
+
+    async fn send_once(
+        &self,
+        request: Request<Body>,
+    ) -> std::result::Result<Response<Incoming>, SendError> {
+        let moved = Arc::new(Mutex::new(Instant::now()));
+        let request =
+            request.map(|body| Body::new(WatchedBody { body, moved: Arc::clone(&moved) }));
+        let mut answer = pin!(self.pool.request(request));
+        loop {
+            let latest = *moved.lock() + self.patience;
+            match timeout_at(latest, &mut answer).await {
+                Ok(sent) => return sent.map_err(SendError::Failed),
+                Err(_) if *moved.lock() + self.patience > latest => {}
+                Err(_) => return Err(SendError::Stalled),
+            }
+        }
+    }
+}
+
+enum SendError {
+    Failed(PoolError),
+    Stalled,
+}
+
+/// Whether the origin closed the connection before its answer began.
+fn is_closed(error: &PoolError) -> bool {
+    let hyper = error.source().and_then(|source| source.downcast_ref::<hyper::Error>());
+    let io = hyper.and_then(|error| error.source()?.downcast_ref::<io::Error>());
+    let is_reset = io.is_some_and(|io| io.kind() == io::ErrorKind::ConnectionReset);
+    is_reset || hyper.is_some_and(|error| error.is_incomplete_message() || error.is_canceled())
+}
+
+/// The body of a request, and the time at which its last part was taken.
+struct WatchedBody {
+    body: Body,
+    moved: Arc<Mutex<Instant>>,
+}
+
+impl HttpBody for WatchedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        *self.moved.lock() = Instant::now();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -43,7 +43,7 @@ use firn_cache_client::BreakEven;
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Pool, Reservation, Result, Timestamp};
 use http_body_util::BodyExt;
-use hyper::body::Frame;
+use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 
 use self::origin::{FetchError, Fetched, Origin, end_to_end};
@@ -71,7 +71,15 @@ const FOLDER: &str = "answers";
 /// Path of the proxy's own metrics. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
 /// Errors without a text are the origin's.
-const HTTP: HttpOptions = HttpOptions { open_paths: &[METRICS_PATH], explains_errors: false };
+const HTTP: HttpOptions = HttpOptions {
+    open_paths: &[METRICS_PATH],
+    explains_errors: false,
+    buffer_bytes_max: BUFFER_BYTES_MAX,
+};
+/// The buffer of a connection, to a client and to the origin; a head must fit. Heads of Prometheus
+/// have less than 1 KiB. Hundreds of clients may have full ones: parts of a forwarded body take
+/// about three times as much.
+const BUFFER_BYTES_MAX: usize = 32 << 10;
 /// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
 /// Memory of a form, in multiples of its length: as received, as pairs, as the question.
@@ -529,6 +537,14 @@ impl HttpBody for Begun {
         match self.read.take() {
             Some(read) => Poll::Ready(Some(Ok(Frame::data(read)))),
             None => Pin::new(&mut self.rest).poll_frame(context),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (read, rest) = (self.read.as_ref().map_or(0, Bytes::len) as u64, self.rest.size_hint());
+        match rest.exact() {
+            Some(rest) => SizeHint::with_exact(read.saturating_add(rest)),
+            None => SizeHint::default(),
         }
     }
 }

@@ -117,6 +117,7 @@ impl Origin {
         let mut headers = parts.headers;
         let has_body = parts.method != Method::HEAD;
         headers.remove(header::HOST);
+        headers.remove(header::CONTENT_LENGTH);
         let cut = Arc::<OnceLock<String>>::default();
         let body = match body.is_end_stream() {
             true => Body::empty(),
@@ -133,6 +134,10 @@ impl Origin {
             Ok(answer) => {
                 let (mut parts, body) = answer.into_parts();
                 parts.headers = end_to_end(&parts.headers);
+                if has_body && parts.status != StatusCode::NOT_MODIFIED {
+                    // The server states that of the body: an origin may state another one.
+                    parts.headers.remove(header::CONTENT_LENGTH);
+                }
                 if let Err(why) = check_status(parts.status) {
                     return unreachable_origin(&self.url, &why);
                 }
@@ -203,7 +208,8 @@ impl Origin {
             false => self.request(Method::GET, url, headers, Body::empty()),
         };
         let answer = self.client.send(request).await.map_err(FetchError::Failed)?;
-        let (status, headers) = (answer.status(), end_to_end(answer.headers()));
+        let (status, mut headers) = (answer.status(), end_to_end(answer.headers()));
+        headers.remove(header::CONTENT_LENGTH);
         check_status(status).map_err(FetchError::Failed)?;
         let mut arriving = self.timed(answer.into_body());
         let mut body = Vec::new();
@@ -356,6 +362,10 @@ pub(super) fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     for name in named.flat_map(|names| names.split(',')) {
         kept.remove(name.trim());
+    }
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        // The body has the length of its chunks.
+        kept.remove(header::CONTENT_LENGTH);
     }
     for name in &HOP_BY_HOP {
         kept.remove(name);

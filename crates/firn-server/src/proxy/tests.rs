@@ -481,3 +481,99 @@ fn a_long_head_of_the_origin_is_refused() {
     heads.join().unwrap();
     proxy.proxy.stop().unwrap();
 }
+
+/// Serves `answers`, one for each connection; returns the heads of the requests.
+fn answering(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let heads = std::thread::spawn(move || {
+        let one = |answer: &&str| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut head, mut byte) = (Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) > 0 {
+                head.extend_from_slice(&byte);
+            }
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(head).unwrap()
+        };
+        answers.iter().map(one).collect()
+    });
+    (origin, heads)
+}
+
+/// Before, a client believed the length and took a part of the body for the next answer.
+#[test]
+fn an_answer_has_the_length_of_its_body() {
+    let (origin, heads) = answering(&[
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n\
+         5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 30\r\nTransfer-Encoding: chunked\r\n\
+         Content-Type: application/json\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\nConnection: close\r\n\r\nhello",
+    ]);
+    let proxy = RunningProxy::start(&origin, &[]);
+    let query = "/api/v1/query_range?query=up&start=1000&end=1000&step=15";
+    for target in ["/api/v1/labels", query, "/api/v1/labels"] {
+        let answer = proxy.send("GET", target, "");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let is_chunked = head.contains("transfer-encoding: chunked");
+        let body = if is_chunked {
+            body.replace("5\r\nhello\r\n0\r\n\r\n", "hello")
+        } else {
+            body.to_owned()
+        };
+        assert_eq!(body, "hello", "{answer}");
+        assert!(is_chunked || head.contains("content-length: 5\r\n"), "{answer}");
+    }
+    heads.join().unwrap();
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, a read failed if the origin had closed the connection between two requests.
+#[test]
+fn a_read_is_repeated_on_a_new_connection_and_a_write_is_not() {
+    let (origin, heads) =
+        answering(&["", "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n", ""]);
+    let proxy = RunningProxy::start(&origin, &[("proxy-paths", "/write")]);
+    let answer = proxy.send("GET", "/api/v1/labels", "");
+    assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
+    let answer = proxy.send("POST", "/write", "Content-Length: 0\r\n");
+    assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+    let heads = heads.join().unwrap();
+    assert!(heads[0] == heads[1] && heads[2].starts_with("POST "), "{heads:?}");
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, a body that took longer than the time limit was refused, although it arrived.
+#[test]
+fn a_slow_upload_has_the_time_limit_for_each_part() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let received = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let (mut request, mut byte) = (Vec::new(), [0]);
+        while !request.ends_with(b"the end") && stream.read(&mut byte).unwrap_or(0) > 0 {
+            request.extend_from_slice(&byte);
+        }
+        let answer = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
+        stream.write_all(answer).unwrap();
+    });
+    let proxy =
+        RunningProxy::start(&origin, &[("proxy-paths", "/write"), ("origin-timeout", "3s")]);
+    let mut stream = TcpStream::connect(proxy.proxy.listens()[0]).unwrap();
+    let parts = ["a", "b", "c", "d", "the end"];
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    let head = format!(
+        "POST /write HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    for part in parts {
+        std::thread::sleep(Duration::from_secs(1));
+        stream.write_all(part.as_bytes()).unwrap();
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
+    received.join().unwrap();
+    proxy.proxy.stop().unwrap();
+}
