@@ -150,7 +150,9 @@ impl MemberSets {
         if form == SetForm::Listed as u8 {
             let slots = take_slots(input)?;
             let end = slots.last().map_or(0, |slot| *slot as u32 + 1);
-            self.remember(MemberSet::of(&slots, slots.len() as u32, end), piece);
+            let replaced = self.recent.first_mut().filter(|_| !piece);
+            let words = replaced.map_or(Vec::new(), |set| std::mem::take(&mut set.words));
+            self.remember(MemberSet::within(words, &slots, slots.len() as u32, end), piece);
             return Ok(());
         }
         if other {
@@ -244,10 +246,16 @@ impl MemberSet {
     }
 
     fn of(slots: &[u64], len: u32, end: u32) -> MemberSet {
+        MemberSet::within(Vec::new(), slots, len, end)
+    }
+
+    /// As [`MemberSet::of`], in the memory of `words`.
+    fn within(mut words: Vec<u64>, slots: &[u64], len: u32, end: u32) -> MemberSet {
         if len == end {
             return MemberSet { len, end, words: Vec::new() };
         }
-        let mut words = vec![0u64; (end as usize).div_ceil(64)];
+        words.clear();
+        words.resize((end as usize).div_ceil(64), 0);
         for slot in slots {
             if let Some(word) = words.get_mut((slot / 64) as usize) {
                 *word |= 1 << (slot % 64);
