@@ -19,6 +19,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
+use crate::frames::{HeadCount, HeadLimit};
 use crate::lookup::lookup;
 use crate::outgoing::{ConnectionPermit, Places};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
@@ -77,8 +78,14 @@ pub(crate) struct Route {
 
 enum Sender {
     Http1(Box<Http1>),
-    /// A task of its own drives the connection, which serves several streams.
-    Http2(http2::SendRequest<Full<Bytes>>),
+    Http2(Http2),
+}
+
+/// A connection that a task of its own drives, as it serves several streams.
+struct Http2 {
+    sender: http2::SendRequest<Full<Bytes>>,
+    /// Of the current request.
+    heads: HeadCount,
 }
 
 /// A connection that the task of the request drives: a task of its own would be woken, often on
@@ -129,7 +136,7 @@ impl Open {
                 poll(&mut http1.connection, &mut Context::from_waker(Waker::noop()));
                 http1.sender.is_closed()
             }
-            Sender::Http2(sender) => sender.is_closed(),
+            Sender::Http2(http2) => http2.sender.is_closed(),
         }
     }
 
@@ -161,8 +168,9 @@ impl Open {
     ) -> hyper::Result<hyper::Response<Incoming>> {
         match &mut self.sender {
             Sender::Http1(http1) => http1.send(request).await,
-            Sender::Http2(sender) => {
+            Sender::Http2(Http2 { sender, heads }) => {
                 sender.ready().await?;
+                heads.reset();
                 sender.send_request(request).await
             }
         }
@@ -268,24 +276,24 @@ impl Route {
             stream = boxed(tls);
         }
         let failed = |error: hyper::Error| FetchError::transport("connect", error);
-        let io = TokioIo::new(stream);
         let sender = if is_http2 {
             held.grow(u64::from(WINDOW_BYTES)).map_err(FetchError::Memory)?;
+            let heads = HeadCount::default();
             // The server may send as much before the body is read.
             let (sender, connection) = http2::Builder::new(TokioExecutor::new())
                 .initial_stream_window_size(WINDOW_BYTES)
                 .initial_connection_window_size(WINDOW_BYTES)
                 .max_header_list_size(READ_BYTES)
-                .handshake(io)
+                .handshake(TokioIo::new(HeadLimit::new(stream, heads.clone())))
                 .await
                 .map_err(failed)?;
             // Ends when the sender is dropped or the connection breaks.
             tokio::spawn(connection);
-            Sender::Http2(sender)
+            Sender::Http2(Http2 { sender, heads })
         } else {
             let (sender, connection) = http1::Builder::new()
                 .read_buf_exact_size(Some(READ_BYTES as usize))
-                .handshake(io)
+                .handshake(TokioIo::new(stream))
                 .await
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))

@@ -17,8 +17,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `sent_secrets`, `connect`,
-//! `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `sent_secrets`, `frames`,
+//! `connect`, `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -37,6 +37,7 @@ mod connect;
 mod credentials;
 pub mod dns;
 mod error;
+mod frames;
 mod lines;
 mod lookup;
 mod outgoing;

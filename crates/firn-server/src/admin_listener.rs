@@ -75,7 +75,8 @@ impl AdminListener {
             })
             .layer(from_fn_with_state(self.gate, permit))
             .layer(from_fn_with_state(Arc::new(self.guard), guard::guard));
-        let table = ConnectionTable::new(ConnectionLimits::new(CONNECTIONS_MAX, None));
+        let table =
+            ConnectionTable::new(ConnectionLimits::within_open_files(CONNECTIONS_MAX, None));
         serve(self.bound, table, router, HTTP)
     }
 }

@@ -19,7 +19,6 @@ use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
 use crate::ingest::{Ingest, IngestLimits, Scratch};
-use crate::machine::usable_connections;
 use crate::metadata::MetadataStore;
 use crate::metadata_file;
 use crate::metrics_text::{Kind, MetricsText};
@@ -124,8 +123,8 @@ impl App {
         let interval = config.self_scrape_interval();
         let metadata = MetadataStore::within(config.memory.0);
         App {
-            connections: ConnectionTable::new(ConnectionLimits::new(
-                usable_connections(config.connections_max.to_usize()),
+            connections: ConnectionTable::new(ConnectionLimits::within_open_files(
+                config.connections_max.to_usize(),
                 config.connections_per_client_max.get().map(|max| max.to_usize()),
             )),
             target: interval.zip(listens.first()).map(|(interval, &listen)| {

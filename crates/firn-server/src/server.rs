@@ -102,7 +102,10 @@ impl Server {
         bound.keep_current(&app.gate, move || reloaded.reload())?;
         let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
         let admin = admin_bound.map(|bound| {
-            let table = ConnectionTable::new(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX, None));
+            let table = ConnectionTable::new(ConnectionLimits::within_open_files(
+                ADMIN_CONNECTIONS_MAX,
+                None,
+            ));
             net::serve(bound, table, http::router(Arc::clone(&app), Face::Admin), HTTP)
         });
         let opened = open(&app, &service, process.is_dedicated)?;

@@ -655,6 +655,65 @@ async fn a_server_of_http_2_cannot_send_ahead() {
     assert!(connection_window <= 64 << 10, "{connection_window}");
 }
 
+/// Before, informational heads were queued without a limit until the final one arrived.
+#[tokio::test]
+async fn informational_heads_of_http_2_are_bounded() {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream];
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+    // HPACK: a literal with the name of entry 8, `:status`; then entry 8 whole, status 200.
+    let informational = |stream| frame(HEADERS, END_HEADERS, stream, b"\x08\x03103");
+    let answer = |stream| {
+        let data = frame(DATA, END_STREAM, stream, b"a 1\n");
+        [frame(HEADERS, END_HEADERS, stream, b"\x88"), data].concat()
+    };
+    // Eight requests with two informational heads each, then one with hundreds.
+    const ANSWERED: usize = 8;
+    let (tls, _) = certificate_for("example.org", &[b"h2"]);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("https://127.0.0.1:{}/metrics", listener.local_addr().unwrap().port());
+    let server = tokio::spawn(async move {
+        let mut request_count = 0;
+        // The failed connection is replaced once.
+        for _ in 0..2 {
+            let mut stream = tls.accept(listener.accept().await.unwrap().0).await.unwrap();
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            let mut head = [0; 9];
+            // Until the client closes the connection.
+            while stream.read_exact(&mut head).await.is_ok() {
+                let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+                stream.read_exact(&mut vec![0; len]).await.unwrap();
+                if head[3] != HEADERS {
+                    continue;
+                }
+                request_count += 1;
+                let id = head[8];
+                let heads = if request_count <= ANSWERED { 2 } else { 500 };
+                let bytes = [informational(id).repeat(heads), answer(id)].concat();
+                stream.write_all(&bytes).await.unwrap();
+            }
+        }
+        request_count
+    });
+    let client = open(&client_config("tls_config: {insecure_skip_verify: true}"));
+    let mut connections = Connections::default();
+    for _ in 0..ANSWERED {
+        let response = client.send(&request(url.clone()), &mut connections).await.unwrap();
+        assert_eq!(response.body[..], b"a 1\n"[..]);
+    }
+    let error = client.send(&request(url), &mut connections).await.unwrap_err().to_string();
+    assert!(error.contains("more than 16 response heads to one request"), "{error}");
+    assert_eq!(server.await.unwrap(), ANSWERED + 2);
+}
+
 #[tokio::test]
 async fn unusable_addresses_are_errors() {
     let client = open(&HttpClient::default());

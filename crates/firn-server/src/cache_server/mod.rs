@@ -28,7 +28,7 @@ use crate::access::{Gate, GateOptions};
 use crate::admin_listener::AdminListener;
 use crate::config::{CacheConfig, Or};
 use crate::http::guard::Guard;
-use crate::machine::{usable_connections, warn_if_readable};
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{Accepted, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, write_process};
@@ -132,8 +132,8 @@ impl CacheServer {
         let bound = bound.with_gate(&gate)?;
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let partial_bytes_min = config.partial_bytes_min.get();
-        let table = ConnectionTable::new(ConnectionLimits::new(
-            usable_connections(config.connections_max.to_usize()),
+        let table = ConnectionTable::new(ConnectionLimits::within_open_files(
+            config.connections_max.to_usize(),
             config.connections_per_client_max.get().map(|max| max.to_usize()),
         ));
         let guard = Guard::new(&config.allowed_hosts, &Or::default());

@@ -28,7 +28,7 @@ pub(crate) use self::head::HEADERS_MAX;
 pub(crate) use self::head::{HEAD_BYTES_MAX, HeadRefusal, parse as parse_head, too_large};
 pub(crate) use self::http::{BUFFER_BYTES_MAX, ClientAddress, HttpOptions, ListenAddress, serve};
 pub(crate) use self::service::{Accepted, BoundService, Service, Stopping, stopped, terminated};
-pub(crate) use self::table::{ConnectionHandle, ConnectionLimits, ConnectionTable};
+pub(crate) use self::table::{ConnectionHandle, ConnectionLimits, ConnectionTable, PENDING_MAX};
 pub(crate) use self::transfer::{
     SHORT_TRANSFER_LIMITS, TRANSFER_LIMITS, TransferClock, TransferLimits, after,
 };

@@ -3,8 +3,10 @@
 //! An accepted connection is *pending*. Its first request *admits* it; admitted connections are
 //! limited, in total and for each client. Requests for health and metrics need no admission, so
 //! they are answered while the limit is reached. The oldest connection between two requests is
-//! evicted for a new one, never one within a request.
+//! evicted for a new one, never one within a request. Pending connections are limited in total; the
+//! client with the most of them loses its own, so that no client evicts those of all others.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -15,14 +17,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::machine::usable_connections;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 
 /// Connections that are not admitted: those before their first request, and those whose request
-/// waits for admission or needs none.
-const PENDING_MAX: usize = 128;
-/// Requests that wait for admission; further ones are refused at once.
-const WAITING_MAX: usize = 64;
+/// waits for admission or needs none. Fewer if the process may have few open files.
+pub(crate) const PENDING_MAX: usize = 128;
 /// A request waits this long for admission.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -30,6 +31,7 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
     pub(crate) connections_max: usize,
+    pub(crate) pending_max: usize,
     /// Of one client: an address, or an IPv6 network of 64 bits.
     pub(crate) per_client_max: usize,
     /// The same for clients on this machine.
@@ -42,9 +44,26 @@ impl ConnectionLimits {
     pub(crate) fn new(connections_max: usize, per_client_max: Option<usize>) -> ConnectionLimits {
         ConnectionLimits {
             connections_max,
+            pending_max: PENDING_MAX,
             per_client_max: per_client_max.unwrap_or(connections_max.div_ceil(2)),
             per_local_client_max: per_client_max.unwrap_or(connections_max),
         }
+    }
+
+    /// The same, reduced to the connections that the limit on open files allows.
+    pub(crate) fn within_open_files(
+        connections_max: usize,
+        per_client_max: Option<usize>,
+    ) -> ConnectionLimits {
+        let usable = usable_connections(connections_max);
+        let limits = ConnectionLimits::new(usable.admitted, per_client_max);
+        ConnectionLimits { pending_max: usable.pending, ..limits }
+    }
+
+    /// Requests that wait for admission; further ones are refused at once. The other pending
+    /// connections are left to requests that need no admission.
+    fn waiting_max(&self) -> usize {
+        self.pending_max / 2
     }
 }
 
@@ -83,6 +102,14 @@ struct OpenConnections {
     admitted_count: usize,
     pending_count: usize,
     waiting_count: usize,
+}
+
+/// The pending connections of one client.
+#[derive(Debug, Default)]
+struct PendingOfClient {
+    count: usize,
+    /// The phase, the time and the number of the one that is evicted first.
+    first: Option<(u64, u64, u64)>,
 }
 
 /// The shared state of a connection.
@@ -134,8 +161,8 @@ impl ConnectionTable {
         })
     }
 
-    /// Adds a pending connection of `client`. Evicts the oldest pending one without a request, or
-    /// waits while all of them have requests.
+    /// Adds a pending connection of `client`. At the limit, evicts the oldest one without a request
+    /// of the client that has most pending connections, or waits while all of them have requests.
     pub(crate) async fn enter(self: &Arc<ConnectionTable>, client: SocketAddr) -> ConnectionHandle {
         let client = network(client.ip());
         self.when_changed(|| self.try_enter(client)).await
@@ -143,10 +170,10 @@ impl ConnectionTable {
 
     fn try_enter(self: &Arc<ConnectionTable>, client: IpAddr) -> Option<ConnectionHandle> {
         let mut open = self.open.lock();
-        if open.pending_count >= PENDING_MAX
-            && !self.close_oldest(&mut open, |other| !other.is_admitted())
-        {
-            return None;
+        while open.pending_count >= self.limits.pending_max {
+            let most = open.client_of_most_pending(client)?;
+            // Fails if the request of its last connection without one has come meanwhile.
+            self.close_oldest(&mut open, |other| !other.is_admitted() && other.client == most);
         }
         let entry = Arc::new(ConnectionEntry {
             client,
@@ -291,6 +318,27 @@ impl ConnectionTable {
 }
 
 impl OpenConnections {
+    /// The client with the most pending connections, counting the one that `entering` opens. It has
+    /// one without a request: the oldest of all such clients if several have as many. `None` if all
+    /// pending connections have requests. Costs a pass over all connections.
+    fn client_of_most_pending(&self, entering: IpAddr) -> Option<IpAddr> {
+        let mut clients: HashMap<IpAddr, PendingOfClient> = HashMap::new();
+        clients.entry(entering).or_default().count = 1;
+        for (id, entry) in self.by_id.iter().filter(|(_, entry)| !entry.is_admitted()) {
+            let of_client = clients.entry(entry.client).or_default();
+            of_client.count += 1;
+            let state = entry.state.load(Ordering::SeqCst);
+            if state & 3 <= Phase::Head as u64 {
+                let rank = (state & 3, state >> 2, *id);
+                of_client.first = Some(of_client.first.map_or(rank, |first| first.min(rank)));
+            }
+        }
+        let evictable = clients.iter().filter_map(|(client, of_client)| {
+            Some((Reverse(of_client.count), of_client.first?, *client))
+        });
+        evictable.min().map(|(_, _, client)| client)
+    }
+
     fn remove(&mut self, id: u64, entry: &ConnectionEntry) {
         if self.by_id.remove(&id).is_none() {
             return;
@@ -433,7 +481,7 @@ struct Waiting<'a>(&'a ConnectionTable);
 impl<'a> Waiting<'a> {
     fn new(table: &'a ConnectionTable) -> Option<Waiting<'a>> {
         let mut open = table.open.lock();
-        if open.waiting_count >= WAITING_MAX {
+        if open.waiting_count >= table.limits.waiting_max() {
             return None;
         }
         open.waiting_count += 1;
@@ -479,6 +527,7 @@ mod tests {
     fn table_of(connections_max: usize, per_client_max: usize) -> Arc<ConnectionTable> {
         ConnectionTable::new(ConnectionLimits {
             connections_max,
+            pending_max: PENDING_MAX,
             per_client_max,
             per_local_client_max: connections_max,
         })
@@ -593,16 +642,61 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_client_that_floods_evicts_only_its_own_pending_connections() {
+        let table = table_of(10, 10);
+        // The oldest of all, one of them within a head.
+        let others = [table.enter(client(2)).await, table.enter(client(3)).await];
+        assert!(others[0].set_head());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let mut flood = Vec::new();
+        for _ in 0..2 * PENDING_MAX {
+            flood.push(table.enter(client(1)).await);
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert!(others.iter().all(is_open));
+        let open_count = flood.iter().filter(|handle| is_open(handle)).count();
+        assert_eq!(open_count, PENDING_MAX - others.len());
+        assert!(is_open(&flood[2 * PENDING_MAX - 1]), "the oldest of the flood is evicted");
+        assert_eq!(table.counts().pending, PENDING_MAX);
+        let newcomer = table.enter(client(4)).await;
+        assert!(others.iter().all(is_open) && is_open(&newcomer));
+        // Addresses of one IPv6 network are one client.
+        let table = table_of(10, 10);
+        let quiet = table.enter(client(2)).await;
+        for host in 0..2 * PENDING_MAX {
+            let address = format!("[2001:db8:1:2::{host:x}]:1").parse().unwrap();
+            flood.push(table.enter(address).await);
+        }
+        assert!(is_open(&quiet));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_whose_pending_connections_have_requests_blocks_no_other() {
+        let table = table_of(10, 10);
+        let mut busy = Vec::new();
+        for _ in 0..PENDING_MAX - 2 {
+            busy.push(table.enter(client(1)).await);
+        }
+        assert!(busy.iter().all(ConnectionHandle::set_busy));
+        let silent = [table.enter(client(2)).await, table.enter(client(3)).await];
+        let next = table.enter(client(4)).await;
+        assert!(!is_open(&silent[0]) && is_open(&silent[1]), "the oldest of as many");
+        // The entering connection counts: its client has two.
+        let _second = table.enter(client(4)).await;
+        assert!(!is_open(&next) && is_open(&silent[1]));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn when_too_many_wait_the_next_is_refused_at_once() {
         let table = table_of(1, 1);
         let _busy = seated(&table, 1).await;
         let mut waiting = tokio::task::JoinSet::new();
-        for number in 0..WAITING_MAX {
+        for number in 0..table.limits.waiting_max() {
             let handle = table.enter(client(number as u8)).await;
             assert!(handle.set_busy());
             waiting.spawn(async move { handle.admit().await.is_ok() });
         }
-        for _ in 0..WAITING_MAX {
+        for _ in 0..table.limits.waiting_max() {
             tokio::task::yield_now().await;
         }
         let next = table.enter(client(200)).await;

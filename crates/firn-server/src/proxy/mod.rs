@@ -59,7 +59,7 @@ use crate::flights::Flights;
 use crate::http::auth::{self, Caller, is_permitted};
 use crate::http::guard::{self, Guard};
 use crate::http::roles::{self, Access};
-use crate::machine::{usable_connections, warn_if_readable};
+use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
 use crate::telemetry::{Counter, write_process};
@@ -178,8 +178,8 @@ impl Proxy {
         let gate = Arc::new(Gate::open(config.gate_options(None), budget, on_idle)?);
         let bound = BoundService::bind("firn-proxy", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
-        let table = ConnectionTable::new(ConnectionLimits::new(
-            usable_connections(config.connections_max.to_usize()),
+        let table = ConnectionTable::new(ConnectionLimits::within_open_files(
+            config.connections_max.to_usize(),
             config.connections_per_client_max.get().map(|max| max.to_usize()),
         ));
         let admin = AdminListener::bind(&config, &gate, on_idle)?;

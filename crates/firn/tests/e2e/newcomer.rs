@@ -177,7 +177,7 @@ fn the_limit_on_open_files_is_raised_or_warned_about() {
     assert!(!soft.output().contains(" files may be open"), "{}", soft.output());
     drop(soft);
     let hard = start("-n 200");
-    let warning = "200 files may be open, and --connections-max=512 needs 768";
+    let warning = "200 files may be open, and --connections-max=512 needs 896";
     assert!(hard.output().contains(warning), "{}", hard.output());
 }
 
