@@ -54,6 +54,7 @@ impl SlowTier {
                 && Weak::ptr_eq(&published.tombstones, &Arc::downgrade(&tombstones))
         };
         self.check_claim(rooms, ledger, claim)?;
+        claim.list_again(rooms);
         if claim.published.as_ref().is_some_and(is_unchanged)
             && !rooms.tree.has_unpublished_garbage()
         {
