@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use firn_env::{Bucket, PutMode};
-use firn_model::{CommitSeq, Error, ErrorKind, Result};
+use firn_model::{Budget, CommitSeq, Error, ErrorKind, Result};
 use firn_tree::{Tree, Version};
 
 use crate::edit::{Edit, Room};
@@ -42,8 +42,9 @@ pub(crate) fn check_ours(
     bucket: &dyn Bucket,
     tree: &Tree,
     forgets_history: bool,
+    budget: &Budget,
 ) -> Result<()> {
-    match description::read(bucket) {
+    match description::read(bucket, budget) {
         Ok(Some(found)) if !is_ours(folder, &found, tree) => Err(not_ours_error(found.epoch)),
         Ok(None) => drops_history(bucket, &tree.version(), forgets_history).map(drop),
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
@@ -52,8 +53,13 @@ pub(crate) fn check_ours(
 }
 
 /// The manifest if this folder wrote it. Errors count as no manifest.
-pub(crate) fn read_own(folder: &Folder, bucket: &dyn Bucket, tree: &Tree) -> Option<Description> {
-    description::read(bucket).ok().flatten().filter(|found| is_ours(folder, found, tree))
+pub(crate) fn read_own(
+    folder: &Folder,
+    bucket: &dyn Bucket,
+    tree: &Tree,
+    budget: &Budget,
+) -> Option<Description> {
+    description::read(bucket, budget).ok().flatten().filter(|found| is_ours(folder, found, tree))
 }
 
 /// Refuses a location that has no manifest and none of the tables that `version` names there: it is
@@ -83,8 +89,8 @@ fn drops_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) 
 ///
 /// # Errors
 /// `Conflict`; `Unavailable` if the tier fails.
-pub(crate) fn check_unclaimed(bucket: &dyn Bucket) -> Result<()> {
-    match description::read(bucket)? {
+pub(crate) fn check_unclaimed(bucket: &dyn Bucket, budget: &Budget) -> Result<()> {
+    match description::read(bucket, budget)? {
         None => Ok(()),
         Some(found) => Err(Error::new(
             ErrorKind::Conflict,
@@ -149,7 +155,7 @@ impl SlowTier {
     /// Makes this process the writer of the slow tier, and lists the objects that others left.
     pub(super) fn take_claim(&self, rooms: &Rooms, ledger: &Ledger) -> Result<()> {
         let (bucket, folder) = (&*rooms.env.bucket, &ledger.folder);
-        let found = description::read(bucket)?;
+        let found = description::read(bucket, &rooms.budget)?;
         match &found {
             Some(found)
                 if !is_ours(folder, found, &rooms.tree) && !goes_by_mark(rooms, folder, found) =>

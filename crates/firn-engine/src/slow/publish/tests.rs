@@ -102,7 +102,7 @@ fn no_two_claims_are_the_same() {
     let put = |sim: &Sim| {
         let writer = Folder::new(7, None).writer();
         claim_as(&sim.bucket, None, writer, &Edit::default()).expect("a claim");
-        let found = read(&sim.bucket).expect("readable").expect("there");
+        let found = read(&sim.bucket, &Budget::unlimited()).expect("readable").expect("there");
         assert_eq!((found.epoch, found.writer.mark), (1, 7));
         claim_as(&sim.bucket, Some(&found), writer, &Edit::default()).expect("a claim");
         sim.bucket.bytes(KEY).expect("a manifest")
