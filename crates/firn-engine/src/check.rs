@@ -223,7 +223,8 @@ impl Engine {
             file_bytes.saturating_mul(REPAIR_MEMORY_PER_BYTE),
         )?;
         let bucket = &*self.rooms.env.bucket;
-        let described = claim::read_own(&self.ledger.folder, bucket, &self.rooms.tree);
+        let described =
+            claim::read_own(&self.ledger.folder, bucket, &self.rooms.tree, &self.rooms.budget);
         let copy = segments::object_reader(bucket, described.as_ref(), path);
         let Some(repaired) = self.rooms.index.repair(path, &copy)? else { return Ok(None) };
         // Writes wait until the references of lost series have a new generation.
@@ -235,7 +236,7 @@ impl Engine {
     /// Checks the slow tier's manifest, and finds unreferenced files and objects.
     fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
         let mut orphans = self.rooms.tree.orphans(&self.rooms.env)?;
-        match description::read(&*self.rooms.env.bucket) {
+        match description::read(&*self.rooms.env.bucket, &self.rooms.budget) {
             // Changed since the check began.
             Ok(Some(described))
                 if repairs
@@ -288,8 +289,9 @@ impl Engine {
 
     /// As [`claim::check_ours`].
     fn check_ours(&self) -> Result<()> {
-        let Rooms { env, options, tree, .. } = &self.rooms;
-        claim::check_ours(&self.ledger.folder, &*env.bucket, tree, options.forget_lost_history)
+        let Rooms { env, options, tree, budget, .. } = &self.rooms;
+        let (folder, forgets_history) = (&self.ledger.folder, options.forget_lost_history);
+        claim::check_ours(folder, &*env.bucket, tree, forgets_history, budget)
     }
 
     /// Claims the slow tier if necessary and publishes the current state. Returns whether it did.

@@ -13,7 +13,9 @@ use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_env::Clock;
 use firn_head::{ConvertJob, FlushJob, SealMarks};
 use firn_log::Log;
-use firn_model::{Error, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp};
+use firn_model::{
+    Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp,
+};
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
@@ -147,8 +149,9 @@ impl Engine {
     /// Moves the contents of the head to level 0 and truncates the log.
     ///
     /// # Errors
-    /// `Unavailable` if the disk fails or is full, `Busy` while a failed commit is rolled back. The
-    /// head then keeps its rows and the log its segments.
+    /// `Unavailable` if the disk fails or is full, `Busy` while a failed commit is rolled back,
+    /// `Canceled` if the database stops and the flush writes many tables. The head then keeps its
+    /// rows and the log its segments.
     pub fn flush(&self) -> Result<()> {
         let Engine { rooms, ledger, flusher, .. } = self;
         if rooms.options.read_only {
@@ -184,6 +187,25 @@ impl Engine {
         self.pressure.note_kept_by_flush(rooms);
         flusher.note_done(rooms, started_ms);
         Ok(())
+    }
+
+    /// The flush at a close, which only saves the next start a replay. Rows of more than a few
+    /// hundred partitions stay in the log, because each partition is a file to sync.
+    pub(crate) fn flush_at_close(&self) -> Result<()> {
+        // Tables must contain the commits that the log cannot make durable any more.
+        if !self.rooms.log.stats().has_lost_commits {
+            self.rooms.wakeup.stop();
+        }
+        match self.flush() {
+            Err(e) if *e.kind() == ErrorKind::Canceled => {
+                tracing::info!(
+                    "the last flush is skipped, because its samples are spread over too many \
+                     partitions: the next start replays them from the log"
+                );
+                Ok(())
+            }
+            flushed => flushed,
+        }
     }
 
     /// Converts rows where many arenas wait, such as after a start: to cut a large group, a flush
@@ -268,7 +290,11 @@ impl Engine {
         let tombstones = if is_forgotten { &none } else { &*frozen.tombstones };
         let known = |chunk| self.only_known(chunk).transpose();
         let mut chunks = job.chunks(tombstones).filter_map(known);
-        self.rooms.tree.write_level0(&mut chunks, tombstones.through())
+        self.rooms.tree.write_level0(
+            &mut chunks,
+            tombstones.through(),
+            self.rooms.wakeup.stopping(),
+        )
     }
 
     /// Makes tables, index segment and floors part of the database in one step, and the flushed
@@ -347,3 +373,6 @@ fn publish_sealed(rooms: &Rooms, marks: &SealMarks) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -219,14 +219,15 @@ impl Engine {
     }
 
     /// Refuses further work. With `flush`, tables then contain everything and the next start
-    /// replays no log.
+    /// replays no log, unless the samples are spread over more than a few hundred partitions: the
+    /// log keeps those, so that a close takes a bounded time.
     ///
     /// # Errors
     /// Those of [`Engine::flush`], and `Unavailable` if rows could not be synced; the engine is
     /// closed anyway. Only rows that were acknowledged under a relaxed `log.sync` may then be lost,
     /// in a power failure.
     pub fn close(&self, flush: bool) -> Result<()> {
-        let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
+        let flushed = if flush && self.is_open() { self.flush_at_close() } else { Ok(()) };
         let synced = match self.is_open() && self.flusher.is_log_started() {
             // With a relaxed `log.sync`, acknowledged rows may still wait for their sync.
             true => self.rooms.log.sync(),

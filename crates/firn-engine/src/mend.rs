@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use firn_env::{Disk, Env, OpenMode};
 use firn_index::{Index, LostSeries};
-use firn_model::{Error, ErrorKind, Result, ShardBits};
+use firn_model::{Budget, Error, ErrorKind, Result, ShardBits};
 use firn_tree::Tree;
 
 use crate::folder::Folder;
@@ -29,6 +29,7 @@ pub(crate) type RepairedFile = (String, Option<LostSeries>);
 pub(crate) struct IndexMender<'a> {
     env: &'a Env,
     options: &'a EngineOptions,
+    budget: &'a Budget,
     folder: &'a Folder,
     tree: &'a Tree,
     parts: Vec<Vec<u8>>,
@@ -43,13 +44,14 @@ pub(crate) struct IndexMender<'a> {
 impl<'a> IndexMender<'a> {
     /// `parts` are the index's parts of the manifest.
     pub(crate) fn new(
-        (env, options): (&'a Env, &'a EngineOptions),
+        (env, options, budget): (&'a Env, &'a EngineOptions, &'a Budget),
         (folder, tree): (&'a Folder, &'a Tree),
         parts: &[&[u8]],
     ) -> IndexMender<'a> {
         IndexMender {
             env,
             options,
+            budget,
             folder,
             tree,
             parts: parts.iter().map(|part| part.to_vec()).collect(),
@@ -113,7 +115,8 @@ impl<'a> IndexMender<'a> {
     /// Rewrites a file: damaged blocks come from the slow tier, or their series are lost.
     fn repair(&mut self, path: &str) -> Result<()> {
         let (bucket, disk) = (&*self.env.bucket, &*self.env.disk);
-        claim::check_ours(self.folder, bucket, self.tree, self.options.forget_lost_history)?;
+        let forgets_history = self.options.forget_lost_history;
+        claim::check_ours(self.folder, bucket, self.tree, forgets_history, self.budget)?;
         let aside = aside_of(path);
         if matches!(disk.open(path, OpenMode::Read), Err(e) if *e.kind() == ErrorKind::NotFound) {
             // An interrupted repair renamed it before the manifest named its replacement.
@@ -122,7 +125,7 @@ impl<'a> IndexMender<'a> {
                 _ => {}
             }
         }
-        let described = claim::read_own(self.folder, bucket, self.tree);
+        let described = claim::read_own(self.folder, bucket, self.tree, self.budget);
         let copy = segments::object_reader(bucket, described.as_ref(), path);
         let repaired = Index::part_repaired(disk, &self.slices(), path, &copy)?;
         self.parts.push(repaired.part);
@@ -134,7 +137,7 @@ impl<'a> IndexMender<'a> {
     /// Downloads a file from the slow tier. `false` if it has no certain copy.
     fn download(&self, path: &str) -> Result<bool> {
         let mark = self.folder.writer().mark;
-        segments::download_lost(self.env, mark, &self.slices(), path).map_err(|e| {
+        segments::download_lost(self.env, mark, &self.slices(), path, self.budget).map_err(|e| {
             e.context(format!("{path} is damaged or missing; downloading it from the slow tier"))
         })
     }

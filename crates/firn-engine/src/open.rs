@@ -165,8 +165,8 @@ fn open_as_recorded(
     let env = Env { bucket, ..env };
     let (manifest, mut contents) = Manifest::open(Arc::clone(&env.disk))?;
     let is_new = contents.edits.is_empty();
-    let followed = begin_following(&env, &options, &mut contents)?;
     let budget = Budget::new(options.memory_bytes_max);
+    let followed = begin_following(&env, &options, &budget, &mut contents)?;
     let is_empty = is_new && followed.is_none();
     let (recorded, tombstones) = RecordedState::read(&contents, is_empty, &options, &budget)?;
     let flushed_deletes = tombstones.through();
@@ -176,7 +176,7 @@ fn open_as_recorded(
     let tree =
         Tree::open(&env, tree_options(&options), &contents.parts(Room::Tree), budget.clone())?;
     let index_parts = contents.parts(Room::Index);
-    let mut mender = IndexMender::new((&env, &options), (&folder, &tree), &index_parts);
+    let mut mender = IndexMender::new((&env, &options, &budget), (&folder, &tree), &index_parts);
     let replayed = open_replayed_rooms(
         (&env, &options, &tree),
         (&recorded, tombstones),
@@ -271,16 +271,17 @@ fn check_access(bucket: &dyn Bucket) -> Result<()> {
 fn begin_following(
     env: &Env,
     options: &EngineOptions,
+    budget: &Budget,
     contents: &mut ManifestContents,
 ) -> Result<Option<Description>> {
     let is_new = contents.edits.is_empty();
     if options.read_only {
-        let described = follow::begin(env, is_new)?;
+        let described = follow::begin(env, is_new, budget)?;
         contents.edits = vec![described.state.clone()];
         return Ok(Some(described));
     }
     if is_new {
-        claim::check_unclaimed(&*env.bucket)?;
+        claim::check_unclaimed(&*env.bucket, budget)?;
     }
     Ok(None)
 }

@@ -324,7 +324,12 @@ impl Engine {
                 Ok(None) => idle_ms,
                 Err(e) if *e.kind() == ErrorKind::Closed => return,
                 // The work is planned again after the next start.
-                Err(e) if *e.kind() == ErrorKind::Canceled && !self.is_open() => return,
+                Err(e)
+                    if *e.kind() == ErrorKind::Canceled
+                        && self.rooms.wakeup.stopping().check().is_err() =>
+                {
+                    return;
+                }
                 Err(e) => {
                     self.lanes.error_count.add(1);
                     // Writes after a failed sync still have their interval.

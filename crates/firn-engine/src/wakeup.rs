@@ -15,6 +15,8 @@ pub(crate) struct Wakeup {
     condvar: Condvar,
     is_flush_requested: AtomicBool,
     is_closed: AtomicBool,
+    /// Canceled before the last flush.
+    stopping: CancelToken,
     /// Canceled when the database closes.
     closing: CancelToken,
 }
@@ -35,8 +37,19 @@ impl Wakeup {
         self.is_flush_requested.store(false, Ordering::Relaxed);
     }
 
+    /// Ends flushes of many tables: the database is about to close.
+    pub(crate) fn stop(&self) {
+        self.stopping.cancel();
+    }
+
+    /// Ends flushes of many tables when the database is about to close.
+    pub(crate) fn stopping(&self) -> &CancelToken {
+        &self.stopping
+    }
+
     /// Ends the lanes and refuses further work.
     pub(crate) fn close(&self) {
+        self.stop();
         self.is_closed.store(true, Ordering::Release);
         self.closing.cancel();
         self.wake();

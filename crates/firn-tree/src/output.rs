@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
 use firn_env::{Env, PutMode};
-use firn_model::{CommitSeq, Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp};
+use firn_model::{
+    CancelToken, CommitSeq, Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp,
+};
 
 use crate::options::TreeOptions;
 use crate::partition::Partition;
@@ -16,6 +18,9 @@ use crate::writer::{TableShape, TableWriter, Written};
 
 // A flush with late data of a year writes thousands of tables; it does not need as many files open.
 const OPEN_FILES_MAX: usize = 64;
+// A canceled flush is completed if it writes at most as many tables. Each costs a sync, and the
+// flush saves the next start a replay.
+const CANCELED_TABLES_MAX: usize = 256;
 // Objects of killed uploads may have the next names. They are skipped in growing steps (1, 2, 4,
 // ..): a few tries skip any number of them.
 const NAME_TRIES_MAX: u32 = 32;
@@ -55,6 +60,8 @@ pub(crate) struct Outputs<'a> {
     /// Accounts for buffers; `None` for a flush, which must work when memory is short because it
     /// frees memory. It holds one block per partition.
     memory: Option<Reservation>,
+    /// Cancels a flush of more than [`CANCELED_TABLES_MAX`] tables.
+    cancel: Option<&'a CancelToken>,
     scratch: Vec<u8>,
 }
 
@@ -77,15 +84,21 @@ impl<'a> Outputs<'a> {
             directories: Vec::new(),
             begun: Vec::new(),
             memory,
+            cancel: None,
             scratch: Vec::new(),
         }
+    }
+
+    /// Lets `cancel` end a flush of many tables; a flush of few is completed.
+    pub(crate) fn canceled_by(self, cancel: &'a CancelToken) -> Outputs<'a> {
+        Outputs { cancel: Some(cancel), ..self }
     }
 
     /// Adds a group or a slice of it; groups must not descend, and slices of a group must not
     /// overlap. `target` maps a timestamp to its partition.
     ///
     /// # Errors
-    /// `Unavailable` when the tier fails or is full, `Busy` without memory.
+    /// `Unavailable` when the tier fails or is full, `Busy` without memory, `Canceled`.
     pub(crate) fn push(
         &mut self,
         group: GroupId,
@@ -127,6 +140,9 @@ impl<'a> Outputs<'a> {
             written_ms: self.made.written_ms,
             deletes_through: self.made.deletes_through,
         };
+        if !self.writers.contains_key(&start) {
+            self.check_canceled()?;
+        }
         let (writer, _) = self.writers.entry(start).or_insert_with(|| {
             let id = TableId(self.ids.fetch_add(1, Ordering::Relaxed));
             self.begun.push(id);
@@ -166,6 +182,7 @@ impl<'a> Outputs<'a> {
     /// As [`Outputs::push`]; then call [`Outputs::discard`].
     pub(crate) fn finish(&mut self) -> Result<Vec<(TableRecord, Suffix)>> {
         while let Some((_, (writer, _))) = self.writers.pop_first() {
+            self.check_canceled()?;
             self.finish_table(writer)?;
         }
         if !self.made.level.is_slow() && !self.done.is_empty() {
@@ -177,6 +194,13 @@ impl<'a> Outputs<'a> {
     /// The directories of tables that were put on the slow tier, for a cache.
     pub(crate) fn take_directories(&mut self) -> Vec<(TableRecord, Vec<u8>)> {
         std::mem::take(&mut self.directories)
+    }
+
+    fn check_canceled(&self) -> Result<()> {
+        match self.cancel {
+            Some(cancel) if self.begun.len() > CANCELED_TABLES_MAX => cancel.check(),
+            _ => Ok(()),
+        }
     }
 
     fn finish_table(&mut self, writer: TableWriter) -> Result<()> {

@@ -75,7 +75,7 @@ impl World {
         let seq = SeqRange { min: CommitSeq(first), max: CommitSeq(first + 9) };
         let mut chunks =
             groups.into_iter().map(|group| Ok((group, columns_of(samples, group, seq))));
-        let edit = self.tree.write_level0(&mut chunks, CommitSeq(0))?;
+        let edit = self.tree.write_level0(&mut chunks, CommitSeq(0), &CancelToken::new())?;
         self.parts.push(edit.encode());
         self.tree.apply(&edit)?;
         self.samples.extend(samples);

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicI8, AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
 use firn_env::Env;
-use firn_model::{Budget, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
+use firn_model::{
+    Budget, CancelToken, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp,
+};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::edit::{Edit, ManifestTables};
@@ -143,15 +145,17 @@ impl Tree {
     /// Writes a flush as level-0 tables, one per partition that it touches (more if they exceed
     /// `table_bytes_max`). Groups must not descend; slices of one group must not overlap. On
     /// return, files and names are durable; they are orphans until the edit is applied.
-    /// `deletes_through` is the last delete that was applied to `chunks`.
+    /// `deletes_through` is the last delete that was applied to `chunks`. `cancel` ends a flush of
+    /// more than 256 tables; a smaller one is completed.
     ///
     /// # Errors
-    /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups
-    /// descend. The files of a failed flush are removed.
+    /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Canceled`; `Internal` if
+    /// groups descend. The files of a failed flush are removed.
     pub fn write_level0(
         &self,
         chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
         deletes_through: CommitSeq,
+        cancel: &CancelToken,
     ) -> Result<Edit> {
         let now = self.env.clock.now_ms();
         let version = self.version();
@@ -163,7 +167,8 @@ impl Tree {
             bounds: Arc::from([]),
         };
         let made = Made { level: Level::Zero, written_ms: now, deletes_through };
-        let mut outputs = Outputs::new(&self.env, &self.ids, &self.options, made, None);
+        let mut outputs =
+            Outputs::new(&self.env, &self.ids, &self.options, made, None).canceled_by(cancel);
         let pushed = push_all(chunks, &mut outputs, &target);
         let written = pushed.and_then(|()| outputs.finish());
         match written {

@@ -502,8 +502,9 @@ impl Db {
         self.engine.stats()
     }
 
-    /// Flushes and closes; later calls fail with `Closed`. Dropping closes without a flush: no data
-    /// is lost, and the next start replays the log.
+    /// Flushes and closes; later calls fail with `Closed`. A flush of more than 256 tables is
+    /// skipped. So is any flush when the database is dropped: no data is lost, and the next start
+    /// replays the log.
     ///
     /// # Errors
     /// As [`Db::flush`], and `Unavailable` if the result cache cannot be written; the database is

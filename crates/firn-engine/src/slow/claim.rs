@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use firn_env::{Bucket, PutMode};
-use firn_model::{CommitSeq, Error, ErrorKind, Result};
+use firn_model::{Budget, CommitSeq, Error, ErrorKind, Result};
 use firn_tree::{Tree, Version};
 
 use crate::edit::{Edit, Room};
@@ -13,10 +13,13 @@ use crate::manifest_format;
 use crate::parts::{self, SlowPart};
 use crate::rooms::Rooms;
 use crate::slow::description::{self, Description, KEY};
-use crate::slow::segments::{INDEX_FOLDER, TieredSegment, are_same};
+use crate::slow::segments::{INDEX_FOLDER, TieredSegment, are_same, epoch_in_key, segment_key};
 use crate::slow::state::{Claim, SlowTier, fenced_error};
 
 const TABLE_FOLDER: &str = "tables/";
+
+// A failed listing for garbage is repeated after this long.
+const LIST_RETRY_MS: i64 = 600_000;
 
 /// Whether a process of this folder wrote the manifest: not one of a copy made before it, and not
 /// one that the folder has forgotten because it was restored from a backup. A folder without
@@ -39,8 +42,9 @@ pub(crate) fn check_ours(
     bucket: &dyn Bucket,
     tree: &Tree,
     forgets_history: bool,
+    budget: &Budget,
 ) -> Result<()> {
-    match description::read(bucket) {
+    match description::read(bucket, budget) {
         Ok(Some(found)) if !is_ours(folder, &found, tree) => Err(not_ours_error(found.epoch)),
         Ok(None) => drops_history(bucket, &tree.version(), forgets_history).map(drop),
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
@@ -49,8 +53,13 @@ pub(crate) fn check_ours(
 }
 
 /// The manifest if this folder wrote it. Errors count as no manifest.
-pub(crate) fn read_own(folder: &Folder, bucket: &dyn Bucket, tree: &Tree) -> Option<Description> {
-    description::read(bucket).ok().flatten().filter(|found| is_ours(folder, found, tree))
+pub(crate) fn read_own(
+    folder: &Folder,
+    bucket: &dyn Bucket,
+    tree: &Tree,
+    budget: &Budget,
+) -> Option<Description> {
+    description::read(bucket, budget).ok().flatten().filter(|found| is_ours(folder, found, tree))
 }
 
 /// Refuses a location that has no manifest and none of the tables that `version` names there: it is
@@ -80,8 +89,8 @@ fn drops_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) 
 ///
 /// # Errors
 /// `Conflict`; `Unavailable` if the tier fails.
-pub(crate) fn check_unclaimed(bucket: &dyn Bucket) -> Result<()> {
-    match description::read(bucket)? {
+pub(crate) fn check_unclaimed(bucket: &dyn Bucket, budget: &Budget) -> Result<()> {
+    match description::read(bucket, budget)? {
         None => Ok(()),
         Some(found) => Err(Error::new(
             ErrorKind::Conflict,
@@ -146,7 +155,7 @@ impl SlowTier {
     /// Makes this process the writer of the slow tier, and lists the objects that others left.
     pub(super) fn take_claim(&self, rooms: &Rooms, ledger: &Ledger) -> Result<()> {
         let (bucket, folder) = (&*rooms.env.bucket, &ledger.folder);
-        let found = description::read(bucket)?;
+        let found = description::read(bucket, &rooms.budget)?;
         match &found {
             Some(found)
                 if !is_ours(folder, found, &rooms.tree) && !goes_by_mark(rooms, folder, found) =>
@@ -187,11 +196,8 @@ impl SlowTier {
                 claim.segments.remove(&path);
             }
         }
-        let now = rooms.env.clock.now_ms();
-        let objects = bucket.list(INDEX_FOLDER)?.into_iter().map(|object| object.key);
-        let is_named = |key: &String| known.iter().any(|segment| segment.key == *key);
-        claim.dead_segments = objects.filter(|key| !is_named(key)).map(|key| (key, now)).collect();
-        rooms.tree.note_listed(bucket.list(TABLE_FOLDER)?.into_iter().map(|object| object.key));
+        let named = known.into_iter().map(|segment| segment.key).collect();
+        claim.list_left_objects(rooms, &named);
         *self.claim.lock() = Some(claim);
         Ok(())
     }
@@ -216,6 +222,51 @@ impl SlowTier {
     pub(super) fn fence(&self, epoch: u64) -> Error {
         self.set_fenced();
         fenced_error(epoch)
+    }
+}
+
+impl Claim {
+    /// Lists the objects that others left, except the `named` segments, so that they are removed.
+    /// Nothing else needs the listing: uploads skip the names of existing objects. A failed one is
+    /// logged and tried again later, because one object of another program may fail all listings.
+    fn list_left_objects(&mut self, rooms: &Rooms, named: &BTreeSet<String>) {
+        let (bucket, now) = (&*rooms.env.bucket, rooms.env.clock.now_ms());
+        let listed = bucket
+            .list(INDEX_FOLDER)
+            .and_then(|segments| Ok((segments, bucket.list(TABLE_FOLDER)?)));
+        let (segments, tables) = match listed {
+            Ok(listed) => listed,
+            Err(error) => {
+                tracing::warn!(
+                    "objects of earlier writers on the slow tier are not removed, because it \
+                     cannot be listed; retry in {} min: {error}",
+                    LIST_RETRY_MS / 60_000
+                );
+                self.lists_again_ms = Some(now.saturating_add(LIST_RETRY_MS));
+                return;
+            }
+        };
+        self.lists_again_ms = None;
+        for key in segments.into_iter().map(|object| object.key) {
+            let is_dead = self.dead_segments.iter().any(|dead| dead.0 == key);
+            // An upload of this writer without an answer is repeated under the same key.
+            let is_own = epoch_in_key(&key) == Some(self.epoch);
+            if !is_dead && !is_own && !named.contains(&key) {
+                self.dead_segments.push((key, now));
+            }
+        }
+        rooms.tree.note_listed(tables.into_iter().map(|object| object.key));
+    }
+
+    /// Repeats a failed listing, once the manifest in place is this writer's and names only
+    /// [`Claim::segments`].
+    pub(super) fn list_again(&mut self, rooms: &Rooms) {
+        let now = rooms.env.clock.now_ms();
+        if self.published.is_some() && self.lists_again_ms.is_some_and(|at| now >= at) {
+            let segments = self.segments.iter();
+            let named = segments.map(|(path, &epoch)| segment_key(path, epoch)).collect();
+            self.list_left_objects(rooms, &named);
+        }
     }
 }
 

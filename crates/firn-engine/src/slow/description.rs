@@ -17,6 +17,12 @@ const READ_TRIES: usize = 4;
 
 /// More than a manifest of half a million tables. The bucket may be another's.
 const BYTES_MAX: u64 = 64 << 20;
+/// However low the memory limit is: a manifest of about 8,000 tables.
+const BYTES_MAX_LEAST: u64 = 1 << 20;
+/// The part of the memory limit that a manifest's length may be.
+const MEMORY_PART: u64 = 16;
+/// Memory per byte while a manifest is read and decoded: the object, its parts, their contents.
+const MEMORY_TIMES: u64 = 6;
 
 /// The contents of the slow tier's manifest.
 pub(crate) struct Description {
@@ -84,18 +90,21 @@ pub(crate) fn index_part(state: &Edit) -> Vec<u8> {
     state.parts(Room::Index).next().map_or_else(Index::empty_part, <[u8]>::to_vec)
 }
 
-/// The slow tier's manifest; `None` if there is none.
+/// The slow tier's manifest; `None` if there is none. Its memory is reserved in `budget` while it
+/// is decoded.
 ///
 /// # Errors
-/// `Corrupt` if both its copies are damaged, `Invalid` for a newer version, `Unavailable`.
-pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Description>> {
+/// `Corrupt` if both its copies are damaged, `Invalid` for a newer version, `TooLarge` for the
+/// memory limit, `Busy` without memory, `Unavailable`.
+pub(crate) fn read(bucket: &dyn Bucket, budget: &Budget) -> Result<Option<Description>> {
     for _ in 0..READ_TRIES {
         let info = match bucket.head(KEY) {
             Ok(info) => info,
             Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        check_length(info.bytes)?;
+        check_length(info.bytes, budget)?;
+        let _memory = budget.reserve(Pool::Jobs, info.bytes.saturating_mul(MEMORY_TIMES))?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         match bucket.get_ranges(&[request]).pop() {
             Some(Ok(bytes)) if bytes.len() as u64 == info.bytes => {
@@ -112,20 +121,31 @@ pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Description>> {
 }
 
 /// # Errors
-/// `Corrupt` for a manifest that no server writes, and that must not be read.
-pub(crate) fn check_length(bytes: u64) -> Result<()> {
-    if bytes <= BYTES_MAX {
+/// `Corrupt` for a manifest that no server writes, and that must not be read; `TooLarge` for one
+/// that takes too much of the memory limit.
+pub(crate) fn check_length(bytes: u64, budget: &Budget) -> Result<()> {
+    if bytes > BYTES_MAX {
+        let what = format!("has {bytes} bytes, expected at most {BYTES_MAX}");
+        return Err(Error::corrupt(KEY, 0, what));
+    }
+    let limit_bytes = budget.usage().limit_bytes;
+    let bytes_max = (limit_bytes / MEMORY_PART).max(BYTES_MAX_LEAST);
+    if bytes <= bytes_max {
         return Ok(());
     }
-    Err(Error::corrupt(KEY, 0, format!("has {bytes} bytes, expected at most {BYTES_MAX}")))
+    Err(Error::too_large(format!(
+        "the slow tier's manifest has {bytes} bytes, expected at most {bytes_max} \
+         (1/{MEMORY_PART} of --memory): raise --memory above {} bytes",
+        bytes.saturating_mul(MEMORY_PART)
+    )))
 }
 
 /// The manifest, which must exist.
 ///
 /// # Errors
 /// As [`read`], and `NotFound`.
-pub(crate) fn read_existing(env: &Env) -> Result<Description> {
-    read(&*env.bucket)?.ok_or_else(|| {
+pub(crate) fn read_existing(env: &Env, budget: &Budget) -> Result<Description> {
+    read(&*env.bucket, budget)?.ok_or_else(|| {
         Error::not_found(
             "the slow tier has no manifest: nothing was uploaded there yet, or --slow-tier names \
              the wrong location",
@@ -158,8 +178,30 @@ mod tests {
         let env = Sim::new(1).env();
         let bytes = vec![0; BYTES_MAX as usize + 1];
         env.bucket.put(KEY, bytes.into(), PutMode::Overwrite).unwrap();
-        let error = read(&*env.bucket).err().unwrap();
+        let error = read(&*env.bucket, &Budget::unlimited()).err().unwrap();
         assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
         assert!(error.to_string().contains("expected at most"), "{error}");
+    }
+
+    /// One of 61 MiB took 465 MiB, however low `--memory` was.
+    #[test]
+    fn the_memory_limit_bounds_the_length_of_a_manifest() {
+        let mib = 1 << 20;
+        let check = |bytes, limit| check_length(bytes, &Budget::new(limit));
+        for (limit, bytes_max) in [(mib, mib), (64 * mib, 4 * mib), (1 << 40, BYTES_MAX)] {
+            check(bytes_max, limit).unwrap();
+            check(bytes_max + 1, limit).unwrap_err();
+        }
+        let env = Sim::new(1).env();
+        env.bucket.put(KEY, vec![0; 5 << 20].into(), PutMode::Overwrite).unwrap();
+        let error = read(&*env.bucket, &Budget::new(64 * mib)).err().unwrap();
+        assert_eq!(*error.kind(), ErrorKind::TooLarge, "{error}");
+        assert!(error.to_string().contains("--memory"), "{error}");
+
+        let budget = Budget::new(128 * mib);
+        let error = read(&*env.bucket, &budget).err().unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+        let usage = budget.usage();
+        assert_eq!((usage.used_bytes, usage.peak_bytes), (0, 30 * mib), "it was reserved");
     }
 }

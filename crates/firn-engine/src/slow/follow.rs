@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use firn_env::Env;
-use firn_model::{Error, ErrorKind, Pool, Result};
+use firn_model::{Budget, Error, ErrorKind, Pool, Result};
 
 use crate::edit::Room;
 use crate::ledger::Ledger;
@@ -26,7 +26,7 @@ const LOOK_MS: i64 = 10_000;
 /// # Errors
 /// `Conflict` if the folder has a database, `NotFound` if nothing was ever uploaded, those of the
 /// tiers.
-pub(crate) fn begin(env: &Env, is_empty: bool) -> Result<Description> {
+pub(crate) fn begin(env: &Env, is_empty: bool, budget: &Budget) -> Result<Description> {
     if !is_empty {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -34,7 +34,7 @@ pub(crate) fn begin(env: &Env, is_empty: bool) -> Result<Description> {
              the replica",
         ));
     }
-    let described = description::read_existing(env)?;
+    let described = description::read_existing(env, budget)?;
     download_missing(env, &described)?;
     Ok(described)
 }
@@ -62,7 +62,7 @@ impl SlowTier {
         if version.as_ref() == Some(&self.followed.lock().version) {
             return Ok(false);
         }
-        let mut next = description::read_existing(&rooms.env)?;
+        let mut next = description::read_existing(&rooms.env, &rooms.budget)?;
         download_missing(&rooms.env, &next)?;
         let part = |room| next.state.parts(room).next();
         let edit = part(Room::Tree).map(|part| rooms.tree.plan_follow(part)).transpose()?;

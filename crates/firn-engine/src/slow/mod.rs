@@ -11,7 +11,7 @@
 //! Objects are put before the manifest that names them. An object is deleted only after manifests
 //! without it have been in place for the grace time: a later writer and an occasional replica need
 //! only the objects that their manifest names. Objects left by killed uploads are found by one
-//! listing after the claim; nothing else is ever listed.
+//! listing after the claim, which is repeated later if it fails; nothing else is ever listed.
 //!
 //! Reading order: `requests` (counts), `description` (decodes the manifest), `segments` (index
 //! segments on both tiers), `state`, `claim`, `publish`, `restore`, `follow`.

@@ -54,6 +54,7 @@ impl SlowTier {
                 && Weak::ptr_eq(&published.tombstones, &Arc::downgrade(&tombstones))
         };
         self.check_claim(rooms, ledger, claim)?;
+        claim.list_again(rooms);
         if claim.published.as_ref().is_some_and(is_unchanged)
             && !rooms.tree.has_unpublished_garbage()
         {
@@ -114,7 +115,7 @@ impl SlowTier {
 
     /// Reads the manifest after a put whose outcome is unknown.
     fn read_back(&self, rooms: &Rooms, ledger: &Ledger, claim: &mut Claim) -> Result<()> {
-        let found = description::read(&*rooms.env.bucket)?.ok_or_else(|| {
+        let found = description::read(&*rooms.env.bucket, &rooms.budget)?.ok_or_else(|| {
             Error::unavailable(
                 "the slow tier's manifest was deleted by another program; restart this server to \
                  write it again",
@@ -137,7 +138,7 @@ impl SlowTier {
     pub(crate) fn replace_damaged(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         let bucket = &*rooms.env.bucket;
         let info = bucket.head(KEY)?;
-        description::check_length(info.bytes)?;
+        description::check_length(info.bytes, &rooms.budget)?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         let missing = || Err(Error::internal(format!("{KEY}: the bucket returned no range")));
         let remains = bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
@@ -191,7 +192,7 @@ fn put_segment(rooms: &Rooms, claim: &mut Claim, path: &str, bytes: u64) -> Resu
 }
 
 fn put_manifest(rooms: &Rooms, claim: &mut Claim, bytes: Vec<u8>) -> Result<()> {
-    description::check_length(bytes.len() as u64)?;
+    description::check_length(bytes.len() as u64, &rooms.budget)?;
     let mode = match claim.version.take() {
         _ if mutant!(rooms, FenceSkipped) => PutMode::Overwrite,
         Some(version) => PutMode::IfVersion(version),

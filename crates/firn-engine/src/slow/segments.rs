@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_env::{Bucket, Disk, Env, OpenMode, RangeRequest};
 use firn_index::Index;
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{Budget, Error, ErrorKind, Result};
 
 use crate::folder::Writer;
 use crate::slow::description::{self, Description, index_part};
@@ -185,9 +185,15 @@ pub(crate) fn download_missing(env: &Env, described: &Description) -> Result<(u6
 ///
 /// # Errors
 /// Those of both tiers.
-pub(crate) fn download_lost(env: &Env, mark: u64, parts: &[&[u8]], path: &str) -> Result<bool> {
+pub(crate) fn download_lost(
+    env: &Env,
+    mark: u64,
+    parts: &[&[u8]],
+    path: &str,
+    budget: &Budget,
+) -> Result<bool> {
     let is_ours = |writer: Writer| writer.mark == mark;
-    let described = description::read(&*env.bucket)?.filter(|found| is_ours(found.writer));
+    let described = description::read(&*env.bucket, budget)?.filter(|found| is_ours(found.writer));
     let Some(described) = described else { return Ok(false) };
     if !Index::name_same(parts, &[&index_part(&described.state)], path)? {
         return Ok(false);

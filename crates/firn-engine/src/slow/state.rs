@@ -58,6 +58,8 @@ pub(crate) struct Claim {
     pub(super) segments: BTreeMap<String, u64>,
     /// Keys of index segments that the manifest does not name, and since when.
     pub(super) dead_segments: Vec<(String, Timestamp)>,
+    /// When a failed listing of the objects that others left is repeated.
+    pub(super) lists_again_ms: Option<Timestamp>,
 }
 
 /// The state from which a manifest was made.
@@ -195,6 +197,7 @@ impl Claim {
             published: None,
             segments,
             dead_segments: Vec::new(),
+            lists_again_ms: None,
         }
     }
 

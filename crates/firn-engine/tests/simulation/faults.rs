@@ -252,6 +252,8 @@ fn hits(seed: u64, job: &str, call: u64, fault: Fault) -> Vec<&'static str> {
             None if fault == Fault::Delayed => Some(DELAYED),
             // The engine repeats the request.
             None if fault == Fault::BodyCut => Some("partial body"),
+            // The claim does not need the listing, which it repeats later.
+            None if fault == Fault::Fails(Operation::ListObjects) => Some("list failed"),
             None => None,
             Some(error) => name_of(job, &error),
         });

@@ -584,7 +584,8 @@ fn a_flush_out_of_order_is_refused_and_leaves_nothing() {
     let mut chunks = [1, 0]
         .into_iter()
         .map(|group| Ok((GroupId(group), columns_of(&samples, GroupId(group), seq))));
-    let error = world.tree.write_level0(&mut chunks, CommitSeq(0)).unwrap_err();
+    let cancel = CancelToken::new();
+    let error = world.tree.write_level0(&mut chunks, CommitSeq(0), &cancel).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Internal, "{error}");
     assert!(world.sim.disk.files().is_empty());
 }

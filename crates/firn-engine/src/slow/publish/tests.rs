@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use firn_env::PutMode;
 use firn_model::{Budget, CancelToken, Labels, Pool, RowBatch};
 use firn_sim::{Operation, Sim};
 
@@ -101,7 +102,7 @@ fn no_two_claims_are_the_same() {
     let put = |sim: &Sim| {
         let writer = Folder::new(7, None).writer();
         claim_as(&sim.bucket, None, writer, &Edit::default()).expect("a claim");
-        let found = read(&sim.bucket).expect("readable").expect("there");
+        let found = read(&sim.bucket, &Budget::unlimited()).expect("readable").expect("there");
         assert_eq!((found.epoch, found.writer.mark), (1, 7));
         claim_as(&sim.bucket, Some(&found), writer, &Edit::default()).expect("a claim");
         sim.bucket.bytes(KEY).expect("a manifest")
@@ -109,4 +110,30 @@ fn no_two_claims_are_the_same() {
     let [one, other] = [Sim::new(1), Sim::new(1)].map(|sim| put(&sim));
     assert_eq!(one.len(), other.len());
     assert_ne!(one, other);
+}
+
+/// One object of another program, whose key the client of the store cannot parse, failed every
+/// listing, and so all uploads after a start.
+#[test]
+fn a_failing_listing_delays_the_removal_of_garbage_only() {
+    // Left by a killed upload of an earlier writer.
+    const LEFT: [&str; 2] = ["index/90-0.seg", "tables/500.fst"];
+    let sim = Sim::new(3);
+    upload(&sim, &open(&sim));
+    for key in LEFT {
+        sim.env().bucket.put(key, vec![1].into(), PutMode::Create).expect("a put");
+    }
+    let before = sim.bucket.bytes(KEY).expect("a manifest");
+    sim.faults.set_rate(Operation::ListObjects, 1.0);
+    let engine = open(&sim);
+    upload(&sim, &engine);
+    assert!(sim.bucket.bytes(KEY).expect("a manifest") != before, "uploads go on");
+    upload(&sim, &engine);
+    assert!(LEFT.iter().all(|key| sim.bucket.bytes(key).is_some()));
+
+    sim.faults.clear();
+    for _ in 0..3 {
+        upload(&sim, &engine);
+    }
+    assert!(LEFT.iter().all(|key| sim.bucket.bytes(key).is_none()), "they are found later");
 }

@@ -1,0 +1,80 @@
+//! The flush at a close is bounded.
+
+use std::sync::Arc;
+
+use firn_model::{ErrorKind, Labels, QueryContext, RowBatch, SeriesRef, TimeRange};
+use firn_sim::Sim;
+
+use crate::{Engine, EngineOptions, RecoveryProgress, WalkOptions};
+
+const DAY_MS: i64 = 24 * 3_600_000;
+
+fn open(sim: &Sim) -> Arc<Engine> {
+    let options = EngineOptions { shard_count: 4, ..EngineOptions::default() };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+}
+
+fn series(engine: &Engine) -> SeriesRef {
+    let labels = Labels::from_pairs([("__name__", "m")]).expect("labels");
+    engine.resolve(&[labels]).remove(0).expect("resolves")
+}
+
+/// One sample of each of the last `day_count` days.
+fn write_days(sim: &Sim, engine: &Engine, day_count: i64) {
+    let (series, now) = (series(engine), sim.env().clock.now_ms());
+    let mut batch = RowBatch::default();
+    for day in 0..day_count {
+        batch.push(series, now - day * DAY_MS, day as f64);
+    }
+    engine.write(&mut batch).expect("a write");
+}
+
+fn sample_count(engine: &Engine) -> usize {
+    let (matchers, range) = (Vec::new(), TimeRange::ALL);
+    let options = WalkOptions { matchers, range, extra: Labels::empty(), samples_max: 1_000 };
+    let mut walk = engine.snapshot().walk(options, &QueryContext::unbounded()).expect("a walk");
+    let mut count = 0;
+    while let Some(run) = walk.next_run().expect("a run") {
+        count += run.times.len();
+    }
+    count
+}
+
+fn table_count(sim: &Sim) -> usize {
+    sim.env().disk.list("tables").expect("lists").len()
+}
+
+/// 200,000 samples two hours apart made a stop take a minute: each partition is a synced file.
+#[test]
+fn a_close_does_not_flush_rows_of_many_partitions() {
+    for (day_count, is_flushed) in [(100, true), (1_000, false)] {
+        let sim = Sim::new(1);
+        let engine = open(&sim);
+        write_days(&sim, &engine, day_count);
+        engine.close(true).expect("closes");
+        assert_eq!(table_count(&sim), if is_flushed { day_count as usize } else { 0 });
+        drop(engine);
+        let engine = open(&sim);
+        assert_eq!(engine.rooms.head.unflushed().0 > 0, !is_flushed);
+        assert_eq!(sample_count(&engine), day_count as usize);
+        // Without a stop, a flush of many tables is completed.
+        engine.flush().expect("flushes");
+        assert_eq!(table_count(&sim), day_count as usize);
+        assert_eq!(sample_count(&engine), day_count as usize);
+    }
+}
+
+/// A flush that runs when the stop begins ends as well, and loses nothing.
+#[test]
+fn a_running_flush_of_many_tables_ends_at_a_stop() {
+    let sim = Sim::new(1);
+    let engine = open(&sim);
+    write_days(&sim, &engine, 1_000);
+    engine.rooms.wakeup.stop();
+    let error = engine.flush().expect_err("it is canceled");
+    assert_eq!(*error.kind(), ErrorKind::Canceled, "{error}");
+    assert_eq!((table_count(&sim), sample_count(&engine)), (0, 1_000));
+    engine.close(true).expect("closes");
+    drop(engine);
+    assert_eq!(sample_count(&open(&sim)), 1_000);
+}
