@@ -1,5 +1,6 @@
 //! Presence: which series have samples in a range, by chunk headers in memory and the directories
-//! of tables. Columns are read only where a delete hides a part of them.
+//! of tables. Columns are read only where a delete hides a part of them, and for users who may not
+//! see all series.
 
 use firn_codec::{HiddenSamples, TombstoneWalk};
 use firn_head::HeadReader;
@@ -15,6 +16,8 @@ pub(crate) struct PresenceLookup<'a> {
     snapshot: &'a Snapshot,
     context: &'a QueryContext,
     range: TimeRange,
+    /// Whether columns decide: chunk headers have the times of members that are not in the scope.
+    reads_columns: bool,
     memory_range: TimeRange,
     head: HeadReader<'a>,
     tables: PresenceReader<'a>,
@@ -43,11 +46,13 @@ impl<'a> PresenceLookup<'a> {
         context: &'a QueryContext,
     ) -> PresenceLookup<'a> {
         let memory_range = snapshot.memory_range();
-        let range = range.intersect(snapshot.time_range());
+        let all = snapshot.time_range();
+        let range = range.intersect(all);
         PresenceLookup {
             snapshot,
             context,
             range,
+            reads_columns: !context.scope.is_empty() && range != all,
             memory_range,
             head: snapshot.head().reader(range),
             tables: snapshot.version().presence(range, &context.budget),
@@ -116,6 +121,9 @@ impl<'a> PresenceLookup<'a> {
     pub(crate) fn take_present(&mut self, group: GroupId, left: &mut Vec<Slot>) -> Result<bool> {
         if self.range.is_empty() {
             return Ok(true);
+        }
+        if self.reads_columns {
+            return Ok(!self.snapshot.has_data(group, self.range));
         }
         let hidden = self.hidden(group);
         let is_touched = hidden.iter().any(|one| one.range.overlaps(self.memory_range));
