@@ -1,6 +1,5 @@
 //! Presence: which series have samples in a range, by chunk headers in memory and the directories
-//! of tables. Columns are read only where a delete hides a part of them, and for users who may not
-//! see all series.
+//! of tables. Columns are read only where a delete hides a part of them, and in a scope.
 
 use firn_codec::{HiddenSamples, TombstoneWalk};
 use firn_head::HeadReader;
