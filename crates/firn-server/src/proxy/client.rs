@@ -93,14 +93,27 @@ impl OriginClient {
         let moved = Arc::new(Mutex::new(Instant::now()));
         let request =
             request.map(|body| Body::new(WatchedBody { body, moved: Arc::clone(&moved) }));
-        let mut answer = pin!(self.pool.request(request));
-        loop {
-            let latest = *moved.lock() + self.patience;
-            match timeout_at(latest, &mut answer).await {
-                Ok(sent) => return sent.map_err(SendError::Failed),
-                Err(_) if *moved.lock() + self.patience > latest => {}
-                Err(_) => return Err(SendError::Stalled),
-            }
+        let answer = self.pool.request(request);
+        match while_moving(answer, &moved, self.patience).await {
+            Some(sent) => sent.map_err(SendError::Failed),
+            None => Err(SendError::Stalled),
+        }
+    }
+}
+
+/// Waits for `work` until `patience` after the latest time in `moved`.
+async fn while_moving<T>(
+    work: impl Future<Output = T>,
+    moved: &Mutex<Instant>,
+    patience: Duration,
+) -> Option<T> {
+    let mut work = pin!(work);
+    loop {
+        let latest = *moved.lock() + patience;
+        match timeout_at(latest, &mut work).await {
+            Ok(done) => return Some(done),
+            Err(_) if *moved.lock() + patience > latest => {}
+            Err(_) => return None,
         }
     }
 }
@@ -185,4 +198,33 @@ fn tls_config(config: &CacheConfig) -> Result<ClientConfig> {
 fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     found.ok().filter(|found| !found.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// Before, a body that took longer than the time limit was refused, although it arrived.
+    #[tokio::test(start_paused = true)]
+    async fn each_part_of_a_request_has_the_time_limit() {
+        let upload = |pause: Duration| async move {
+            let parts = futures_util::stream::unfold(0, move |sent| async move {
+                sleep(pause).await;
+                (sent < 10).then(|| (io::Result::Ok("part"), sent + 1))
+            });
+            let moved = Arc::new(Mutex::new(Instant::now()));
+            let body = WatchedBody { body: Body::from_stream(parts), moved: Arc::clone(&moved) };
+            while_moving(body.collect(), &moved, Duration::from_secs(3)).await
+        };
+        let start = Instant::now();
+        let whole = upload(Duration::from_secs(2)).await.unwrap().unwrap();
+        assert_eq!(whole.to_bytes().len(), 40);
+        assert!(start.elapsed() >= Duration::from_secs(20));
+        let start = Instant::now();
+        assert!(upload(Duration::from_secs(4)).await.is_none());
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    }
 }

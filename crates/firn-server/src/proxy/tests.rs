@@ -543,37 +543,3 @@ fn a_read_is_repeated_on_a_new_connection_and_a_write_is_not() {
     assert!(heads[0] == heads[1] && heads[2].starts_with("POST "), "{heads:?}");
     proxy.proxy.stop().unwrap();
 }
-
-/// Before, a body that took longer than the time limit was refused, although it arrived.
-#[test]
-fn a_slow_upload_has_the_time_limit_for_each_part() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let origin = format!("http://{}", listener.local_addr().unwrap());
-    let received = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let (mut request, mut byte) = (Vec::new(), [0]);
-        while !request.ends_with(b"the end") && stream.read(&mut byte).unwrap_or(0) > 0 {
-            request.extend_from_slice(&byte);
-        }
-        let answer = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
-        stream.write_all(answer).unwrap();
-    });
-    let proxy =
-        RunningProxy::start(&origin, &[("proxy-paths", "/write"), ("origin-timeout", "3s")]);
-    let mut stream = TcpStream::connect(proxy.proxy.listens()[0]).unwrap();
-    let parts = ["a", "b", "c", "d", "the end"];
-    let len: usize = parts.iter().map(|part| part.len()).sum();
-    let head = format!(
-        "POST /write HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    for part in parts {
-        std::thread::sleep(Duration::from_secs(1));
-        stream.write_all(part.as_bytes()).unwrap();
-    }
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
-    received.join().unwrap();
-    proxy.proxy.stop().unwrap();
-}
