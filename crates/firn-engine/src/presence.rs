@@ -206,3 +206,53 @@ impl Presence for PresenceLookup<'_> {
         Ok(std::mem::take(&mut self.groups))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use firn_model::{Labels, Matcher, QueryContext, RowBatch, TimeRange};
+    use firn_sim::Sim;
+
+    use crate::{Engine, EngineOptions, RecoveryProgress};
+
+    /// The header of a chunk in memory has the times of all members: before, a hidden one made
+    /// others appear.
+    #[test]
+    fn in_a_scope_a_series_is_present_by_its_own_samples() {
+        let sim = Sim::new(1);
+        let engine =
+            Engine::open(sim.env(), EngineOptions::default(), &RecoveryProgress::default())
+                .expect("opens");
+        let labels =
+            |pairs: &[(&str, &str)]| Labels::from_pairs(pairs.iter().copied()).expect("labels");
+        let members = ["a", "hidden"].map(|team| labels(&[("__name__", "m"), ("team", team)]));
+        let (_, refs) = engine.resolve_group(&labels(&[("job", "j")]), &members).expect("resolves");
+        let late = sim.env().clock.now_ms();
+        let early = late - 3_600_000;
+        for times in [[early, early], [early + 100_000, late]] {
+            let mut batch = RowBatch::default();
+            refs.iter().zip(times).for_each(|(member, ts)| batch.push(*member, ts, 1.0));
+            engine.write(&mut batch).expect("a write");
+        }
+        engine.rooms.head.seal_all();
+        while let Some(job) = engine.rooms.head.plan_convert_rows(1) {
+            engine.convert(job).expect("converts");
+        }
+        let scope = Arc::new([Matcher::equal("team", "a")]);
+        let context = QueryContext { scope, ..QueryContext::unbounded() };
+        let count = |range: TimeRange| {
+            let (matchers, mut count) = ([Matcher::equal("job", "j")], 0);
+            let mut each = |_| {
+                count += 1;
+                Ok(())
+            };
+            let view = engine.snapshot();
+            view.present_series(&matchers, range, 0, &context, &mut each).expect("a list");
+            count
+        };
+        assert_eq!(count(TimeRange::new(late - 50_000, late)), 0);
+        assert_eq!(count(TimeRange::new(early, early + 50_000)), 1);
+        assert_eq!(count(TimeRange::ALL), 1);
+    }
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use firndb::{
     CostOptions, Db, ForeignMember, Labels, MatchOp, Matcher, Options, QueryContext, QueryOptions,
-    QueryTime, ResultOptions, RowBatch, TimeRange, WalkOptions, local_env,
+    QueryTime, ResultOptions, TimeRange, WalkOptions, local_env,
 };
 
 const QUERIES: [&str; 13] = [
@@ -116,34 +116,4 @@ fn a_group_shows_the_slots_in_the_scope() {
     };
     assert_eq!(slots(&db.context()), (3, 3));
     assert_eq!(slots(&scoped(&db)), (1, 1));
-}
-
-/// Chunks in memory have the times of all members: a hidden one must not make others appear.
-#[test]
-fn a_series_is_listed_by_its_own_samples() {
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
-    let shared = Labels::from_pairs([("job", "j")]).unwrap();
-    let members = ["a", "secret"]
-        .map(|team| Labels::from_pairs([("__name__", "m"), ("team", team)]).unwrap());
-    let refs = db.resolve_group(&shared, &members, ForeignMember::Refuse).unwrap();
-    let late = db.now_ms() - 600_000;
-    let early = late - 3_600_000;
-    for times in [[early, early], [early + 100_000, late]] {
-        let mut batch = RowBatch::default();
-        refs.members.iter().zip(times).for_each(|(member, ts)| batch.push(*member, ts, 1.0));
-        db.write(&mut batch).unwrap();
-        db.flush().unwrap();
-    }
-    let any = vec![Matcher::equal("job", "j")];
-    let counts = |range: TimeRange| {
-        let (context, selectors) = (scoped(&db), [any.clone()]);
-        let series = db.series(&selectors, range, 0, &context).unwrap().0.len();
-        let values = db.label_values("__name__", &selectors, range, 0, &context).unwrap().0.len();
-        let names = db.label_names(&selectors, range, 0, &context).unwrap().0.len();
-        (series, values, names)
-    };
-    assert_eq!(counts(TimeRange::new(late - 50_000, late + 10_000)), (0, 0, 0));
-    assert_eq!(counts(TimeRange::new(early, early + 50_000)), (1, 1, 3));
-    assert_eq!(counts(TimeRange::ALL), (1, 1, 3));
 }
