@@ -9,7 +9,7 @@ use firn_model::{Error, ErrorKind, Result};
 
 use crate::depends::depends_on_samples_alone;
 use crate::parts::PartResult;
-use crate::syntax::{Expr, FunctionId, Node, NodeKind, Span, ValueType};
+use crate::syntax::{Expr, FunctionId, Node, NodeKind, Span, ValueType, tree_bytes};
 use crate::value::{HeldMemory, QueryOutput, Value};
 
 /// Longer parts are never compared: their text would be formatted for each level of the tree.
@@ -82,6 +82,18 @@ impl SharedExprs {
     /// The number of expressions.
     pub fn len(&self) -> usize {
         self.exprs.len()
+    }
+
+    /// The memory of the parts, copies of nodes of the expressions.
+    pub fn part_bytes(&self) -> u64 {
+        let exprs = self.exprs.iter().map(|expr| expr.uses.capacity() * size_of::<PartUse>());
+        let parts = self.parts.iter().map(|SharedPart { part, .. }| {
+            let Span { start, end } = part.expr.root.span;
+            let text = part.expr.text().get(start as usize..end as usize).unwrap_or_default();
+            let own = size_of::<SharedPart>() + part.uses.capacity() * size_of::<PartUse>();
+            tree_bytes(text).saturating_add(own as u64)
+        });
+        parts.chain(exprs.map(|bytes| bytes as u64)).fold(0, u64::saturating_add)
     }
 
     /// Whether there is no expression.

@@ -877,6 +877,8 @@ impl<T: Field> Field for Items<T> {
 
 // A key, and the part of a map's node that may be unused.
 const ENTRY_BYTES: usize = 48;
+// Half of the entries that the smallest map has room for: a reservation is for twice of it.
+const SMALLEST_MAP: usize = 5;
 
 impl<T: Field> Field for BTreeMap<String, T> {
     fn type_name() -> String {
@@ -892,6 +894,9 @@ impl<T: Field> Field for BTreeMap<String, T> {
             decoder.type_error::<Self>(node);
             return Ok(false);
         };
+        if !entries.is_empty() {
+            decoder.reserve(node, SMALLEST_MAP * (size_of::<String>() + size_of::<T>()))?;
+        }
         let mut own = BTreeMap::new();
         for (key_node, node) in entries {
             if matches!(key_node.value, NodeValue::Merge) {

@@ -138,6 +138,11 @@ fn expressions() -> Vec<Attack> {
             "labels of 1 MB",
             "label_join(load, \"x\", \"{}\", \"path\", \"path\", \"path\", \"path\", \"path\")",
         ),
+        file("5,000 results with 40 KB of labels", || {
+            let label = |n| format!("l{n}: '{}', ", "x".repeat(2_000));
+            let labels = repeated(20, label);
+            group(format!("  - {{record: made, expr: load, labels: {{{labels}}}}}"))
+        }),
         one("a rule that reads its own result", "made + 1 or vector(0)"),
         file("a rule whose label grows", move || {
             group(format!("  - {{record: grows, expr: '{growing}'}}"))

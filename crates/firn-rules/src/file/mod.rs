@@ -15,7 +15,7 @@ use firn_yaml::{Document, Field};
 pub use firn_yaml::UnknownKeys;
 pub use lint::{DuplicateRule, duplicates, duplicates_text};
 
-use super::group::{Group, GroupOptions, Rule};
+use super::group::{Group, GroupOptions, Rule, RunningRule};
 use section::FileText;
 
 /// The names of metrics, labels and annotations that rules may have.
@@ -126,6 +126,19 @@ impl FileGroup {
             limit: self.limit,
         };
         Group::new(options, self.rules, is_restored)
+    }
+
+    /// The memory that the group of the file `path` takes once it runs, beside its texts, its
+    /// expressions and its results, and with views of it.
+    pub fn running_bytes(&self, path: &str) -> u64 {
+        // Its counters and times, its places in lists.
+        const GROUP_BYTES: usize = 1_024;
+        // The outcomes of two evaluations, while one replaces the other; its place in the view.
+        const RULE_BYTES: usize = 384 + size_of::<RunningRule>();
+        // The group, its view and the list of groups have the path and the name.
+        let names = path.len().saturating_add(self.name.len()).saturating_mul(3);
+        let rules = self.rules.len().saturating_mul(RULE_BYTES);
+        names.saturating_add(rules).saturating_add(GROUP_BYTES) as u64
     }
 }
 

@@ -71,13 +71,18 @@ fn all_linked(count: usize) -> Vec<RuleLinks> {
     (0..count).map(links).collect()
 }
 
-/// The stages of a group. A stage ends before the next rule that reads a result of the stage. Rules
-/// of a stage may run at the same time: each reads the same samples as in order.
+/// More rules would need memory for all their results at one time.
+const STAGE_RULES_MAX: usize = 1_000;
+
+/// The stages of a group. A stage ends before the next rule that reads a result of the stage, or
+/// after [`STAGE_RULES_MAX`] rules. Rules of a stage may run at the same time: each reads the same
+/// samples as in order.
 pub(super) fn stages(links: &[RuleLinks]) -> impl Iterator<Item = Range<usize>> {
     let stage = |first: usize| {
-        let next = links.iter().enumerate().skip(first.saturating_add(1));
+        let end_max = links.len().min(first.saturating_add(STAGE_RULES_MAX));
+        let next = links.iter().enumerate().take(end_max).skip(first.saturating_add(1));
         let mut readers = next.filter(|(_, links)| links.newest_dependency >= Some(first));
-        first..readers.next().map_or(links.len(), |(idx, _)| idx)
+        first..readers.next().map_or(end_max, |(idx, _)| idx)
     };
     let first = (!links.is_empty()).then(|| stage(0));
     iter::successors(first, move |last| (last.end < links.len()).then(|| stage(last.end)))
@@ -181,6 +186,7 @@ mod tests {
         check_stages(&["a = b", "b = x"], &[0]);
         check_stages(&["a = x", "!b = x", "c = ALERTS", "d = a"], &[0, 2]);
         check_stages(&["a = x", "b = {job=\"x\"}", "c = y"], &[0, 1, 2]);
+        check_stages(&vec!["a = x"; 2 * STAGE_RULES_MAX + 1], &[0, 1_000, 2_000]);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub trait Storage {
     fn newest(&self, matchers: &[Matcher], range: TimeRange) -> Result<Vec<ForStateSample>>;
 }
 
-/// Templates of labels and annotations, and the memory of the alerts with them.
+/// Templates of labels and annotations, and the memory of the state of rules.
 pub trait Expand {
     /// Expands the template `text` of `rule` for a sample of its result. Queries inside run at
     /// `slot`.
@@ -65,8 +65,8 @@ pub trait Expand {
         slot: Timestamp,
     ) -> Result<String, String>;
 
-    /// Reserves the memory of new alerts and texts, in bytes. At the beginning of an evaluation
-    /// [`Group::alert_bytes`] are reserved.
+    /// Reserves the memory of new alerts, texts and labels, in bytes. At the beginning of an
+    /// evaluation [`Group::state_bytes`] are reserved.
     ///
     /// # Errors
     /// The text of the rule's failure.
@@ -133,7 +133,7 @@ impl Rule {
     }
 
     /// Whether a reload keeps the rule: all its texts are equal.
-    fn is_same(&self, other: &Rule) -> bool {
+    pub fn is_same(&self, other: &Rule) -> bool {
         let same_expr = self.expr().to_string() == other.expr().to_string();
         same_expr
             && self.has_identity_of(other)
@@ -182,12 +182,12 @@ impl fmt::Display for RuleHealth {
 /// A rule with its state.
 #[derive(Clone, Debug)]
 pub struct RunningRule {
-    /// The rule.
-    pub rule: Rule,
+    /// The rule, which views share.
+    pub rule: Arc<Rule>,
     /// The outcome of the last evaluation.
     pub health: RuleHealth,
-    /// The error of the last evaluation.
-    pub last_error: Option<String>,
+    /// The error of the last evaluation, which views share.
+    pub last_error: Option<Arc<str>>,
     /// The alerts; empty for a recording rule.
     pub alerts: ActiveAlerts,
     /// The series of the last evaluation that succeeded.
@@ -237,6 +237,7 @@ pub struct Group {
     options: GroupOptions,
     rules: Vec<RunningRule>,
     /// The queries of the rules, in stages: no rule reads a result of another one of its stage.
+    /// Results of a stage are in memory together.
     stages: Vec<Arc<SharedExprs>>,
     /// Series of rules that a reload removed.
     orphans: BTreeSet<Labels>,
@@ -253,7 +254,7 @@ impl Group {
         });
         let stages = stages.collect();
         let running = |rule| RunningRule {
-            rule,
+            rule: Arc::new(rule),
             health: RuleHealth::Unknown,
             last_error: None,
             alerts: ActiveAlerts::new(is_restored),
@@ -333,7 +334,7 @@ impl Group {
     pub fn restore(&mut self, options: RestoreOptions, outage_ms: i64, storage: &dyn Storage) {
         let range = TimeRange::new(options.now.saturating_sub(outage_ms), options.now);
         for running in &mut self.rules {
-            let Rule::Alerting(rule) = &running.rule else { continue };
+            let Rule::Alerting(rule) = &*running.rule else { continue };
             // The next evaluation marks those that it does not continue.
             running.written.append(&mut running.earlier);
             let samples = match rule.hold_ms < options.grace_ms {
@@ -342,14 +343,6 @@ impl Group {
             };
             running.alerts.restore(rule, options, &samples);
         }
-    }
-
-    /// Whether a reload to `other` changes nothing.
-    pub fn is_same(&self, other: &Group) -> bool {
-        let pairs = || self.rules.iter().zip(&other.rules);
-        self.options == other.options
-            && self.rules.len() == other.rules.len()
-            && pairs().all(|(a, b)| a.rule.is_same(&b.rule))
     }
 
     /// Takes over the alerts and series of `old`, the group of the same file and name before a
@@ -384,10 +377,15 @@ impl Group {
         self.rules.iter().flat_map(|running| &running.written)
     }
 
-    /// The memory of the alerts of all rules, with their copies in an [`Evaluation`] and in views.
-    pub fn alert_bytes(&self) -> u64 {
-        let bytes = self.rules.iter().map(|running| running.alerts.memory_bytes());
-        bytes.fold(0, u64::saturating_add)
+    /// The memory of the alerts of all rules, with their copies in an [`Evaluation`] and in views,
+    /// of the errors, and of the labels that recording rules add to their results.
+    pub fn state_bytes(&self) -> u64 {
+        self.rules.iter().map(RunningRule::state_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// The memory of the parts of expressions that rules share.
+    pub fn part_bytes(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.part_bytes()).fold(0, u64::saturating_add)
     }
 
     fn query_offset_ms(&self, run: &RunOptions) -> i64 {
@@ -413,8 +411,13 @@ impl RunningRule {
         expand: &dyn Expand,
     ) -> Result<Vec<ResultRow>, String> {
         let points = vector(value.map_err(|error| error.to_string())?)?;
-        match &self.rule {
-            Rule::Recording(rule) => record::record(rule, points, limit),
+        match &*self.rule {
+            Rule::Recording(rule) => {
+                let bytes = rule.added_bytes(points.len());
+                expand.reserve(bytes)?;
+                let rows = record::record(rule, points, limit);
+                rows.inspect_err(|_| expand.release(bytes))
+            }
             Rule::Alerting(rule) => self.alerts.update(rule, slot, &points, limit, expand),
         }
     }
@@ -426,7 +429,16 @@ impl RunningRule {
     /// The outcome of the last evaluation.
     fn end_evaluation(&mut self, error: Option<String>) {
         self.health = if error.is_none() { RuleHealth::Good } else { RuleHealth::Bad };
-        self.last_error = error;
+        self.last_error = error.map(Arc::from);
+    }
+
+    fn state_bytes(&self) -> u64 {
+        let error = self.last_error.as_ref().map_or(0, |text| text.len() as u64);
+        let own = match &*self.rule {
+            Rule::Recording(rule) => rule.added_bytes(self.written.len()),
+            Rule::Alerting(_) => self.alerts.memory_bytes(),
+        };
+        own.saturating_add(error)
     }
 }
 

@@ -19,6 +19,14 @@ pub struct RecordingRule {
     pub labels: BTreeMap<String, String>,
 }
 
+impl RecordingRule {
+    /// The memory of the name and the labels in `count` results.
+    pub(super) fn added_bytes(&self, count: usize) -> u64 {
+        let labels = self.labels.iter().map(|(name, value)| name.len() + value.len());
+        (labels.sum::<usize>() + self.name.len()).saturating_mul(count) as u64
+    }
+}
+
 /// The rows that `rule` records for the result `points`.
 ///
 /// # Errors

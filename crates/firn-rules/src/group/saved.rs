@@ -28,7 +28,7 @@ impl Group {
     /// The firing and resolved alerts of each rule that has some.
     pub fn sent_alerts(&self) -> impl Iterator<Item = (&AlertRule, impl Iterator<Item = &Alert>)> {
         self.rules.iter().filter_map(|running| {
-            let Rule::Alerting(rule) = &running.rule else { return None };
+            let Rule::Alerting(rule) = &*running.rule else { return None };
             running.alerts.sent().next()?;
             Some((rule, running.alerts.sent()))
         })
@@ -41,7 +41,7 @@ impl Group {
     pub fn continue_alerts(&mut self, mut saved: Vec<SavedAlerts>, now: Timestamp) {
         let mut rules: BTreeMap<(&str, &BTreeMap<String, String>), VecDeque<_>> = BTreeMap::new();
         for RunningRule { rule, alerts, earlier, .. } in &mut self.rules {
-            if let Rule::Alerting(rule) = rule {
+            if let Rule::Alerting(rule) = &**rule {
                 let same = rules.entry((rule.name.as_str(), &rule.labels)).or_default();
                 same.push_back((alerts, earlier));
             }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(sent(&mut group, 22, "b"), [""; 0]);
         restore(&mut group, 22);
         assert_eq!(sent(&mut group, 23, "b"), ["A a inactive"]);
-        let bytes = group.alert_bytes();
+        let bytes = group.state_bytes();
         let alerts = group.rules()[0].alerts.iter().map(Alert::memory_bytes);
         assert!(bytes > 0 && bytes <= alerts.sum::<u64>(), "{bytes}");
     }

@@ -163,7 +163,7 @@ impl Running<'_> {
         let mut got: Vec<AlertTexts> = Vec::new();
         for running in self.groups.iter().flat_map(Group::rules) {
             let is_meant =
-                matches!(&running.rule, Rule::Alerting(rule) if rule.name == test.alert_name);
+                matches!(&*running.rule, Rule::Alerting(rule) if rule.name == test.alert_name);
             let firing = running.alerts.iter().filter(|alert| alert.state == AlertState::Firing);
             if is_meant {
                 got.extend(firing.map(|alert| (map(&alert.labels), (*alert.annotations).clone())));

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
 use firn_model::{Matcher, QueryContext, excerpt};
-use firn_rules::group::{Alert, AlertState};
+use firn_rules::group::{Alert, AlertState, Rule};
 use ring::digest::{SHA256, digest};
 use serde_json::json;
 
@@ -17,7 +17,7 @@ use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::answer;
-use crate::rules::{LastEvaluation, RuleKind, RuleOutcome, RuleView, ShownGroup};
+use crate::rules::{LastEvaluation, RuleOutcome, ShownGroup};
 use crate::wire::json;
 use crate::wire::number::rfc3339;
 
@@ -135,17 +135,18 @@ fn push_group(
 }
 
 fn push_rule(
-    rule: &RuleView,
+    rule: &Rule,
     latest: &LastEvaluation,
     outcome: Option<&RuleOutcome>,
     has_alerts: bool,
     body: &mut HeldBody,
 ) -> Result<(), ApiError> {
     body.push("{")?;
-    if let RuleKind::Alerting { hold_ms, keep_firing_ms, annotations } = &rule.kind {
+    if let Rule::Alerting(alert) = rule {
         let state = outcome.map_or("unknown", |outcome| outcome.state.text());
-        let (hold, keep) = (whole(*hold_ms as f64 / 1e3), whole(*keep_firing_ms as f64 / 1e3));
-        let annotations = json!(annotations);
+        let seconds = |ms: i64| whole(ms as f64 / 1e3);
+        let (hold, keep) = (seconds(alert.hold_ms), seconds(alert.keep_firing_ms));
+        let annotations = json!(alert.annotations);
         body.push(&format!(
             r#""state":"{state}","duration":{hold},"keepFiringFor":{keep},"annotations":{annotations},"alerts":"#
         ))?;
@@ -155,9 +156,10 @@ fn push_rule(
         }
         body.push(",")?;
     }
-    let kind = if rule.kind == RuleKind::Recording { "recording" } else { "alerting" };
+    let kind = if is_alerting(rule) { "alerting" } else { "recording" };
     let health = outcome.map_or_else(|| "unknown".to_owned(), |rule| rule.health.to_string());
-    let (name, query, labels) = (json!(rule.name), json!(rule.query), json!(rule.labels));
+    let (name, query, labels) =
+        (json!(rule.name()), json!(rule.expr().to_string()), json!(rule.labels()));
     let took = outcome.map_or(0.0, |outcome| outcome.took.as_secs_f64());
     let error = outcome.and_then(|outcome| outcome.last_error.as_deref());
     let error = error.map_or(String::new(), |error| format!(r#""lastError":{},"#, json!(error)));
@@ -166,6 +168,10 @@ fn push_rule(
         r#""name":{name},"query":{query},"labels":{labels},"health":"{health}",{error}"evaluationTime":{took},"lastEvaluation":"{evaluated}","type":"{kind}"}}"#
     ))?;
     Ok(())
+}
+
+fn is_alerting(rule: &Rule) -> bool {
+    matches!(rule, Rule::Alerting(_))
 }
 
 fn last_evaluation(latest: &LastEvaluation) -> String {
@@ -266,13 +272,14 @@ async fn alertmanagers(State(app): State<Shared>, request: Request<Body>) -> Res
 impl RulesRequest {
     fn selects(&self, group: &ShownGroup, idx: usize) -> bool {
         let Some(rule) = group.rules.get(idx) else { return false };
-        let has = |names: &[String], name: &String| names.is_empty() || names.contains(name);
-        let is_alerting = rule.kind != RuleKind::Recording;
-        self.is_alerting.is_none_or(|wanted| wanted == is_alerting)
-            && has(&self.names, &rule.name)
+        let has = |names: &[String], name: &str| {
+            names.is_empty() || names.iter().any(|wanted| wanted == name)
+        };
+        self.is_alerting.is_none_or(|wanted| wanted == is_alerting(rule))
+            && has(&self.names, rule.name())
             && has(&self.groups, &group.name)
             && has(&self.files, &group.file)
-            && self.matches(&rule.labels)
+            && self.matches(rule.labels())
     }
 
     /// A label with a template is the same as none.

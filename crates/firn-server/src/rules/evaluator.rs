@@ -185,7 +185,7 @@ impl GroupEvaluator {
             external_url: self.external_url(),
             query: &query,
         };
-        let alerts = (alerts, group.alert_bytes());
+        let alerts = (alerts, group.state_bytes());
         let counters = &self.counters.templates;
         let bounded = BoundedTemplates::new(&templates, counters, &limits.budget, alerts);
         let mut evaluation = group.evaluate(slot, &run, &storage, &bounded);
@@ -204,7 +204,7 @@ impl GroupEvaluator {
         let took = began.elapsed();
         due.shown.publish(LastEvaluation { began: Some(now), took, rules, sample_count });
         // Now, because the view before had texts that no alert has any more.
-        keep_exactly(&mut alerts, group.alert_bytes());
+        keep_exactly(&mut alerts, group.state_bytes());
         *held = Some((series, alerts));
 
         if *until_restored > 0 {
@@ -283,7 +283,7 @@ impl GroupEvaluator {
             let known = last.take().filter(|(rule, _)| *rule == idx);
             let link = match known {
                 Some((_, link)) => link,
-                None => link(&shown.rules.get(idx)?.query, &external_url).into(),
+                None => link(&shown.rules.get(idx)?.expr().to_string(), &external_url).into(),
             };
             last = Some((idx, Arc::clone(&link)));
             Some(Notification::new(alert, link))
@@ -301,11 +301,11 @@ impl GroupEvaluator {
     ) {
         shown.counters.evaluated(rules.len(), evaluation.failure_count);
         self.counters.groups.add(TimeSum::one(began.elapsed()));
-        for (rule, view) in rules.iter().zip(&shown.rules) {
-            self.counters.rules.add(TimeSum::one(rule.took));
-            if let Some(error) = &rule.last_error {
+        for (rule, outcome) in shown.rules.iter().zip(rules) {
+            self.counters.rules.add(TimeSum::one(outcome.took));
+            if let Some(error) = &outcome.last_error {
                 let group = shown.key();
-                tracing::debug!(group, rule = view.name, error, "a rule failed");
+                tracing::debug!(group, rule = rule.name(), %error, "a rule failed");
             }
         }
         let took = began.elapsed().as_millis();

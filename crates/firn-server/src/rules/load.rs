@@ -17,7 +17,7 @@ pub(super) struct LoadedRules {
     pub(super) settings: EvaluationSettings,
     /// Files with more than one document, of which only the first counts.
     pub(super) warnings: Vec<String>,
-    /// The memory of the texts of the groups.
+    /// The memory of the groups, beside their expressions and results.
     pub(super) held: Vec<Reservation>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct EvaluationSettings {
 /// # Errors
 /// `Invalid` with all mistakes of all files, as promtool prints them; `Unavailable` if a file
 /// cannot be read; `TooLarge` without memory for the expressions in `context`; `Busy` without
-/// memory for the files.
+/// memory for the files and their groups.
 pub(super) fn load(
     config: &Config,
     files: &dyn Files,
@@ -66,15 +66,18 @@ pub(super) fn load(
             Error::unavailable(format!("error loading rules: cannot read {shown}")).because(error)
         })?;
         match RuleFile::parse_within(&text, &options, &budget) {
-            Ok((file, file_held)) => {
-                held.push(file_held);
+            Ok((file, mut file_held)) => {
+                let running = file.groups.iter().map(|group| group.running_bytes(&shown));
+                file_held.grow(running.fold(0, u64::saturating_add))?;
                 if file.has_more_documents {
                     warnings.push(format!("{shown}: {MORE_DOCUMENTS}"));
                 }
-                let group = |group: firn_rules::file::FileGroup| {
-                    group.into_group(&shown, interval_ms, is_restored)
-                };
-                groups.extend(file.groups.into_iter().map(group));
+                for group in file.groups {
+                    let group = group.into_group(&shown, interval_ms, is_restored);
+                    file_held.grow(group.part_bytes())?;
+                    groups.push(group);
+                }
+                held.push(file_held);
             }
             Err(mut found) => {
                 if let Some(idx) = found.iter().position(|e| *e.kind() != ErrorKind::Invalid) {

@@ -67,8 +67,8 @@ pub(crate) struct RuleManager {
     is_configured: AtomicBool,
     is_stopped: Arc<AtomicBool>,
     threads: Mutex<RuleThreads>,
-    /// The memory of the texts of rules.
-    texts: Mutex<Vec<Reservation>>,
+    /// The memory of the groups, beside their expressions and results.
+    groups_held: Mutex<Vec<Reservation>>,
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ impl RuleManager {
             is_configured: AtomicBool::new(false),
             is_stopped: Arc::default(),
             threads: Mutex::default(),
-            texts: Mutex::default(),
+            groups_held: Mutex::default(),
         }
     }
 
@@ -134,7 +134,7 @@ impl RuleManager {
         self.evaluator.set(settings);
         let now = self.evaluator.now();
         self.evaluator.table().replace(groups, is_restored, now);
-        *self.texts.lock() = held;
+        *self.groups_held.lock() = held;
         self.evaluator.wake();
         if let Some(db) = self.evaluator.db.get() {
             self.evaluator.keep_alerts(db);
@@ -152,6 +152,12 @@ impl RuleManager {
     pub(crate) fn open(&self, db: &Arc<Db>, external_url: &str, runtime: Handle) -> Result<()> {
         self.notifier().open(runtime);
         self.attach(db, external_url);
+        // They were read before there was a budget.
+        for held in &mut *self.groups_held.lock() {
+            let mut counted = db.budget().empty(Pool::Requests);
+            counted.take(held.bytes());
+            *held = counted;
+        }
         if self.is_configured() {
             self.evaluator.keep_alerts(db);
         }

@@ -33,4 +33,4 @@ mod watch;
 mod tests;
 
 pub(crate) use self::manager::{RuleManager, RuleOptions};
-pub(crate) use self::view::{LastEvaluation, RuleKind, RuleOutcome, RuleView, ShownGroup};
+pub(crate) use self::view::{LastEvaluation, RuleOutcome, ShownGroup};

@@ -132,13 +132,15 @@ impl<'a> RuleStorage<'a> {
         work.rule_times.push(took);
         let QueryOutput { value, held, .. } = output?;
         work.results.push(held);
-        if let Value::Vector(points) = &value {
-            // Here, so that a rule without memory fails alone: writes are those of several rules.
-            let bytes = points.iter().map(|point| series_bytes(&point.labels)).sum::<u64>();
-            let series_bytes = work.series_bytes + bytes;
-            work.held.cover(series_bytes)?;
-            work.series_bytes = series_bytes;
-        }
+        let bytes = match &value {
+            Value::Vector(points) => points.iter().map(|point| series_bytes(&point.labels)).sum(),
+            Value::Scalar { .. } => SERIES_BYTES,
+            Value::String { .. } | Value::Matrix(_) => 0,
+        };
+        // Here, so that a rule without memory fails alone: writes are those of several rules.
+        let series_bytes = work.series_bytes + bytes;
+        work.held.cover(series_bytes)?;
+        work.series_bytes = series_bytes;
         Ok(value)
     }
 

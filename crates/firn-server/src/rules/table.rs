@@ -329,8 +329,9 @@ mod tests {
     /// Names and versions of the groups that are shown.
     fn shown(table: &GroupTable) -> BTreeMap<u8, u8> {
         let version = |group: &Arc<ShownGroup>| {
-            let digits = group.rules[0].query.chars().filter(char::is_ascii_digit);
-            (group.name.parse().unwrap(), digits.collect::<String>().parse().unwrap())
+            let query = group.rules[0].expr().to_string();
+            let digits: String = query.chars().filter(char::is_ascii_digit).collect();
+            (group.name.parse().unwrap(), digits.parse().unwrap())
         };
         table.shown().iter().map(version).collect()
     }

@@ -123,7 +123,8 @@ impl Scene {
     fn errors(&self) -> Vec<Option<String>> {
         let groups = self.manager.groups();
         let latest: Vec<_> = groups.iter().map(|group| group.latest()).collect();
-        latest.iter().flat_map(|latest| &latest.rules).map(|rule| rule.last_error.clone()).collect()
+        let rules = latest.iter().flat_map(|latest| &latest.rules);
+        rules.map(|rule| rule.last_error.as_deref().map(str::to_owned)).collect()
     }
 
     fn metrics(&self) -> String {

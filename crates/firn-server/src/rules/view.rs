@@ -1,6 +1,5 @@
 //! The state of groups and rules that the API and metrics show.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,28 +16,12 @@ pub(crate) struct ShownGroup {
     pub(crate) interval_ms: i64,
     pub(crate) query_offset_ms: Option<i64>,
     pub(crate) limit: usize,
-    pub(crate) rules: Vec<RuleView>,
+    /// Those of the running group.
+    pub(crate) rules: Vec<Arc<Rule>>,
     /// Names the file of its alerts.
     pub(super) alerts_key: u64,
     pub(super) counters: Arc<GroupCounters>,
     latest: Mutex<Arc<LastEvaluation>>,
-}
-
-/// A rule as its file has it, with the labels of its group.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RuleView {
-    pub(crate) name: String,
-    /// As the PromQL printer writes it.
-    pub(crate) query: String,
-    /// Templates are not expanded.
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) kind: RuleKind,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum RuleKind {
-    Recording,
-    Alerting { hold_ms: i64, keep_firing_ms: i64, annotations: BTreeMap<String, String> },
 }
 
 /// The outcome of a group's last evaluation.
@@ -56,7 +39,7 @@ pub(crate) struct LastEvaluation {
 #[derive(Debug)]
 pub(crate) struct RuleOutcome {
     pub(crate) health: RuleHealth,
-    pub(crate) last_error: Option<String>,
+    pub(crate) last_error: Option<Arc<str>>,
     pub(crate) state: AlertState,
     /// Pending and firing alerts, by labels.
     pub(crate) alerts: Vec<Alert>,
@@ -85,7 +68,7 @@ impl ShownGroup {
             interval_ms: options.interval_ms,
             query_offset_ms: options.query_offset_ms,
             limit: options.limit,
-            rules: group.rules().iter().map(|running| RuleView::new(&running.rule)).collect(),
+            rules: group.rules().iter().map(|running| Arc::clone(&running.rule)).collect(),
             alerts_key: group.key(),
             counters,
             latest: Mutex::default(),
@@ -99,7 +82,8 @@ impl ShownGroup {
             && self.interval_ms == other.interval_ms
             && self.query_offset_ms == other.query_offset_ms
             && self.limit == other.limit
-            && self.rules == other.rules
+            && self.rules.len() == other.rules.len()
+            && self.rules.iter().zip(&other.rules).all(|(a, b)| a.is_same(b))
     }
 
     /// The last evaluation.
@@ -114,24 +98,6 @@ impl ShownGroup {
     /// The name in metrics.
     pub(super) fn key(&self) -> String {
         format!("{};{}", self.file, self.name)
-    }
-}
-
-impl RuleView {
-    fn new(rule: &Rule) -> RuleView {
-        RuleView {
-            name: rule.name().to_owned(),
-            query: rule.expr().to_string(),
-            labels: rule.labels().clone(),
-            kind: match rule {
-                Rule::Recording(_) => RuleKind::Recording,
-                Rule::Alerting(rule) => RuleKind::Alerting {
-                    hold_ms: rule.hold_ms,
-                    keep_firing_ms: rule.keep_firing_ms,
-                    annotations: rule.annotations.clone(),
-                },
-            },
-        }
     }
 }
 
