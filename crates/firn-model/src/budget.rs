@@ -186,6 +186,10 @@ const OWED_PART: u64 = 4;
 const FORGET_MS: u64 = 6_000;
 // Queries together may take 1/16 of the limit, whatever others are owed.
 const QUERIES_PART: u64 = 16;
+// Queries that together take at most 1/32 of the limit are refused above 94 percent only: a small
+// one finds memory while large ones, writes and memory that is measured late fill the rest.
+const SMALL_QUERIES_PART: u64 = 32;
+const SMALL_QUERIES_PERCENT: u64 = 94;
 // Eighths of the limit that one request may take, see [`Budget::check_request`].
 const REQUEST_EIGHTHS: u64 = 5;
 // The most that [`Reservation::cover`] reserves ahead of need.
@@ -484,28 +488,37 @@ impl Shared {
     /// Thresholds apply to a whole budget; a part has only its limit.
     fn threshold_bytes(&self, pool: Pool) -> u64 {
         let threshold = self.highest_threshold_bytes(pool);
-        let owed = match pool {
-            Pool::Query if self.whole.is_none() => self.owed_bytes.load(Ordering::Relaxed),
-            _ => 0,
-        };
-        if owed == 0 {
+        if pool != Pool::Query || self.whole.is_some() {
             return threshold;
         }
         let of = |pool: Pool| self.pools[pool as usize].load(Ordering::Relaxed);
         let others = self.used_bytes.load(Ordering::Relaxed).saturating_sub(of(Pool::Query));
+        let small = others.saturating_add(self.limit_bytes / SMALL_QUERIES_PART);
+        let small = small.min(self.percent_bytes(SMALL_QUERIES_PERCENT));
+        let owed = self.owed_bytes.load(Ordering::Relaxed);
+        if owed == 0 {
+            return threshold.max(small);
+        }
         // Writes and jobs reclaim the memory of caches.
         let reclaimable = of(Pool::Cache) + of(Pool::Hot);
         let without_owed = self.highest_threshold_bytes(Pool::Index).saturating_sub(owed);
-        let queries_min = others + self.limit_bytes / QUERIES_PART;
-        (without_owed + reclaimable).max(queries_min).min(threshold)
+        let queries_min = others.saturating_add(self.limit_bytes / QUERIES_PART);
+        (without_owed + reclaimable).max(queries_min).min(threshold).max(small)
     }
 
     /// The threshold while nothing is owed.
     fn highest_threshold_bytes(&self, pool: Pool) -> u64 {
-        if self.whole.is_some() || self.limit_bytes == u64::MAX {
+        match self.whole {
+            Some(_) => self.limit_bytes,
+            None => self.percent_bytes(pool.threshold_percent()),
+        }
+    }
+
+    fn percent_bytes(&self, percent: u64) -> u64 {
+        if self.limit_bytes == u64::MAX {
             return self.limit_bytes;
         }
-        (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
+        (u128::from(self.limit_bytes) * u128::from(percent) / 100) as u64
     }
 
     /// Keeps room for a write or a job that was refused at `bytes`.
@@ -781,8 +794,10 @@ mod tests {
         assert!(order.is_sorted_by_key(|pool| pool.threshold_percent()));
         for pool in order {
             let threshold = 10 * pool.threshold_percent();
+            let mut own = budget.empty(pool);
+            own.take(31);
             let mut filled = budget.empty(Pool::Process);
-            filled.take(threshold);
+            filled.take(threshold - 31);
             assert!(budget.reserve(pool, 1).is_err(), "{pool:?} over its threshold");
             filled.shrink(1);
             drop(budget.reserve(pool, 1).unwrap());
@@ -919,6 +934,23 @@ mod tests {
         assert_eq!(budget.usage().owed_bytes, 200);
         assert!(query.grow(700).is_ok());
         assert!(query.grow(200).is_err(), "over the threshold of queries itself");
+    }
+
+    /// 12 clients in bulk and the caches of large targets refused nearly all queries of a few KiB.
+    #[test]
+    fn small_queries_find_memory_above_the_threshold() {
+        let budget = Budget::new(10_000);
+        let mut process = budget.empty(Pool::Process);
+        process.take(8_900);
+        let mut query = budget.part(9_000).reserve(Pool::Query, 312).unwrap();
+        assert!(query.grow(1).is_err());
+        assert!(budget.reserve(Pool::Requests, 5_000).is_err(), "and it is owed some");
+        query.shrink(100);
+        query.grow(100).unwrap();
+        process.take(300);
+        query.shrink(200);
+        query.grow(88).unwrap();
+        assert!(query.grow(1).is_err(), "94 percent");
     }
 
     #[test]

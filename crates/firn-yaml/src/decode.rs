@@ -895,7 +895,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
             return Ok(false);
         };
         if !entries.is_empty() {
-            decoder.reserve(node, SMALLEST_MAP * (size_of::<String>() + size_of::<T>()))?;
+            decoder.reserve(node, SMALLEST_MAP.saturating_mul(size_of::<(String, T)>()))?;
         }
         let mut own = BTreeMap::new();
         for (key_node, node) in entries {
