@@ -127,7 +127,7 @@ impl Client {
     pub fn new(config: &HttpClient, bodies: &Bodies) -> Result<Client, FetchError> {
         credentials::check(config)?;
         Ok(Client {
-            tls: TlsSource::new(&config.tls_config, config.enable_http2)?,
+            tls: TlsSource::new(&config.tls_config, config.enable_http2, bodies.budget())?,
             proxies: Proxies::new(&config.proxy, &|name| std::env::var(name).ok())?,
             tokens: match &config.oauth2 {
                 Some(oauth2) => Some(Box::new(Tokens::new(oauth2, bodies)?)),
