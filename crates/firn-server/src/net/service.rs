@@ -401,7 +401,8 @@ async fn accept<F>(
             Err(error) => {
                 let has_room = table.evict_one();
                 if let Some(count) = ACCEPT_ERRORS.note(1, std::time::Instant::now()) {
-                    tracing::warn!(%error, "cannot accept {count} connections");
+                    let advice = advice_for(&error);
+                    tracing::warn!(%error, "cannot accept {count} connections{advice}");
                 }
                 let wait = if has_room { ACCEPT_RETRY_SOON } else { ACCEPT_RETRY };
                 tokio::time::sleep(wait).await;
@@ -441,6 +442,15 @@ async fn serve_under_rules<F: Future<Output = ()>>(
 fn is_of_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, TimedOut};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | TimedOut)
+}
+
+fn advice_for(error: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => ": raise the limit on open files (ulimit -n, LimitNOFILE)",
+        Some(Errno::NFILE) => ": raise the machine's limit on open files (fs.file-max)",
+        _ => "",
+    }
 }
 
 #[cfg(test)]
