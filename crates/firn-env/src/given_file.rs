@@ -12,6 +12,11 @@ use rustix::io::Errno;
 
 /// Longest file; lists of authorities have some hundred kilobytes, a user some hundred bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Longest file of certificates or of a key that is read again while the server runs. The list of
+/// all authorities of a system has 220 KB.
+pub const PEM_BYTES_MAX: u64 = 1 << 20;
+/// Longest file of a password or a token, which is a part of a header.
+pub const CREDENTIAL_BYTES_MAX: u64 = 64 << 10;
 
 /// Reads a file that is read once, at the start: a regular file, or a pipe that the process has
 /// already open, as the shell passes `<(command)`. `setting` names it in messages.
@@ -49,6 +54,27 @@ pub fn read_text(path: &Path, setting: &str) -> Result<String> {
 pub fn read_text_of(path: &Path, setting: &str, bytes_max: u64) -> Result<String> {
     let bytes = open_regular(path).and_then(|file| bounded_by(file, bytes_max));
     bytes.map_err(|e| cannot_read(path, setting, e)).and_then(|bytes| text_of(bytes, path, setting))
+}
+
+/// As [`read_text_of`]. Calls `reserve` with the length of the file before it is read.
+///
+/// # Errors
+/// As [`read_text`], and those of `reserve`.
+pub fn read_text_within(
+    path: &Path,
+    setting: &str,
+    bytes_max: u64,
+    reserve: impl FnOnce(u64) -> Result<()>,
+) -> Result<String> {
+    let opened = open_regular(path).and_then(|file| {
+        let bytes = file.metadata()?.len();
+        if bytes > bytes_max { Err(too_long(bytes_max)) } else { Ok((file, bytes)) }
+    });
+    let (file, bytes) = opened.map_err(|e| cannot_read(path, setting, e))?;
+    reserve(bytes)?;
+    let buf = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0).saturating_add(1));
+    let read = bounded_into(buf, file, bytes_max).map_err(|e| cannot_read(path, setting, e));
+    read.and_then(|bytes| text_of(bytes, path, setting))
 }
 
 /// Reads a regular file of UTF-8 of at most `bytes_max`.

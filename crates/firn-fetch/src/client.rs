@@ -84,6 +84,7 @@ pub struct Response {
     /// The body, unpacked. Of a status other than 200 at most 16 KiB, and `<secret>` in place of
     /// each credential that the request carried: errors show its beginning.
     pub body: Body,
+    secrets: SentSecrets,
 }
 
 /// The answer to a [`Client::watch`].
@@ -109,6 +110,12 @@ impl Response {
         StatusCode::from_u16(self.status)
             .map_or_else(|_| self.status.to_string(), |s| s.to_string())
     }
+
+    /// The text of an error that quotes the body, without the credentials that the request carried.
+    /// O(length of the body).
+    pub fn without_secrets(&self, error: impl fmt::Display) -> String {
+        self.secrets.hide_in_error(&error.to_string(), &self.body)
+    }
 }
 
 impl Client {
@@ -120,7 +127,7 @@ impl Client {
     pub fn new(config: &HttpClient, bodies: &Bodies) -> Result<Client, FetchError> {
         credentials::check(config)?;
         Ok(Client {
-            tls: TlsSource::new(&config.tls_config, config.enable_http2)?,
+            tls: TlsSource::new(&config.tls_config, config.enable_http2, bodies.budget())?,
             proxies: Proxies::new(&config.proxy, &|name| std::env::var(name).ok())?,
             tokens: match &config.oauth2 {
                 Some(oauth2) => Some(Box::new(Tokens::new(oauth2, bodies)?)),
@@ -147,7 +154,10 @@ impl Client {
             self.read(response, open, request, (connections, &secrets)).await
         };
         let sent = tokio::time::timeout(request.timeout, sending).await;
-        sent.unwrap_or(Err(FetchError::Timeout)).map_err(|error| error.without(&secrets))
+        match sent.unwrap_or(Err(FetchError::Timeout)) {
+            Ok(response) => Ok(Response { secrets, ..response }),
+            Err(error) => Err(error.without(&secrets)),
+        }
     }
 
     /// Sends a request whose answer arrives line by line, until either side ends it. The request's
@@ -170,7 +180,13 @@ impl Client {
             Ok(Watched::Lines(lines))
         };
         let opened = tokio::time::timeout(request.timeout, opening).await;
-        opened.unwrap_or(Err(FetchError::Timeout)).map_err(|error| error.without(&secrets))
+        match opened.unwrap_or(Err(FetchError::Timeout)) {
+            Ok(Watched::Lines(lines)) => Ok(Watched::Lines(lines.with_secrets(secrets))),
+            Ok(Watched::Refused(response)) => {
+                Ok(Watched::Refused(Response { secrets, ..response }))
+            }
+            Err(error) => Err(error.without(&secrets)),
+        }
     }
 
     /// Sends a request and follows redirects: the head of the answer, and its connection. Adds the
@@ -305,7 +321,8 @@ impl Client {
             }
             let body = secrets.hide(&body.unwrap_or_default()).into_owned();
             let body = self.bodies.unlimited(body);
-            return Ok(Response { status: status.as_u16(), headers, body });
+            let secrets = SentSecrets::default();
+            return Ok(Response { status: status.as_u16(), headers, body, secrets });
         }
         let asks_gzip = |(name, text): &(HeaderName, String)| {
             name == ACCEPT_ENCODING && text.eq_ignore_ascii_case("gzip")
@@ -319,7 +336,8 @@ impl Client {
         let body = open.drive(unpack(response.into_body(), unpacker)).await?;
         connections.body_len = body.len();
         connections.keep(open);
-        Ok(Response { status: status.as_u16(), headers, body })
+        let secrets = SentSecrets::default();
+        Ok(Response { status: status.as_u16(), headers, body, secrets })
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use firn_collect::config::{FilePath, HttpClient};
-use firn_env::given_file;
+use firn_env::given_file::{self, CREDENTIAL_BYTES_MAX};
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
@@ -66,7 +66,8 @@ pub(crate) fn secret(inline: &str, file: &FilePath, name: &str) -> Result<String
     match file.is_empty() {
         true => Ok(inline.to_owned()),
         false => {
-            let text = given_file::read_text(Path::new(file.as_str()), name)?;
+            let text =
+                given_file::read_text_of(Path::new(file.as_str()), name, CREDENTIAL_BYTES_MAX)?;
             Ok(text.trim().to_owned())
         }
     }

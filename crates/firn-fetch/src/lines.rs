@@ -10,12 +10,14 @@ use hyper::body::{Bytes, Incoming};
 use crate::FetchError;
 use crate::client::with_causes;
 use crate::connect::Open;
+use crate::sent_secrets::SentSecrets;
 
 /// The lines of an answer. Dropping it closes the connection.
 pub struct Lines {
     open: Open,
     body: Incoming,
     buffer: LineBuffer,
+    secrets: SentSecrets,
 }
 
 impl fmt::Debug for Lines {
@@ -26,7 +28,19 @@ impl fmt::Debug for Lines {
 
 impl Lines {
     pub(crate) fn new(open: Open, body: Incoming, bytes_max: u64, budget: &Budget) -> Lines {
-        Lines { open, body, buffer: LineBuffer::new(bytes_max, budget) }
+        let buffer = LineBuffer::new(bytes_max, budget);
+        Lines { open, body, buffer, secrets: SentSecrets::default() }
+    }
+
+    /// The same lines, of a request that carried `secrets`.
+    pub(crate) fn with_secrets(self, secrets: SentSecrets) -> Lines {
+        Lines { secrets, ..self }
+    }
+
+    /// The text of an error that quotes the last line, without the credentials that the request
+    /// carried.
+    pub fn without_secrets(&self, error: impl fmt::Display) -> String {
+        self.secrets.hide_in_error(&error.to_string(), self.buffer.last_line())
     }
 
     /// The next line without its end; `None` at the end of the body. A part of a line before the
@@ -117,6 +131,15 @@ impl LineBuffer {
         self.bytes.get(start..end).unwrap_or_default()
     }
 
+    /// The line that was taken last, or the rest.
+    fn last_line(&self) -> &[u8] {
+        let read = self.bytes.get(..self.start).unwrap_or_default();
+        let line = read.strip_suffix(b"\n").unwrap_or(read);
+        let start =
+            line.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at.saturating_add(1));
+        line.get(start..).unwrap_or_default()
+    }
+
     /// The bytes behind the last line.
     fn take_rest(&mut self) -> Option<&[u8]> {
         let start = std::mem::replace(&mut self.start, self.bytes.len());
@@ -132,7 +155,9 @@ mod tests {
         buffer.push(&Bytes::copy_from_slice(text.as_bytes()))?;
         let mut lines = Vec::new();
         while buffer.find_line() {
-            lines.push(String::from_utf8(buffer.take_line().to_vec()).unwrap());
+            let line = buffer.take_line().to_vec();
+            assert_eq!(buffer.last_line(), line);
+            lines.push(String::from_utf8(line).unwrap());
         }
         Ok(lines)
     }
@@ -148,6 +173,7 @@ mod tests {
                 frames.flat_map(|frame| push(&mut buffer, frame).unwrap()).collect();
             assert_eq!(lines, ["one", "", "two three"], "{frame_len}");
             assert_eq!(buffer.take_rest(), Some(&b"four"[..]));
+            assert_eq!(buffer.last_line(), b"four");
             assert_eq!(buffer.take_rest(), None);
         }
     }

@@ -2,6 +2,7 @@
 //! request in its error must not put them into logs and status pages.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -20,6 +21,15 @@ const HIDDEN: &[u8] = b"<secret>";
 /// Shorter texts may be a part of any word: they are hidden only within a longer one, such as
 /// `Bearer abc`.
 const SECRET_BYTES_MIN: usize = 4;
+const UNSHOWN: &str =
+    "the answer repeats a credential of the request: the error that quotes it is not shown";
+
+/// Without the credentials.
+impl fmt::Debug for SentSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SentSecrets").finish_non_exhaustive()
+    }
+}
 
 impl SentSecrets {
     /// Adds the headers that are marked as sensitive.
@@ -98,6 +108,18 @@ impl SentSecrets {
         spellings
     }
 
+    /// The text of an error that quotes `body`. A parser may quote a part of a credential, which
+    /// cannot be found in the error: so the error of a body with a credential is replaced.
+    /// O(length of the body).
+    pub(crate) fn hide_in_error(&self, error: &str, body: &[u8]) -> String {
+        let is_in_body = |secret: &Vec<u8>| body.windows(secret.len()).any(|part| part == secret);
+        match self.spellings().iter().any(is_in_body) {
+            true => UNSHOWN.to_owned(),
+            // The parser may have decoded a spelling that is not known here.
+            false => self.hide_text(error),
+        }
+    }
+
     /// As [`SentSecrets::hide`].
     pub(crate) fn hide_text(&self, text: &str) -> String {
         String::from_utf8_lossy(&self.hide(text.as_bytes())).into_owned()
@@ -133,6 +155,20 @@ mod tests {
             assert_eq!(sent.hide_text(text), want);
         }
         assert_eq!(&*sent.hide(b"\xffpass word"), b"\xff<secret>");
+    }
+
+    #[test]
+    fn an_error_does_not_quote_a_part_of_a_credential() {
+        let mut sent = SentSecrets::default();
+        let f = |sent: &SentSecrets, error: &str, body: &str| {
+            sent.hide_in_error(error, body.as_bytes())
+        };
+        assert_eq!(f(&sent, "bad", "a head.body.end b"), "bad");
+        sent.add_header(b"Bearer head.body.end");
+        assert_eq!(f(&sent, "\".end\" is no value", "head.body.end 1"), UNSHOWN);
+        assert_eq!(f(&sent, "bad: head", "a head.body b"), "bad: head");
+        assert_eq!(f(&sent, "got head.body.end", r"head\u002ebody.end"), "got <secret>");
+        assert_eq!(f(&sent, "bad", ""), "bad");
     }
 
     #[test]

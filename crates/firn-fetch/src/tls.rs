@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use firn_collect::config::{TlsConfig, TlsVersion};
-use firn_env::given_file;
+use firn_env::given_file::{self, PEM_BYTES_MAX};
+use firn_model::{Budget, ErrorKind, Pool, Reservation};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
@@ -20,6 +21,7 @@ pub(crate) struct TlsSource {
     config: TlsConfig,
     http2: bool,
     provider: Arc<CryptoProvider>,
+    budget: Budget,
     built: Mutex<Option<Tls>>,
 }
 
@@ -28,6 +30,8 @@ pub(crate) struct TlsSource {
 pub(crate) struct Tls {
     pub(crate) config: Arc<ClientConfig>,
     pub(crate) hash: u64,
+    /// Its memory.
+    _held: Arc<Reservation>,
 }
 
 impl fmt::Debug for TlsSource {
@@ -37,17 +41,24 @@ impl fmt::Debug for TlsSource {
 }
 
 /// The texts of certificates and key.
-#[derive(Hash)]
 struct Texts {
     ca: Option<String>,
     cert: Option<String>,
     key: Option<String>,
+    held: Reservation,
 }
+
+/// Reserved for each byte of a text: the text, and the binary form that TLS keeps.
+const BYTES_PER_TEXT_BYTE: u64 = 3;
 
 impl TlsSource {
     /// # Errors
     /// For a file that is missing or not usable now, and for versions of TLS before 1.2.
-    pub(crate) fn new(config: &TlsConfig, http2: bool) -> Result<TlsSource, FetchError> {
+    pub(crate) fn new(
+        config: &TlsConfig,
+        http2: bool,
+        budget: &Budget,
+    ) -> Result<TlsSource, FetchError> {
         let refused = |text: &str| Err(FetchError::Credentials(text.to_owned()));
         if !(config.ca_ref.is_empty() && config.cert_ref.is_empty() && config.key_ref.is_empty()) {
             return refused("tls_config: references to secret managers are not supported");
@@ -56,10 +67,13 @@ impl TlsSource {
             return refused("tls_config: versions of TLS before 1.2 are not supported");
         }
         let provider = Arc::new(ring::default_provider());
-        let source = TlsSource { config: config.clone(), http2, provider, built: Mutex::new(None) };
+        let (config, budget) = (config.clone(), budget.clone());
+        let source = TlsSource { config, http2, provider, budget, built: Mutex::new(None) };
         // The authorities of the system are read at the first request that needs them.
         let texts = source.read()?;
-        if texts.ca.is_some() || texts.cert.is_some() {
+        let has_certificates = texts.ca.is_some() || texts.cert.is_some();
+        drop(texts);
+        if has_certificates {
             source.current()?;
         }
         Ok(source)
@@ -73,7 +87,8 @@ impl TlsSource {
         if let Some(built) = built.as_ref().filter(|built| built.hash == hash) {
             return Ok(built.clone());
         }
-        let tls = Tls { config: Arc::new(self.build(&texts)?), hash };
+        let config = Arc::new(self.build(&texts)?);
+        let tls = Tls { config, hash, _held: Arc::new(texts.held) };
         *built = Some(tls.clone());
         Ok(tls)
     }
@@ -90,10 +105,13 @@ impl TlsSource {
 
     fn read(&self) -> Result<Texts, FetchError> {
         let config = &self.config;
+        let mut held = self.budget.empty(Pool::Requests);
+        let mut read = |inline: &str, file: &str, name| text(inline, file, name, &mut held);
         Ok(Texts {
-            ca: text(&config.ca, config.ca_file.as_str(), "ca_file")?,
-            cert: text(&config.cert, config.cert_file.as_str(), "cert_file")?,
-            key: text(config.key.expose(), config.key_file.as_str(), "key_file")?,
+            ca: read(&config.ca, config.ca_file.as_str(), "ca_file")?,
+            cert: read(&config.cert, config.cert_file.as_str(), "cert_file")?,
+            key: read(config.key.expose(), config.key_file.as_str(), "key_file")?,
+            held,
         })
     }
 
@@ -143,18 +161,30 @@ impl TlsSource {
 impl Texts {
     fn hash(&self) -> u64 {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
-        std::hash::Hash::hash(self, &mut hasher);
+        std::hash::Hash::hash(&(&self.ca, &self.cert, &self.key), &mut hasher);
         hasher.digest()
     }
 }
 
-/// A text of the configuration or of its file.
-fn text(inline: &str, file: &str, name: &str) -> Result<Option<String>, FetchError> {
-    match (inline, file) {
-        ("", "") => Ok(None),
-        ("", file) => Ok(Some(given_file::read_text(Path::new(file), name)?)),
-        (inline, _) => Ok(Some(inline.to_owned())),
-    }
+/// A text of the configuration or of its file. Its memory is added to `held`.
+fn text(
+    inline: &str,
+    file: &str,
+    name: &str,
+    held: &mut Reservation,
+) -> Result<Option<String>, FetchError> {
+    let mut reserve = |bytes: u64| held.grow(bytes.saturating_mul(BYTES_PER_TEXT_BYTE));
+    let read = match (inline, file) {
+        ("", "") => return Ok(None),
+        ("", file) => {
+            given_file::read_text_within(Path::new(file), name, PEM_BYTES_MAX, &mut reserve)
+        }
+        (inline, _) => reserve(inline.len() as u64).map(|()| inline.to_owned()),
+    };
+    read.map(Some).map_err(|error| match error.kind() {
+        ErrorKind::Busy { .. } | ErrorKind::TooLarge => FetchError::Memory(error),
+        _ => error.into(),
+    })
 }
 
 fn authorities(ca: Option<&str>) -> Result<RootCertStore, FetchError> {
@@ -229,5 +259,36 @@ impl ServerCertVerifier for NoVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_config::{client_config, write_file};
+
+    /// Each request reads the files again.
+    #[test]
+    fn certificates_are_read_within_the_memory_and_a_long_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        let signed = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+        let pem = signed.cert.pem();
+        let keys = format!("tls_config: {{ca_file: '{}'}}", path.display());
+        let config = client_config(&keys).tls_config;
+        let f = |budget: &Budget| TlsSource::new(&config, false, budget);
+        write_file(&path, &pem.repeat(100));
+        let needed = 3 * 100 * pem.len() as u64;
+        let budget = Budget::new(needed * 3 / 2);
+        let source = f(&budget).unwrap();
+        assert_eq!(budget.usage().used_bytes, needed);
+        // A second reading waits for memory.
+        assert!(matches!(source.current(), Err(FetchError::Memory(_))));
+        drop(source);
+        assert_eq!(budget.usage().used_bytes, 0);
+        assert!(matches!(f(&Budget::new(needed - 1)), Err(FetchError::Memory(_))));
+        write_file(&path, &" ".repeat(1 + PEM_BYTES_MAX as usize));
+        let error = f(&Budget::unlimited()).unwrap_err().to_string();
+        assert!(error.contains("ca_file"), "{error}");
     }
 }

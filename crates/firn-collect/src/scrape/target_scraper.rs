@@ -208,6 +208,13 @@ impl TargetScraper {
         &self.status
     }
 
+    /// Replaces the error of the last scrape, which may quote the body, with `hide` of it.
+    pub fn hide_in_error(&mut self, hide: impl Fn(&str) -> String) {
+        if let Some(error) = &mut self.status.error {
+            *error = hide(error);
+        }
+    }
+
     /// Its job.
     pub fn job(&self) -> &Arc<ScrapeConfig> {
         &self.job

@@ -14,7 +14,7 @@ use crate::edit::Room;
 use crate::ledger::Ledger;
 use crate::rooms::Rooms;
 use crate::slow::description::{self, Description};
-use crate::slow::segments::download_missing;
+use crate::slow::segments::{download_all, missing_segments};
 use crate::slow::state::SlowTier;
 use crate::upkeep::IndexUpkeep;
 
@@ -35,7 +35,7 @@ pub(crate) fn begin(env: &Env, is_empty: bool, budget: &Budget) -> Result<Descri
         ));
     }
     let described = description::read_existing(env, budget)?;
-    download_missing(env, &described)?;
+    download_all(env, &missing_segments(env, &described)?)?;
     Ok(described)
 }
 
@@ -63,7 +63,7 @@ impl SlowTier {
             return Ok(false);
         }
         let mut next = description::read_existing(&rooms.env, &rooms.budget)?;
-        download_missing(&rooms.env, &next)?;
+        download_all(&rooms.env, &missing_segments(&rooms.env, &next)?)?;
         let part = |room| next.state.parts(room).next();
         let edit = part(Room::Tree).map(|part| rooms.tree.plan_follow(part)).transpose()?;
         // The labels first, then the samples of their series.

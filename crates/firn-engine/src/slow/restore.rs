@@ -12,7 +12,7 @@ use crate::manifest::Manifest;
 use crate::parts;
 use crate::slow::claim::claim_as;
 use crate::slow::description;
-use crate::slow::segments::download_missing;
+use crate::slow::segments::{download_all, missing_segments};
 
 /// Summary of [`Engine::restore`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version,
     /// `Corrupt`, `Busy` if another process has the folder open, `Conflict` if another process
-    /// restores at the same time, `Unavailable`.
+    /// restores at the same time, `Unavailable`, also if the index does not fit on the disk.
     pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
         let _lock = env.disk.lock()?;
         let (mut local, contents) = Manifest::open(Arc::clone(&env.disk))?;
@@ -46,9 +46,11 @@ impl Engine {
         }
         let found = description::read_existing(env, &Budget::unlimited())?;
         let writer = Writer { mark: new_mark(), number: new_mark() };
-        // The claim comes first: from now on no other writer changes the slow tier.
+        // Before the claim: a restore that cannot succeed does not fence the previous writer.
+        let missing = missing_segments(env, &found)?;
+        // Before the download: from now on no other writer changes the slow tier.
         claim_as(&*env.bucket, Some(&found), writer, &found.state)?;
-        let (files, bytes) = download_missing(env, &found)?;
+        let bytes = download_all(env, &missing)?;
         let written_ms = found.written_ms();
         let state = found
             .state
@@ -56,6 +58,6 @@ impl Engine {
             .with(Room::Engine, parts::encode_mark(writer.mark))
             .with(Room::Engine, parts::encode_claims(&[writer.number]));
         local.commit(&Edit::default(), || state)?;
-        Ok(Some(RestoreReport { files, bytes, written_ms }))
+        Ok(Some(RestoreReport { files: missing.len() as u64, bytes, written_ms }))
     }
 }

@@ -14,6 +14,8 @@ pub(crate) const INDEX_FOLDER: &str = "index/";
 
 /// Bytes of one request when a segment is downloaded or compared.
 const COPY_BYTES: u64 = 4 << 20;
+/// Free disk space after a download: logs and flushes need it. Two log segments.
+const FREE_BYTES_MIN: u64 = 64 << 20;
 /// The end of a segment contains the checksums of everything before it.
 const END_BYTES: u64 = 64;
 
@@ -160,24 +162,49 @@ pub(crate) fn are_same(env: &Env, segments: &[TieredSegment]) -> Result<Vec<bool
     same.collect()
 }
 
-/// Downloads the index segments that `described` names and that the folder lacks. Returns the
-/// number of files and their bytes.
+/// The index segments that `described` names and that the folder lacks. They fit on the disk.
+///
+/// # Errors
+/// `Unavailable` if they do not fit; those of both tiers.
+pub(crate) fn missing_segments(env: &Env, described: &Description) -> Result<Vec<TieredSegment>> {
+    let segments = named_segments(described)?;
+    let is_here = are_same(env, &segments)?;
+    let missing = segments.into_iter().zip(is_here).filter(|(_, is_here)| !is_here);
+    let missing: Vec<TieredSegment> = missing.map(|(segment, _)| segment).collect();
+    check_space(env, &missing)?;
+    Ok(missing)
+}
+
+/// Refuses to fill the disk, as the manifest of another database, or one from an attacker, could.
+fn check_space(env: &Env, segments: &[TieredSegment]) -> Result<()> {
+    let bytes = segments.iter().fold(0, |sum: u64, segment| sum.saturating_add(segment.bytes));
+    // Where the free space is unknown, failing writes reveal a full disk.
+    let free_bytes = env.disk.free_bytes().unwrap_or(u64::MAX);
+    if bytes == 0 || bytes.saturating_add(FREE_BYTES_MIN) <= free_bytes {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "the index files that the slow tier's manifest names have {bytes} bytes, but the disk has \
+         {free_bytes} bytes free, and {} MiB must stay free: free disk space, and check that \
+         --slow-tier names the right database",
+        FREE_BYTES_MIN >> 20
+    )))
+}
+
+/// Downloads `segments`. Returns their bytes.
 ///
 /// # Errors
 /// Those of both tiers.
-pub(crate) fn download_missing(env: &Env, described: &Description) -> Result<(u64, u64)> {
-    let segments = named_segments(described)?;
+pub(crate) fn download_all(env: &Env, segments: &[TieredSegment]) -> Result<u64> {
     env.disk.create_dir("index")?;
     env.disk.sync_dir("")?;
-    let is_here = are_same(env, &segments)?;
-    let (mut file_count, mut bytes) = (0, 0);
-    for (segment, _) in segments.iter().zip(is_here).filter(|(_, is_here)| !is_here) {
+    let mut bytes = 0;
+    for segment in segments {
         download(env, segment)?;
-        file_count += 1;
         bytes += segment.bytes;
     }
     env.disk.sync_dir("index")?;
-    Ok((file_count, bytes))
+    Ok(bytes)
 }
 
 /// Downloads the index file of `path`, which `parts` name, into the folder with `mark`. `false` if
@@ -207,6 +234,7 @@ pub(crate) fn download_lost(
         Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
         _ => return Ok(false),
     }
+    check_space(env, std::slice::from_ref(segment))?;
     download(env, segment)?;
     env.disk.sync_dir("index")?;
     Ok(true)

@@ -72,6 +72,48 @@ fn filled(sim: &Sim) -> Arc<Engine> {
     engine
 }
 
+/// A new machine restores, or a replica opens, and the index files on the slow tier leave less than
+/// 64 MiB on its disk. Nothing is downloaded, the error has both figures, and the writer is not
+/// fenced. With a larger disk they fit.
+#[test]
+fn an_index_that_does_not_fit_on_the_disk_is_not_downloaded() {
+    let sim = Sim::new(39);
+    let engine = filled(&sim);
+    engine.flush().expect("a flush");
+    sim.clock.advance(Duration::from_secs(6 * 3_600));
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+    let bytes_of = |file: &String| sim.disk.bytes(file).expect("a file").len() as u64;
+    let index_bytes: u64 = index_files(&sim).iter().map(bytes_of).sum();
+    let manifest = sim.bucket.bytes("manifest").expect("a manifest");
+    for is_replica in [true, false] {
+        let disk = Arc::new(SimDisk::new(sim.faults.clone()));
+        let elsewhere = Env { disk: Arc::clone(&disk) as Arc<_>, ..sim.env() };
+        let begin = || match is_replica {
+            false => Engine::restore(&elsewhere).map(|report| {
+                assert_eq!(report.expect("an empty folder").bytes, index_bytes);
+            }),
+            true => {
+                let options = EngineOptions { read_only: true, ..EngineOptions::default() };
+                let progress = RecoveryProgress::default();
+                Engine::open(elsewhere.clone(), options, &progress).map(|_| ())
+            }
+        };
+        // The disk also has the files of an empty folder.
+        disk.set_capacity_bytes(index_bytes + (64 << 20) - 1);
+        let error = begin().expect_err("no room");
+        assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        let free_bytes = elsewhere.disk.free_bytes().expect("known");
+        for words in [format!("have {index_bytes} bytes"), format!("{free_bytes} bytes free")] {
+            assert!(text.contains(&words), "{text}");
+        }
+        assert!(!disk.files().iter().any(|file| file.starts_with("index/")), "{:?}", disk.files());
+        assert_eq!(sim.bucket.bytes("manifest").as_ref(), Some(&manifest), "it was claimed");
+        disk.set_capacity_bytes(index_bytes + (65 << 20));
+        begin().expect("room");
+    }
+}
+
 /// All index files are missing, or the last byte of each is damaged, when the database opens; the
 /// slow tier has a copy of each. The files are restored, no sample is lost, no damage is reported,
 /// and new writes are accepted.

@@ -340,8 +340,34 @@ impl Secrets {
     /// `text` without them: a store may repeat a request in its error, and a client that cannot
     /// read a variable may quote it.
     fn hide(&self, text: String) -> String {
-        self.0.iter().fold(text, |text, secret| text.replace(secret.as_str(), "xxxxx"))
+        let text = self.0.iter().fold(text, |text, secret| text.replace(secret.as_str(), HIDDEN));
+        LEASED_MARKS.iter().fold(text, |text, mark| hide_behind(text, mark))
     }
+}
+
+/// In place of a secret.
+const HIDDEN: &str = "xxxxx";
+/// The beginnings of credentials that no variable has: those that a service lends to the machine.
+/// S3 quotes an expired token in `<Token-0>`.
+const LEASED_MARKS: [&str; 4] =
+    ["bearer ", "x-amz-security-token: ", "x-amz-security-token=", "<token-0>"];
+
+/// `text` without the word behind each `mark`, which is in lower case.
+fn hide_behind(text: String, mark: &str) -> String {
+    let lower = text.to_ascii_lowercase();
+    let mut shown = String::new();
+    let mut shown_to: usize = 0;
+    for (at, _) in lower.match_indices(mark) {
+        let start = at.saturating_add(mark.len());
+        let Some(rest) = text.get(start..).filter(|_| at >= shown_to) else { continue };
+        let is_end = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '<' | '&' | '\\');
+        let word_len = rest.find(is_end).unwrap_or(rest.len());
+        shown.push_str(text.get(shown_to..start).unwrap_or_default());
+        shown.push_str(HIDDEN);
+        shown_to = start.saturating_add(word_len);
+    }
+    shown.push_str(text.get(shown_to..).unwrap_or_default());
+    shown
 }
 
 /// The text of a store's error and its causes, without credentials.
@@ -383,3 +409,29 @@ impl fmt::Display for ShownCause {
 }
 
 impl std::error::Error for ShownCause {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Credentials of a role are in no variable; S3 quotes an expired one.
+    #[test]
+    fn credentials_that_are_lent_to_the_machine_stay_hidden() {
+        let secrets = Secrets(Vec::new());
+        for (text, want) in [
+            ("", ""),
+            ("Bearer", "Bearer"),
+            ("no token", "no token"),
+            (
+                "<Code>ExpiredToken</Code><Token-0>abc/d+e=</Token-0>",
+                "<Code>ExpiredToken</Code><Token-0>xxxxx</Token-0>",
+            ),
+            ("X-Amz-Security-Token: abc\r\nhost: h", "X-Amz-Security-Token: xxxxx\r\nhost: h"),
+            ("?X-Amz-Security-Token=abc&X-Amz-Date=1", "?X-Amz-Security-Token=xxxxx&X-Amz-Date=1"),
+            ("{\"a\": \"Bearer ya29.x\"} bearer y", "{\"a\": \"Bearer xxxxx\"} bearer xxxxx"),
+            ("bearer bearer é", "bearer xxxxx é"),
+        ] {
+            assert_eq!(secrets.hide(text.to_owned()), want);
+        }
+    }
+}

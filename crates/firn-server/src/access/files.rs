@@ -9,17 +9,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use firn_model::Result;
+use firn_model::{Budget, Pool, Reservation, Result};
 
 use super::web_config::{FILE_BYTES_MAX, PemSource, TlsSettings};
-use firn_env::given_file::{read_text, read_text_of};
+use firn_env::given_file::{PEM_BYTES_MAX, read_text_of, read_text_within};
 
 /// Length, time of the last change and number of a file; `None` if it does not exist.
 pub(crate) type SeenFile = Option<(u64, SystemTime, u64)>;
 
 /// The files of one version, as they were read.
 #[derive(Debug, Default)]
-pub(super) struct VersionFiles(Vec<VersionFile>);
+pub(super) struct VersionFiles {
+    files: Vec<VersionFile>,
+    /// The memory of their texts, and of all that is made of certificates and keys.
+    held: Option<Reservation>,
+}
 
 struct VersionFile {
     path: PathBuf,
@@ -36,25 +40,35 @@ impl fmt::Debug for VersionFile {
     }
 }
 
+const CONFIG_SETTING: &str = "--web-config";
+/// The memory of certificates and keys for each byte of their text: two texts, that of the rules
+/// for clients, and the binary form.
+const BYTES_PER_PEM_BYTE: u64 = 4;
 /// Editors and copies write a file within this time.
 const REST: Duration = Duration::from_millis(500);
 /// A program that cuts a file and takes longer to write the rest.
 pub(super) const CUT_REST: Duration = Duration::from_secs(10);
 
 impl VersionFiles {
+    /// No files. Their memory is a part of `budget`.
+    pub(super) fn new(budget: &Budget) -> VersionFiles {
+        VersionFiles { files: Vec::new(), held: Some(budget.empty(Pool::Requests)) }
+    }
+
     /// Reads the file of `--web-config` and keeps its text.
     ///
     /// # Errors
-    /// `Invalid`, naming the file.
+    /// `Invalid`, naming the file; `Busy` and `TooLarge` without memory.
     pub(super) fn read_config(&mut self, path: &Path) -> Result<&str> {
-        self.keep(path, || read_web_config(path))
+        self.keep(path, CONFIG_SETTING, FILE_BYTES_MAX as u64, 1)
     }
 
-    /// Keeps the text of a file.
-    fn keep(&mut self, path: &Path, read: impl FnOnce() -> Result<String>) -> Result<&str> {
-        self.0.push(VersionFile { path: path.to_owned(), seen: seen(path), text: None });
-        let text = read()?;
-        let Some(file) = self.0.last_mut() else { return Ok("") };
+    /// Keeps the text of a file, which is reserved `copies` times.
+    fn keep(&mut self, path: &Path, setting: &str, bytes_max: u64, copies: u64) -> Result<&str> {
+        self.files.push(VersionFile { path: path.to_owned(), seen: seen(path), text: None });
+        let reserve = |bytes: u64| hold(&mut self.held, bytes.saturating_mul(copies));
+        let text = read_text_within(path, setting, bytes_max, reserve)?;
+        let Some(file) = self.files.last_mut() else { return Ok("") };
         Ok(file.text.insert(text))
     }
 
@@ -64,9 +78,14 @@ impl VersionFiles {
     /// As [`VersionFiles::read_config`].
     pub(super) fn read_pems(&mut self, tls: &mut TlsSettings) -> Result<()> {
         let mut read = |source: &mut PemSource, key: &str| {
-            let Some(path) = &source.path else { return Ok(()) };
+            let Some(path) = &source.path else {
+                // The text in the file of `--web-config` is counted there.
+                let bytes = source.text.len() as u64;
+                return hold(&mut self.held, bytes.saturating_mul(BYTES_PER_PEM_BYTE));
+            };
             let setting = format!("tls_server_config.{key}");
-            source.text = self.keep(path, || read_text(path, &setting))?.to_owned();
+            let text = self.keep(path, &setting, PEM_BYTES_MAX, BYTES_PER_PEM_BYTE)?;
+            source.text = text.to_owned();
             Ok(())
         };
         read(&mut tls.certificate, "cert_file")?;
@@ -77,10 +96,10 @@ impl VersionFiles {
     /// Whether no file has changed since it was read, or soon before. Waits if one is new.
     pub(super) fn are_at_rest(&self) -> bool {
         let is_new = |file: &VersionFile| file.age().is_none_or(|age| age < REST);
-        if self.0.iter().any(is_new) {
+        if self.files.iter().any(is_new) {
             std::thread::sleep(REST);
         }
-        self.0.iter().all(|file| seen(&file.path) == file.seen)
+        self.files.iter().all(|file| seen(&file.path) == file.seen)
     }
 
     /// A file that is new and only the beginning of the one in `used`.
@@ -88,20 +107,24 @@ impl VersionFiles {
         let is_cut = |file: &&VersionFile| {
             // After a change of the clock an unknown age must not last for ever.
             let is_new = file.age().is_some_and(|age| age < CUT_REST);
-            is_new && used.0.iter().any(|other| other.path == file.path && file.begins(other))
+            is_new && used.files.iter().any(|other| other.path == file.path && file.begins(other))
         };
-        self.0.iter().find(is_cut).map(|file| file.path.as_path())
+        self.files.iter().find(is_cut).map(|file| file.path.as_path())
     }
 
     /// The state of each file when it was read.
     pub(super) fn seen(&self) -> Vec<SeenFile> {
-        self.0.iter().map(|file| file.seen).collect()
+        self.files.iter().map(|file| file.seen).collect()
     }
 
     /// The present state of each file.
     pub(super) fn seen_now(&self) -> Vec<SeenFile> {
-        self.0.iter().map(|file| seen(&file.path)).collect()
+        self.files.iter().map(|file| seen(&file.path)).collect()
     }
+}
+
+fn hold(held: &mut Option<Reservation>, bytes: u64) -> Result<()> {
+    held.as_mut().map_or(Ok(()), |held| held.grow(bytes))
 }
 
 impl VersionFile {
@@ -121,7 +144,7 @@ impl VersionFile {
 /// # Errors
 /// `Invalid`, naming the file.
 pub(super) fn read_web_config(path: &Path) -> Result<String> {
-    read_text_of(path, "--web-config", FILE_BYTES_MAX as u64)
+    read_text_of(path, CONFIG_SETTING, FILE_BYTES_MAX as u64)
 }
 
 fn seen(path: &Path) -> SeenFile {
@@ -140,7 +163,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("web.yml");
         let read = || {
-            let mut files = VersionFiles::default();
+            let mut files = VersionFiles::new(&Budget::unlimited());
             files.read_config(&path).unwrap();
             files
         };

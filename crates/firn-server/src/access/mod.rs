@@ -480,7 +480,7 @@ impl Policy {
 
 /// Reads the file of `options` and those that it names.
 fn load(options: &GateOptions, budget: &Budget) -> LoadedVersion {
-    let mut files = VersionFiles::default();
+    let mut files = VersionFiles::new(budget);
     let config = read(options, &mut files, budget);
     let policy = config.and_then(|config| policy(options, config));
     (files, policy)
@@ -534,6 +534,34 @@ fn policy(options: &GateOptions, config: WebConfig) -> Result<Policy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn certificates_and_keys_are_within_the_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let signed = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+        let cert = signed.cert.pem();
+        let key = signed.signing_key.serialize_pem();
+        std::fs::write(at("cert.pem"), &cert).unwrap();
+        std::fs::write(at("key.pem"), &key).unwrap();
+        std::fs::write(at("ca.pem"), cert.repeat(1_000)).unwrap();
+        let text = "tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n  \
+                    client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n";
+        std::fs::write(at("web.yml"), text).unwrap();
+        let options = GateOptions { file: Some(at("web.yml")), ..GateOptions::default() };
+        let bytes = 4 * (1_001 * cert.len() + key.len()) as u64;
+        let budget = Budget::new(bytes * 3 / 2);
+        let (files, read) = load(&options, &budget);
+        let policy = read.unwrap();
+        assert!((bytes..bytes + 10_000).contains(&budget.usage().used_bytes));
+        drop((files, policy));
+        assert_eq!(budget.usage().used_bytes, 0);
+        let error = load(&options, &Budget::new(bytes)).1.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Busy { .. } | ErrorKind::TooLarge), "{error}");
+        std::fs::write(at("ca.pem"), cert.repeat(10_000)).unwrap();
+        let error = load(&options, &Budget::unlimited()).1.unwrap_err();
+        assert!(error.to_string().contains("client_ca_file"), "{error}");
+    }
 
     #[test]
     fn the_memory_of_users_moves_to_the_budget_of_the_database() {

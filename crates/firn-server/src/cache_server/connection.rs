@@ -20,7 +20,7 @@ use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
 use super::{ServerState, points};
@@ -131,10 +131,10 @@ impl<'a> Connection<'a> {
     }
 
     /// Serves requests until the client disconnects, or until the server stops and running requests
-    /// are complete.
+    /// are complete. Requests that have arrived behind them are not begun.
     pub(super) async fn run(mut self) {
         let mut stop = self.stop.clone();
-        loop {
+        while !self.is_stopping() {
             if self.start == self.buffer.len() {
                 self.handle.set_idle();
                 let is_stranger = self.roles().is_none();
@@ -151,16 +151,26 @@ impl<'a> Connection<'a> {
             }
             self.read_clock = TransferClock::default();
             if self.answer_next().await.is_err() {
-                self.handle.set_closing();
-                // The last response must arrive: a connection closed with unread bytes is reset.
-                let _ = self.stream.shutdown().await;
-                let mut rest = [0; READ_BYTES];
-                let drained =
-                    async { while matches!(self.stream.read(&mut rest).await, Ok(1..)) {} };
-                let _ = timeout(Duration::from_secs(1), drained).await;
-                return;
+                break;
             }
         }
+        self.close().await;
+    }
+
+    /// The last response must arrive: a connection closed with unread bytes is reset.
+    async fn close(&mut self) {
+        self.handle.set_closing();
+        let mut rest = [0; READ_BYTES];
+        let drained = async {
+            // TLS sends its end first, for which a client that does not read has no room.
+            let _ = self.stream.shutdown().await;
+            while matches!(self.stream.read(&mut rest).await, Ok(1..)) {}
+        };
+        let _ = timeout(Duration::from_secs(1), drained).await;
+    }
+
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
     }
 
     async fn answer_next(&mut self) -> Result<(), End> {
@@ -478,17 +488,28 @@ impl<'a> Connection<'a> {
     }
 
     /// Reserves memory for values of `bytes` in all; waits until others release some. `None` if
-    /// that takes too long.
+    /// that takes too long, or the server stops: each that waits may be behind others whose clients
+    /// do not read.
     async fn room(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         let kib = kib(bytes).clamp(1, self.shared.room_kib);
         let room = if kib <= SHORT_KIB { &self.shared.short_room } else { &self.shared.room };
-        let room = Arc::clone(room).acquire_many_owned(kib);
-        timeout(ROOM_TIMEOUT, room).await.ok()?.ok()
+        if let Ok(room) = Arc::clone(room).try_acquire_many_owned(kib) {
+            return Some(room);
+        }
+        let mut stop = self.stop.clone();
+        let room = timeout(ROOM_TIMEOUT, Arc::clone(room).acquire_many_owned(kib));
+        tokio::select! {
+            () = stopped(&mut stop) => None,
+            room = room => room.ok()?.ok(),
+        }
     }
 
     /// Reports that there was no memory, and closes the connection.
     async fn no_room(&mut self) -> Result<(), End> {
-        let why = "no memory for this value now (--memory); try again";
+        let why = match self.is_stopping() {
+            true => "the server is stopping",
+            false => "no memory for this value now (--memory); try again",
+        };
         self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
         Err(End)
     }
@@ -526,9 +547,20 @@ impl<'a> Connection<'a> {
         Ok(line.map(|line| without_end(&line).to_vec()))
     }
 
-    /// The next line with its end; `None` if it is too long.
+    /// The next line with its end; `None` if it is too long. A stop does not wait long for it.
     async fn raw_line(&mut self) -> Result<Option<Vec<u8>>, End> {
-        timeout(LINE_TIMEOUT, self.line_in_time()).await.map_err(|_| End)?
+        if self.line_here().is_some() {
+            return self.line_in_time().await;
+        }
+        let mut stop = self.stop.clone();
+        let late = async {
+            stopped(&mut stop).await;
+            sleep(SHORT_TRANSFER_LIMITS.stall).await;
+        };
+        tokio::select! {
+            line = timeout(LINE_TIMEOUT, self.line_in_time()) => line.map_err(|_| End)?,
+            () = late => Err(End),
+        }
     }
 
     async fn line_in_time(&mut self) -> Result<Option<Vec<u8>>, End> {
@@ -649,7 +681,7 @@ impl<'a> Connection<'a> {
 
     /// A stop does not wait for slow clients.
     fn transfer_limits(&self) -> TransferLimits {
-        if *self.stop.borrow() { SHORT_TRANSFER_LIMITS } else { TRANSFER_LIMITS }
+        if self.is_stopping() { SHORT_TRANSFER_LIMITS } else { TRANSFER_LIMITS }
     }
 
     async fn read_more(&mut self) -> Result<(), End> {

@@ -51,6 +51,55 @@ fn silent_sets_delay_nobody() {
     server.stop().unwrap();
 }
 
+/// Each response to a client that does not read holds memory for seconds. Before, a stop waited for
+/// one after the other of those that wait for it, up to 30 s.
+#[test]
+fn a_stop_refuses_requests_that_wait_for_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "64MiB"),
+        ("memory", "64MiB"),
+        ("value-bytes-max", "4MiB"),
+    ];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    let text = "x".repeat(1_000);
+    let points: Vec<String> = (0..3_900).map(|ts| format!("[{ts},\"{text}\"]")).collect();
+    let value = format!("[{}]", points.join(","));
+    assert_eq!(Client::new(&server).set("k", 0, 3_899, &value), "STORED 0 3899");
+    // The memory is enough for one. Their clients read nothing.
+    let mut clients: Vec<Client> = (0..9).map(|_| Client::new(&server)).collect();
+    for (idx, client) in clients.iter_mut().enumerate() {
+        client.send(&"get k 0 0 3899 json\r\n".repeat(4));
+        while server.shared.numbers.gets.get() <= idx as u64 {
+            std::thread::yield_now();
+        }
+    }
+    let stopping = std::thread::spawn(|| server.stop());
+    let last = clients.last_mut().unwrap();
+    let answer = last.answer();
+    assert!(answer == "SERVER_ERROR the server is stopping", "{} bytes", answer.len());
+    assert!(last.is_closed());
+    stopping.join().unwrap().unwrap();
+}
+
+/// Before, a stop waited ten seconds for a client that had sent half of a request.
+#[test]
+fn a_stop_does_not_wait_for_the_rest_of_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
+    let mut client = Client::new(&server);
+    // It arrives with the request before it.
+    assert_eq!(client.ask("get k 0 0 9 json\r\nget k 0 "), "NOT_FOUND");
+    // Between the three seconds of a stop and the ten of a line.
+    client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(8))).unwrap();
+    let stopping = std::thread::spawn(|| server.stop());
+    assert_eq!(client.0.read(&mut [0]).unwrap(), 0);
+    stopping.join().unwrap().unwrap();
+}
+
 /// Connections that have not sent the token take no place from one that has.
 #[test]
 fn clients_without_the_token_shut_nobody_out() {

@@ -261,6 +261,13 @@ fn status_of(fetched: &ScrapeAnswer) -> String {
     fetched.as_ref().map(Response::status_text).unwrap_or_default()
 }
 
+/// Hides the credentials that a target repeats in its body from the error that quotes it.
+fn hide_secrets(scraper: &mut TargetScraper, fetched: &ScrapeAnswer) {
+    if let Ok(response) = fetched {
+        scraper.hide_in_error(|error| response.without_secrets(error));
+    }
+}
+
 /// Counts the refused and stored samples of a scrape, and keeps its metadata.
 fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> TargetFamilies {
     let target = scraper.public_labels();
@@ -296,6 +303,7 @@ fn write(
             let status = status_of(&fetched);
             let answer = answer_of(&fetched, &status);
             let written = scraper.finish(*ts, answer, &|| begun.elapsed(), store, scratch);
+            hide_secrets(&mut scraper, &fetched);
             store.refuse_histograms(scraper.status().counts.histograms);
             written
         }
@@ -499,6 +507,7 @@ impl Scraping {
         let answer = answer_of(fetched, &status);
         let elapsed = || begun.elapsed();
         let reported = scraper.read(ts, answer, &elapsed, &mut store, &mut scratch);
+        hide_secrets(&mut scraper, fetched);
         store.refuse_histograms(scraper.status().counts.histograms);
         let families = account(app, &scraper, &mut store);
         self.state.lock().families.put(id, families);

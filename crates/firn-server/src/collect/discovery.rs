@@ -6,6 +6,8 @@ mod counts;
 mod dns;
 mod docker;
 mod ec2;
+#[cfg(test)]
+mod echoes;
 mod kubernetes;
 #[cfg(test)]
 mod redirects;
@@ -62,6 +64,9 @@ struct SharedLists {
     changes: watch::Sender<u64>,
     failures: [Counter; KINDS.len()],
     counts: Arc<DiscoveryCounts>,
+    /// The errors of refreshes.
+    #[cfg(test)]
+    errors: Mutex<Vec<String>>,
 }
 
 const KINDS: [&str; 9] =
@@ -95,6 +100,8 @@ impl DiscoveryTasks {
             changes,
             failures: Default::default(),
             counts: Arc::default(),
+            #[cfg(test)]
+            errors: Mutex::default(),
         };
         DiscoveryTasks { name, sets: Mutex::default(), shared: Arc::new(shared) }
     }
@@ -236,6 +243,8 @@ impl Run {
 
     /// A part of a refresh has failed: its last good list stays.
     fn count_failure(&self, error: &str) {
+        #[cfg(test)]
+        self.shared.errors.lock().push(error.to_owned());
         if let Some(idx) = KINDS.iter().position(|kind| *kind == self.kind) {
             self.shared.failures[idx].add(1);
         }
@@ -328,10 +337,10 @@ impl Run {
         let (targets, budget) = (Arc::clone(targets), budget.clone());
         let reading = spawn_blocking(move || {
             let status = response.status_text();
-            targets.groups(&status, response.content_type(), &response.body, &budget)
+            let read = targets.groups(&status, response.content_type(), &response.body, &budget);
+            read.map_err(|error| response.without_secrets(error))
         });
-        let read = reading.await.map_err(|e| not_read("the list", &e))?;
-        read.map_err(|error| error.to_string())
+        reading.await.map_err(|e| not_read("the list", &e))?
     }
 }
 

@@ -374,14 +374,20 @@ async fn accept<F>(
         };
         match accepted {
             Ok((stream, client, handle)) => {
-                let (serve, gate, stopping) = (serve.clone(), Arc::clone(&gate), stopping.clone());
+                let (serve, gate) = (serve.clone(), Arc::clone(&gate));
+                let mut stopping = stopping.clone();
                 connections.spawn(async move {
                     let handle = Arc::new(handle);
                     // The handshake is a part of the connection, so that it delays no other one.
                     let serving = async {
                         // Before the handshake, whose rules are at least as new.
                         let rules = gate.client_rules();
-                        let Some(transport) = secured(stream, &gate).await else { return };
+                        let secured = tokio::select! {
+                            secured = secured(stream, &gate) => secured,
+                            // It has no request.
+                            () = stopped(&mut stopping) => None,
+                        };
+                        let Some(transport) = secured else { return };
                         let is_tls = matches!(transport, Transport::Tls(_));
                         let handle = Arc::clone(&handle);
                         let accepted = Accepted { transport, client, listen, handle };
@@ -401,7 +407,8 @@ async fn accept<F>(
             Err(error) => {
                 let has_room = table.evict_one();
                 if let Some(count) = ACCEPT_ERRORS.note(1, std::time::Instant::now()) {
-                    tracing::warn!(%error, "cannot accept {count} connections");
+                    let advice = advice_for(&error);
+                    tracing::warn!(%error, "cannot accept {count} connections{advice}");
                 }
                 let wait = if has_room { ACCEPT_RETRY_SOON } else { ACCEPT_RETRY };
                 tokio::time::sleep(wait).await;
@@ -443,6 +450,15 @@ fn is_of_client(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | TimedOut)
 }
 
+fn advice_for(error: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => ": raise the limit on open files (ulimit -n, LimitNOFILE)",
+        Some(Errno::NFILE) => ": raise the machine's limit on open files (fs.file-max)",
+        _ => "",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -450,7 +466,11 @@ mod tests {
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    use firn_model::Budget;
+
     use super::*;
+    use crate::access::GateOptions;
+    use crate::metrics_text::MetricsText;
     use crate::net::ConnectionLimits;
 
     /// Echoes bytes until the client is done, or until the stop.
@@ -489,6 +509,42 @@ mod tests {
         assert_eq!(&received, b"y");
         assert_eq!(service.stop(|| 7), 7);
         assert!(matches!(second.read(&mut received), Ok(0) | Err(_)));
+    }
+
+    /// Before, a stop waited ten seconds for a client that begins no handshake.
+    #[test]
+    fn a_stop_does_not_wait_for_a_handshake() {
+        let folder = tempfile::tempdir().unwrap();
+        let signed = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+        let files = [
+            ("cert.pem", signed.cert.pem()),
+            ("key.pem", signed.signing_key.serialize_pem()),
+            ("web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n".to_owned()),
+        ];
+        files
+            .iter()
+            .for_each(|(name, text)| std::fs::write(folder.path().join(name), text).unwrap());
+        let file = Some(folder.path().join("web.yml"));
+        let options = GateOptions { file, ..GateOptions::default() };
+        let gate = Arc::new(Gate::open(options, Budget::unlimited(), || ()).unwrap());
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
+        let bound = bound.with_gate(&gate).unwrap();
+        let table = ConnectionTable::new(ConnectionLimits::new(1, None));
+        let service = bound.start(Arc::clone(&table), echo);
+        let mut client = Client::connect(service.listens()[0]).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
+        let is_pending = || {
+            let mut text = MetricsText::default();
+            table.write_text(&mut text);
+            text.finish().contains("{state=\"pending\"} 1")
+        };
+        while !is_pending() {
+            std::thread::yield_now();
+        }
+        let stopping = std::thread::spawn(|| service.stop(|| ()));
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        stopping.join().unwrap();
+        gate.stop();
     }
 
     /// Each knows the address that its client reached, and all share one table.

@@ -65,6 +65,12 @@ impl ConnectionLimits {
     fn waiting_max(&self) -> usize {
         self.pending_max / 2
     }
+
+    /// Evicted connections that still have their descriptors. Their tasks close them at once, but a
+    /// flood would be accepted faster.
+    fn closing_max(&self) -> usize {
+        (self.pending_max / 4).max(1)
+    }
 }
 
 /// The open connections of a service.
@@ -102,6 +108,8 @@ struct OpenConnections {
     admitted_count: usize,
     pending_count: usize,
     waiting_count: usize,
+    /// Evicted, and not closed yet.
+    closing_count: usize,
 }
 
 /// The pending connections of one client.
@@ -163,6 +171,7 @@ impl ConnectionTable {
 
     /// Adds a pending connection of `client`. At the limit, evicts the oldest one without a request
     /// of the client that has most pending connections, or waits while all of them have requests.
+    /// Waits for the descriptors of evicted ones, too.
     pub(crate) async fn enter(self: &Arc<ConnectionTable>, client: SocketAddr) -> ConnectionHandle {
         let client = network(client.ip());
         self.when_changed(|| self.try_enter(client)).await
@@ -170,6 +179,9 @@ impl ConnectionTable {
 
     fn try_enter(self: &Arc<ConnectionTable>, client: IpAddr) -> Option<ConnectionHandle> {
         let mut open = self.open.lock();
+        if open.closing_count >= self.limits.closing_max() {
+            return None;
+        }
         while open.pending_count >= self.limits.pending_max {
             let most = open.client_of_most_pending(client)?;
             // Fails if the request of its last connection without one has come meanwhile.
@@ -275,6 +287,7 @@ impl ConnectionTable {
             // Fails if a request has come meanwhile.
             if other.change(state, Phase::Closed) {
                 open.remove(id, &other);
+                open.closing_count += 1;
                 other.evicted.notify_one();
                 self.closings.replaced.add(1);
                 return true;
@@ -339,13 +352,14 @@ impl OpenConnections {
         evictable.min().map(|(_, _, client)| client)
     }
 
-    fn remove(&mut self, id: u64, entry: &ConnectionEntry) {
+    /// False if the connection was evicted.
+    fn remove(&mut self, id: u64, entry: &ConnectionEntry) -> bool {
         if self.by_id.remove(&id).is_none() {
-            return;
+            return false;
         }
         if !entry.is_admitted() {
             self.pending_count -= 1;
-            return;
+            return true;
         }
         self.admitted_count -= 1;
         if let Some(count) = self.admitted_by_client.get_mut(&entry.client) {
@@ -354,6 +368,7 @@ impl OpenConnections {
                 self.admitted_by_client.remove(&entry.client);
             }
         }
+        true
     }
 }
 
@@ -470,7 +485,11 @@ impl ConnectionHandle {
 
 impl Drop for ConnectionHandle {
     fn drop(&mut self) {
-        self.table.open.lock().remove(self.id, &self.entry);
+        let mut open = self.table.open.lock();
+        if !open.remove(self.id, &self.entry) {
+            open.closing_count -= 1;
+        }
+        drop(open);
         self.table.has_changed();
     }
 }
@@ -652,11 +671,11 @@ mod tests {
         for _ in 0..2 * PENDING_MAX {
             flood.push(table.enter(client(1)).await);
             tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(flood.last().is_some_and(is_open), "the oldest of the flood is evicted");
+            flood.retain(is_open);
         }
         assert!(others.iter().all(is_open));
-        let open_count = flood.iter().filter(|handle| is_open(handle)).count();
-        assert_eq!(open_count, PENDING_MAX - others.len());
-        assert!(is_open(&flood[2 * PENDING_MAX - 1]), "the oldest of the flood is evicted");
+        assert_eq!(flood.len(), PENDING_MAX - others.len());
         assert_eq!(table.counts().pending, PENDING_MAX);
         let newcomer = table.enter(client(4)).await;
         assert!(others.iter().all(is_open) && is_open(&newcomer));
@@ -666,8 +685,29 @@ mod tests {
         for host in 0..2 * PENDING_MAX {
             let address = format!("[2001:db8:1:2::{host:x}]:1").parse().unwrap();
             flood.push(table.enter(address).await);
+            flood.retain(is_open);
         }
         assert!(is_open(&quiet));
+    }
+
+    /// At a limit of 200 files a flood took all of them: evicted connections kept their descriptors
+    /// until their tasks had run, and further ones were accepted meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_waits_for_the_descriptors_of_evicted_connections() {
+        let table = table_of(10, 10);
+        let mut flood = Vec::new();
+        let enter = || tokio::time::timeout(Duration::from_millis(1), table.enter(client(1)));
+        while let Ok(handle) = enter().await {
+            flood.push(handle);
+        }
+        let closing_max = table.limits.closing_max();
+        assert_eq!((flood.len(), closing_max), (PENDING_MAX + closing_max, 32));
+        let evicted = flood.iter().position(|handle| !is_open(handle)).unwrap();
+        let (entered, ()) = tokio::join!(enter(), async { drop(flood.remove(evicted)) });
+        flood.push(entered.unwrap());
+        assert!(enter().await.is_err());
+        drop(flood);
+        assert_eq!(table.open.lock().closing_count, 0);
     }
 
     #[tokio::test(start_paused = true)]

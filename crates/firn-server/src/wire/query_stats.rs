@@ -1,5 +1,5 @@
 //! Query statistics in the API: Prometheus' fields, and with `stats=all` storage and memory
-//! figures.
+//! figures, unless the user has matchers.
 
 use firn_model::{QueryContext, excerpt};
 use firn_promql::{QueryOutput, SampleStats};
@@ -82,7 +82,9 @@ impl StatsLevel {
         out.extend_from_slice(br#""peakSamples":"#);
         push_u64(output.samples_peak, out);
         out.push(b'}');
-        if *self == StatsLevel::All {
+        // Blocks and groups are read whole: the figures depend on series that a user with matchers
+        // does not see.
+        if *self == StatsLevel::All && context.scope.is_empty() {
             push_storage(output, context, out);
         }
         out.push(b'}');

@@ -307,6 +307,23 @@ fn series_that_leave_and_targets_that_fail_are_stale() {
     wait_for_values(at, "b", &[(target.address, "7")]);
 }
 
+// A target that repeats the request in its body: without the mend the page of targets showed the
+// end of the token, as the error quotes a part of the line.
+#[test]
+fn a_credential_in_a_body_is_not_in_the_error_that_quotes_it() {
+    let target = TargetServer::start("good 1\nsekret-token-1{ 5\n");
+    let files = Files::new(&config(&format!(
+        "- job_name: app\n  authorization: {{credentials: sekret-token-1}}\n  \
+         static_configs: [{{targets: ['{}']}}]\n",
+        target.address
+    )));
+    let server = files.serve();
+    let targets =
+        wait_for_targets(server.at(), |targets| health(targets, target.address) == "down");
+    let error = targets[&target.address.to_string()]["lastError"].as_str().unwrap();
+    assert!(error.contains("repeats a credential") && !error.contains("token"), "{error}");
+}
+
 // Bad input: each has a clear state, and the good target beside them is scraped.
 #[test]
 fn bad_answers_have_a_clear_state_and_disturb_nobody() {

@@ -117,7 +117,7 @@ fn answer(response: &Response) -> Result<Answer, String> {
         NO_CONTENT => serde_json::from_str("{}"),
         _ => serde_json::from_slice(&response.body),
     }
-    .map_err(|error| format!("bad_response: {error}"))?;
+    .map_err(|error| format!("bad_response: {}", response.without_secrets(error)))?;
     if is_refusal == (envelope.status == "success") {
         return Err("bad_response: inconsistent body for response code".to_owned());
     }

@@ -112,7 +112,7 @@ impl Run {
         if api.datacenter.is_empty() {
             let response = api.get(&targets.self_path(), &mut Connections::default()).await?;
             let datacenter = targets.datacenter(&response.body, &api.budget);
-            api.datacenter = datacenter.map_err(|error| error.to_string())?;
+            api.datacenter = datacenter.map_err(|error| response.without_secrets(error))?;
         }
         Ok(api)
     }
@@ -300,17 +300,17 @@ async fn query(
     let (api, service) = (Arc::clone(api), service.map(str::to_owned));
     let reading = spawn_blocking(move || {
         let Api { targets, datacenter, budget, .. } = &*api;
-        match service {
+        let read = match service {
             Some(service) => targets
                 .group(&service, datacenter, &response.body, budget)
                 .map(|(group, held)| Update::Group(service, group, held)),
             None => targets
                 .services(&response.body, budget)
                 .map(|(names, held)| Update::Services(names, held)),
-        }
+        };
+        read.map_err(|error| response.without_secrets(error))
     });
-    let read = reading.await.map_err(|e| not_read("the answer", &e))?;
-    let update = read.map_err(|error| error.to_string())?;
+    let update = reading.await.map_err(|e| not_read("the answer", &e))??;
     *index = next;
     Ok(Some(update))
 }

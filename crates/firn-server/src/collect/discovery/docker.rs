@@ -125,10 +125,12 @@ impl Run {
         let (daemon, budget) = (Arc::clone(daemon), self.shared.budget.clone());
         let reading = spawn_blocking(move || {
             let bodies: Vec<&[u8]> = responses.iter().map(|response| &response.body[..]).collect();
-            daemon.group(&bodies, &budget)
+            daemon.group(&bodies, &budget).map_err(|error| {
+                let text = error.to_string();
+                responses.iter().fold(text, |text, response| response.without_secrets(text))
+            })
         });
-        let read = reading.await.map_err(|e| not_read("the lists", &e))?;
-        read.map_err(|error| error.to_string())
+        reading.await.map_err(|e| not_read("the lists", &e))?
     }
 
     async fn open_session(&self, daemon: &Daemon) -> Result<Session, String> {

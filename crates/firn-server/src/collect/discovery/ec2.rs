@@ -121,6 +121,7 @@ impl Ec2Refresher {
                 let status = response.status_text();
                 let answer = (status.as_str(), &*response.body);
                 let next = targets.add_page(&mut group, &mut held, &zones, answer, &budget);
+                let next = next.map_err(|error| response.without_secrets(error));
                 (group, held, next)
             });
             let read = reading.await.map_err(|e| not_read("the instances", &e))?;
@@ -139,7 +140,7 @@ impl Ec2Refresher {
         let zones = self.send(request, SHORT_BYTES_MAX).await.and_then(|response| {
             let status = response.status_text();
             Ec2Targets::zones(&status, &response.body, &self.budget)
-                .map_err(|error| error.to_string())
+                .map_err(|error| response.without_secrets(error))
         });
         match zones {
             Ok(zones) => Arc::clone(self.zones.insert(Arc::new(zones))),
@@ -241,8 +242,10 @@ impl Ec2Refresher {
 
     async fn role_credentials(&mut self, request: AwsRequest) -> Result<AwsCredentials, String> {
         let response = self.send(request, SHORT_BYTES_MAX).await?;
-        role_credentials(&response.status_text(), &response.body, &self.budget)
-            .map_err(|error| format!("could not assume the role: {error}"))
+        role_credentials(&response.status_text(), &response.body, &self.budget).map_err(|error| {
+            let error = response.without_secrets(error);
+            format!("could not assume the role: {error}")
+        })
     }
 
     fn sources(&self) -> (Ec2Discovery, Env, LocalFiles) {

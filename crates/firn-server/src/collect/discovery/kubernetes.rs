@@ -276,16 +276,17 @@ impl Watcher {
             let response = self.server.client.send(&request, connections).await;
             let response = response.map_err(|error| error.to_string())?;
             if response.status != 200 {
-                return Err(refusal(&response.status_text(), &response.body));
+                let refusal = refusal(&response.status_text(), &response.body);
+                return Err(response.without_secrets(refusal));
             }
             let (resource, budget) = (self.spec.resource, self.server.budget.clone());
             let reading = spawn_blocking(move || {
                 let end = list.add_page(resource, &response.body, &budget);
-                (list, end)
+                (list, end.map_err(|error| response.without_secrets(error)))
             });
             let read = reading.await.map_err(|e| not_read("the list", &e))?;
             list = read.0;
-            let end = read.1.map_err(|error| error.to_string())?;
+            let end = read.1?;
             if !end.next.is_empty() {
                 next = end.next;
             } else if end.version.is_empty() {
@@ -305,7 +306,8 @@ impl Watcher {
         let mut lines = match self.server.client.watch(&request).await {
             Ok(Watched::Lines(lines)) => lines,
             Ok(Watched::Refused(response)) => {
-                let error = refusal(&response.status_text(), &response.body);
+                let refusal = refusal(&response.status_text(), &response.body);
+                let error = response.without_secrets(refusal);
                 let is_gone = response.status == 410;
                 return Some(if is_gone { WatchEnd::Stale(None) } else { WatchEnd::Failed(error) });
             }
@@ -327,7 +329,7 @@ impl Watcher {
             let (resource, budget) = (self.spec.resource, &self.server.budget);
             let (event, event_version) = match WatchEvent::parse(resource, line, budget) {
                 Ok(read) => read,
-                Err(error) => return Some(WatchEnd::Stale(Some(error.to_string()))),
+                Err(error) => return Some(WatchEnd::Stale(Some(lines.without_secrets(error)))),
             };
             let change = match event {
                 WatchEvent::Set(object) => Some(WatchChange::Set(self.idx, object)),

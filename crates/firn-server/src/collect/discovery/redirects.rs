@@ -27,7 +27,7 @@ async fn redirecting_server(code: u16, away: String) -> TestServer {
 }
 
 /// A discovery with these keys, and variables of the environment for EC2.
-fn start(
+pub(super) fn start(
     keys: &str,
     env: Vec<(&'static str, String)>,
     tasks: &DiscoveryTasks,
