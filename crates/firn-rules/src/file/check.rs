@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{METRIC_NAME, QueryContext, RegexAllowance, one_line};
-use firn_promql::{Expr, prepare};
+use firn_model::{Error, ErrorKind, METRIC_NAME, QueryContext, RegexAllowance, one_line};
+use firn_promql::{Expr, prepare, tree_bytes};
 use firn_yaml::{Millis, Placed};
 
 use super::section::{FileText, GroupText, RuleText};
@@ -12,8 +12,8 @@ use super::{FileGroup, ReadOptions, RuleNames};
 use crate::group::{AlertRule, RecordingRule, Rule};
 use crate::template::Template;
 
-/// The groups of `file`, or all mistakes in them.
-pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGroup>, Vec<String>> {
+/// The groups of `file`, or all mistakes in them, or one `Busy` without memory.
+pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGroup>, Vec<Error>> {
     let mut mistakes = Vec::new();
     let mut names = BTreeSet::new();
     let mut groups = Vec::with_capacity(file.groups.len());
@@ -29,19 +29,24 @@ pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGro
         }
         let bad = group.labels.keys().filter(|name| !options.names.is_label(name));
         mistakes.extend(bad.map(|name| format!("invalid label name: {name}")));
-        groups.push(checked_group(group, options, &mut mistakes));
+        let checked = checked_group(group, options, &mut mistakes);
+        groups.push(checked.map_err(|error| vec![error])?);
     }
     // They repeat names of the file.
-    let lines = mistakes.iter().map(|mistake| one_line(mistake).into_owned());
+    let lines = mistakes.iter().map(|mistake| Error::invalid(one_line(mistake)));
     if mistakes.is_empty() { Ok(groups) } else { Err(lines.collect()) }
 }
 
 /// The group without its wrong rules.
-fn checked_group(group: GroupText, options: &ReadOptions, mistakes: &mut Vec<String>) -> FileGroup {
+fn checked_group(
+    group: GroupText,
+    options: &ReadOptions,
+    mistakes: &mut Vec<String>,
+) -> Result<FileGroup, Error> {
     let mut rules = Vec::with_capacity(group.rules.len());
     for (idx, rule) in group.rules.into_iter().enumerate() {
         let mut found = Vec::new();
-        let expr = check_rule(&rule, options, &mut found);
+        let expr = check_rule(&rule, options, &mut found)?;
         let name = if rule.alert.value.is_empty() { &rule.record } else { &rule.alert };
         mistakes.extend(found.into_iter().map(|(place, text)| {
             let (group, name) = (quoted(&group.name), quoted(&name.value));
@@ -50,22 +55,25 @@ fn checked_group(group: GroupText, options: &ReadOptions, mistakes: &mut Vec<Str
         }));
         rules.extend(expr.map(|expr| into_rule(rule, Arc::new(expr), &group.labels)));
     }
-    FileGroup {
+    Ok(FileGroup {
         name: group.name,
         interval_ms: Some(group.interval).filter(|interval| interval.as_ms() > 0).map(ms),
         query_offset_ms: group.query_offset.map(ms),
         limit: usize::try_from(group.limit).unwrap_or(0),
         labels: group.labels,
         rules,
-    }
+    })
 }
 
 /// The expression, unless it is wrong. Mistakes have their place in front of them.
+///
+/// # Errors
+/// `Busy` without memory for the expression beside others.
 fn check_rule(
     rule: &RuleText,
     options: &ReadOptions,
     mistakes: &mut Vec<(String, String)>,
-) -> Option<Expr> {
+) -> Result<Option<Expr>, Error> {
     let (record, alert) = (&rule.record.value, &rule.alert.value);
     let both = || format!("{}: {}: ", place(&rule.record), place(&rule.alert));
     let at_expr = format!("{}: ", place(&rule.expr));
@@ -87,6 +95,11 @@ fn check_rule(
         let context = QueryContext { regexes, ..options.context.clone() };
         match prepare(&rule.expr.value, &context) {
             Ok(parsed) => expr = Some(parsed),
+            Err(error) if is_shortage(&error, &rule.expr.value, &options.context) => {
+                let text = "no memory for the expressions of rules beside those in use: repeat \
+                            it, or raise --rule-memory";
+                return Err(Error::busy(1_000, text).because(error));
+            }
             Err(error) => {
                 mistakes.push((at_expr, format!("could not parse expression: {error}")));
             }
@@ -112,7 +125,16 @@ fn check_rule(
             }
         }
     }
-    expr
+    Ok(expr)
+}
+
+/// Whether `expr` was refused for the memory that others have, and is no mistake of the file.
+fn is_shortage(error: &Error, expr: &str, context: &QueryContext) -> bool {
+    match error.kind() {
+        ErrorKind::Busy { .. } => true,
+        ErrorKind::TooLarge => tree_bytes(expr) <= context.budget.usage().limit_bytes / 2,
+        _ => false,
+    }
 }
 
 fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {

@@ -108,9 +108,7 @@ impl RuleFile {
         let held = document.decode(&mut file, options.unknown).map_err(failed)?;
         let has_more_documents = document.more_line.is_some();
         drop(document);
-        let wrong =
-            |mistakes: Vec<String>| mistakes.into_iter().map(Error::invalid).collect::<Vec<_>>();
-        let groups = check::check(file, options).map_err(wrong)?;
+        let groups = check::check(file, options)?;
         Ok((RuleFile { groups, has_more_documents }, held))
     }
 }

@@ -305,8 +305,10 @@ settings! {
     rule_concurrency_max: Count = "4", unit("rules"), bounds(1, RULE_THREADS_MAX),
         not_with(&["read-only"]);
 
-    /// Memory of rules: their queries, series, alerts and notifications. It is set aside while
-    /// there are rules, so that queries of clients cannot use it. `auto` is an eighth of --memory.
+    /// Memory of rules: their expressions, queries, series, alerts and notifications. It is set
+    /// aside while there are rules, so that queries of clients cannot use it. An eighth is for
+    /// expressions alone: rules whose results fill the rest can be replaced. `auto` is an eighth
+    /// of --memory.
     rule_memory: ByteSize =
         auto(ByteSize((machine::usable(memory.0) / 8).max(RULE_BYTES_MIN))),
         bounds(RULE_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);

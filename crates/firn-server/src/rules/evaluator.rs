@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{PointValue, Pool, STALE_NAN, Timestamp};
+use firn_model::{Budget, PointValue, Pool, STALE_NAN, Timestamp};
 use firn_promql::Value;
 use firn_rules::AlertTemplates;
 use firn_rules::group::{Alert, Evaluation, Group, RestoreOptions, ResultRow, RunOptions, Storage};
@@ -30,6 +30,9 @@ use crate::throttle::Throttle;
 /// The groups and all that their evaluation needs.
 pub(super) struct GroupEvaluator {
     pub(super) options: RuleOptions,
+    /// Memory of evaluations, alerts and notifications: that of rules without the part for their
+    /// expressions.
+    budget: Budget,
     pub(super) counters: RuleCounters,
     pub(super) watch: QueryWatch,
     pub(super) db: OnceLock<Arc<Db>>,
@@ -54,14 +57,17 @@ impl fmt::Debug for GroupEvaluator {
 
 impl GroupEvaluator {
     pub(super) fn new(options: RuleOptions) -> GroupEvaluator {
+        // Results that fill the memory leave room for the rules that replace them.
+        let budget = options.budget.part(options.memory_bytes / 8 * 7);
         let notifier = Arc::new(Notifier::new(NotifyOptions {
             queue_len_max: options.queue_len_max,
-            budget: options.budget.clone(),
+            budget: budget.clone(),
             // Alerts that are not delivered leave the rules most of their memory.
             queue_bytes_max: options.memory_bytes / 4,
         }));
         GroupEvaluator {
             options,
+            budget,
             external_url: OnceLock::new(),
             counters: RuleCounters::default(),
             watch: QueryWatch::default(),
@@ -226,7 +232,7 @@ impl GroupEvaluator {
                 ..self.options.query
             },
             timeout: self.options.timeout,
-            budget: self.options.budget.clone(),
+            budget: self.budget.clone(),
         }
     }
 
@@ -247,7 +253,7 @@ impl GroupEvaluator {
         // A firing alert is saved at least as often as it is sent.
         let age_ms_max = options.outage_ms.saturating_add(options.resend_ms);
         let times = (now.saturating_sub(age_ms_max), now);
-        if let Err(error) = saved::load(db, group, times, &options.budget) {
+        if let Err(error) = saved::load(db, group, times, &self.budget) {
             self.counters.failed_loads.fetch_add(1, Ordering::Relaxed);
             let group = shown.key();
             tracing::warn!(group, %error, "saved alerts are not continued");
@@ -255,7 +261,7 @@ impl GroupEvaluator {
     }
 
     fn save_alerts(&self, db: &Db, group: &Group, slot: Timestamp) {
-        let Err(error) = saved::save(db, group, slot, &self.options.budget) else { return };
+        let Err(error) = saved::save(db, group, slot, &self.budget) else { return };
         self.counters.failed_saves.fetch_add(1, Ordering::Relaxed);
         if let Some(count) = self.failed_saves.note(1, Instant::now()) {
             tracing::warn!(count, %error, "alerts are sent but not saved");

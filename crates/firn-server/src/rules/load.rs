@@ -35,8 +35,8 @@ pub(super) struct EvaluationSettings {
 ///
 /// # Errors
 /// `Invalid` with all mistakes of all files, as promtool prints them; `Unavailable` if a file
-/// cannot be read; `TooLarge` without memory for the expressions in `context`; `Busy` without
-/// memory for the files and their groups.
+/// cannot be read; `Busy` without memory for the files and their groups, or for the expressions in
+/// `context`.
 pub(super) fn load(
     config: &Config,
     files: &dyn Files,

@@ -194,7 +194,8 @@ impl RuleManager {
             return Ok(());
         }
         let options = &self.evaluator.options;
-        let mut held = db.budget().empty(Pool::Query);
+        // Not for queries, whose part it would use up.
+        let mut held = db.budget().empty(Pool::Requests);
         held.take(options.memory_bytes);
         threads.held = Some(held);
         for idx in 0..options.thread_count.max(1) {
