@@ -263,9 +263,13 @@ impl Ingest {
         scratch: &mut Scratch,
         metadata: &MetadataStore,
     ) -> Result<Outcome> {
-        // `a 1 1000` is a series and a sample in 9 bytes.
-        let mut decoding = self.begin(text.len(), 0, text.len().saturating_mul(12))?;
+        // A line is at most a series and a sample; the texts of metadata are copied.
+        let line_count = text.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let bytes_max = text.len() * 2 + line_count * 2 * Decoded::ITEM_BYTES;
+        let mut decoding = self.begin(text.len(), 0, bytes_max)?;
         let Decoding { work, held, .. } = &mut decoding;
+        work.decoded.series.reserve_exact(line_count);
+        work.decoded.samples.reserve_exact(line_count);
         work.new_series = scratch.new_series.take();
         let key = extra.key(&self.hasher);
         exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
