@@ -112,7 +112,8 @@ impl SentSecrets {
     /// cannot be found in the error: so the error of a body with a credential is replaced.
     /// O(length of the body).
     pub(crate) fn hide_in_error(&self, error: &str, body: &[u8]) -> String {
-        let is_in_body = |secret: &Vec<u8>| body.windows(secret.len()).any(|part| part == secret);
+        // A body may have 50 MB.
+        let is_in_body = |secret: &Vec<u8>| memchr::memmem::find(body, secret).is_some();
         match self.spellings().iter().any(is_in_body) {
             true => UNSHOWN.to_owned(),
             // The parser may have decoded a spelling that is not known here.
