@@ -41,6 +41,8 @@ pub struct ScrapePools {
     /// The targets of one group of samples: usually one.
     by_labels: HashMap<Labels, Vec<TargetId>>,
     next_id: u64,
+    /// The time of the last call of [`ScrapePools::take_due`].
+    latest: Timestamp,
 }
 
 /// The targets of a job.
@@ -155,6 +157,7 @@ impl ScrapePools {
             pools: BTreeMap::new(),
             slots: HashMap::new(),
             due: BinaryHeap::new(),
+            latest: Timestamp::MIN,
             by_labels: HashMap::new(),
             next_id: 0,
         }
@@ -382,8 +385,12 @@ impl ScrapePools {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes work that is due at `now`.
+    /// Takes work that is due at `now`. If the clock was set back, all work is planned again.
     pub fn take_due(&mut self, now: Timestamp) -> Option<Due> {
+        if now.saturating_add(SET_BACK_MS_MIN) < self.latest {
+            self.follow_clock(now);
+        }
+        self.latest = now;
         loop {
             let Reverse((at, id)) = *self.due.peek().filter(|Reverse((at, _))| *at <= now)?;
             self.due.pop();
@@ -406,6 +413,19 @@ impl ScrapePools {
                 // Its first scrape waits for the last one of the old target.
                 SlotState::Successor { .. } | SlotState::HandsOver { .. } => {}
             }
+        }
+    }
+
+    fn follow_clock(&mut self, now: Timestamp) {
+        self.due.clear();
+        for (id, slot) in &mut self.slots {
+            let Some(scraper) = &mut slot.scraper else { continue };
+            scraper.follow_clock(now);
+            slot.due_at = match slot.state {
+                SlotState::Leaving => end_at(scraper),
+                _ => scraper.next_at(),
+            };
+            self.due.push(Reverse((slot.due_at, *id)));
         }
     }
 
@@ -432,8 +452,9 @@ impl ScrapePools {
     }
 
     /// Brings a scraper back.
-    pub fn done(&mut self, id: TargetId, scraper: Box<TargetScraper>, now: Timestamp) {
+    pub fn done(&mut self, id: TargetId, mut scraper: Box<TargetScraper>, now: Timestamp) {
         let Some(slot) = self.slots.get_mut(&id) else { return };
+        scraper.follow_clock(now);
         slot.status = scraper.status().clone();
         match slot.state {
             SlotState::Active => {
@@ -535,6 +556,9 @@ const RETRY_MS: i64 = 1_000;
 
 /// When the series of a target that leaves become stale: late enough that samples of a successor
 /// have come.
+// A smaller step delays work by as much and needs no new plan.
+const SET_BACK_MS_MIN: i64 = 1_000;
+
 fn end_at(scraper: &TargetScraper) -> Timestamp {
     let interval_ms = scraper.interval_ms();
     scraper.next_at().saturating_add(interval_ms).saturating_add(interval_ms / 10)

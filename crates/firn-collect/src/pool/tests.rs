@@ -187,6 +187,24 @@ fn each_target_is_scraped_once_an_interval() {
     assert_eq!((world.scrape_count, world.end_count), (36, 0));
 }
 
+/// Scrapes stopped until the clock was where it had been.
+#[test]
+fn scrapes_go_on_after_the_clock_was_set_back() {
+    let mut world = Collector::new(JOB);
+    world.sync("j", &["h:1", "h:2", "h:3"]);
+    world.run(60);
+    let in_flight = std::iter::from_fn(|| {
+        world.now += 10_000;
+        world.pools.take_due(world.now)
+    });
+    let in_flight = in_flight.take(1).last().unwrap();
+    world.now -= 3_600_000;
+    assert!(world.pools.take_due(world.now).is_none());
+    world.finish(in_flight);
+    world.run(60);
+    assert!((36..=38).contains(&world.scrape_count), "{}", world.scrape_count);
+}
+
 // Items 17 and 18: dropped targets, targets that cannot be scraped, and equal targets.
 #[test]
 fn targets_are_sorted_out_before_they_are_scraped() {

@@ -58,6 +58,12 @@ impl Schedule {
         }
     }
 
+    /// Plans the next scrape again if it is over an interval away: the clock was set back.
+    pub fn follow_clock(&mut self, now: Timestamp) {
+        let next_at = self.grid_before(now).saturating_add(self.interval_ms);
+        self.next_at = self.next_at.min(next_at);
+    }
+
     /// The last time of the grid that is not after `now`.
     fn grid_before(&self, now: Timestamp) -> Timestamp {
         let behind = now.saturating_sub(self.phase_ms).rem_euclid(self.interval_ms);
@@ -112,6 +118,20 @@ mod tests {
         }
         let mut short = Schedule::new("100ms".parse().unwrap(), 0, 0, 0);
         assert_eq!((short.start(101), short.start(202)), (101 - 1, 202));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_delays_a_scrape_by_an_interval_at_most() {
+        for (now, want) in [(i64::MIN, None), (-1, None), (0, Some(3_000)), (20_000, Some(33_000))]
+        {
+            let mut far = schedule(1_000_000_000);
+            far.follow_clock(now);
+            assert!(far.next_at() > now && far.next_at().saturating_sub(now) <= 15_000);
+            assert!(want.is_none_or(|want| far.next_at() == want), "{now}");
+        }
+        let mut usual = schedule(0);
+        usual.follow_clock(2_999);
+        assert_eq!(usual.next_at(), 3_000);
     }
 
     #[test]

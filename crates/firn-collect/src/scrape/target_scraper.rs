@@ -147,8 +147,13 @@ impl ScrapeScratch {
     pub fn clear(&mut self) {
         self.batch.clear();
         self.batch.shrink_to(CELLS_KEPT);
-        let kept = self.batch.heap_bytes();
-        self.held.shrink(self.held.bytes().saturating_sub(kept));
+        self.release_unused();
+    }
+
+    /// Releases the memory that the batch does not use.
+    fn release_unused(&mut self) {
+        let used = self.batch.heap_bytes();
+        self.held.shrink(self.held.bytes().saturating_sub(used));
     }
 }
 
@@ -230,6 +235,11 @@ impl TargetScraper {
         self.schedule.next_at()
     }
 
+    /// See [`Schedule::follow_clock`].
+    pub fn follow_clock(&mut self, now: Timestamp) {
+        self.schedule.follow_clock(now);
+    }
+
     /// The request of each scrape.
     pub fn request(&self) -> &Arc<ScrapeRequest> {
         &self.request
@@ -293,6 +303,8 @@ impl TargetScraper {
                     status.exceeded_sample_limit = is_sample_limit;
                     status.error = Some(error.to_string());
                     body_bytes = 0;
+                    // The report may need the memory of the lines that are not written.
+                    scratch.release_unused();
                 }
             }
             Err(error) => {

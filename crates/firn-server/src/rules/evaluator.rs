@@ -143,13 +143,15 @@ impl GroupEvaluator {
         *self.settings.lock() = Arc::new(settings);
     }
 
-    /// Evaluates the group whose slot passed first at `now`, if there is one. Returns whether there
-    /// was work.
-    pub(super) fn evaluate_next(&self, now: Timestamp) -> bool {
+    /// Evaluates the group whose slot passed first, if there is one. Returns whether there was
+    /// work.
+    pub(super) fn evaluate_next(&self) -> bool {
         let Some(db) = self.db.get() else { return false };
-        let (ended, due) = {
+        let (now, ended, due) = {
             let mut table = self.table.lock();
-            (table.take_ended(now), table.take_due(now))
+            // Read in the order of the calls: the table sees a clock that was set back.
+            let now = self.now();
+            (now, table.take_ended(now), table.take_due(now))
         };
         for ended in &ended {
             self.mark_ended(db, ended);

@@ -174,10 +174,10 @@ impl RuleManager {
         let _ = self.evaluator.db.set(Arc::clone(db));
     }
 
-    /// Evaluates on this thread all groups that are due at `now`. Returns their number.
+    /// Evaluates on this thread all groups that are due. Returns their number.
     #[cfg(test)]
-    pub(super) fn evaluate_due(&self, now: Timestamp) -> usize {
-        std::iter::from_fn(|| self.evaluator.evaluate_next(now).then_some(())).count()
+    pub(super) fn evaluate_due(&self) -> usize {
+        std::iter::from_fn(|| self.evaluator.evaluate_next().then_some(())).count()
     }
 
     /// Does the work of a thread without a due group.
@@ -271,7 +271,7 @@ fn work(evaluator: &GroupEvaluator, is_stopped: &AtomicBool) {
     let is_stopped = || is_stopped.load(Ordering::Relaxed);
     let mut has_worked = false;
     while !is_stopped() {
-        if evaluator.evaluate_next(evaluator.now()) || evaluator.help() {
+        if evaluator.evaluate_next() || evaluator.help() {
             has_worked = true;
             continue;
         }

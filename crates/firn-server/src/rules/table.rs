@@ -22,6 +22,8 @@ pub(super) struct GroupTable {
     due: BTreeSet<(Timestamp, u64)>,
     next_id: u64,
     ended: Vec<EndedSeries>,
+    /// The time of the last call of [`GroupTable::take_due`].
+    latest: Timestamp,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,9 @@ pub(super) struct EndedSeries {
     write_at: Timestamp,
     pub(super) series: BTreeSet<Labels>,
 }
+
+// A smaller step of the clock delays groups by as much.
+const SET_BACK_MS_MIN: i64 = 1_000;
 
 // Alerts are restored after this many evaluations: before, rules that an alert reads may lack
 // results.
@@ -156,8 +161,13 @@ impl GroupTable {
         }
     }
 
-    /// The group whose slot passed first, for the caller to evaluate.
+    /// The group whose slot passed first, for the caller to evaluate. If the clock was set back,
+    /// groups continue at the slots after `now`.
     pub(super) fn take_due(&mut self, now: Timestamp) -> Option<DueGroup> {
+        if now.saturating_add(SET_BACK_MS_MIN) < self.latest {
+            self.follow_clock(now);
+        }
+        self.latest = now;
         let (_, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
         self.due.pop_first();
         let entry = self.groups.get_mut(&id)?;
@@ -168,6 +178,20 @@ impl GroupTable {
         counters.iterations.fetch_add(slot.missed_count.saturating_add(1), Ordering::Relaxed);
         let work = entry.work.take()?;
         Some(DueGroup { id, slot: slot.slot, work, shown: Arc::clone(&entry.shown) })
+    }
+
+    fn follow_clock(&mut self, now: Timestamp) {
+        self.due.clear();
+        for (id, entry) in &mut self.groups {
+            entry.last = entry.last.min(entry.schedule.at_or_before(now));
+            if entry.work.is_some() {
+                self.due.insert((next_slot(entry), *id));
+            }
+        }
+        for ended in &mut self.ended {
+            let wait_ms = ended.write_at.saturating_sub(ended.ts);
+            ended.write_at = ended.write_at.min(now.saturating_add(wait_ms));
+        }
     }
 
     /// The time at which the next group is due, or the next markers are written.

@@ -102,7 +102,7 @@ impl Scene {
     /// Evaluates the groups that are due `ms` after the start.
     fn evaluate_at(&self, ms: i64) -> usize {
         self.clock.store(START + ms, Ordering::Relaxed);
-        self.manager.evaluate_due(START + ms)
+        self.manager.evaluate_due()
     }
 
     /// The result of an instant query `ms` after the start, one line each, sorted.
@@ -557,6 +557,19 @@ fn a_rule_beyond_the_memory_of_rules_fails_alone() {
     assert_eq!(scene.manager.groups()[0].latest().rules[0].health, RuleHealth::Bad);
     assert_eq!(scene.query("one", MINUTE), ["one 1"]);
     assert_eq!(scene.query("many", MINUTE), [""; 0]);
+}
+
+/// No group was evaluated until the clock was where it had been.
+#[test]
+fn groups_go_on_after_the_clock_was_set_back() {
+    let mut scene = Scene::new();
+    let rules = "groups: [{name: g, rules: [{record: r, expr: time()}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    assert_eq!((scene.evaluate_at(600 * MINUTE), scene.evaluate_at(601 * MINUTE)), (1, 1));
+    assert_eq!(scene.evaluate_at(MINUTE), 0);
+    assert_eq!(scene.evaluate_at(2 * MINUTE), 1);
+    assert_eq!(scene.query("r", 2 * MINUTE).len(), 1);
+    assert_eq!(scene.evaluate_at(2 * MINUTE), 0);
 }
 
 /// The rules that fill the memory can be replaced.

@@ -177,6 +177,27 @@ fn a_scrape_is_one_batch_with_its_report() {
     assert!(world.body("a 2\nb{x=\"y\"} 4\n").contains(&"scrape_series_added 0".to_owned()));
 }
 
+/// The lines held all memory that was left, so that there was no `up`.
+#[test]
+fn a_scrape_without_memory_leaves_some_for_its_report() {
+    let mut world = World::new("");
+    let budget = Budget::new(200 << 10);
+    world.scratch = ScrapeScratch::new(&budget);
+    let body: String = (0..10_000).map(|n| format!("a{{n=\"{n}\"}} 1\n")).collect();
+    let answer =
+        Answer { status: "200 OK", content_type: Some("text/plain"), body: body.as_bytes() };
+    let used_bytes = std::cell::Cell::new(u64::MAX);
+    let before_report = || {
+        used_bytes.set(budget.usage().used_bytes);
+        Duration::ZERO
+    };
+    let (store, scratch) = (&mut world.store, &mut world.scratch);
+    world.scraper.finish(1_000, Ok(answer), &before_report, store, scratch).unwrap();
+    assert!(used_bytes.get() < 10_000, "{}", used_bytes.get());
+    assert!(budget.usage().peak_bytes > 100_000);
+    assert!(world.store.take().contains(&"1000 up 0".to_owned()));
+}
+
 // Items 23, 25, 36 and 37: failures and empty bodies.
 #[test]
 fn a_failed_scrape_marks_its_series_and_reports() {
