@@ -46,7 +46,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 
-use self::origin::{FetchError, Fetched, Origin, end_to_end};
+use self::origin::{FetchError, Fetched, Origin, end_to_end, stripped_header};
 use self::policy::{Admitted, NotForwarded};
 use self::question::{Question, is_asked_at};
 use self::range::is_in_key;
@@ -292,6 +292,9 @@ async fn guarded(
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
     let caller = Caller::of(&request);
     let (mut parts, body) = request.into_parts();
+    if let Some(name) = stripped_header(&parts.headers) {
+        return shared.refuse(&parts, &policy::stripped_header(&name));
+    }
     parts.headers = end_to_end(&parts.headers);
     // The client of the origin would not send it.
     if matches!(parts.method, Method::GET | Method::HEAD) && !body.is_end_stream() {

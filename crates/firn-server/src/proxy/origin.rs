@@ -21,7 +21,7 @@ use url::Url;
 use super::Begun;
 use super::client::OriginClient;
 use super::policy::percent_decode;
-use super::range::shared_headers;
+use super::range::{is_in_key, shared_headers};
 use crate::answer::{self, JSON, Packing, Payload, shared_body};
 use crate::config::{CacheConfig, OriginUrl};
 use crate::net::{TRANSFER_LIMITS, TransferClock, TransferLimits};
@@ -354,6 +354,19 @@ fn basic_authorization(user: &str, password: &str) -> Result<HeaderValue> {
         .map_err(|_| Error::invalid("--proxy: user and password are not usable"))?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// A header that `Connection` names although the response depends on it: the origin would answer
+/// as if the client had sent none, and with the proxy's own credentials.
+pub(super) fn stripped_header(headers: &HeaderMap) -> Option<HeaderName> {
+    let named = headers.get_all(header::CONNECTION).iter();
+    let named = named.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+    let mut named = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok());
+    named.find(|name| {
+        let is_credential = [header::AUTHORIZATION, header::COOKIE].contains(name);
+        let is_sent = headers.contains_key(name) && is_in_key(name.as_str());
+        is_credential || is_sent && !HOP_BY_HOP.contains(name)
+    })
 }
 
 /// The headers without those of the connection: the fixed ones, and those that `Connection` names.

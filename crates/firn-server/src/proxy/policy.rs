@@ -14,7 +14,7 @@
 )]
 
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderName, Method, StatusCode};
 use firn_model::excerpt;
 
 use crate::config::PathPatterns;
@@ -226,6 +226,12 @@ pub(super) fn unexpected_body() -> NotForwarded {
     let what =
         "the proxy forwards no body of a GET or HEAD; send the parameters in the URL or by POST";
     NotForwarded { status: StatusCode::BAD_REQUEST, what: what.to_owned() }
+}
+
+/// The refusal of a request whose `Connection` names a header on which the response depends.
+pub(super) fn stripped_header(name: &HeaderName) -> NotForwarded {
+    let what = format!("the header Connection names {name}, which the proxy must not remove");
+    NotForwarded { status: StatusCode::BAD_REQUEST, what }
 }
 
 /// Whether all of `text` reads. Strings, regular expressions and comments are not distinguished

@@ -126,17 +126,48 @@ impl RunningProxy {
     }
 }
 
-/// Before, a header that `Connection` names was removed for the origin and counted for the key: an
-/// answer without a tenant was stored under the name of one.
+/// Before, they were removed for the origin, which received the proxy's own credentials instead.
+#[test]
+fn connection_names_no_header_that_selects_the_response() {
+    let origin = FakeOrigin::start();
+    let address = format!("http://own:secret@{}", origin.address);
+    let proxy = RunningProxy::start(&address, &[]);
+    let (range, page) =
+        ("/api/v1/query_range?query=up&start=1000&end=1000&step=15", "/api/v1/query?query=up");
+    for headers in [
+        "X-Scope-OrgID: a\r\nConnection: close, X-Scope-OrgID\r\n",
+        "x-scope-orgid: a\r\nconnection: x-SCOPE-orgid\r\nConnection: close\r\n",
+        "Authorization: Basic YTpi\r\nConnection: close,authorization\r\n",
+        "Connection: Authorization ,close\r\n",
+        "Cookie: session=1\r\nConnection: close, Cookie\r\n",
+        "X-Grafana-User: u\r\nConnection: close, X-Grafana-User\r\n",
+    ] {
+        for target in [range, page] {
+            let answer = proxy.send("GET", target, headers);
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{headers}: {answer}");
+            assert!(answer.contains("the header Connection names "), "{headers}: {answer}");
+        }
+    }
+    assert_eq!(origin.lines(), [""; 0]);
+    for headers in [
+        "Connection: close, keep-alive, Upgrade, TE\r\nTE: trailers\r\nUpgrade: h2c\r\n",
+        "Connection: close, HTTP2-Settings, X-None, ,\r\nHTTP2-Settings: x\r\n",
+        "Connection: close, X-Request-ID\r\nX-Request-ID: 1\r\n",
+    ] {
+        let answer = proxy.send("GET", page, headers);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{headers}: {answer}");
+    }
+    proxy.proxy.stop().unwrap();
+}
+
+/// Before, a header that the proxy removes counted for the key: an answer without a tenant was
+/// stored under the name of one.
 #[test]
 fn the_key_is_made_of_the_headers_that_are_forwarded() {
     let origin = FakeOrigin::start();
     let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
-    let stripped = "X-Scope-OrgID: a\r\nConnection: close, X-Scope-OrgID\r\n";
-    let lower = "x-scope-orgid: a\r\nconnection: x-SCOPE-orgid\r\nConnection: close\r\n";
-    assert_eq!(proxy.ask(stripped), ("none".to_owned(), false));
-    assert_eq!(proxy.ask(lower), ("none".to_owned(), true));
-    assert_eq!(proxy.ask(""), ("none".to_owned(), true), "it is a request without a tenant");
+    assert_eq!(proxy.ask("Connection: close, TE\r\nTE: trailers\r\n"), ("none".to_owned(), false));
+    assert_eq!(proxy.ask(""), ("none".to_owned(), true), "it is the same request");
     assert_eq!(proxy.ask("X-Scope-OrgID: a\r\n"), ("a".to_owned(), false));
     assert_eq!(proxy.ask("X-Scope-OrgID: a\r\n"), ("a".to_owned(), true));
     // The first of several counts here, the last elsewhere.
