@@ -361,7 +361,8 @@ impl StoreState {
         self.stats.set_bytes += payload as u64;
         let mut kept = self.set_pieces(fill, options);
         if self.fit_memory() {
-            // Slabs in memory are removed first, those of this set among them.
+            // Slabs in memory are removed first, some of those of this set among them.
+            self.trim(fill.key, fill.field, fill.range);
             kept = TimeRange::EMPTY;
         }
         self.stats.refused += u64::from(kept != fill.range);

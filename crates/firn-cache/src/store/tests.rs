@@ -492,6 +492,38 @@ fn memory_of_equal_points_counts_or_is_released() {
     assert_eq!(set("all", &all), range);
 }
 
+/// Before, parts of such a set stayed in slabs that were not removed. Heads of points do not count
+/// in the memory that a set is expected to take.
+#[test]
+fn nothing_of_a_set_that_exceeds_its_memory_is_cached() {
+    let (disk, budget) = (Sim::new(1).env().disk, Budget::new(8 << 20));
+    let slab_bytes = 16 << 10;
+    let (flash_bytes_max, waiting_slabs_max) = (1 << 20, 8);
+    let options = StoreOptions { slab_bytes, flash_bytes_max, waiting_slabs_max, ..options(None) };
+    let store = Store::open(disk, "parts", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
+    let range = TimeRange::new(0, 12);
+    let point = |ts: i64| {
+        let head = format!("{ts:02000}").into_bytes();
+        Point { ts, head: Some(Arc::from(head)), payload: &[b'2'; 2_000] }
+    };
+    let points: Vec<Point<'_>> = (0..12).map(point).collect();
+    let set = || {
+        let (key, number) = (b"all", CommitSeq(0));
+        let points = &points;
+        store.set(&Fill { key, field: FIELD, range, number, note: b"", points })
+    };
+    let line = budget.usage().limit_bytes * Pool::Cache.threshold_percent() / 100;
+    let mut others = budget.empty(Pool::Head);
+    others.take(line - (36 << 10) - store.stats().memory_bytes);
+    assert!(set().is_empty());
+    let stats = store.stats();
+    assert_eq!((stats.set_bytes, stats.refused), (24_000, 1), "the points were written");
+    assert_eq!((stats.keys, stats.extents), (0, 0));
+    // With memory it is kept.
+    others.shrink(1 << 20);
+    assert_eq!(set(), range);
+}
+
 /// A merge took the memory of three slabs for each source, whatever their points decode to: those
 /// of each key are points of their own.
 #[test]
