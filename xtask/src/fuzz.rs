@@ -76,6 +76,9 @@ const TEST_FUZZERS_PER_CORE: usize = 2;
 const SECONDS: u64 = 300;
 /// Other work comes first: `make test` compiles and runs the tests meanwhile.
 const NICENESS: u8 = 19;
+/// As the tests: fuzzers that are built early run in the time that the tests leave, and not after
+/// them.
+const BUILD_NICENESS: u8 = 5;
 const TARGET_DIR: &str = "target/fuzz";
 
 const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -141,7 +144,7 @@ fn build(stopping: &AtomicBool) -> Result<PathBuf, String> {
     build.args(["build", "--quiet", "--locked", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
     build.env("RUSTFLAGS", INSTRUMENTATION);
-    succeed_unless(stopping, &mut nice(&build, NICENESS))?;
+    succeed_unless(stopping, &mut nice(&build, BUILD_NICENESS))?;
     Ok(PathBuf::from(format!("{TARGET_DIR}/{triple}/release")))
 }
 
