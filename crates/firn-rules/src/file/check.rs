@@ -96,9 +96,10 @@ fn check_rule(
         match prepare(&rule.expr.value, &context) {
             Ok(parsed) => expr = Some(parsed),
             Err(error) if is_shortage(&error, &rule.expr.value, &options.context) => {
-                let text = "no memory for the expressions of rules beside those in use: repeat \
-                            it, or raise --rule-memory";
-                return Err(Error::busy(1_000, text).because(error));
+                // The error itself names the settings of queries.
+                let text = "no memory is left for the expressions of rules: raise --rule-memory, \
+                            or load fewer rules";
+                return Err(Error::busy(1_000, text));
             }
             Err(error) => {
                 mistakes.push((at_expr, format!("could not parse expression: {error}")));
