@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{Error, ErrorKind, METRIC_NAME, QueryContext, RegexAllowance, one_line};
+use firn_model::{Error, METRIC_NAME, QueryContext, RegexAllowance, one_line};
 use firn_promql::{Expr, prepare, tree_bytes};
 use firn_yaml::{Millis, Placed};
 
@@ -93,9 +93,16 @@ fn check_rule(
         // The limit on regular expressions is one of a query, not of a file.
         let regexes = RegexAllowance::default();
         let context = QueryContext { regexes, ..options.context.clone() };
+        let budget = &options.context.budget;
+        let refusals = || budget.usage().refused.iter().sum::<u64>();
+        let before = refusals();
         match prepare(&rule.expr.value, &context) {
             Ok(parsed) => expr = Some(parsed),
-            Err(error) if is_shortage(&error, &rule.expr.value, &options.context) => {
+            // Others have the memory: it is no mistake of the file.
+            Err(_)
+                if refusals() > before
+                    && tree_bytes(&rule.expr.value) <= budget.usage().limit_bytes / 2 =>
+            {
                 // The error itself names the settings of queries.
                 let text = "no memory is left for the expressions of rules: raise --rule-memory, \
                             or load fewer rules";
@@ -127,15 +134,6 @@ fn check_rule(
         }
     }
     Ok(expr)
-}
-
-/// Whether `expr` was refused for the memory that others have, and is no mistake of the file.
-fn is_shortage(error: &Error, expr: &str, context: &QueryContext) -> bool {
-    match error.kind() {
-        ErrorKind::Busy { .. } => true,
-        ErrorKind::TooLarge => tree_bytes(expr) <= context.budget.usage().limit_bytes / 2,
-        _ => false,
-    }
 }
 
 fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {

@@ -9,6 +9,20 @@ fn read(text: &str) -> Result<RuleFile, Vec<String>> {
     read_as(text, RuleNames::Utf8, UnknownKeys::Refused)
 }
 
+/// It was called a shortage of memory, which a repetition may end.
+#[test]
+fn an_expression_over_the_limits_of_a_query_is_a_mistake() {
+    let selector = |of: usize| {
+        let matchers: String = (0..501).map(|n| format!("b=~\"{of}x{n}[ab]+\",")).collect();
+        format!("a{{{matchers}}}")
+    };
+    let expr = format!("{} + {}", selector(1), selector(2));
+    let text = format!("groups: [{{name: g, rules: [{{record: r, expr: '{expr}'}}]}}]");
+    let mistakes = read(&text).unwrap_err();
+    assert!(mistakes[0].contains("rule 1, \"r\": could not parse expression"), "{mistakes:?}");
+    assert!(mistakes[0].contains("over 1000 regular expressions"), "{mistakes:?}");
+}
+
 #[test]
 fn groups_have_their_settings_and_labels() {
     let file = read(

@@ -760,6 +760,7 @@ fn threads_evaluate_due_groups() {
         std::thread::park_timeout(Duration::from_millis(1));
         assert!(began.elapsed() < Duration::from_secs(60), "no thread evaluates");
     }
+    let before = used(&scene);
     scene.manager.stop();
-    assert!(used(&scene) < 64 << 10, "the groups are still there");
+    assert_eq!(before - used(&scene), 256 << 20, "the groups are still there");
 }
