@@ -36,7 +36,7 @@ use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
 use crate::append::Tip;
 use crate::entry::EntryRef;
 use crate::queue::{Batch, PushOutcome, QueueCounters, QueueState, UnfencedWrite};
-use crate::segment::{CommittedPart, Header, SegmentNo};
+use crate::segment::{CommittedPart, CurrentSegment, Header, SegmentNo};
 
 /// The waiting entries of one stream and the segment that receives them.
 #[derive(Debug)]
@@ -77,6 +77,11 @@ impl Queue {
     /// The current segment, up to the end of its committed bytes.
     pub(crate) fn tail(&self) -> CommittedPart {
         self.state.lock().tail()
+    }
+
+    /// The current segment, and how far it is durable.
+    pub(crate) fn current(&self) -> CurrentSegment {
+        self.state.lock().current()
     }
 
     /// Length of the current segment's file.

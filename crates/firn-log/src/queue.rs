@@ -9,7 +9,7 @@ use firn_model::{Error, LogPosition, Result};
 
 use crate::block::{self, BlockAddress, BlockBuffer};
 use crate::entry::EntryRef;
-use crate::segment::{self, CommittedPart, Header, PreviousSegment, SegmentNo};
+use crate::segment::{self, CommittedPart, CurrentSegment, Header, PreviousSegment, SegmentNo};
 
 /// The most failures that are remembered for late waiters. A waiter returns within the time of one
 /// commit; this many failures take far longer.
@@ -382,6 +382,14 @@ impl QueueState {
         // After a failure, the committed position is beyond the valid bytes.
         let end = failed_at.map_or(self.committed, |failed| failed.end);
         CommittedPart { number: header.number, base: header.base, end: end.max(header.base) }
+    }
+
+    /// The current segment, and how far it is durable.
+    pub(crate) fn current(&self) -> CurrentSegment {
+        let Segment { header, failed_at, .. } = &self.segment;
+        let durable = failed_at.map_or(self.durable, |failed| failed.durable);
+        let durable = if durable > header.base { durable } else { LogPosition(0) };
+        CurrentSegment { number: header.number, durable }
     }
 
     fn begin_segment(&mut self) {

@@ -83,11 +83,6 @@ impl SegmentReader {
         self.window_offset = 0;
     }
 
-    /// Length of the file.
-    pub(crate) fn len(&self) -> u64 {
-        self.bytes
-    }
-
     /// Returns the memory of the window for the next reader.
     pub(crate) fn into_window(self) -> Vec<u8> {
         self.window

@@ -41,8 +41,8 @@ const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 /// current when it was made. The rest of the file is zeros or bytes of an older segment.
 const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
 
-/// Bytes of a blank that its checksum covers: the magic and a number.
-const BLANK_BYTES: usize = 16;
+/// Bytes of a blank that its checksum covers: the magic, a number and a position.
+const BLANK_BYTES: usize = 24;
 
 /// The version that is written, and the newest that can be read.
 const VERSION: u16 = 1;
@@ -259,11 +259,12 @@ pub(crate) fn is_blank(head: &[u8]) -> bool {
 
 /// The bytes in place of a header. A start recognises an unused file by them and need not read the
 /// rest. `current`: the stream's current segment, if this is made ahead of it.
-fn blank_head(current: Option<SegmentNo>) -> [u8; HEADER_BYTES] {
+fn blank_head(current: Option<CurrentSegment>) -> [u8; HEADER_BYTES] {
     let mut copy = Vec::with_capacity(COPY_BYTES);
     copy.extend_from_slice(&BLANK_MAGIC);
     if let Some(current) = current {
-        copy.extend_from_slice(&current.0.to_le_bytes());
+        copy.extend_from_slice(&current.number.0.to_le_bytes());
+        copy.extend_from_slice(&current.durable.0.to_le_bytes());
         copy.extend_from_slice(&crc32fast::hash(&copy).to_le_bytes());
     }
     let mut head = [0; HEADER_BYTES];
@@ -273,17 +274,26 @@ fn blank_head(current: Option<SegmentNo>) -> [u8; HEADER_BYTES] {
     head
 }
 
-/// The current segment at the time when the unused file with these first bytes was made; `None`
-/// if none is recorded.
-pub(crate) fn current_of_blank(head: &[u8]) -> Option<SegmentNo> {
+/// The current segment that the unused file with these first bytes records; `None` without one.
+pub(crate) fn current_of_blank(head: &[u8]) -> Option<CurrentSegment> {
     head.chunks(COPY_BYTES).find_map(|copy| {
-        let (covered, rest) = copy.split_at_checked(BLANK_BYTES)?;
+        let (mut covered, rest) = copy.split_at_checked(BLANK_BYTES)?;
         let crc = rest.first_chunk().map(|crc| u32::from_le_bytes(*crc));
-        let (magic, number) = covered.split_first_chunk()?;
-        let number = number.first_chunk().map(|number| SegmentNo(u64::from_le_bytes(*number)));
-        let is_whole = *magic == BLANK_MAGIC && crc == Some(crc32fast::hash(covered));
-        number.filter(|_| is_whole)
+        let is_whole = covered.starts_with(&BLANK_MAGIC) && crc == Some(crc32fast::hash(covered));
+        let _magic = take::<8>(&mut covered);
+        let number = SegmentNo(u64::from_le_bytes(take(&mut covered)));
+        let durable = LogPosition(u64::from_le_bytes(take(&mut covered)));
+        is_whole.then_some(CurrentSegment { number, durable })
     })
+}
+
+/// Records `current` in an unused file.
+///
+/// # Errors
+/// `Unavailable` when the disk fails.
+pub(crate) fn record_current(file: &dyn DiskFile, current: CurrentSegment) -> Result<()> {
+    file.write_at(0, &blank_head(Some(current)))?;
+    file.sync()
 }
 
 /// Removes the record of [`current_of_blank`]: the stream continues elsewhere.
@@ -293,6 +303,15 @@ pub(crate) fn current_of_blank(head: &[u8]) -> Option<SegmentNo> {
 pub(crate) fn clear_blank(file: &dyn DiskFile) -> Result<()> {
     file.write_at(0, &blank_head(None))?;
     file.sync()
+}
+
+/// The current segment of a stream, in the record of the file that is made ahead of it. It proves
+/// to a start that the segment existed, and how far it was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CurrentSegment {
+    pub(crate) number: SegmentNo,
+    /// It was durable up to here; 0 if nothing was, its header neither.
+    pub(crate) durable: LogPosition,
 }
 
 /// An unused segment file of full length that is durable as such.
@@ -315,7 +334,7 @@ pub(crate) fn create_blank(
     stream: u16,
     number: SegmentNo,
     (bytes, nonce): (u64, u32),
-    current: Option<SegmentNo>,
+    current: Option<CurrentSegment>,
 ) -> Result<BlankSegment> {
     let path = path(stream, number);
     let made = (|| {
@@ -347,7 +366,7 @@ pub(crate) fn recycle(
     stream: u16,
     old: SegmentNo,
     (number, bytes, nonce): (SegmentNo, u64, u32),
-    current: Option<SegmentNo>,
+    current: Option<CurrentSegment>,
 ) -> Result<Option<BlankSegment>> {
     let (source, target) = (path(stream, old), path(stream, number));
     let file = disk.open(&source, OpenMode::Write)?;

@@ -12,7 +12,9 @@ use crate::commit::Queue;
 use crate::entry::EntryRef;
 use crate::options::{LogSetup, SyncPolicy};
 use crate::queue::PushOutcome;
-use crate::segment::{self, BlankSegment, CommittedPart, Header, PreviousSegment, SegmentNo};
+use crate::segment::{
+    self, BlankSegment, CommittedPart, CurrentSegment, Header, PreviousSegment, SegmentNo,
+};
 use crate::sync::Mutex;
 
 /// Files of one stream that are kept for recycling; more are removed. A flush every few minutes
@@ -56,6 +58,8 @@ pub(crate) struct Stream {
 struct NextSegment {
     number: SegmentNo,
     blank: Option<BlankSegment>,
+    /// Whether the blank records how far the current segment is durable.
+    is_proof: bool,
 }
 
 /// A closed segment. It may be removed once the floor has reached its end.
@@ -108,7 +112,7 @@ impl Stream {
         resume: ResumePoint,
         hold: LogPosition,
     ) -> Result<Stream> {
-        let mut next = NextSegment { number: resume.next_number, blank: None };
+        let mut next = NextSegment { number: resume.next_number, blank: None, is_proof: false };
         // Segments below the floor can be recycled before the first purge.
         // Oldest first: the header after a segment names it, and a gap would look like a purge.
         let needed = resume.old.iter().find(|old| !old.is_free(resume.floor, hold));
@@ -184,11 +188,22 @@ impl Stream {
                 .is_ok()
     }
 
-    /// Makes the next segment ahead if there is none.
+    /// Makes the next segment ahead if there is none. Once something of the current segment is
+    /// durable, its file records that, as the proof against a loss of the current one.
     pub(crate) fn prepare(&self) -> Result<()> {
         let mut next = self.next.lock();
-        if next.blank.is_none() {
-            next.blank = Some(self.take_whole(&mut next)?);
+        let current = self.queue.current();
+        let is_proof = current.durable > LogPosition(0);
+        match &next.blank {
+            None => {
+                next.blank = Some(self.take_whole(&mut next)?);
+                next.is_proof = is_proof;
+            }
+            Some(blank) if is_proof && !next.is_proof => {
+                segment::record_current(&*blank.file, current)?;
+                next.is_proof = true;
+            }
+            Some(_) => {}
         }
         Ok(())
     }
@@ -323,7 +338,7 @@ impl Stream {
     fn take_whole(&self, next: &mut NextSegment) -> Result<BlankSegment> {
         let (disk, clock) = (&*self.disk, &*self.clock);
         // The caller holds `next`: the current segment stays current until it is taken.
-        let new = (self.setup.options.segment_bytes, Some(self.queue.tip().segment));
+        let new = (self.setup.options.segment_bytes, Some(self.queue.current()));
         next.take(self.id, &self.setup, disk, clock, &self.spares, new)
     }
 
@@ -352,7 +367,7 @@ impl NextSegment {
         disk: &dyn Disk,
         clock: &dyn Clock,
         spares: &Mutex<Vec<SegmentNo>>,
-        (new_bytes, current): (u64, Option<SegmentNo>),
+        (new_bytes, current): (u64, Option<CurrentSegment>),
     ) -> Result<BlankSegment> {
         if let Some(blank) = self.blank.take() {
             return Ok(blank);

@@ -111,11 +111,20 @@ fn a_log_that_was_never_started_is_not_missed() {
     }
 }
 
-/// The newest segment is removed, and the file that was made ahead of it is left. That is reported:
-/// before the first flush, behind a segment that is below the floor, and after a start.
+/// The newest segment is removed, emptied or filled with zeros, and the file that was made ahead of
+/// it is left. That is reported: before the first flush, behind a segment that is below the floor,
+/// and after a start.
 #[test]
 fn a_missing_newest_segment_is_reported() {
-    for (is_flushed, is_reopened) in [(false, false), (true, false), (false, true), (true, true)] {
+    let lost: [fn(&Sim, &str); 4] = [
+        |sim, path| remove(sim, &[path.to_owned()]),
+        |sim, path| sim.disk.damage(path, Vec::clear).expect("emptied"),
+        |sim, path| sim.disk.damage(path, |bytes| bytes.fill(0)).expect("zeroed"),
+        |sim, path| sim.disk.damage(path, |bytes| bytes[1_024..].fill(0)).expect("zeroed"),
+    ];
+    for case in 0..16 {
+        let (is_flushed, is_reopened) = (case % 2 > 0, case / 2 % 2 > 0);
+        let lose = lost[case / 4];
         let sim = Sim::new(3);
         let mut engine = open(&sim, false).expect("opens");
         if is_flushed {
@@ -127,19 +136,23 @@ fn a_missing_newest_segment_is_reported() {
             sim.restart();
             engine = open(&sim, false).expect("opens again");
         }
-        // Makes the next segments.
+        // Makes the next segments, and records there that the current ones have durable rows.
         while engine.step(Lane::Head).expect("a step").is_some() {}
         write(&engine, 0..SERIES, 2_000);
+        if case / 4 > 0 {
+            while engine.step(Lane::Head).expect("a step").is_some() {}
+        }
         drop(engine);
         let is_used =
             |path: &String| sim.disk.bytes(path).is_ok_and(|bytes| bytes.starts_with(b"FIRNLOG"));
         let mut used: Vec<String> = files(&sim, "log/0/").into_iter().filter(is_used).collect();
         used.sort_by_key(|path| path.len());
-        remove(&sim, &used[used.len() - 1..]);
+        lose(&sim, &used[used.len() - 1]);
         let engine = open(&sim, false).expect("opens");
         let recovery = engine.stats().recovery;
-        assert_eq!(recovery.damage.len(), 1, "{is_flushed} {is_reopened}: {recovery:?}");
-        assert!(recovery.damage[0].what.contains("segment is missing"), "{recovery:?}");
+        assert_eq!(recovery.damage.len(), 1, "{case}: {recovery:?}");
+        let what = if case / 4 < 3 { "segment is missing" } else { "bytes are damaged" };
+        assert!(recovery.damage[0].what.contains(what), "{case}: {recovery:?}");
     }
 }
 

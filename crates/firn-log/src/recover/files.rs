@@ -18,7 +18,9 @@ use crate::append::StreamId;
 use crate::block::ALIGN_BYTES;
 use crate::options::LogSetup;
 use crate::read::SegmentReader;
-use crate::segment::{self, CommittedPart, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
+use crate::segment::{
+    self, CommittedPart, CurrentSegment, HEADER_BYTES, Header, PreviousSegment, SegmentNo,
+};
 use crate::stream::{OldSegment, ResumePoint};
 use crate::sync::Mutex;
 
@@ -66,8 +68,8 @@ pub(super) struct SegmentFile {
     pub(super) header: Option<Header>,
     /// Without a header: the end of the last non-zero byte; `None` if the file was never used.
     pub(super) headless_bytes: Option<u64>,
-    /// Of an unused file: the segment that was current when it was made.
-    current_then: Option<SegmentNo>,
+    /// Of an unused file: its record of the segment that was current then.
+    current_then: Option<CurrentSegment>,
 }
 
 /// The facts that a replay found about the end of a stream.
@@ -146,6 +148,13 @@ impl StreamFiles {
             next_number,
             replayed: Mutex::new(None),
         })
+    }
+
+    /// The position up to which a segment was durable, as an unused file behind it records; 0
+    /// without such a record.
+    pub(super) fn durable_of(&self, number: SegmentNo) -> LogPosition {
+        let records = current_segments(&self.segments).filter(|current| current.number == number);
+        records.map(|current| current.durable).max().unwrap_or(LogPosition(0))
     }
 
     /// Whether the stream had segments, and no file of it is left.
@@ -353,16 +362,27 @@ impl SegmentFile {
 
 /// The newest segments, if they are missing. A segment is removed only after a later one has its
 /// header, so an unused file that was made ahead of a missing one proves a loss, unless a later
-/// segment has a header.
+/// segment has a header. So does the record that something of a segment was durable, if that file
+/// has neither a header nor the remains of one.
 fn lost_end(segments: &[SegmentFile], is_started: bool) -> Option<LostEnd> {
     if segments.is_empty() {
         return is_started.then_some(LostEnd::All);
     }
-    let with_header = segments.iter().rfind(|segment| segment.header.is_some());
-    let is_last = |found: &&SegmentFile| with_header.is_none_or(|last| found.number > last.number);
-    let expected = segments.iter().filter(is_last).filter_map(|found| found.current_then);
-    let is_there = |number: &SegmentNo| segments.iter().any(|found| found.number == *number);
-    expected.filter(|number| !is_there(number)).min().map(LostEnd::From)
+    let is_lost = |current: &CurrentSegment| match segments
+        .iter()
+        .find(|found| found.number == current.number)
+    {
+        Some(found) => found.is_blank() && current.durable > LogPosition(0),
+        None => true,
+    };
+    let lost = current_segments(segments).filter(is_lost);
+    lost.map(|current| current.number).min().map(LostEnd::From)
+}
+
+/// The records of unused files behind the last segment with a header.
+fn current_segments(segments: &[SegmentFile]) -> impl Iterator<Item = CurrentSegment> {
+    let behind = segments.iter().rev().take_while(|found| found.header.is_none());
+    behind.filter_map(|found| found.current_then)
 }
 
 fn check_name(header: &Header, id: StreamId, number: SegmentNo) -> Result<()> {

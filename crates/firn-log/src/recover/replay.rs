@@ -151,7 +151,7 @@ impl StreamFiles {
         while let Some((segment, rest)) = later.split_first() {
             later = rest;
             let Some(header) = &segment.header else {
-                replay.headless(segment, later);
+                replay.headless(segment, later, self.durable_of(segment.number));
                 continue;
             };
             if self.is_of_other_layout(header, floor)? {
@@ -162,6 +162,9 @@ impl StreamFiles {
             let Some(mut extent) = extent(segment, header, later) else {
                 continue;
             };
+            if !extent.is_named {
+                extent.durable = self.durable_of(segment.number).min(extent.end);
+            }
             // An earlier replay has searched everything behind it.
             if let Some(known) = known_end.filter(|known| known.number == header.number) {
                 extent.end = extent.end.min(known.end);
@@ -204,7 +207,8 @@ struct SegmentExtent {
     /// Whether a later segment records `end`. Everything up to there was then acknowledged;
     /// otherwise the marks of the segment's own blocks decide.
     is_named: bool,
-    /// The segment was durable up to here when a later one recorded it.
+    /// The segment was durable up to here when a later one, or the unused file behind it, recorded
+    /// it.
     durable: LogPosition,
 }
 
@@ -259,14 +263,21 @@ impl Replay<'_> {
             let behind = offset.saturating_add(ALIGN_BYTES as u64);
             let acknowledged = match acknowledged {
                 Some(acknowledged) => acknowledged,
-                None => *acknowledged.insert(reader.durable_mark_behind(behind)?),
+                None => {
+                    let mark = reader.durable_mark_behind(behind)?;
+                    *acknowledged.insert(mark.max(extent.durable))
+                }
             };
             if position(offset) >= acknowledged {
                 self.cut(reader, header, offset)?;
                 return Ok(position(offset));
             }
-            let next = reader.find_block(behind)?.unwrap_or(reader.len());
-            let next = next.min(extent.end.0.saturating_sub(header.base.0)).max(behind);
+            // Behind the last block, only acknowledged bytes are known to be damaged.
+            let next = match reader.find_block(behind)? {
+                Some(next) => next.min(extent.end.0.saturating_sub(header.base.0)),
+                None => acknowledged.0.saturating_sub(header.base.0),
+            };
+            let next = next.max(behind);
             self.damaged(header.number, offset, next.saturating_sub(offset));
             offset = next;
         }
@@ -320,13 +331,13 @@ impl Replay<'_> {
     }
 
     /// A segment without a readable header. If it held durable data, a later segment names it as
-    /// its predecessor. Without a later one, an unfinished first write may have left it, but only
-    /// on a device that tears sectors: the sectors of both copies were durable as those of an
-    /// unused file before.
-    fn headless(&mut self, segment: &SegmentFile, later: &[SegmentFile]) {
+    /// its predecessor, or the unused file behind it records how far it was `durable`. Without
+    /// both, an unfinished first write may have left it, but only on a device that tears sectors:
+    /// the sectors of both copies were durable as those of an unused file before.
+    fn headless(&mut self, segment: &SegmentFile, later: &[SegmentFile], durable: LogPosition) {
         let is_last = later.iter().all(|later| later.header.is_none());
         let Some(bytes) = segment.headless_bytes.filter(|_| is_last) else { return };
-        if segment.has_whole_sectors() {
+        if segment.has_whole_sectors() || durable > LogPosition(0) {
             return self.damaged(segment.number, 0, 0);
         }
         let path = segment::path(self.id.0, segment.number);

@@ -6,7 +6,8 @@
 //!   reported, and the entry behind each gap has `after_hole` set. The log continues.
 //!
 //! Two kinds of damage are excluded, because they look like a write that never happened: zeros up
-//! to the end of the last segment, and its absence if no file was made ahead of it.
+//! to the end of the last segment, and its absence. Both are included if a file was made ahead of
+//! it: that records the segment, and once entries were durable, a position among them.
 
 use firn_env::Disk;
 use firn_log::{LogSetup, SyncPolicy};
@@ -127,14 +128,17 @@ fn damage(world: &mut World) {
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
     let at = rng.below(used as u64) as usize;
     let len = (1 + rng.below(2_000) as usize).min(bytes.len() - at);
-    // The number of the current segment that a file made ahead contains.
-    let is_ahead_of_last = |path: &String| {
+    // The durable position of the last segment that a file made ahead of it records.
+    let durable_of_last = |path: &String| {
         let bytes = disk.bytes(path).unwrap();
-        path.starts_with(&format!("log/{stream}/"))
+        let is_ahead = path.starts_with(&format!("log/{stream}/"))
             && bytes.starts_with(b"FIRNBLNK")
-            && bytes.get(8..16) == Some(&last.to_le_bytes()[..])
+            && bytes.get(8..16) == Some(&last.to_le_bytes()[..]);
+        is_ahead.then(|| u64::from_le_bytes(*bytes[16..].first_chunk().unwrap()))
     };
-    match rng.below(12) {
+    let durable = disk.files().iter().find_map(durable_of_last);
+    let is_proven = is_last && durable.is_some_and(|durable| durable > 0);
+    match rng.below(15) {
         0..4 => disk.damage(&path, |bytes| bytes[at] ^= 1 << (at % 8)).unwrap(),
         4 => {
             let bits = rng.next_u64();
@@ -156,7 +160,7 @@ fn damage(world: &mut World) {
             let other = disk.bytes(&format!("log/{stream}/{last}.log")).unwrap();
             disk.damage(&path, |bytes| *bytes = other).unwrap();
         }
-        9 if disk.files().iter().any(is_ahead_of_last) => disk.remove(&path).unwrap(),
+        9 if durable.is_some() => disk.remove(&path).unwrap(),
         10 if rng.chance(0.3) => {
             let files = disk.files();
             let of_stream = files.iter().filter(|f| f.starts_with(&format!("log/{stream}/")));
@@ -164,6 +168,9 @@ fn damage(world: &mut World) {
         }
         // The header of any segment.
         11 => disk.damage(&path, |bytes| bytes[..1_024].fill(0)).unwrap(),
+        12 if is_proven => disk.damage(&path, |bytes| bytes.fill(0)).unwrap(),
+        13 if is_proven => disk.damage(&path, Vec::clear).unwrap(),
+        14 if is_proven => disk.damage(&path, |bytes| bytes[1_024..].fill(0)).unwrap(),
         _ => {}
     }
 }
