@@ -71,7 +71,8 @@ impl Engine {
     /// segments, the slow tier's manifest. The log and the local manifest were verified when the
     /// database was opened. Calls `each` after every file. With `repairs`, damaged tables and index
     /// files are rewritten without the lost data; an index file loses nothing if the slow tier's
-    /// copy has the block. Older samples that lost ones had overwritten become visible again.
+    /// copy has the block. A damaged log is flushed: no later start needs it. Older samples that
+    /// lost ones had overwritten become visible again.
     ///
     /// Lists the slow tier. Maintenance waits meanwhile; writes and queries continue.
     ///
@@ -116,20 +117,18 @@ impl Engine {
         report.progress.bytes_done = report.progress.bytes_total;
         each(&report.progress);
         for (path, lost) in &self.recovery.report.index_repairs {
-            let error = Error::corrupt(
-                path.as_str(),
-                0,
-                "it was damaged or missing when the database opened, and was replaced",
-            );
+            let what = match lost {
+                Some(_) => "it was damaged when the database opened, and was rewritten",
+                None => {
+                    "it was damaged or missing when the database opened; the slow tier's copy \
+                     replaces it"
+                }
+            };
+            let error = Error::corrupt(path.as_str(), 0, what);
             let loss = lost.map(Loss::Series);
             report.findings.push(Finding { error, loss, is_repaired: true });
         }
-        for place in &self.recovery.report.damage {
-            // The text names file and offset.
-            let error = Error::invalid(place.what.clone());
-            let loss = place.is_in_log.then_some(Loss::Rows);
-            report.findings.push(Finding { error, loss, is_repaired: false });
-        }
+        self.check_log(repairs, &mut report)?;
         match not_ours {
             Some(error) => {
                 let is_slow = |id| version.tables().any(|t| t.id == id && t.level.is_slow());
@@ -175,6 +174,22 @@ impl Engine {
             self.ledger.set_cut(cut);
             Ok(())
         })
+    }
+
+    /// Reports the damage that the opening found. With `repairs`, moves the readable rows of a
+    /// damaged log to tables.
+    fn check_log(&self, repairs: bool, report: &mut CheckReport) -> Result<()> {
+        let damage = &self.recovery.report.damage;
+        if repairs && damage.iter().any(|place| place.is_in_log) {
+            self.flush()?;
+        }
+        for place in damage {
+            // The text names file and offset.
+            let error = Error::invalid(place.what.clone());
+            let loss = place.is_in_log.then_some(Loss::Rows);
+            report.findings.push(Finding { error, loss, is_repaired: repairs });
+        }
+        Ok(())
     }
 
     /// Checks the index's files and, with `repairs`, rewrites the damaged ones.

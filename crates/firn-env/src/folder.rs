@@ -61,13 +61,8 @@ impl FolderBucket {
     #[cfg(feature = "remote")]
     pub(crate) fn open_to_read(root: impl Into<PathBuf>) -> Result<FolderBucket> {
         let root = root.into();
-        match fs::metadata(&root) {
-            Ok(found) if found.is_dir() => Ok(FolderBucket { root, put_count: AtomicU64::new(0) }),
-            Ok(_) => {
-                Err(Error::invalid(format!("{} is a file, expected a folder", root.display())))
-            }
-            Err(error) => Err(io_error("open the folder", &root, error)),
-        }
+        crate::local::check_folder(&root)?;
+        Ok(FolderBucket { root, put_count: AtomicU64::new(0) })
     }
 
     /// The folder.

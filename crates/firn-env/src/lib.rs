@@ -1,11 +1,11 @@
 //! Env: the outside world behind traits.
 //!
 //! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real implementations:
-//! [`LocalDisk`], [`MemoryDisk`], [`FolderBucket`], `RemoteBucket` (S3, Google, Azure; feature
-//! `remote`, because only it needs an HTTP client) and [`SystemClock`]. `open_bucket` selects one
-//! by URL. Also the one way to read a file that a user names, [`given_file`]. The simulated
-//! implementations are in `firn-sim` (a development room). One suite of
-//! tests, `firn_sim::conformance`, runs against both.
+//! [`LocalDisk`], [`MemoryDisk`], [`OverlayDisk`], [`FolderBucket`], `RemoteBucket` (S3, Google,
+//! Azure; feature `remote`, because only it needs an HTTP client) and [`SystemClock`].
+//! `open_bucket` selects one by URL. Also the one way to read a file that a user names,
+//! [`given_file`]. The simulated implementations are in `firn-sim` (a development room). One suite
+//! of tests, `firn_sim::conformance`, runs against both.
 //!
 //! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
 //! or makes decisions. All other rooms of the core reach the outside world only through [`Env`].
@@ -20,8 +20,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`,
-//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`,
+//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `overlay`, `bucket`,
+//! `folder`, `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`,
 //! `process`.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -39,6 +39,7 @@ mod mapped;
 mod memory;
 #[cfg(feature = "remote")]
 mod open;
+mod overlay;
 mod process;
 #[cfg(feature = "remote")]
 mod remote;
@@ -58,6 +59,7 @@ pub use mapped::Mapped;
 pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_to_read, open_bucket_with, scheme_of};
+pub use overlay::OverlayDisk;
 pub use process::open_files_max;
 #[cfg(feature = "remote")]
 pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};

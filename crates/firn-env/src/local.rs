@@ -38,6 +38,8 @@ const ZEROS: &[u8] = &[0; 256 << 10];
 pub struct LocalDisk {
     root: PathBuf,
     syncers: Syncers,
+    /// Whether [`Disk::lock`] excludes writers only, and writes nothing.
+    has_shared_lock: bool,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,8 @@ struct LocalFile {
 /// The lock lives as long as the open file, so the system releases it when the process ends.
 #[derive(Debug)]
 struct LocalLock {
-    file: File,
+    /// `None` for a folder without a lock file, which no process has ever opened.
+    file: Option<File>,
 }
 
 impl LocalDisk {
@@ -60,7 +63,18 @@ impl LocalDisk {
     pub fn open(root: impl Into<PathBuf>) -> Result<LocalDisk> {
         let root = root.into();
         make_dirs(&root)?;
-        Ok(LocalDisk { root, syncers: Syncers::default() })
+        Ok(LocalDisk { root, syncers: Syncers::default(), has_shared_lock: false })
+    }
+
+    /// Opens the existing folder `root` for a caller that changes nothing. [`Disk::lock`] excludes
+    /// those that opened it otherwise, and no other reader.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist, `Invalid` if it is a file.
+    pub fn open_to_read(root: impl Into<PathBuf>) -> Result<LocalDisk> {
+        let root = root.into();
+        check_folder(&root)?;
+        Ok(LocalDisk { root, syncers: Syncers::default(), has_shared_lock: true })
     }
 
     /// The folder.
@@ -149,7 +163,10 @@ impl Disk for LocalDisk {
     }
 
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
-        Ok(Box::new(LocalLock::take(&self.root)?))
+        match self.has_shared_lock {
+            true => Ok(Box::new(LocalLock::share(&self.root)?)),
+            false => Ok(Box::new(LocalLock::take(&self.root)?)),
+        }
     }
 }
 
@@ -267,7 +284,23 @@ impl LocalLock {
         }
         // The lock holds without the id, for which a full disk has no room.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(LocalLock { file })
+        Ok(LocalLock { file: Some(file) })
+    }
+
+    /// Excludes [`LocalLock::take`] and leaves the file as it is.
+    fn share(root: &Path) -> Result<LocalLock> {
+        let path = root.join(LOCK_FILE);
+        let failed = |e| io_error("lock", &path, e);
+        let mut file = match OpenOptions::new().read(true).custom_flags(no_links()).open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(LocalLock { file: None }),
+            Err(e) => return Err(failed(e)),
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(LocalLock { file: Some(file) }),
+            Err(TryLockError::WouldBlock) => Err(held(&path, &mut file)),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
     }
 }
 
@@ -277,7 +310,7 @@ impl Drop for LocalLock {
     fn drop(&mut self) {
         // Closing the file is not enough: a process that another thread starts at this time has a
         // copy of it until it executes its program.
-        let _ = self.file.unlock();
+        let _ = self.file.as_ref().map(File::unlock);
     }
 }
 
@@ -296,6 +329,16 @@ pub(crate) fn open_file(options: &mut OpenOptions, verb: &str, path: &Path) -> R
     }
     let what = format!("it is {}, expected a file", name_of(kind));
     Err(Error::corrupt(path.display().to_string(), 0, what))
+}
+
+/// # Errors
+/// `NotFound` if there is nothing at `path`, `Invalid` if it is no folder.
+pub(crate) fn check_folder(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(Error::invalid(format!("{} is a file, expected a folder", path.display()))),
+        Err(error) => Err(io_error("open the folder", path, error)),
+    }
 }
 
 /// Creates a folder and its missing parents, and makes each name durable.
@@ -332,8 +375,11 @@ pub(crate) fn sync_dir(path: &Path) -> Result<()> {
 fn held(path: &Path, file: &mut File) -> Error {
     let mut holder = String::new();
     // The id of the holder is optional in the message.
-    let _ = file.take(64).read_to_string(&mut holder);
+    let _ = Read::by_ref(file).take(64).read_to_string(&mut holder);
+    let is_shared = file.try_lock_shared().is_ok();
     let holder = match holder.trim() {
+        // The file names the last process that wrote.
+        _ if is_shared => "a tool that reads it".to_owned(),
         "" => "another process".to_owned(),
         pid => format!("process {pid}"),
     };
@@ -372,7 +418,7 @@ mod tests {
     fn a_copy_of_the_file_does_not_keep_the_lock() {
         let (_folder, disk) = disk();
         let lock = LocalLock::take(&disk.root).unwrap();
-        let copy = lock.file.try_clone().unwrap();
+        let copy = lock.file.as_ref().unwrap().try_clone().unwrap();
         drop(lock);
         disk.lock().unwrap();
         drop(copy);

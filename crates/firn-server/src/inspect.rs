@@ -257,8 +257,10 @@ fn chunk_json(db: &Db, chunk: &ChunkOutline, is_whole: bool) -> Result<Value> {
     }))
 }
 
-/// Verifies the checksum of every byte of the database in `folder`, which no other process may have
-/// open. With `repairs`, damaged tables are rewritten without the lost blocks. With
+/// Verifies the checksum of every byte of the database in `folder`, which no server may have open.
+/// Without `repairs` nothing in the folder and its slow tier changes.
+///
+/// With `repairs`, damaged tables are rewritten without the lost blocks. With
 /// `forgets_lost_history`, the history is also dropped if the slow tier has neither a manifest nor
 /// any of its tables.
 ///
@@ -275,14 +277,20 @@ pub fn check_folder(
         forget_lost_history: repairs && forgets_lost_history,
         ..Options::default()
     };
-    let db = open_idle_with(folder, slow_tier, options, "stop that process first")?;
-    db.check(repairs, &CancelToken::new(), each)
+    let opened = open_with(folder, slow_tier, (options, repairs), "stop that process first")?;
+    let mut report = opened.check(repairs, &CancelToken::new(), each)?;
+    for finding in report.findings.iter_mut().filter(|_| !repairs) {
+        // An opening replaces a lost index file, here in memory only.
+        finding.is_repaired = false;
+    }
+    Ok(report)
 }
 
-/// A database opened for inspection, and its temporary folder.
+/// A database opened for inspection, and its temporary folder: of a slow tier, the copy of its
+/// index; else nothing is in it.
 struct Opened {
     db: Db,
-    _copy: Option<TempDir>,
+    _scratch: TempDir,
 }
 
 impl Deref for Opened {
@@ -297,32 +305,33 @@ impl Deref for Opened {
 fn open(place: &DatabaseLocation, or_else: &str) -> Result<Opened> {
     let slow_tier = place.slow_tier.as_deref();
     if !place.is_slow_only {
-        let db = open_idle(&place.folder, slow_tier, or_else)?;
-        return Ok(Opened { db, _copy: None });
+        return open_with(&place.folder, slow_tier, (Options::default(), false), or_else);
     }
     let in_folder = place.folder.join("slow").display().to_string();
     let slow_tier = slow_tier.unwrap_or(&in_folder);
-    let copy = tempfile::Builder::new().prefix("firn-inspect-").tempdir().map_err(|e| {
-        Error::unavailable("cannot make a temporary folder for a copy of the index").because(e)
-    })?;
+    let scratch = scratch()?;
     let options = Options { read_only: true, ..Options::default() };
-    let db = firndb::replica_env(copy.path(), slow_tier)
+    let db = firndb::replica_env(scratch.path(), slow_tier)
         .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()))
         .map_err(|error| error.context(format!("cannot open the slow tier {slow_tier}")))?;
-    Ok(Opened { db, _copy: Some(copy) })
+    Ok(Opened { db, _scratch: scratch })
 }
 
-/// The database of a folder without its maintenance. Its log is read as at a start.
-fn open_idle(folder: &Path, slow_tier: Option<&str>, or_else: &str) -> Result<Db> {
-    open_idle_with(folder, slow_tier, Options::default(), or_else)
+fn scratch() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("firn-inspect-")
+        .tempdir()
+        .map_err(|e| Error::unavailable("cannot make a temporary folder").because(e))
 }
 
-fn open_idle_with(
+/// The database of a folder without its maintenance. Its log is read as at a start; only with
+/// `changes` does that change the folder.
+fn open_with(
     folder: &Path,
     slow_tier: Option<&str>,
-    options: Options,
+    (options, changes): (Options, bool),
     or_else: &str,
-) -> Result<Db> {
+) -> Result<Opened> {
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!(
@@ -332,9 +341,13 @@ fn open_idle_with(
     }
     let slow_tier =
         slow_tier.map_or_else(|| folder.join("slow").display().to_string(), str::to_owned);
-    let opened = firndb::local_env_with_slow_tier(folder, &slow_tier)
-        .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()));
-    opened.map_err(|error| match error.kind() {
+    let scratch = scratch()?;
+    let env = match changes {
+        true => firndb::local_env_with_slow_tier(folder, &slow_tier),
+        false => firndb::inspection_env(folder, &slow_tier, scratch.path()),
+    };
+    let opened = env.and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()));
+    opened.map(|db| Opened { db, _scratch: scratch }).map_err(|error| match error.kind() {
         ErrorKind::Busy { .. } => {
             error.context(format!("the database in {shown} is open in another process; {or_else}"))
         }

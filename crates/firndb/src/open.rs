@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
 use firn_env::{
-    Bucket, Disk, Env, LocalDisk, MemoryDisk, SystemClock, is_bucket_folder, open_bucket,
-    open_bucket_to_read,
+    Bucket, Disk, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, is_bucket_folder,
+    open_bucket, open_bucket_to_read,
 };
 use firn_model::{Error, ErrorKind, Reservation, Result};
 
@@ -43,6 +43,33 @@ pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
 pub fn replica_env(folder: &Path, slow_tier: &str) -> Result<Env> {
     check_data_folder(folder)?;
     env_with(folder, || open_bucket_to_read(slow_tier))
+}
+
+/// The environment of the database in `folder` for a tool that only reads, with
+/// [`Db::open_idle`]: the changes of an opening and of a replay of the log stay in memory, so the
+/// folder and its slow tier keep every byte, name and owner. No server may have the folder open;
+/// other tools may. `scratch`, an empty folder, stands for the folder of a slow tier that is
+/// missing.
+///
+/// # Errors
+/// As [`local_env_with_slow_tier`]; `NotFound` without a database.
+pub fn inspection_env(folder: &Path, slow_tier: &str, scratch: &Path) -> Result<Env> {
+    let overlay = |root: PathBuf, is_memory| -> Result<Arc<dyn Disk>> {
+        let below = Arc::new(LocalDisk::open_to_read(root)?);
+        Ok(Arc::new(OverlayDisk::new(below, is_memory)))
+    };
+    let log = match LogDevice::of(folder)? {
+        LogDevice::File => None,
+        LogDevice::Memory(path) => Some(overlay(path, true)?),
+    };
+    let bucket = match open_bucket_to_read(slow_tier) {
+        Err(error) if *error.kind() == ErrorKind::NotFound => {
+            open_bucket_to_read(&scratch.to_string_lossy())?
+        }
+        opened => opened?,
+    };
+    let disk = overlay(folder.join("fast"), false)?;
+    Ok(Env { disk, log, bucket, clock: Arc::new(SystemClock::new()) })
 }
 
 /// # Errors

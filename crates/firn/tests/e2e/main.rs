@@ -11,6 +11,7 @@ mod alerts;
 mod cache_server;
 mod changed_tables;
 mod check_config;
+mod check_database;
 mod check_rules;
 mod collect_cases;
 mod command;

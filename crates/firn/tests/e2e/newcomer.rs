@@ -6,21 +6,16 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::http::{api, get, request};
 use crate::process::{
-    Process, S3, firn, free_address, installed, start_firn, start_prometheus_with, wait_for,
-    wait_until_ready,
+    Process, S3, firn, free_address, installed, now_ms, start_firn, start_prometheus_with,
+    wait_for, wait_until_ready,
 };
 use crate::remote_write::{WriteRequest, field, varint};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    i64::try_from(since.as_millis()).expect("a date")
-}
 
 /// Waits for the end of `child`; its exit code.
 fn code(mut child: Child) -> Option<i32> {

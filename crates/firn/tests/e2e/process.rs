@@ -4,7 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) use firn_hostile::free_address;
 
@@ -235,6 +235,12 @@ impl S3 {
             ("AWS_REGION", "us-east-1".to_owned()),
         ]
     }
+}
+
+/// The time of the clock.
+pub(crate) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    i64::try_from(since.as_millis()).expect("a date")
 }
 
 /// Waits for the condition itself: a 200 on `path`.

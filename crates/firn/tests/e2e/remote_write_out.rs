@@ -7,11 +7,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::http::{api, get, request};
 use crate::process::{
-    Process, firn, free_address, installed, start_firn, start_prometheus, wait_for,
+    Process, firn, free_address, installed, now_ms, start_firn, start_prometheus, wait_for,
     wait_until_ready,
 };
 use crate::remote_write::WriteRequest;
@@ -38,11 +38,6 @@ fn section(to: SocketAddr, more: &str) -> String {
          \x20 queue_config: {{batch_send_deadline: 100ms, max_samples_per_send: 50, max_shards: 4, \
          min_backoff: 10ms, max_backoff: 100ms}}\n{more}"
     )
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    i64::try_from(since.expect("a clock").as_millis()).expect("a time")
 }
 
 /// One sample of each series; every tenth round is a staleness marker.
