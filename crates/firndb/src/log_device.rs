@@ -137,7 +137,7 @@ mod tests {
     use firn_model::{ErrorKind, Labels, RowBatch};
 
     use super::*;
-    use crate::{Db, Options, local_env};
+    use crate::{Db, Options, RecoveryProgress, inspection_env, local_env};
 
     fn write(db: &Db, ts: i64) {
         let labels = Labels::from_pairs([("__name__", "m")]).unwrap();
@@ -163,6 +163,13 @@ mod tests {
         device.choose(&folder).unwrap();
         let db = open();
         assert_eq!(db.stats().recovery.rows, 1);
+        drop(db);
+        let files = || std::fs::read_dir(memory.join("log/0")).unwrap().count();
+        let before = files();
+        let slow_tier = folder.join("slow");
+        let env = inspection_env(&folder, slow_tier.to_str().unwrap(), root.path()).unwrap();
+        let db = Db::open_idle(env, Options::default(), &RecoveryProgress::default()).unwrap();
+        assert_eq!((db.stats().recovery.rows, files()), (1, before), "for inspection");
         drop(db);
         let error = LogDevice::File.choose(&folder).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
