@@ -72,6 +72,7 @@ fn expand(case: &Json) -> Result<String, String> {
         external_url: EXTERNAL_URL,
         missing_key: missing_key(&case["options"]),
         query: &query,
+        reserve: &|_| Ok(()),
     };
     let data = if is_alert { alert(case) } else { input(&case["input"]) };
     template

@@ -112,7 +112,7 @@ impl CompiledRegex {
                 pattern.len()
             )));
         }
-        let tree_bytes = tree_bytes(pattern);
+        let tree_bytes = pattern_tree_bytes(pattern);
         let too_long =
             |error: Error| error.of_text("a regular expression", pattern.len(), "--query-memory");
         let mut held = context.budget.reserve(Pool::Query, tree_bytes).map_err(too_long)?;
@@ -247,7 +247,7 @@ fn cache_bytes(cache: &Cache) -> u64 {
 }
 
 /// Upper bound of the memory of a pattern's syntax trees and of its compiler's tables.
-fn tree_bytes(pattern: &str) -> u64 {
+pub fn pattern_tree_bytes(pattern: &str) -> u64 {
     let is_class = |pair: &&[u8]| matches!(pair, [b'\\', b'p' | b'P']);
     let class_count = pattern.as_bytes().windows(2).filter(is_class).count() as u64;
     let text_bytes = (pattern.len() as u64 + 16).saturating_mul(TREE_BYTES_PER_BYTE);

@@ -30,13 +30,17 @@ impl fmt::Debug for AlertTemplates<'_> {
     }
 }
 
-impl Expand for AlertTemplates<'_> {
-    fn expand(
+impl AlertTemplates<'_> {
+    /// Expands `text`. `reserve` is [`Environment::reserve`].
+    ///
+    /// # Errors
+    /// The text of the failure, in the words of Prometheus.
+    pub fn expand_within(
         &self,
         text: &str,
         rule: &AlertRule,
-        point: &VectorPoint,
-        slot: Timestamp,
+        (point, slot): (&VectorPoint, Timestamp),
+        reserve: &dyn Fn(usize) -> Result<(), String>,
     ) -> Result<String, String> {
         let name = format!("__alert_{}", rule.name);
         let template = Template::parse_alert(&rule.name, text)
@@ -57,10 +61,23 @@ impl Expand for AlertTemplates<'_> {
             external_url: &self.external_url,
             missing_key: MissingKey::Zero,
             query: &query,
+            reserve,
         };
         template
             .execute(&data, &environment)
             .map_err(|error| format!("error executing template {name}: {error}"))
+    }
+}
+
+impl Expand for AlertTemplates<'_> {
+    fn expand(
+        &self,
+        text: &str,
+        rule: &AlertRule,
+        point: &VectorPoint,
+        slot: Timestamp,
+    ) -> Result<String, String> {
+        self.expand_within(text, rule, (point, slot), &|_| Ok(()))
     }
 }
 

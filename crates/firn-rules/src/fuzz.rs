@@ -39,6 +39,7 @@ pub fn template(data: &[u8]) {
         external_url: "http://host:9090/prom",
         missing_key: MissingKey::Zero,
         query: &query,
+        reserve: &|_| Ok(()),
     };
     let result = template.execute(&data, &environment);
     assert_eq!(result, template.execute(&data, &environment));

@@ -21,6 +21,9 @@ use super::{Environment, MissingKey, Result, Template, TemplateError};
 pub const STEPS_MAX: usize = 1_000_000;
 /// The maximum length of all texts that an execution produces, results of functions included.
 pub const BYTES_MAX: usize = 4 << 20;
+/// An execution has the first of these limits, and begins again with the next one if it produces
+/// more, so that the memory that is reserved follows its need.
+const BYTES_LIMITS: [usize; 3] = [64 << 10, 512 << 10, BYTES_MAX];
 /// The maximum number of actions, parentheses and templates inside of each other.
 pub const DEPTH_MAX: usize = 400;
 /// The maximum number of templates inside of each other.
@@ -32,6 +35,22 @@ pub(super) fn execute(
     data: &Value,
     environment: &Environment<'_>,
 ) -> Result<String, TemplateError> {
+    let mut limits = BYTES_LIMITS.into_iter();
+    loop {
+        let bytes_max = limits.next().unwrap_or(BYTES_MAX);
+        match execute_within(template, data, environment, bytes_max) {
+            Err(error) if bytes_max < BYTES_MAX && error.0.ends_with(&too_long()) => {}
+            expanded => return expanded,
+        }
+    }
+}
+
+fn execute_within(
+    template: &Template,
+    data: &Value,
+    environment: &Environment<'_>,
+    bytes_max: usize,
+) -> Result<String, TemplateError> {
     let mut run = Run {
         template,
         environment,
@@ -42,9 +61,12 @@ pub(super) fn execute(
         out: String::new(),
         depth: 0,
         call_count: 0,
-        limits: Limits { steps_left: STEPS_MAX, bytes_left: BYTES_MAX },
+        limits: Limits { steps_left: STEPS_MAX, bytes_left: bytes_max },
+        bytes_max,
         regexes: BTreeMap::new(),
+        regex_bytes: 0,
     };
+    run.reserve(0).or_else(|why| run.fail(why))?;
     match template.trees.get(&template.name) {
         Some(nodes) => run.walk(data, nodes).map(|_| ())?,
         None => return run.fail("incomplete or empty template"),
@@ -67,7 +89,11 @@ pub(super) struct Run<'t> {
     /// Templates that call each other.
     call_count: usize,
     pub(super) limits: Limits,
+    /// The bytes that the execution may produce.
+    pub(super) bytes_max: usize,
     pub(super) regexes: BTreeMap<String, Regex>,
+    /// The memory of `regexes`.
+    pub(super) regex_bytes: usize,
 }
 
 /// An offset in the text, and the node at it.

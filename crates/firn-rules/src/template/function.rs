@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use firn_model::rust_pattern_anywhere;
+use firn_model::{pattern_tree_bytes, rust_pattern_anywhere};
 use firn_promql::go_quote;
 use regex::{Captures, Regex, RegexBuilder};
 
@@ -24,7 +24,15 @@ const REGEX_STEPS: usize = 20_000;
 const REGEX_STEPS_PER_BYTE: usize = 20;
 /// The bytes that a search reads in one step.
 const SEARCH_BYTES_PER_STEP: usize = 64;
-const REGEX_BYTES_MAX: usize = 1 << 20;
+/// A text that grows has up to twice its length, and is copied.
+const TEXT_BYTES_PER_BYTE: usize = 3;
+/// A pattern compiles within the first of these limits that suffices, so that the memory that is
+/// reserved follows its need.
+const REGEX_BYTES_LIMITS: [usize; 3] = [32 << 10, 256 << 10, 1 << 20];
+/// A compilation holds both directions of an automaton, each twice, and tables beside them.
+const COMPILE_BYTES_PER_BYTE: usize = 6;
+/// Each part of an automaton that is built while it is used; there are two.
+const REGEX_CACHE_BYTES: usize = 64 << 10;
 /// Compiled patterns that are kept.
 const REGEXES_MAX: usize = 16;
 /// The memory of an entry of a map beside its value.
@@ -224,21 +232,41 @@ impl Run<'_> {
         let fault = |why: &str| format!("error parsing regexp: {why}");
         let translated =
             rust_pattern_anywhere(pattern).map_err(|why| fault(&go_reason(&why, pattern)))?;
-        let built = RegexBuilder::new(&translated)
-            .size_limit(REGEX_BYTES_MAX)
-            .dfa_size_limit(REGEX_BYTES_MAX)
-            .build();
-        let regex = built.map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => {
-                fault(&format!("expression compiles to over {REGEX_BYTES_MAX} bytes: `{pattern}`"))
-            }
-            error => fault(error.to_string().lines().last().unwrap_or_default()),
-        })?;
         if self.regexes.len() >= REGEXES_MAX {
             self.regexes.clear();
+            self.regex_bytes = 0;
         }
+        let tree_bytes = usize::try_from(pattern_tree_bytes(&translated)).unwrap_or(usize::MAX);
+        let mut limits = REGEX_BYTES_LIMITS.into_iter();
+        let (regex, limit) = loop {
+            let Some(limit) = limits.next() else {
+                let [.., most] = REGEX_BYTES_LIMITS;
+                return Err(fault(&format!(
+                    "expression compiles to over {most} bytes: `{pattern}`"
+                )));
+            };
+            self.reserve(tree_bytes.saturating_add(COMPILE_BYTES_PER_BYTE.saturating_mul(limit)))?;
+            let mut builder = RegexBuilder::new(&translated);
+            match builder.size_limit(limit).dfa_size_limit(REGEX_CACHE_BYTES).build() {
+                Ok(regex) => break (regex, limit),
+                Err(regex::Error::CompiledTooBig(_)) => {}
+                Err(error) => {
+                    return Err(fault(error.to_string().lines().last().unwrap_or_default()));
+                }
+            }
+        };
+        let kept = limit.saturating_add(REGEX_CACHE_BYTES).saturating_mul(2);
+        self.regex_bytes = self.regex_bytes.saturating_add(kept);
+        self.reserve(0)?;
         self.regexes.insert(pattern.to_owned(), regex.clone());
         Ok(regex)
+    }
+
+    /// Reserves the memory of the execution, and `more` for a moment.
+    pub(super) fn reserve(&self, more: usize) -> Result<(), String> {
+        let bytes = self.bytes_max.saturating_mul(TEXT_BYTES_PER_BYTE);
+        let bytes = bytes.saturating_add(self.regex_bytes).saturating_add(more);
+        (self.environment.reserve)(bytes)
     }
 
     fn take_search(&mut self, bytes: usize) -> Result<(), String> {

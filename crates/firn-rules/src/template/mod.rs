@@ -72,6 +72,8 @@ pub struct Environment<'a> {
     pub missing_key: MissingKey,
     /// Runs an instant query at the time of the evaluation.
     pub query: &'a dyn Fn(&str) -> Result<Vec<VectorPoint>, String>,
+    /// Reserves the memory of the execution: this number of bytes in all, more or less than before.
+    pub reserve: &'a dyn Fn(usize) -> Result<(), String>,
 }
 
 impl fmt::Debug for Environment<'_> {

@@ -9,6 +9,7 @@ fn expand(text: &str) -> Result<String, String> {
         external_url: "http://host/",
         missing_key: MissingKey::Zero,
         query: &query,
+        reserve: &|_| Ok(()),
     };
     let template = Template::parse("test", text).map_err(|error| error.to_string())?;
     template.execute(&Value::Nil, &environment).map_err(|error| error.to_string())

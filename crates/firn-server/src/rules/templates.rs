@@ -7,7 +7,6 @@ use firn_model::{Budget, Pool, Reservation, Timestamp};
 use firn_promql::VectorPoint;
 use firn_rules::AlertTemplates;
 use firn_rules::group::{AlertRule, Expand};
-use firn_rules::template::BYTES_MAX;
 
 /// Counts of expansions.
 #[derive(Debug, Default)]
@@ -37,8 +36,6 @@ struct AlertMemory {
     refusal: Option<String>,
 }
 
-// Regular expressions that one expansion may compile.
-const REGEX_BYTES_MAX: u64 = 32 << 20;
 impl<'a> BoundedTemplates<'a> {
     pub(super) fn new(
         templates: &'a AlertTemplates<'a>,
@@ -65,11 +62,14 @@ impl<'a> BoundedTemplates<'a> {
         point: &VectorPoint,
         slot: Timestamp,
     ) -> Result<String, String> {
-        let has_regex = text.contains("match") || text.contains("reReplaceAll");
-        let bytes = BYTES_MAX as u64 + if has_regex { REGEX_BYTES_MAX } else { 0 };
-        let working = self.budget.reserve(Pool::Query, bytes);
-        let _working = working.map_err(|error| self.refuse(&error))?;
-        let expanded = self.templates.expand(text, rule, point, slot)?;
+        let working = RefCell::new(self.budget.empty(Pool::Query));
+        let reserve = |bytes: usize| {
+            let held = &mut *working.borrow_mut();
+            held.cover(bytes as u64).map_err(|error| self.refuse(&error))?;
+            held.shrink(held.bytes().saturating_sub(bytes as u64));
+            Ok(())
+        };
+        let expanded = self.templates.expand_within(text, rule, (point, slot), &reserve)?;
         let held = self.memory.borrow_mut().texts.grow(expanded.len() as u64);
         held.map_err(|error| self.refuse(&error))?;
         Ok(expanded)
