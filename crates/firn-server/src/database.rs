@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_model::{ErrorKind, Result};
+use firn_model::{Error, ErrorKind, Result};
 use firndb::{
     ConvertOptions, Db, Env, HeadOptions, IndexOptions, LogOptions, Options, RecoveryProgress,
     ResultOptions, SyncPolicy, TreeOptions,
@@ -59,6 +59,13 @@ pub(crate) fn open(
     }
     for tail in &recovery.torn_tails {
         tracing::info!("{tail}");
+    }
+    if let Some(memory) = config.memory_for_shards(db.shard_count()) {
+        return Err(Error::invalid(format!(
+            "the database in {folder} has {} shards and keeps them: it needs --memory {memory} or \
+             more",
+            db.shard_count()
+        )));
     }
     if db.shard_count() != config.shards.get() && !config.read_only.is_on() {
         tracing::warn!(

@@ -110,7 +110,8 @@ settings! {
     /// groups.
     group_by: GroupLabels = "auto", not_with(&["read-only"]);
 
-    /// Shards of a new database, a power of two. An existing database keeps its number.
+    /// Shards of a new database, a power of two. An existing database keeps its number. Each takes
+    /// 3 KiB, and all together at most an eighth of --memory.
     shards: ShardCount = "64", unit("shards"), not_with(&["read-only"]);
 
     section "Memory and queries";
@@ -356,6 +357,11 @@ settings! {
     query_log: Or<Unset, FilePath> = "none";
 }
 
+/// A shard without data, in head, index and log.
+const SHARD_BYTES: u64 = 3 << 10;
+/// Shards take at most this part of --memory.
+const SHARDS_MEMORY_PART: u64 = 8;
+
 /// In files a second sync costs more than a second stream saves (docs/decisions/0010).
 fn stream_count(device: &LogDevice) -> u64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -369,6 +375,15 @@ impl ServeConfig {
             let expected = format!("1 to the number of --shards, {shards}");
             return Err(reader.refuse("log-streams", expected));
         }
+        if let Some(memory) = self.memory_for_shards(self.shards.get()) {
+            let shards_max = self.memory.0 / SHARDS_MEMORY_PART / SHARD_BYTES;
+            let expected = format!(
+                "at most {} with --memory {}; this number needs {memory}",
+                1_u64 << shards_max.max(1).ilog2(),
+                self.memory
+            );
+            return Err(reader.refuse("shards", expected));
+        }
         if self.query_memory > self.memory {
             let expected = format!("at most --memory, {}", self.memory);
             return Err(reader.refuse("query-memory", expected));
@@ -378,6 +393,12 @@ impl ServeConfig {
             return Err(reader.refuse("rule-memory", expected));
         }
         Ok(())
+    }
+
+    /// The least `--memory` with `count` shards; `None` if there is as much.
+    pub(crate) fn memory_for_shards(&self, count: usize) -> Option<ByteSize> {
+        let needed = ByteSize(count as u64 * SHARD_BYTES * SHARDS_MEMORY_PART);
+        (needed > self.memory).then_some(needed)
     }
 
     /// Users and TLS of the listeners.

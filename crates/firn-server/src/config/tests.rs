@@ -320,6 +320,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         &["--memory=1GiB", "--query-memory=2GiB"],
         "expected at most --memory, 1GiB",
     );
+    refused::<ServeConfig>(
+        &["--memory=64MiB", "--shards=4096"],
+        "--shards: expected at most 2048 with --memory 64MiB; this number needs 96MiB",
+    );
     refused::<CacheConfig>(
         &["--proxy=nowhere"],
         "--proxy: expected http:// or https:// with a host",

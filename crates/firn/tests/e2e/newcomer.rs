@@ -186,6 +186,24 @@ fn refused_start(command: &mut Command) -> String {
     errors[0].to_owned()
 }
 
+/// Before, it started with more memory in use than the limit, and refused all for ever.
+#[test]
+fn a_database_with_too_many_shards_for_its_memory_does_not_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let serve = |args: &[&str]| {
+        let mut command = firn(folder.path(), address);
+        command.args(args);
+        command
+    };
+    let mut command = serve(&["--memory=128MiB", "--shards=4096"]);
+    let mut server = Process::start("firn", folder.path(), &mut command);
+    wait_until_ready(address, "/-/ready");
+    assert_eq!(server.terminate(), Some(0), "{}", server.output());
+    let error = refused_start(&mut serve(&["--memory=64MiB"]));
+    assert!(error.contains("has 4096 shards and keeps them: it needs --memory 96MiB"), "{error}");
+}
+
 /// Before, the runtime panicked, and some starts waited for ever.
 #[test]
 fn a_start_without_threads_ends_with_a_sentence() {
