@@ -377,12 +377,20 @@ impl Reservation {
     /// As [`Reservation::grow`].
     #[track_caller]
     pub fn cover(&mut self, bytes: u64) -> Result<()> {
+        self.cover_ahead(bytes, (self.bytes / 8).min(AHEAD_BYTES_MAX))
+    }
+
+    /// As [`Reservation::cover`], with at most `ahead` bytes more than needed.
+    ///
+    /// # Errors
+    /// As [`Reservation::grow`].
+    #[track_caller]
+    pub fn cover_ahead(&mut self, bytes: u64, ahead: u64) -> Result<()> {
         self.budget.0.check_locks(self.pool, true);
         let missing = bytes.saturating_sub(self.bytes);
         if missing == 0 {
             return Ok(());
         }
-        let ahead = (self.bytes / 8).min(AHEAD_BYTES_MAX);
         // Memory is not reclaimed for bytes that are not needed yet.
         let has_room = self.budget.has_room(self.pool, missing + ahead);
         self.grow(if has_room { missing + ahead } else { missing })

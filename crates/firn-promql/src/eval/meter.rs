@@ -16,6 +16,9 @@ use crate::value::Series;
 const SERIES_BYTES: usize = 2 * size_of::<VectorSeries>() + 32;
 /// The memory of an entry of a map by labels, which may be half empty.
 const MAP_ENTRY_BYTES: usize = 64;
+/// Reserved ahead of need: an evaluation reserves many small items, and the counters of the budget
+/// are shared by all threads.
+const AHEAD_BYTES: u64 = 16 << 10;
 /// The memory of a label set beside its text: the two counts of an `Arc`.
 const LABELS_BYTES: usize = 16;
 
@@ -26,6 +29,7 @@ pub(crate) struct Meter {
     samples_max: u64,
     held: u64,
     held_bytes: u64,
+    /// Of `held_bytes` and some bytes ahead.
     reservation: Reservation,
     cancel: CancelToken,
     /// Samples read from storage.
@@ -86,8 +90,9 @@ impl Meter {
     /// # Errors
     /// `TooLarge` over the query's part of the budget, `Busy` when all of it is used up.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<()> {
-        self.reservation.grow(bytes)?;
-        self.held_bytes = self.held_bytes.saturating_add(bytes);
+        let wanted = self.held_bytes.saturating_add(bytes);
+        self.reservation.cover_ahead(wanted, AHEAD_BYTES)?;
+        self.held_bytes = wanted;
         Ok(())
     }
 
@@ -180,13 +185,17 @@ impl Meter {
         if bytes > since {
             return self.reserve(bytes - since);
         }
-        self.reservation.shrink(since - bytes);
         self.held_bytes = mark.held_bytes.saturating_add(bytes);
+        let surplus = self.reservation.bytes().saturating_sub(self.held_bytes);
+        if surplus > 2 * AHEAD_BYTES {
+            self.reservation.shrink(surplus - AHEAD_BYTES);
+        }
         Ok(())
     }
 
     /// The reservation of everything that is still held.
-    pub(crate) fn into_reservation(self) -> Reservation {
+    pub(crate) fn into_reservation(mut self) -> Reservation {
+        self.reservation.shrink(self.reservation.bytes().saturating_sub(self.held_bytes));
         self.reservation
     }
 }
