@@ -264,7 +264,7 @@ impl Ingest {
         metadata: &MetadataStore,
     ) -> Result<Outcome> {
         // A line is at most a series and a sample; the texts of metadata are copied.
-        let line_count = text.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line_count = lines_with_items(text);
         let bytes_max = text.len() * 2 + line_count * 2 * Decoded::ITEM_BYTES;
         let mut decoding = self.begin(text.len(), 0, bytes_max)?;
         let Decoding { work, held, .. } = &mut decoding;
@@ -640,4 +640,17 @@ fn with_name(labels: Labels) -> Result<Labels> {
 
 fn is_permanent(why: &Error) -> bool {
     matches!(why.kind(), ErrorKind::Invalid | ErrorKind::TooLarge)
+}
+/// At least the number of samples and of metadata of a text: its lines that are neither empty nor
+/// comments.
+fn lines_with_items(text: &[u8]) -> usize {
+    let has_item = |line: &[u8]| {
+        let line = line.trim_ascii_start();
+        match line.strip_prefix(b"#").map(<[u8]>::trim_ascii_start) {
+            // `HELP`, `TYPE` or `UNIT`.
+            Some(comment) => matches!(comment.first(), Some(b'H' | b'T' | b'U')),
+            None => !line.is_empty(),
+        }
+    };
+    text.split(|byte| *byte == b'\n').filter(|line| has_item(line)).count()
 }

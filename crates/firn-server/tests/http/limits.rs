@@ -129,8 +129,14 @@ fn an_import_reserves_memory_for_its_lines() {
     let line = |n: i64| format!("m{{name=\"{name}\",n=\"{}\"}} 1 {n}\n", n % 10);
     let text: String = (0..48_000).map(line).collect();
     let path = "/api/v1/import/prometheus";
-    let written = send(server.at(), "POST", path, &[], text.as_bytes());
-    assert_eq!(written.status, 204, "{}", written.text());
+    // Neither empty lines nor comments are items.
+    let empty = "\n".repeat(4 << 20);
+    let comments = "# no\n".repeat(1 << 20);
+    let typed = "# TYPE m counter\n # HELP m H\n#\tUNIT m s\n \tm 1\n#".to_owned();
+    for text in [text, empty, comments, typed] {
+        let written = send(server.at(), "POST", path, &[], text.as_bytes());
+        assert_eq!(written.status, 204, "{}", written.text());
+    }
 }
 
 /// Before, the labels of the address were counted once, and each new series has them.
