@@ -262,10 +262,7 @@ impl MetricFamilies {
 const TABLE_PART_BYTES: usize = 64 << 10;
 
 /// Columns four blanks apart. The rows are made twice instead of kept.
-fn print_table<R: Iterator<Item = [String; 3]>>(
-    rows: &dyn Fn() -> R,
-    print: &mut dyn FnMut(&str),
-) {
+fn print_table<R: Iterator<Item = [String; 3]>>(rows: &dyn Fn() -> R, print: &mut dyn FnMut(&str)) {
     let mut widths = [0; 3];
     for row in rows() {
         for (width, cell) in widths.iter_mut().zip(row) {
