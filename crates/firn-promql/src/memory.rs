@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, Histogram, Labels, MixedEntry, PointValue, Presence,
-    QueryContext, ResetHint, Result, Select, Selected, Selection, Slot, TimeRange, Timestamp,
-    is_stale_nan,
+    Column, ColumnBatch, ColumnValues, Histogram, Labels, MixedEntry, PointValue, Pool, Presence,
+    QueryContext, Reservation, ResetHint, Result, Select, Selected, Selection, Slot, TimeRange,
+    Timestamp, is_stale_nan,
 };
 
 use crate::histogram::detects_reset;
@@ -35,6 +35,11 @@ impl MemorySelect {
         self.series.entry(labels.clone()).or_default().insert(ts, entry);
     }
 
+    /// Whether it has samples of a series.
+    pub fn has_series(&self, labels: &Labels) -> bool {
+        self.series.contains_key(labels)
+    }
+
     /// Removes all samples.
     pub fn clear(&mut self) {
         self.series.clear();
@@ -54,11 +59,13 @@ impl Select for MemorySelect {
             selection.matchers.iter().all(|matcher| matcher.matches(&value(matcher.name())))
         };
         let mut keys: Vec<Labels> = Vec::new();
+        let mut key_indexes: BTreeMap<Labels, usize> = BTreeMap::new();
+        let (mut held, mut bytes) = (context.budget.empty(Pool::Query), 0);
         let mut groups: BTreeMap<Labels, Vec<MemoryMember>> = BTreeMap::new();
         for (labels, samples) in self.series.iter().filter(|(labels, _)| matches(labels)) {
             let key = selection.grouping.key(labels);
-            let key_idx = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
-                keys.push(key);
+            let key_idx = *key_indexes.entry(key).or_insert_with_key(|key| {
+                keys.push(key.clone());
                 keys.len() - 1
             });
             let grouped = labels.get("job").is_some() && labels.get("instance").is_some();
@@ -71,21 +78,32 @@ impl Select for MemorySelect {
                 true => Vec::new(),
                 false => with_hints(samples, range),
             };
+            // Copies of the samples as rows and as a column.
+            let row_bytes = 2 * size_of::<(Timestamp, MixedEntry)>();
+            bytes += (SERIES_BYTES + samples.len() * row_bytes) as u64;
+            held.cover(bytes)?;
             groups.entry(group).or_default().push(MemoryMember { key: key_idx as u32, samples });
         }
-        Ok(Box::new(MemorySelected { keys, groups: groups.into_values().collect() }))
+        Ok(Box::new(MemorySelected { keys, groups: groups.into_values().collect(), _held: held }))
     }
 }
 
-/// The samples in `range` with the counter reset hints that Prometheus' storage returns: a counter
+/// The memory of a selected series without its samples: keys and members.
+const SERIES_BYTES: usize = 512;
+
+/// The samples in `range`, which is not empty, with the counter reset hints that Prometheus' storage returns: a counter
 /// that continues the previous histogram has no reset; for all others it is unknown.
 fn with_hints(
     samples: &BTreeMap<Timestamp, MixedEntry>,
     range: TimeRange,
 ) -> Vec<(Timestamp, MixedEntry)> {
-    let mut before: Option<&Histogram> = None;
+    let previous = samples.range(..range.start).next_back();
+    let mut before = previous.and_then(|(_, entry)| match &entry.value {
+        PointValue::Histogram(histogram) if !is_stale_nan(histogram.sum) => Some(&**histogram),
+        _ => None,
+    });
     let mut found = Vec::new();
-    for (&ts, entry) in samples {
+    for (&ts, entry) in samples.range(range.start..=range.end) {
         let mut entry_out = entry.clone();
         if let PointValue::Histogram(histogram) = &entry.value
             && !is_stale_nan(histogram.sum)
@@ -100,9 +118,7 @@ fn with_hints(
         } else {
             before = None;
         }
-        if range.contains(ts) {
-            found.push((ts, entry_out));
-        }
+        found.push((ts, entry_out));
     }
     found
 }
@@ -143,6 +159,7 @@ impl MemoryMember {
 struct MemorySelected {
     keys: Vec<Labels>,
     groups: Vec<Vec<MemoryMember>>,
+    _held: Reservation,
 }
 
 impl Selected for MemorySelected {

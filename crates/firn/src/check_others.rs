@@ -1,7 +1,7 @@
 //! `firn check web-config`, `firn check metrics` and `firn check service-discovery`, with the
 //! output and the exit codes of promtool.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -59,8 +59,6 @@ pub(crate) struct CheckDiscovery {
 }
 
 const LINT_FAILED: u8 = 3;
-/// A body of metrics is read whole, and each of its names takes memory.
-const BODY_BYTES_MAX: u64 = 64 << 20;
 
 /// Checks web configurations as a server reads them.
 pub(crate) fn run_web_config(check: &CheckWebConfig) -> ExitCode {
@@ -91,33 +89,25 @@ pub(crate) fn run_metrics(check: &CheckMetrics) -> ExitCode {
         );
         return ExitCode::FAILURE;
     }
-    let mut body = Vec::new();
-    let read = io::stdin().lock().take(BODY_BYTES_MAX + 1).read_to_end(&mut body);
-    let families = match read {
-        Ok(len) if len as u64 > BODY_BYTES_MAX => {
-            Err("the metrics have more than 64 MiB: check a part of them at a time".to_owned())
-        }
-        Ok(_) => MetricFamilies::parse(&body).map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    let families = match families {
+    let families = match MetricFamilies::read(io::stdin().lock()) {
         Ok(families) => families,
         Err(error) => {
             output::report_line(&format!("error while linting: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let problems = match check.lint {
-        MetricLint::All => families.problems(),
-        MetricLint::None => Vec::new(),
-    };
-    for (metric, text) in &problems {
-        output::report_line(&format!("{metric} {text}"));
+    let mut code = ExitCode::SUCCESS;
+    if check.lint == MetricLint::All {
+        for problem in families.problems() {
+            let line = format!("{} {}", problem.metric, problem.text);
+            (0..problem.count).for_each(|_| output::report_line(&line));
+            code = ExitCode::from(LINT_FAILED);
+        }
     }
     if check.extended {
-        output::announce(&families.cardinality());
+        families.cardinality(&mut |part| output::announce(part));
     }
-    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LINT_FAILED) }
+    code
 }
 
 /// Prints the targets of a job.

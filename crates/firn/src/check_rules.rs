@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use firn_collect::config::Files;
+use firn_model::{CancelToken, Error, ErrorKind, QueryContext};
 use firn_rules::file::{
     FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
 };
 
-use crate::check_config::{read_file, read_input};
+use crate::check_config::{LocalFiles, read_file, read_input};
 use crate::output;
 
 /// `firn check rules`.
@@ -118,9 +120,14 @@ pub(crate) fn check_files(paths: &[PathBuf], checks: RuleChecks) -> Findings {
 
 /// Checks the contents of a file and prints the result.
 fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks) -> Findings {
-    let options = ReadOptions { unknown: checks.unknown, ..ReadOptions::default() };
+    let context = QueryContext::new(CancelToken::new(), LocalFiles.budget());
+    let options = ReadOptions { unknown: checks.unknown, context, ..ReadOptions::default() };
     let read = text.map_err(|error| vec![error.to_string()]);
-    match read.and_then(|text| RuleFile::parse(&text, &options)) {
+    let parse = |text: String| {
+        let parsed = RuleFile::parse_within(&text, &options, &LocalFiles.budget());
+        parsed.map_err(|mistakes| mistakes.iter().map(mistake_text).collect())
+    };
+    match read.and_then(parse) {
         Err(mistakes) => {
             output::report("  FAILED:\n");
             let place = path.map_or(String::new(), |path| format!("{}: ", path.display()));
@@ -129,7 +136,7 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
             }
             Findings { has_errors: true, has_lints: false }
         }
-        Ok(file) => {
+        Ok((file, _held)) => {
             if file.has_more_documents {
                 output::report_line(&format!("  WARNING: {MORE_DOCUMENTS}"));
             }
@@ -137,6 +144,17 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
             output::announce("\n");
             findings
         }
+    }
+}
+
+/// The limit of memory in place of its state, which a tool cannot change.
+fn mistake_text(mistake: &Error) -> String {
+    match mistake.kind() {
+        ErrorKind::Busy { .. } => {
+            let bytes_max = LocalFiles.budget().usage().limit_bytes;
+            format!("the values of the file take more than {bytes_max} bytes of memory")
+        }
+        _ => mistake.to_string(),
     }
 }
 

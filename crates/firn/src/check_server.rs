@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use firn_model::excerpt;
 
 use crate::client::{ClientFile, ServerAddress};
 use crate::output;
@@ -23,6 +24,8 @@ pub(crate) struct CheckServer {
 /// As in promtool.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const OK: u16 = 200;
+/// The part of a response of which an excerpt is printed.
+const TEXT_BYTES_MAX: usize = 4_096;
 
 /// Prints the response of `endpoint`.
 pub(crate) fn run(check: &CheckServer, endpoint: &str) -> ExitCode {
@@ -44,7 +47,10 @@ fn state(check: &CheckServer, endpoint: &str) -> Result<String, String> {
     let response =
         server.get(endpoint, TIMEOUT).map_err(|error| format!("Get {url:?}: {error}"))?;
     match response.status {
-        OK => Ok(String::from_utf8_lossy(&response.body).into_owned()),
+        OK => {
+            let body = response.body.get(..TEXT_BYTES_MAX).unwrap_or(&response.body);
+            Ok(excerpt(&String::from_utf8_lossy(body)).into_owned())
+        }
         status => Err(format!("check failed: URL={}, status={status}", check.url)),
     }
 }

@@ -12,7 +12,7 @@ use firn_collect::scrape::{Entry, ExposedLabels, MetadataItem, Parser};
 use firn_fetch::Content;
 use firn_model::{Labels, METRIC_NAME, Sample};
 use firn_server::metadata::{Metadata, MetricType};
-use firn_server::push_request;
+use firn_server::{Error, push_request};
 
 use crate::check_config::{read_file, read_input};
 use crate::client::{ClientFile, ExtraHeader, ServerAddress, ServerClient};
@@ -71,6 +71,10 @@ const JOB: &str = "job";
 const EXPORTED_JOB: &str = "exported_job";
 /// Of the text of a response, as promtool shows it.
 const ERROR_CHARS_MAX: usize = 256;
+/// The memory of parsed samples: a text of 64 MiB may have 16 million, which took 2 GB.
+const PARSED_BYTES_MAX: usize = 512 << 20;
+/// The memory of a sample, or of the metadata of a metric, without its texts.
+const ITEM_BYTES: usize = 160;
 
 impl FromStr for PushedLabel {
     type Err = String;
@@ -153,9 +157,21 @@ type ParsedText = (Vec<(Labels, Sample)>, Vec<(Box<str>, Metadata)>);
 fn parse(text: &str, extra: &[PushedLabel], now: i64) -> firn_server::Result<ParsedText> {
     let (mut samples, mut metadata) = (Vec::new(), BTreeMap::<Box<str>, Metadata>::new());
     let mut parser = Parser::new(text.as_bytes(), false, ExposedLabels::default());
+    let mut bytes = 0_usize;
+    let mut reserve = |texts: usize| {
+        bytes = bytes.saturating_add(ITEM_BYTES).saturating_add(texts);
+        match bytes > PARSED_BYTES_MAX {
+            true => Err(Error::too_large(format!(
+                "the samples take more than {PARSED_BYTES_MAX} bytes of memory: push a part of \
+                 them at a time"
+            ))),
+            false => Ok(()),
+        }
+    };
     while let Some(entry) = parser.next(|_| 0)? {
         match entry {
             Entry::Metadata(name, item) => {
+                reserve(name.len())?;
                 let known = metadata.entry(Box::from(&*name)).or_default();
                 match item {
                     MetadataItem::Help(help) => {
@@ -170,6 +186,7 @@ fn parse(text: &str, extra: &[PushedLabel], now: i64) -> firn_server::Result<Par
             Entry::Sample(line) => {
                 let ts = line.ts.filter(|ts| *ts != 0).unwrap_or(now);
                 let labels = labels(parser.labels(), extra)?;
+                reserve(labels.iter().map(|pair| pair.0.len() + pair.1.len()).sum())?;
                 samples.push((labels, Sample { ts, value: line.value }));
             }
         }

@@ -1,14 +1,18 @@
 //! `firn test rules`: runs unit tests of rules, with the output and the exit codes of promtool.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use firn_collect::config::glob;
+use firn_model::{Budget, CancelToken, Pool};
 use firn_rules::unit_test::{
-    RuleSource, RunTests, TestFile, TestFilter, TestReport, date_and_time,
+    RuleSource, RunTests, TestFile, TestFilter, TestLimits, TestReport, date_and_time,
 };
 
 use crate::check_config::{LocalFiles, read_file};
@@ -61,6 +65,11 @@ struct TestRules {
     enable_feature: Vec<String>,
 }
 
+/// The time of a file. promtool allows 100 s for a query.
+const FILE_TIME_MAX: Duration = Duration::from_secs(600);
+/// The memory of a file: its values, samples, queries and alerts.
+const FILE_MEMORY_BYTES_MAX: u64 = 1 << 30;
+
 /// The outcome of a file: its tests, or the reason why none ran.
 type Outcome = Result<Vec<TestReport>, String>;
 
@@ -78,14 +87,17 @@ pub(crate) fn run(
             }
         },
     };
-    let options = RunTests {
+    let mut options = RunTests {
         filter,
         has_diff: test.diff,
         has_samples: test.debug,
         ignores_unknown: test.ignore_unknown_fields,
+        limits: TestLimits::default(),
     };
     let mut outcomes = Vec::new();
     for path in &test.files {
+        let (limits, _ends_watch) = limits();
+        options.limits = limits;
         let outcome = run_file(path, &options);
         print(&outcome);
         outcomes.push((path, outcome));
@@ -103,9 +115,23 @@ pub(crate) fn run(
     if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// The limits of a file. Its time ends with the sender, or after [`FILE_TIME_MAX`].
+fn limits() -> (TestLimits, Sender<()>) {
+    let cancel = CancelToken::new();
+    let (sender, receiver) = mpsc::channel();
+    let watched = cancel.clone();
+    thread::spawn(move || {
+        if receiver.recv_timeout(FILE_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+            watched.time_out();
+        }
+    });
+    (TestLimits { budget: Budget::new(FILE_MEMORY_BYTES_MAX), cancel }, sender)
+}
+
 fn run_file(path: &Path, options: &RunTests) -> Outcome {
     let text = read_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let file = TestFile::parse(&text)?;
+    let budget = &options.limits.budget;
+    let file = TestFile::parse(&path.display().to_string(), &text, budget)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut rule_paths: Vec<PathBuf> = Vec::new();
     for pattern in file.rule_patterns() {
@@ -117,13 +143,17 @@ fn run_file(path: &Path, options: &RunTests) -> Outcome {
         rule_paths.extend(found);
     }
     let mut rules: Vec<(String, String)> = Vec::new();
+    let mut known = HashSet::new();
+    let mut held = budget.empty(Pool::Query);
     for path in rule_paths {
-        let name = path.display().to_string();
         // A file under two patterns is read once.
-        if !rules.iter().any(|rule| rule.0 == name) {
-            let text = read_file(&path).map_err(|e| format!("{name}: {e}"))?;
-            rules.push((name, text));
+        if !known.insert(path.clone()) {
+            continue;
         }
+        let name = path.display().to_string();
+        let text = read_file(&path).map_err(|e| format!("{name}: {e}"))?;
+        held.grow(text.len() as u64).map_err(|e| format!("{name}: {e}"))?;
+        rules.push((name, text));
     }
     let rules: Vec<RuleSource<'_>> =
         rules.iter().map(|(path, text)| RuleSource { path, text }).collect();

@@ -1,6 +1,6 @@
 //! `firn user`: users of the web configuration.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -143,6 +143,9 @@ fn new_secret() -> Result<String> {
     Ok(password)
 }
 
+/// The longest password or token.
+const SECRET_BYTES_MAX: u64 = 4_096;
+
 /// A line of standard input; without echo on a terminal.
 fn secret(prompt: &str) -> Result<String> {
     use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
@@ -156,12 +159,16 @@ fn secret(prompt: &str) -> Result<String> {
         tcsetattr(&input, OptionalActions::Flush, &silent).map_err(|e| cannot(e.into()))?;
     }
     let mut line = String::new();
-    let read = input.lock().read_line(&mut line);
+    let read = input.lock().take(SECRET_BYTES_MAX + 1).read_line(&mut line);
     if let Some(before) = &before {
         let _ = tcsetattr(&input, OptionalActions::Now, before);
         let _ = writeln!(std::io::stderr());
     }
-    read.map_err(cannot)?;
+    if read.map_err(cannot)? as u64 > SECRET_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "standard input: expected a line of at most {SECRET_BYTES_MAX} bytes"
+        )));
+    }
     let line = line.strip_suffix('\n').unwrap_or(&line);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }

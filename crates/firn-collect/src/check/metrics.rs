@@ -1,85 +1,221 @@
 //! The lints and the statistics of exposed metrics, as `promtool check metrics`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::io::Read;
 
-use firn_model::{METRIC_NAME, Result, one_line};
+use firn_model::{Error, METRIC_NAME, Result, one_line};
 
-use crate::scrape::{Entry, ExposedLabels, MetadataItem, MetricType, Parser};
+use crate::scrape::{Entry, ExposedLabels, MetadataItem, MetricType, Parser, TextPosition};
+
+/// The longest line. Long lines are help texts; the labels of a series have at most 1 MiB.
+const LINE_BYTES_MAX: usize = 16 << 20;
+/// Bytes that are read at a time.
+const PART_BYTES: usize = 1 << 20;
+/// The memory of all families. It is enough for 13 million series.
+const MEMORY_BYTES_MAX: usize = 512 << 20;
+/// The memory of a series: its hash in a table that is at least 7/16 full.
+const SERIES_BYTES: usize = 40;
+/// The memory of a family without its name.
+const FAMILY_BYTES: usize = 2 * size_of::<Family>();
 
 /// A metric family of a body.
 #[derive(Clone, Debug, Default)]
 struct Family {
     has_help: bool,
     metric_type: MetricType,
-    /// The labels of each series without its name; without `le` and `quantile` below a histogram
-    /// and a summary. The value is the number of its lines.
-    series: BTreeMap<Vec<(String, String)>, SeriesLines>,
+    line_count: u64,
+    series_count: u64,
+    line_labels: LabelCounts,
+    series_labels: LabelCounts,
+    /// The first series, and the number of its lines with `le` or `quantile`.
+    first: Option<SeriesHash>,
+    bound_count: u64,
 }
 
+/// Numbers of labels by the lint that finds them.
 #[derive(Clone, Copy, Debug, Default)]
-struct SeriesLines {
-    count: usize,
-    /// Lines with `le` or `quantile`.
-    bounds: usize,
+struct LabelCounts {
+    le: u64,
+    quantile: u64,
+    camel_case: u64,
 }
 
-/// The metric families of a body.
-#[derive(Clone, Debug, Default)]
-pub struct MetricFamilies(BTreeMap<String, Family>);
+/// A hash of 128 bits of a series: its family and its labels in the order of the line, without
+/// `le` and `quantile` below a histogram and a summary. Equal hashes count as equal series: among
+/// 13 million series they are less likely than 1e-24.
+type SeriesHash = (u64, u64);
+
+/// The metric families of a body. The memory of a series is that of its hash.
+#[derive(Debug, Default)]
+pub struct MetricFamilies {
+    families: BTreeMap<String, Family>,
+    series: HashSet<SeriesHash>,
+    hashers: (RandomState, RandomState),
+    memory_bytes: usize,
+}
+
+/// A problem of a metric family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricProblem<'a> {
+    /// The name of the family.
+    pub metric: &'a str,
+    /// The text of promtool.
+    pub text: String,
+    /// How often the problem is found.
+    pub count: u64,
+}
 
 impl MetricFamilies {
-    /// Reads a body in the text format of Prometheus.
+    /// Reads a body in the text format of Prometheus, part by part.
     ///
     /// # Errors
-    /// `Invalid` with the line of the first mistake.
-    pub fn parse(body: &[u8]) -> Result<MetricFamilies> {
-        let mut families = MetricFamilies::default();
-        let mut parser = Parser::new(body, false, ExposedLabels::default());
-        while let Some(entry) = parser.next(|_| 0)? {
-            match entry {
-                Entry::Metadata(name, item) => {
-                    let family = families.0.entry(name.into_owned()).or_default();
-                    match item {
-                        MetadataItem::Help(_) => family.has_help = true,
-                        MetadataItem::Type(metric_type) => family.metric_type = metric_type,
-                        MetadataItem::Unit(_) => {}
-                    }
-                }
-                Entry::Sample(_) => families.add(parser.labels()),
-            }
-        }
-        families.0.retain(|_, family| !family.series.is_empty());
-        Ok(families)
+    /// `Invalid` with the line of the first mistake; `TooLarge` for a line or a number of metrics
+    /// beyond the limits; `Unavailable` when the body cannot be read.
+    pub fn read(body: impl Read) -> Result<MetricFamilies> {
+        MetricFamilies::read_parts(body, PART_BYTES)
     }
 
-    fn add(&mut self, labels: &ExposedLabels) {
+    fn read_parts(mut body: impl Read, part_bytes_min: usize) -> Result<MetricFamilies> {
+        let mut families = MetricFamilies::default();
+        let mut position = TextPosition::default();
+        let mut text = Vec::new();
+        loop {
+            // Twice as much after a part without an end of a line: such a part is read again.
+            let part_bytes = part_bytes_min.max(text.len());
+            let part = body.by_ref().take(part_bytes as u64).read_to_end(&mut text);
+            let read_bytes = part.map_err(|e| Error::unavailable("cannot read").because(e))?;
+            let is_end = read_bytes < part_bytes;
+            let line_end = text.iter().rposition(|&byte| byte == b'\n');
+            let len = if is_end { text.len() } else { line_end.map_or(0, |at| at + 1) };
+            let used = families.add_part(text.get(..len).unwrap_or(&[]), is_end, &mut position)?;
+            text.drain(..used);
+            if is_end {
+                families.families.retain(|_, family| family.line_count > 0);
+                return Ok(families);
+            }
+            if text.len() > LINE_BYTES_MAX {
+                let line = position.line_count.saturating_add(1);
+                return Err(Error::too_large(format!(
+                    "line {line} has more than {LINE_BYTES_MAX} bytes"
+                )));
+            }
+        }
+    }
+
+    /// Adds the lines of `text`, which ends where a line ends, and returns the length of those that
+    /// end in it: a label may contain the end of a line.
+    fn add_part(
+        &mut self,
+        text: &[u8],
+        is_end: bool,
+        position: &mut TextPosition,
+    ) -> Result<usize> {
+        let mut parser = Parser::at_position(text, *position);
+        let mut used = 0;
+        loop {
+            match parser.next(|_| 0) {
+                Ok(Some(entry)) => self.add(entry, parser.labels())?,
+                Ok(None) => {
+                    used = text.len();
+                    break;
+                }
+                // The text behind `text` may continue this line.
+                Err(_) if !is_end && parser.at() >= text.len() => break,
+                Err(error) => return Err(error),
+            }
+            used = parser.at();
+            position.bound_label = parser.bound_label();
+        }
+        let ends = text.iter().take(used).filter(|&&byte| byte == b'\n').count();
+        position.line_count = position.line_count.saturating_add(ends);
+        Ok(used)
+    }
+
+    fn add(&mut self, entry: Entry<'_>, labels: &ExposedLabels) -> Result<()> {
+        match entry {
+            Entry::Metadata(name, item) => {
+                let family = self.family(&name)?;
+                match item {
+                    MetadataItem::Help(_) => family.has_help = true,
+                    MetadataItem::Type(metric_type) => family.metric_type = metric_type,
+                    MetadataItem::Unit(_) => {}
+                }
+                Ok(())
+            }
+            Entry::Sample(_) => self.add_sample(labels),
+        }
+    }
+
+    fn family(&mut self, name: &str) -> Result<&mut Family> {
+        if !self.families.contains_key(name) {
+            self.reserve(name.len().saturating_add(FAMILY_BYTES))?;
+        }
+        Ok(self.families.entry(name.to_owned()).or_default())
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<()> {
+        self.memory_bytes = self.memory_bytes.saturating_add(bytes);
+        match self.memory_bytes > MEMORY_BYTES_MAX {
+            true => Err(Error::too_large(format!(
+                "the metrics need more than {MEMORY_BYTES_MAX} bytes of memory: check a part of \
+                 them at a time"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn add_sample(&mut self, labels: &ExposedLabels) -> Result<()> {
         let name = labels.iter().find(|pair| pair.0 == METRIC_NAME).map_or("", |pair| pair.1);
-        let family_name = self.family_of(name);
-        let family = self.0.entry(family_name).or_default();
-        let bound = match family.metric_type {
+        let family_name = self.family_of(name).to_owned();
+        let bound = match self.family(&family_name)?.metric_type {
             MetricType::Histogram => "le",
             MetricType::Summary => "quantile",
             _ => "",
         };
-        let mut pairs = Vec::new();
-        let mut has_bound = false;
+        let mut hashers = (self.hashers.0.build_hasher(), self.hashers.1.build_hasher());
+        let mut hash = |text: &str| {
+            text.hash(&mut hashers.0);
+            text.hash(&mut hashers.1);
+        };
+        hash(&family_name);
+        let (mut counts, mut bound_count) = (LabelCounts::default(), 0);
         for (name, value) in labels.iter().filter(|pair| pair.0 != METRIC_NAME) {
             if name == bound {
-                has_bound = true;
-            } else {
-                pairs.push((name.to_owned(), value.to_owned()));
+                bound_count = 1;
+                continue;
             }
+            hash(name);
+            hash(value);
+            counts.add(LabelCounts {
+                le: u64::from(name == "le"),
+                quantile: u64::from(name == "quantile"),
+                camel_case: u64::from(has_camel_case(name)),
+            });
         }
-        let lines = family.series.entry(pairs).or_default();
-        lines.count = lines.count.saturating_add(1);
-        lines.bounds = lines.bounds.saturating_add(usize::from(has_bound));
+        let series = (hashers.0.finish(), hashers.1.finish());
+        let is_new = self.series.insert(series);
+        if is_new {
+            self.reserve(SERIES_BYTES)?;
+        }
+        let family = self.family(&family_name)?;
+        family.line_count = family.line_count.saturating_add(1);
+        family.line_labels.add(counts);
+        if is_new {
+            family.series_count = family.series_count.saturating_add(1);
+            family.series_labels.add(counts);
+        }
+        if *family.first.get_or_insert(series) == series {
+            family.bound_count = family.bound_count.saturating_add(bound_count);
+        }
+        Ok(())
     }
 
     /// The family of a sample: that of its name, or the histogram or summary that it belongs to.
-    fn family_of(&self, name: &str) -> String {
+    fn family_of<'a>(&self, name: &'a str) -> &'a str {
         let is = |base: &str, types: &[MetricType]| {
-            self.0.get(base).is_some_and(|family| types.contains(&family.metric_type))
+            self.families.get(base).is_some_and(|family| types.contains(&family.metric_type))
         };
         let suffixes: [(&str, &[MetricType]); 3] = [
             ("_count", &[MetricType::Histogram, MetricType::Summary]),
@@ -89,60 +225,75 @@ impl MetricFamilies {
         let base = suffixes
             .iter()
             .find_map(|(suffix, types)| name.strip_suffix(suffix).filter(|base| is(base, types)));
-        match base {
-            Some(base) if !self.0.contains_key(name) => base.to_owned(),
-            _ => name.to_owned(),
-        }
+        base.filter(|_| !self.families.contains_key(name)).unwrap_or(name)
     }
 
-    /// The problems in order of metrics and texts: pairs of a metric and a text of promtool.
-    pub fn problems(&self) -> Vec<(String, String)> {
-        let mut problems = Vec::new();
-        for (name, family) in &self.0 {
-            let mut texts = family.problems(name);
-            texts.sort();
-            problems.extend(texts.into_iter().map(|text| (name.clone(), text)));
-        }
-        problems
+    /// The problems in order of metrics and texts.
+    pub fn problems(&self) -> impl Iterator<Item = MetricProblem<'_>> {
+        self.families.iter().flat_map(|(metric, family)| {
+            let mut problems = family.problems(metric);
+            problems.sort();
+            let problem = |(text, count)| MetricProblem { metric, text, count };
+            problems.into_iter().map(problem)
+        })
     }
 
-    /// The number of series of each metric family, as a table.
-    pub fn cardinality(&self) -> String {
-        let mut counts: Vec<(&str, usize)> =
-            self.0.iter().map(|(name, family)| (name.as_str(), family.cardinality())).collect();
+    /// The number of series of each metric family, as the parts of a table.
+    pub fn cardinality(&self, print: &mut dyn FnMut(&str)) {
+        let counts = self.families.iter().map(|(name, family)| (name, family.cardinality()));
+        let mut counts: Vec<(&String, u64)> = counts.collect();
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let total: usize = counts.iter().map(|(_, count)| count).sum();
-        let mut rows = vec![["Metric", "Cardinality", "Percentage"].map(str::to_owned)];
-        for (name, count) in counts {
-            #[expect(clippy::cast_precision_loss, reason = "a percentage")]
-            let share = count as f64 / total as f64 * 100.0;
-            rows.push([one_line(name).into_owned(), count.to_string(), format!("{share:.2}%")]);
-        }
-        rows.push(["Total".to_owned(), total.to_string(), "100%".to_owned()]);
-        table(&rows)
+        let total: u64 = counts.iter().map(|(_, count)| count).sum();
+        let head = ["Metric", "Cardinality", "Percentage"].map(str::to_owned);
+        let end = ["Total".to_owned(), total.to_string(), "100%".to_owned()];
+        let rows = || {
+            let rows = counts.iter().map(|(name, count)| {
+                #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+                let share = *count as f64 / total as f64 * 100.0;
+                [one_line(name).into_owned(), count.to_string(), format!("{share:.2}%")]
+            });
+            std::iter::once(head.clone()).chain(rows).chain([end.clone()])
+        };
+        print_table(&rows, print);
     }
 }
 
-/// Columns four blanks apart.
-fn table(rows: &[[String; 3]]) -> String {
+/// Bytes of a table that are printed at a time.
+const TABLE_PART_BYTES: usize = 64 << 10;
+
+/// Columns four blanks apart. The rows are made twice instead of kept.
+fn print_table<R: Iterator<Item = [String; 3]>>(rows: &dyn Fn() -> R, print: &mut dyn FnMut(&str)) {
     let mut widths = [0; 3];
-    for row in rows {
+    for row in rows() {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().saturating_add(4).max(*width);
         }
     }
-    let mut out = String::new();
-    for row in rows {
+    let mut part = String::new();
+    for row in rows() {
         for (width, cell) in widths.iter().zip(row) {
-            let _ = write!(out, "{cell:<width$}");
+            let _ = write!(part, "{cell:<width$}");
         }
-        out.push('\n');
+        part.push('\n');
+        if part.len() >= TABLE_PART_BYTES {
+            print(&part);
+            part.clear();
+        }
     }
-    out
+    print(&part);
+}
+
+impl LabelCounts {
+    fn add(&mut self, other: LabelCounts) {
+        self.le = self.le.saturating_add(other.le);
+        self.quantile = self.quantile.saturating_add(other.quantile);
+        self.camel_case = self.camel_case.saturating_add(other.camel_case);
+    }
 }
 
 impl Family {
-    fn problems(&self, name: &str) -> Vec<String> {
+    /// The texts and how often each is found.
+    fn problems(&self, name: &str) -> Vec<(String, u64)> {
         use MetricType::{Counter, Histogram, Summary, Unknown};
         let metric_type = self.metric_type;
         let is_typed = metric_type != Unknown;
@@ -151,11 +302,12 @@ impl Family {
             lower.contains(&format!("_{word}_")) || lower.ends_with(&format!("_{word}"))
         };
         let mut texts = Vec::new();
-        let mut check = |is_wrong: bool, text: &str| {
-            if is_wrong {
-                texts.push(text.to_owned());
+        let mut check_count = |count: u64, text: &str| {
+            if count > 0 {
+                texts.push((text.to_owned(), count));
             }
         };
+        let mut check = |is_wrong: bool, text: &str| check_count(u64::from(is_wrong), text);
         check(!self.has_help, "no help text");
         let is_total = name.ends_with("_total");
         check(metric_type == Counter && !is_total, "counter metrics should have \"_total\" suffix");
@@ -192,38 +344,32 @@ impl Family {
         if let Some((unit, base)) = unit(name).filter(|(unit, base)| unit != base) {
             check(true, &format!("use base unit \"{base}\" instead of \"{unit}\""));
         }
-        for (labels, lines) in &self.series {
-            // Lines of a histogram or a summary share their labels.
-            let repeats = if is_histogram || is_summary { 1 } else { lines.count };
-            for _ in 1..repeats {
-                check(true, "metric not unique");
-            }
-            for (label, _) in labels.iter().flat_map(|pair| std::iter::repeat_n(pair, repeats)) {
-                check(
-                    is_typed && !is_histogram && label == "le",
-                    "non-histogram metrics should not have \"le\" label",
-                );
-                check(
-                    is_typed && !is_summary && label == "quantile",
-                    "non-summary metrics should not have \"quantile\" label",
-                );
-                check(
-                    has_camel_case(label),
-                    "label names should be written in 'snake_case' not 'camelCase'",
-                );
-            }
+        // Lines of a histogram or a summary share their labels.
+        let shares = is_histogram || is_summary;
+        if !shares {
+            check_count(self.line_count.saturating_sub(self.series_count), "metric not unique");
         }
+        let labels = if shares { self.series_labels } else { self.line_labels };
+        if is_typed && !is_histogram {
+            check_count(labels.le, "non-histogram metrics should not have \"le\" label");
+        }
+        if is_typed && !is_summary {
+            check_count(labels.quantile, "non-summary metrics should not have \"quantile\" label");
+        }
+        check_count(
+            labels.camel_case,
+            "label names should be written in 'snake_case' not 'camelCase'",
+        );
         texts
     }
 
     /// Series of a histogram or a summary have a sum, a count, and as many bounds as the first one.
-    fn cardinality(&self) -> usize {
+    fn cardinality(&self) -> u64 {
         match self.metric_type {
             MetricType::Histogram | MetricType::Summary => {
-                let bounds = self.series.values().next().map_or(0, |lines| lines.bounds);
-                self.series.len().saturating_mul(bounds.saturating_add(2))
+                self.series_count.saturating_mul(self.bound_count.saturating_add(2))
             }
-            _ => self.series.values().map(|lines| lines.count).sum(),
+            _ => self.line_count,
         }
     }
 }
@@ -295,9 +441,26 @@ const UNIT_ABBREVIATIONS: [&str; 14] =
 mod tests {
     use super::*;
 
+    fn texts(families: &MetricFamilies) -> Vec<String> {
+        let texts = families.problems().flat_map(|problem| {
+            let text = format!("{} {}", problem.metric, problem.text);
+            (0..problem.count).map(move |_| text.clone())
+        });
+        texts.collect()
+    }
+
     fn problems(body: &str) -> Vec<String> {
-        let families = MetricFamilies::parse(body.as_bytes()).unwrap();
-        families.problems().into_iter().map(|(name, text)| format!("{name} {text}")).collect()
+        texts(&MetricFamilies::read(body.as_bytes()).unwrap())
+    }
+
+    fn table(families: &MetricFamilies) -> String {
+        let mut table = String::new();
+        families.cardinality(&mut |part| table.push_str(part));
+        table
+    }
+
+    fn cardinality(body: &str) -> String {
+        table(&MetricFamilies::read(body.as_bytes()).unwrap())
     }
 
     /// The texts and the table are those of promtool for the same body.
@@ -325,8 +488,8 @@ mod tests {
             "Total             7              100%          \n",
         ];
         let want = want.concat();
-        assert_eq!(MetricFamilies::parse(body.as_bytes()).unwrap().cardinality(), want);
-        assert!(MetricFamilies::parse(b"a{ 1\n").is_err());
+        assert_eq!(cardinality(body), want);
+        assert!(MetricFamilies::read(&b"a{ 1\n"[..]).is_err());
         assert_eq!(problems("# TYPE x counter\n# EOF\n"), [""; 0]);
     }
 
@@ -365,5 +528,48 @@ mod tests {
             let want = usize::from(good.contains("kilo"));
             assert_eq!(problems(&body).len(), want, "{good}");
         }
+    }
+
+    /// promtool has the buckets of the first series in the text, and repeats a problem of labels
+    /// for each line.
+    #[test]
+    fn counts_are_those_of_the_first_series_and_of_all_lines() {
+        let body = "# TYPE h histogram\nh_bucket{z=\"1\",le=\"1\"} 1\nh_bucket{z=\"1\",le=\"2\"} \
+                    1\nh_bucket{a=\"1\",le=\"1\"} 1\n";
+        assert!(cardinality(body).contains("h         8              100.00%"), "{body}");
+        let body = "# HELP a x\n# TYPE a gauge\na{le=\"1\",aB=\"1\"} 1\na{le=\"1\",aB=\"1\"} \
+                    1\na{le=\"2\"} 1\n";
+        let le = "a non-histogram metrics should not have \"le\" label";
+        let camel = "a label names should be written in 'snake_case' not 'camelCase'";
+        assert_eq!(problems(body), [camel, camel, "a metric not unique", le, le, le]);
+    }
+
+    #[test]
+    fn parts_of_a_text_end_anywhere() {
+        let lines = "# TYPE h histogram\nh_bucket{le=\"1\"} 1\n\nh_bucket{le=\"1.0\"} 2\na{b=\"x\n\
+                     y 1\ny\",c=\"\\\"\"} 1\na{b=\"x\"} 1\n# HELP h x\na{b=\"x\"} 1";
+        let wrong = format!("{lines}\n\"\n");
+        let (want, want_problems) = (cardinality(lines), problems(lines));
+        assert_eq!(want_problems.len(), 2, "{want_problems:?}");
+        for bytes in 1..=lines.len() {
+            let read = |text: &str| MetricFamilies::read_parts(text.as_bytes(), bytes);
+            let families = read(lines).unwrap();
+            assert_eq!(table(&families), want, "{bytes}");
+            assert_eq!(texts(&families), want_problems, "{bytes}");
+            let error = read(&wrong).unwrap_err().to_string();
+            assert!(error.contains("line 11: expected a metric name"), "{bytes}: {error}");
+        }
+    }
+
+    /// Before, all of a text was kept, and all labels of its series.
+    #[test]
+    fn an_endless_text_ends_with_a_sentence() {
+        let read = |body: &mut dyn Read| MetricFamilies::read(body).unwrap_err().to_string();
+        let error = read(&mut std::io::repeat(b' '));
+        assert_eq!(error, "line 1 has more than 16777216 bytes");
+        let error = read(&mut b"a 1\nb{c=\"".chain(std::io::repeat(b'\n')));
+        assert_eq!(error, "line 2 has more than 16777216 bytes");
+        let error = read(&mut std::io::repeat(0));
+        assert!(error.contains("line 1"), "{error}");
     }
 }

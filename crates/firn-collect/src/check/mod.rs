@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
-pub use metrics::MetricFamilies;
+pub use metrics::{MetricFamilies, MetricProblem};
 
 use firn_model::{Error, Labels, Result};
 

@@ -1,8 +1,9 @@
 //! Lines like `name{a="b"} 1+2x3 _ stale`: a series and its values.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use firn_model::{Histogram, Labels, METRIC_NAME, STALE_NAN};
+use firn_model::{Histogram, HistogramBucket, Labels, METRIC_NAME, STALE_NAN, excerpt};
 
 use super::histogram;
 use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
@@ -11,6 +12,8 @@ use crate::syntax::{parse_duration_ms, unquote};
 
 /// The maximum number of items after expansion of repeats.
 const ITEMS_MAX: usize = 1_000_000;
+/// The maximum memory of the buckets of added histograms in one line.
+const BUCKETS_BYTES_MAX: usize = 64 << 20;
 
 impl SeriesLine {
     /// Whether some value is a native histogram.
@@ -27,17 +30,22 @@ impl SeriesLine {
         let labels = cursor.labels()?;
         let has_starts = cursor.accept("@st");
         let (mut items, mut starts) = (Vec::new(), Vec::new());
+        let mut bucket_bytes = 0;
         while let Some(token) = cursor.value_token()? {
             match has_starts {
                 true => parse_start(token, &mut starts)?,
-                false => parse_item(token, &mut items)?,
+                false => parse_item(token, &mut items, &mut bucket_bytes)?,
             }
             if items.len().max(starts.len()) > ITEMS_MAX {
-                return Err(format!("more than {ITEMS_MAX} values in one line"));
+                return Err(too_many_items());
             }
         }
         Ok(SeriesLine { labels, items, starts: has_starts.then_some(starts) })
     }
+}
+
+fn too_many_items() -> String {
+    format!("more than {ITEMS_MAX} values in one line")
 }
 
 struct Cursor<'a> {
@@ -67,9 +75,9 @@ impl<'a> Cursor<'a> {
     }
 
     fn labels(&mut self) -> Result<Labels, String> {
-        let name =
-            self.take_while(|c| c == '_' || c == ':' || c.is_ascii_alphanumeric()).to_owned();
-        let mut pairs = vec![(METRIC_NAME.to_owned(), name)];
+        let name = self.take_while(|c| c == '_' || c == ':' || c.is_ascii_alphanumeric());
+        // The last value of a label counts.
+        let mut pairs = BTreeMap::from([(METRIC_NAME.to_owned(), name.to_owned())]);
         if self.accept("{") {
             loop {
                 self.skip_blanks();
@@ -80,21 +88,19 @@ impl<'a> Cursor<'a> {
                 self.skip_blanks();
                 if self.accept("=") {
                     self.skip_blanks();
-                    let value = self.string()?;
-                    pairs.retain(|pair| pair.0 != label);
-                    pairs.push((label, value));
+                    pairs.insert(label, self.string()?);
                 } else {
-                    pairs[0].1 = label;
+                    pairs.insert(METRIC_NAME.to_owned(), label);
                 }
                 self.skip_blanks();
                 if !self.accept(",") && !self.rest.starts_with('}') {
-                    return Err(format!("expected , or }} before {:?}", self.rest));
+                    return Err(format!("expected , or }} before {:?}", excerpt(self.rest)));
                 }
             }
-        } else if pairs[0].1.is_empty() {
-            return Err(format!("no series in {:?}", self.rest));
+        } else if name.is_empty() {
+            return Err(format!("no series in {:?}", excerpt(self.rest)));
         }
-        Labels::from_pairs(pairs.iter().map(|pair| (pair.0.as_str(), pair.1.as_str())))
+        Labels::from_pairs(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))
             .map_err(|error| error.to_string())
     }
 
@@ -104,14 +110,14 @@ impl<'a> Cursor<'a> {
         }
         let name = self.take_while(|c| c == '_' || c.is_ascii_alphanumeric());
         if name.is_empty() {
-            Err(format!("no label in {:?}", self.rest))
+            Err(format!("no label in {:?}", excerpt(self.rest)))
         } else {
             Ok(name.to_owned())
         }
     }
 
     fn string(&mut self) -> Result<String, String> {
-        let bad = || format!("bad string in {:?}", self.rest);
+        let bad = || format!("bad string in {:?}", excerpt(self.rest));
         let quote = self.rest.chars().next().filter(|c| ['"', '\'', '`'].contains(c));
         let quote = quote.ok_or_else(bad)?;
         let mut escaped = false;
@@ -157,11 +163,19 @@ impl<'a> Cursor<'a> {
     }
 }
 
-fn parse_item(token: &str, items: &mut Vec<SeriesItem>) -> Result<(), String> {
-    let bad = || format!("bad value {token:?}");
+/// Adds the values of `token`, and the memory of their buckets to `bucket_bytes`.
+fn parse_item(
+    token: &str,
+    items: &mut Vec<SeriesItem>,
+    bucket_bytes: &mut usize,
+) -> Result<(), String> {
+    let bad = || format!("bad value {:?}", excerpt(token));
     let repeats = |text: &str| -> Result<usize, String> {
-        let count = text.parse::<usize>().map_err(|_| bad())?;
-        if count > ITEMS_MAX { Err(bad()) } else { Ok(count) }
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(bad());
+        }
+        let count = text.parse::<usize>().ok().filter(|count| *count <= ITEMS_MAX);
+        count.ok_or_else(too_many_items)
     };
     if token.starts_with("{{") {
         let (first, rest) = histogram(token).ok_or_else(bad)??;
@@ -177,7 +191,7 @@ fn parse_item(token: &str, items: &mut Vec<SeriesItem>) -> Result<(), String> {
             None if rest.is_empty() && step.is_none() => 1,
             None => return Err(bad()),
         };
-        return ramp(first, step, count, items);
+        return ramp(first, step, count, items, bucket_bytes);
     }
     if let Some(rest) = token.strip_prefix('_') {
         let count = match rest.strip_prefix('x') {
@@ -226,6 +240,7 @@ fn ramp(
     step: Option<(bool, ScriptHistogram)>,
     count: usize,
     items: &mut Vec<SeriesItem>,
+    bucket_bytes: &mut usize,
 ) -> Result<(), String> {
     let Some((subtracts, step)) = step else {
         items.extend(std::iter::repeat_n(SeriesItem::Histogram(first), count));
@@ -233,6 +248,13 @@ fn ramp(
     };
     if step.histogram.schema < first.histogram.schema {
         return Err("the schema of an added histogram must not be lower".to_owned());
+    }
+    let buckets = |one: &Histogram| one.positive.len().saturating_add(one.negative.len());
+    let buckets = buckets(&first.histogram).saturating_add(buckets(&step.histogram));
+    let bytes = buckets.saturating_mul(count).saturating_mul(size_of::<HistogramBucket>());
+    *bucket_bytes = bucket_bytes.saturating_add(bytes);
+    if *bucket_bytes > BUCKETS_BYTES_MAX {
+        return Err(format!("buckets of more than {BUCKETS_BYTES_MAX} bytes in one line"));
     }
     let histograms = histogram_ramp(&first.histogram, &step.histogram, subtracts, count)
         .ok_or_else(|| "these histograms cannot be added".to_owned())?;
@@ -267,7 +289,7 @@ fn histogram_ramp(
 
 /// Start timestamps: `_`, `_x3`, `-1m`, `-1mx3`, `-1m-30sx3`.
 fn parse_start(token: &str, starts: &mut Vec<Option<i64>>) -> Result<(), String> {
-    let bad = || format!("bad start timestamp {token:?}");
+    let bad = || format!("bad start timestamp {:?}", excerpt(token));
     let (offsets, count) = match token.split_once('x') {
         Some((offsets, count)) => (offsets, Some(count.parse::<usize>().map_err(|_| bad())?)),
         None => (token, None),
@@ -284,7 +306,7 @@ fn parse_start(token: &str, starts: &mut Vec<Option<i64>>) -> Result<(), String>
     let (mut offset, step) = (signed(first)?, if step.is_empty() { 0 } else { signed(step)? });
     for _ in 0..=count.unwrap_or(0) {
         starts.push(Some(offset));
-        offset += step;
+        offset = offset.saturating_add(step);
     }
     Ok(())
 }
@@ -348,6 +370,36 @@ mod tests {
         assert_eq!(counts, [0.0, 0.0, 5.0, 7.0, 9.0, 0.0]);
         let starts = SeriesLine::parse("a@st _ -1m-30sx1 _x2 -0ms").unwrap().starts.unwrap();
         assert_eq!(starts, [None, Some(-60_000), Some(-90_000), None, None, Some(0)]);
+    }
+
+    /// A short line could need any amount of memory.
+    #[test]
+    fn expansions_have_limits() {
+        let items = "more than 1000000 values in one line";
+        let histogram = format!("{{{{schema:0 buckets:[{}]}}}}", "1 ".repeat(1_000));
+        let ramp = format!("a {histogram}+{histogram}x900000");
+        let buckets = "buckets of more than 67108864 bytes in one line";
+        let ramps = format!("a{}", format!(" {histogram}+{histogram}x1000").repeat(3));
+        for (line, want) in [
+            ("a 0x1000000000", items),
+            ("a 0x99999999999999999999999", items),
+            ("a 1+1x1000000000", items),
+            ("a _x1000000000", items),
+            ("a 0x999999 0x999999", items),
+            ("a {{}}x1000000000", items),
+            (ramp.as_str(), buckets),
+            (ramps.as_str(), buckets),
+        ] {
+            assert_eq!(SeriesLine::parse(line).unwrap_err(), want, "{line:.60}");
+        }
+        for line in ["a 0x", "a 0x+1", "a 0x-1", "a 0xa"] {
+            assert!(SeriesLine::parse(line).unwrap_err().starts_with("bad value"), "{line}");
+        }
+        let long = SeriesLine::parse(&format!("a {}", "y".repeat(1 << 20))).unwrap_err();
+        assert!(long.len() < 2_000, "{long:.60}");
+        // Took hours.
+        let labels: String = (0..200_000).map(|idx| format!("a{idx}=\"\",")).collect();
+        assert_eq!(SeriesLine::parse(&format!("m{{{labels}}} 1")).unwrap().labels.to_string(), "m");
     }
 
     #[test]

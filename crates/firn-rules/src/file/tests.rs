@@ -1,3 +1,5 @@
+use firn_model::Budget;
+
 use super::*;
 
 fn read_as(text: &str, names: RuleNames, unknown: UnknownKeys) -> Result<RuleFile, Vec<String>> {
@@ -204,6 +206,6 @@ proptest::proptest! {
                 group.into_group("a.yml", 60_000, true);
             }
         }
-        let _ = crate::unit_test::TestFile::parse(&text);
+        let _ = crate::unit_test::TestFile::parse("t.yml", &text, &Budget::unlimited());
     }
 }

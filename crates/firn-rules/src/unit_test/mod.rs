@@ -1,18 +1,22 @@
 //! Unit tests of rules in promtool's file format.
 //!
 //! [`TestFile::parse`] reads a file, [`TestFile::run`] evaluates its tests over storage in memory.
-//! Reading order: `section`, `time`, `storage`, `text`, `run`.
+//! Reading order: `section`, `time`, `storage`, `templates`, `text`, `run`.
 
 mod run;
 mod section;
 mod storage;
+mod templates;
 mod text;
 mod time;
 
 use std::collections::BTreeMap;
 
-use firn_model::{MatchOp, Matcher, Result, one_line};
-use firn_yaml::{Field, from_document};
+use firn_model::{
+    Budget, CancelToken, Error, ErrorKind, MatchOp, Matcher, QueryContext, Reservation, Result,
+    one_line,
+};
+use firn_yaml::{Field, from_document_within};
 
 pub use time::date_and_time;
 
@@ -22,9 +26,13 @@ use section::TestFileText;
 const INTERVAL_MS_DEFAULT: i64 = 60_000;
 
 /// A file of tests.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct TestFile {
+    /// The path in messages.
+    path: String,
     text: TestFileText,
+    /// The memory of `text`.
+    _held: Reservation,
     /// The position of each group with one.
     order: BTreeMap<String, usize>,
 }
@@ -40,6 +48,41 @@ pub struct RunTests {
     pub has_samples: bool,
     /// Whether unknown keys of rule files are ignored.
     pub ignores_unknown: bool,
+    /// The limits of memory and time.
+    pub limits: TestLimits,
+}
+
+/// The limits of a run. By default there are none.
+#[derive(Clone, Debug)]
+pub struct TestLimits {
+    /// The memory of a file, of samples, of queries and of alerts.
+    pub budget: Budget,
+    /// Ends the run.
+    pub cancel: CancelToken,
+}
+
+impl Default for TestLimits {
+    fn default() -> TestLimits {
+        TestLimits { budget: Budget::unlimited(), cancel: CancelToken::new() }
+    }
+}
+
+impl TestLimits {
+    /// A context of one query.
+    fn context(&self) -> QueryContext {
+        QueryContext::new(self.cancel.clone(), self.budget.clone())
+    }
+}
+
+/// The limit in place of the state of `budget`, in an error of a reservation in it.
+fn memory_error(error: Error, budget: &Budget) -> Error {
+    match error.kind() {
+        ErrorKind::Busy { .. } => Error::too_large(format!(
+            "the tests of a file take at most {} bytes of memory",
+            budget.usage().limit_bytes
+        )),
+        _ => error,
+    }
 }
 
 /// A rule file of a test.
@@ -82,13 +125,16 @@ impl TestFilter {
 }
 
 impl TestFile {
-    /// Reads a file. Unknown keys are errors.
+    /// Reads a file, whose values take memory of `budget`. Unknown keys are errors. `path` names the
+    /// file in messages.
     ///
     /// # Errors
     /// The mistakes, with Prometheus' texts.
-    pub fn parse(text: &str) -> Result<TestFile, String> {
+    pub fn parse(path: &str, text: &str, budget: &Budget) -> Result<TestFile, String> {
         let mut file = TestFileText::zero();
-        from_document(text, &mut file).map_err(|failure| failure.to_string())?;
+        let held = from_document_within(text, &mut file, budget);
+        let held =
+            held.map_err(|failure| memory_error(failure.into_error(), budget).to_string())?;
         let mut order = BTreeMap::new();
         for (idx, name) in file.group_eval_order.iter().enumerate() {
             if order.insert(name.clone(), idx).is_some() {
@@ -96,7 +142,7 @@ impl TestFile {
                 return Err(format!("group name repeated in evaluation order: {name}"));
             }
         }
-        Ok(TestFile { text: file, order })
+        Ok(TestFile { path: path.to_owned(), text: file, _held: held, order })
     }
 
     /// The patterns of the rule files, relative to the folder of the test file.
@@ -104,7 +150,8 @@ impl TestFile {
         &self.text.rule_files
     }
 
-    /// Runs the tests over the rule files, in the order of the file.
+    /// Runs the tests over the rule files, in the order of the file. A test over a limit fails with
+    /// the path, its name and the limit.
     pub fn run(&self, rules: &[RuleSource<'_>], options: &RunTests) -> Vec<TestReport> {
         let name = |(idx, name): (usize, &str)| match name {
             "" => format!("unnamed#{idx}"),
@@ -112,15 +159,51 @@ impl TestFile {
         };
         let selected = |name: &str| options.filter.as_ref().is_none_or(|f| f.selects(name));
         let tests = self.text.tests.iter().enumerate();
+        let mut failures = Failures::default();
         tests
             .filter(|(_, test)| selected(&test.name))
             .map(|(idx, test)| {
                 let mut report =
                     TestReport { name: name((idx, &test.name)), ..TestReport::default() };
-                run::run(self, test, rules, options, &mut report);
+                report.samples = run::run(self, test, rules, options, &mut failures);
+                report.failures = std::mem::take(&mut failures.texts);
                 report
             })
             .collect()
+    }
+}
+
+/// The failures of a test. Those of all tests of a file have a limit.
+#[derive(Debug, Default)]
+struct Failures {
+    texts: Vec<String>,
+    /// Those of earlier tests too.
+    bytes: usize,
+}
+
+/// The maximum bytes of all failures of a file.
+const FAILURE_BYTES_MAX: usize = 32 << 20;
+
+impl Failures {
+    /// Adds a failure. Returns whether there may be further ones.
+    fn push(&mut self, text: String) -> bool {
+        let has_room = self.has_room();
+        if has_room {
+            self.bytes = self.bytes.saturating_add(text.len());
+            self.texts.push(text);
+        }
+        if has_room && !self.has_room() {
+            let text = format!(
+                "    the failures of the file have more than {FAILURE_BYTES_MAX} bytes: the others \
+                 are not listed"
+            );
+            self.texts.push(text);
+        }
+        self.has_room()
+    }
+
+    fn has_room(&self) -> bool {
+        self.bytes <= FAILURE_BYTES_MAX
     }
 }
 

@@ -1,48 +1,72 @@
 //! One test: evaluations, expected alerts, expected samples.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::Arc;
 
-use firn_model::{Labels, METRIC_NAME, PointValue, QueryContext, Timestamp, one_line};
+use firn_model::{KeptMemory, Labels, METRIC_NAME, PointValue, Timestamp, excerpt, one_line};
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{Expr, Value, VectorPoint, prepare};
 use firn_yaml::{Millis, UnknownKeys};
 
 use super::section::{AlertTest, CaseText, ExprTest};
 use super::storage::{Input, SampleStorage};
+use super::templates::LimitedTemplates;
 use super::text::{
     AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, number, samples_text,
 };
 use super::time::go_duration;
-use super::{INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestReport};
+use super::{
+    Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits, memory_error,
+};
 use crate::AlertTemplates;
 use crate::file::{ReadOptions, RuleFile};
 use crate::group::{AlertState, Group, Rule, RunOptions};
 
 const RUN: RunOptions = RunOptions { query_offset_ms: 0, resend_ms: 60_000 };
 
-/// Runs `test` and adds the failures to `report`.
+/// The maximum number of evaluations of rules and of comparisons of alerts in a test: a week in
+/// steps of a second with 16 rules. An evaluation takes some microseconds at least.
+const EVALUATIONS_MAX: u64 = 10_000_000;
+
+/// Runs `test` and adds its failures. Returns all samples, if `options` demand them.
 pub(super) fn run(
     file: &TestFile,
     test: &CaseText,
     rules: &[RuleSource<'_>],
     options: &RunTests,
-    report: &mut TestReport,
-) {
+    failures: &mut Failures,
+) -> Option<String> {
+    if !failures.has_room() {
+        failures.texts.push("    the test did not run: the failures are too many".to_owned());
+        return None;
+    }
+    if options.limits.cancel.check().is_err() {
+        failures.push("    the test did not run: the time of its file is over".to_owned());
+        return None;
+    }
     let eval_ms = match ms(file.text.evaluation_interval) {
         0 => INTERVAL_MS_DEFAULT,
         eval_ms => eval_ms,
     };
     let sample_ms = if ms(test.interval) > 0 { ms(test.interval) } else { eval_ms };
-    let prepared = Input::parse(&test.input_series, test.start.0, sample_ms)
+    let prepared = Input::parse(&test.input_series, test.start.0, sample_ms, &options.limits)
         .map_err(|error| vec![one_line(&error).into_owned()])
         .and_then(|input| Ok((input, groups(file, rules, sample_ms, options)?)));
     let (input, groups) = match prepared {
         Ok(prepared) => prepared,
-        Err(mut errors) => return report.failures.append(&mut errors),
+        Err(errors) => {
+            errors.into_iter().all(|error| failures.push(error));
+            return None;
+        }
     };
-    let mut running =
-        Running { test, eval_ms, storage: SampleStorage::new(eval_ms), input, groups };
+    let limits = &options.limits;
+    let storage = SampleStorage::new(eval_ms, limits);
+    let mut running = Running { test, eval_ms, storage, input, groups, limits };
+    if let Err(error) = running.check_evaluations(&file.path) {
+        failures.push(error);
+        return None;
+    }
     let unnamed = test.alert_tests.iter().find(|alert| alert.alert_name.is_empty());
     if let Some(alert) = unnamed {
         let name = match test.name.as_str() {
@@ -50,21 +74,22 @@ pub(super) fn run(
             name => format!(" (in TestGroup {})", one_line(name)),
         };
         let time = alert.eval_time;
-        return report.failures.push(format!(
+        failures.push(format!(
             "an item under alert_rule_test misses required attribute alertname at eval_time \
              {time}{name}"
         ));
+        return None;
     }
-    if !running.evaluate(options, &mut report.failures) {
-        return;
+    if !running.evaluate(options, failures) {
+        return None;
     }
     for expected in &test.expr_tests {
         let compared = running.compare_samples(expected, file.text.fuzzy_compare);
-        report.failures.extend(compared.err());
+        if compared.is_err_and(|failure| !failures.push(failure)) {
+            return None;
+        }
     }
-    if options.has_samples {
-        report.samples = Some(running.all_samples());
-    }
+    options.has_samples.then(|| running.all_samples())
 }
 
 /// The groups of all files in the order of evaluation, or the mistakes in the files.
@@ -73,15 +98,21 @@ fn groups(
     rules: &[RuleSource<'_>],
     interval_ms: i64,
     options: &RunTests,
-) -> Result<Vec<Group>, Vec<String>> {
+) -> Result<Groups, Vec<String>> {
     let unknown = if options.ignores_unknown { UnknownKeys::Ignored } else { UnknownKeys::Refused };
-    let options = ReadOptions { unknown, ..ReadOptions::default() };
+    let budget = &options.limits.budget;
+    let options =
+        ReadOptions { unknown, context: options.limits.context(), ..ReadOptions::default() };
     let mut groups = Vec::new();
     for rule_text in rules {
-        let parsed = RuleFile::parse(rule_text.text, &options).map_err(|mistakes| {
-            let place = |mistake: String| format!("{}: {mistake}", one_line(rule_text.path));
+        let read = RuleFile::parse_within(rule_text.text, &options, budget);
+        let (parsed, held) = read.map_err(|mistakes| {
+            let place = |mistake| {
+                format!("{}: {}", one_line(rule_text.path), memory_error(mistake, budget))
+            };
             mistakes.into_iter().map(place).collect::<Vec<_>>()
         })?;
+        options.context.kept.add(held);
         let group = |group: crate::file::FileGroup| {
             let position = file.order.get(&group.name).copied().unwrap_or(0);
             // Alerts count as restored, so that `ALERTS` is written.
@@ -90,39 +121,78 @@ fn groups(
         groups.extend(parsed.groups.into_iter().map(group));
     }
     groups.sort_by_key(|(position, _)| *position);
-    Ok(groups.into_iter().map(|(_, group)| group).collect())
+    let groups = groups.into_iter().map(|(_, group)| group).collect();
+    Ok(Groups { groups, _held: options.context.kept })
+}
+
+/// The groups of a test, and the memory of their files.
+struct Groups {
+    groups: Vec<Group>,
+    _held: KeptMemory,
 }
 
 struct Running<'a> {
     test: &'a CaseText,
     eval_ms: i64,
-    storage: SampleStorage,
+    storage: SampleStorage<'a>,
     input: Input,
-    groups: Vec<Group>,
+    groups: Groups,
+    limits: &'a TestLimits,
 }
 
 impl Running<'_> {
+    /// Fails if the test has more work than is allowed. `path` names its file.
+    fn check_evaluations(&self, path: &str) -> Result<(), String> {
+        let end_ms = u64::try_from(self.end_ms()).unwrap_or(0);
+        let times = end_ms.checked_div(self.eval_ms.unsigned_abs()).unwrap_or(0).saturating_add(1);
+        let rules: usize = self.groups.groups.iter().map(|group| group.rules().len()).sum();
+        let rules = (rules as u64).max(1);
+        let comparisons = self.test.alert_tests.len() as u64;
+        let evaluations = times.saturating_add(comparisons).saturating_mul(rules);
+        if evaluations <= EVALUATIONS_MAX {
+            return Ok(());
+        }
+        let (path, test) = (one_line(path), excerpt(&self.test.name));
+        Err(format!(
+            "{path}: test {test:?} has {evaluations} evaluations of rules ({times} times up to the \
+             last eval_time), at most {EVALUATIONS_MAX} are run: use a longer evaluation_interval"
+        ))
+    }
+
     /// Evaluates all groups from the start to the last time of the test and compares alerts in
     /// between. `false` after the failure of a rule.
-    fn evaluate(&mut self, options: &RunTests, failures: &mut Vec<String>) -> bool {
+    fn evaluate(&mut self, options: &RunTests, failures: &mut Failures) -> bool {
         let start = self.test.start.0;
         let end_ms = self.end_ms();
         let mut elapsed_ms = 0_i64;
-        let storage = &self.storage;
-        let query = |text: &str, ts: Timestamp| {
-            storage.query(&prepare(text, &QueryContext::unbounded())?, ts)
-        };
+        let (storage, limits) = (&self.storage, self.limits);
+        let query =
+            |text: &str, ts: Timestamp| storage.query(&prepare(text, &limits.context())?, ts);
         let templates = AlertTemplates {
             external_labels: Arc::new(self.test.external_labels.clone()),
             external_url: Arc::from(self.test.external_url.as_str()),
             query: &query,
         };
+        let templates = LimitedTemplates::new(templates, limits);
+        let groups = self.groups.groups.iter();
+        let mut state_bytes = groups.map(Group::state_bytes).fold(0, u64::saturating_add);
+        let mut alert_tests: Vec<&AlertTest> = self.test.alert_tests.iter().collect();
+        alert_tests.sort_by_key(|alert| alert.eval_time);
+        let mut alert_tests = alert_tests.into_iter().peekable();
         while elapsed_ms <= end_ms {
             let ts = start.saturating_add(elapsed_ms);
-            self.storage.load(&mut self.input, ts);
+            let loaded = limits.cancel.check().and_then(|()| storage.load(&mut self.input, ts));
+            if let Err(error) = loaded {
+                let error = error.to_string();
+                failures.push(format!("    time: {}, err: {}", go_duration(ts), one_line(&error)));
+                return false;
+            }
             let mut errors = Vec::new();
-            for group in &mut self.groups {
-                group.evaluate(ts, &RUN, &self.storage, &templates);
+            for group in &mut self.groups.groups {
+                state_bytes = state_bytes.saturating_sub(group.state_bytes());
+                group.evaluate(ts, &RUN, storage, &templates);
+                state_bytes = state_bytes.saturating_add(group.state_bytes());
+                templates.settle(state_bytes);
                 errors.extend(group.rules().iter().filter_map(|running| {
                     let error = running.last_error.as_ref()?;
                     let (name, time) = (one_line(running.rule.name()), go_duration(ts));
@@ -131,18 +201,16 @@ impl Running<'_> {
                 }));
             }
             if !errors.is_empty() {
-                failures.append(&mut errors);
+                errors.into_iter().all(|error| failures.push(error));
                 return false;
             }
             let next_ms = elapsed_ms.saturating_add(self.eval_ms);
-            let mut due: Vec<&AlertTest> = self
-                .test
-                .alert_tests
-                .iter()
-                .filter(|alert| (elapsed_ms..next_ms).contains(&ms(alert.eval_time)))
-                .collect();
-            due.sort_by_key(|alert| alert.eval_time);
-            failures.extend(due.iter().filter_map(|alert| self.compare_alerts(alert, options)));
+            while let Some(alert) = alert_tests.next_if(|alert| ms(alert.eval_time) < next_ms) {
+                let failure = self.compare_alerts(alert, options);
+                if failure.is_some_and(|failure| !failures.push(failure)) {
+                    return false;
+                }
+            }
             if next_ms == elapsed_ms {
                 break;
             }
@@ -161,7 +229,7 @@ impl Running<'_> {
     /// The difference, if the firing alerts are not those expected.
     fn compare_alerts(&self, test: &AlertTest, options: &RunTests) -> Option<String> {
         let mut got: Vec<AlertTexts> = Vec::new();
-        for running in self.groups.iter().flat_map(Group::rules) {
+        for running in self.groups.groups.iter().flat_map(Group::rules) {
             let is_meant =
                 matches!(&*running.rule, Rule::Alerting(rule) if rule.name == test.alert_name);
             let firing = running.alerts.iter().filter(|alert| alert.state == AlertState::Firing);
@@ -229,7 +297,7 @@ impl Running<'_> {
     }
 
     fn query(&self, expr: &str, ts: Timestamp) -> Result<Vec<VectorPoint>, String> {
-        match self.storage.query(&parse(expr)?, ts).map_err(|error| error.to_string())? {
+        match self.storage.query(&self.parse(expr)?, ts).map_err(|error| error.to_string())? {
             Value::Vector(points) => Ok(points),
             Value::Scalar { ts, value } => Ok(vec![VectorPoint {
                 labels: Labels::empty(),
@@ -248,29 +316,35 @@ impl Running<'_> {
         let seconds = self.end_ms().saturating_div(1_000).saturating_add(2);
         let ts = self.test.start.0.saturating_add(self.end_ms()).saturating_add(1_000);
         let expr = format!("{{__name__=~\".+\"}}[{seconds}s]");
-        let value = parse(&expr)
+        let value = self
+            .parse(&expr)
             .and_then(|expr| self.storage.query(&expr, ts).map_err(|error| error.to_string()));
         let all = match value {
             Ok(Value::Matrix(all)) => all,
             Ok(_) => return String::new(),
             Err(error) => return format!("{expr}: {error}"),
         };
-        let series = all.iter().map(|series| {
-            let floats = series.floats.iter().map(|at| (at.ts, number(at.value)));
-            let histograms = series.histograms.iter();
-            let histograms = histograms.map(|at| (at.ts, histogram_text(&at.histogram)));
-            let mut points: Vec<(Timestamp, String)> = floats.chain(histograms).collect();
+        let mut out = String::new();
+        for series in &all {
+            if !out.is_empty() {
+                out.push('\n');
+            }
+            let _ = write!(out, "{} =>", labels_text(series.labels.iter()));
+            let floats = series.floats.iter().map(|at| (at.ts, Err(at.value)));
+            let histograms = series.histograms.iter().map(|at| (at.ts, Ok(&at.histogram)));
+            let mut points: Vec<_> = floats.chain(histograms).collect();
             points.sort_by_key(|point| point.0);
-            let points = points.iter().map(|(ts, value)| format!("{value} @[{ts}]"));
-            let points = points.collect::<Vec<_>>().join("\n");
-            format!("{} =>\n{points}", labels_text(series.labels.iter()))
-        });
-        series.collect::<Vec<_>>().join("\n")
+            for (ts, value) in points {
+                let value = value.map_or_else(number, |histogram| histogram_text(histogram));
+                let _ = write!(out, "\n{value} @[{ts}]");
+            }
+        }
+        out
     }
-}
 
-fn parse(expr: &str) -> Result<Expr, String> {
-    prepare(expr, &QueryContext::unbounded()).map_err(|error| error.to_string())
+    fn parse(&self, expr: &str) -> Result<Expr, String> {
+        prepare(expr, &self.limits.context()).map_err(|error| error.to_string())
+    }
 }
 
 fn expected_sample(

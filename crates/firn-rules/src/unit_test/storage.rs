@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use firn_model::{
-    Error, Labels, Matcher, MixedEntry, PointValue, QueryContext, Result, TimeRange, Timestamp,
-    is_stale_nan,
+    Error, Labels, Matcher, MixedEntry, PointValue, Pool, Reservation, Result, TimeRange,
+    Timestamp, excerpt, is_stale_nan,
 };
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{
@@ -13,21 +13,49 @@ use firn_promql::{
 };
 
 use super::section::InputText;
+use super::{TestLimits, memory_error};
 use crate::group::{ForStateSample, ResultRow, Storage};
 
-pub(super) struct SampleStorage {
-    select: RefCell<MemorySelect>,
+pub(super) struct SampleStorage<'a> {
+    stored: RefCell<StoredSamples>,
     subquery_step_ms: i64,
-    context: QueryContext,
+    limits: &'a TestLimits,
 }
 
-impl SampleStorage {
-    pub(super) fn new(subquery_step_ms: i64) -> SampleStorage {
-        SampleStorage {
-            select: RefCell::new(MemorySelect::new()),
-            subquery_step_ms,
-            context: QueryContext::unbounded(),
-        }
+struct StoredSamples {
+    select: MemorySelect,
+    /// The memory of the samples, which `held` covers.
+    bytes: u64,
+    held: Reservation,
+}
+
+/// The memory of a sample in a map.
+const SAMPLE_BYTES: usize = 100;
+/// The memory of a series without its labels.
+const SERIES_BYTES: usize = 400;
+
+impl StoredSamples {
+    fn push(&mut self, labels: &Labels, ts: Timestamp, value: PointValue) -> Result<()> {
+        let text_bytes = |labels: &Labels| -> usize {
+            labels.iter().map(|pair| pair.0.len().saturating_add(pair.1.len())).sum()
+        };
+        let series_bytes = match self.select.has_series(labels) {
+            true => 0,
+            false => text_bytes(labels).saturating_add(SERIES_BYTES),
+        };
+        let bytes = series_bytes.saturating_add(SAMPLE_BYTES) as u64;
+        self.held.cover(self.bytes.saturating_add(bytes))?;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.select.push_entry(labels, ts, MixedEntry { start: 0, value });
+        Ok(())
+    }
+}
+
+impl SampleStorage<'_> {
+    pub(super) fn new(subquery_step_ms: i64, limits: &TestLimits) -> SampleStorage<'_> {
+        let held = limits.budget.empty(Pool::Query);
+        let stored = RefCell::new(StoredSamples { select: MemorySelect::new(), bytes: 0, held });
+        SampleStorage { stored, subquery_step_ms, limits }
     }
 
     /// Evaluates an instant query.
@@ -41,19 +69,26 @@ impl SampleStorage {
     fn evaluate(&self, expr: &Expr, parts: &[PartResult], ts: Timestamp) -> Result<QueryOutput> {
         let options =
             EvalOptions { subquery_step_ms: self.subquery_step_ms, ..EvalOptions::instant(ts) };
-        eval_with_parts(expr, parts, &*self.select.borrow(), &options, &self.context)
+        let context = self.limits.context();
+        let output = eval_with_parts(expr, parts, &self.stored.borrow().select, &options, &context);
+        output.map_err(|error| memory_error(error, &self.limits.budget))
     }
 
     /// Adds all input samples up to `ts`.
-    pub(super) fn load(&self, input: &mut Input, ts: Timestamp) {
-        let mut select = self.select.borrow_mut();
+    ///
+    /// # Errors
+    /// `TooLarge` without memory.
+    pub(super) fn load(&self, input: &mut Input, ts: Timestamp) -> Result<()> {
+        let mut stored = self.stored.borrow_mut();
         while let Some((at, labels, value)) = input.samples.pop_if(|sample| sample.0 <= ts) {
-            select.push_entry(&labels, at, MixedEntry { start: 0, value });
+            let pushed = stored.push(&labels, at, value);
+            pushed.map_err(|error| memory_error(error, &self.limits.budget))?;
         }
+        Ok(())
     }
 }
 
-impl Storage for SampleStorage {
+impl Storage for SampleStorage<'_> {
     fn query_all(&self, exprs: &Arc<SharedExprs>, ts: Timestamp) -> Vec<Result<Value>> {
         let mut evaluate = |expr: &Expr, parts: &[PartResult]| self.evaluate(expr, parts, ts);
         let outputs = exprs.evaluate_all(&mut evaluate).into_iter();
@@ -61,16 +96,15 @@ impl Storage for SampleStorage {
     }
 
     fn write(&self, ts: Timestamp, rows: &[ResultRow]) -> Result<Vec<Option<Error>>> {
-        let mut select = self.select.borrow_mut();
-        let mut write = |row: &ResultRow| match select.get(&row.labels, ts) {
+        let mut stored = self.stored.borrow_mut();
+        let mut write = |row: &ResultRow| match stored.select.get(&row.labels, ts) {
             Some(known) if !is_same(known, &row.value) => {
                 Some(Error::invalid("duplicate sample for timestamp"))
             }
             Some(_) => None,
             None => {
-                let entry = MixedEntry { start: 0, value: row.value.clone() };
-                select.push_entry(&row.labels, ts, entry);
-                None
+                let pushed = stored.push(&row.labels, ts, row.value.clone());
+                pushed.err().map(|error| memory_error(error, &self.limits.budget))
             }
         };
         Ok(rows.iter().map(&mut write).collect())
@@ -91,13 +125,16 @@ fn is_same(a: &PointValue, b: &PointValue) -> bool {
     }
 }
 
-/// The maximum number of input samples: a sample takes about 100 bytes.
+/// The maximum number of input samples before they are loaded: a sample takes 40 bytes then.
 const SAMPLES_MAX: usize = 10_000_000;
+/// The memory of an input sample.
+const INPUT_BYTES: usize = size_of::<(Timestamp, Labels, PointValue)>();
 
 /// Samples that are not loaded yet, the next one last.
 #[derive(Debug)]
 pub(super) struct Input {
     samples: Vec<(Timestamp, Labels, PointValue)>,
+    _held: Reservation,
 }
 
 impl Input {
@@ -106,12 +143,21 @@ impl Input {
         series: &[InputText],
         start: Timestamp,
         interval_ms: i64,
+        limits: &TestLimits,
     ) -> Result<Input, String> {
         let mut samples = Vec::new();
+        let mut held = limits.budget.empty(Pool::Query);
         for input in series {
             let text = format!("{} {}", input.series, input.values);
             let line = SeriesLine::parse(&text)
-                .map_err(|error| format!("input series {:?}: {error}", input.series))?;
+                .map_err(|error| format!("input series {:?}: {error}", excerpt(&input.series)))?;
+            let count = samples.len().saturating_add(line.items.len());
+            if count > SAMPLES_MAX {
+                return Err(format!("the input series have more than {SAMPLES_MAX} samples"));
+            }
+            // A list that grows has up to twice its length.
+            let bytes = count.saturating_mul(2 * INPUT_BYTES);
+            held.cover(bytes as u64).map_err(|e| memory_error(e, &limits.budget).to_string())?;
             for (item, idx) in line.items.into_iter().zip(0_i64..) {
                 let value = match item {
                     SeriesItem::Gap => continue,
@@ -121,13 +167,10 @@ impl Input {
                 let ts = start.saturating_add(idx.saturating_mul(interval_ms));
                 samples.push((ts, line.labels.clone(), value));
             }
-            if samples.len() > SAMPLES_MAX {
-                return Err(format!("more than {SAMPLES_MAX} samples in a test"));
-            }
         }
         // Later lines win over earlier ones with the same time.
         samples.reverse();
         samples.sort_by_key(|sample| std::cmp::Reverse(sample.0));
-        Ok(Input { samples })
+        Ok(Input { samples, _held: held })
     }
 }

@@ -1,3 +1,5 @@
+use firn_model::Budget;
+
 use super::*;
 
 const RULES: &str = "groups:
@@ -12,8 +14,12 @@ const RULES: &str = "groups:
   - {alert: High, expr: b > 4, for: 1m, annotations: {text: high}}
 ";
 
+fn parse(text: &str) -> Result<TestFile, String> {
+    TestFile::parse("t.yml", text, &Budget::unlimited())
+}
+
 fn run(test: &str, options: &RunTests) -> Vec<TestReport> {
-    let file = TestFile::parse(test).unwrap();
+    let file = parse(test).unwrap();
     file.run(&[RuleSource { path: "r.yml", text: RULES }], options)
 }
 
@@ -93,7 +99,7 @@ fn names_of_a_file_add_no_line_to_failures() {
         assert!(!found[0].contains(['\r', '\u{9b}']), "{}", found[0]);
     }
     let order = format!("group_eval_order: [{EVIL}, {EVIL}]");
-    assert!(!TestFile::parse(&order).unwrap_err().contains('\n'));
+    assert!(!parse(&order).unwrap_err().contains('\n'));
 }
 
 #[test]
@@ -124,7 +130,7 @@ fn wrong_tests_and_rules_fail() {
         let got = failures(&test);
         assert!(got.len() == 1 && got[0].contains(want), "{test}: {got:?}");
     }
-    let file = TestFile::parse("tests: [{}, {name: b}]").unwrap();
+    let file = parse("tests: [{}, {name: b}]").unwrap();
     let rules = "groups:\n- name: g\n  rules:\n  - {record: r, expr: 'x + on() y'}\n";
     let report = |text| file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
     let names: Vec<String> = report(rules).into_iter().map(|report| report.name).collect();
@@ -136,14 +142,14 @@ fn wrong_tests_and_rules_fail() {
         ("group_eval_order: [a, a]", "group name repeated in evaluation order: a"),
         ("tests: [{start_timestamp: x}]", "cannot parse \"x\" to a valid timestamp"),
     ] {
-        let error = TestFile::parse(text).unwrap_err();
+        let error = parse(text).unwrap_err();
         assert!(error.contains(want), "{text}: {error}");
     }
 }
 
 #[test]
 fn a_failing_rule_ends_its_test() {
-    let file = TestFile::parse(
+    let file = parse(
         "tests:\n- input_series:\n  - {series: 'x{a=\"1\"}', values: '_x2 1'}\n  - {series: \
          'x{a=\"2\"}', values: '1x2'}\n  promql_expr_test: [{expr: nothing, eval_time: 5m, \
          exp_samples: [{value: 1}]}]\n",
@@ -214,7 +220,7 @@ fn tests_are_selected_by_name_and_start_where_they_say() {
 
 #[test]
 fn templates_see_external_labels_and_query_the_input() {
-    let file = TestFile::parse(
+    let file = parse(
         "tests:\n- external_labels: {dc: eu}\n  external_url: http://p\n  input_series: [{series: \
          'a{x=\"1\"}', values: '5'}]\n  alert_rule_test:\n  - {eval_time: 0, alertname: A, \
          exp_alerts: [{exp_labels: {x: '1', v: '5'}, exp_annotations: {t: 'eu 1 http://p 5'}}]}\n",
@@ -225,4 +231,115 @@ fn templates_see_external_labels_and_query_the_input() {
                 query \"a\" | first | value }}'}}\n";
     let reports = file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
     assert_eq!(reports[0].failures, [""; 0]);
+}
+
+fn limited_failures(test: &str, limits: TestLimits) -> Vec<String> {
+    let reports = run(test, &RunTests { limits, ..RunTests::default() });
+    reports.into_iter().flat_map(|report| report.failures).collect()
+}
+
+/// Each of these did not end, or took all memory.
+#[test]
+fn evaluations_have_a_limit() {
+    let series = "input_series: [{series: 'a{job=\"j\"}', values: '1x9'}]";
+    for (head, rest, times) in [
+        ("1ms", "promql_expr_test: [{expr: a, eval_time: 1000000h}]", "3600000000001"),
+        ("1ms", "alert_rule_test: [{alertname: High, eval_time: 292y}]", "9208512000001"),
+        ("1s", "alert_rule_test: [{alertname: High, eval_time: 52w}]", "31449601"),
+    ] {
+        let test =
+            format!("evaluation_interval: {head}\ntests: [{{name: long, {series}, {rest}}}]\n");
+        let found = failures(&test);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("t.yml: test \"long\" has "), "{found:?}");
+        let wanted = format!("({times} times up to the last eval_time), at most 10000000 are run");
+        assert!(found[0].contains(&wanted), "{found:?}");
+    }
+    let alerts = "{alertname: High}, ".repeat(3_400_000 / 1_000);
+    let many = format!("tests:\n- alert_rule_test: &many [{alerts}]\n");
+    assert_eq!(failures(&many), [""; 0]);
+    // A long interval of samples, and times beyond all others.
+    let test = format!(
+        "evaluation_interval: 292y\ntests: [{{start_timestamp: 9e15, interval: 292y, {series}, \
+         promql_expr_test: [{{expr: 'sum_over_time(a[292y])', eval_time: 292y}}]}}]\n"
+    );
+    assert_eq!(failures(&test).len(), 1);
+}
+
+/// A small file could take all memory by its samples, results and aliases.
+#[test]
+fn a_test_has_a_limit_of_memory() {
+    let limits = |bytes: u64| TestLimits { budget: Budget::new(bytes), ..TestLimits::default() };
+    let series = "input_series: [{series: a, values: '1x99999'}]";
+    let last = "promql_expr_test: [{expr: a, eval_time: 99999m}]";
+    let input = format!("tests: [{{{series}}}]\n");
+    let stored = format!("tests: [{{{series}, {last}}}]\n");
+    let results = "tests: [{input_series: [{series: a, values: '1'}], promql_expr_test: [{expr: a, \
+                   eval_time: 20000m}]}]\n";
+    let rules = "groups:\n- name: g\n  rules:\n  - {record: r, expr: 'vector(time())'}\n";
+    let rules_of = |text: &'static str| [RuleSource { path: "r.yml", text }];
+    for (test, rules, bytes) in
+        [(input.as_str(), "", 1 << 20), (&stored, "", 17 << 20), (results, rules, 1 << 20)]
+    {
+        let options = RunTests { limits: limits(bytes), ..RunTests::default() };
+        let reports = parse(test).unwrap().run(&rules_of(rules), &options);
+        let found = &reports[0].failures;
+        let wanted = format!("the tests of a file take at most {bytes} bytes of memory");
+        assert!(found.len() == 1 && found[0].contains(&wanted), "{test:.100}: {found:?}");
+    }
+
+    // Alerts are reserved once, not once for each evaluation.
+    let alerts = "tests: [{input_series: [{series: a, values: '0+1x9999'}], promql_expr_test: [{expr: \
+                  a, eval_time: 9999m, exp_samples: [{labels: a, value: 9999}]}]}]\n";
+    let rules = format!(
+        "groups:\n- name: g\n  rules:\n  - {alert}\n  - {alert}\n",
+        alert = format!(
+            "{{alert: A, expr: a, annotations: {{t: '{}{{{{ $value }}}}'}}}}",
+            "x".repeat(1_000)
+        )
+    );
+    let options = RunTests { limits: limits(16 << 20), ..RunTests::default() };
+    let rules = [RuleSource { path: "r.yml", text: &rules }];
+    assert_eq!(parse(alerts).unwrap().run(&rules, &options)[0].failures, [""; 0]);
+
+    let aliases = format!(
+        "tests:\n- &a {{external_url: \"{}\"}}\n{}",
+        "x".repeat(1 << 20),
+        "- *a\n".repeat(1_000)
+    );
+    let error = TestFile::parse("t.yml", &aliases, &Budget::new(64 << 20)).unwrap_err();
+    assert_eq!(error, "the tests of a file take at most 67108864 bytes of memory");
+    assert!(parse(&aliases).is_ok());
+}
+
+/// Each failure repeats the texts of all alerts.
+#[test]
+fn the_failures_of_a_file_have_a_limit() {
+    let rules = format!(
+        "groups:\n- name: g\n  rules:\n  - {{alert: A, expr: a, annotations: {{text: \"{}\"}}}}\n",
+        "x".repeat(1 << 20)
+    );
+    let alerts = "{alertname: A, eval_time: 1m}, ".repeat(200);
+    let test = format!(
+        "tests:\n- &a {{input_series: [{{series: a, values: '1x9'}}], alert_rule_test: \
+         [{alerts}]}}\n- *a\n"
+    );
+    let reports = parse(&test)
+        .unwrap()
+        .run(&[RuleSource { path: "r.yml", text: &rules }], &RunTests::default());
+    let counts: Vec<usize> = reports.iter().map(|report| report.failures.len()).collect();
+    assert_eq!(counts, [33, 1]);
+    assert!(reports[0].failures[32].contains("are not listed"), "{}", reports[0].failures[32]);
+    assert!(reports[1].failures[0].contains("did not run"), "{}", reports[1].failures[0]);
+}
+
+#[test]
+fn a_run_ends_with_its_time() {
+    let limits = TestLimits::default();
+    limits.cancel.time_out();
+    let test = with_input("  promql_expr_test: [{expr: a, eval_time: 1m}]\n");
+    assert_eq!(
+        limited_failures(&test, limits),
+        ["    the test did not run: the time of its file is over"]
+    );
 }

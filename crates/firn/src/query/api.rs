@@ -12,6 +12,9 @@ use crate::client::ServerClient;
 
 /// The time for a response, as in promtool.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum number of values in a response, by its commas: the shortest value has three bytes
+/// and takes about 70 in memory. Each sample of a range has two.
+const VALUES_MAX: usize = 16_000_000;
 const BAD_REQUEST: u16 = 400;
 const METHOD_NOT_ALLOWED: u16 = 405;
 const UNPROCESSABLE: u16 = 422;
@@ -112,6 +115,11 @@ fn answer(response: &Response) -> Result<Answer, String> {
             "" => why,
             detail => format!("{why} (detail: {detail})"),
         });
+    }
+    if response.body.iter().filter(|byte| **byte == b',').count() > VALUES_MAX {
+        return Err(format!(
+            "bad_response: more than {VALUES_MAX} values: select fewer series or a shorter range"
+        ));
     }
     let envelope: Envelope<'_> = match status {
         NO_CONTENT => serde_json::from_str("{}"),

@@ -8,6 +8,7 @@
 mod access;
 mod alert_restarts;
 mod alerts;
+mod bounded_tools;
 mod cache_server;
 mod changed_tables;
 mod check_config;
