@@ -6,7 +6,10 @@
 //! (`Changed`): known texts are found by hash, new ones are parsed, relabelled and resolved, and at
 //! the end the new list replaces the old one. Series of the old list alone become stale.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
 
 use firn_model::{
     Cell, Error, GroupId, Labels, METRIC_NAME, Reservation, Result, RowBatch, STALE_NAN, SeriesRef,
@@ -97,16 +100,21 @@ pub struct ScrapeCounts {
     pub histograms: u64,
 }
 
-// The memory of a line that is not where the last body had it: a row, a cell, a member and its
-// text, each in a list that grows to twice its length, and an entry of the set that finds repeated
-// series.
-const LINE_BYTES: usize =
-    2 * (size_of::<Cell>() + size_of::<(u32, Timestamp, f64)>() + size_of::<Member>()) + 64;
-// The memory of a text that can be looked up, beside the text.
-const INDEXED_TEXT_BYTES: usize = 128;
-// The memory of a new series, beside three copies of its labels: in the list, in the map, and in
-// the caller's.
-const NEW_SERIES_BYTES: usize = 256 + INDEXED_TEXT_BYTES;
+// The memory of a line that is not where the last body had it, beside its text: a member and a
+// sample, each in a list that grows to twice its length; until new series are resolved its text in
+// a table, then its row and an entry of the set that finds repeated series.
+// `firn-bench/tests/scrape_memory.rs` measures this and the next two.
+const LINE_BYTES: usize = 2 * (size_of::<(u32, Timestamp, f64)>() + size_of::<Member>()) + 96;
+// The memory of a text of the last body that is looked up, beside two copies of it.
+const OLD_TEXT_BYTES: usize = 96;
+// The memory of labels that are not resolved yet, beside their bytes: two counts, a place in a list
+// that grows to twice its length, in a table, and in the list of references.
+const PENDING_BYTES: usize = 2 * size_of::<Labels>() + size_of::<Option<SeriesRef>>() + 32;
+// Label sets that are resolved together. The caller needs a few times their memory until it
+// returns, with a text for each that is refused.
+const RESOLVED_COUNT_MAX: usize = 1_024;
+// Pending label sets that take less are not resolved early: the memory would last for few lines.
+const PIECE_BYTES_MIN: u64 = 128 << 10;
 
 // Of the buffer for the labels of a line, between two scrapes.
 const LABELS_BYTES_KEPT: usize = 1 << 10;
@@ -416,8 +424,12 @@ impl ScrapeCache {
         if changed.stored_count > scrape.options.stored_count_max() {
             return Err(over_sample_limit());
         }
-        self.resolve_pending(&mut changed, scrape);
+        changed.resolve_pending(scrape);
+        changed.new_texts = TextIndex::default();
+        changed.old_texts = None;
+        self.groups = std::mem::take(&mut changed.groups);
         self.has_repeats = mark_repeated(&mut changed.members);
+        scrape.batch.reserve(changed.cells.len());
         for &(idx, ts, value) in &changed.cells {
             let Some(&member) = changed.members.get(idx as usize) else { continue };
             if member.has(REFUSED) {
@@ -432,38 +444,6 @@ impl ScrapeCache {
         self.members = changed.members;
         self.members.shrink_to_fit();
         Ok(())
-    }
-
-    fn resolve_pending(&mut self, changed: &mut Changed, scrape: &mut Scrape<'_>) {
-        if changed.pending.is_empty() {
-            return;
-        }
-        let refs = scrape.source.resolve(&changed.pending);
-        let counts = &mut scrape.counts;
-        for member in changed.members.iter_mut().filter(|member| member.has(PENDING)) {
-            member.set(PENDING, false);
-            let found = refs.get(member.slot as usize).and_then(|found| found.as_ref().ok());
-            match found.and_then(|series| Some((series.slot.0, self.group_idx(series.group)?))) {
-                Some((slot, group_idx)) => {
-                    member.slot = slot;
-                    member.bits |= group_idx << GROUP_SHIFT;
-                }
-                None => {
-                    let is_added = u64::from(!member.has(REPEATED));
-                    counts.added = counts.added.saturating_sub(is_added);
-                    member.set(REFUSED, true);
-                }
-            }
-        }
-    }
-
-    /// The index of `group`, which fits into 24 bits.
-    fn group_idx(&mut self, group: GroupId) -> Option<u32> {
-        let idx = self.groups.iter().position(|known| *known == group).unwrap_or_else(|| {
-            self.groups.push(group);
-            self.groups.len().saturating_sub(1)
-        });
-        u32::try_from(idx).ok().filter(|idx| *idx < 1 << (32 - GROUP_SHIFT))
     }
 
     /// Adds stale markers for tracked series of the last scrape that are not in the new list.
@@ -503,8 +483,15 @@ pub(super) struct Held<'s> {
 
 impl Held<'_> {
     pub(super) fn add(&mut self, bytes: usize) -> Result<()> {
-        self.bytes = self.bytes.saturating_add(bytes as u64);
-        self.reservation.cover(self.bytes)
+        let bytes = self.bytes.saturating_add(bytes as u64);
+        self.reservation.cover(bytes)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// The scrape uses `bytes` for something else.
+    fn subtract(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 
@@ -553,9 +540,11 @@ struct Changed {
     members: Vec<Member>,
     /// Samples in order of lines: index of the member, time, value.
     cells: Vec<(u32, Timestamp, f64)>,
-    /// New label sets; pending members refer to them.
-    pending: Vec<Labels>,
-    pending_by_labels: HashMap<Labels, u32>,
+    /// [`ScrapeCache::groups`] with those of new members.
+    groups: Vec<GroupId>,
+    /// New label sets; the members from `pending_start` that are pending refer to them.
+    pending: PendingLabels,
+    pending_start: usize,
     /// The old texts, and those of the body that are new, once one is looked up.
     old_texts: Option<OldTexts>,
     new_texts: TextIndex,
@@ -740,19 +729,19 @@ impl<'w, 's> Walk<'w, 's> {
         parser: &Parser<'_>,
     ) -> Result<()> {
         let cache = self.cache;
-        let held = &mut self.scrape.held;
         if self.changed.is_none() {
-            held.add(cache.heap_bytes().saturating_add(cache.members.len()))?;
+            self.scrape.held.add(cache.heap_bytes().saturating_add(cache.members.len()))?;
         }
-        held.add(LINE_BYTES.saturating_add(sample.text.len()))?;
         let changed = self
             .changed
             .get_or_insert_with(|| Changed::new(cache, self.idx, self.at, self.stored_count));
+        changed.hold(LINE_BYTES, self.scrape)?;
+        changed.hold_text(sample.text, self.scrape)?;
         let bound_label = parser.bound_label();
         let known = match expected {
             Some(item) => Some((self.idx, item.next_at)),
             None if cache.format.is_some() => {
-                changed.find_old(cache, sample.text, bound_label, held)?
+                changed.find_old(cache, sample.text, bound_label, &mut self.scrape.held)?
             }
             None => None,
         };
@@ -803,8 +792,9 @@ impl Changed {
             texts,
             members: cache.members.get(..idx).unwrap_or(&[]).to_vec(),
             cells: Vec::new(),
-            pending: Vec::new(),
-            pending_by_labels: HashMap::new(),
+            groups: cache.groups.clone(),
+            pending: PendingLabels::default(),
+            pending_start: 0,
             old_texts: None,
             new_texts: TextIndex::default(),
             visited,
@@ -851,11 +841,9 @@ impl Changed {
             None => Member { slot: 0, bits: bits | DROPPED },
             Some(labels) => {
                 check_labels(&labels, scrape.options)?;
-                let label_bytes = labels.as_encoded().len();
-                scrape.held.add(NEW_SERIES_BYTES.saturating_add(label_bytes.saturating_mul(3)))?;
+                let slot = if is_over { 0 } else { self.add_pending(labels, scrape)? };
                 let added = u64::from(!is_over);
                 scrape.counts.added = scrape.counts.added.saturating_add(added);
-                let slot = if is_over { 0 } else { self.pending_idx(labels) };
                 Member { slot, bits: bits | PENDING }
             }
         };
@@ -863,14 +851,101 @@ impl Changed {
         Ok(member)
     }
 
-    /// The index of `labels` among the new label sets.
-    fn pending_idx(&mut self, labels: Labels) -> u32 {
-        let next = u32::try_from(self.pending.len()).unwrap_or(u32::MAX);
-        *self.pending_by_labels.entry(labels).or_insert_with_key(|labels| {
-            self.pending.push(labels.clone());
-            next
+    /// The index of `labels` among those that are pending.
+    fn add_pending(&mut self, labels: Labels, scrape: &mut Scrape<'_>) -> Result<u32> {
+        let bytes = PENDING_BYTES.saturating_add(labels.as_encoded().len());
+        self.hold(bytes, scrape)?;
+        Ok(self.pending.insert(labels, bytes as u64))
+    }
+
+    /// Reserves memory for another text. A list that grows exists twice meanwhile.
+    fn hold_text(&mut self, text: &[u8], scrape: &mut Scrape<'_>) -> Result<()> {
+        if let Some(bytes) = self.texts.grown_bytes(text.len()) {
+            self.hold(bytes, scrape)?;
+            let before = self.texts.heap_bytes() as u64;
+            self.texts.grow(bytes);
+            scrape.held.subtract(before);
+        }
+        Ok(())
+    }
+
+    /// Reserves `bytes`. If they are refused, resolves the pending label sets and tries again.
+    fn hold(&mut self, bytes: usize, scrape: &mut Scrape<'_>) -> Result<()> {
+        scrape.held.add(bytes).or_else(|error| {
+            if self.pending.bytes < PIECE_BYTES_MIN {
+                return Err(error);
+            }
+            self.resolve_pending(scrape);
+            scrape.held.add(bytes)
         })
     }
+
+    /// Resolves the pending label sets, and releases their memory.
+    fn resolve_pending(&mut self, scrape: &mut Scrape<'_>) {
+        let pending = std::mem::take(&mut self.pending);
+        let mut refs: Vec<Option<SeriesRef>> = Vec::with_capacity(pending.labels.len());
+        for labels in pending.labels.chunks(RESOLVED_COUNT_MAX) {
+            let mut found = scrape.source.resolve(labels).into_iter();
+            refs.extend(labels.iter().map(|_| found.next().and_then(Result::ok)));
+        }
+        let counts = &mut scrape.counts;
+        let Changed { members, groups, .. } = self;
+        let new = members.get_mut(self.pending_start..).unwrap_or(&mut []).iter_mut();
+        for member in new.filter(|member| member.has(PENDING)) {
+            member.set(PENDING, false);
+            let found = refs.get(member.slot as usize).copied().flatten();
+            match found.and_then(|series| Some((series.slot.0, group_idx(groups, series.group)?))) {
+                Some((slot, group_idx)) => {
+                    member.slot = slot;
+                    member.bits |= group_idx << GROUP_SHIFT;
+                }
+                None => {
+                    let is_added = u64::from(!member.has(REPEATED));
+                    counts.added = counts.added.saturating_sub(is_added);
+                    member.set(REFUSED, true);
+                }
+            }
+        }
+        self.pending_start = self.members.len();
+        scrape.held.subtract(pending.bytes);
+    }
+}
+
+/// Label sets to resolve, each once.
+#[derive(Default)]
+struct PendingLabels {
+    labels: Vec<Labels>,
+    /// Indexes of `labels`. Seeded at random, so that a target cannot choose labels of one hash.
+    table: HashTable<u32>,
+    hasher: foldhash::fast::RandomState,
+    /// The memory that is held for them.
+    bytes: u64,
+}
+
+impl PendingLabels {
+    /// The index of `new`, for which `bytes` are held.
+    fn insert(&mut self, new: Labels, bytes: u64) -> u32 {
+        let PendingLabels { labels, table, hasher, .. } = self;
+        self.bytes = self.bytes.saturating_add(bytes);
+        let is_new = |idx: &u32| labels.get(*idx as usize) == Some(&new);
+        if let Some(idx) = table.find(hasher.hash_one(&new), is_new) {
+            return *idx;
+        }
+        let idx = u32::try_from(labels.len()).unwrap_or(u32::MAX);
+        labels.push(new);
+        let hash_at = |idx: &u32| labels.get(*idx as usize).map_or(0, |set| hasher.hash_one(set));
+        table.insert_unique(hash_at(&idx), idx, hash_at);
+        idx
+    }
+}
+
+/// The index of `group`, which fits into 24 bits.
+fn group_idx(groups: &mut Vec<GroupId>, group: GroupId) -> Option<u32> {
+    let idx = groups.iter().position(|known| *known == group).unwrap_or_else(|| {
+        groups.push(group);
+        groups.len().saturating_sub(1)
+    });
+    u32::try_from(idx).ok().filter(|idx| *idx < 1 << (32 - GROUP_SHIFT))
 }
 
 impl OldTexts {
@@ -882,7 +957,7 @@ impl OldTexts {
             let Some(item) = cache.texts.item(at) else { break };
             let start = old.bytes.len();
             let text_bytes = item.shared_bytes.saturating_add(item.rest.len());
-            held.add(INDEXED_TEXT_BYTES.saturating_add(text_bytes.saturating_mul(2)))?;
+            held.add(OLD_TEXT_BYTES.saturating_add(text_bytes.saturating_mul(2)))?;
             let shared = last_start..item.shared_bytes.saturating_add(last_start);
             old.bytes.extend_from_within(shared);
             old.bytes.extend_from_slice(item.rest);

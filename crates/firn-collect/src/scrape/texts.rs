@@ -29,6 +29,9 @@ pub(super) struct Item<'t> {
     pub next_at: usize,
 }
 
+// The most bytes of an item beside its text: three numbers and a hash.
+const ITEM_BYTES: usize = 40;
+
 impl Texts {
     /// The item at `at`; `None` at the end.
     #[inline]
@@ -59,6 +62,17 @@ impl Texts {
         encode_varint(shared_bytes as u64, &mut self.bytes);
         encode_varint(rest.len() as u64, &mut self.bytes);
         self.bytes.extend_from_slice(rest);
+    }
+
+    /// The bytes that the list takes with room for another item of `text_bytes`, if it must grow.
+    pub(super) fn grown_bytes(&self, text_bytes: usize) -> Option<usize> {
+        let wanted = self.bytes.len().saturating_add(ITEM_BYTES).saturating_add(text_bytes);
+        (wanted > self.bytes.capacity()).then(|| wanted.saturating_add(wanted / 4))
+    }
+
+    /// Grows the list to `bytes`.
+    pub(super) fn grow(&mut self, bytes: usize) {
+        self.bytes.reserve_exact(bytes.saturating_sub(self.bytes.len()));
     }
 
     /// Replaces the items by those of `other` before `at`.

@@ -153,6 +153,31 @@ fn a_scrape_without_memory_fails_and_marks_its_series() {
     assert_eq!(target.scrape_with(&body, &OPTIONS).0.len(), 1_000);
 }
 
+/// Labels take more memory than lines. All series of a new target were refused if the labels of all
+/// did not fit at the same time.
+#[test]
+fn new_series_are_resolved_in_pieces_without_memory_for_all() {
+    let text = |idx: usize| format!("a{{w=\"{}\",x=\"{idx}\"}}", "v".repeat(400));
+    // The last lines repeat a text and the labels of the first piece.
+    let lines = (0..2_000).map(|idx| format!("{} 1\n", text(idx)));
+    let again = format!("{} 2\n{} 2\n", text(7), text(8).replace("a{", "a{gone=\"1\","));
+    let body = lines.collect::<String>() + &again;
+    let mut whole = ScrapedTarget::default();
+    let (rows, counts, result) = whole.scrape_with(&body, &OPTIONS);
+    result.unwrap();
+    assert_eq!((rows.len(), counts.added, counts.repeated), (2_000, 2_001, 2));
+    let budget = Budget::new(900 << 10);
+    let mut target = ScrapedTarget { budget: Some(budget.clone()), ..ScrapedTarget::default() };
+    let (rows, found, result) = target.scrape_with(&body, &OPTIONS);
+    result.unwrap();
+    assert_eq!((rows.len(), found), (2_000, counts));
+    assert_eq!(budget.usage().used_bytes, 0);
+    // All lines are known: none is parsed again.
+    let parsed_count = target.series.parsed_count;
+    let (rows, ..) = target.scrape_with(&body, &OPTIONS);
+    assert_eq!((rows.len(), target.series.parsed_count), (2_000, parsed_count));
+}
+
 /// The same texts have other labels under other rules.
 #[test]
 fn changed_rules_apply_to_known_texts() {
