@@ -88,7 +88,8 @@ impl MetricFamilies {
             let read_bytes = part.map_err(|e| Error::unavailable("cannot read").because(e))?;
             let is_end = read_bytes < part_bytes;
             let line_end = text.iter().rposition(|&byte| byte == b'\n');
-            let len = if is_end { text.len() } else { line_end.map_or(0, |at| at + 1) };
+            let len =
+                if is_end { text.len() } else { line_end.map_or(0, |at| at.saturating_add(1)) };
             let used = families.add_part(text.get(..len).unwrap_or(&[]), is_end, &mut position)?;
             text.drain(..used);
             if is_end {
