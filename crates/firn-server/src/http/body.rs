@@ -8,8 +8,11 @@ use axum::http::HeaderMap;
 use axum::http::header::CONTENT_LENGTH;
 use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
 use http_body_util::BodyExt;
+use tokio::time::Instant;
 
+use crate::app::{App, Ready};
 use crate::config::ServeConfig;
+use crate::http::turns::{Turn, Turns};
 use crate::wire::snappy;
 
 /// A request body in memory, accounted.
@@ -19,6 +22,14 @@ pub(crate) struct HeldBytes {
     held: Reservation,
     /// More will not be pushed.
     len_max: usize,
+}
+
+/// How the body of a write is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packed {
+    Plain,
+    Gzip,
+    Snappy,
 }
 
 /// The largest body that a request may have.
@@ -78,20 +89,66 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
     limit: BodyLimit,
-    (budget, pool): (&Budget, Pool),
+    memory: (&Budget, Pool),
 ) -> Result<HeldBytes> {
+    Ok(read_in_turn(headers, body, limit, memory, None).await?.0)
+}
+
+/// Reads the body of a write as [`read`]. A large one has a turn, to be kept until it was written.
+///
+/// # Errors
+/// As [`read`]; `Busy` also if its turn does not come.
+pub(crate) async fn read_write(
+    app: &App,
+    ready: &Ready,
+    headers: &HeaderMap,
+    body: Body,
+    packed: Packed,
+) -> Result<(HeldBytes, Option<Turn>)> {
+    let limit = BodyLimit::of(&app.config, packed != Packed::Plain);
+    let memory = (ready.db.budget(), Pool::Requests);
+    let turns = Some((&app.turns, packed));
+    let (held, mut turn) = read_in_turn(headers, body, limit, memory, turns).await?;
+    let unpacked_bytes = held.unpacked_bytes(packed);
+    if turn.is_none() && app.turns.is_large(unpacked_bytes) {
+        turn = Some(app.turns.take(unpacked_bytes, held.bytes.len()).await?);
+    }
+    app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+    Ok((held, turn))
+}
+
+/// Reads as [`read`]. With `turns` a body that turns out to be large takes one, which it may lose
+/// while it arrives.
+async fn read_in_turn(
+    headers: &HeaderMap,
+    body: Body,
+    limit: BodyLimit,
+    (budget, pool): (&Budget, Pool),
+    turns: Option<(&Turns, Packed)>,
+) -> Result<(HeldBytes, Option<Turn>)> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     if announced.is_some_and(|len: u64| len > limit.bytes_max as u64) {
         return Err(too_large(limit));
     }
     let mut read = HeldBytes::empty(budget, pool);
     // At most the limit.
-    read.len_max = announced.map_or(limit.bytes_max, |len| len as usize);
+    let len_max = announced.map_or(limit.bytes_max, |len| len as usize);
+    // Until then no turn is needed.
+    let mut small_max = turns.map(|(turns, _)| turns.bytes_before_turn(announced));
+    read.len_max = small_max.map_or(len_max, |small_max| small_max.min(len_max));
+    let mut turn: Option<Turn> = None;
     let mut body = body;
     loop {
-        let frame = match tokio::time::timeout(WAIT_WITHOUT_MEMORY, body.frame()).await {
+        let mut wait_max = WAIT_WITHOUT_MEMORY;
+        if let Some(until) = turn.as_ref().map(|turn| turn.arrives_until(read.bytes.len())) {
+            let left = until.saturating_duration_since(Instant::now());
+            wait_max = wait_max.min(left);
+            turn = turn.filter(|_| !left.is_zero());
+        }
+        let frame = match tokio::time::timeout(wait_max, body.frame()).await {
             Ok(Some(frame)) => frame.map_err(cut_off)?,
-            Ok(None) => return Ok(read),
+            Ok(None) => return Ok((read, turn)),
+            Err(_) if wait_max < WAIT_WITHOUT_MEMORY => continue,
             Err(_) if budget.missing_bytes(Pool::Index, SERIES_BYTES) == 0 => continue,
             Err(_) => {
                 let why = "memory is short and the body makes no progress; retry later";
@@ -99,8 +156,17 @@ pub(crate) async fn read(
             }
         };
         let Ok(data) = frame.into_data() else { continue };
-        if read.bytes.len() + data.len() > limit.bytes_max {
+        let wanted = read.bytes.len() + data.len();
+        if wanted > limit.bytes_max {
             return Err(too_large(limit));
+        }
+        if let Some((turns, packed)) = turns
+            && small_max.take_if(|small_max| wanted > *small_max).is_some()
+        {
+            // The size of compressed data is not known yet.
+            let bytes = if packed == Packed::Plain { len_max as u64 } else { u64::MAX };
+            turn = Some(turns.take(bytes, read.bytes.len()).await?);
+            read.len_max = len_max;
         }
         read.push(&data)?;
     }
@@ -156,11 +222,43 @@ impl HeldBytes {
         (self.bytes, self.held)
     }
 
+    /// Decompresses the body to at most `bytes_max`.
+    ///
+    /// # Errors
+    /// As [`HeldBytes::unpack_gzip`].
+    pub(crate) fn unpack(
+        self,
+        packed: Packed,
+        bytes_max: usize,
+        budget: &Budget,
+    ) -> Result<HeldBytes> {
+        match packed {
+            Packed::Plain => Ok(self),
+            Packed::Gzip => self.unpack_gzip(bytes_max, budget),
+            Packed::Snappy => self.unpack_snappy(bytes_max, budget),
+        }
+    }
+
+    /// The size of the decompressed body according to its sender, at least that of the body.
+    fn unpacked_bytes(&self, packed: Packed) -> u64 {
+        let declared = match packed {
+            Packed::Plain => 0,
+            // The last four bytes, modulo 4 GiB, of the last part: a wrong size gains nothing but
+            // the turn of others.
+            Packed::Gzip => {
+                self.bytes.last_chunk().map_or(0, |len| u32::from_le_bytes(*len).into())
+            }
+            // The decoder reports the mistake.
+            Packed::Snappy => snappy::declared_bytes(&self.bytes, usize::MAX).unwrap_or(0) as u64,
+        };
+        declared.max(self.bytes.len() as u64)
+    }
+
     /// Decompresses a gzip body to at most `bytes_max`.
     ///
     /// # Errors
     /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
-    pub(crate) fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+    fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
         let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
         let mut step = vec![0; STEP_BYTES];
@@ -185,7 +283,7 @@ impl HeldBytes {
     ///
     /// # Errors
     /// As [`HeldBytes::unpack_gzip`].
-    pub(crate) fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+    fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
         let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         unpacked.held.grow(snappy::declared_bytes(&self.bytes, bytes_max)? as u64)?;
         let len = snappy::decompress(&self.bytes, bytes_max, &mut unpacked.bytes)?.len();
