@@ -18,6 +18,7 @@ use crate::answer::{ApiError, ApiErrorKind};
 use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
+use crate::http::turns::{Turn, Turns};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
 use crate::metadata_file;
@@ -40,6 +41,8 @@ pub(crate) struct App {
     pub(crate) listens: Vec<SocketAddr>,
     /// Refuses requests that a web page may have sent.
     pub(crate) guard: Arc<Guard>,
+    /// The turns of large write bodies.
+    pub(crate) turns: Turns,
     /// The connections of the main listener.
     pub(crate) connections: Arc<ConnectionTable>,
     pub(crate) progress: RecoveryProgress,
@@ -136,6 +139,7 @@ impl App {
             lost_folder: OnceLock::new(),
             admin_work: Arc::default(),
             guard: Arc::new(Guard::new(&config.allowed_hosts, &config.cors_origin)),
+            turns: Turns::within(config.memory.0),
             config,
             listens: listens.to_vec(),
             progress: RecoveryProgress::default(),
@@ -381,6 +385,18 @@ impl Ready {
                 done
             })
             .await
+    }
+
+    /// As [`Ready::write`]. The turn of a large body ends when the memory of `job` was released,
+    /// also if this future is dropped before.
+    pub(crate) async fn write_in_turn<T: Send + 'static>(
+        &self,
+        turn: Option<Turn>,
+        job: impl FnOnce(&Ingest, &mut Scratch) -> T + Send + 'static,
+    ) -> Result<T> {
+        // With the result, which leaves the thread after the memory of the job was released.
+        let written = self.write(move |ingest, scratch| (job(ingest, scratch), turn));
+        Ok(written.await?.0)
     }
 
     /// As [`QueryDesk::run`], with the database.

@@ -13,7 +13,7 @@ use firn_model::{
 use crate::access::WebConfig;
 use crate::access::login::Credentials;
 use crate::answer::Packing;
-use crate::http::body::HeldBytes;
+use crate::http::body::{HeldBytes, Packed};
 use crate::http::params::Params;
 use crate::net::HEADERS_MAX;
 use crate::wire::decoded::{Decoded, SpanHasher};
@@ -172,10 +172,8 @@ pub fn compression(data: &[u8]) {
         held.push(bytes).expect("inputs are shorter than the budget");
         held
     };
-    let unpack = |bytes: &[u8]| match kind & 1 {
-        0 => held(bytes).unpack_snappy(UNPACKED_BYTES_MAX, &budget),
-        _ => held(bytes).unpack_gzip(UNPACKED_BYTES_MAX, &budget),
-    };
+    let packed = if kind & 1 == 0 { Packed::Snappy } else { Packed::Gzip };
+    let unpack = |bytes: &[u8]| held(bytes).unpack(packed, UNPACKED_BYTES_MAX, &budget);
     if kind & 2 == 0 || data.len() > UNPACKED_BYTES_MAX {
         return match unpack(data) {
             Ok(unpacked) => assert!(unpacked.bytes.len() <= UNPACKED_BYTES_MAX),

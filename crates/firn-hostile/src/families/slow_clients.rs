@@ -7,7 +7,7 @@ use crate::attack::{
     Attack, CLOSED, Family, SILENT, attack, deaf, drip, hold, ok, script, status, written,
 };
 use crate::client::{Answer, first_answer, form, get, post};
-use crate::server::Setup;
+use crate::server::{Setup, insist};
 use crate::wire::{Message, one_series, snappy};
 
 pub(crate) fn family() -> Family {
@@ -115,6 +115,29 @@ fn writers() -> Vec<Attack> {
             written().within(10),
         )
         .quick(),
+        attack(
+            "a large write beside 8 large bodies that stop",
+            script(move |target| {
+                let begun = [body(32 << 20).into_bytes(), vec![b'x'; 200 << 10]].concat();
+                let open: Vec<_> = (0..8)
+                    .filter_map(|_| {
+                        let mut connection = target.connect().ok()?;
+                        connection.write_all(&begun).ok()?;
+                        Some(connection)
+                    })
+                    .collect();
+                let large = post("/api/v1/import/prometheus").make(|| {
+                    let line =
+                        |n: usize| format!("large{{n=\"{}\",pad=\"{:01000}\"}} 1\n", n % 9, 0);
+                    (0..4_000).map(line).collect::<String>().into_bytes()
+                });
+                let patience = target.limit(Duration::from_secs(20));
+                let answer = insist(patience, || large.send(target), 204);
+                drop(open);
+                vec![answer]
+            }),
+            written().within(40),
+        ),
     ]
 }
 

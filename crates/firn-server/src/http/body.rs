@@ -8,8 +8,11 @@ use axum::http::HeaderMap;
 use axum::http::header::CONTENT_LENGTH;
 use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
 use http_body_util::BodyExt;
+use tokio::time::Instant;
 
+use crate::app::{App, Ready};
 use crate::config::ServeConfig;
+use crate::http::turns::{Turn, Turns};
 use crate::wire::snappy;
 
 /// A request body in memory, accounted.
@@ -19,6 +22,14 @@ pub(crate) struct HeldBytes {
     held: Reservation,
     /// More will not be pushed.
     len_max: usize,
+}
+
+/// How the body of a write is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packed {
+    Plain,
+    Gzip,
+    Snappy,
 }
 
 /// The largest body that a request may have.
@@ -78,20 +89,66 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
     limit: BodyLimit,
-    (budget, pool): (&Budget, Pool),
+    memory: (&Budget, Pool),
 ) -> Result<HeldBytes> {
+    Ok(read_in_turn(headers, body, limit, memory, None).await?.0)
+}
+
+/// Reads the body of a write as [`read`]. A large one has a turn, to be kept until it was written.
+///
+/// # Errors
+/// As [`read`]; `Busy` also if its turn does not come.
+pub(crate) async fn read_write(
+    app: &App,
+    ready: &Ready,
+    headers: &HeaderMap,
+    body: Body,
+    packed: Packed,
+) -> Result<(HeldBytes, Option<Turn>)> {
+    let limit = BodyLimit::of(&app.config, packed != Packed::Plain);
+    let memory = (ready.db.budget(), Pool::Requests);
+    let turns = Some((&app.turns, packed));
+    let (held, mut turn) = read_in_turn(headers, body, limit, memory, turns).await?;
+    let unpacked_bytes = held.unpacked_bytes(packed);
+    if turn.is_none() && app.turns.is_large(unpacked_bytes) {
+        turn = Some(app.turns.take(unpacked_bytes, held.bytes.len()).await?);
+    }
+    app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+    Ok((held, turn))
+}
+
+/// Reads as [`read`]. With `turns` a body that turns out to be large takes one, which it may lose
+/// while it arrives.
+async fn read_in_turn(
+    headers: &HeaderMap,
+    body: Body,
+    limit: BodyLimit,
+    (budget, pool): (&Budget, Pool),
+    turns: Option<(&Turns, Packed)>,
+) -> Result<(HeldBytes, Option<Turn>)> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     if announced.is_some_and(|len: u64| len > limit.bytes_max as u64) {
         return Err(too_large(limit));
     }
     let mut read = HeldBytes::empty(budget, pool);
     // At most the limit.
-    read.len_max = announced.map_or(limit.bytes_max, |len| len as usize);
+    let len_max = announced.map_or(limit.bytes_max, |len| len as usize);
+    // Until then no turn is needed.
+    let mut small_max = turns.map(|(turns, _)| turns.bytes_before_turn(announced));
+    read.len_max = small_max.map_or(len_max, |small_max| small_max.min(len_max));
+    let mut turn: Option<Turn> = None;
     let mut body = body;
     loop {
-        let frame = match tokio::time::timeout(WAIT_WITHOUT_MEMORY, body.frame()).await {
+        let mut wait_max = WAIT_WITHOUT_MEMORY;
+        if let Some(until) = turn.as_ref().map(|turn| turn.arrives_until(read.bytes.len())) {
+            let left = until.saturating_duration_since(Instant::now());
+            wait_max = wait_max.min(left);
+            turn = turn.filter(|_| !left.is_zero());
+        }
+        let frame = match tokio::time::timeout(wait_max, body.frame()).await {
             Ok(Some(frame)) => frame.map_err(cut_off)?,
-            Ok(None) => return Ok(read),
+            Ok(None) => return Ok((read, turn)),
+            Err(_) if wait_max < WAIT_WITHOUT_MEMORY => continue,
             Err(_) if budget.missing_bytes(Pool::Index, SERIES_BYTES) == 0 => continue,
             Err(_) => {
                 let why = "memory is short and the body makes no progress; retry later";
@@ -99,8 +156,17 @@ pub(crate) async fn read(
             }
         };
         let Ok(data) = frame.into_data() else { continue };
-        if read.bytes.len() + data.len() > limit.bytes_max {
+        let wanted = read.bytes.len() + data.len();
+        if wanted > limit.bytes_max {
             return Err(too_large(limit));
+        }
+        if let Some((turns, packed)) = turns
+            && small_max.take_if(|small_max| wanted > *small_max).is_some()
+        {
+            // The size of compressed data is not known yet.
+            let bytes = if packed == Packed::Plain { len_max as u64 } else { u64::MAX };
+            turn = Some(turns.take(bytes, read.bytes.len()).await?);
+            read.len_max = len_max;
         }
         read.push(&data)?;
     }
@@ -156,11 +222,43 @@ impl HeldBytes {
         (self.bytes, self.held)
     }
 
+    /// Decompresses the body to at most `bytes_max`.
+    ///
+    /// # Errors
+    /// As [`HeldBytes::unpack_gzip`].
+    pub(crate) fn unpack(
+        self,
+        packed: Packed,
+        bytes_max: usize,
+        budget: &Budget,
+    ) -> Result<HeldBytes> {
+        match packed {
+            Packed::Plain => Ok(self),
+            Packed::Gzip => self.unpack_gzip(bytes_max, budget),
+            Packed::Snappy => self.unpack_snappy(bytes_max, budget),
+        }
+    }
+
+    /// The size of the decompressed body according to its sender, at least that of the body.
+    fn unpacked_bytes(&self, packed: Packed) -> u64 {
+        let declared = match packed {
+            Packed::Plain => 0,
+            // The last four bytes, modulo 4 GiB, of the last part: a wrong size gains nothing but
+            // the turn of others.
+            Packed::Gzip => {
+                self.bytes.last_chunk().map_or(0, |len| u32::from_le_bytes(*len).into())
+            }
+            // The decoder reports the mistake.
+            Packed::Snappy => snappy::declared_bytes(&self.bytes, usize::MAX).unwrap_or(0) as u64,
+        };
+        declared.max(self.bytes.len() as u64)
+    }
+
     /// Decompresses a gzip body to at most `bytes_max`.
     ///
     /// # Errors
     /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
-    pub(crate) fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+    fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
         let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
         let mut step = vec![0; STEP_BYTES];
@@ -185,7 +283,7 @@ impl HeldBytes {
     ///
     /// # Errors
     /// As [`HeldBytes::unpack_gzip`].
-    pub(crate) fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+    fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
         let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         unpacked.held.grow(snappy::declared_bytes(&self.bytes, bytes_max)? as u64)?;
         let len = snappy::decompress(&self.bytes, bytes_max, &mut unpacked.bytes)?.len();
@@ -257,6 +355,60 @@ mod tests {
         let error = read_stalled(some).await.unwrap_err();
         assert!(error.is_retriable() && error.to_string().contains("no progress"), "{error}");
         assert_eq!(budget.usage().used_bytes, 80 << 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_body_waits_with_little_memory_and_a_slow_one_loses_its_turn() {
+        let budget = Budget::new(100 << 20);
+        // Large is over 1 MiB.
+        let turns = Turns::within(64 << 20);
+        let read = async |length: Option<&'static str>, body: Body, packed: Packed| {
+            let headers = length.map_or_else(HeaderMap::new, headers);
+            let (limit, memory) = (BodyLimit::constant(32 << 20), (&budget, Pool::Requests));
+            let (held, turn) =
+                read_in_turn(&headers, body, limit, memory, Some((&turns, packed))).await?;
+            Ok::<_, Error>((held.bytes.len(), turn))
+        };
+        let stalled = |frame_count: usize| {
+            Body::new(StalledBody(vec![Bytes::from(vec![7; 32 << 10]); frame_count]))
+        };
+        let used_while = async |length: Option<&'static str>| {
+            let used = async {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                budget.usage().used_bytes
+            };
+            tokio::select! {
+                _ = read(length, stalled(100), Packed::Plain) => panic!("it ends"),
+                used = used => used,
+            }
+        };
+        let all = turns.take(u64::MAX, 0).await.unwrap();
+        assert_eq!(used_while(Some("3276800")).await, 64 << 10);
+        assert_eq!(used_while(None).await, 1 << 20);
+        let refused = read(Some("3276800"), stalled(100), Packed::Plain).await.unwrap_err();
+        assert!(refused.is_retriable() && refused.to_string().contains("requests wait"));
+        assert_eq!(budget.usage().used_bytes, 0);
+        let small = Body::from(vec![7; 1 << 20]);
+        let (len, turn) = read(Some("1048576"), small, Packed::Snappy).await.unwrap();
+        assert!(len == 1 << 20 && turn.is_none(), "small bodies do not wait");
+        drop(all);
+
+        let large = Body::from(vec![7; 3_276_800]);
+        let (len, turn) = read(Some("3276800"), large, Packed::Plain).await.unwrap();
+        assert!(len == 3_276_800 && turn.is_some());
+        drop(turn);
+        let begun = Instant::now();
+        let other = async {
+            tokio::task::yield_now().await;
+            let _turn = turns.take(u64::MAX, 0).await.unwrap();
+            begun.elapsed()
+        };
+        let waited = tokio::select! {
+            biased;
+            _ = read(Some("3276800"), stalled(10), Packed::Snappy) => panic!("it ends"),
+            waited = other => waited,
+        };
+        assert!((500..1_000).contains(&waited.as_millis()), "{waited:?}");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, QueryContext, Result, excerpt};
+use firn_model::{Error, GroupId, Labels, Matcher, QueryContext, Result, excerpt};
 use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
@@ -17,7 +17,7 @@ use crate::answer::{
 use crate::app::App;
 use crate::held_body::HeldBody;
 use crate::http::auth::Caller;
-use crate::http::body::{BodyLimit, HeldBytes};
+use crate::http::body::Packed;
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
@@ -40,14 +40,6 @@ pub(crate) fn routes() -> Routes {
 }
 
 const PROTOBUF: &str = "application/x-protobuf";
-
-/// How a body is packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Packed {
-    Plain,
-    Gzip,
-    Snappy,
-}
 
 /// `POST /api/v1/groups`.
 async fn define(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
@@ -78,14 +70,12 @@ async fn carried_out(
         Err(why) => return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n"),
     };
     let request_bytes_max = app.config.request_bytes_max.to_usize();
-    let limit = BodyLimit::of(&app.config, packed != Packed::Plain);
-    let memory = (ready.db.budget(), Pool::Requests);
-    let outcome = match body::read(&parts.headers, body, limit, memory).await {
-        Ok(held) => {
-            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+    let read = body::read_write(app, ready, &parts.headers, body, packed).await;
+    let outcome = match read {
+        Ok((held, turn)) => {
             let shared = Arc::clone(app);
             let budget = ready.db.budget().clone();
-            let done = ready.write(move |ingest, _| {
+            let done = ready.write_in_turn(turn, move |ingest, _| {
                 let held = held.unpack(packed, request_bytes_max, &budget)?;
                 shared.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
                 work(ingest, form, &held.bytes)
@@ -142,16 +132,6 @@ fn failed(app: &App, error: &Error) -> Response<Body> {
         app.telemetry.log_failure("a write of groups", error);
     }
     response
-}
-
-impl HeldBytes {
-    fn unpack(self, packed: Packed, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
-        match packed {
-            Packed::Plain => Ok(self),
-            Packed::Gzip => self.unpack_gzip(bytes_max, budget),
-            Packed::Snappy => self.unpack_snappy(bytes_max, budget),
-        }
-    }
 }
 
 /// The encoding and compression that the headers announce, or why they are not supported.

@@ -22,6 +22,7 @@ mod status;
 mod targets;
 mod transaction;
 mod tsdb;
+pub(crate) mod turns;
 mod write;
 
 use std::sync::Arc;

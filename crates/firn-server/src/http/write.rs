@@ -7,12 +7,12 @@ use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
-use firn_model::{Error, Pool, Result, excerpt};
+use firn_model::{Error, Result, excerpt};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
 use crate::http::auth::Caller;
-use crate::http::body::BodyLimit;
+use crate::http::body::Packed;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
@@ -45,14 +45,11 @@ pub(crate) async fn remote_write(
     if let Err(why) = is_remote_write_1(&parts.headers) {
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
     }
-    let limit = BodyLimit::of(&app.config, true);
-    let memory = (ready.db.budget(), Pool::Requests);
-    let read = body::read(&parts.headers, body, limit, memory).await;
+    let read = body::read_write(&app, ready, &parts.headers, body, Packed::Snappy).await;
     let outcome = match read {
-        Ok(held) => {
-            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+        Ok((held, turn)) => {
             let shared = Arc::clone(&app);
-            let written = ready.write(move |ingest, scratch| {
+            let written = ready.write_in_turn(turn, move |ingest, scratch| {
                 scratch.new_series = new_series;
                 ingest.remote_write(&held.bytes, scratch, &shared.metadata)
             });
@@ -76,8 +73,8 @@ pub(crate) async fn import_exposition(
     let new_series = Caller::of(&request).user.new_series();
     let (parts, body) = request.into_parts();
     let packed = match header(&parts.headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
-        "" | "identity" => false,
-        "gzip" => true,
+        "" | "identity" => Packed::Plain,
+        "gzip" => Packed::Gzip,
         other => {
             let other = excerpt(other);
             let why = format!("Content-Encoding {other:?} is not supported, send gzip or none\n");
@@ -89,18 +86,13 @@ pub(crate) async fn import_exposition(
         Err(error) => return write_error(&error),
     };
     let request_bytes_max = app.config.request_bytes_max.to_usize();
-    let limit = BodyLimit::of(&app.config, packed);
-    let memory = (ready.db.budget(), Pool::Requests);
-    let outcome = match body::read(&parts.headers, body, limit, memory).await {
-        Ok(held) => {
-            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+    let read = body::read_write(&app, ready, &parts.headers, body, packed).await;
+    let outcome = match read {
+        Ok((held, turn)) => {
             let shared = Arc::clone(&app);
             let budget = ready.db.budget().clone();
-            let written = ready.write(move |ingest, scratch| {
-                let mut held = held;
-                if packed {
-                    held = held.unpack_gzip(request_bytes_max, &budget)?;
-                }
+            let written = ready.write_in_turn(turn, move |ingest, scratch| {
+                let held = held.unpack(packed, request_bytes_max, &budget)?;
                 scratch.new_series = new_series;
                 ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
             });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Running;
 use crate::client::{Answer, api, api_error, form, get, import, send, url};
-use crate::write_request::Message;
+use crate::write_request::{Message, series};
 
 /// A server with 500 series that runs one query at a time.
 fn with_one_place() -> Running {
@@ -221,6 +221,42 @@ fn a_request_that_never_finds_memory_is_refused_for_good() {
     let body = format!("{{\"groups\":[{{\"group\":1,\"slots\":[{}0]}}]}}", "1,".repeat(4 << 20));
     let groups = send(server.at(), "POST", "/api/v1/groups/write", &json, body.as_bytes());
     refused(&groups, 413, "split or shorten it");
+}
+
+/// Each took a part of the memory that all of them needed: one client in a loop was answered 11
+/// times a second, two together less than once in two seconds.
+#[test]
+fn large_requests_take_turns() {
+    let server = Running::start(&["--memory=64MiB"]);
+    let at = server.at();
+    let pad = "x".repeat(1_000);
+    let line = |n: usize| format!("m{{pad=\"{pad}\",n=\"{}\"}} 1 {n}\n", n % 10);
+    let text = |lines: usize| (0..lines).map(line).collect::<String>();
+    let message = |series_count: usize| {
+        (0..series_count).fold(Message::default(), |message, n| {
+            let labels = [("__name__", "w"), ("n", &*(n % 10).to_string()), ("pad", &pad)];
+            message.series(series(&labels).sample(n as i64, 1.0))
+        })
+    };
+    // New series take more memory.
+    import(at, &text(10));
+    assert_eq!(message(10).send(at).status, 204);
+    // The second one is small until it is decompressed.
+    let (text, message) = (text(10_000), message(6_500));
+    let send_text = || send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    let send_message = || message.send(at);
+    let clients: [&(dyn Fn() -> Answer + Sync); 4] =
+        [&send_text, &send_text, &send_message, &send_message];
+    std::thread::scope(|scope| {
+        for send in clients {
+            scope.spawn(move || {
+                for _ in 0..3 {
+                    let answer = send();
+                    assert_eq!(answer.status, 204, "{}", answer.text());
+                }
+            });
+        }
+    });
 }
 
 /// The memory of all definitions was reserved at once: 40 MB more than there was, for ever.

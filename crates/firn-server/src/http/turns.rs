@@ -1,0 +1,176 @@
+//! Turns: large write bodies pass one after the other when the memory is not enough for all of them.
+//!
+//! A request takes memory in steps: its body, the decoded values, new series, rows. Large requests
+//! that take these steps at the same time refuse each other, and all of them are repeated. So a
+//! large request first takes a [`Turn`] and keeps it until it was written or refused. A turn is a
+//! share of half of the memory: six times the size of the body, at most all of it. So large bodies
+//! of `--memory` / 12 together pass at the same time, or one longer body alone.
+//!
+//! - Requests that are not large, decompressed, never wait ([`Turns::is_large`]).
+//! - Nothing is reserved for a turn or for an announced length. The memory of bodies that wait is
+//!   reserved like any other. One that announces a large length waits with 64 KiB here; TCP holds
+//!   back the rest.
+//! - Turns are in the order of arrival. A wait is bounded, then the request is refused as `Busy`.
+//! - A slow sender loses its turn ([`Turn::arrives_until`]), which does not refuse it: its body
+//!   takes another turn when it is whole.
+//! - A request has at most one turn at a time and waits for no second one while it has one, so
+//!   there is no deadlock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_model::{Error, Result};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+/// The turns of all large bodies of a server.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    free: Arc<Semaphore>,
+    memory_bytes: u64,
+}
+
+/// Large bodies of a certain size may pass, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    begun: Instant,
+    /// Bytes of the body that were here then.
+    bytes_before: usize,
+    _shares: OwnedSemaphorePermit,
+}
+
+// A body is large over 1/64 of the memory: 2 MiB of 128 MiB. Requests of Prometheus, 700 KB
+// decoded, are small at any limit.
+const LARGE_PART: u64 = 64;
+// A body that announces a large length waits after these bytes.
+const ANNOUNCED_BYTES: usize = 64 << 10;
+// Shares of the half of the memory that large bodies may take.
+const SHARE_COUNT: u32 = 64;
+// A decoded item takes up to four times its bytes, beside its body and its unpacked bytes.
+const BYTES_PER_BODY_BYTE: u64 = 6;
+// Half of the time after which Prometheus ends a request.
+const WAIT_MAX: Duration = Duration::from_secs(15);
+// A body keeps its turn as long as it arrives at 4 MB/s, beside this time.
+const SLACK: Duration = Duration::from_millis(500);
+const BYTES_PER_MICROSECOND_MIN: u64 = 4;
+
+impl Turns {
+    /// The turns of a server with this limit of memory.
+    pub(crate) fn within(memory_bytes: u64) -> Turns {
+        Turns { free: Arc::new(Semaphore::new(SHARE_COUNT as usize)), memory_bytes }
+    }
+
+    /// Whether a request of `bytes`, decompressed, needs a turn.
+    pub(crate) fn is_large(&self, bytes: u64) -> bool {
+        bytes > self.memory_bytes / LARGE_PART
+    }
+
+    /// The bytes that a body may have before it needs a turn. A length is announced for free, so an
+    /// announcement only makes it wait earlier.
+    pub(crate) fn bytes_before_turn(&self, announced: Option<u64>) -> usize {
+        let large = usize::try_from(self.memory_bytes / LARGE_PART).unwrap_or(usize::MAX);
+        match announced {
+            Some(len) if self.is_large(len) => large.min(ANNOUNCED_BYTES),
+            _ => large,
+        }
+    }
+
+    /// A turn for a request of `bytes`, decompressed, of which `bytes_before` are here.
+    ///
+    /// # Errors
+    /// `Busy` if the requests before it take too long.
+    pub(crate) async fn take(&self, bytes: u64, bytes_before: usize) -> Result<Turn> {
+        let half = (self.memory_bytes / 2).max(1);
+        let needed = u128::from(bytes) * u128::from(BYTES_PER_BODY_BYTE * u64::from(SHARE_COUNT));
+        let shares = needed.div_ceil(u128::from(half)).clamp(1, u128::from(SHARE_COUNT));
+        let shares = u32::try_from(shares).unwrap_or(SHARE_COUNT);
+        let taken = Arc::clone(&self.free).acquire_many_owned(shares);
+        match tokio::time::timeout(WAIT_MAX, taken).await {
+            Ok(Ok(shares)) => Ok(Turn { begun: Instant::now(), bytes_before, _shares: shares }),
+            Ok(Err(_)) => Err(Error::closed("the server is stopping")),
+            Err(_) => Err(Error::busy(
+                1_000,
+                format!(
+                    "large requests wait for each other, this one for {} s (--memory has no room \
+                     for all of them): retry later, send less at once, or raise --memory",
+                    WAIT_MAX.as_secs()
+                ),
+            )),
+        }
+    }
+}
+
+impl Turn {
+    /// When a body of which `bytes` are here must have sent more to keep its turn.
+    pub(crate) fn arrives_until(&self, bytes: usize) -> Instant {
+        let arrived = bytes.saturating_sub(self.bytes_before) as u64;
+        self.begun + SLACK + Duration::from_micros(arrived / BYTES_PER_MICROSECOND_MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Whether a turn for `bytes` is free now.
+    async fn take_now(turns: &Turns, bytes: u64) -> Option<Turn> {
+        tokio::time::timeout(Duration::ZERO, turns.take(bytes, 0)).await.ok()?.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_fit_pass_together_and_larger_ones_alone() {
+        let turns = Turns::within(128 * MIB);
+        assert!(!turns.is_large(2 * MIB) && turns.is_large(2 * MIB + 1));
+        let small: Vec<_> = [3, 3, 3].map(|mib| take_now(&turns, mib * MIB)).into_iter().collect();
+        let mut held = Vec::new();
+        for taken in small {
+            held.push(taken.await.expect("18 of 64 MiB each"));
+        }
+        assert!(take_now(&turns, 3 * MIB).await.is_none());
+        held.pop();
+        drop(take_now(&turns, 3 * MIB).await.expect("of the one that ended"));
+        drop(held);
+        let all = take_now(&turns, u64::MAX).await.expect("at most all");
+        assert!(take_now(&turns, 1).await.is_none());
+        drop(all);
+        assert!(take_now(&turns, 64 * MIB).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_are_in_order_and_a_wait_ends() {
+        let turns = Arc::new(Turns::within(128 * MIB));
+        let first = turns.take(12 * MIB, 0).await.unwrap();
+        let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+        for number in 0..3 {
+            let (waiting, sender) = (Arc::clone(&turns), sender.clone());
+            tokio::spawn(async move {
+                // The last one would fit beside the one before it.
+                let _turn = waiting.take([12, 12, 1][number] * MIB, 0).await.unwrap();
+                sender.send(number).unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            });
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        for number in 0..3 {
+            assert_eq!(order.recv().await, Some(number));
+        }
+        let _held = turns.take(12 * MIB, 0).await.unwrap();
+        let refused = turns.take(3 * MIB, 0).await.unwrap_err();
+        assert!(refused.is_retriable() && refused.to_string().contains("requests wait"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_follows_the_pace_of_its_body() {
+        let turns = Turns::within(128 * MIB);
+        assert_eq!(turns.bytes_before_turn(None), 2 << 20);
+        assert_eq!(turns.bytes_before_turn(Some(2 * MIB)), 2 << 20);
+        assert_eq!(turns.bytes_before_turn(Some(2 * MIB + 1)), ANNOUNCED_BYTES);
+        let turn = turns.take(12 * MIB, 1_000).await.unwrap();
+        let left = |bytes| turn.arrives_until(bytes) - Instant::now();
+        assert_eq!(left(1_000), SLACK);
+        assert_eq!(left(4_001_000), SLACK + Duration::from_secs(1));
+    }
+}
