@@ -91,8 +91,9 @@ impl Select for MemorySelect {
 /// The memory of a selected series without its samples: keys and members.
 const SERIES_BYTES: usize = 512;
 
-/// The samples in `range`, which is not empty, with the counter reset hints that Prometheus' storage returns: a counter
-/// that continues the previous histogram has no reset; for all others it is unknown.
+/// The samples in `range`, which is not empty, with the counter reset hints that Prometheus'
+/// storage returns: a counter that continues the previous histogram has no reset; for all others it
+/// is unknown.
 fn with_hints(
     samples: &BTreeMap<Timestamp, MixedEntry>,
     range: TimeRange,

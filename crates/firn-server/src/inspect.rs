@@ -90,7 +90,8 @@ impl InspectGroups {
 /// `NotFound` without a database, `Busy` when a server has it open, and those of [`Db::open`].
 pub fn inspect_groups(place: &DatabaseLocation, asked: &InspectGroups) -> Result<Value> {
     let db = open(place, "query the running server with --server")?;
-    let (costs, _) = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
+    let InspectGroups { selectors, options, .. } = asked;
+    let (costs, _) = db.group_costs(selectors, options, asked.shown_count(), &db.context())?;
     let mut report = costs_head(&costs, asked);
     let mut fields = GroupFields::new(&db);
     let group = |group: &GroupWithCost| {
@@ -100,7 +101,7 @@ pub fn inspect_groups(place: &DatabaseLocation, asked: &InspectGroups) -> Result
         fields.insert("labels".to_owned(), Value::Object(labels));
         Value::Object(fields)
     };
-    let groups = costs.groups.iter().take(asked.shown_count()).map(group);
+    let groups = costs.groups.iter().map(group);
     report.insert("groups".to_owned(), groups.collect());
     Ok(Value::Object(report))
 }
@@ -361,8 +362,8 @@ pub(crate) type GroupWithCost = (GroupId, Labels, GroupCost);
 /// The report without its groups: range, options and totals.
 pub(crate) fn costs_head(costs: &GroupCosts, asked: &InspectGroups) -> Map<String, Value> {
     let mut total = cost_json(&costs.total);
-    let group_count = costs.groups.len() as f64;
-    total.insert("groups".to_owned(), json!(costs.groups.len()));
+    let group_count = costs.group_count as f64;
+    total.insert("groups".to_owned(), json!(costs.group_count));
     total.insert(
         "members_per_group".to_owned(),
         json!(ratio(costs.total.series_count as f64, group_count)),

@@ -6,7 +6,9 @@
 //! measured values: label texts are summed, and both forms of the data are encoded by the codec
 //! that writes the tables.
 
-use std::collections::HashSet;
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashSet};
+use std::ops::ControlFlow;
 
 use firn_codec::{ENTRIES_MAX, Effort, GroupColumns, SeqRange, VALUES_MAX, encode_chunk};
 use firn_engine::TreeOptions;
@@ -103,9 +105,11 @@ pub struct GroupCost {
 pub struct GroupCosts {
     /// The partition.
     pub range: TimeRange,
-    /// The most expensive group first.
+    /// The most expensive groups, the first one most of all.
     pub groups: Vec<(GroupId, Labels, GroupCost)>,
-    /// The sum of all groups.
+    /// The number of all groups.
+    pub group_count: u64,
+    /// Their sum.
     pub total: GroupCost,
 }
 
@@ -136,17 +140,15 @@ impl GroupCost {
     }
 }
 
-// The memory of a group's cost, beside its labels.
-const COST_BYTES: usize = size_of::<(GroupId, Labels, GroupCost)>();
 // The memory of a pair of a group in the set of its distinct pairs, beside its texts.
 const PAIR_BYTES: usize = 160;
 // The number of groups per read.
 const GROUPS_PER_READ: usize = 64;
 
 impl Db {
-    /// The cost of each group that has more than one slot and a member that matches one of
-    /// `selectors` (all such groups without selectors), and the reservation of their memory. Reads
-    /// the newest partition of their data.
+    /// The costs of the `top` most expensive groups with a member that matches one of `selectors`
+    /// (of all groups without selectors), the sum of all of them, and the reservation of their
+    /// memory. Lone series are no groups. Reads the newest partition of their data.
     ///
     /// # Errors
     /// `Canceled`, `Timeout`, `Busy` or `TooLarge` without memory, and errors of storage.
@@ -154,21 +156,19 @@ impl Db {
         &self,
         selectors: &[Vec<Matcher>],
         options: &CostOptions,
+        top: usize,
         context: &QueryContext,
     ) -> Result<(GroupCosts, Reservation)> {
-        let (listed, mut held) = self.groups(selectors, false, context)?;
-        // The costs of the groups share the labels of the list.
-        held.grow((listed.len() * COST_BYTES) as u64)?;
         let snapshot = self.snapshot();
         let newest = snapshot.time_range().end;
         let range = match snapshot.time_range().is_empty() {
             true => TimeRange::EMPTY,
             false => TimeRange::new(newest.saturating_sub(options.partition_ms - 1), newest),
         };
-        let mut costs = GroupCosts { range, groups: Vec::new(), total: GroupCost::default() };
-        costs.groups.reserve_exact(listed.len());
-        for chunk in listed.chunks(GROUPS_PER_READ) {
-            let ids: Vec<GroupId> = chunk.iter().map(|summary| summary.group).collect();
+        let mut list = CostList::new(top, context);
+        let (mut some, mut some_held) = (Vec::new(), context.budget.empty(Pool::Query));
+        let mut read = |some: &mut Vec<GroupSummary>| -> Result<()> {
+            let ids: Vec<GroupId> = some.iter().map(|summary| summary.group).collect();
             let (mut batches, mut batches_held) = match range.is_empty() {
                 true => (Vec::new(), context.budget.empty(Pool::Query)),
                 false => snapshot.read_groups(&ids, range, context)?,
@@ -176,20 +176,110 @@ impl Db {
             // Each is copied and encoded, member by member and as a whole.
             batches_held.grow(2 * batches_held.bytes())?;
             batches.resize_with(ids.len(), ColumnBatch::default);
-            for (summary, batch) in chunk.iter().zip(batches) {
+            for (summary, batch) in some.drain(..).zip(batches) {
                 context.cancel.check()?;
-                let cost = cost_of(&snapshot, summary, batch, options, context)?;
-                costs.total.add(&cost);
-                costs.groups.push((summary.group, summary.labels.clone(), cost));
+                let cost = cost_of(&snapshot, &summary, batch, options, context)?;
+                list.add(summary, cost)?;
             }
-        }
-        // The most expensive first; among equal ones the older.
-        costs.groups.sort_unstable_by(|a, b| {
-            b.2.net_bytes().total_cmp(&a.2.net_bytes()).then(a.0.cmp(&b.0))
-        });
-        Ok((costs, held))
+            Ok(())
+        };
+        self.each_group(selectors, false, context, &mut |summary| {
+            some_held.grow(summary.bytes())?;
+            some.push(summary);
+            if some.len() == GROUPS_PER_READ {
+                read(&mut some)?;
+                some_held.shrink(some_held.bytes());
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        read(&mut some)?;
+        Ok(list.finish(range))
     }
 }
+
+/// The most expensive groups so far, and the sum of all.
+struct CostList {
+    top: usize,
+    /// The least expensive first.
+    groups: BinaryHeap<Reverse<RankedGroup>>,
+    group_count: u64,
+    total: GroupCost,
+    held: Reservation,
+    /// The memory of `groups`.
+    bytes: u64,
+}
+
+/// In order of cost; among equal ones the older is larger.
+struct RankedGroup {
+    summary: GroupSummary,
+    cost: GroupCost,
+}
+
+impl CostList {
+    fn new(top: usize, context: &QueryContext) -> CostList {
+        CostList {
+            top,
+            groups: BinaryHeap::new(),
+            group_count: 0,
+            total: GroupCost::default(),
+            held: context.budget.empty(Pool::Query),
+            bytes: 0,
+        }
+    }
+
+    fn add(&mut self, summary: GroupSummary, cost: GroupCost) -> Result<()> {
+        self.group_count += 1;
+        self.total.add(&cost);
+        let group = Reverse(RankedGroup { summary, cost });
+        if self.groups.len() >= self.top {
+            let least = self.groups.peek();
+            if least.is_none_or(|least| *least <= group) {
+                return Ok(());
+            }
+            self.bytes -= self.groups.pop().map_or(0, |least| least.0.bytes());
+        }
+        self.bytes += group.0.bytes();
+        self.held.cover(self.bytes)?;
+        self.groups.push(group);
+        Ok(())
+    }
+
+    fn finish(self, range: TimeRange) -> (GroupCosts, Reservation) {
+        let CostList { groups, group_count, total, held, .. } = self;
+        let groups = groups.into_sorted_vec().into_iter();
+        let groups = groups
+            .map(|Reverse(RankedGroup { summary, cost })| (summary.group, summary.labels, cost));
+        (GroupCosts { range, groups: groups.collect(), group_count, total }, held)
+    }
+}
+
+impl RankedGroup {
+    /// In the heap and in the list that is made of it.
+    fn bytes(&self) -> u64 {
+        self.summary.bytes() + 3 * size_of::<RankedGroup>() as u64
+    }
+}
+
+impl Ord for RankedGroup {
+    fn cmp(&self, other: &RankedGroup) -> Ordering {
+        let by_cost = self.cost.net_bytes().total_cmp(&other.cost.net_bytes());
+        by_cost.then(other.summary.group.cmp(&self.summary.group))
+    }
+}
+
+impl PartialOrd for RankedGroup {
+    fn partial_cmp(&self, other: &RankedGroup) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for RankedGroup {
+    fn eq(&self, other: &RankedGroup) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for RankedGroup {}
 
 fn cost_of(
     snapshot: &Snapshot,
@@ -343,7 +433,7 @@ mod tests {
         lone.push_row(&mut batch, 1_700_000_000_000, &[Some(1.0)]);
         db.write(&mut batch).unwrap();
         let options = CostOptions { block_bytes: 64.0, ..CostOptions::default() };
-        let (costs, _) = db.group_costs(&[], &options, &db.context()).unwrap();
+        let (costs, _) = db.group_costs(&[], &options, usize::MAX, &db.context()).unwrap();
         assert_eq!(costs.groups.len(), 2);
         // A group of one member saves nothing: it has its postings twice. The most expensive comes
         // first.
@@ -374,7 +464,7 @@ mod tests {
         // Tables have the same cost as memory, and a selector selects groups.
         db.flush().unwrap();
         let only = firn_promql::parse_matchers("{device=\"p7\"}").unwrap();
-        let (flushed, _) = db.group_costs(&[only], &options, &db.context()).unwrap();
+        let (flushed, _) = db.group_costs(&[only], &options, usize::MAX, &db.context()).unwrap();
         assert_eq!(flushed.groups, costs.groups[1..]);
     }
 
@@ -382,13 +472,45 @@ mod tests {
     fn groups_without_samples_cost_only_their_labels() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
-        let (none, _) = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        let (none, _) =
+            db.group_costs(&[], &CostOptions::default(), usize::MAX, &db.context()).unwrap();
         assert_eq!((none.groups.len(), none.total), (0, GroupCost::default()));
         let members = [labels(&[("__name__", "flow")])];
         db.resolve_group(&labels(&[("a", "1")]), &members, ForeignMember::Refuse).unwrap();
-        let (costs, held) = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        let (costs, held) =
+            db.group_costs(&[], &CostOptions::default(), usize::MAX, &db.context()).unwrap();
         assert_eq!(costs.total.index_bytes, Cost { alone: 30.0, grouped: 38.0 });
         assert_eq!(costs.total.data_bytes, Cost::default());
         assert!(held.bytes() > 0, "the list is not reserved");
+    }
+
+    /// After a churn of odd labels, the list of all groups and lone series took more memory than a
+    /// query may have, whatever number of them was shown.
+    #[test]
+    fn groups_that_are_not_shown_take_little_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+        let text = |n: usize| format!("{n}{}", "x".repeat(300));
+        let lone: Vec<Labels> = (0..5_000).map(|n| labels(&[("odd", &text(n))])).collect();
+        assert!(db.resolve(&lone).iter().all(Result::is_ok));
+        let members = [labels(&[("__name__", "a")]), labels(&[("__name__", "b")])];
+        for n in 0..2_000 {
+            let own = labels(&[("device", &text(n))]);
+            db.resolve_group(&own, &members[..1 + n % 2], ForeignMember::Refuse).unwrap();
+        }
+        let context = || QueryContext { budget: db.budget().part(1 << 20), ..db.context() };
+        let cost = |top| db.group_costs(&[], &CostOptions::default(), top, &context());
+        let (costs, held) = cost(5).unwrap();
+        assert_eq!((costs.groups.len(), costs.group_count), (5, 2_000));
+        assert_eq!(costs.total.series_count, 3_000);
+        assert!(held.bytes() < 16 << 10, "{}", held.bytes());
+        let all = db.group_costs(&[], &CostOptions::default(), 2_000, &db.context()).unwrap().0;
+        assert_eq!((&all.groups[..5], &all.total), (&costs.groups[..], &costs.total));
+        assert!(all.groups.is_sorted_by(|a, b| a.2.net_bytes() >= b.2.net_bytes()));
+        let (first, _) = db.first_groups(&[], false, 3, &context()).unwrap();
+        assert_eq!(first, db.groups(&[], false, &db.context()).unwrap().0[..3]);
+        // All texts together do not fit, and the error names the setting.
+        let error = cost(2_000).unwrap_err().to_string();
+        assert!(error.contains("--query-memory"), "{error}");
     }
 }

@@ -6,7 +6,9 @@
 //! every write.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
+use firn_engine::Matches;
 use firn_model::{
     Error, ErrorKind, GroupId, Grouping, Labels, Matcher, Pool, QueryContext, Reservation, Result,
     RowBatch, SeriesRef, Slot, Timestamp,
@@ -63,6 +65,13 @@ pub struct GroupMembers {
     pub is_lone: bool,
     /// The members with their own labels, by rising slot.
     pub members: Vec<(Slot, Labels)>,
+}
+
+impl GroupSummary {
+    /// The memory that it takes in a list that grows to twice its length.
+    pub(crate) fn bytes(&self) -> u64 {
+        (2 * size_of::<GroupSummary>() + self.labels.as_encoded().len() + LABELS_BYTES) as u64
+    }
 }
 
 impl GroupRefs {
@@ -291,30 +300,63 @@ impl Db {
         with_lone: bool,
         context: &QueryContext,
     ) -> Result<(Vec<GroupSummary>, Reservation)> {
-        let snapshot = self.snapshot();
-        let mut found: HashMap<GroupId, Vec<Slot>> = HashMap::new();
+        self.first_groups(selectors, with_lone, usize::MAX, context)
+    }
+
+    /// As [`Db::groups`], at most `count_max` of them. Others take the memory of their ids only.
+    ///
+    /// # Errors
+    /// As [`Db::groups`].
+    pub fn first_groups(
+        &self,
+        selectors: &[Vec<Matcher>],
+        with_lone: bool,
+        count_max: usize,
+        context: &QueryContext,
+    ) -> Result<(Vec<GroupSummary>, Reservation)> {
+        let (mut groups, mut bytes) = (Vec::new(), 0);
         let mut held = context.budget.empty(Pool::Query);
+        self.each_group(selectors, with_lone, context, &mut |summary| {
+            if groups.len() >= count_max {
+                return Ok(ControlFlow::Break(()));
+            }
+            bytes += summary.bytes();
+            held.cover(bytes)?;
+            groups.push(summary);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok((groups, held))
+    }
+
+    /// Calls `each` with the groups of [`Db::groups`] until it breaks.
+    pub(crate) fn each_group(
+        &self,
+        selectors: &[Vec<Matcher>],
+        with_lone: bool,
+        context: &QueryContext,
+        each: &mut dyn FnMut(GroupSummary) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let snapshot = self.snapshot();
         let all = [Vec::new()];
         let selectors = if selectors.is_empty() { &all[..] } else { selectors };
-        for matchers in selectors {
-            let one_key = Grouping::By(Vec::new());
-            let matches = snapshot.index().matches(matchers, &one_key, context)?;
-            let list_bytes =
-                matches.series_count() * SLOT_BYTES + matches.groups.len() * GROUP_BYTES;
-            held.grow(list_bytes as u64)?;
-            for group in &matches.groups {
-                let slots = group.members.iter().map(|member| member.slot);
-                found.entry(group.group).or_default().extend(slots);
-            }
-        }
-        let mut groups = Vec::with_capacity(found.len());
-        for (group, mut slots) in found {
+        let one_key = Grouping::By(Vec::new());
+        let matches =
+            |matchers: &Vec<Matcher>| snapshot.index().matches(matchers, &one_key, context);
+        let found: Vec<Matches> = selectors.iter().map(matches).collect::<Result<_>>()?;
+        let mut lists: Vec<_> = found.iter().map(|found| found.groups.iter().peekable()).collect();
+        let mut slots: Vec<Slot> = Vec::new();
+        loop {
             context.cancel.check()?;
+            let heads = lists.iter_mut().filter_map(|list| list.peek().map(|found| found.group));
+            let Some(group) = heads.min() else { return Ok(()) };
+            slots.clear();
+            for found in lists.iter_mut().filter_map(|list| list.next_if(|f| f.group == group)) {
+                slots.extend(found.members.iter().map(|member| member.slot));
+            }
             let Some(info) = snapshot.index().group(group)? else { continue };
             if info.is_lone && !with_lone {
                 continue;
             }
-            held.grow((info.labels.as_encoded().len() + LABELS_BYTES) as u64)?;
             slots.sort_unstable();
             slots.dedup();
             // Further slots belong to series that the caller must not know of.
@@ -322,16 +364,17 @@ impl Db {
                 (false, Some(last)) => last.0.saturating_add(1),
                 _ => info.slot_count,
             };
-            groups.push(GroupSummary {
+            let summary = GroupSummary {
                 group,
                 labels: info.labels,
                 is_lone: info.is_lone,
                 member_count: slots.len() as u64,
                 slot_count,
-            });
+            };
+            if each(summary)?.is_break() {
+                return Ok(());
+            }
         }
-        groups.sort_unstable_by_key(|summary| summary.group);
-        Ok((groups, held))
     }
 
     /// A group with all its members, and the reservation of their memory; `None` for an unknown id.
@@ -363,12 +406,8 @@ impl Db {
     }
 }
 
-// The memory of a group in a map and in the list of summaries.
-const GROUP_BYTES: usize = 128 + 2 * size_of::<GroupSummary>();
 // The memory of an allocated label set beside its text.
 const LABELS_BYTES: usize = 32;
-// The size of a slot in a list, with its share of the list's growth.
-const SLOT_BYTES: usize = 2 * size_of::<Slot>() + 16;
 
 /// The complete label set of each member.
 fn whole_labels(group_labels: &Labels, members: &[Labels]) -> Result<Vec<Labels>> {

@@ -86,7 +86,7 @@ fn no_query_list_or_read_leaves_the_scope() {
             is_clean(name, format!("{values:?}"));
         }
     }
-    let costs = db.group_costs(&[], &CostOptions::default(), &context).unwrap();
+    let costs = db.group_costs(&[], &CostOptions::default(), usize::MAX, &context).unwrap();
     assert_eq!(costs.0.groups.len(), 1);
     assert!(db.cardinality(10, &context).is_err());
     let options =

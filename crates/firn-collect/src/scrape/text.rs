@@ -101,7 +101,7 @@ pub struct Parser<'a> {
     buf: Vec<u8>,
 }
 
-/// Where a part of a text begins.
+/// The begin of a part of a text.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TextPosition {
     /// The number of lines before it.

@@ -125,8 +125,8 @@ impl TestFilter {
 }
 
 impl TestFile {
-    /// Reads a file, whose values take memory of `budget`. Unknown keys are errors. `path` names the
-    /// file in messages.
+    /// Reads a file, whose values take memory of `budget`. Unknown keys are errors. `path` names
+    /// the file in messages.
     ///
     /// # Errors
     /// The mistakes, with Prometheus' texts.

@@ -182,7 +182,10 @@ fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, Ap
 /// `GET /api/v1/groups`.
 async fn list(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     computed(app, request, check, |db, asked, context, packing| {
-        let (mut groups, _list_held) = db.groups(&asked.selectors, asked.with_lone, context)?;
+        // One more shows whether the list is complete.
+        let count_max = if asked.limit > 0 { asked.limit.saturating_add(1) } else { usize::MAX };
+        let (mut groups, _list_held) =
+            db.first_groups(&asked.selectors, asked.with_lone, count_max, context)?;
         let mut warnings = Vec::new();
         if asked.limit > 0 && groups.len() > asked.limit {
             groups.truncate(asked.limit);

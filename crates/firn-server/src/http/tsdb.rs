@@ -114,16 +114,17 @@ async fn groups(State(app): State<Shared>, request: Request<Body>) -> Response<B
         asked.map_err(|why| refused(why, |why| ApiError::bad_data(why.to_string())))
     };
     computed(app, request, check, |db, asked, context, packing| {
-        let (costs, _costs_held) = db.group_costs(&asked.selectors, &asked.options, context)?;
+        let InspectGroups { selectors, options, .. } = &asked;
+        let (costs, _costs_held) =
+            db.group_costs(selectors, options, asked.shown_count(), context)?;
         let head = Value::Object(costs_head(&costs, &asked)).to_string();
         let mut body = HeldBody::success(context)?;
         // The groups are the last field of the object.
         body.push(head.strip_suffix('}').unwrap_or_default())?;
         body.push(r#","groups":"#)?;
         let bytes_max = |(_, labels, _): &&GroupWithCost| GROUP_BYTES + labels_bytes(labels);
-        let shown = costs.groups.iter().take(asked.shown_count());
         let mut fields = GroupFields::new(db);
-        body.push_array(shown, bytes_max, |group, out| {
+        body.push_array(&costs.groups, bytes_max, |group, out| {
             // The labels are the last field of the object.
             let fields = Value::Object(fields.of(group)).to_string();
             out.extend_from_slice(fields.strip_suffix('}').unwrap_or_default().as_bytes());

@@ -1,4 +1,4 @@
-//! Turns: large write bodies pass one after the other when the memory is not enough for all of them.
+//! Turns: large write bodies pass one after the other when memory is not enough for all of them.
 //!
 //! A request takes memory in steps: its body, the decoded values, new series, rows. Large requests
 //! that take these steps at the same time refuse each other, and all of them are repeated. So a

@@ -20,7 +20,8 @@ struct Outcome {
     peak_bytes: u64,
 }
 
-/// Runs `firn` in `folder` with at most 3 GiB of virtual memory. `input` becomes its standard input.
+/// Runs `firn` in `folder` with at most 3 GiB of virtual memory. `input` becomes its standard
+/// input.
 fn run(folder: &Path, arguments: &[&str], input: impl FnOnce(&mut dyn Write) + Send) -> Outcome {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -v 3145728; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_firn")]);
