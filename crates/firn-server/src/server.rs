@@ -3,16 +3,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firn_env::LOCK_FILE;
-use firn_model::{Budget, Error, Result};
+use firn_model::{Budget, Error, Result, Timestamp};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use crate::access::Gate;
 use crate::access::line_log::LineLog;
-use crate::app::App;
+use crate::app::{App, clock_ms};
 use crate::collect::{self, Collect, ConfigPart};
 use crate::config::ServeConfig;
 use crate::database;
@@ -253,6 +253,7 @@ fn open(
                     ready.db.budget().set_meter(move || held_bytes(limit_bytes, release));
                     runtime.spawn(watch_memory(Arc::clone(&app), stopping.clone()));
                 }
+                runtime.spawn(watch_clock(stopping.clone()));
                 runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(collect::run(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(remote_write::run(Arc::clone(&app), stopping.clone()));
@@ -295,6 +296,44 @@ async fn watch_memory(app: Arc<App>, mut stopping: Stopping) {
     }
 }
 
+const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time between two lines about the clock.
+const CLOCK_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Logs steps of the system's clock, until the server stops. Samples without a time, scrapes and
+/// rules follow the clock.
+async fn watch_clock(mut stopping: Stopping) {
+    let mut last = (Instant::now(), clock_ms());
+    let mut logged: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            () = stopped(&mut stopping) => return,
+            () = tokio::time::sleep(CLOCK_INTERVAL) => {}
+        }
+        let now = (Instant::now(), clock_ms());
+        let may_log = logged.is_none_or(|logged| logged.elapsed() >= CLOCK_LOG_INTERVAL);
+        if let Some(step) = clock_step(last, now).filter(|_| may_log) {
+            tracing::warn!("{step}: samples without a time, scrapes and rules follow it");
+            logged = Some(now.0);
+        }
+        last = now;
+    }
+}
+
+/// Describes a step of the clock between two readings: back by a second or more, or forward by a
+/// minute or more, which a machine that was suspended sees too.
+fn clock_step(last: (Instant, Timestamp), now: (Instant, Timestamp)) -> Option<String> {
+    let elapsed_ms = now.0.duration_since(last.0).as_millis() as i64;
+    let step_ms = now.1.saturating_sub(last.1).saturating_sub(elapsed_ms);
+    let direction = match step_ms {
+        ..=-1_000 => "back",
+        60_000.. => "forward",
+        _ => return None,
+    };
+    let step_s = step_ms.unsigned_abs().div_ceil(1_000);
+    Some(format!("the system's clock was set {direction} by {step_s} s"))
+}
+
 const FOLDER_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Ends the process once the file `lock` of its folder is no longer there: the folder was removed,
@@ -331,4 +370,26 @@ fn lock_file(app: &App) -> PathBuf {
 
 async fn finished(opened: &mut oneshot::Receiver<Result<()>>) -> Result<()> {
     opened.await.unwrap_or_else(|_| Err(Error::internal("opening the database panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_the_clock_are_described() {
+        let begun = Instant::now();
+        let later = begun + Duration::from_secs(1);
+        let f = |now_ms: Timestamp, want: Option<&str>| {
+            let found = clock_step((begun, 1_000_000), (later, now_ms));
+            assert_eq!(found.as_deref(), want, "{now_ms}");
+        };
+        f(1_001_000, None);
+        f(1_000_500, None);
+        f(1_060_000, None);
+        f(1_000_000, Some("the system's clock was set back by 1 s"));
+        f(0, Some("the system's clock was set back by 1001 s"));
+        f(1_061_000, Some("the system's clock was set forward by 60 s"));
+        f(i64::MAX, Some("the system's clock was set forward by 9223372036853775 s"));
+    }
 }

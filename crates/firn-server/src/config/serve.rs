@@ -34,6 +34,8 @@ const QUERY_BYTES_MIN: u64 = MIB;
 const RESULT_CACHE_BYTES_MIN: u64 = 8 * MIB;
 // Slabs that hold the larger directories.
 const SLOW_CACHE_BYTES_MIN: u64 = 8 * MIB;
+/// With less, usual requests are refused until a flush, and each needs one.
+const LOG_BYTES_MIN: u64 = 16 * MIB;
 // A query requests 32 objects at a time.
 const PATCHES_MAX: u64 = 32;
 // Smaller frames hold one chunk each. Prometheus accepts no frame above 50 MB.
@@ -164,7 +166,7 @@ settings! {
     restart_time_max: Span = "2s", not_with(&["read-only"]);
 
     /// Size of the log that starts a flush. At twice this size writes are refused with status 429.
-    log_bytes_max: ByteSize = "1GiB", bounds(1, UNBOUNDED), not_with(&["read-only"]);
+    log_bytes_max: ByteSize = "1GiB", bounds(LOG_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Size of the log that is kept for destinations of `remote_write` which have not received it,
     /// beyond the log that a restart needs. Beyond it the oldest part is dropped, and counted in

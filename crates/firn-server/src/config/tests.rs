@@ -302,6 +302,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--slow-tier=foo:bar", "./NAME for a name with a colon"),
         ("--slow-tier=ftp://a/b", "or s3://, gs:// or az:// with bucket"),
         ("--log-sync=interval:0", "--log-sync: expected interval:MILLISECONDS"),
+        ("--log-bytes-max=1MiB", "--log-bytes-max: expected at least 16MiB"),
         ("--log-sync=sometimes", "--log-sync: expected always, never or a duration such as 100ms"),
         ("--log-device=disk", "--log-device: expected file, or memory:"),
         ("--write-lenient=yes", "--write-lenient: expected true or false, got \"yes\""),

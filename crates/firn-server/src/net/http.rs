@@ -22,10 +22,14 @@ use super::service::{Accepted, BoundService, Service, Stopping, stopped};
 use super::socket::{Exchange, Socket};
 use super::table::{ConnectionHandle, ConnectionTable};
 use crate::answer;
+use crate::app::clock_ms;
 
 /// The usual [`HttpOptions::buffer_bytes_max`]. With hyper's default of 400 KiB this buffer would
 /// be most of the memory of an idle sender.
 pub(crate) const BUFFER_BYTES_MAX: usize = 128 << 10;
+
+/// The end of the year 9999.
+const HTTP_DATE_MAX: i64 = 253_402_300_799_999;
 
 /// The address of the client: an extension of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +97,8 @@ pub(super) async fn serve_stream(
     });
     let mut builder = http1::Builder::new();
     builder.header_read_timeout(None).max_buf_size(http.options.buffer_bytes_max);
+    // A later date has no form in HTTP, and the library panics.
+    builder.auto_date_header(clock_ms() <= HTTP_DATE_MAX);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(socket), service));
     // An error here is a client that disconnected or is too slow; there is nothing to do.
     tokio::select! {
