@@ -8,7 +8,7 @@ use std::sync::Arc;
 use firn_engine::{CopyReport, Engine, RestoreReport};
 use firn_env::{
     Bucket, Disk, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, is_bucket_folder,
-    open_bucket, open_bucket_to_read,
+    open_bucket, open_bucket_to_read, scheme_of,
 };
 use firn_model::{Error, ErrorKind, Reservation, Result};
 
@@ -31,6 +31,7 @@ pub fn local_env(folder: &Path) -> Result<Env> {
 /// `Invalid` for an unsupported URL; those of [`local_env`].
 pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
     check_data_folder(folder)?;
+    check_slow_tier(folder, slow_tier)?;
     env_with(folder, || open_bucket(slow_tier))
 }
 
@@ -93,6 +94,40 @@ pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
          tier",
         folder.display()
     )))
+}
+
+/// # Errors
+/// `Invalid` if `slow_tier` is a folder among the files of the fast tier of `folder`: their names
+/// would be objects.
+fn check_slow_tier(folder: &Path, slow_tier: &str) -> Result<()> {
+    let path = slow_tier.strip_prefix("file://").unwrap_or(slow_tier);
+    if scheme_of(path).is_some() {
+        return Ok(());
+    }
+    let fast = real_path(&folder.join("fast"));
+    match real_path(Path::new(path)).starts_with(&fast) {
+        true => Err(Error::invalid(format!(
+            "--slow-tier: {slow_tier} is in {}, the folder of recent data: choose another folder, \
+             such as {}",
+            fast.display(),
+            folder.join("slow").display()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// The path without links and `..`, as far as it exists.
+fn real_path(path: &Path) -> PathBuf {
+    if let Ok(real) = fs::canonicalize(path) {
+        return real;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => {
+            real_path(Path::new(".")).join(name)
+        }
+        (Some(parent), Some(name)) => real_path(parent).join(name),
+        _ => path.to_owned(),
+    }
 }
 
 fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
@@ -238,4 +273,35 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 
 fn failed(path: &Path, error: std::io::Error) -> Error {
     Error::unavailable(format!("cannot copy to {}", path.display())).because(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, the server started and no upload ever worked.
+    #[test]
+    fn the_slow_tier_is_not_among_recent_data() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("data");
+        fs::create_dir_all(folder.join("fast")).unwrap();
+        std::os::unix::fs::symlink(folder.join("fast"), root.path().join("link")).unwrap();
+        let f = |slow_tier: &str, is_right: bool| {
+            let slow_tier = root.path().join(slow_tier).display().to_string();
+            for slow_tier in [slow_tier.clone(), format!("file://{slow_tier}")] {
+                let checked = check_slow_tier(&folder, &slow_tier);
+                assert_eq!(checked.is_ok(), is_right, "{slow_tier}: {checked:?}");
+            }
+        };
+        f("data/slow", true);
+        f("data/faster", true);
+        f("other", true);
+        f("data/fast", false);
+        f("data/fast/a/b", false);
+        f("data/fast/../fast", false);
+        f("link/tier", false);
+        assert!(check_slow_tier(&folder, "s3://bucket/data/fast").is_ok());
+        let error = local_env_with_slow_tier(&folder, &folder.join("fast").to_string_lossy());
+        assert!(error.unwrap_err().to_string().contains("choose another folder, such as"));
+    }
 }

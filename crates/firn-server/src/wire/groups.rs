@@ -312,7 +312,7 @@ impl GroupParts {
             series.iter().enumerate().try_for_each(|(idx, labels)| {
                 has_name(labels).map_err(|e| e.context(format!("series[{idx}]")))
             })?;
-            check_repeats(&series, "series")?;
+            check_repeats(&series, "series", Labels::to_string)?;
             return Ok(Columns::Series(series));
         }
         if by_refs {
@@ -320,7 +320,7 @@ impl GroupParts {
             let group = self.group.ok_or_else(|| missing("group"))?;
             let slots = self.slots.ok_or_else(|| missing("slots"))?;
             check_count(slots.len(), "slots")?;
-            check_repeats(&slots, "slots")?;
+            check_repeats(&slots, "slots", |slot: &Slot| slot.0.to_string())?;
             return Ok(Columns::Slots { group, slots });
         }
         let labels = self.labels.unwrap_or_else(Labels::empty);
@@ -330,7 +330,7 @@ impl GroupParts {
             check_member(&labels, member, self.limits.as_ref())
                 .map_err(|e| e.context(format!("members[{idx}]")))?;
         }
-        check_repeats(&members, "members")?;
+        check_repeats(&members, "members", Labels::to_string)?;
         Ok(Columns::Members { labels, members })
     }
 }
@@ -367,13 +367,17 @@ fn check_count(count: usize, what: &str) -> Result<()> {
 }
 
 /// Refuses repeated columns, because a value would belong to two of them.
-fn check_repeats<T: std::hash::Hash + Eq + fmt::Debug>(columns: &[T], what: &str) -> Result<()> {
+fn check_repeats<T: std::hash::Hash + Eq>(
+    columns: &[T],
+    what: &str,
+    text: impl Fn(&T) -> String,
+) -> Result<()> {
     let mut seen = std::collections::HashMap::with_capacity(columns.len());
     for (idx, column) in columns.iter().enumerate() {
         if let Some(first) = seen.insert(column, idx) {
             return Err(Error::invalid(format!(
                 "{what}[{first}] and {what}[{idx}] are the same: {}",
-                excerpt(&format!("{column:?}"))
+                excerpt(&text(column))
             )));
         }
     }
@@ -501,7 +505,7 @@ mod tests {
         f(r#"{"slots":[1]}"#, "group is missing");
         f(r#"{"group":1}"#, "slots is missing");
         f(r#"{"group":1,"slots":[]}"#, "slots is empty");
-        f(r#"{"group":1,"slots":[3,4,3]}"#, "slots[0] and slots[2] are the same");
+        f(r#"{"group":1,"slots":[3,4,3]}"#, "slots[0] and slots[2] are the same: 3");
         f(r#"{"group":-1,"slots":[3]}"#, ".group: -1 is not");
         f(r#"{"group":1,"slots":[4294967296]}"#, ".slots[0]: 4294967296 is not");
         f(&format!(r#"{{"series":[{m},{m}]}}"#), "series[0] and series[1] are the same: m");
