@@ -28,7 +28,7 @@ use crate::app::clock_ms;
 /// be most of the memory of an idle sender.
 pub(crate) const BUFFER_BYTES_MAX: usize = 128 << 10;
 
-/// The end of the year 9999.
+/// The end of the year 9999: a later date has no form in HTTP, and hyper panics.
 const HTTP_DATE_MAX: i64 = 253_402_300_799_999;
 
 /// The address of the client: an extension of every request.
@@ -81,6 +81,9 @@ pub(super) async fn serve_stream(
     mut stopping: Stopping,
 ) {
     let exchange = Arc::new(Exchange::default());
+    if clock_ms() > HTTP_DATE_MAX {
+        return;
+    }
     let socket = Socket::new(stream, Arc::clone(&handle), Arc::clone(&exchange));
     let (http, handle, requests) = (&*http, &*handle, &exchange);
     let service = service_fn(move |request: Request<Incoming>| {
@@ -97,8 +100,6 @@ pub(super) async fn serve_stream(
     });
     let mut builder = http1::Builder::new();
     builder.header_read_timeout(None).max_buf_size(http.options.buffer_bytes_max);
-    // A later date has no form in HTTP, and the library panics.
-    builder.auto_date_header(clock_ms() <= HTTP_DATE_MAX);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(socket), service));
     // An error here is a client that disconnected or is too slow; there is nothing to do.
     tokio::select! {
