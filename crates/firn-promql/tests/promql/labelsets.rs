@@ -2,7 +2,7 @@
 //! instant and in range queries.
 
 use firn_model::{Labels, QueryContext};
-use firn_promql::{EvalOptions, eval, parse};
+use firn_promql::{EvalOptions, Value, eval, parse, prepare};
 use firn_promqltest::MemorySelect;
 
 const END: i64 = 120_000;
@@ -77,4 +77,33 @@ fn functions_that_keep_the_name_do_not() {
     ] {
         check(query, false);
     }
+}
+
+/// A value with a byte that is no text selected the series with the replacement character.
+#[test]
+fn a_matcher_that_is_not_utf8_equals_no_label() {
+    let mut store = MemorySelect::new();
+    for value in ["\u{fffd}", "x", ""] {
+        store.push(&Labels::from_pairs([("__name__", "m"), ("a", value)]).unwrap(), 0, 1.0);
+    }
+    let count = |query: &str| {
+        let options = EvalOptions::instant(0);
+        let output = eval(&parse(query).unwrap(), &store, &options, &QueryContext::unbounded());
+        let Value::Vector(vector) = output.unwrap().value else { panic!("no vector") };
+        vector.len()
+    };
+    for (query, want) in [
+        ("m{a=\"\u{fffd}\"}", 1),
+        (r#"m{a="\xff"}"#, 0),
+        (r#"m{a="x\xff"}"#, 0),
+        (r#"m{a!="\xff"}"#, 3),
+    ] {
+        assert_eq!(count(query), want, "{query}");
+    }
+    for query in [r#"m{a=~"\xff"}"#, r#"m{a!~"x|\xff"}"#] {
+        let error = parse(query).unwrap_err().to_string();
+        assert!(error.contains("error parsing regexp: invalid UTF-8: "), "{error}");
+    }
+    let all = prepare(r#"{a!="\xff"}"#, &QueryContext::unbounded());
+    assert!(all.is_err(), "it selects all series");
 }

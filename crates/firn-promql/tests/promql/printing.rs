@@ -54,6 +54,10 @@ fn queries_have_one_form() {
     check("+foo", "+foo");
     check("0x1F + 5m", "31 + 5m");
     check("\"\\xff\\n\"", "\"\\xff\\n\"");
+    // Such a value equals no label. It was the replacement character, which a label may have.
+    check("foo{a=\"\\xff\"}", "foo{a=~\"[^\\\\x00-\\\\x{10FFFF}]\"}");
+    check("foo{a!=\"\\xff\"}", "foo{a!~\"[^\\\\x00-\\\\x{10FFFF}]\"}");
+    check("foo{a=\"\u{fffd}\"}", "foo{a=\"\u{fffd}\"}");
     check("sum + by", "sum + by");
     check("fill + fill(0) fill", "fill + fill (0) fill");
     check("max_of(1, min_of(2, 3))", "max_of(1, min_of(2, 3))");

@@ -361,8 +361,7 @@ impl<'a> Parser<'a> {
             .ok_or_else(|| self.error(token.span, "error unquoting string: invalid syntax"))
     }
 
-    /// A string that must be UTF-8: names and matcher values. An invalid byte can match no label;
-    /// it becomes the replacement character.
+    /// A string that must be UTF-8: a name. An invalid byte becomes the replacement character.
     fn string_text(&self, token: Token) -> Parsed<String> {
         Ok(String::from_utf8_lossy(&self.string_bytes(token)?).into_owned())
     }

@@ -4,7 +4,10 @@ use firn_model::{METRIC_NAME, MatchOp, Matcher};
 
 use super::{MATCHER_COUNT_MAX, Parsed, Parser};
 use crate::syntax::lexer::TokenKind;
-use crate::syntax::{BinaryOp, BoundaryMode, Length, Node, NodeKind, Selector};
+use crate::syntax::{BinaryOp, BoundaryMode, Length, Node, NodeKind, Selector, go_quote};
+
+/// The regular expression that matches no text, as Go prints it.
+const NO_TEXT: &str = r"[^\x00-\x{10FFFF}]";
 
 impl Parser<'_> {
     pub(super) fn selector(&mut self) -> Parsed<Node> {
@@ -72,10 +75,25 @@ impl Parser<'_> {
         };
         self.take();
         let value_token = self.expect(TokenKind::String, context, "string")?;
-        let value = self.string_text(value_token)?;
-        let matcher = Matcher::parsed(name, op, value);
+        let span = name_token.span.to(value_token.span);
+        let matcher = match String::from_utf8(self.string_bytes(value_token)?) {
+            Ok(value) => Matcher::parsed(name, op, value),
+            // A label has text: it never equals such a value.
+            Err(error) => {
+                let op = match op {
+                    MatchOp::Equal => MatchOp::Regex,
+                    MatchOp::NotEqual => MatchOp::NotRegex,
+                    MatchOp::Regex | MatchOp::NotRegex => {
+                        let pattern = go_quote(error.as_bytes());
+                        let what = format!("error parsing regexp: invalid UTF-8: {pattern}");
+                        return Err(self.error(span, what));
+                    }
+                };
+                Matcher::parsed(name, op, NO_TEXT)
+            }
+        };
         if matcher.needs_compiling() {
-            self.regexes.push((matcher.clone(), name_token.span.to(value_token.span)));
+            self.regexes.push((matcher.clone(), span));
         }
         Ok(matcher)
     }
