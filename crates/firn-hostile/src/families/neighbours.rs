@@ -1,7 +1,6 @@
 //! Neighbours: clients that take all that they are granted, for as long as they can, beside one
 //! that writes and queries a little.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -90,7 +89,6 @@ fn writers() -> Vec<Attack> {
         attack("writes of long new series", beside(20, new_series), accepted()),
         attack("writes of many samples", beside(10, samples), accepted()),
         attack("imports of text", beside(10, import), accepted()),
-        attack("large imports beside a large one", large_beside(4, import), accepted()).quick(),
         attack(
             "transactions of all series",
             beside(20, move || json("/api/v1/transaction", transaction)),
@@ -122,25 +120,6 @@ fn accepted() -> Expect {
 
 /// Clients that send without a pause, beside the neighbour. The responses are the neighbour's.
 fn beside(clients: usize, request: impl Fn() -> Request + Send + Sync + 'static) -> Action {
-    beside_one(clients, request, neighbour)
-}
-
-/// Clients that send without a pause, beside one that sends the same a few times.
-fn large_beside(clients: usize, request: impl Fn() -> Request + Send + Sync + 'static) -> Action {
-    let request = Arc::new(request);
-    let one = Arc::clone(&request);
-    let insists = move |target: &Target| {
-        let patience = target.limit(PATIENCE);
-        (0..ROUNDS).map(|_| insist(patience, || one().send(target), 204)).collect()
-    };
-    beside_one(clients, move || request(), insists)
-}
-
-fn beside_one(
-    clients: usize,
-    request: impl Fn() -> Request + Send + Sync + 'static,
-    neighbour: impl Fn(&Target) -> Vec<Answer> + 'static,
-) -> Action {
     script(move |target| {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
