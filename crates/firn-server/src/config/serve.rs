@@ -165,7 +165,8 @@ settings! {
     /// measured speed of this machine. A machine that cannot flush as fast takes longer.
     restart_time_max: Span = "2s", not_with(&["read-only"]);
 
-    /// Size of the log that starts a flush. At twice this size writes are refused with status 429.
+    /// Size of the log that starts a flush, at least 16 MiB. At twice this size writes are refused
+    /// with status 429.
     log_bytes_max: ByteSize = "1GiB", bounds(LOG_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Size of the log that is kept for destinations of `remote_write` which have not received it,
