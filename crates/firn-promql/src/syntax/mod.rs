@@ -88,9 +88,15 @@ impl Expr {
         }
         Ok(())
     }
+
     /// The query text.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The query text without a copy.
+    pub fn shared_text(&self) -> Arc<str> {
+        Arc::clone(&self.text)
     }
 
     /// The type of its value.

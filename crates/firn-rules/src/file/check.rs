@@ -53,7 +53,7 @@ fn checked_group(
             let number = idx.saturating_add(1);
             format!("{place}group {group}, rule {number}, {name}: {text}")
         }));
-        rules.extend(expr.map(|expr| into_rule(rule, Arc::new(expr), &group.labels)));
+        rules.extend(expr.map(|expr| into_rule(rule, expr, &group.labels)));
     }
     Ok(FileGroup {
         name: group.name,
@@ -73,7 +73,7 @@ fn check_rule(
     rule: &RuleText,
     options: &ReadOptions,
     mistakes: &mut Vec<(String, String)>,
-) -> Result<Option<Expr>, Error> {
+) -> Result<Option<Arc<Expr>>, Error> {
     let (record, alert) = (&rule.record.value, &rule.alert.value);
     let both = || format!("{}: {}: ", place(&rule.record), place(&rule.alert));
     let at_expr = format!("{}: ", place(&rule.expr));
@@ -89,6 +89,8 @@ fn check_rule(
     let mut expr = None;
     if rule.expr.value.is_empty() {
         mistakes.push((at_expr, "field 'expr' must be set in rule".to_owned()));
+    } else if let Some(running) = options.running.take(&rule.expr.value) {
+        expr = Some(running);
     } else {
         // The limit on regular expressions is one of a query, not of a file.
         let regexes = RegexAllowance::default();
@@ -97,7 +99,7 @@ fn check_rule(
         let refusals = || budget.usage().refused.iter().sum::<u64>();
         let before = refusals();
         match prepare(&rule.expr.value, &context) {
-            Ok(parsed) => expr = Some(parsed),
+            Ok(parsed) => expr = Some(Arc::new(parsed)),
             // Others have the memory: it is no mistake of the file.
             Err(_)
                 if refusals() > before

@@ -1,19 +1,22 @@
 //! Rule files: their text as checked groups.
 //!
 //! [`RuleFile::parse`] reads a file with all mistakes in it, [`duplicates`] are the findings of
-//! the lint. Reading order: `section`, `check`, `lint`.
+//! the lint. Reading order: `section`, `check`, `running`, `lint`.
 
 mod check;
 mod lint;
+mod running;
 mod section;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use firn_model::{Budget, Error, QueryContext, Reservation};
 use firn_yaml::{Document, Field};
 
 pub use firn_yaml::UnknownKeys;
 pub use lint::{DuplicateRule, duplicates, duplicates_text};
+pub use running::RunningExprs;
 
 use super::group::{Group, GroupOptions, Rule, RunningRule};
 use section::FileText;
@@ -37,6 +40,8 @@ pub struct ReadOptions {
     pub unknown: UnknownKeys,
     /// The limits of expressions.
     pub context: QueryContext,
+    /// The expressions of rules that run in the memory of `context`.
+    pub running: Arc<RunningExprs>,
 }
 
 /// Those of a tool: without limits.
@@ -46,6 +51,7 @@ impl Default for ReadOptions {
             names: RuleNames::Utf8,
             unknown: UnknownKeys::Refused,
             context: QueryContext::unbounded(),
+            running: Arc::default(),
         }
     }
 }

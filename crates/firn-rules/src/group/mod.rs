@@ -134,8 +134,11 @@ impl Rule {
 
     /// Whether a reload keeps the rule: all its texts are equal.
     pub fn is_same(&self, other: &Rule) -> bool {
-        let same_expr = self.expr().to_string() == other.expr().to_string();
-        same_expr
+        // A reload uses running expressions again, so that texts are rarely compared.
+        let (expr, other_expr) = (self.expr(), other.expr());
+        let is_same_expr =
+            Arc::ptr_eq(expr, other_expr) || expr.to_string() == other_expr.to_string();
+        is_same_expr
             && self.has_identity_of(other)
             && match (self, other) {
                 (Rule::Alerting(a), Rule::Alerting(b)) => {

@@ -6,8 +6,12 @@ use std::sync::Arc;
 use firn_collect::config::{Config, Files, glob};
 use firn_collect::relabel::NameScheme;
 use firn_model::{Error, ErrorKind, Pool, QueryContext, Reservation, Result};
-use firn_rules::file::{MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, UnknownKeys};
+use firn_rules::file::{
+    MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, RunningExprs, UnknownKeys,
+};
 use firn_rules::group::Group;
+
+use super::view::ShownGroup;
 
 /// All groups of a configuration, not running yet.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ pub(super) struct EvaluationSettings {
 }
 
 /// Reads the rule files of `config`. A file that several patterns match is read once.
-/// `is_restored` as in [`Group::new`].
+/// Expressions of `running` groups are used again. `is_restored` as in [`Group::new`].
 ///
 /// # Errors
 /// `Invalid` with all mistakes of all files, as promtool prints them; `Unavailable` if a file
@@ -41,13 +45,19 @@ pub(super) fn load(
     config: &Config,
     files: &dyn Files,
     context: QueryContext,
+    running: &[Arc<ShownGroup>],
     is_restored: bool,
 ) -> Result<LoadedRules> {
     let names = match config.global.metric_name_validation_scheme {
         NameScheme::Legacy => RuleNames::Legacy,
         _ => RuleNames::Utf8,
     };
-    let options = ReadOptions { names, unknown: UnknownKeys::Refused, context };
+    let rule_count: usize = running.iter().map(|group| group.rules.len()).sum();
+    let running_bytes = (rule_count as u64).saturating_mul(RunningExprs::EXPR_BYTES);
+    let _running_held = files.budget().reserve(Pool::Requests, running_bytes)?;
+    let rules = running.iter().flat_map(|group| &group.rules);
+    let running = Arc::new(rules.map(|rule| rule.expr()).collect());
+    let options = ReadOptions { names, unknown: UnknownKeys::Refused, context, running };
     let interval_ms = ms(config.global.evaluation_interval.as_ms());
     let mut paths = BTreeSet::new();
     for pattern in &config.rule_files {

@@ -116,7 +116,7 @@ impl RuleManager {
     pub(crate) fn check(&self, config: &Config, files: &dyn Files) -> Result<CheckedRules> {
         let context = QueryContext::new(CancelToken::new(), self.evaluator.options.budget.clone());
         let is_restored = self.is_configured.load(Ordering::Relaxed);
-        let mut loaded = load(config, files, context, is_restored)?;
+        let mut loaded = load(config, files, context, &self.groups(), is_restored)?;
         let mut labels = loaded.settings.external_labels.as_ref().clone();
         labels.extend(self.evaluator.options.external_labels.clone());
         loaded.settings.external_labels = Arc::new(labels);

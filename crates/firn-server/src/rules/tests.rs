@@ -602,6 +602,33 @@ fn rules_are_read_while_results_fill_the_memory() {
 }
 
 /// A database with series of `x`, and one rule with an alert for each of them.
+/// Before, a reload needed the memory of all expressions once more.
+#[test]
+fn a_reload_takes_no_memory_for_expressions_that_run() {
+    let mut scene = Scene::with_memory(2 << 20);
+    let rule = |idx: usize| format!("  - {{record: r{idx}, expr: 'sum by (a, b) (m{idx}) / 2'}}\n");
+    let file = |count: usize| {
+        let rules: String = (0..count).map(rule).collect();
+        format!("groups:\n- name: g\n  rules:\n{rules}")
+    };
+    let fits = |scene: &mut Scene, count: usize| scene.load(&[("a.yml", &file(count))]).is_ok();
+    let mut count = 100;
+    while fits(&mut scene, count * 5 / 4) {
+        count = count * 5 / 4;
+    }
+    // The expressions take over half of their memory.
+    let used = scene.manager.memory().used_bytes;
+    assert!(used > (2 << 20) / 16, "{used}");
+    let running = Arc::clone(scene.manager.groups()[0].rules[0].expr());
+    let changed = file(count).replace("record: r7,", "record: other,");
+    scene.load(&[("a.yml", &changed)]).unwrap();
+    assert!(Arc::ptr_eq(&running, scene.manager.groups()[0].rules[0].expr()));
+    assert_eq!(scene.manager.memory().used_bytes, used);
+    // Those of removed rules are free.
+    scene.load(&[("a.yml", &file(1))]).unwrap();
+    assert!(scene.manager.memory().used_bytes < used / 50);
+}
+
 fn alert_for_each(count: usize, memory_bytes: u64, texts: &str) -> Scene {
     let mut scene = Scene::with_memory(memory_bytes);
     for idx in 0..count {
