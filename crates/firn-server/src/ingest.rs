@@ -79,8 +79,10 @@ struct Work {
     decoded: Decoded,
     /// The reference of each series, once it is known.
     found: Vec<Option<SeriesRef>>,
-    /// Indexes of series that the cache did not know, and their labels.
+    /// Indexes of series that the cache did not know.
     unknown: Vec<u32>,
+    /// Those of one piece of them, and their labels.
+    piece: Vec<u32>,
     labels: Vec<Labels>,
     builder: LabelsBuilder,
     /// Memory of new series between index and log, until the request ends.
@@ -156,13 +158,14 @@ const NAMED_COUNT_MAX: usize = 3;
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 // New series are rare; the list of their labels stays small between requests.
 const LABELS_KEPT_MAX: usize = 1_024;
-// The bytes of a new series' labels exist in a label set, in its definition, which grows by
-// doubling, and in the log's buffer.
-const NEW_LABEL_COPIES: u64 = 4;
-// A label set beside its bytes.
+// The bytes of a new series' labels exist in the log's buffer until the end of the request. The
+// buffer grows by doubling.
+const DEFINITION_COPIES: u64 = 2;
+// A label set beside its bytes, and its definition.
 const NEW_SERIES_BYTES: u64 = 64;
-// Unknown series that are resolved together. Each that is refused has an error of some 300 bytes:
-// 300,000 series of one request took 96 MB, outside of the budget.
+// Unknown series that are resolved together, and whose label sets are in memory. Each that is
+// refused has an error of some 300 bytes: 300,000 series of one request took 96 MB, outside of the
+// budget.
 const RESOLVED_AT_ONCE: usize = 4_096;
 // Rows of a usual request, some 40 bytes each.
 const CELLS_KEPT_MAX: usize = 4_096;
@@ -313,7 +316,7 @@ impl Ingest {
         let mut outcome = Outcome::of(&work.decoded);
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
-        work.new_bytes = work.unknown_label_bytes(labels.added_bytes);
+        work.new_bytes = work.new_series_bytes(labels.added_bytes);
         let DecodeMemory { held, body_bytes, unpacked_bytes } = memory;
         let wanted = work.new_bytes.saturating_add((unpacked_bytes + work.needed_bytes()) as u64);
         held.shrink(held.bytes().saturating_sub(wanted));
@@ -382,8 +385,8 @@ impl Ingest {
     ) -> Result<()> {
         let found = self.db.find(&work.labels)?;
         let mut admitted = bucket.take_up_to(found.iter().filter(|one| one.is_none()).count());
-        let (unknown, labels) = (mem::take(&mut work.unknown), mem::take(&mut work.labels));
-        for ((idx, labels), found) in unknown.into_iter().zip(labels).zip(found) {
+        let (piece, labels) = (mem::take(&mut work.piece), mem::take(&mut work.labels));
+        for ((idx, labels), found) in piece.into_iter().zip(labels).zip(found) {
             if found.is_none() && admitted == 0 {
                 let limit = SeriesLimit::PerSecond;
                 let kind = ErrorKind::SeriesLimit { limit, retry_after_ms: 1_000 };
@@ -396,16 +399,16 @@ impl Ingest {
                 continue;
             }
             admitted -= usize::from(found.is_none());
-            work.unknown.push(idx);
+            work.piece.push(idx);
             work.labels.push(labels);
         }
         Ok(())
     }
 
-    /// Parses the labels of series that the cache does not know and resolves them in the database.
+    /// Resolves the series that the cache does not know in the database.
     ///
     /// # Errors
-    /// Those that make the whole request malformed.
+    /// Those that make the whole request malformed; then no series was defined.
     fn resolve_unknown(
         &self,
         generation: u32,
@@ -413,61 +416,80 @@ impl Ingest {
         labels: SeriesLabels<'_>,
         outcome: &mut Outcome,
     ) -> Result<()> {
-        work.unknown.clear();
-        work.labels.clear();
-        for (idx, (series, samples)) in work.decoded.iter().enumerate() {
-            if work.found.get(idx).is_none_or(Option::is_some) {
-                continue;
+        let mut unknown = mem::take(&mut work.unknown);
+        unknown.clear();
+        let indexes = work.found.iter().zip(0u32..).filter(|(found, _)| found.is_none());
+        unknown.extend(indexes.map(|(_, idx)| idx));
+        if unknown.len() > RESOLVED_AT_ONCE {
+            for &idx in &unknown {
+                let Some(series) = work.decoded.series.get(idx as usize) else { continue };
+                if let Err(LabelFault::Malformed(why)) = (labels.parse)(series, &mut work.builder) {
+                    return Err(why);
+                }
             }
+        }
+        for piece in unknown.chunks(RESOLVED_AT_ONCE) {
+            self.resolve_piece(piece, work, labels, outcome)?;
+        }
+        let known = unknown.iter().filter_map(|&idx| {
+            let series = work.decoded.series.get(idx as usize).filter(|s| s.cacheable)?;
+            Some((series.hash, (*work.found.get(idx as usize)?)?))
+        });
+        self.cache.insert(generation, known);
+        work.unknown = unknown;
+        Ok(())
+    }
+
+    /// Parses the labels of the series `piece` and resolves them.
+    fn resolve_piece(
+        &self,
+        piece: &[u32],
+        work: &mut Work,
+        labels: SeriesLabels<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        work.piece.clear();
+        work.labels.clear();
+        for &idx in piece {
+            let Some(series) = work.decoded.series.get(idx as usize) else { continue };
             match (labels.parse)(series, &mut work.builder) {
                 Ok(labels) => {
-                    work.unknown.push(idx as u32);
+                    work.piece.push(idx);
                     work.labels.push(labels);
                 }
                 Err(LabelFault::Refused(why)) => {
-                    outcome.tally.reject_series(Reason::of(&why), samples.len() as u64);
+                    let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
+                    outcome.tally.reject_series(Reason::of(&why), sample_count);
                     outcome.refused.series(&why);
                 }
                 Err(LabelFault::Malformed(why)) => return Err(why),
             }
         }
-        if work.labels.is_empty() {
-            return Ok(());
-        }
-        if let Some(bucket) = work.new_series.take() {
+        if let Some(bucket) = work.new_series.clone() {
             self.admit_new(&bucket, work, outcome)?;
         }
-        let pieces = work.unknown.chunks(RESOLVED_AT_ONCE);
-        let is_limited = labels.is_limited;
-        for (unknown, labels) in pieces.zip(work.labels.chunks(RESOLVED_AT_ONCE)) {
-            let resolved = match is_limited {
-                true => {
-                    let first = |&idx: &u32| {
-                        let samples = work.decoded.samples_of(idx as usize);
-                        samples.first().map_or(0, |sample| sample.ts)
-                    };
-                    let times: Vec<Timestamp> = unknown.iter().map(first).collect();
-                    self.db.resolve_at(labels, &times)
+        let resolved = match labels.is_limited {
+            true => {
+                let first = |&idx: &u32| {
+                    let samples = work.decoded.samples_of(idx as usize);
+                    samples.first().map_or(0, |sample| sample.ts)
+                };
+                let times: Vec<Timestamp> = work.piece.iter().map(first).collect();
+                self.db.resolve_at(&work.labels, &times)
+            }
+            false => self.db.resolve_exempt(&work.labels),
+        };
+        for ((&idx, labels), resolved) in work.piece.iter().zip(&work.labels).zip(resolved) {
+            match (resolved, work.found.get_mut(idx as usize)) {
+                (Ok(series_ref), Some(found)) => *found = Some(series_ref),
+                (Err(why), _) => {
+                    let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
+                    outcome.tally.reject_series(Reason::of(&why), sample_count);
+                    outcome.without_series(why, labels);
                 }
-                false => self.db.resolve_exempt(labels),
-            };
-            for ((&idx, labels), resolved) in unknown.iter().zip(labels).zip(resolved) {
-                match (resolved, work.found.get_mut(idx as usize)) {
-                    (Ok(series_ref), Some(found)) => *found = Some(series_ref),
-                    (Err(why), _) => {
-                        let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
-                        outcome.tally.reject_series(Reason::of(&why), sample_count);
-                        outcome.without_series(why, labels);
-                    }
-                    (Ok(_), None) => {}
-                }
+                (Ok(_), None) => {}
             }
         }
-        let known = work.unknown.iter().filter_map(|&idx| {
-            let series = work.decoded.series.get(idx as usize).filter(|s| s.cacheable)?;
-            Some((series.hash, (*work.found.get(idx as usize)?)?))
-        });
-        self.cache.insert(generation, known);
         Ok(())
     }
 
@@ -521,14 +543,22 @@ impl Scratch {
 }
 
 impl Work {
-    /// Label bytes of the series that the cache does not know, each with `added_bytes`.
-    fn unknown_label_bytes(&self, added_bytes: u64) -> u64 {
-        let unknown = self.decoded.series.iter().zip(&self.found).filter(|one| one.1.is_none());
-        let bytes = |series: &EncodedSeries| {
-            let label_bytes = added_bytes.saturating_add(series.span().len() as u64);
-            NEW_LABEL_COPIES.saturating_mul(label_bytes).saturating_add(NEW_SERIES_BYTES)
-        };
-        unknown.fold(0, |sum, (series, _)| sum.saturating_add(bytes(series)))
+    /// The memory of the series that the cache does not know, each with `added_bytes` of labels:
+    /// the label sets of one piece, and all definitions.
+    fn new_series_bytes(&self, added_bytes: u64) -> u64 {
+        let all = self.decoded.series.iter().zip(&self.found);
+        let unknown = all.filter(|(_, found)| found.is_none()).map(|(series, _)| series);
+        let (mut definitions, mut piece, mut largest_piece) = (0u64, 0u64, 0);
+        for (idx, series) in unknown.enumerate() {
+            let bytes = added_bytes.saturating_add(series.span().len() as u64);
+            definitions = definitions.saturating_add(DEFINITION_COPIES.saturating_mul(bytes));
+            if idx.is_multiple_of(RESOLVED_AT_ONCE) {
+                piece = 0;
+            }
+            piece = piece.saturating_add(bytes).saturating_add(NEW_SERIES_BYTES);
+            largest_piece = piece.max(largest_piece);
+        }
+        definitions.saturating_add(largest_piece)
     }
 
     fn needed_bytes(&self) -> usize {

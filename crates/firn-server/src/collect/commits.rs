@@ -221,10 +221,13 @@ mod tests {
         rows
     }
 
-    /// Runs the commits of `adding` and returns them: scrapes, rows and generation of each.
+    /// Runs the commits of `adding` and returns them: scrapes, rows and generation of each. `adding`
+    /// gets a function that waits until commits with this number of rows in all have begun. None
+    /// ends while `gate` is locked.
     fn commits_of(
         commits: &Commits<u64>,
-        adding: impl FnOnce(&dyn Fn()),
+        gate: &std::sync::Mutex<()>,
+        adding: impl FnOnce(&dyn Fn(usize)),
     ) -> Vec<(Vec<u64>, usize, u32)> {
         let (sender, receiver) = channel();
         let (begun, has_begun) = channel();
@@ -234,8 +237,9 @@ mod tests {
                 let sender = std::sync::Mutex::new(sender);
                 let generation = std::cell::Cell::new(0);
                 commits.run(
-                    |_, of| {
-                        begun.lock().unwrap().send(()).unwrap();
+                    |rows, of| {
+                        begun.lock().unwrap().send(rows.len()).unwrap();
+                        drop(gate.lock());
                         generation.set(of);
                         Err(Error::closed("a test"))
                     },
@@ -247,7 +251,12 @@ mod tests {
                     || (),
                 );
             });
-            adding(&|| has_begun.recv().unwrap());
+            let begun_count = std::cell::Cell::new(0);
+            adding(&|row_count| {
+                while begun_count.get() < row_count {
+                    begun_count.set(begun_count.get() + has_begun.recv().unwrap());
+                }
+            });
             commits.close();
         });
         receiver.try_iter().collect()
@@ -257,9 +266,11 @@ mod tests {
     fn scrapes_that_end_soon_after_each_other_share_a_commit() {
         let budget = Budget::new(64 << 20);
         let commits = Commits::new(&budget);
-        let done = commits_of(&commits, |wait_for_commit| {
+        let gate = std::sync::Mutex::new(());
+        let done = commits_of(&commits, &gate, |wait_for_rows| {
+            let _closed = gate.lock();
             commits.add(1, &rows(1, 10), 7).unwrap();
-            wait_for_commit();
+            wait_for_rows(10);
             commits.add(2, &rows(2, 20), 7).unwrap();
             commits.add(3, &rows(3, 30), 6).unwrap();
         });
@@ -303,11 +314,11 @@ mod tests {
         let budget = Budget::new(64 << 20);
         let commits = Commits::new(&budget);
         let half = rows(1, ROWS_MAX as u32 / 2);
-        let done = commits_of(&commits, |wait_for_commit| {
+        let done = commits_of(&commits, &std::sync::Mutex::default(), |wait_for_rows| {
             for scrape in 0..6 {
                 commits.add(scrape, &half, 1).unwrap();
                 if scrape % 2 == 1 {
-                    wait_for_commit();
+                    wait_for_rows((scrape as usize + 1) * half.len());
                 }
             }
         });
@@ -325,6 +336,9 @@ mod tests {
         assert!(error.is_retriable(), "{error}");
         commits.add(2, &rows(1, 1_000), 1).unwrap();
         assert!(budget.usage().used_bytes >= 32_000);
-        assert_eq!(commits_of(&commits, |_| ()), [(vec![2], 1_000, 1)]);
+        assert_eq!(
+            commits_of(&commits, &std::sync::Mutex::default(), |_| ()),
+            [(vec![2], 1_000, 1)]
+        );
     }
 }

@@ -191,6 +191,27 @@ fn every_sample_of_an_import_has_one_fate() {
     assert!(metrics.contains(refused), "{metrics}");
 }
 
+/// New series are resolved in pieces: a mistake in a later one defines no series of the others.
+#[test]
+fn a_mistake_in_a_long_import_defines_no_series() {
+    let server = Running::start(&["--label-count-max=3", "--self-scrape=never"]);
+    let at = server.at();
+    let import = |text: &str| send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    let series_count = || {
+        let status: serde_json::Value = get(at, "/api/v1/status/tsdb").json();
+        status["data"]["headStats"]["numSeries"].as_u64()
+    };
+    let lines: String = (0..10_000).map(|idx| format!("m{{idx=\"{idx}\"}} 1\n")).collect();
+    let refused = import(&format!("{lines}m{{a=\"1\",b=\"2\",c=\"3\"}} 1\n"));
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("line 10001"), "{}", refused.text());
+    assert_eq!(series_count(), Some(0));
+    assert_eq!(import(&lines).status, 204);
+    assert_eq!(series_count(), Some(10_000));
+    assert_eq!(import(&lines).status, 204);
+    assert_eq!(series_count(), Some(10_000));
+}
+
 #[test]
 fn new_series_come_as_fast_as_they_may_and_known_ones_go_on() {
     let server = Running::start(&["--new-series-per-second-max=1"]);
