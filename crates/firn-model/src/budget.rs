@@ -423,6 +423,13 @@ impl Reservation {
         self.bytes += bytes;
     }
 
+    /// Makes this a reservation of exactly `bytes`, which are in use already: more are counted as
+    /// in [`Reservation::take`], fewer are released.
+    pub fn take_exactly(&mut self, bytes: u64) {
+        self.take(bytes.saturating_sub(self.bytes));
+        self.shrink(self.bytes.saturating_sub(bytes));
+    }
+
     /// Releases `bytes`, at most all.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
@@ -965,8 +972,10 @@ mod tests {
     fn memory_in_use_counts_even_over_the_limit() {
         let budget = Budget::new(100);
         let mut index = budget.empty(Pool::Index);
-        index.take(150);
-        assert_eq!(budget.usage().used_bytes, 150);
+        for bytes in [30, 170, 150] {
+            index.take_exactly(bytes);
+            assert_eq!((index.bytes(), budget.usage().used_bytes), (bytes, bytes));
+        }
         assert!(budget.reserve(Pool::Jobs, 1).is_err());
         index.shrink(100);
         assert!(budget.reserve(Pool::Jobs, 1).is_ok());

@@ -29,11 +29,7 @@ impl<'a> LimitedTemplates<'a> {
 
     /// Corrects the reservation to the state of all groups after an evaluation, of `bytes`.
     pub(super) fn settle(&self, bytes: u64) {
-        let mut held = self.held.borrow_mut();
-        let (missing, excess) =
-            (bytes.saturating_sub(held.bytes()), held.bytes().saturating_sub(bytes));
-        held.take(missing);
-        held.shrink(excess);
+        self.held.borrow_mut().take_exactly(bytes);
     }
 }
 
