@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use firn_model::{Pool, Reservation, Timestamp};
 use firn_promql::VectorPoint;
 
-use super::{TestLimits, memory_error};
+use super::TestLimits;
 use crate::AlertTemplates;
 use crate::group::{AlertRule, Expand};
 
@@ -48,7 +48,7 @@ impl Expand for LimitedTemplates<'_> {
     fn reserve(&self, bytes: u64) -> Result<(), String> {
         let limits = self.limits;
         let reserved = limits.cancel.check().and_then(|()| self.held.borrow_mut().grow(bytes));
-        reserved.map_err(|error| memory_error(error, &limits.budget).to_string())
+        reserved.map_err(|error| error.to_string())
     }
 
     fn release(&self, bytes: u64) {

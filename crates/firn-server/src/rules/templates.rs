@@ -85,7 +85,7 @@ impl<'a> BoundedTemplates<'a> {
 }
 
 fn no_memory(error: &firn_model::Error) -> String {
-    format!("no memory (--rule-memory): {error}")
+    format!("no memory: {error}")
 }
 
 impl Expand for BoundedTemplates<'_> {
