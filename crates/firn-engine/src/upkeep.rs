@@ -350,9 +350,7 @@ impl IndexUpkeep {
 
 /// Sets `memory` to that of the index and of writing its new series to a file.
 pub(crate) fn hold(index: &IndexStats, memory: &mut Reservation) {
-    let (needed, held) = (index.heap_bytes + index.seal_bytes, memory.bytes());
-    memory.take(needed.saturating_sub(held));
-    memory.shrink(held.saturating_sub(needed));
+    memory.take_exactly(index.heap_bytes + index.seal_bytes);
 }
 
 /// Whether one of `dropped` has a sample now.

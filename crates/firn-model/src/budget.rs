@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::lock_order::{assert_may_reclaim, reclaiming};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// A kind of memory user. Pools share one limit; metrics and thresholds are per pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +96,12 @@ impl Pool {
         matches!(self, Pool::Index | Pool::Requests | Pool::Head | Pool::Jobs)
     }
 
-    /// The advice in the error when this pool is refused.
+    /// The advice in the error when this pool is refused, beside that to raise the limit.
     fn advice(self) -> &'static str {
         match self {
-            Pool::Index => "known series are still written; keep fewer series, or raise --memory",
-            Pool::Query => "query fewer series or a shorter range, or raise --memory",
-            _ => "retry later, send less, or raise --memory",
+            Pool::Index => "known series are still written; keep fewer series",
+            Pool::Query => "query fewer series or a shorter range",
+            _ => "retry later, send less",
         }
     }
 }
@@ -120,6 +120,8 @@ pub struct Budget(Arc<Shared>);
 
 struct Shared {
     limit_bytes: u64,
+    /// The setting that raises the limit.
+    setting: Option<&'static str>,
     used_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     pools: [AtomicU64; Pool::ALL.len()],
@@ -192,30 +194,45 @@ const SMALL_QUERIES_PART: u64 = 32;
 const SMALL_QUERIES_PERCENT: u64 = 94;
 // Eighths of the limit that one request may take, see [`Budget::check_request`].
 const REQUEST_EIGHTHS: u64 = 5;
+// The setting of whole budgets.
+const MEMORY: &str = "--memory";
 // The most that [`Reservation::cover`] reserves ahead of need.
 const AHEAD_BYTES_MAX: u64 = 64 << 10;
 
 impl Budget {
-    /// A budget of `limit_bytes`.
+    /// A budget of `limit_bytes`, which `--memory` sets.
     pub fn new(limit_bytes: u64) -> Budget {
-        Budget::make(limit_bytes, None, true)
+        Budget::make((limit_bytes, Some(MEMORY)), None, true)
     }
 
-    /// A part of this budget with a limit of its own, such as the memory of one query. A
-    /// reservation in the part counts in both budgets.
+    /// A part of this budget with a limit of its own, which follows from the limit of this budget.
+    /// A reservation in the part counts in both budgets.
+    ///
+    /// A part of [`Budget::unlimited`] has a fixed limit: its errors advise to raise no setting.
     pub fn part(&self, limit_bytes: u64) -> Budget {
-        Budget::make(limit_bytes, Some(self.clone()), true)
+        Budget::make((limit_bytes, self.0.setting), Some(self.clone()), true)
+    }
+
+    /// As [`Budget::part`], with a limit that `setting` sets, such as `--query-memory`. Errors of
+    /// this part and of its own parts name the setting.
+    pub fn part_of_setting(&self, limit_bytes: u64, setting: &'static str) -> Budget {
+        Budget::make((limit_bytes, Some(setting)), Some(self.clone()), true)
     }
 
     /// A part without a limit of its own that takes only free memory: nothing is reclaimed for it,
     /// so that the caller may hold any lock.
     pub fn of_free(&self) -> Budget {
-        Budget::make(u64::MAX, Some(self.clone()), false)
+        Budget::make((u64::MAX, self.0.setting), Some(self.clone()), false)
     }
 
-    fn make(limit_bytes: u64, whole: Option<Budget>, reclaims: bool) -> Budget {
+    fn make(
+        (limit_bytes, setting): (u64, Option<&'static str>),
+        whole: Option<Budget>,
+        reclaims: bool,
+    ) -> Budget {
         Budget(Arc::new(Shared {
             limit_bytes,
+            setting,
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             pools: Default::default(),
@@ -231,7 +248,7 @@ impl Budget {
 
     /// No limit, for tests and tools.
     pub fn unlimited() -> Budget {
-        Budget::new(u64::MAX)
+        Budget::make((u64::MAX, None), None, true)
     }
 
     /// Reserves `bytes` for `pool`.
@@ -265,17 +282,44 @@ impl Budget {
     /// # Errors
     /// `TooLarge`.
     pub fn check_request(&self, bytes: u64) -> Result<()> {
-        if let Some(whole) = &self.0.whole {
-            return whole.check_request(bytes);
-        }
-        let bytes_max = self.0.limit_bytes / 8 * REQUEST_EIGHTHS;
+        let bytes_max = self.whole().0.limit_bytes / 8 * REQUEST_EIGHTHS;
         if bytes <= bytes_max {
             return Ok(());
         }
         Err(Error::too_large(format!(
             "the request needs {bytes} bytes of memory, one may take {bytes_max} \
-             ({REQUEST_EIGHTHS}/8 of --memory): split or shorten it, or raise --memory"
+             ({REQUEST_EIGHTHS}/8 of {MEMORY}): split or shorten it, or raise {MEMORY}"
         )))
+    }
+
+    /// The budget that this one is a part of, or of whose part.
+    fn whole(&self) -> &Budget {
+        let mut whole = self;
+        while let Some(next) = &whole.0.whole {
+            whole = next;
+        }
+        whole
+    }
+
+    /// `advice` for a shortage of this budget, and to raise the setting of its limit if there is
+    /// one.
+    pub fn remedy(&self, advice: &str) -> String {
+        self.0.remedy(advice)
+    }
+
+    /// The error of a reservation in this budget for a text of a request: `name` of `len` bytes.
+    /// `error` itself has the remedy for queries of stored samples, which does not help a text.
+    pub fn error_of_text(&self, error: Error, name: &str, len: usize) -> Error {
+        if *error.kind() != ErrorKind::TooLarge {
+            return error;
+        }
+        // A request may take a part of the whole budget only.
+        let whole = self.whole().0.setting.filter(|whole| self.0.setting != Some(whole));
+        let bound = whole.map_or(String::new(), |whole| format!(" (at most a part of {whole})"));
+        let remedy = self.remedy("shorten it");
+        Error::too_large(format!(
+            "{name} of {len} bytes takes more memory than the limit allows: {remedy}{bound}"
+        ))
     }
 
     /// The current use. Pools are read one after the other, so their sum may differ from the total.
@@ -423,6 +467,13 @@ impl Reservation {
         self.bytes += bytes;
     }
 
+    /// Makes this a reservation of exactly `bytes`, which are in use already: more are counted as
+    /// in [`Reservation::take`], fewer are released.
+    pub fn take_exactly(&mut self, bytes: u64) {
+        self.take(bytes.saturating_sub(self.bytes));
+        self.shrink(self.bytes.saturating_sub(bytes));
+    }
+
     /// Releases `bytes`, at most all.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
@@ -447,11 +498,7 @@ impl Reservation {
             return;
         }
         let bytes = self.bytes;
-        let mut whole = self.budget.clone();
-        while let Some(next) = whole.0.whole.clone() {
-            whole = next;
-        }
-        let mut kept = whole.empty(pool);
+        let mut kept = self.budget.whole().empty(pool);
         self.shrink(bytes);
         kept.take(bytes);
         *self = kept;
@@ -642,20 +689,34 @@ impl Shared {
         }
     }
 
+    fn remedy(&self, advice: &str) -> String {
+        match self.setting {
+            Some(setting) => format!("{advice}, or raise {setting}"),
+            None => advice.to_owned(),
+        }
+    }
+
     fn refusal(&self, pool: Pool, bytes: u64) -> Error {
         let (name, used) = (pool.name(), self.used_bytes.load(Ordering::Relaxed));
-        let limit = self.limit_bytes;
+        let (limit, advice) = (self.limit_bytes, self.remedy(pool.advice()));
         if self.whole.is_some() {
-            return Error::too_large(format!(
-                "the query needs {bytes} more bytes, but {used} of its {limit} are in use: query \
-                 fewer series or a shorter range, or raise --query-memory"
-            ));
+            let owner = if pool == Pool::Query { "the query" } else { name };
+            return Error::too_large(match self.setting {
+                Some(_) => format!(
+                    "{owner} needs {bytes} more bytes, but {used} of its {limit} are in use: \
+                     {advice}"
+                ),
+                None => format!(
+                    "the input takes more than {limit} bytes of memory, a fixed limit: shorten it \
+                     or split it"
+                ),
+            });
         }
         let of = |pool: &Pool| self.pools[*pool as usize].load(Ordering::Relaxed);
         let most = Pool::ALL.into_iter().max_by_key(of).unwrap_or(pool);
         let threshold = self.threshold_bytes(pool);
         let percent = (u128::from(threshold) * 100).div_ceil(u128::from(limit.max(1)));
-        let (most, most_bytes, advice) = (most.name(), of(&most), pool.advice());
+        let (most, most_bytes) = (most.name(), of(&most));
         let percent_always = pool.threshold_percent();
         let lowered = match percent < u128::from(percent_always) {
             true => format!(" ({percent_always} unless others were refused lately)"),
@@ -693,7 +754,6 @@ impl fmt::Debug for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     #[test]
     fn invariant_8_reservations_never_exceed_the_limit_and_release_on_drop() {
@@ -785,6 +845,37 @@ mod tests {
         assert_eq!((part.usage().used_bytes, part.usage().peak_bytes), (30, 30));
         drop(first);
         assert_eq!((part.usage().used_bytes, budget.usage().used_bytes), (0, 55));
+    }
+
+    /// Rules were advised to raise the memory of queries, and commands to raise that of a server.
+    #[test]
+    fn a_shortage_names_the_setting_of_its_limit() {
+        let budget = Budget::new(100);
+        let query = budget.part_of_setting(50, "--query-memory");
+        let rules = Budget::unlimited().part_of_setting(50, "--rule-memory");
+        let fixed = Budget::unlimited().part(50);
+        for (budget, wanted) in [
+            (&budget, ", or raise --memory"),
+            (&budget.part(50), ", or raise --memory"),
+            (&query, ", or raise --query-memory"),
+            (&query.part(40).part(30), ", or raise --query-memory"),
+            (&rules.part(40), ", or raise --rule-memory"),
+            (&fixed, "50 bytes of memory, a fixed limit: shorten it or split it"),
+        ] {
+            let error = budget.reserve(Pool::Query, 90).unwrap_err().to_string();
+            assert!(error.ends_with(wanted), "{error}");
+        }
+        let f = |budget: &Budget, wanted: &str| {
+            let error = budget.reserve(Pool::Query, 60).unwrap_err();
+            let text = budget.error_of_text(error, "a text", 3).to_string();
+            let start = "a text of 3 bytes takes more memory than the limit allows: shorten it";
+            assert_eq!(text, format!("{start}{wanted}"));
+        };
+        f(&query, ", or raise --query-memory (at most a part of --memory)");
+        f(&rules, ", or raise --rule-memory");
+        f(&fixed, "");
+        let busy = budget.error_of_text(Error::busy(1, "memory"), "a text", 3);
+        assert_eq!(busy.to_string(), "memory");
     }
 
     #[test]
@@ -965,8 +1056,10 @@ mod tests {
     fn memory_in_use_counts_even_over_the_limit() {
         let budget = Budget::new(100);
         let mut index = budget.empty(Pool::Index);
-        index.take(150);
-        assert_eq!(budget.usage().used_bytes, 150);
+        for bytes in [30, 170, 150] {
+            index.take_exactly(bytes);
+            assert_eq!((index.bytes(), budget.usage().used_bytes), (bytes, bytes));
+        }
         assert!(budget.reserve(Pool::Jobs, 1).is_err());
         index.shrink(100);
         assert!(budget.reserve(Pool::Jobs, 1).is_ok());

@@ -113,9 +113,10 @@ impl CompiledRegex {
             )));
         }
         let tree_bytes = pattern_tree_bytes(pattern);
+        let budget = &context.budget;
         let too_long =
-            |error: Error| error.of_text("a regular expression", pattern.len(), "--query-memory");
-        let mut held = context.budget.reserve(Pool::Query, tree_bytes).map_err(too_long)?;
+            |error: Error| budget.error_of_text(error, "a regular expression", pattern.len());
+        let mut held = budget.reserve(Pool::Query, tree_bytes).map_err(too_long)?;
         let tree = pattern_syntax::parse(pattern).map_err(|reason| fault(pattern, &reason))?;
         let mut limits = STATE_BYTES_LIMITS.into_iter();
         let states = loop {

@@ -145,18 +145,6 @@ impl Error {
         self
     }
 
-    /// The error of a reservation for a text of a request: `name` of `len` bytes. Budgets name the
-    /// remedy for queries of stored samples, which does not help a text; `settings` do.
-    pub fn of_text(self, name: &str, len: usize, settings: &str) -> Error {
-        match self.kind() {
-            ErrorKind::TooLarge => Error::too_large(format!(
-                "{name} of {len} bytes takes more memory than a request may have: shorten it, or \
-                 raise {settings}"
-            )),
-            _ => self,
-        }
-    }
-
     /// The action that the caller can take.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind

@@ -81,9 +81,9 @@ pub use plan::{check_range, selections};
 pub use shared::{SharedExprs, SharedResults};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
-    Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, QUERY_MEMORY,
-    Selector, Span, Subquery, ValueType, go_quote, go_quote_char, is_printable, parse,
-    parse_matchers, parse_selector, prepare, tree_bytes,
+    Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
+    Subquery, ValueType, go_quote, go_quote_char, is_printable, parse, parse_matchers,
+    parse_selector, prepare, tree_bytes,
 };
 pub use value::{
     Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,

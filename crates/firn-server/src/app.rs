@@ -570,7 +570,10 @@ impl QueryDesk {
         QueryContext {
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
             scope: Arc::clone(user.scope()),
-            ..QueryContext::new(cancel, budget.part(self.query_bytes_max))
+            ..QueryContext::new(
+                cancel,
+                budget.part_of_setting(self.query_bytes_max, "--query-memory"),
+            )
         }
     }
 }

@@ -414,16 +414,16 @@ mod tests {
         // Without memory for the tree, and for the values alone.
         for limit_bytes in [10_000, used_bytes / 2, used_bytes - used_bytes / 10] {
             let error = f(&list, limit_bytes).unwrap_err().to_string();
-            assert!(error.contains("more bytes"), "{error}");
+            assert!(error.contains("bytes of memory"), "{error}");
         }
         // The parser's tokens, before the first node.
         let tokens = format!("[{}]", "a,".repeat(100_000));
         let error = f(&tokens, 30 << 20).unwrap_err().to_string();
-        assert!(error.contains("more bytes"), "{error}");
+        assert!(error.contains("bytes of memory"), "{error}");
         // Aliases cost nothing in the tree, and all that they repeat in the values.
         let aliases = format!("- &a [{}]\n{}", "a,".repeat(1_000), "- *a\n".repeat(1_000));
         let error = f(&aliases, 10 << 20).unwrap_err().to_string();
-        assert!(error.contains("more bytes"), "{error}");
+        assert!(error.contains("bytes of memory"), "{error}");
     }
 
     #[test]

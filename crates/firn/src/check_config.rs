@@ -141,7 +141,7 @@ const EXPANDED_BYTES_MAX: u64 = 512 << 20;
 impl Files for LocalFiles {
     fn budget(&self) -> Budget {
         static BUDGET: OnceLock<Budget> = OnceLock::new();
-        BUDGET.get_or_init(|| Budget::new(EXPANDED_BYTES_MAX)).clone()
+        BUDGET.get_or_init(|| Budget::unlimited().part(EXPANDED_BYTES_MAX)).clone()
     }
 
     fn read(&self, path: &Path) -> io::Result<String> {

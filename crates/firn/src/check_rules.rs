@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use firn_collect::config::Files;
-use firn_model::{CancelToken, Error, ErrorKind, QueryContext};
+use firn_model::{CancelToken, Error, QueryContext};
 use firn_rules::file::{
     FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
 };
@@ -125,7 +125,7 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
     let read = text.map_err(|error| vec![error.to_string()]);
     let parse = |text: String| {
         let parsed = RuleFile::parse_within(&text, &options, &LocalFiles.budget());
-        parsed.map_err(|mistakes| mistakes.iter().map(mistake_text).collect())
+        parsed.map_err(|mistakes| mistakes.iter().map(Error::to_string).collect())
     };
     match read.and_then(parse) {
         Err(mistakes) => {
@@ -144,17 +144,6 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
             output::announce("\n");
             findings
         }
-    }
-}
-
-/// The limit of memory in place of its state, which a tool cannot change.
-fn mistake_text(mistake: &Error) -> String {
-    match mistake.kind() {
-        ErrorKind::Busy { .. } => {
-            let bytes_max = LocalFiles.budget().usage().limit_bytes;
-            format!("the values of the file take more than {bytes_max} bytes of memory")
-        }
-        _ => mistake.to_string(),
     }
 }
 

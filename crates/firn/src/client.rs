@@ -157,8 +157,8 @@ impl ClientFile {
         for (name, value) in by_name {
             config.add_header(name.to_owned(), Secret::new(value.to_owned()));
         }
-        // A body that grows has up to twice its length, and a pool is refused below the limit.
-        let bodies = Bodies::new(&Budget::new(4 * BODY_BYTES_MAX));
+        // A body that grows has up to twice its length.
+        let bodies = Bodies::new(&Budget::unlimited().part(4 * BODY_BYTES_MAX));
         let client = Client::new(&config, &bodies)
             .map_err(|error| format!("Failed to create a new HTTP round tripper: {error}"))?;
         let runtime = Builder::new_current_thread().enable_all().build();

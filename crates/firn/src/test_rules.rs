@@ -125,7 +125,7 @@ fn limits() -> (TestLimits, Sender<()>) {
             watched.time_out();
         }
     });
-    (TestLimits { budget: Budget::new(FILE_MEMORY_BYTES_MAX), cancel }, sender)
+    (TestLimits { budget: Budget::unlimited().part(FILE_MEMORY_BYTES_MAX), cancel }, sender)
 }
 
 fn run_file(path: &Path, options: &RunTests) -> Outcome {

@@ -511,6 +511,6 @@ mod tests {
         assert_eq!(first, db.groups(&[], false, &db.context()).unwrap().0[..3]);
         // All texts together do not fit, and the error names the setting.
         let error = cost(2_000).unwrap_err().to_string();
-        assert!(error.contains("--query-memory"), "{error}");
+        assert!(error.contains("raise --memory"), "{error}");
     }
 }

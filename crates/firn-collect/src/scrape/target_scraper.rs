@@ -480,10 +480,7 @@ impl TargetScraper {
     fn hold_cache(&mut self) {
         let owed_count = self.owed.capacity().saturating_add(self.marked.capacity());
         let owed_bytes = owed_count.saturating_mul(size_of::<SeriesRef>());
-        let bytes = self.cache.heap_bytes().saturating_add(owed_bytes) as u64;
-        let held = self.held.bytes();
-        self.held.take(bytes.saturating_sub(held));
-        self.held.shrink(held.saturating_sub(bytes));
+        self.held.take_exactly(self.cache.heap_bytes().saturating_add(owed_bytes) as u64);
     }
 }
 

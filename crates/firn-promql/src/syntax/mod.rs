@@ -32,7 +32,7 @@ use firn_model::{
 
 pub use error::ParseError;
 pub use function::Function;
-pub use parser::{QUERY_MEMORY, parse, parse_matchers, parse_selector, prepare, tree_bytes};
+pub use parser::{parse, parse_matchers, parse_selector, prepare, tree_bytes};
 pub use pretty::Pretty;
 pub use value_type::ValueType;
 

@@ -184,9 +184,10 @@ fn a_query_holds_only_a_few_reads_at_a_time() {
         assert!(peak > all / 4 && peak < reads * all * 2 / 3, "{peak} of {all}");
         assert_eq!(part.usage().used_bytes, 0, "all memory is released");
     }
-    let small = QueryContext::new(CancelToken::new(), budget.part(1 << 20));
+    let small =
+        QueryContext::new(CancelToken::new(), budget.part_of_setting(1 << 20, "--of-a-query"));
     let error = run(QUERIES[0], &GeneratedStore::default(), &small).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::TooLarge);
-    assert!(error.to_string().contains("--query-memory"), "{error}");
+    assert!(error.to_string().contains("raise --of-a-query"), "{error}");
     assert_eq!(budget.usage().used_bytes, 0);
 }

@@ -105,9 +105,9 @@ fn check_rule(
                 if refusals() > before
                     && tree_bytes(&rule.expr.value) <= budget.usage().limit_bytes / 2 =>
             {
-                // The error itself names the settings of queries.
-                let text = "no memory is left for the expressions of rules: raise --rule-memory, \
-                            or load fewer rules";
+                // The error itself advises to shorten the expression.
+                let remedy = budget.remedy("load fewer rules");
+                let text = format!("no memory is left for the expressions of rules: {remedy}");
                 return Err(Error::busy(1_000, text));
             }
             Err(error) => {

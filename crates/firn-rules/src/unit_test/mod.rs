@@ -13,8 +13,7 @@ mod time;
 use std::collections::BTreeMap;
 
 use firn_model::{
-    Budget, CancelToken, Error, ErrorKind, MatchOp, Matcher, QueryContext, Reservation, Result,
-    one_line,
+    Budget, CancelToken, MatchOp, Matcher, QueryContext, Reservation, Result, one_line,
 };
 use firn_yaml::{Field, from_document_within};
 
@@ -74,17 +73,6 @@ impl TestLimits {
     }
 }
 
-/// The limit in place of the state of `budget`, in an error of a reservation in it.
-fn memory_error(error: Error, budget: &Budget) -> Error {
-    match error.kind() {
-        ErrorKind::Busy { .. } => Error::too_large(format!(
-            "the tests of a file take at most {} bytes of memory",
-            budget.usage().limit_bytes
-        )),
-        _ => error,
-    }
-}
-
 /// A rule file of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleSource<'a> {
@@ -133,8 +121,7 @@ impl TestFile {
     pub fn parse(path: &str, text: &str, budget: &Budget) -> Result<TestFile, String> {
         let mut file = TestFileText::zero();
         let held = from_document_within(text, &mut file, budget);
-        let held =
-            held.map_err(|failure| memory_error(failure.into_error(), budget).to_string())?;
+        let held = held.map_err(|failure| failure.into_error().to_string())?;
         let mut order = BTreeMap::new();
         for (idx, name) in file.group_eval_order.iter().enumerate() {
             if order.insert(name.clone(), idx).is_some() {

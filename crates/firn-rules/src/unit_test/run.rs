@@ -16,9 +16,7 @@ use super::text::{
     AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, number, samples_text,
 };
 use super::time::go_duration;
-use super::{
-    Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits, memory_error,
-};
+use super::{Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits};
 use crate::AlertTemplates;
 use crate::file::{ReadOptions, RuleFile};
 use crate::group::{AlertState, Group, Rule, RunOptions};
@@ -107,9 +105,7 @@ fn groups(
     for rule_text in rules {
         let read = RuleFile::parse_within(rule_text.text, &options, budget);
         let (parsed, held) = read.map_err(|mistakes| {
-            let place = |mistake| {
-                format!("{}: {}", one_line(rule_text.path), memory_error(mistake, budget))
-            };
+            let place = |mistake| format!("{}: {mistake}", one_line(rule_text.path));
             mistakes.into_iter().map(place).collect::<Vec<_>>()
         })?;
         options.context.kept.add(held);

@@ -12,8 +12,8 @@ use firn_promql::{
     EvalOptions, Expr, MemorySelect, PartResult, QueryOutput, SharedExprs, Value, eval_with_parts,
 };
 
+use super::TestLimits;
 use super::section::InputText;
-use super::{TestLimits, memory_error};
 use crate::group::{ForStateSample, ResultRow, Storage};
 
 pub(super) struct SampleStorage<'a> {
@@ -70,8 +70,7 @@ impl SampleStorage<'_> {
         let options =
             EvalOptions { subquery_step_ms: self.subquery_step_ms, ..EvalOptions::instant(ts) };
         let context = self.limits.context();
-        let output = eval_with_parts(expr, parts, &self.stored.borrow().select, &options, &context);
-        output.map_err(|error| memory_error(error, &self.limits.budget))
+        eval_with_parts(expr, parts, &self.stored.borrow().select, &options, &context)
     }
 
     /// Adds all input samples up to `ts`.
@@ -81,8 +80,7 @@ impl SampleStorage<'_> {
     pub(super) fn load(&self, input: &mut Input, ts: Timestamp) -> Result<()> {
         let mut stored = self.stored.borrow_mut();
         while let Some((at, labels, value)) = input.samples.pop_if(|sample| sample.0 <= ts) {
-            let pushed = stored.push(&labels, at, value);
-            pushed.map_err(|error| memory_error(error, &self.limits.budget))?;
+            stored.push(&labels, at, value)?;
         }
         Ok(())
     }
@@ -102,10 +100,7 @@ impl Storage for SampleStorage<'_> {
                 Some(Error::invalid("duplicate sample for timestamp"))
             }
             Some(_) => None,
-            None => {
-                let pushed = stored.push(&row.labels, ts, row.value.clone());
-                pushed.err().map(|error| memory_error(error, &self.limits.budget))
-            }
+            None => stored.push(&row.labels, ts, row.value.clone()).err(),
         };
         Ok(rows.iter().map(&mut write).collect())
     }
@@ -157,7 +152,7 @@ impl Input {
             }
             // A list that grows has up to twice its length.
             let bytes = count.saturating_mul(2 * INPUT_BYTES);
-            held.cover(bytes as u64).map_err(|e| memory_error(e, &limits.budget).to_string())?;
+            held.cover(bytes as u64).map_err(|error| error.to_string())?;
             for (item, idx) in line.items.into_iter().zip(0_i64..) {
                 let value = match item {
                     SeriesItem::Gap => continue,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use firn_model::{Pool, Reservation, Timestamp};
 use firn_promql::VectorPoint;
 
-use super::{TestLimits, memory_error};
+use super::TestLimits;
 use crate::AlertTemplates;
 use crate::group::{AlertRule, Expand};
 
@@ -29,11 +29,7 @@ impl<'a> LimitedTemplates<'a> {
 
     /// Corrects the reservation to the state of all groups after an evaluation, of `bytes`.
     pub(super) fn settle(&self, bytes: u64) {
-        let mut held = self.held.borrow_mut();
-        let (missing, excess) =
-            (bytes.saturating_sub(held.bytes()), held.bytes().saturating_sub(bytes));
-        held.take(missing);
-        held.shrink(excess);
+        self.held.borrow_mut().take_exactly(bytes);
     }
 }
 
@@ -52,7 +48,7 @@ impl Expand for LimitedTemplates<'_> {
     fn reserve(&self, bytes: u64) -> Result<(), String> {
         let limits = self.limits;
         let reserved = limits.cancel.check().and_then(|()| self.held.borrow_mut().grow(bytes));
-        reserved.map_err(|error| memory_error(error, &limits.budget).to_string())
+        reserved.map_err(|error| error.to_string())
     }
 
     fn release(&self, bytes: u64) {

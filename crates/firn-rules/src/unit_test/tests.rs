@@ -269,7 +269,13 @@ fn evaluations_have_a_limit() {
 /// A small file could take all memory by its samples, results and aliases.
 #[test]
 fn a_test_has_a_limit_of_memory() {
-    let limits = |bytes: u64| TestLimits { budget: Budget::new(bytes), ..TestLimits::default() };
+    let budget = |bytes: u64| Budget::unlimited().part(bytes);
+    let limits = |bytes: u64| TestLimits { budget: budget(bytes), ..TestLimits::default() };
+    let refusal = |bytes: u64| {
+        format!(
+            "the input takes more than {bytes} bytes of memory, a fixed limit: shorten it or split it"
+        )
+    };
     let series = "input_series: [{series: a, values: '1x99999'}]";
     let last = "promql_expr_test: [{expr: a, eval_time: 99999m}]";
     let input = format!("tests: [{{{series}}}]\n");
@@ -284,8 +290,8 @@ fn a_test_has_a_limit_of_memory() {
         let options = RunTests { limits: limits(bytes), ..RunTests::default() };
         let reports = parse(test).unwrap().run(&rules_of(rules), &options);
         let found = &reports[0].failures;
-        let wanted = format!("the tests of a file take at most {bytes} bytes of memory");
-        assert!(found.len() == 1 && found[0].contains(&wanted), "{test:.100}: {found:?}");
+        let is_refused = found.len() == 1 && found[0].contains(&refusal(bytes));
+        assert!(is_refused, "{test:.100}: {found:?}");
     }
 
     // Alerts are reserved once, not once for each evaluation.
@@ -307,8 +313,8 @@ fn a_test_has_a_limit_of_memory() {
         "x".repeat(1 << 20),
         "- *a\n".repeat(1_000)
     );
-    let error = TestFile::parse("t.yml", &aliases, &Budget::new(64 << 20)).unwrap_err();
-    assert_eq!(error, "the tests of a file take at most 67108864 bytes of memory");
+    let error = TestFile::parse("t.yml", &aliases, &budget(64 << 20)).unwrap_err();
+    assert_eq!(error, format!("yaml: {} (line 2)", refusal(64 << 20)));
     assert!(parse(&aliases).is_ok());
 }
 

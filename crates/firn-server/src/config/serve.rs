@@ -423,7 +423,7 @@ impl ServeConfig {
         let memory_bytes = self.rule_memory.0;
         RuleOptions {
             thread_count: self.rule_concurrency_max.to_usize(),
-            budget: Budget::unlimited().part(memory_bytes),
+            budget: Budget::unlimited().part_of_setting(memory_bytes, "--rule-memory"),
             memory_bytes,
             query: QueryOptions {
                 lookback_ms: self.lookback.ms(),

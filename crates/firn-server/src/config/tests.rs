@@ -445,6 +445,13 @@ fn hot_and_pinned_memory_follow_the_limit() {
 }
 
 #[test]
+fn the_memory_of_rules_names_its_setting() {
+    let budget = serve(&["--rule-memory=8MiB"]).rule_options(|| ()).budget;
+    let error = budget.reserve(firn_model::Pool::Query, 9 << 20).unwrap_err().to_string();
+    assert!(error.ends_with("raise --rule-memory"), "{error}");
+}
+
+#[test]
 fn texts_become_the_values_they_name() {
     let config = serve(&[
         "--memory=1.5g",

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
-use firn_promql::{EvalOptions, Expr, QUERY_MEMORY};
+use firn_promql::{EvalOptions, Expr};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
 use crate::http::auth::Caller;
@@ -37,7 +37,7 @@ pub(crate) async fn format_query(state: State<Shared>, request: Request<Body>) -
         let held = context.budget.empty(Pool::Query);
         let mut lines = HeldText { text: String::new(), held, refused: None };
         match (write!(lines, "{}", expr.pretty()), lines.refused) {
-            (Err(_), Some(error)) => return Err(too_long(error, expr)),
+            (Err(_), Some(error)) => return Err(too_long(error, expr, context)),
             _ => json::push_string(&lines.text, out),
         }
         Ok(())
@@ -84,7 +84,7 @@ async fn answer(
     computed(app, request, Params::expr, move |_, expr, context, packing| {
         let bytes_max = expr.text().len() as u64 * BYTES_PER_BYTE;
         let held = context.budget.reserve(Pool::Query, bytes_max);
-        let mut held = held.map_err(|error| too_long(error, &expr))?;
+        let mut held = held.map_err(|error| too_long(error, &expr, context))?;
         let mut pushed = Ok(());
         let body = json::success(&[], &[], |out| pushed = push(&expr, context, out));
         pushed?;
@@ -95,8 +95,8 @@ async fn answer(
 }
 
 /// Neither fewer series nor a shorter range makes the text of a query shorter.
-fn too_long(error: Error, expr: &Expr) -> Error {
-    error.of_text("the text of a query", expr.text().len(), QUERY_MEMORY)
+fn too_long(error: Error, expr: &Expr, context: &QueryContext) -> Error {
+    context.budget.error_of_text(error, "the text of a query", expr.text().len())
 }
 
 /// `/api/v1/query_exemplars`: always empty, but all parameters are checked.

@@ -43,7 +43,7 @@ const SELECTOR_COUNT_MAX: usize = 1_000;
 
 /// The budget of parameters where the database may not be open.
 pub(crate) fn url_budget() -> Budget {
-    Budget::new(URL_PARAMS_BYTES_MAX)
+    Budget::unlimited().part(URL_PARAMS_BYTES_MAX)
 }
 
 impl Params {
@@ -61,11 +61,13 @@ impl Params {
                 .await
                 .map_err(unread_form)?;
             let form_len = form.bytes.len();
+            let form_budget = budget.clone();
             let read = move || {
                 // Both exist at once, so both decide whether the form can ever fit.
                 let (form, mut held) = form.into_parts();
                 let form_bytes = held.bytes();
-                held.grow(decoded_bytes(&form)).map_err(|error| too_long(error, form.len()))?;
+                held.grow(decoded_bytes(&form))
+                    .map_err(|error| too_long(error, form.len(), &form_budget))?;
                 decode(&form, &mut pairs)?;
                 drop(form);
                 held.shrink(form_bytes);
@@ -81,7 +83,7 @@ impl Params {
         }
         if let Some(query) = parts.uri.query() {
             let wanted = decoded_bytes(query.as_bytes());
-            held.grow(wanted).map_err(|error| too_long(error, query.len()))?;
+            held.grow(wanted).map_err(|error| too_long(error, query.len(), budget))?;
             decode(query.as_bytes(), &mut pairs)?;
         }
         Ok(Params { pairs, _held: Some(held) })
@@ -207,8 +209,8 @@ fn unread_form(why: Error) -> ApiError {
     }
 }
 
-fn too_long(why: Error, len: usize) -> Error {
-    why.of_text("a form", len, "--memory")
+fn too_long(why: Error, len: usize, budget: &Budget) -> Error {
+    budget.error_of_text(why, "a form", len)
 }
 
 fn bad_form(why: impl std::fmt::Display) -> ApiError {

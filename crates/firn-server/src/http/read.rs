@@ -173,11 +173,12 @@ fn start(
 /// The request and its memory.
 fn unpack(body: &[u8], context: &QueryContext) -> Result<(ReadRequest, Reservation)> {
     let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX)?;
-    let too_long = |error: Error| error.of_text("a remote read", unpacked_bytes, "--query-memory");
-    let mut unpacked_held = context.budget.of_request(Pool::Query, body.len() as u64);
+    let budget = &context.budget;
+    let too_long = |error: Error| budget.error_of_text(error, "a remote read", unpacked_bytes);
+    let mut unpacked_held = budget.of_request(Pool::Query, body.len() as u64);
     unpacked_held.grow(unpacked_bytes as u64).map_err(too_long)?;
     let mut unpacked = Vec::new();
-    let mut held = context.budget.of_request(Pool::Query, body.len() as u64);
+    let mut held = budget.of_request(Pool::Query, body.len() as u64);
     let body = snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?;
     Ok((remote_read::decode(body, &mut held).map_err(too_long)?, held))
 }

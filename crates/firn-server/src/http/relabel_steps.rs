@@ -54,8 +54,9 @@ fn steps_request(params: &Params, context: &QueryContext) -> Result<StepsRequest
     };
     let pool = required("scrapePool")?.to_owned();
     let text = required("labels")?;
-    let held = context.budget.reserve(Pool::Query, BYTES_PER_BYTE * text.len() as u64);
-    let held = held.map_err(|e| e.of_text("the parameter labels", text.len(), "--query-memory"))?;
+    let budget = &context.budget;
+    let held = budget.reserve(Pool::Query, BYTES_PER_BYTE * text.len() as u64);
+    let held = held.map_err(|e| budget.error_of_text(e, "the parameter labels", text.len()))?;
     let wrong = |error: &dyn std::fmt::Display| {
         ApiError::bad_data(format!("error parsing labels: {error}"))
     };

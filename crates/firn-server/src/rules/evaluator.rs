@@ -21,7 +21,7 @@ use super::saved;
 use super::stage::StageQueries;
 use super::storage::{RuleLimits, RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
-use super::templates::{BoundedTemplates, keep_exactly};
+use super::templates::BoundedTemplates;
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
 use crate::notify::{Notification, Notifier, NotifyOptions, link};
@@ -212,7 +212,7 @@ impl GroupEvaluator {
         let took = began.elapsed();
         due.shown.publish(LastEvaluation { began: Some(now), took, rules, sample_count });
         // Now, because the view before had texts that no alert has any more.
-        keep_exactly(&mut alerts, group.state_bytes());
+        alerts.take_exactly(group.state_bytes());
         *held = Some((series, alerts));
 
         if *until_restored > 0 {

@@ -335,7 +335,7 @@ impl EvaluationWork<'_> {
         // One of the two series of a point.
         let previous_bytes = self.cache.previous.keys().map(series_bytes).sum::<u64>() / 2;
         let held = self.held.cover(self.series_bytes + previous_bytes);
-        held.map_err(|error| error.context("no memory for new series (--rule-memory)"))
+        held.map_err(|error| error.context("no memory for new series"))
     }
 }
 

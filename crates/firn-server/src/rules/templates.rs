@@ -43,14 +43,15 @@ impl<'a> BoundedTemplates<'a> {
         budget: &'a Budget,
         (mut held, alert_bytes): (Reservation, u64),
     ) -> BoundedTemplates<'a> {
-        keep_exactly(&mut held, alert_bytes);
+        held.take_exactly(alert_bytes);
         let texts = budget.empty(Pool::Query);
         let memory =
             RefCell::new(AlertMemory { held, used_bytes: alert_bytes, texts, refusal: None });
         BoundedTemplates { templates, counters, budget, memory }
     }
 
-    /// The reservation of the alerts. [`keep_exactly`] prepares it for the next evaluation.
+    /// The reservation of the alerts. [`Reservation::take_exactly`] prepares it for the next
+    /// evaluation.
     pub(super) fn finish(self) -> Reservation {
         self.memory.into_inner().held
     }
@@ -84,13 +85,7 @@ impl<'a> BoundedTemplates<'a> {
 }
 
 fn no_memory(error: &firn_model::Error) -> String {
-    format!("no memory (--rule-memory): {error}")
-}
-
-/// Makes `held` a reservation of `bytes`, which are in use in any case.
-pub(super) fn keep_exactly(held: &mut Reservation, bytes: u64) {
-    held.take(bytes.saturating_sub(held.bytes()));
-    held.shrink(held.bytes().saturating_sub(bytes));
+    format!("no memory: {error}")
 }
 
 impl Expand for BoundedTemplates<'_> {

@@ -50,7 +50,7 @@ fn manager(clock: &Arc<AtomicI64>, memory_bytes: u64) -> RuleManager {
     let clock = Arc::clone(clock);
     RuleManager::new(RuleOptions {
         thread_count: 2,
-        budget: Budget::unlimited().part(memory_bytes),
+        budget: Budget::unlimited().part_of_setting(memory_bytes, "--rule-memory"),
         memory_bytes,
         query: QueryOptions::default(),
         timeout: Duration::from_secs(100),
@@ -601,6 +601,34 @@ fn rules_are_read_while_results_fill_the_memory() {
     assert!(refused.contains("raise --rule-memory") && !refused.contains("rule 1,"), "{refused}");
 }
 
+/// Rules were advised to raise `--query-memory`, which does not limit them.
+#[test]
+fn a_shortage_of_rules_names_their_setting() {
+    let names_setting = |error: &str| {
+        let names = error.contains("raise --rule-memory") && !error.contains("--query-memory");
+        assert!(names, "{error}");
+    };
+    for expr in [
+        format!("{}1", "1+".repeat(6_000)),
+        format!("x{{a=~'{}'}}", "(y|z)".repeat(300)),
+        "x{a=~'([^a]{50}){50}'}".to_owned(),
+    ] {
+        let mut scene = Scene::with_memory(1 << 20);
+        let rules = format!("groups: [{{name: g, rules: [{{record: r, expr: \"{expr}\"}}]}}]");
+        names_setting(&scene.load(&[("a.yml", &rules)]).unwrap_err());
+
+        let query =
+            format!("annotations: {{a: '{{{{ query \"{}\" }}}}'}}", expr.replace('\'', "''"));
+        let scene = alert_for_each(1, 1 << 20, &query);
+        scene.evaluate_at(MINUTE);
+        let alert = &scene.manager.groups()[0].latest().rules[0].alerts[0];
+        names_setting(&format!("{alert:?}"));
+    }
+    let scene = alert_for_each(3_000, 1 << 20, "annotations: {a: b}");
+    scene.evaluate_at(MINUTE);
+    names_setting(&scene.errors()[0].as_ref().unwrap().to_string());
+}
+
 /// A database with series of `x`, and one rule with an alert for each of them.
 /// Before, a reload needed the memory of all expressions once more.
 #[test]
@@ -671,7 +699,10 @@ fn large_annotations_are_within_the_memory_of_rules() {
         scene.evaluate_at(minute * MINUTE);
         let errors = scene.errors();
         let error = errors[0].as_ref().expect("50 MB do not fit into 16 MiB");
-        assert!(error.starts_with("no memory (--rule-memory): "), "{error}");
+        assert!(
+            error.starts_with("no memory: ") && error.ends_with("raise --rule-memory"),
+            "{error}"
+        );
         assert!(scene.peak_bytes() <= LIMIT, "{}", scene.peak_bytes());
         let health = scene.manager.groups()[0].latest().rules[0].health;
         assert_eq!((health, scene.alert_count()), (RuleHealth::Bad, 0));

@@ -115,7 +115,16 @@ fn inputs_without_an_end_are_refused() {
     let text = format!("groups:\n- name: g\n  rules:\n  - &r {rule}\n{aliases}");
     fs::write(folder.path().join("aliases.yml"), text).unwrap();
     let rules = run(folder.path(), &["check", "rules", "aliases.yml"], |_| ());
-    check_failure("aliases", &rules, "take more than 536870912 bytes of memory", 768 << 20);
+    let refusal = "the input takes more than 536870912 bytes of memory, a fixed limit";
+    check_failure("aliases", &rules, refusal, 768 << 20);
+
+    // It was advised to raise `--memory`, which this command does not have.
+    let label = format!("a: &r {}", "x".repeat(1 << 20));
+    let aliases: String = (0..1_000).map(|idx| format!("    a{idx}: *r\n")).collect();
+    let text = format!("global:\n  external_labels:\n    {label}\n{aliases}");
+    fs::write(folder.path().join("config.yml"), text).unwrap();
+    let config = run(folder.path(), &["check", "config", "config.yml"], |_| ());
+    check_failure("config", &config, refusal, 768 << 20);
 }
 
 /// A server whose response is `head` and then `text` again and again, up to `mib`.

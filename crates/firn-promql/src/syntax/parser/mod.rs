@@ -71,14 +71,12 @@ pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
 }
 
 fn hold_tree(text: &str, context: &QueryContext) -> firn_model::Result<Reservation> {
-    let mut held = context.budget.of_request(Pool::Query, text.len() as u64);
+    let budget = &context.budget;
+    let mut held = budget.of_request(Pool::Query, text.len() as u64);
     held.grow(tree_bytes(text))
-        .map_err(|error| error.of_text("an expression", text.len(), QUERY_MEMORY))?;
+        .map_err(|error| budget.error_of_text(error, "an expression", text.len()))?;
     Ok(held)
 }
-
-/// The settings that allow a longer expression.
-pub const QUERY_MEMORY: &str = "--query-memory (at most a part of --memory)";
 
 /// The memory that parsing `text` may take. A text over the limit is refused before it takes any.
 pub fn tree_bytes(text: &str) -> u64 {
