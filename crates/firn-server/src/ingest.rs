@@ -139,6 +139,9 @@ struct DecodeMemory<'a> {
 type ParseLabels<'a> =
     dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
 
+/// The error of the request, from a series and the reason to refuse that.
+type RefuseWhole<'a> = dyn Fn(&EncodedSeries, Error) -> Error + 'a;
+
 /// The labels of the series of a request.
 #[derive(Clone, Copy)]
 struct SeriesLabels<'a> {
@@ -147,6 +150,8 @@ struct SeriesLabels<'a> {
     added_bytes: u64,
     /// As [`SeriesRules::is_limited`].
     is_limited: bool,
+    /// Of a protocol that writes all or nothing: the error of a request with a refused series.
+    refuse_whole: Option<&'a RefuseWhole<'a>>,
 }
 
 // Series named in an error; a few examples show the kind of mistake.
@@ -211,7 +216,8 @@ impl Ingest {
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let labels = SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true };
+        let labels =
+            SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true, refuse_whole: None };
         let memory = DecodeMemory { held, body_bytes, unpacked_bytes: body.len() };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
@@ -280,19 +286,22 @@ impl Ingest {
             if let Some((ts, refusal)) = refused {
                 let at = series.span().start;
                 let why = exposition::at_line(text, at, times.explain(ts, refusal));
-                return Ok(Outcome::of(&work.decoded).failed(why, Reason::Request));
+                let mut outcome = Outcome::of(&work.decoded);
+                outcome.tally.reject(Reason::of_time(refusal), 1);
+                return Ok(outcome.failed(why, Reason::Request));
             }
         }
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             exposition::labels(text, series.span(), extra, builder)?;
-            builder.build(&rules.labels).map_err(|broken| {
-                // Nothing is written yet, so a broken rule too refuses the import as a whole.
-                LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
-            })
+            builder.build(&rules.labels).map_err(LabelFault::Refused)
+        };
+        let refuse_whole = |series: &EncodedSeries, broken: Error| {
+            exposition::at_line(text, series.span().start, broken)
         };
         metadata.put(&mut work.decoded.metadata);
         let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
-        let labels = SeriesLabels { parse: &parse, added_bytes, is_limited };
+        let refuse_whole: Option<&RefuseWhole<'_>> = Some(&refuse_whole);
+        let labels = SeriesLabels { parse: &parse, added_bytes, is_limited, refuse_whole };
         let memory = DecodeMemory { held, body_bytes: text.len(), unpacked_bytes: 0 };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
@@ -324,8 +333,9 @@ impl Ingest {
             .and_then(|()| held.cover(wanted))
             .and_then(|()| self.resolve_unknown(generation, work, labels, &mut outcome));
         if let Err(why) = resolved {
-            // Nothing is written yet; series refused earlier are counted with the rest.
-            return Outcome::of(&work.decoded).failed(why, Reason::Request);
+            // Nothing is written yet. The series that were refused keep their reasons.
+            let reason = Reason::of_request(&why);
+            return outcome.failed(why, reason);
         }
         let times = self.db.accepted_times();
         for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
@@ -363,11 +373,7 @@ impl Ingest {
                 outcome
             }
             Err(why) => {
-                let reason = match why.kind() {
-                    ErrorKind::Busy { .. } => Reason::Busy,
-                    ErrorKind::TooLarge => Reason::Request,
-                    _ => Reason::Unavailable,
-                };
+                let reason = Reason::of_request(&why);
                 outcome.failed(why, reason)
             }
         }
@@ -426,9 +432,15 @@ impl Ingest {
                 }
                 Err(LabelFault::Refused(why)) => {
                     outcome.tally.reject_series(Reason::of(&why), samples.len() as u64);
+                    if let Some(refuse_whole) = labels.refuse_whole {
+                        return Err(refuse_whole(series, why));
+                    }
                     outcome.refused.series(&why);
                 }
-                Err(LabelFault::Malformed(why)) => return Err(why),
+                Err(LabelFault::Malformed(why)) => {
+                    outcome.tally.reject_series(Reason::of(&why), samples.len() as u64);
+                    return Err(why);
+                }
             }
         }
         if work.labels.is_empty() {
