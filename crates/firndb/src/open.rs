@@ -15,6 +15,9 @@ use firn_model::{Error, ErrorKind, Reservation, Result};
 use crate::Db;
 use crate::log_device::LogDevice;
 
+/// The end of the name of an incomplete copy.
+const UNFINISHED: &str = ".unfinished";
+
 /// The environment of a database in `folder` with its slow tier in `folder/slow`.
 ///
 /// # Errors
@@ -244,6 +247,26 @@ impl Db {
     }
 }
 
+/// Removes the incomplete copies in `parent` that killed processes have left: the folders with the
+/// name of a copy, by `is_copy`, and the ending of an incomplete one. Links are not followed, not
+/// even `parent` itself. Returns the folders, each with the outcome. No process may be copying to
+/// `parent` meanwhile.
+pub fn remove_unfinished_copies(
+    parent: &Path,
+    is_copy: impl Fn(&str) -> bool,
+) -> Vec<(PathBuf, std::io::Result<()>)> {
+    if !fs::symlink_metadata(parent).is_ok_and(|found| found.is_dir()) {
+        return Vec::new();
+    }
+    let is_unfinished = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_str().and_then(|name| name.strip_suffix(UNFINISHED)).is_some_and(&is_copy)
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    };
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten().filter(is_unfinished);
+    entries.map(|entry| (entry.path(), fs::remove_dir_all(entry.path()))).collect()
+}
+
 /// The folder in which the copy is made before it is renamed to `folder`.
 fn unfinished(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
@@ -254,7 +277,7 @@ fn unfinished(folder: &Path) -> Result<PathBuf> {
         Error::invalid("cannot copy to a folder without a name; use the path of a new folder")
     })?;
     let mut name = name.to_owned();
-    name.push(".unfinished");
+    name.push(UNFINISHED);
     let unfinished = folder.with_file_name(name);
     // A folder of a killed process may remain.
     match fs::remove_dir_all(&unfinished) {
@@ -278,6 +301,51 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Before, copies of killed processes stayed for ever.
+    #[test]
+    fn only_folders_of_unfinished_copies_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let (parent, other) = (root.path().join("copies"), root.path().join("other"));
+        for folder in [
+            "a.unfinished/fast",
+            "a",
+            "b.unfinished",
+            "a.unfinished.old",
+            "x.unfinished",
+            ".unfinished",
+        ] {
+            fs::create_dir_all(parent.join(folder)).unwrap();
+        }
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("file"), "").unwrap();
+        fs::write(parent.join("c.unfinished"), "").unwrap();
+        let link = |from: &Path, to: PathBuf| std::os::unix::fs::symlink(from, to).unwrap();
+        link(&other, parent.join("d.unfinished"));
+        link(&other, parent.join("a.unfinished/link"));
+        link(&parent, root.path().join("link"));
+        let is_copy = |name: &str| ["a", "b", "c", "d"].contains(&name);
+        let remove = |parent: &Path| {
+            let removed = remove_unfinished_copies(parent, is_copy);
+            assert!(removed.iter().all(|(_, outcome)| outcome.is_ok()), "{removed:?}");
+            let names = removed.into_iter().map(|(path, _)| path.file_name().unwrap().to_owned());
+            names.collect::<BTreeSet<_>>()
+        };
+        assert!(remove(&root.path().join("link")).is_empty());
+        assert!(remove(&root.path().join("missing")).is_empty());
+        assert_eq!(remove(&parent), ["a.unfinished", "b.unfinished"].map(Into::into).into());
+        assert!(!parent.join("a.unfinished").exists() && !parent.join("b.unfinished").exists());
+        for left in [
+            "a",
+            "a.unfinished.old",
+            "x.unfinished",
+            ".unfinished",
+            "c.unfinished",
+            "d.unfinished/file",
+        ] {
+            assert!(parent.join(left).exists(), "{left}");
+        }
+    }
 
     /// Before, the server started and no upload ever worked.
     #[test]
