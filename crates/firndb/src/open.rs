@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
@@ -83,15 +83,11 @@ pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
     if folder.join("fast").is_dir() {
         return Ok(());
     }
-    // Of a folder that does not exist yet, the part that does.
-    let existing = folder.ancestors().find_map(|parent| match parent.as_os_str().is_empty() {
-        true => fs::canonicalize(".").ok(),
-        false => fs::canonicalize(parent).ok(),
-    });
-    let tier = existing
-        .as_deref()
-        .and_then(|existing| existing.ancestors().find(|parent| is_bucket_folder(parent)));
-    let Some(tier) = tier.map(Path::display) else { return Ok(()) };
+    let real = real_path(folder);
+    let Some(tier) = real.ancestors().find(|parent| is_bucket_folder(parent)) else {
+        return Ok(());
+    };
+    let tier = tier.display();
     Err(Error::invalid(format!(
         "{} is in the slow tier of a database: choose another data folder, and {tier} as its slow \
          tier",
@@ -119,18 +115,26 @@ fn check_slow_tier(folder: &Path, slow_tier: &str) -> Result<()> {
     }
 }
 
-/// The path without links and `..`, as far as it exists.
+/// The path without links and `..`. Parts that do not exist are created as folders, so a `..` behind
+/// one is the folder in which it is created.
 fn real_path(path: &Path) -> PathBuf {
-    if let Ok(real) = fs::canonicalize(path) {
-        return real;
-    }
-    match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => {
-            real_path(Path::new(".")).join(name)
+    let mut real = match path.is_absolute() {
+        true => PathBuf::new(),
+        false => fs::canonicalize(".").unwrap_or_default(),
+    };
+    for component in path.components() {
+        match component {
+            Component::ParentDir => {
+                // There are no links in it.
+                real.pop();
+            }
+            other => real.push(other),
         }
-        (Some(parent), Some(name)) => real_path(parent).join(name),
-        _ => path.to_owned(),
+        if let Ok(existing) = fs::canonicalize(&real) {
+            real = existing;
+        }
     }
+    real
 }
 
 fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
@@ -347,6 +351,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_data_folder_is_in_no_slow_tier() {
+        let root = tempfile::tempdir().unwrap();
+        drop(open_bucket(&root.path().join("tier").to_string_lossy()).unwrap());
+        let f = |folder: &str, is_right: bool| {
+            let checked = check_data_folder(&root.path().join(folder));
+            assert_eq!(checked.is_ok(), is_right, "{folder}: {checked:?}");
+        };
+        f("data", true);
+        f("tier", false);
+        f("tier/a/data", false);
+        // Before, only the part that exists was looked at.
+        f("missing/../tier/data", false);
+        f("tier/missing/../../data", true);
+    }
+
     /// Before, the server started and no upload ever worked.
     #[test]
     fn the_slow_tier_is_not_among_recent_data() {
@@ -368,6 +388,15 @@ mod tests {
         f("data/fast/a/b", false);
         f("data/fast/../fast", false);
         f("link/tier", false);
+        // Before, a `..` behind a folder that does not exist yet was not resolved.
+        f("data/slow/../fast", false);
+        f("data/slow/../fast/a", false);
+        f("data/a/b/../../fast", false);
+        f("data/slow/../faster", true);
+        f("data/slow/../../fast", true);
+        f("link/a/../../slow", true);
+        f("link/a/../b", false);
+        f("link/../slow", true);
         assert!(check_slow_tier(&folder, "s3://bucket/data/fast").is_ok());
         let error = local_env_with_slow_tier(&folder, &folder.join("fast").to_string_lossy());
         assert!(error.unwrap_err().to_string().contains("choose another folder, such as"));
