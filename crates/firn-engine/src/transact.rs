@@ -72,8 +72,8 @@ pub struct CommitReport {
     pub seq: Option<CommitSeq>,
     /// Samples inserted and updated.
     pub written_samples: u64,
-    /// Series with deleted samples, as exact as [`Snapshot::has_data`]; a series that two deletes
-    /// touch counts twice.
+    /// Series with deleted samples, as exact as [`Snapshot::has_data`], without those that only the
+    /// transaction itself wrote; a series that two deletes touch counts twice.
     pub deleted_series: u64,
 }
 
@@ -280,9 +280,8 @@ impl Transaction<'_> {
         Ok(own || is_stored)
     }
 
-    /// Deletes all samples in `range` of the matching series. Returns the number of series with
-    /// samples there, as exact as [`Snapshot::has_data`], without those that only this transaction
-    /// wrote.
+    /// Deletes all samples in `range` of the matching series, those of this transaction included.
+    /// Returns the number of series with samples there, as exact as [`Snapshot::has_data`].
     ///
     /// # Errors
     /// As [`Transaction::delete`].
@@ -293,9 +292,19 @@ impl Transaction<'_> {
         // `find` is not used: the slow tier may be down.
         let nothing = Grouping::By(Vec::new());
         let found = view.index().matches(matchers, &nothing, &self.context)?;
-        self.writes.retain(|&(series, ts), _| !(range.contains(ts) && selects(&found, series)));
         let (members, held) = self.engine.hidden_members(&view, &found, range, &self.context)?;
-        let count = members.iter().map(|members| members.slots.count()).sum();
+        let mut count = members.iter().map(|members| members.slots.count()).sum();
+        // In ascending order of series. All members of a hidden group are counted already.
+        let mut last_deleted = None;
+        self.writes.retain(|&(series, ts), _| {
+            let is_deleted = range.contains(ts) && selects(&found, series);
+            if is_deleted && last_deleted != Some(series) {
+                last_deleted = Some(series);
+                let group = members.binary_search_by_key(&series.group, |hidden| hidden.group);
+                count += u64::from(group.is_err());
+            }
+            !is_deleted
+        });
         if !members.is_empty() {
             self.hide(range, members, held)?;
         }

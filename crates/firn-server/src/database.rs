@@ -9,7 +9,7 @@ use firndb::{
 };
 
 use crate::config::{LogSync, ServeConfig, Span};
-use crate::machine;
+use crate::{machine, snapshots};
 
 /// Opens the database of `config`. `progress` shows how much of the log has been read. Idle threads
 /// call `on_idle`.
@@ -53,6 +53,7 @@ pub(crate) fn open(
             )),
             _ => error.context(format!("cannot open the database in {folder}")),
         })?;
+    snapshots::remove_unfinished(folder);
     let recovery = db.stats().recovery;
     for damage in &recovery.damage {
         tracing::error!("found damage while opening: {damage}");

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
-    SeriesLimit, SeriesRef, Timestamp,
+    Sample, SeriesLimit, SeriesRef, Timestamp,
 };
 use parking_lot::Mutex;
 
@@ -141,6 +141,9 @@ struct DecodeMemory<'a> {
 type ParseLabels<'a> =
     dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
 
+/// The error of the request, from a series and the reason to refuse that.
+type RefuseWhole<'a> = dyn Fn(&EncodedSeries, Error) -> Error + 'a;
+
 /// The labels of the series of a request.
 #[derive(Clone, Copy)]
 struct SeriesLabels<'a> {
@@ -149,6 +152,16 @@ struct SeriesLabels<'a> {
     added_bytes: u64,
     /// As [`SeriesRules::is_limited`].
     is_limited: bool,
+    /// Of a protocol that writes all or nothing: the error of a request with a refused series.
+    refuse_whole: Option<&'a RefuseWhole<'a>>,
+}
+
+/// The mistake in the labels of a series.
+struct SeriesFault {
+    reason: Reason,
+    why: Error,
+    /// Whether it refuses the request as a whole.
+    is_of_request: bool,
 }
 
 // Series named in an error; a few examples show the kind of mistake.
@@ -214,7 +227,8 @@ impl Ingest {
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let labels = SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true };
+        let labels =
+            SeriesLabels { parse: &parse, added_bytes: 0, is_limited: true, refuse_whole: None };
         let memory = DecodeMemory { held, body_bytes, unpacked_bytes: body.len() };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
@@ -283,19 +297,22 @@ impl Ingest {
             if let Some((ts, refusal)) = refused {
                 let at = series.span().start;
                 let why = exposition::at_line(text, at, times.explain(ts, refusal));
-                return Ok(Outcome::of(&work.decoded).failed(why, Reason::Request));
+                let mut outcome = Outcome::of(&work.decoded);
+                outcome.tally.reject(Reason::of_time(refusal), 1);
+                return Ok(outcome.failed(why, Reason::Request));
             }
         }
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             exposition::labels(text, series.span(), extra, builder)?;
-            builder.build(&rules.labels).map_err(|broken| {
-                // Nothing is written yet, so a broken rule too refuses the import as a whole.
-                LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
-            })
+            builder.build(&rules.labels).map_err(LabelFault::Refused)
+        };
+        let refuse_whole = |series: &EncodedSeries, broken: Error| {
+            exposition::at_line(text, series.span().start, broken)
         };
         metadata.put(&mut work.decoded.metadata);
         let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
-        let labels = SeriesLabels { parse: &parse, added_bytes, is_limited };
+        let refuse_whole: Option<&RefuseWhole<'_>> = Some(&refuse_whole);
+        let labels = SeriesLabels { parse: &parse, added_bytes, is_limited, refuse_whole };
         let memory = DecodeMemory { held, body_bytes: text.len(), unpacked_bytes: 0 };
         let mut outcome = self.fill(work, memory, labels, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
@@ -327,8 +344,9 @@ impl Ingest {
             .and_then(|()| held.cover(wanted))
             .and_then(|()| self.resolve_unknown(generation, work, labels, &mut outcome));
         if let Err(why) = resolved {
-            // Nothing is written yet; series refused earlier are counted with the rest.
-            return Outcome::of(&work.decoded).failed(why, Reason::Request);
+            // Nothing is written yet. The series that were refused keep their reasons.
+            let reason = Reason::of_request(&why);
+            return outcome.failed(why, reason);
         }
         let times = self.db.accepted_times();
         for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
@@ -366,11 +384,7 @@ impl Ingest {
                 outcome
             }
             Err(why) => {
-                let reason = match why.kind() {
-                    ErrorKind::Busy { .. } => Reason::Busy,
-                    ErrorKind::TooLarge => Reason::Request,
-                    _ => Reason::Unavailable,
-                };
+                let reason = Reason::of_request(&why);
                 outcome.failed(why, reason)
             }
         }
@@ -423,8 +437,12 @@ impl Ingest {
         if unknown.len() > RESOLVED_AT_ONCE {
             for &idx in &unknown {
                 let Some(series) = work.decoded.series.get(idx as usize) else { continue };
-                if let Err(LabelFault::Malformed(why)) = (labels.parse)(series, &mut work.builder) {
-                    return Err(why);
+                match labels.parse_one(series, &mut work.builder) {
+                    Err(fault) if fault.is_of_request => {
+                        return Err(fault.count(work.decoded.samples_of(idx as usize), outcome));
+                    }
+                    // Others are counted with their piece.
+                    _ => {}
                 }
             }
         }
@@ -452,17 +470,19 @@ impl Ingest {
         work.labels.clear();
         for &idx in piece {
             let Some(series) = work.decoded.series.get(idx as usize) else { continue };
-            match (labels.parse)(series, &mut work.builder) {
+            match labels.parse_one(series, &mut work.builder) {
                 Ok(labels) => {
                     work.piece.push(idx);
                     work.labels.push(labels);
                 }
-                Err(LabelFault::Refused(why)) => {
-                    let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
-                    outcome.tally.reject_series(Reason::of(&why), sample_count);
+                Err(fault) => {
+                    let is_of_request = fault.is_of_request;
+                    let why = fault.count(work.decoded.samples_of(idx as usize), outcome);
+                    if is_of_request {
+                        return Err(why);
+                    }
                     outcome.refused.series(&why);
                 }
-                Err(LabelFault::Malformed(why)) => return Err(why),
             }
         }
         if let Some(bucket) = work.new_series.clone() {
@@ -530,6 +550,35 @@ impl Ingest {
         if kept_bytes + bytes <= KEPT_BYTES_MAX {
             idle.push(decoding);
         }
+    }
+}
+
+impl SeriesLabels<'_> {
+    fn parse_one(
+        &self,
+        series: &EncodedSeries,
+        builder: &mut LabelsBuilder,
+    ) -> std::result::Result<Labels, SeriesFault> {
+        (self.parse)(series, builder).map_err(|fault| match (fault, self.refuse_whole) {
+            (LabelFault::Malformed(why), _) => {
+                SeriesFault { reason: Reason::of(&why), why, is_of_request: true }
+            }
+            (LabelFault::Refused(why), Some(refuse_whole)) => {
+                let reason = Reason::of(&why);
+                SeriesFault { reason, why: refuse_whole(series, why), is_of_request: true }
+            }
+            (LabelFault::Refused(why), None) => {
+                SeriesFault { reason: Reason::of(&why), why, is_of_request: false }
+            }
+        })
+    }
+}
+
+impl SeriesFault {
+    /// Counts the series and its samples.
+    fn count(self, samples: &[Sample], outcome: &mut Outcome) -> Error {
+        outcome.tally.reject_series(self.reason, samples.len() as u64);
+        self.why
     }
 }
 

@@ -27,8 +27,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `access`, `net`, `server`, `database`, `answer`, `held_body`, `app`,
-//! `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `flights`, `collect`,
+//! Reading order: `config`, `access`, `net`, `server`, `database`, `snapshots`, `answer`, `held_body`,
+//! `app`, `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `flights`, `collect`,
 //! `rules`, `notify`, `admin_listener`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
@@ -60,6 +60,7 @@ mod rules;
 mod self_scrape;
 pub mod sender_cache;
 mod server;
+mod snapshots;
 mod stats;
 pub mod tally;
 mod target;

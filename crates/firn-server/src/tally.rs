@@ -47,7 +47,8 @@ pub enum Reason {
     Busy,
     /// The disk was full or failed, or the database was closing.
     Unavailable,
-    /// Another part of their request was refused, and this protocol writes all or nothing.
+    /// Their request was refused as a whole: for another sample, as this protocol writes all or
+    /// nothing, or for its form or size.
     Request,
 }
 
@@ -128,6 +129,19 @@ impl Reason {
             ErrorKind::SeriesLimit { limit, .. } => Reason::SeriesLimit(limit),
             ErrorKind::Busy { .. } => Reason::Busy,
             _ => Reason::Unavailable,
+        }
+    }
+
+    /// The reason for the samples of a request that `error` refused as a whole, without one of
+    /// their own.
+    pub fn of_request(error: &Error) -> Reason {
+        match error.kind() {
+            ErrorKind::Busy { .. } => Reason::Busy,
+            ErrorKind::Unavailable
+            | ErrorKind::Corrupt { .. }
+            | ErrorKind::Closed
+            | ErrorKind::Internal => Reason::Unavailable,
+            _ => Reason::Request,
         }
     }
 
@@ -215,10 +229,7 @@ impl Tally {
                 report.too_far_ahead + report.too_old + report.in_seconds
             }
             Err(error) => {
-                self.reject_rest(match error.kind() {
-                    ErrorKind::Busy { .. } => Reason::Busy,
-                    _ => Reason::Unavailable,
-                });
+                self.reject_rest(Reason::of_request(error));
                 0
             }
         }

@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Throttle(Mutex<EventCount>);
 
-#[derive(Debug, Default)]
-struct EventCount {
+/// As [`Throttle`], for a caller that has a lock of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EventCount {
     logged: Option<Instant>,
     /// Since the last line.
     count: u64,
@@ -26,14 +27,20 @@ impl Throttle {
     /// Counts `count` events at `now`. Returns the number since the last line if the next one is
     /// due. Takes one lock.
     pub(crate) fn note(&self, count: u64, now: Instant) -> Option<u64> {
-        let mut events = self.0.lock();
-        events.count += count;
+        self.0.lock().note(count, now)
+    }
+}
+
+impl EventCount {
+    /// As [`Throttle::note`].
+    pub(crate) fn note(&mut self, count: u64, now: Instant) -> Option<u64> {
+        self.count += count;
         let waits = |logged: Instant| now.saturating_duration_since(logged) < INTERVAL;
-        if events.count == 0 || events.logged.is_some_and(waits) {
+        if self.count == 0 || self.logged.is_some_and(waits) {
             return None;
         }
-        events.logged = Some(now);
-        Some(std::mem::take(&mut events.count))
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.count))
     }
 }
 

@@ -123,7 +123,10 @@ pub use firn_model::{
 pub use firn_promql::{QueryOutput, Value};
 pub use groups::{ForeignMember, GroupMembers, GroupRefs, GroupSummary};
 pub use log_device::LogDevice;
-pub use open::{inspection_env, local_env, local_env_with_slow_tier, replica_env, restore};
+pub use open::{
+    inspection_env, local_env, local_env_with_slow_tier, remove_unfinished_copies, replica_env,
+    restore,
+};
 pub use query::{QueryOptions, QueryTime, evaluate_history};
 
 use firn_engine::Engine;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
@@ -14,6 +14,9 @@ use firn_model::{Error, ErrorKind, Reservation, Result};
 
 use crate::Db;
 use crate::log_device::LogDevice;
+
+/// The end of the name of an incomplete copy.
+const UNFINISHED: &str = ".unfinished";
 
 /// The environment of a database in `folder` with its slow tier in `folder/slow`.
 ///
@@ -80,15 +83,11 @@ pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
     if folder.join("fast").is_dir() {
         return Ok(());
     }
-    // Of a folder that does not exist yet, the part that does.
-    let existing = folder.ancestors().find_map(|parent| match parent.as_os_str().is_empty() {
-        true => fs::canonicalize(".").ok(),
-        false => fs::canonicalize(parent).ok(),
-    });
-    let tier = existing
-        .as_deref()
-        .and_then(|existing| existing.ancestors().find(|parent| is_bucket_folder(parent)));
-    let Some(tier) = tier.map(Path::display) else { return Ok(()) };
+    let real = real_path(folder);
+    let Some(tier) = real.ancestors().find(|parent| is_bucket_folder(parent)) else {
+        return Ok(());
+    };
+    let tier = tier.display();
     Err(Error::invalid(format!(
         "{} is in the slow tier of a database: choose another data folder, and {tier} as its slow \
          tier",
@@ -116,18 +115,26 @@ fn check_slow_tier(folder: &Path, slow_tier: &str) -> Result<()> {
     }
 }
 
-/// The path without links and `..`, as far as it exists.
+/// The path without links and `..`. Parts that do not exist are created as folders, so a `..` behind
+/// one is the folder in which it is created.
 fn real_path(path: &Path) -> PathBuf {
-    if let Ok(real) = fs::canonicalize(path) {
-        return real;
-    }
-    match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => {
-            real_path(Path::new(".")).join(name)
+    let mut real = match path.is_absolute() {
+        true => PathBuf::new(),
+        false => fs::canonicalize(".").unwrap_or_default(),
+    };
+    for component in path.components() {
+        match component {
+            Component::ParentDir => {
+                // There are no links in it.
+                real.pop();
+            }
+            other => real.push(other),
         }
-        (Some(parent), Some(name)) => real_path(parent).join(name),
-        _ => path.to_owned(),
+        if let Ok(existing) = fs::canonicalize(&real) {
+            real = existing;
+        }
     }
+    real
 }
 
 fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
@@ -244,6 +251,26 @@ impl Db {
     }
 }
 
+/// Removes the incomplete copies in `parent` that killed processes have left: the folders with the
+/// name of a copy, by `is_copy`, and the ending of an incomplete one. Links are not followed, not
+/// even `parent` itself. Returns the folders, each with the outcome. No process may be copying to
+/// `parent` meanwhile.
+pub fn remove_unfinished_copies(
+    parent: &Path,
+    is_copy: impl Fn(&str) -> bool,
+) -> Vec<(PathBuf, std::io::Result<()>)> {
+    if !fs::symlink_metadata(parent).is_ok_and(|found| found.is_dir()) {
+        return Vec::new();
+    }
+    let is_unfinished = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_str().and_then(|name| name.strip_suffix(UNFINISHED)).is_some_and(&is_copy)
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    };
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten().filter(is_unfinished);
+    entries.map(|entry| (entry.path(), fs::remove_dir_all(entry.path()))).collect()
+}
+
 /// The folder in which the copy is made before it is renamed to `folder`.
 fn unfinished(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
@@ -254,7 +281,7 @@ fn unfinished(folder: &Path) -> Result<PathBuf> {
         Error::invalid("cannot copy to a folder without a name; use the path of a new folder")
     })?;
     let mut name = name.to_owned();
-    name.push(".unfinished");
+    name.push(UNFINISHED);
     let unfinished = folder.with_file_name(name);
     // A folder of a killed process may remain.
     match fs::remove_dir_all(&unfinished) {
@@ -279,6 +306,67 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
 mod tests {
     use super::*;
 
+    /// Before, copies of killed processes stayed for ever.
+    #[test]
+    fn only_folders_of_unfinished_copies_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let (parent, other) = (root.path().join("copies"), root.path().join("other"));
+        for folder in [
+            "a.unfinished/fast",
+            "a",
+            "b.unfinished",
+            "a.unfinished.old",
+            "x.unfinished",
+            ".unfinished",
+        ] {
+            fs::create_dir_all(parent.join(folder)).unwrap();
+        }
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("file"), "").unwrap();
+        fs::write(parent.join("c.unfinished"), "").unwrap();
+        let link = |from: &Path, to: PathBuf| std::os::unix::fs::symlink(from, to).unwrap();
+        link(&other, parent.join("d.unfinished"));
+        link(&other, parent.join("a.unfinished/link"));
+        link(&parent, root.path().join("link"));
+        let is_copy = |name: &str| ["a", "b", "c", "d"].contains(&name);
+        let remove = |parent: &Path| {
+            let removed = remove_unfinished_copies(parent, is_copy);
+            assert!(removed.iter().all(|(_, outcome)| outcome.is_ok()), "{removed:?}");
+            let names = removed.into_iter().map(|(path, _)| path.file_name().unwrap().to_owned());
+            names.collect::<BTreeSet<_>>()
+        };
+        assert!(remove(&root.path().join("link")).is_empty());
+        assert!(remove(&root.path().join("missing")).is_empty());
+        assert_eq!(remove(&parent), ["a.unfinished", "b.unfinished"].map(Into::into).into());
+        assert!(!parent.join("a.unfinished").exists() && !parent.join("b.unfinished").exists());
+        for left in [
+            "a",
+            "a.unfinished.old",
+            "x.unfinished",
+            ".unfinished",
+            "c.unfinished",
+            "d.unfinished/file",
+        ] {
+            assert!(parent.join(left).exists(), "{left}");
+        }
+    }
+
+    #[test]
+    fn a_data_folder_is_in_no_slow_tier() {
+        let root = tempfile::tempdir().unwrap();
+        drop(open_bucket(&root.path().join("tier").to_string_lossy()).unwrap());
+        let f = |folder: &str, is_right: bool| {
+            let checked = check_data_folder(&root.path().join(folder));
+            assert_eq!(checked.is_ok(), is_right, "{folder}: {checked:?}");
+        };
+        f("data", true);
+        f("tier", false);
+        f("tier/a/data", false);
+        // Before, only the part that exists was looked at.
+        f("missing/../tier/data", false);
+        f("tier/missing/../../data", true);
+    }
+
     /// Before, the server started and no upload ever worked.
     #[test]
     fn the_slow_tier_is_not_among_recent_data() {
@@ -300,6 +388,15 @@ mod tests {
         f("data/fast/a/b", false);
         f("data/fast/../fast", false);
         f("link/tier", false);
+        // Before, a `..` behind a folder that does not exist yet was not resolved.
+        f("data/slow/../fast", false);
+        f("data/slow/../fast/a", false);
+        f("data/a/b/../../fast", false);
+        f("data/slow/../faster", true);
+        f("data/slow/../../fast", true);
+        f("link/a/../../slow", true);
+        f("link/a/../b", false);
+        f("link/../slow", true);
         assert!(check_slow_tier(&folder, "s3://bucket/data/fast").is_ok());
         let error = local_env_with_slow_tier(&folder, &folder.join("fast").to_string_lossy());
         assert!(error.unwrap_err().to_string().contains("choose another folder, such as"));

@@ -93,6 +93,32 @@ fn crash(sim: &Sim, engine: &mut Arc<Engine>) {
     *engine = open(sim);
 }
 
+/// Before, series that only the transaction itself had written were deleted and not counted.
+#[test]
+fn a_delete_of_a_range_counts_the_series_that_its_transaction_wrote() {
+    let sim = Sim::new(1);
+    let engine = open(&sim);
+    (0..2).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let refs = refs(&engine);
+    let mut transaction = engine.begin().expect("begins");
+    for (idx, ts) in [(1, 2_000), (2, 2_000), (2, 2_001), (3, 2_000), (3, 9_000), (4, 9_000)] {
+        transaction.insert(refs[idx], ts, 2.0).expect("an insert");
+    }
+    // Two that are stored, one of which was written here too, and two that are only written here.
+    let every = [Matcher::equal("of", "transactions")];
+    let range = TimeRange::new(0, 5_000);
+    assert_eq!(transaction.delete_range(&every, range).expect("a delete"), 4);
+    assert_eq!(transaction.delete_range(&matcher(2), range).expect("a delete"), 0, "it is gone");
+    transaction.insert(refs[2], 2_000, 3.0).expect("an insert");
+    transaction.insert(refs[2], 2_001, 3.0).expect("an insert");
+    assert_eq!(transaction.delete_range(&matcher(2), TimeRange::at(2_001)).expect("a delete"), 1);
+    assert_eq!(transaction.delete_range(&matcher(4), range).expect("a delete"), 0, "it is later");
+    transaction.commit().expect("commits");
+    let left: Vec<Vec<(i64, f64)>> = (0..5).map(|idx| read(&engine, idx)).collect();
+    let want = [&[][..], &[], &[(2_000, 3.0)], &[(9_000, 2.0)], &[(9_000, 2.0)]];
+    assert_eq!(left, want);
+}
+
 #[test]
 fn a_transaction_sees_its_own_changes_and_others_see_all_or_none_of_them() {
     let sim = Sim::new(1);

@@ -27,6 +27,7 @@ use super::account::{Account, DIGEST_BYTES, User};
 use crate::flights::Flights;
 use crate::telemetry::Counter;
 use crate::threads::{WorkerOptions, Workers};
+use crate::throttle::{EventCount, Throttle};
 
 /// The credentials of a request.
 #[derive(PartialEq, Eq)]
@@ -58,7 +59,9 @@ impl TokenDigest {
 pub(crate) enum LoginRefusal {
     Missing,
     Wrong,
-    /// After failures, or while too many wait.
+    /// After failures, or while too many passwords wait.
+    Throttled(Duration),
+    /// Over a rate of requests.
     Later(Duration),
 }
 
@@ -86,6 +89,8 @@ pub(crate) struct Logins {
     /// The first wait of an address; it doubles with each further failure.
     address_wait_min: Duration,
     users: FailureTable,
+    /// Throttled logins from addresses without failures.
+    throttled_elsewhere: Throttle,
     workers: Workers<()>,
     waiting: Arc<Semaphore>,
     pub(crate) password_checks: Counter,
@@ -109,6 +114,8 @@ struct Failures {
     /// Attempts whose result is unknown.
     open: u32,
     last: Instant,
+    /// Attempts that had to wait, for the audit log.
+    throttled: EventCount,
 }
 
 /// An attempt that counts as failed until it is forgiven. Open until dropped.
@@ -255,6 +262,7 @@ impl Logins {
             addresses: FailureTable::default(),
             address_wait_min: ADDRESS_WAIT_MIN,
             users: FailureTable::default(),
+            throttled_elsewhere: Throttle::default(),
             workers: Workers::start(options, || ())?,
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             password_checks: Counter::default(),
@@ -294,8 +302,18 @@ impl Logins {
             }
             Err(after) => {
                 self.throttled.add(1);
-                Err(LoginRefusal::Later(after))
+                Err(LoginRefusal::Throttled(after))
             }
+        }
+    }
+
+    /// Counts a throttled login from `address` for a log with one line a minute for each address.
+    /// Returns the number since the last line if the next one is due.
+    pub(super) fn note_throttled(&self, address: IpAddr, now: Instant) -> Option<u64> {
+        let key = self.addresses.hasher.hash_one(network_of(address));
+        match self.addresses.entries.lock().get_mut(&key) {
+            Some(entry) => entry.throttled.note(1, now),
+            None => self.throttled_elsewhere.note(1, now),
         }
     }
 
@@ -307,7 +325,7 @@ impl Logins {
         if !self.is_known(&known) {
             let attempt = self.admit(&address).map_err(|early| {
                 self.throttled.add(1);
-                LoginRefusal::Later(early.wait)
+                LoginRefusal::Throttled(early.wait)
             })?;
             attempt.forgive();
             self.remember(known);
@@ -497,7 +515,12 @@ impl FailureTable {
                 entries.remove(&oldest);
             }
         }
-        let entry = entries.entry(key).or_insert(Failures { count: 0, open: 0, last: now });
+        let entry = entries.entry(key).or_insert(Failures {
+            count: 0,
+            open: 0,
+            last: now,
+            throttled: EventCount::default(),
+        });
         let since = now.duration_since(entry.last);
         if since >= FORGOTTEN_AFTER {
             entry.count = entry.open;
@@ -677,7 +700,7 @@ mod tests {
             assert_eq!(refused, Err(LoginRefusal::Wrong));
         }
         let refused = f(password("alice", "wrong"), HERE);
-        assert!(matches!(refused, Err(LoginRefusal::Later(_))), "{refused:?}");
+        assert!(matches!(refused, Err(LoginRefusal::Throttled(_))), "{refused:?}");
         assert_eq!(f(password("alice", "right"), HERE), Ok(()), "known");
         assert_eq!(f(Credentials::Token(b"t0ken".to_vec()), HERE), Ok(()), "a token");
         let other = IpAddr::V6("2001:db8::1".parse().unwrap());
@@ -700,7 +723,7 @@ mod tests {
             assert_eq!(f(&idx.to_string(), stranger), Err(LoginRefusal::Wrong));
         }
         let guess = f("right", stranger);
-        assert!(matches!(guess, Err(LoginRefusal::Later(_))), "{guess:?}");
+        assert!(matches!(guess, Err(LoginRefusal::Throttled(_))), "{guess:?}");
         assert_eq!(f("right", HERE), Ok(()));
     }
 
@@ -719,7 +742,7 @@ mod tests {
             }
         }
         let guess = accept(stranger);
-        assert!(matches!(guess, Err(LoginRefusal::Later(_))), "{guess:?}");
+        assert!(matches!(guess, Err(LoginRefusal::Throttled(_))), "{guess:?}");
         assert_eq!(accept(known), Ok(()), "in use");
         assert_eq!(accept(new), Ok(()));
         assert!(
@@ -729,6 +752,25 @@ mod tests {
                 .lock()
                 .contains_key(&logins.addresses.hasher.hash_one(network_of(new)))
         );
+    }
+
+    #[test]
+    fn throttled_logins_are_one_line_a_minute_for_each_address() {
+        let (logins, start) = (logins(), Instant::now());
+        let (other, new) = (IpAddr::V4([10, 0, 0, 1].into()), IpAddr::V4([10, 0, 0, 2].into()));
+        for _ in 0..FREE_FAILURES {
+            for address in [HERE, other] {
+                logins.admit(&address).unwrap();
+            }
+        }
+        let f =
+            |address, second| logins.note_throttled(address, start + Duration::from_secs(second));
+        assert_eq!((f(HERE, 0), f(other, 0), f(new, 0)), (Some(1), Some(1), Some(1)));
+        for second in 1..60 {
+            assert_eq!((f(HERE, second), f(new, second)), (None, None));
+        }
+        assert_eq!((f(HERE, 60), f(other, 60), f(new, 60)), (Some(60), Some(1), Some(60)));
+        assert_eq!(logins.addresses.entries.lock().len(), 2, "none is added");
     }
 
     /// Before, an attempt was counted when its result was known, so all of these were checked.

@@ -17,11 +17,11 @@ mod section;
 mod tls;
 mod web_config;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderName, HeaderValue};
 use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result, Secret, excerpt};
@@ -122,6 +122,11 @@ pub(crate) struct AuditEntry<'a> {
     /// `ok`, or the error.
     pub(crate) result: &'a str,
     pub(crate) details: Value,
+}
+
+/// The address of a client, by which its logins are slowed.
+pub(crate) fn ip_of(address: Option<SocketAddr>) -> IpAddr {
+    address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
 }
 
 /// How often the files are looked at.
@@ -400,6 +405,38 @@ impl Gate {
             line.insert("details".to_owned(), entry.details.clone());
         }
         audit.push(Value::Object(line).to_string().into_bytes());
+    }
+
+    /// Logs a refused login: each one with wrong credentials, and for each address one a minute of
+    /// those that are throttled, with their number.
+    pub(crate) fn audit_refusal(
+        &self,
+        refusal: LoginRefusal,
+        user: &str,
+        address: Option<SocketAddr>,
+        path: Option<&str>,
+    ) {
+        if self.audit.is_none() {
+            return;
+        }
+        let mut details = Map::new();
+        if let Some(path) = path {
+            details.insert("path".to_owned(), path.into());
+        }
+        let result = match refusal {
+            LoginRefusal::Wrong => "rejected",
+            LoginRefusal::Throttled(_) => {
+                let ip = ip_of(address);
+                let due =
+                    self.logins.as_ref().and_then(|one| one.note_throttled(ip, Instant::now()));
+                let Some(count) = due else { return };
+                details.insert("count".to_owned(), count.into());
+                "throttled"
+            }
+            LoginRefusal::Missing | LoginRefusal::Later(_) => return,
+        };
+        let details = if details.is_empty() { Value::Null } else { Value::Object(details) };
+        self.audit(&AuditEntry { user, address, action: "login", result, details });
     }
 
     fn audit_reload(&self, result: &str) {

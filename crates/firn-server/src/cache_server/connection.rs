@@ -24,7 +24,6 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
 use super::{ServerState, points};
-use crate::access::AuditEntry;
 use crate::access::account::Roles;
 use crate::access::login::{Credentials, LoginRefusal, TokenDigest};
 use crate::net::{
@@ -243,7 +242,8 @@ impl<'a> Connection<'a> {
             Ok(roles) => roles,
             Err(refusal) => {
                 let problem = match refusal {
-                    LoginRefusal::Later(_) => "too many wrong tokens; retry later",
+                    LoginRefusal::Throttled(_) => "too many wrong tokens; retry later",
+                    LoginRefusal::Later(_) => "too many requests; retry later",
                     LoginRefusal::Missing | LoginRefusal::Wrong => "wrong token",
                 };
                 let problem = problem.to_owned();
@@ -261,16 +261,9 @@ impl<'a> Connection<'a> {
     async fn log_in(&self, credentials: &Credentials) -> Result<Roles, LoginRefusal> {
         let gate = &self.shared.gate;
         let user = gate.log_in(&gate.policy(), credentials, self.client.ip()).await;
-        if matches!(user, Err(LoginRefusal::Wrong)) {
-            gate.audit(&AuditEntry {
-                user: credentials.user_name(),
-                address: Some(self.client),
-                action: "login",
-                result: "rejected",
-                details: serde_json::Value::Null,
-            });
-        }
-        user.map(|user| user.roles())
+        user.map(|user| user.roles()).inspect_err(|&refusal| {
+            gate.audit_refusal(refusal, credentials.user_name(), Some(self.client), None);
+        })
     }
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
@@ -410,7 +403,7 @@ impl<'a> Connection<'a> {
                 Err(LoginRefusal::Missing | LoginRefusal::Wrong) => {
                     (StatusCode::UNAUTHORIZED, "expected Authorization: Bearer TOKEN\n".to_owned())
                 }
-                Err(LoginRefusal::Later(_)) => {
+                Err(LoginRefusal::Throttled(_) | LoginRefusal::Later(_)) => {
                     (StatusCode::TOO_MANY_REQUESTS, "too many requests; retry later\n".to_owned())
                 }
                 Ok(roles) if !roles.read => {

@@ -221,9 +221,9 @@ mod tests {
         rows
     }
 
-    /// Runs the commits of `adding` and returns them: scrapes, rows and generation of each. `adding`
-    /// gets a function that waits until commits with this number of rows in all have begun. None
-    /// ends while `gate` is locked.
+    /// Runs the commits of `adding` and returns them: scrapes, rows and generation of each.
+    /// `adding` gets a function that waits until commits with this number of rows in all have
+    /// begun. None ends while `gate` is locked.
     fn commits_of(
         commits: &Commits<u64>,
         gate: &std::sync::Mutex<()>,

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Error, ErrorKind, Result, Timestamp, excerpt};
+use firn_model::{Error, ErrorKind, Result, excerpt};
 use firndb::Db;
 use serde_json::{Value, json};
 
@@ -18,9 +18,8 @@ use crate::http::auth::Caller;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, client_of, ready};
-use crate::metadata_file;
 use crate::wire::json as api;
-use crate::wire::number::rfc3339;
+use crate::{metadata_file, snapshots};
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
@@ -117,8 +116,8 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
         }
     };
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
-    let name = snapshot_name(clock_ms());
-    let folder = app.config.data.join("snapshots").join(&name);
+    let name = snapshots::name(clock_ms());
+    let folder = snapshots::folder(&app.config.data).join(&name);
     let slow_tier = remote_place(app.config.slow_tier.location(), &name);
     let shared = Shared::clone(&app);
     let made = name.clone();
@@ -202,12 +201,6 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// `20261121T125703Z-0000019aa6d0a1f3`: readable, and never reused.
-fn snapshot_name(now_ms: Timestamp) -> String {
-    let whole_seconds = rfc3339(now_ms.div_euclid(1_000) * 1_000).replace(['-', ':'], "");
-    format!("{whole_seconds}-{now_ms:016x}")
-}
-
 /// The object store prefix of the snapshot's slow tier; `None` for a folder.
 fn remote_place(slow_tier: &str, name: &str) -> Option<String> {
     let is_remote = slow_tier.contains("://") && !slow_tier.starts_with("file://");
@@ -219,8 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_places() {
-        assert_eq!(snapshot_name(1_763_729_823_219), "20251121T125703Z-0000019aa67d55f3");
+    fn places_of_slow_tiers() {
         let f = |slow_tier: &str, want: Option<&str>| {
             assert_eq!(remote_place(slow_tier, "n").as_deref(), want);
         };

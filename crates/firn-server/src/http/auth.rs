@@ -1,7 +1,7 @@
 //! Authentication and authorisation of HTTP requests: the user of a request, and its right to call
 //! the endpoint.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::access::account::User;
 use crate::access::login::{Credentials, LoginRefusal};
-use crate::access::{AuditEntry, Gate};
+use crate::access::{AuditEntry, Gate, ip_of};
 use crate::answer::{JSON, Packing, Payload, text};
 use crate::http::roles::Access;
 use crate::net::ClientAddress;
@@ -106,21 +106,11 @@ pub(crate) async fn check(
     }
     let path = request.uri().path().to_owned();
     let credentials = Credentials::of_request(request.headers());
-    let ip = address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
     let policy = gate.policy();
-    let user = match gate.log_in(&policy, &credentials, ip).await {
+    let user = match gate.log_in(&policy, &credentials, ip_of(address)).await {
         Ok(user) => user,
         Err(refusal) => {
-            if refusal == LoginRefusal::Wrong {
-                let (user, details) = (credentials.user_name(), json!({ "path": path }));
-                gate.audit(&AuditEntry {
-                    user,
-                    address,
-                    action: "login",
-                    result: "rejected",
-                    details,
-                });
-            }
+            gate.audit_refusal(refusal, credentials.user_name(), address, Some(&path));
             return Err(Box::new(refused(refusal, &path)));
         }
     };
@@ -133,7 +123,9 @@ pub(crate) async fn check(
 
 fn refused(refusal: LoginRefusal, path: &str) -> Response<Body> {
     match refusal {
-        LoginRefusal::Later(after) => too_many(path, "too many requests; retry later", after),
+        LoginRefusal::Throttled(after) | LoginRefusal::Later(after) => {
+            too_many(path, "too many requests; retry later", after)
+        }
         LoginRefusal::Missing | LoginRefusal::Wrong => {
             let what = match refusal {
                 LoginRefusal::Missing => "this server needs a user and password, or a token",

@@ -78,24 +78,26 @@ async fn carried_out(
             let done = ready.write_in_turn(turn, move |ingest, _| {
                 let held = held.unpack(packed, request_bytes_max, &budget)?;
                 shared.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
-                work(ingest, form, &held.bytes)
+                // Here, because no response is made to a client that disconnects.
+                work(ingest, form, &held.bytes).inspect(|outcome| count(&shared, outcome))
             });
             done.await.and_then(|done| done)
         }
         Err(error) => Err(error),
     };
     match outcome {
-        Ok(outcome) => {
-            let refused = outcome.answer.as_ref().map(|answer| answer.refused.to_string());
-            let why = outcome.error.as_ref().map(Error::to_string).or(refused);
-            app.telemetry.tally(Protocol::Groups, &outcome.tally, &why.unwrap_or_default());
-            answered(app, form, outcome)
-        }
+        Ok(outcome) => answered(app, form, outcome),
         Err(error) => {
             app.telemetry.tallies.refuse(Protocol::Groups);
             failed(app, &error)
         }
     }
+}
+
+fn count(app: &App, outcome: &GroupsOutcome) {
+    let refused = outcome.answer.as_ref().map(|answer| answer.refused.to_string());
+    let why = outcome.error.as_ref().map(Error::to_string).or(refused);
+    app.telemetry.tally(Protocol::Groups, &outcome.tally, &why.unwrap_or_default());
 }
 
 /// 200, or the values that were not written and the reasons. A retryable reason determines the

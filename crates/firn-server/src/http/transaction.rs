@@ -2,7 +2,6 @@
 //! effect together or not at all.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::access::Gate;
 use crate::answer::{ApiError, ApiErrorKind, JSON, Packing, Payload, text, write_error_json};
-use crate::app::Ready;
+use crate::app::{App, Ready};
 use crate::http::admin::result_text;
 use crate::http::auth::Caller;
 use crate::http::body::{BodyLimit, HeldBytes};
@@ -27,7 +26,7 @@ use crate::http::write::header;
 use crate::http::{Shared, body, client_of, ready};
 use serde_json::json;
 
-use crate::tally::{Protocol, Tally};
+use crate::tally::{Protocol, Reason, Tally};
 use crate::wire::json::labels_bytes;
 use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
@@ -61,8 +60,28 @@ struct Done {
     administrative_count: usize,
 }
 
-/// A request that was decoded: carried out, or over a limit of queries.
-type Decided = std::result::Result<Done, ApiError>;
+/// A request that was decoded: carried out or refused. Its samples are counted.
+type Decided = std::result::Result<Done, TransactionRefusal>;
+
+/// Why a decoded request was refused.
+enum TransactionRefusal {
+    /// A limit of queries, which has one status for all endpoints.
+    OverLimit(ApiError),
+    Failed(Error),
+}
+
+/// Why a transaction failed.
+struct Failure {
+    error: Error,
+    /// The reason against the one sample that is at fault, if one is.
+    of_sample: Option<Reason>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { error, of_sample: None }
+    }
+}
 
 /// How one try ended.
 enum Tried {
@@ -101,34 +120,34 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
             let audit = Audit { caller, gate: Arc::clone(&app.gate), operations: Vec::new() };
-            run(ready, app.config.query_timeout.duration(), limits, held, audit).await
+            run(&app, ready, limits, held, audit).await
         }
         Err(error) => Err(error),
     };
     match done {
-        Ok(Err(over_limit)) => {
-            app.telemetry.tallies.refuse(Protocol::Transactions);
-            over_limit.into_response()
-        }
+        Ok(Err(TransactionRefusal::OverLimit(error))) => error.into_response(),
+        Ok(Err(TransactionRefusal::Failed(error))) => failed(&app, &error),
         Ok(Ok(Done { body, held, report, administrative_count })) => {
             if administrative_count > 0 {
                 let (written, seq) = (report.written_samples, report.seq.map(|seq| seq.0));
                 let count = administrative_count;
                 tracing::info!(%client, count, written, seq, "committed deletes or range updates");
             }
-            let tally = Tally::of_stored(report.written_samples);
-            app.telemetry.tallies.add(Protocol::Transactions, &tally);
             Payload::new(body, Packing::Plain, Some(held)).answer(StatusCode::OK, JSON)
         }
         Err(error) => {
             app.telemetry.tallies.refuse(Protocol::Transactions);
-            let response = write_error_json(&error);
-            if response.status().is_server_error() {
-                app.telemetry.log_failure("a transaction", &error);
-            }
-            response
+            failed(&app, &error)
         }
     }
+}
+
+fn failed(app: &App, error: &Error) -> Response<Body> {
+    let response = write_error_json(error);
+    if response.status().is_server_error() {
+        app.telemetry.log_failure("a transaction", error);
+    }
+    response
 }
 
 /// The entry of a request in the audit log.
@@ -159,28 +178,36 @@ struct DecodedRequest {
 /// Decodes and carries out a request on threads for writes. In between its regular expressions, if
 /// it has any, are compiled on a thread for queries. All of it has the time, and the memory, of one
 /// query.
+///
+/// # Errors
+/// Those of a request whose samples are not counted.
 async fn run(
+    app: &Shared,
     ready: &Ready,
-    timeout: Duration,
     limits: Limits,
     body: HeldBytes,
     audit: Audit,
 ) -> Result<Decided> {
-    let deadline = Instant::now() + timeout;
-    let db = Arc::clone(&ready.db);
+    let deadline = Instant::now() + app.config.query_timeout.duration();
+    let (db, shared) = (Arc::clone(&ready.db), Arc::clone(app));
     let user = audit.caller.user.clone();
     let begun = ready.transact(&user, deadline, move |context| {
         let request = decoded(&db, &limits, &body.bytes, audit)?;
         drop(body);
-        match request.operations.iter().any(Operation::needs_compiling) {
-            true => Ok(Err(request)),
-            false => carry_out(&db, request, &context).map(Ok),
+        if let Err(error) = request.check_rights(&limits) {
+            let sample_count = request.sample_count();
+            return Ok(Ok(Err(refuse(&shared, sample_count, TransactionRefusal::Failed(error)))));
         }
+        Ok(match request.operations.iter().any(Operation::needs_compiling) {
+            true => Err(request),
+            false => Ok(carry_out(&shared, &db, request, &context)),
+        })
     });
     let request = match begun.await? {
-        Ok(done) => return Ok(done),
+        Ok(decided) => return Ok(decided),
         Err(request) => request,
     };
+    let sample_count = request.sample_count();
     let left = deadline.saturating_duration_since(Instant::now());
     let compiled = ready.query(&user, left, move |_, context| {
         let compile = |(idx, operation): (usize, &Operation)| {
@@ -189,48 +216,107 @@ async fn run(
         let compiled = request.operations.iter().enumerate().try_for_each(compile);
         Ok(compiled.map(|()| request))
     });
-    let request = match compiled.await {
-        Ok(Ok(request)) => request,
-        Ok(Err(error)) => return over_limit(error),
-        Err(error) if matches!(error.kind, ApiErrorKind::Execution) => return Ok(Err(error)),
-        Err(error) => return Err(error.into_error()),
+    let refusal = match compiled.await {
+        Ok(Ok(request)) => {
+            let (db, shared) = (Arc::clone(&ready.db), Arc::clone(app));
+            let work = move |context| Ok(carry_out(&shared, &db, request, &context));
+            match ready.transact(&user, deadline, work).await {
+                Ok(decided) => return Ok(decided),
+                Err(error) => TransactionRefusal::Failed(error),
+            }
+        }
+        Ok(Err(error)) => TransactionRefusal::of(error),
+        Err(error) if matches!(error.kind, ApiErrorKind::Execution) => {
+            TransactionRefusal::OverLimit(error)
+        }
+        Err(error) => TransactionRefusal::Failed(error.into_error()),
     };
-    let db = Arc::clone(&ready.db);
-    ready.transact(&user, deadline, move |context| carry_out(&db, request, &context)).await
+    Ok(Err(refuse(app, sample_count, refusal)))
 }
 
 fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
     let mut held = db.budget().of_request(Pool::Requests, body.len() as u64);
     let operations = decode(body, &limits.labels, &mut held)?;
     audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
-    if let Some(idx) = operations.iter().position(administrates)
-        && !limits.may_administrate
-    {
-        let kind = match operations.get(idx) {
+    Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
+}
+
+impl DecodedRequest {
+    /// The samples that it contains: one for each insert, and for each update of a single sample.
+    fn sample_count(&self) -> u64 {
+        let is_sample =
+            |one: &&Operation| matches!(one, Operation::Insert { .. } | Operation::Update { .. });
+        self.operations.iter().filter(is_sample).count() as u64
+    }
+
+    fn check_rights(&self, limits: &Limits) -> Result<()> {
+        let Some(idx) = self.operations.iter().position(administrates) else { return Ok(()) };
+        if limits.may_administrate {
+            return Ok(());
+        }
+        let kind = match self.operations.get(idx) {
             Some(Operation::UpdateRange { .. }) => "updates of ranges",
             _ => "deletes",
         };
         let refused = Err(Error::invalid(format!(
             "operation {idx}: {kind} need a server that runs with --enable-admin-api, and role admin"
         )));
-        audit.record(&refused);
-        return refused;
+        self.audit.record(&refused);
+        refused
     }
-    Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
 }
 
-fn carry_out(db: &Db, request: DecodedRequest, context: &QueryContext) -> Result<Decided> {
+/// Counts the samples where the transaction ends: a client that disconnects gets no response, but
+/// its samples may be stored.
+fn carry_out(app: &App, db: &Db, request: DecodedRequest, context: &QueryContext) -> Decided {
+    let mut tally = Tally::of(request.sample_count());
     let DecodedRequest { operations, samples_max, held, audit } = request;
-    let done = commit(db, &operations, samples_max, held, context);
+    let done = match commit(db, &operations, samples_max, held, context) {
+        Ok(done) => {
+            // An update of a range writes samples that the request does not contain, and one
+            // sample may be written several times.
+            let tally = Tally::of_stored(done.report.written_samples);
+            app.telemetry.tallies.add(Protocol::Transactions, &tally);
+            Ok(done)
+        }
+        Err(Failure { error, of_sample }) => {
+            match of_sample {
+                Some(reason @ Reason::SeriesLimit(_)) => tally.reject_series(reason, 1),
+                Some(reason) => tally.reject(reason, 1),
+                None => {}
+            }
+            tally.reject_rest(Reason::of_request(&error));
+            app.telemetry.tally(Protocol::Transactions, &tally, &error);
+            Err(error)
+        }
+    };
     audit.record(&done);
-    done.map_or_else(over_limit, |done| Ok(Ok(done)))
+    done.map_err(TransactionRefusal::of)
 }
 
-/// Separates the limits of queries, which have one status for all endpoints, from those of bodies.
-fn over_limit(error: Error) -> Result<Decided> {
-    match error.kind() {
-        ErrorKind::TooLarge => Ok(Err(ApiError::from(error))),
-        _ => Err(error),
+/// Counts the samples of a request that was refused before it began.
+fn refuse(app: &App, sample_count: u64, refusal: TransactionRefusal) -> TransactionRefusal {
+    let mut tally = Tally::of(sample_count);
+    match &refusal {
+        TransactionRefusal::OverLimit(error) => {
+            tally.reject_rest(Reason::Request);
+            app.telemetry.tally(Protocol::Transactions, &tally, &error.text);
+        }
+        TransactionRefusal::Failed(error) => {
+            tally.reject_rest(Reason::of_request(error));
+            app.telemetry.tally(Protocol::Transactions, &tally, error);
+        }
+    }
+    refusal
+}
+
+impl TransactionRefusal {
+    /// Separates the limits of queries from those of bodies.
+    fn of(error: Error) -> TransactionRefusal {
+        match error.kind() {
+            ErrorKind::TooLarge => TransactionRefusal::OverLimit(ApiError::from(error)),
+            _ => TransactionRefusal::Failed(error),
+        }
     }
 }
 
@@ -240,22 +326,41 @@ fn commit(
     samples_max: u64,
     mut held: Reservation,
     context: &QueryContext,
-) -> Result<Done> {
+) -> Result<Done, Failure> {
+    check_times(db, operations)?;
     let refs = references(db, operations)?;
+    let request_bytes = held.bytes();
     let mut tries = 1;
     let (report, given) = loop {
-        match try_once(db, operations, &refs, samples_max, context) {
+        // For the response: after the commit it would be too late to refuse.
+        let mut prepare = |given: &[OperationResult]| {
+            held.cover(request_bytes + 2 * given.iter().map(result_bytes).sum::<u64>())
+        };
+        match try_once(db, operations, &refs, samples_max, context, &mut prepare) {
             Ok(Tried::Committed(report, given)) => break (report, given),
-            Ok(Tried::Changed(error)) => return Err(error),
+            Ok(Tried::Changed(error)) => return Err(error.into()),
             Err(e) if *e.kind() == ErrorKind::Conflict && tries < TRIES_MAX => tries += 1,
-            Err(e) => return Err(e),
+            Err(e) => return Err(e.into()),
         }
     };
-    let bytes_max = given.iter().map(result_bytes).sum::<u64>();
-    held.grow(2 * bytes_max)?;
     let body = encode(report.seq.map(|seq| seq.0), &given);
     let administrative_count = operations.iter().filter(|one| administrates(one)).count();
     Ok(Done { body, held, report, administrative_count })
+}
+
+/// Before the series of inserts are defined.
+fn check_times(db: &Db, operations: &[Operation]) -> Result<(), Failure> {
+    let times = db.accepted_times();
+    for (idx, operation) in operations.iter().enumerate() {
+        if let Operation::Insert { point, .. } = operation
+            && let Some(refusal) = times.refusal(point.ts)
+        {
+            let why = times.explain(point.ts, refusal);
+            let error = Error::invalid(format!("operation {idx}: insert refused: {why}"));
+            return Err(Failure { error, of_sample: Some(Reason::of_time(refusal)) });
+        }
+    }
+    Ok(())
 }
 
 /// Whether an operation needs `--enable-admin-api`: it removes samples, or changes all samples of a
@@ -285,7 +390,7 @@ fn audit_text(operation: &Operation) -> Option<String> {
 }
 
 /// The series of each operation; those of inserts are defined if they are new.
-fn references(db: &Db, operations: &[Operation]) -> Result<Vec<Option<SeriesRef>>> {
+fn references(db: &Db, operations: &[Operation]) -> Result<Vec<Option<SeriesRef>>, Failure> {
     let reference = |(idx, operation): (usize, &Operation)| {
         let found = match operation {
             Operation::Insert { point, .. } => {
@@ -296,7 +401,11 @@ fn references(db: &Db, operations: &[Operation]) -> Result<Vec<Option<SeriesRef>
             }
             _ => Ok(None),
         };
-        found.map_err(|e| e.context(format!("operation {idx}")))
+        found.map_err(|e| {
+            let is_limit = matches!(e.kind(), ErrorKind::SeriesLimit { .. });
+            let of_sample = is_limit.then(|| Reason::of(&e));
+            Failure { error: e.context(format!("operation {idx}")), of_sample }
+        })
     };
     operations.iter().enumerate().map(reference).collect()
 }
@@ -307,6 +416,7 @@ fn try_once(
     refs: &[Option<SeriesRef>],
     samples_max: u64,
     context: &QueryContext,
+    prepare: &mut dyn FnMut(&[OperationResult]) -> Result<()>,
 ) -> Result<Tried> {
     let mut transaction = db.begin_within(context.clone())?;
     transaction.limit_samples(samples_max);
@@ -327,6 +437,7 @@ fn try_once(
         }
         given.push(done);
     }
+    prepare(&given)?;
     Ok(Tried::Committed(transaction.commit()?, given))
 }
 

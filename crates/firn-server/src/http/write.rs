@@ -51,7 +51,8 @@ pub(crate) async fn remote_write(
             let shared = Arc::clone(&app);
             let written = ready.write_in_turn(turn, move |ingest, scratch| {
                 scratch.new_series = new_series;
-                ingest.remote_write(&held.bytes, scratch, &shared.metadata)
+                let done = ingest.remote_write(&held.bytes, scratch, &shared.metadata);
+                done.inspect(|outcome| count(&shared, Protocol::RemoteWrite, outcome))
             });
             written.await.and_then(|written| written)
         }
@@ -94,7 +95,9 @@ pub(crate) async fn import_exposition(
             let written = ready.write_in_turn(turn, move |ingest, scratch| {
                 let held = held.unpack(packed, request_bytes_max, &budget)?;
                 scratch.new_series = new_series;
-                ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
+                let (text, metadata) = (&held.bytes, &shared.metadata);
+                let done = ingest.exposition(text, default_ts, &extra, scratch, metadata);
+                done.inspect(|outcome| count(&shared, Protocol::Import, outcome))
             });
             written.await.and_then(|written| written)
         }
@@ -160,6 +163,18 @@ pub(crate) fn header(headers: &HeaderMap, name: HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()
 }
 
+/// Counts the samples of a request on the thread that has carried it out: a client that disconnects
+/// gets no response, but its samples may be stored.
+fn count(app: &App, protocol: Protocol, outcome: &Outcome) {
+    match &outcome.error {
+        Some(error) => app.telemetry.tally(protocol, &outcome.tally, error),
+        None => app.telemetry.tally(protocol, &outcome.tally, &outcome.refused),
+    }
+    let written = &app.telemetry.written;
+    written.bytes_unpacked.add(outcome.unpacked_bytes);
+    written.exemplars_ignored.add(outcome.exemplars_ignored);
+}
+
 /// 204, or the samples that were not written and the reasons. Retryable reasons come first.
 fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<Body> {
     let outcome = match outcome {
@@ -169,13 +184,6 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
             return failed(app, &error);
         }
     };
-    match &outcome.error {
-        Some(error) => app.telemetry.tally(protocol, &outcome.tally, error),
-        None => app.telemetry.tally(protocol, &outcome.tally, &outcome.refused),
-    }
-    let written = &app.telemetry.written;
-    written.bytes_unpacked.add(outcome.unpacked_bytes);
-    written.exemplars_ignored.add(outcome.exemplars_ignored);
     let lenient = app.config.write_lenient.is_on();
     if let Some(error) = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e))) {
         return failed(app, &error);

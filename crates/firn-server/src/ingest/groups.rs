@@ -81,13 +81,12 @@ impl Ingest {
         let mut error = None;
         let written = self
             .check(&request)
-            .map_err(|why| (why, Reason::Request))
             .and_then(|()| self.write_checked(&request, &mut tally, &mut error));
         let answer = match written {
             Ok(answer) => Some(answer),
-            Err((why, reason)) => {
-                tally = Tally::of(request.value_count());
-                tally.reject_rest(reason);
+            Err(why) => {
+                // Values that were refused keep their reasons.
+                tally.reject_rest(Reason::of_request(&why));
                 error = Some(why);
                 None
             }
@@ -100,16 +99,12 @@ impl Ingest {
         request: &GroupsRequest,
         tally: &mut Tally,
         error: &mut Option<Error>,
-    ) -> Result<GroupsAnswer, (Error, Reason)> {
+    ) -> Result<GroupsAnswer> {
         let mut answer = GroupsAnswer { generation: self.generation(), ..GroupsAnswer::default() };
         let mut batch = RowBatch::default();
         for (group_idx, group) in request.groups.iter().enumerate() {
-            let resolved = self.resolve_columns(&group.columns, request.elsewhere);
             // Errors other than limits would affect every group.
-            let resolved = resolved.map_err(|why| {
-                let reason = if is_busy(&why) { Reason::Busy } else { Reason::Request };
-                (why, reason)
-            })?;
+            let resolved = self.resolve_columns(&group.columns, request.elsewhere)?;
             self.push_rows(request, group_idx, &resolved, &mut batch, &mut answer.refused, tally);
             answer.groups.push(resolved.refs.into_iter().map(Result::ok).collect());
             if let Some(why) = resolved.over_limit
@@ -120,10 +115,7 @@ impl Ingest {
             }
         }
         if !batch.is_empty() {
-            let report = self.db.write(&mut batch).map_err(|why| {
-                let reason = if is_busy(&why) { Reason::Busy } else { Reason::Unavailable };
-                (why, reason)
-            })?;
+            let report = self.db.write(&mut batch)?;
             answer.written = report.written;
             tally.add_report(&report);
             // Checked before; a reference that the database refuses here was removed since.
@@ -286,10 +278,6 @@ fn push_row(
 
 fn is_over_limit(why: &Error) -> bool {
     matches!(why.kind(), ErrorKind::SeriesLimit { .. })
-}
-
-fn is_busy(why: &Error) -> bool {
-    matches!(why.kind(), ErrorKind::Busy { .. })
 }
 
 // The memory of a label set in a list or a map, beside its text.

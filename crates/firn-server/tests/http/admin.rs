@@ -136,7 +136,16 @@ fn a_snapshot_opens_by_itself_and_answers_the_same() {
         assert_eq!(values(copy.listen(), count), want, "{name}");
         copy.stop().expect("a clean stop");
     }
-    // The original is as it was.
+    // The original is as it was. Snapshots that a killed process has begun are removed: the names
+    // end in `.unfinished` until the copy is complete.
+    let begun = snapshots.join("20251121T125703Z-0000019aa67d55f3.unfinished");
+    let foreign = snapshots.join("mine.unfinished");
+    for folder in [&begun, &foreign] {
+        std::fs::create_dir_all(folder.join("fast/tables")).expect("a folder");
+        std::fs::write(folder.join("fast/tables/1.fst"), "x").expect("a file");
+    }
     server.restart(ENABLED);
     assert_eq!(values(server.at(), count), ["10", "5"]);
+    assert!(!begun.exists() && foreign.exists());
+    assert!(snapshots.join(&with).is_dir() && snapshots.join(&without).is_dir());
 }

@@ -159,15 +159,18 @@ fn every_sample_of_a_remote_write_has_one_fate() {
     }
 }
 
-/// A malformed series at the end takes earlier refusals with it; no sample was written.
+/// A malformed series at the end: no sample is written, and those that are at fault keep their
+/// reasons. Before, all of them counted as `request`, the malformed one too.
 #[test]
 fn a_request_that_is_refused_whole_is_counted_whole() {
     let server = Running::start(&LIMITS);
     let at = server.at();
     let broken = Message::default().bytes(1, [0x0a, 0x7f]).sample(T, 1.0);
     assert_eq!(mixed().series(broken).send(at).status, 400);
-    // 28 samples of the mixed one, two of them histograms, and the broken one's.
-    check(at, "remote_write", 0, &[("native_histogram", 2), ("request", 27)]);
+    // 28 samples of the mixed one, and the broken one's.
+    let rejected =
+        [("invalid_labels", 4), ("label_limit", 3), ("native_histogram", 2), ("request", 20)];
+    check(at, "remote_write", 0, &rejected);
 }
 
 #[test]
@@ -177,14 +180,25 @@ fn every_sample_of_an_import_has_one_fate() {
     let import = |text: &str| send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
     assert_eq!(import("m 1 1700000000000\nm 2 1700000001000\nn 1\n").status, 204);
     check(at, "import", 3, &[]);
-    let ahead = format!("m 3 1700000002000\nm 1 {}\n", now_ms() + 7_200_000);
+    // Before, the sample that is at fault counted as `request`, as those beside it do.
+    let ahead = format!("m 3 1700000002000\nm 1 {}\nm 4 1700000003000\n", now_ms() + 7_200_000);
     assert_eq!(import(&ahead).status, 400);
-    check(at, "import", 3, &[("request", 2)]);
+    check(at, "import", 3, &[("request", 2), ("too_far_ahead", 1)]);
     assert_eq!(import("m 3 1700000002000\nm{a=\"1\",a=\"2\"} 1\n").status, 400);
-    check(at, "import", 3, &[("request", 4)]);
+    check(at, "import", 3, &[("invalid_labels", 1), ("request", 3), ("too_far_ahead", 1)]);
+    let answer = import("l{a=\"1\",b=\"1\",c=\"1\",d=\"1\",e=\"1\"} 1\nm 3 1700000002000\n");
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().starts_with("line 1: "), "{}", answer.text());
     let many: String = (0..6).map(|idx| format!("p{{idx=\"{idx}\"}} 1\n")).collect();
     check_limited(&import(&many), "metric \"p\" has 4 series, the limit is 4");
-    check(at, "import", 7, &[("request", 4), ("series_per_metric_max", 2)]);
+    let rejected = [
+        ("invalid_labels", 1),
+        ("label_limit", 1),
+        ("request", 4),
+        ("series_per_metric_max", 2),
+        ("too_far_ahead", 1),
+    ];
+    check(at, "import", 7, &rejected);
     assert_eq!(import("m{").status, 400);
     let metrics = get(at, "/metrics").text();
     let refused = "firn_write_rejected_requests_total{protocol=\"import\"} 1\n";
@@ -314,6 +328,92 @@ fn every_value_of_a_group_has_one_fate() {
     let metrics = get(at, "/metrics").text();
     let refused = "firn_write_rejected_requests_total{protocol=\"groups\"} 1\n";
     assert!(metrics.contains(refused), "{metrics}");
+}
+
+/// Before, those of a refused transaction were not counted at all.
+#[test]
+fn every_sample_of_a_transaction_has_one_fate() {
+    let server = Running::start(&[&LIMITS[..], &["--series-max=2"]].concat());
+    let at = server.at();
+    let insert = |name: &str, ts: i64| {
+        format!(
+            "{{\"op\":\"insert\",\"series\":{{\"__name__\":\"{name}\"}},\"timestamp\":{ts},\"value\":1}}"
+        )
+    };
+    let post = |operations: &[String]| {
+        let body = format!("{{\"operations\":[{}]}}", operations.join(","));
+        send(at, "POST", "/api/v1/transaction", &[], body.as_bytes()).status
+    };
+    let read = "{\"op\":\"read\",\"match\":\"a\"}".to_owned();
+    assert_eq!(post(&[insert("a", T), insert("a", T + 1), read.clone()]), 200);
+    check(at, "transactions", 2, &[]);
+    // A refused timestamp defines no series.
+    let ahead = now_ms() + 7_200_000;
+    assert_eq!(post(&[insert("b", T), insert("a", ahead), insert("a", ahead)]), 400);
+    assert_eq!(get(at, "/api/v1/series?match[]=b").json()["data"], serde_json::json!([]));
+    check(at, "transactions", 2, &[("request", 2), ("too_far_ahead", 1)]);
+    assert_eq!(post(&[insert("a", T), insert("b", T), insert("c", T)]), 429);
+    let limited = [("request", 4), ("series_max", 1), ("too_far_ahead", 1)];
+    check(at, "transactions", 2, &limited);
+    // A sample that does not exist, a pattern that cannot be compiled, and a lack of rights.
+    let update = "{\"op\":\"update\",\"series\":{\"__name__\":\"a\"},\"timestamp\":5,\"value\":1}";
+    assert_eq!(post(&[insert("a", T), update.to_owned()]), 404);
+    let pattern = "{\"op\":\"read\",\"match\":\"{a=~\\\"(\\\"}\"}".to_owned();
+    assert_eq!(post(&[insert("a", T), pattern]), 400);
+    let delete = "{\"op\":\"delete\",\"match\":\"a\"}".to_owned();
+    assert_eq!(post(&[insert("a", T), delete]), 400);
+    let rejected = [("request", 8), ("series_max", 1), ("too_far_ahead", 1)];
+    check(at, "transactions", 2, &rejected);
+    assert_eq!(post(&[insert("a", T), "{".to_owned()]), 400);
+    let metrics = get(at, "/metrics").text();
+    let refused = "firn_write_rejected_requests_total{protocol=\"transactions\"} 1\n";
+    assert!(metrics.contains(refused), "{metrics}");
+}
+
+/// Before, samples were counted with the response, which is not made for a client that has
+/// disconnected, although its samples are stored.
+#[test]
+fn samples_of_clients_that_disconnect_are_counted() {
+    use std::io::Write;
+
+    let server = Running::start(&[]);
+    let at = server.at();
+    let insert = format!(
+        "{{\"operations\":[{{\"op\":\"insert\",\"series\":{{\"__name__\":\"t\"}},\
+         \"timestamp\":{T},\"value\":1}}]}}"
+    );
+    let group = format!(
+        "{{\"groups\":[{{\"labels\":{{}},\"members\":[{{\"__name__\":\"g\"}}],\
+         \"rows\":[{{\"timestamp\":{T},\"values\":[1]}}]}}]}}"
+    );
+    let message = Message::default().series(series(&[("__name__", "r")]).sample(T, 1.0));
+    let message = snap::raw::Encoder::new().compress_vec(&message.0).expect("fits");
+    let requests: [(&str, &[u8]); 4] = [
+        ("/api/v1/write", &message),
+        ("/api/v1/import/prometheus", b"i 1\n"),
+        ("/api/v1/groups/write", group.as_bytes()),
+        ("/api/v1/transaction", insert.as_bytes()),
+    ];
+    for (path, body) in requests.repeat(25) {
+        let mut client = std::net::TcpStream::connect(at).expect("a connection");
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: {at}\r\nContent-Length: {}\r\n\r\n", body.len());
+        client.write_all(&[head.as_bytes(), body].concat()).expect("a request");
+    }
+    // The last ones may still run, and the two counters are not read at once.
+    let are_counted = || {
+        let metrics = get(at, "/metrics").text();
+        let sum = |name: &str| -> f64 {
+            let values = metrics.lines().filter(|line| line.starts_with(name));
+            values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+        };
+        let written = sum("firn_engine_written_samples_total");
+        written >= 20.0 && written == sum("firn_write_stored_samples_total")
+    };
+    let begun = std::time::Instant::now();
+    while !are_counted() {
+        assert!(begun.elapsed().as_secs() < 20, "{}", get(at, "/metrics").text());
+    }
 }
 
 /// A value that a later one of the same request overwrites was received, and is counted as written.

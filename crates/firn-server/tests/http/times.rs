@@ -61,10 +61,9 @@ fn samples_older_than_the_retention_are_refused_by_every_protocol() {
     }
     let again = Running::start(&["--retention=1d"]);
     write_by_all(&again, IN_2020);
-    assert!(rejected(&again, "remote_write", "too_old"));
-    assert!(rejected(&again, "groups", "too_old"));
-    // All or nothing.
-    assert!(rejected(&again, "import", "request"));
+    for protocol in ["remote_write", "groups", "import", "transactions"] {
+        assert!(rejected(&again, protocol, "too_old"), "{protocol}");
+    }
     let forever = Running::start(&[]);
     for (protocol, answer) in write_by_all(&forever, IN_2020) {
         assert!(matches!(answer.status, 200 | 204), "{protocol}: {}", answer.text());
@@ -89,6 +88,7 @@ fn timestamps_in_seconds_are_refused_by_every_protocol() {
     }
     let server = Running::start(&[]);
     write_by_all(&server, now_s);
-    assert!(rejected(&server, "remote_write", "timestamp_in_seconds"));
-    assert!(rejected(&server, "groups", "timestamp_in_seconds"));
+    for protocol in ["remote_write", "groups", "import", "transactions"] {
+        assert!(rejected(&server, protocol, "timestamp_in_seconds"), "{protocol}");
+    }
 }

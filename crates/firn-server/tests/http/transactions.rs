@@ -84,6 +84,28 @@ fn operations_see_each_other_and_happen_together() {
     }
 }
 
+/// Before, the answer was 0, although both samples were deleted.
+#[test]
+fn a_delete_counts_series_that_the_same_request_inserts() {
+    let server = Running::start(&["--enable-admin-api"]);
+    let read = json!({ "op": "read", "match": "{of=\"test\"}" });
+    let delete = json!({ "op": "delete", "match": "{of=\"test\"}", "start": T, "end": T + 1 });
+    let given = done(
+        &server,
+        &json!([
+            insert("a", T, json!(1)),
+            insert("b", T + 1, json!(1)),
+            insert("c", T + 2, json!(1)),
+            delete,
+            read
+        ]),
+    );
+    assert_eq!(given[3], json!({ "series": 2 }));
+    let left = json!([{ "labels": series("c"), "samples": [[T + 2, "1"]] }]);
+    assert_eq!(given[4]["series"], left);
+    assert_eq!(done(&server, &json!([read]))[0]["series"], left);
+}
+
 #[test]
 fn a_digest_makes_a_read_a_condition() {
     let server = Running::start(&[]);

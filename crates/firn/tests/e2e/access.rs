@@ -617,6 +617,29 @@ fn the_logs_name_users_and_hide_secrets() {
     assert!(!server.process.output().contains("Tr0ub4dor"));
 }
 
+/// Before, an attack ended in the audit log with its fifth guess: the throttled ones were missing.
+#[test]
+fn throttled_logins_are_in_the_audit_log() {
+    let mut server = Server::start(&[], |file| {
+        add_with_token(file, "reader", &[]);
+    });
+    let path = "/api/v1/query?query=up";
+    let guess = |idx: usize| server.get(path, &format!("Bearer firn_{idx}")).status;
+    let statuses: Vec<u16> = (0..20).map(guess).collect();
+    assert_eq!((&statuses[..6], statuses.len()), (&[401, 401, 401, 401, 401, 429][..], 20));
+    assert_eq!(server.process.terminate(), Some(0), "{}", server.process.output());
+    let text = fs::read_to_string(server.path("audit.log")).expect("the log");
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let logins: Vec<serde_json::Value> =
+        lines.filter(|line: &serde_json::Value| line["action"] == "login").collect();
+    let of =
+        |result: &str| logins.iter().filter(|line| line["result"] == result).collect::<Vec<_>>();
+    assert_eq!(of("rejected").len(), statuses.iter().filter(|&&status| status == 401).count());
+    let [throttled] = of("throttled")[..] else { panic!("{text}") };
+    assert_eq!(throttled["details"], serde_json::json!({ "path": "/api/v1/query", "count": 1 }));
+    assert!(throttled["address"].as_str().is_some_and(|at| at.starts_with("127.0.0.1:")), "{text}");
+}
+
 #[test]
 fn the_command_makes_users_and_a_server_reads_them_at_once() {
     let server = Server::start(&[], |file| add_user(file, "first", &[], "one"));
