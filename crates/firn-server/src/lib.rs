@@ -27,9 +27,9 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `access`, `net`, `server`, `database`, `snapshots`, `answer`, `held_body`,
-//! `app`, `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`, `flights`, `collect`,
-//! `rules`, `notify`, `admin_listener`, `proxy`, `cache_server`.
+//! Reading order: `config`, `access`, `net`, `server`, `database`, `snapshots`, `answer`,
+//! `held_body`, `app`, `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`,
+//! `flights`, `collect`, `rules`, `notify`, `admin_listener`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 

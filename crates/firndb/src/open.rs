@@ -115,8 +115,8 @@ fn check_slow_tier(folder: &Path, slow_tier: &str) -> Result<()> {
     }
 }
 
-/// The path without links and `..`. Parts that do not exist are created as folders, so a `..` behind
-/// one is the folder in which it is created.
+/// The path without links and `..`. Parts that do not exist are created as folders, so a `..`
+/// behind one is the folder in which it is created.
 fn real_path(path: &Path) -> PathBuf {
     let mut real = match path.is_absolute() {
         true => PathBuf::new(),

@@ -102,7 +102,7 @@ impl RuleFile {
     /// the file; the limit of expressions is that of `options`.
     ///
     /// # Errors
-    /// As [`RuleFile::parse`], and one `Busy` without memory.
+    /// As [`RuleFile::parse`], and one `Busy` or `TooLarge` without memory.
     pub fn parse_within(
         text: &str,
         options: &ReadOptions,
