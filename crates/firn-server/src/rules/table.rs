@@ -317,10 +317,14 @@ mod tests {
     const INTERVAL_MS: i64 = 1_000;
 
     fn group(name: u8, version: u8) -> Group {
+        group_with(name, version, INTERVAL_MS)
+    }
+
+    fn group_with(name: u8, version: u8, interval_ms: i64) -> Group {
         let options = GroupOptions {
             file: "f".to_owned(),
             name: name.to_string(),
-            interval_ms: INTERVAL_MS,
+            interval_ms,
             query_offset_ms: None,
             limit: 0,
         };
@@ -361,6 +365,43 @@ mod tests {
     }
 
     proptest! {
+        /// Evaluations that take longer than the intervals: a due group waits at most until each
+        /// other one was evaluated once.
+        #[test]
+        fn slow_groups_do_not_starve_others(
+            groups in proptest::collection::vec((1..40_i64, 1..400_i64), 2..12),
+            thread_count in 1..3_usize,
+        ) {
+            let (mut table, mut now) = (GroupTable::default(), 1_000_000);
+            let all = groups.iter().zip(0..);
+            let all = all.map(|(&(interval, _), name)| group_with(name, 0, interval * 100));
+            table.replace(all.collect(), true, now);
+            table.start_at(now);
+            // With the time of their ends.
+            let mut evaluated: Vec<(Timestamp, DueGroup)> = Vec::new();
+            let mut waits: HashMap<u64, usize> = HashMap::new();
+            for _ in 0..500 {
+                while evaluated.len() < thread_count && let Some(due) = table.take_due(now) {
+                    waits.remove(&due.id);
+                    for (_, id) in table.due.iter().take_while(|(at, _)| *at <= now) {
+                        let wait = waits.entry(*id).or_default();
+                        *wait += 1;
+                        prop_assert!(*wait < groups.len(), "group {} waits", id);
+                    }
+                    let name: usize = due.shown.name.parse().unwrap();
+                    evaluated.push((now + groups[name].1 * 100, due));
+                }
+                let ended = (0..evaluated.len()).min_by_key(|&idx| evaluated[idx].0);
+                match ended.map(|idx| evaluated.swap_remove(idx)) {
+                    Some((end, due)) => {
+                        now = now.max(end);
+                        table.finish(due.id, due.work, now);
+                    }
+                    None => now = now.max(table.next_at().unwrap()),
+                }
+            }
+        }
+
         #[test]
         fn a_table_runs_the_last_configuration(steps in proptest::collection::vec(step(), 0..60)) {
             let mut table = GroupTable::default();
