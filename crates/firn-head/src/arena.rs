@@ -1,9 +1,11 @@
 //! Active rows of one shard: appended, never changed, no object and no allocation per series.
 //!
-//! A row is `varint step back to the group's previous row (0 = none), varint length * 2 + hidden,
-//! row bytes`. A page table of `u32` per group points to the group's last row. Readers follow the
-//! steps back, skip rows that are not visible to them, and decode forward. The first row of a group
-//! in an arena is whole, so an arena is self-contained.
+//! A row is `varint step back to the group's previous row (0 = none), varint length * 4 + hidden +
+//! 2 if long, of a long row the varint step back to the group's first row, row bytes`. A page table
+//! of `u32` per group points to the group's last row. Readers follow the steps back, skip rows that
+//! are not visible to them, and decode forward. The first row of a group in an arena is whole, so
+//! an arena is self-contained; mostly it has all members, so that a search for members begins with
+//! it.
 //!
 //! Source: ByteSeries, section 3.2.1 (active segment: an append-only array per shard). The row
 //! format is our own.
@@ -27,8 +29,12 @@ const PAGE_GROUPS: usize = 256;
 /// The memory of decoded samples is checked after this many.
 const CHECKED_SAMPLES: usize = 256;
 const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
-/// Step and length of a row: two varints of 32 and 33 bits.
-pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5;
+/// Two steps and the length of a row: varints of 32 and 34 bits.
+pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5 + 5;
+/// Shorter rows have no step back to the first row, whose bytes would weigh.
+const LONG_ROW_BYTES_MIN: usize = 64;
+/// The first row is searched this many rows back where these are short.
+const SHORT_ROWS_MAX: usize = 4;
 
 /// The most bytes of an arena with its first row.
 pub(crate) const ARENA_BYTES_MIN: usize =
@@ -146,9 +152,17 @@ impl Arena {
         let last = &self.chains.get_or_make(page(row.local))[entry_of(row.local)];
         let before = last.load(Ordering::Relaxed);
         let step = if before == 0 { 0 } else { end + 1 - before };
+        let first = match row.bytes.len() >= LONG_ROW_BYTES_MIN {
+            true => before.checked_sub(1).and_then(|before| self.first_row(before)),
+            false => None,
+        };
+        let flags = u64::from(first.is_some()) << 1 | u64::from(row.hidden);
         scratch.clear();
         encode_varint(u64::from(step), scratch);
-        encode_varint((row.bytes.len() as u64) << 1 | u64::from(row.hidden), scratch);
+        encode_varint((row.bytes.len() as u64) << 2 | flags, scratch);
+        if let Some(first) = first {
+            encode_varint(u64::from(end - first), scratch);
+        }
         scratch.extend_from_slice(row.bytes);
         self.words.write(end as usize, scratch);
         last.store(end + 1, Ordering::Release);
@@ -174,7 +188,7 @@ impl Arena {
     pub(crate) fn has_row(&self, local: LocalGroup, visible: u32) -> bool {
         let mut at = self.last(local, Ordering::Acquire);
         while at > visible {
-            at = self.header(at - 1).0.map_or(0, |start| start + 1);
+            at = self.header(at - 1).before.map_or(0, |start| start + 1);
         }
         at != 0
     }
@@ -301,12 +315,7 @@ impl Arena {
         left: &mut Vec<Slot>,
     ) -> Result<()> {
         let RowBuffers { rows, row, members, here, touched, .. } = &mut buffers.rows;
-        self.find_rows(local, visible, rows);
-        // A group's first row in the range mostly has all members.
-        for found in rows.iter().rev() {
-            if left.is_empty() {
-                break;
-            }
+        let mut take = |found: &RowLocation, left: &mut Vec<Slot>| {
             here.clear();
             let bytes = self.words.read(found.start as usize, found.len as usize, row);
             *touched += bytes.len();
@@ -314,6 +323,22 @@ impl Arena {
             if !found.hidden && range.contains(ts) && !here.is_empty() {
                 left.retain(|slot| here.binary_search(slot).is_err());
             }
+            Ok(())
+        };
+        let last = self.last(local, Ordering::Acquire).checked_sub(1);
+        let first = last.and_then(|last| self.first_row(last)).filter(|first| *first < visible);
+        if let Some(first) = first {
+            take(&self.header(first).row, left)?;
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        self.find_rows(local, visible, rows);
+        for found in rows.iter().rev() {
+            if left.is_empty() {
+                break;
+            }
+            take(found, left)?;
         }
         Ok(())
     }
@@ -393,7 +418,7 @@ impl Arena {
         rows.clear();
         let mut next = self.last(local, Ordering::Acquire).checked_sub(1);
         while let Some(start) = next {
-            let (before, row) = self.header(start);
+            let RowHeader { before, row, .. } = self.header(start);
             if start < visible {
                 rows.push(row);
             }
@@ -401,16 +426,36 @@ impl Arena {
         }
     }
 
-    /// The row at `start`, and the start of the group's previous row.
+    /// The start of the first row of the group that has a row at `start`, unless it is many steps
+    /// back.
+    fn first_row(&self, mut start: u32) -> Option<u32> {
+        for _ in 0..SHORT_ROWS_MAX {
+            let RowHeader { before, first, .. } = self.header(start);
+            if first.is_some() {
+                return first;
+            }
+            let Some(before) = before else { return Some(start) };
+            start = before;
+        }
+        None
+    }
+
     #[inline]
-    fn header(&self, start: u32) -> (Option<u32>, RowLocation) {
+    fn header(&self, start: u32) -> RowHeader {
         let mut bytes = self.words.peek(start as usize);
+        let back = |step: u64| {
+            debug_assert!(step <= u64::from(start), "a step back of {step} at {start}");
+            if step == 0 { None } else { start.checked_sub(step as u32) }
+        };
         let (step, step_bytes) = take_low_varint(&mut bytes);
         let (len, len_bytes) = take_low_varint(&mut bytes);
-        debug_assert!(step <= u64::from(start), "a step back of {step} at {start}");
-        let before = if step == 0 { None } else { start.checked_sub(step as u32) };
-        let (hidden, len) = (len & 1 != 0, (len >> 1) as u32);
-        (before, RowLocation { start: start + step_bytes + len_bytes, len, hidden })
+        let (first_step, first_bytes) = match len & 2 != 0 {
+            true => take_low_varint(&mut bytes),
+            false => (0, 0),
+        };
+        let start = start + step_bytes + len_bytes + first_bytes;
+        let row = RowLocation { start, len: (len >> 2) as u32, hidden: len & 1 != 0 };
+        RowHeader { before: back(step), first: back(first_step), row }
     }
 }
 
@@ -423,6 +468,15 @@ fn take_low_varint(bytes: &mut u128) -> (u64, u32) {
     let group = |idx: u32| (used >> idx) & (0x7f << (7 * idx));
     *bytes >>= 8 * len;
     (group(0) | group(1) | group(2) | group(3) | group(4), len)
+}
+
+/// The decoded header of a row.
+struct RowHeader {
+    /// The start of the group's previous row.
+    before: Option<u32>,
+    /// The start of the group's first row, if this one is long and not the first.
+    first: Option<u32>,
+    row: RowLocation,
 }
 
 /// Location of a row's bytes.
@@ -492,6 +546,39 @@ mod tests {
         assert_eq!(take(0, TimeRange::ALL, &[99]), (vec![Slot(99)], 0));
         assert_eq!(take(end, TimeRange::new(30, 40), &[7, 100]).0, [Slot(100)]);
         assert_eq!(take(end, TimeRange::new(50, 60), &[7]).0, [Slot(7)]);
+    }
+
+    #[test]
+    fn long_rows_lead_to_the_first_row() {
+        let arena = Arena::new(Budget::unlimited().empty(Pool::Head));
+        let (mut end, mut scratch) = (0, Vec::new());
+        let mut append = |local, len: usize| {
+            let start = end;
+            let bytes = vec![7; len];
+            end =
+                arena.append(end, NewRow { local, bytes: &bytes, hidden: len == 65 }, &mut scratch);
+            start
+        };
+        let first = append(0, 200);
+        let other = append(1, 3);
+        // Rows that are shorter are passed, a few.
+        for len in [100, 1, 1, 64, 65, 1 << 20, 1, 1, 1, 90] {
+            assert_eq!(arena.first_row(append(0, len)), Some(first), "{len}");
+            append(1, 3);
+        }
+        let starts: Vec<u32> = (0..SHORT_ROWS_MAX).map(|_| append(0, 1)).collect();
+        assert_eq!(arena.first_row(starts[SHORT_ROWS_MAX - 2]), Some(first));
+        assert_eq!(arena.first_row(starts[SHORT_ROWS_MAX - 1]), None);
+        assert_eq!(arena.first_row(append(0, 100)), None);
+        assert_eq!(arena.first_row(other), Some(other));
+        let mut rows = Vec::new();
+        arena.find_rows(0, u32::MAX, &mut rows);
+        let lens: Vec<(u32, bool)> = rows.iter().rev().map(|row| (row.len, row.hidden)).collect();
+        assert_eq!(
+            lens[..6],
+            [(200, false), (100, false), (1, false), (1, false), (64, false), (65, true)]
+        );
+        assert_eq!(lens.len(), 16);
     }
 
     /// Two groups take turns, so rows share words at their ends. Under Miri, memory is as weakly
