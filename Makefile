@@ -58,12 +58,13 @@ bench-collect: ## scraping, churn, faults and rules beside Prometheus and Victor
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-collect --programs "$(PROGRAMS)"
 
-soak: ## more simulation seeds, property tests, histories, log restarts, damaged bytes, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n, CASES=n
+soak: ## more simulation seeds, property tests, histories, log restarts, damaged bytes, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n, CASES=n, STAGE=seconds
 	FIRN_HISTORIES=$(or $(HISTORIES),20000) FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),2000) cargo test --package firn-codec --package firn-collect --package firn-head --package firn-index --package firn-log --package firn-model --package firn-promql
 	FIRN_SOAK=$(or $(LIVES),100) cargo test --package firn-log --test log
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
 	FIRN_KILLS=$(or $(KILLS),200) cargo test --package firn --test e2e kill:: -- --nocapture
+	FIRN_STAGE_SECONDS=$(or $(STAGE),60) cargo test --package firn --test e2e side_by_side:: -- --nocapture
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firn-cache --lib -- --nocapture invariant_9
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firndb --test results -- --nocapture invariant_9
 	FIRN_MEMORY_MIB=128 cargo test --package firn --test e2e memory:: -- --nocapture

@@ -14,7 +14,7 @@ const MOTO_VERSION: &str = "moto[s3,server]==5.2.5";
 struct Program {
     name: &'static str,
     package: &'static str,
-    /// The tests that are skipped without it; empty if only benchmarks use it.
+    /// The tests that are skipped without it; empty if there are none.
     tests: &'static str,
 }
 
@@ -22,12 +22,14 @@ const fn program(name: &'static str, package: &'static str, tests: &'static str)
     Program { name, package, tests }
 }
 
-const DEBIAN_PROGRAMS: [Program; 12] = [
+const DEBIAN_PROGRAMS: [Program; 13] = [
     program("prometheus", "prometheus", "comparisons with Prometheus, proxy, remote read, Grafana"),
     program("prometheus-node-exporter", "prometheus-node-exporter", "scrapes of a real exporter"),
     program("prometheus-alertmanager", "prometheus-alertmanager", "delivery of alerts"),
     program("prometheus-pushgateway", "prometheus-pushgateway", "scrapes of a Pushgateway"),
     program("prometheus-redis-exporter", "prometheus-redis-exporter", "scrapes of a real exporter"),
+    // Without it, the exporter reports a Redis that is down.
+    program("redis-server", "redis-server", ""),
     program("influxd", "influxdb", "proxy of InfluxDB"),
     program("strace", "strace", "failing disks, system calls of the log"),
     program("curl", "curl", "commands of the documents"),

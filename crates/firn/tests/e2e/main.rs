@@ -50,6 +50,7 @@ mod scrapes;
 mod scraping;
 mod secrets;
 mod side_by_side;
+mod stored_runs;
 mod strace;
 mod tiers;
 mod tls;

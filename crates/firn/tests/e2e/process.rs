@@ -146,11 +146,24 @@ pub(crate) fn start_pushgateway(program: &Path, folder: &Path, address: SocketAd
     process
 }
 
-/// A Redis exporter whose Redis is down.
-pub(crate) fn start_redis_exporter(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+/// A Redis without a file of its data; `None` where it is not installed.
+pub(crate) fn start_redis(folder: &Path, address: SocketAddr) -> Option<Process> {
+    let mut command = Command::new(find("redis-server")?);
+    command.args(["--bind", "127.0.0.1", "--port", &address.port().to_string()]);
+    command.args(["--save", "", "--dir"]).arg(folder);
+    Some(Process::start("redis", folder, &mut command))
+}
+
+/// A Redis exporter; without a Redis at `redis` it reports that Redis as down.
+pub(crate) fn start_redis_exporter(
+    program: &Path,
+    folder: &Path,
+    address: SocketAddr,
+    redis: SocketAddr,
+) -> Process {
     let mut command = Command::new(program);
     command.arg(format!("--web.listen-address={address}"));
-    command.arg(format!("--redis.addr=redis://{}", free_address()));
+    command.arg(format!("--redis.addr=redis://{redis}"));
     let process = Process::start("redis-exporter", folder, &mut command);
     wait_until_ready(address, "/metrics");
     process
@@ -267,12 +280,17 @@ pub(crate) fn wait_for(event: &str, at_most: Duration, mut condition: impl FnMut
 /// # Panics
 /// If it is missing and `FIRN_REQUIRE_SHARED=1`.
 pub(crate) fn installed(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|f| f.join(program)).find(|path| path.is_file());
+    let found = find(program);
     if found.is_none() {
         skip(&format!("{program} is not installed; `make deps` installs it"));
     }
     found
+}
+
+/// A program of the search path.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
 pub(crate) fn skip(reason: &str) {

@@ -50,7 +50,7 @@ impl Target {
         Target { address, body, ends, thread: Some(thread) }
     }
 
-    fn set_body(&self, body: &str) {
+    pub(crate) fn set_body(&self, body: &str) {
         *self.body.lock().expect("no panic") = body.to_owned();
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn results(address: SocketAddr, query: &str) -> BTreeSet<String> {
 }
 
 /// Labels as a text in order. Prometheus 3 writes bounds as `1.0`, Debian's Prometheus 2 as `1`.
-fn labels_of(metric: &Value) -> String {
+pub(crate) fn labels_of(metric: &Value) -> String {
     let labels: BTreeMap<String, String> = metric
         .as_object()
         .into_iter()
@@ -309,7 +309,7 @@ fn prometheus_and_firn_store_the_same_with_one_file() {
     let (node_at, prometheus_at, firn_at) = (free_address(), free_address(), free_address());
     let (gateway_at, redis_at) = (free_address(), free_address());
     let _gateway = start_pushgateway(&pushgateway, folder, gateway_at);
-    let _redis = start_redis_exporter(&redis_exporter, folder, redis_at);
+    let _redis = start_redis_exporter(&redis_exporter, folder, redis_at, free_address());
     let _node = start_node_exporter(&node_exporter, folder, node_at);
     let (app, dying) = (Target::start(APP), Target::start("d 1\n"));
     let broken = Target::start("good 1\nbad{ 2\n");
