@@ -103,7 +103,9 @@ pub(crate) fn value_runs(
     stretch: Stretch,
 ) -> BTreeMap<String, Vec<ValueRun>> {
     let mut found: BTreeMap<String, BTreeMap<i64, String>> = BTreeMap::new();
-    let mut start_ms = stretch.start_ms;
+    // The last step is the end: it sees the newest samples.
+    let first_ms = stretch.start_ms + (stretch.end_ms - stretch.start_ms) % STEP_MS;
+    let mut start_ms = first_ms;
     while start_ms <= stretch.end_ms {
         let end_ms = stretch.end_ms.min(start_ms + STEP_MS * (STEP_COUNT_MAX - 1));
         let (start, end, step) = (seconds(start_ms), seconds(end_ms), seconds(STEP_MS));
@@ -115,7 +117,7 @@ pub(crate) fn value_runs(
         start_ms += STEP_MS * STEP_COUNT_MAX;
     }
     let in_runs = |points: BTreeMap<i64, String>| {
-        let steps = (stretch.start_ms..=stretch.end_ms).step_by(STEP_MS as usize);
+        let steps = (first_ms..=stretch.end_ms).step_by(STEP_MS as usize);
         joined(steps.map(|ts| ValueRun {
             value: points.get(&ts).cloned(),
             start_ms: ts,
