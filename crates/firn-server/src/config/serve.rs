@@ -43,8 +43,8 @@ const FRAME_BYTES_MIN: u64 = KIB;
 const FRAME_BYTES_MAX: u64 = 32 * MIB;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
-// A thread each.
-const CONCURRENCY_MAX: u64 = 10_000;
+// A thread each. More only share the cores, and take memory while they are idle.
+const CONCURRENCY_MAX: u64 = 1_024;
 // Linux allows a process at most this number of file descriptors by default (fs.nr_open).
 pub(super) const CONNECTIONS_MAX: u64 = 1 << 20;
 // Positions inside a request are 32 bits wide.
@@ -124,7 +124,9 @@ settings! {
     memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
-    /// Queries that run at the same time. Further ones wait.
+    /// Queries that run at the same time, each on a thread of its own. Further ones wait. A thread
+    /// counts as 64 KiB; those of queries, remote reads and rules take at most an eighth of
+    /// --memory together.
     query_concurrency_max: Count = "20", unit("queries"), bounds(1, CONCURRENCY_MAX);
 
     /// Time that a query may take, waiting included.
@@ -235,7 +237,8 @@ settings! {
 
     section "Remote read";
 
-    /// Remote reads that run at the same time. Further ones wait.
+    /// Remote reads that run at the same time, each on a thread of its own. Further ones wait. For
+    /// the number of threads see --query-concurrency-max.
     remote_read_concurrency_max: Count = "10", unit("reads"), bounds(1, CONCURRENCY_MAX);
 
     /// Samples that one query of a remote read may return, unless the response is streamed. 0 is no
@@ -364,6 +367,10 @@ settings! {
 const SHARD_BYTES: u64 = 3 << 10;
 /// Shards take at most this part of --memory.
 const SHARDS_MEMORY_PART: u64 = 8;
+/// An idle thread: 28 KiB were measured; the first job adds to them.
+const THREAD_BYTES: u64 = 64 << 10;
+/// Threads that settings count take at most this part of --memory.
+const THREADS_MEMORY_PART: u64 = 8;
 
 /// In files a second sync costs more than a second stream saves (docs/decisions/0010).
 fn stream_count(device: &LogDevice) -> u64 {
@@ -387,6 +394,7 @@ impl ServeConfig {
             );
             return Err(reader.refuse("shards", expected));
         }
+        self.check_threads(reader)?;
         if self.query_memory > self.memory {
             let expected = format!("at most --memory, {}", self.memory);
             return Err(reader.refuse("query-memory", expected));
@@ -396,6 +404,31 @@ impl ServeConfig {
             return Err(reader.refuse("rule-memory", expected));
         }
         Ok(())
+    }
+
+    /// Names the setting with the most threads, with the number that the others leave to it.
+    fn check_threads(&self, reader: &SettingsReader<'_>) -> Result<()> {
+        let counts = [
+            ("query-concurrency-max", self.query_concurrency_max.0),
+            ("remote-read-concurrency-max", self.remote_read_concurrency_max.0),
+            ("rule-concurrency-max", self.rule_concurrency_max.0),
+        ];
+        let sum: u64 = counts.iter().map(|(_, count)| count).sum();
+        let sum_max = self.memory.0 / THREADS_MEMORY_PART / THREAD_BYTES;
+        let Some((name, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
+            return Ok(());
+        };
+        if sum <= sum_max {
+            return Ok(());
+        }
+        let expected = format!(
+            "at most {} with --memory {}: threads of queries, remote reads and rules, {sum} \
+             together, take up to {} each and an eighth of the memory in all",
+            (count + sum_max).saturating_sub(sum).max(1),
+            self.memory,
+            ByteSize(THREAD_BYTES)
+        );
+        Err(reader.refuse(name, expected))
     }
 
     /// The least `--memory` with `count` shards; `None` if there is as much.

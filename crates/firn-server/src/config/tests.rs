@@ -260,9 +260,9 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
             "--connections-max=9223372036854775807",
             "expected 1 to 1048576, got \"9223372036854775807\"",
         ),
-        ("--query-concurrency-max=10001", "--query-concurrency-max: expected 1 to 10000"),
+        ("--query-concurrency-max=1025", "--query-concurrency-max: expected 1 to 1024, got"),
         ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
-        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 10000"),
+        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 1024"),
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
         (
             "--group-by=a,,b",
@@ -337,6 +337,32 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
     refused::<CacheConfig>(&["--token-file=s3://b/t"], "a file of this machine, not a URL");
     assert_eq!(serve(&["--slow-tier=./foo:bar"]).slow_tier.location(), "./foo:bar");
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
+}
+
+/// Before, 10,000 idle threads took four times the memory of the database, which refused every
+/// write.
+#[test]
+fn threads_take_a_part_of_the_memory() {
+    let f = |flags: &[&str], expected: &str| {
+        refused::<ServeConfig>(&[&["--memory=64MiB"], flags].concat(), expected);
+    };
+    f(
+        &["--query-concurrency-max=115"],
+        "--query-concurrency-max: expected at most 114 with --memory 64MiB: threads of queries, \
+         remote reads and rules, 129 together, take up to 64KiB each and an eighth of the memory \
+         in all, got \"115\"",
+    );
+    f(
+        &["--remote-read-concurrency-max=200"],
+        "--remote-read-concurrency-max: expected at most 104 with --memory 64MiB",
+    );
+    f(&["--rule-concurrency-max=256"], "--rule-concurrency-max: expected at most 98 with");
+    let counts = ["--query-concurrency-max=100", "--remote-read-concurrency-max=100"];
+    f(&counts, "-concurrency-max: expected at most 24 with");
+    assert_eq!(serve(&["--memory=64MiB"]).query_concurrency_max, Count(20));
+    assert_eq!(serve(&["--memory=64MiB", counts[0]]).query_concurrency_max, Count(100));
+    let most = ["--query-concurrency-max=1024", "--remote-read-concurrency-max=1024"];
+    serve(&[&["--memory=1152MiB", "--rule-concurrency-max=256"], &most[..]].concat());
 }
 
 #[test]
