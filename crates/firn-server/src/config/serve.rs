@@ -36,6 +36,8 @@ const RESULT_CACHE_BYTES_MIN: u64 = 8 * MIB;
 const SLOW_CACHE_BYTES_MIN: u64 = 8 * MIB;
 /// With less, usual requests are refused until a flush, and each needs one.
 const LOG_BYTES_MIN: u64 = 16 * MIB;
+// Each has a segment of 32 MiB ahead and syncs of its own; more than cores gain nothing.
+const LOG_STREAMS_MAX: u64 = 16;
 // A query requests 32 objects at a time.
 const PATCHES_MAX: u64 = 32;
 // Smaller frames hold one chunk each. Prometheus accepts no frame above 50 MB.
@@ -158,10 +160,11 @@ settings! {
     /// database keeps its device.
     log_device: Device = "file", not_with(&["read-only"]);
 
-    /// Number of log streams. A new number takes effect at the start, after a flush. `auto` is 1
-    /// for a log in files, and the number of cores, at most 4, on memory.
+    /// Number of log streams, at most 16 and at most --shards. Each takes 33 MiB of disk or more. A
+    /// new number takes effect at the start, after a flush. `auto` is 1 for a log in files, and the
+    /// number of cores, at most 4, on memory.
     log_streams: Count = auto(Count(stream_count(&log_device.0))),
-        unit("streams"), bounds(1, UNBOUNDED), not_with(&["read-only"]);
+        unit("streams"), bounds(1, LOG_STREAMS_MAX), not_with(&["read-only"]);
 
     /// Estimated time of reading the log after a crash that starts a flush. The estimate uses the
     /// measured speed of this machine. A machine that cannot flush as fast takes longer.

@@ -270,7 +270,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
         ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
-        ("--log-streams=65", "--log-streams: expected 1 to the number of --shards, 64, got \"65\""),
+        ("--log-streams=17", "--log-streams: expected 1 to 16 or \"auto\", got \"17\""),
         ("--query-memory=1KiB", "--query-memory: expected at least 1MiB or \"auto\""),
         ("--patches-max=0", "--patches-max: expected 1 to 32, got \"0\""),
         ("--slow-cache-bytes-max=1KiB", "expected at least 8MiB or \"0\""),
@@ -320,6 +320,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
     refused::<ServeConfig>(
         &["--memory=1GiB", "--query-memory=2GiB"],
         "expected at most --memory, 1GiB",
+    );
+    refused::<ServeConfig>(
+        &["--log-streams=16", "--shards=8"],
+        "--log-streams: expected 1 to the number of --shards, 8, got \"16\"",
     );
     refused::<ServeConfig>(
         &["--memory=64MiB", "--shards=4096"],
