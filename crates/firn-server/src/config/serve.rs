@@ -57,6 +57,8 @@ const RULE_THREADS_MAX: u64 = 256;
 const RULE_BYTES_MIN: u64 = 8 * MIB;
 // Alerts of a kilobyte each fill a gigabyte.
 const ALERT_QUEUE_MAX: u64 = 1_000_000;
+// A scrape of a server with little data takes some milliseconds of a core.
+const SELF_SCRAPE_MS_MIN: u64 = 100;
 
 settings! {
     /// Checked settings of `firn serve`.
@@ -293,8 +295,10 @@ settings! {
     /// Let HTTP clients stop the server with /-/quit and call /-/reload.
     enable_lifecycle: Switch = "false";
 
-    /// Interval at which the server scrapes its own metrics. `never` switches it off.
-    self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
+    /// Interval at which the server scrapes its own metrics, at least 100ms. `never` switches it
+    /// off.
+    self_scrape: Or<Never, Span> = "15s",
+        bounds(SELF_SCRAPE_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Label `job` of the server's own metrics. It differs from the job under which another
     /// Prometheus scrapes this server. The limits on series never refuse these metrics.

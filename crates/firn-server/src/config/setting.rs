@@ -27,7 +27,7 @@ pub struct Setting {
     pub is_list: bool,
     /// The value may contain a password.
     pub is_secret: bool,
-    /// Least and greatest amount, both allowed.
+    /// Least and greatest amount, both allowed: bytes, a number, or milliseconds.
     pub bounds: Option<(u64, u64)>,
     /// Another setting that must be on for this one to have an effect.
     pub only_with: Option<Condition>,

@@ -289,6 +289,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--group-by={job}", "or \"none\", got \"{job}\""),
         ("--group-by=[job,instance]", "without brackets and quotes"),
         ("--group-by=\"job\"", "without brackets and quotes"),
+        ("--self-scrape=99ms", "expected at least 100ms or \"never\", got \"99ms\""),
         ("--self-scrape-job=", "--self-scrape-job: expected the value of a label"),
         ("--data=s3://bucket/x", "--data: expected a folder of this machine, not a URL"),
         ("--data=s3:/bucket/x", "--data: expected a folder of this machine, not a URL"),

@@ -122,6 +122,14 @@ impl Display for Span {
 impl SettingType for Span {
     const VALUE_NAME: &'static str = "DURATION";
     const KIND: &'static str = "duration";
+
+    fn amount(&self) -> Option<u64> {
+        Some(self.ms.unsigned_abs())
+    }
+
+    fn bound(amount: u64) -> String {
+        unit_duration(i64::try_from(amount).unwrap_or(i64::MAX))
+    }
 }
 
 /// A whole number.
