@@ -43,6 +43,8 @@ const PATCHES_MAX: u64 = 32;
 // Smaller frames hold one chunk each. Prometheus accepts no frame above 50 MB.
 const FRAME_BYTES_MIN: u64 = KIB;
 const FRAME_BYTES_MAX: u64 = 32 * MIB;
+/// A stream holds four frames: sent, made, growing, and the samples of one, which are decoded.
+const FRAME_MEMORY_PART: u64 = 16;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
 // A thread each. More only share the cores, and take memory while they are idle.
@@ -250,7 +252,8 @@ settings! {
     /// limit other than memory.
     remote_read_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
-    /// Size at which a frame of a streamed remote read is closed.
+    /// Size at which a frame of a streamed remote read is closed. A size over 1/16 of --query-memory
+    /// is reduced to that, because a read holds several frames and their samples.
     remote_read_frame_bytes: ByteSize = "1MiB", bounds(FRAME_BYTES_MIN, FRAME_BYTES_MAX);
 
     section "Server";
@@ -501,6 +504,12 @@ impl ServeConfig {
     /// The memory limit that is in force: at most the memory of the machine.
     pub fn memory_bytes(&self) -> u64 {
         machine::usable(self.memory.0)
+    }
+
+    /// The size of frames that is in force, which fits into the memory of a query.
+    pub(crate) fn frame_bytes(&self) -> usize {
+        ByteSize(self.remote_read_frame_bytes.0.min(self.query_memory.0 / FRAME_MEMORY_PART))
+            .to_usize()
     }
 
     /// Limits by which new series are refused.
