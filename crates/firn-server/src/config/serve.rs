@@ -138,8 +138,8 @@ settings! {
     /// Time that a query may take, waiting included.
     query_timeout: Span = "2m";
 
-    /// Samples that a query may hold in memory at the same time.
-    query_samples_max: Count = "50000000", unit("samples");
+    /// Samples that a query may hold in memory at the same time. 0 is no limit other than memory.
+    query_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
     /// Memory that a query may use. `auto` is a quarter of --memory.
     query_memory: ByteSize = auto(ByteSize(machine::usable(memory.0) / 4)),
@@ -470,7 +470,7 @@ impl ServeConfig {
             memory_bytes,
             query: QueryOptions {
                 lookback_ms: self.lookback.ms(),
-                samples_max: self.query_samples_max.0,
+                samples_max: self.query_samples_max(),
                 labels_max: self.label_limits(),
                 ..QueryOptions::default()
             },
@@ -504,6 +504,11 @@ impl ServeConfig {
     /// The memory limit that is in force: at most the memory of the machine.
     pub fn memory_bytes(&self) -> u64 {
         machine::usable(self.memory.0)
+    }
+
+    /// The samples of a query; the greatest number without a limit.
+    pub(crate) fn query_samples_max(&self) -> u64 {
+        self.query_samples_max.get().map_or(u64::MAX, |max| max.0)
     }
 
     /// The size of frames that is in force, which fits into the memory of a query.

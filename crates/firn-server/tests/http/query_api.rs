@@ -272,6 +272,18 @@ fn posted_forms_count_before_the_url() {
     assert_eq!(post("/api/v1/label/job/values", &typed, "").status, 405);
 }
 
+/// Before, 0 refused every query, federation and transaction that reads a sample.
+#[test]
+fn zero_samples_are_no_limit() {
+    let server = filled(&["--query-samples-max=0"]);
+    let params = [("query", "m_total[1m]"), ("time", "1700000020")];
+    let data = api(server.at(), "query", &params);
+    assert!(!data["result"][0]["values"].as_array().expect("samples").is_empty(), "{data}");
+    let params = [("query", "n"), ("start", "1700000000"), ("end", "1700000020"), ("step", "1")];
+    let data = api(server.at(), "query_range", &params);
+    assert!(!data["result"].as_array().expect("series").is_empty(), "{data}");
+}
+
 #[test]
 fn imports_are_taken_whole_or_not_at_all() {
     let server = Running::start(&["--request-bytes-max=100000"]);
