@@ -51,6 +51,14 @@ const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
 const CONCURRENCY_MAX: u64 = 1_024;
 // Linux allows a process at most this number of file descriptors by default (fs.nr_open).
 pub(super) const CONNECTIONS_MAX: u64 = 1 << 20;
+// `__name__`, and the names and values that servers, agents and this server itself write.
+const LABEL_BYTES_MIN: u64 = 64;
+// A name, `job`, `instance` and a few more.
+const LABEL_COUNT_MIN: u64 = 8;
+// A usual request of remote write has some 30 KiB.
+const REQUEST_BYTES_MIN: u64 = 64 * KIB;
+// Data is dropped as whole tables, and samples arrive seconds late.
+const RETENTION_MS_MIN: u64 = 60_000;
 // Positions inside a request are 32 bits wide.
 const REQUEST_BYTES_MAX: u64 = 2 * GIB;
 // A thread each.
@@ -94,8 +102,9 @@ settings! {
     /// must be a folder of its own (docs/tiers.md).
     read_only: Switch = "false";
 
-    /// Age beyond which data is dropped. `forever` keeps all data.
-    retention: Or<Forever, Span> = "forever", not_with(&["read-only"]);
+    /// Age beyond which data is dropped, at least 1m. `forever` keeps all data.
+    retention: Or<Forever, Span> = "forever",
+        bounds(RETENTION_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Upper limit for the tables on the local disk. Near the limit data moves to the slow tier
     /// sooner, far from it later. `unlimited` moves data at fixed ages.
@@ -222,20 +231,20 @@ settings! {
     /// How far after the server's clock a timestamp may be.
     future_max: Span = "10m", not_with(&["read-only"]);
 
-    /// Number of labels that one series may have.
-    label_count_max: Count = "64", unit("labels"), bounds(1, UNBOUNDED);
+    /// Number of labels that one series may have, at least 8.
+    label_count_max: Count = "64", unit("labels"), bounds(LABEL_COUNT_MIN, UNBOUNDED);
 
-    /// Length of a label name.
-    label_name_bytes_max: ByteSize = "1KiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Length of a label name, at least 64.
+    label_name_bytes_max: ByteSize = "1KiB", bounds(LABEL_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Length of a label value.
-    label_value_bytes_max: ByteSize = "4KiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Length of a label value, at least 64.
+    label_value_bytes_max: ByteSize = "4KiB", bounds(LABEL_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Size of a write request as it is sent, compressed or not.
-    body_bytes_max: ByteSize = "32MiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Size of a write request as it is sent, compressed or not; at least 64KiB.
+    body_bytes_max: ByteSize = "32MiB", bounds(REQUEST_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Size of a write request after decompression, if it is compressed.
-    request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Size of a write request after decompression, if it is compressed; at least 64KiB.
+    request_bytes_max: ByteSize = "64MiB", bounds(REQUEST_BYTES_MIN, REQUEST_BYTES_MAX);
 
     /// Respond with success although a part of a write was refused, if a retry would not help: to
     /// remote write with status 204, to writes of groups with 200.

@@ -254,7 +254,13 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--memory=1MiB", "--memory: expected at least 64MiB or \"auto\", got \"1MiB\""),
         ("--fast-bytes-max=much", "--fast-bytes-max: expected a size"),
         ("--slow-bytes-max=1KiB", "expected at least 64MiB or \"unlimited\", got \"1KiB\""),
-        ("--request-bytes-max=4GiB", "expected 1 to 2GiB, got \"4GiB\""),
+        ("--request-bytes-max=4GiB", "expected 64KiB to 2GiB, got \"4GiB\""),
+        ("--request-bytes-max=1KiB", "expected 64KiB to 2GiB, got \"1KiB\""),
+        ("--body-bytes-max=65535", "--body-bytes-max: expected 64KiB to 2GiB, got \"65535\""),
+        ("--label-name-bytes-max=7", "--label-name-bytes-max: expected 64 to 2GiB, got \"7\""),
+        ("--label-value-bytes-max=63", "--label-value-bytes-max: expected 64 to 2GiB"),
+        ("--label-count-max=7", "--label-count-max: expected at least 8, got \"7\""),
+        ("--retention=59s", "--retention: expected at least 1m or \"forever\", got \"59s\""),
         ("--connections-max=0", "--connections-max: expected 1 to 1048576, got \"0\""),
         (
             "--connections-max=9223372036854775807",
@@ -341,6 +347,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
     refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
     refused::<CacheConfig>(&["--token-file=s3://b/t"], "a file of this machine, not a URL");
     assert_eq!(serve(&["--slow-tier=./foo:bar"]).slow_tier.location(), "./foo:bar");
+    refused::<CacheConfig>(
+        &["--value-bytes-max=1023"],
+        "--value-bytes-max: expected 1KiB to 256MiB or \"auto\", got \"1023\"",
+    );
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
@@ -491,7 +501,7 @@ fn texts_become_the_values_they_name() {
         "--log-sync=interval:100",
         "--series-max=0",
         "--remote-read-samples-max=0",
-        "--body-bytes-max=1000",
+        "--body-bytes-max=100000",
     ]);
     assert_eq!(config.memory.0, 3 << 29);
     assert_eq!(config.fast_bytes_max.get(), Some(ByteSize(512_000_000)));
@@ -499,7 +509,7 @@ fn texts_become_the_values_they_name() {
     assert_eq!(config.log_sync, LogSync::IntervalMs(100));
     assert_eq!((config.series_max.get(), config.series_limits().series_max), (None, None));
     assert_eq!(config.remote_read_samples_max.get(), None);
-    assert_eq!(config.body_bytes_max.to_usize(), 1_000);
+    assert_eq!(config.body_bytes_max.to_usize(), 100_000);
     assert_eq!(config.storage_retention(), "2GiB");
 }
 
