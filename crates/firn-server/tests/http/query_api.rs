@@ -321,6 +321,6 @@ fn imports_are_taken_whole_or_not_at_all() {
     assert!(status == 413 && text.contains("--request-bytes-max"), "{text}");
     assert_eq!(post(path, &packed, b"junk").0, 400);
     assert_eq!(post(path, &[("Content-Encoding", "br")], b"a 1").0, 415);
-    let (status, text) = post(path, &[], &[b'#'; 100_001]);
-    assert!(status == 413 && text.contains("100000 bytes (--request-bytes-max)"), "{text}");
+    // The limit is that of decompression: a body that is not compressed has the other one.
+    assert_eq!(post(path, &[], &[b'#'; 100_001]).0, 204);
 }

@@ -183,14 +183,14 @@ fn bodies_over_a_limit_are_refused_before_they_are_unpacked() {
     );
     let bomb = Message::default().bytes(99, vec![0; 200_000]);
     check_refused(&bomb.send(server.at()), 413, &["declares 200"]);
-    // An uncompressed body is limited as it is sent.
+    // An uncompressed body is limited as it is sent, and only so.
     let import = |server: &Running, text: &str| {
         send(server.at(), "POST", "/api/v1/import/prometheus", &[], text.as_bytes())
     };
     let text = "m 1\n".repeat(20_000);
     check_refused(&import(&server, &text), 413, &["70000 bytes", "(--body-bytes-max)"]);
     let other = Running::start(&["--request-bytes-max=70000"]);
-    check_refused(&import(&other, &text), 413, &["70000 bytes", "(--request-bytes-max)"]);
+    assert_eq!(import(&other, &text).status, 204);
     // Without a length announced the limit holds as well.
     let chunk = format!("{:x}\r\n{}\r\n", 80_000, "x".repeat(80_000));
     let mut stream = TcpStream::connect(server.at()).expect("a connection");
