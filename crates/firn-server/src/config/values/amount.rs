@@ -28,7 +28,7 @@ impl FromStr for ByteSize {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a float below 1e18 is converted")]
+#[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
 fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at_checked(digits)?;
@@ -45,13 +45,20 @@ fn parse_bytes(text: &str) -> Option<u64> {
         "tb" => 1_000_000_000_000,
         _ => return None,
     };
-    match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(factor),
-        Err(_) => {
+    match whole_number(number) {
+        // The bounds of the setting refuse the largest number with a better message.
+        Some(whole) => Some(whole.saturating_mul(factor)),
+        None => {
             let bytes = number.parse::<f64>().ok()? * factor as f64;
-            (bytes.is_finite() && bytes < 1e18).then_some(bytes as u64)
+            Some(bytes as u64)
         }
     }
+}
+
+/// Digits as a number; a greater one than the largest is that.
+fn whole_number(digits: &str) -> Option<u64> {
+    let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_whole.then(|| digits.parse().unwrap_or(u64::MAX))
 }
 
 /// In the largest unit that divides it.
@@ -147,7 +154,7 @@ impl FromStr for Count {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Count, ExpectedForm> {
-        text.parse().map_or_else(|_| expected("a whole number"), |count| Ok(Count(count)))
+        whole_number(text).map_or_else(|| expected("a whole number"), |count| Ok(Count(count)))
     }
 }
 
