@@ -261,6 +261,26 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--remote-write-log-max=9000000TiB", "expected at most 4294967296GiB, got"),
         ("--label-count-max=99999999999999999999", "expected 8 to 4611686018427387904, got"),
         ("--series-max=5000000000000000000", "expected at most 4611686018427387904 or \"0\", got"),
+        // Before, the cache was off.
+        (
+            "--result-cache=0.5",
+            "expected a whole number of bytes, or a size such as 1.5GiB or \"0\", got \"0.5\"",
+        ),
+        ("--result-cache=0.0001KiB", "expected a whole number of bytes"),
+        ("--head-flush-bytes=1.5", "expected a whole number of bytes"),
+        ("--head-flush-bytes=1.0b", "expected a whole number of bytes"),
+        ("--memory=.", "--memory: expected a size such as"),
+        ("--memory=1.2.3GiB", "--memory: expected a size such as"),
+        (
+            "--memory=512m",
+            "--memory: expected 512MiB or 512M, as m stands for minutes or \"auto\", got \"512m\"",
+        ),
+        ("--memory=1.5 m", "--memory: expected 1.5MiB or 1.5M"),
+        ("--memory=m", "--memory: expected a size such as"),
+        ("--memory=+64MiB", "--memory: expected a size such as"),
+        ("--connections-max=+5", "--connections-max: expected a whole number, got \"+5\""),
+        ("--shards=+64", "--shards: expected a power of two"),
+        ("--log-sync=interval:+5", "--log-sync: expected interval:MILLISECONDS"),
         ("--fast-bytes-max=much", "--fast-bytes-max: expected a size"),
         ("--slow-bytes-max=1KiB", "expected at least 64MiB or \"unlimited\", got \"1KiB\""),
         ("--request-bytes-max=4GiB", "expected 64KiB to 2GiB, got \"4GiB\""),
@@ -520,6 +540,30 @@ fn texts_become_the_values_they_name() {
     assert_eq!(config.remote_read_samples_max.get(), None);
     assert_eq!(config.body_bytes_max.to_usize(), 100_000);
     assert_eq!(config.storage_retention(), "2GiB");
+}
+
+#[test]
+fn sizes_have_units_of_both_kinds() {
+    let f = |text: &str, bytes: u64| assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+    f("1000", 1_000);
+    f("1000b", 1_000);
+    for (unit, bytes) in [
+        ("k", 1 << 10),
+        ("K", 1 << 10),
+        ("KiB", 1 << 10),
+        ("kB", 1_000),
+        ("M", 1 << 20),
+        ("MiB", 1 << 20),
+        ("mib", 1 << 20),
+        ("MB", 1_000_000),
+        ("g", 1 << 30),
+        ("TiB", 1 << 40),
+    ] {
+        f(&format!("5{unit}"), 5 * bytes);
+        f(&format!("5 {unit}"), 5 * bytes);
+        f(&format!("1.5{unit}"), 3 * bytes / 2);
+        f(&format!("0.0{unit}"), 0);
+    }
 }
 
 #[test]

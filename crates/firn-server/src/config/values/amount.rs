@@ -22,18 +22,38 @@ impl ByteSize {
 impl FromStr for ByteSize {
     type Err = ExpectedForm;
 
+    #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
     fn from_str(text: &str) -> Result<ByteSize, ExpectedForm> {
-        let bytes = parse_bytes(text).map(ByteSize);
-        bytes.map_or_else(|| expected("a size such as 64KiB or 4GiB"), Ok)
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
+        let Some(factor) = factor_of(unit.trim_start()) else {
+            return match unit.trim_start() == "m" && number.parse::<f64>().is_ok() {
+                true => expected(format!("{number}MiB or {number}M, as m stands for minutes")),
+                false => expected(SIZE_FORM),
+            };
+        };
+        // The bounds of the setting refuse the largest number with a better message.
+        if let Some(whole) = whole_number(number) {
+            return Ok(ByteSize(whole.saturating_mul(factor)));
+        }
+        match number.parse::<f64>() {
+            Ok(number) if factor == 1 || (number > 0.0 && number * (factor as f64) < 1.0) => {
+                expected("a whole number of bytes, or a size such as 1.5GiB")
+            }
+            Ok(number) => Ok(ByteSize((number * factor as f64) as u64)),
+            Err(_) => expected(SIZE_FORM),
+        }
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
-fn parse_bytes(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(digits)?;
-    let unit = unit.trim_start().to_ascii_lowercase();
-    let factor: u64 = match unit.as_str() {
+const SIZE_FORM: &str = "a size such as 64KiB or 4GiB";
+
+/// Bytes of `unit`; case does not count, except that durations have `m`.
+fn factor_of(unit: &str) -> Option<u64> {
+    if unit == "m" {
+        return None;
+    }
+    Some(match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
@@ -44,15 +64,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         _ => return None,
-    };
-    match whole_number(number) {
-        // The bounds of the setting refuse the largest number with a better message.
-        Some(whole) => Some(whole.saturating_mul(factor)),
-        None => {
-            let bytes = number.parse::<f64>().ok()? * factor as f64;
-            Some(bytes as u64)
-        }
-    }
+    })
 }
 
 /// Digits as a number; a greater one than the largest is that.
@@ -191,8 +203,8 @@ impl FromStr for ShardCount {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<ShardCount, ExpectedForm> {
-        match text.parse::<usize>() {
-            Ok(shards) if shards.is_power_of_two() && shards <= SHARDS_MAX => {
+        match whole_number(text).and_then(|shards| usize::try_from(shards).ok()) {
+            Some(shards) if shards.is_power_of_two() && shards <= SHARDS_MAX => {
                 Ok(ShardCount(shards))
             }
             _ => expected(format!("a power of two up to {SHARDS_MAX}")),
