@@ -230,12 +230,14 @@ fn frames_fit_into_the_memory_of_a_query() {
         &["--remote-read-frame-bytes=32MiB"],
     ] {
         let server = Running::start(flags);
-        let request = (0..20).fold(Message::default(), |request, idx| {
+        let written = (0..20).fold(Message::default(), |request, idx| {
             let one = series(&[("__name__", "m"), ("idx", &format!("{idx:02}"))]);
             request.series(short.iter().fold(one, |all, &(ts, value)| all.sample(ts, value)))
         });
-        assert_eq!(request.send(server.at()).status, 204);
+        assert_eq!(written.send(server.at()).status, 204);
         let all = query(i64::MIN, i64::MAX, &[matcher(0, "__name__", "m")]);
+        let answer = ask(server.at(), &request(std::slice::from_ref(&all), &[STREAM]));
+        assert_eq!(answer.status, 200, "{flags:?}: {}", answer.text());
         let found = streamed(server.at(), &[all]).remove(0);
         assert_eq!(found.len(), 20, "{flags:?}");
         assert!(found.iter().all(|(_, samples)| *samples == bits(&short)), "{flags:?}");
