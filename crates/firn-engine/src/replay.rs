@@ -803,7 +803,9 @@ fn run_all<J: Sync, T: Send>(
         rest().map(|()| done)
     };
     let all: Vec<Result<Vec<T>>> = thread::scope(|scope| {
-        let helpers: Vec<_> = (1..thread_count).map(|_| scope.spawn(work)).collect();
+        // The caller does the jobs of helpers that cannot be started.
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (1..thread_count).map_while(start).collect();
         let panicked = |_| Err(Error::internal("a thread that replayed the log panicked"));
         let mine = work();
         let theirs = helpers.into_iter().map(|helper| helper.join().unwrap_or_else(panicked));

@@ -7,14 +7,16 @@
 //!
 //! It reads each batch in *windows* of time: short at first, longer while they contain little.
 //! Requests to the slow tier include the next windows. A batch that turns out too large is cut, and
-//! its remainder comes with the next. A series that alone is too large is returned in runs.
+//! its remainder comes with the next. A series that alone is too large is returned in runs. A
+//! window that does not fit into the memory of the query is read again, shorter or with fewer
+//! series.
 
 use std::sync::Arc;
 
 use firn_index::{GroupMatch, Member};
 use firn_model::{
-    ColumnBatch, ColumnValues, Error, Grouping, Labels, Matcher, Pool, QueryContext, Reservation,
-    Result, Selected, Selection, SeriesRef, TimeRange, Timestamp,
+    ColumnBatch, ColumnValues, Error, ErrorKind, Grouping, Labels, Matcher, Pool, QueryContext,
+    Reservation, Result, Selected, Selection, SeriesRef, TimeRange, Timestamp,
 };
 
 use firn_tree::{Directories, ReadAhead};
@@ -208,7 +210,14 @@ impl SeriesWalk {
     fn read_windows(&mut self, mut next: Option<WalkPosition>) -> Result<()> {
         while let Some(WalkPosition { from, mut window_ms }) = next {
             let to = from.saturating_add(window_ms - 1).min(self.range.end);
-            let count = self.read_window(TimeRange::new(from, to))?;
+            let count = match self.read_window(TimeRange::new(from, to)) {
+                Ok(count) => count,
+                Err(error) => {
+                    let window_ms = self.after_refusal(error, from, window_ms)?;
+                    next = Some(WalkPosition { from, window_ms });
+                    continue;
+                }
+            };
             if count > self.samples_max / 2 {
                 window_ms = (window_ms / 2).max(1);
             } else if count < self.samples_max / 8 {
@@ -224,6 +233,20 @@ impl SeriesWalk {
             }
         }
         Ok(())
+    }
+
+    /// After the window from `from` did not fit into the memory of the query: drops its samples and
+    /// half of the series, which the next batch reads. For one series returns a shorter window.
+    fn after_refusal(&mut self, error: Error, from: Timestamp, window_ms: i64) -> Result<i64> {
+        let is_one = self.batch.len() == 1;
+        if *error.kind() != ErrorKind::TooLarge || (is_one && window_ms == 1) {
+            return Err(error);
+        }
+        self.batch.truncate(self.batch.len().div_ceil(2));
+        self.batch.iter_mut().for_each(|samples| samples.cut(from));
+        let needed = self.list_bytes + (self.sample_count() * SAMPLE_BYTES) as u64;
+        self.held.shrink(self.held.bytes().saturating_sub(needed));
+        Ok(if is_one { (window_ms / WINDOW_GROWTH).max(1) } else { window_ms })
     }
 
     /// Moves from an empty window to the next samples of the batch.
@@ -295,6 +318,15 @@ impl SeriesBuffer {
     fn clear(&mut self) {
         self.times.clear();
         self.values.clear();
+    }
+
+    /// Removes the samples from `from` on and releases their memory.
+    fn cut(&mut self, from: Timestamp) {
+        let len = self.times.partition_point(|&ts| ts < from);
+        self.times.truncate(len);
+        self.values.truncate(len);
+        self.times.shrink_to_fit();
+        self.values.shrink_to_fit();
     }
 }
 

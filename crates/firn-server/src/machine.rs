@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use firn_model::{Error, Result};
+
 use crate::config::ByteSize;
 use crate::net::PENDING_MAX;
 
@@ -84,6 +86,35 @@ fn connections_within(connections_max: usize, files: u64) -> UsableConnections {
     UsableConnections {
         admitted: connections_max.min(usable.saturating_sub(pending)).max(1),
         pending,
+    }
+}
+
+// Its stack, the stack of its signal handlers, and a guard page below each.
+const THREAD_MAPPINGS: usize = 4;
+/// Mappings that are left to the allocator and to files.
+const SPARE_MAPPINGS: usize = 1_024;
+
+/// Checks that the system has mappings of memory for `count` further threads. A thread that starts
+/// without room for its signal stack would abort the process.
+pub(crate) fn check_thread_mappings(count: usize) -> Result<()> {
+    let read = |path| fs::read_to_string(path).ok();
+    let maximum = read("/proc/sys/vm/max_map_count").and_then(|text| text.trim().parse().ok());
+    let used = read("/proc/self/maps").map(|text| text.lines().count());
+    match maximum.zip(used) {
+        Some((maximum, used)) => check_mappings(count, maximum, used),
+        // A system without these files has no such limit, or hides it.
+        None => Ok(()),
+    }
+}
+
+fn check_mappings(count: usize, maximum: usize, used: usize) -> Result<()> {
+    let needed = count.saturating_mul(THREAD_MAPPINGS).saturating_add(SPARE_MAPPINGS);
+    match maximum.saturating_sub(used) >= needed {
+        true => Ok(()),
+        false => Err(Error::unavailable(format!(
+            "{count} threads need {needed} mappings of memory, and {used} of {maximum} are in use; \
+             raise vm.max_map_count"
+        ))),
     }
 }
 
@@ -237,6 +268,21 @@ mod tests {
         assert!(!has_identity(&path, identity));
         assert!(!has_identity(&path.join("below"), identity));
         drop(file);
+    }
+
+    /// Before, the process aborted without a word about its settings.
+    #[test]
+    fn threads_without_mappings_are_refused() {
+        check_mappings(1_024, 65_530, 1_000).unwrap();
+        check_mappings(10, 2_064, 1_000).unwrap();
+        let error = check_mappings(10, 2_063, 1_000).unwrap_err().to_string();
+        assert!(
+            error.contains("10 threads need 1064") && error.contains("max_map_count"),
+            "{error}"
+        );
+        assert!(check_mappings(usize::MAX, 65_530, 1_000).is_err());
+        check_thread_mappings(1).unwrap();
+        assert!(check_thread_mappings(1 << 40).is_err());
     }
 
     #[test]

@@ -37,15 +37,12 @@ async fn scrape(app: &Arc<App>, target: &Target, extra: &ExtraLabels) {
     let written = tokio::time::timeout(timeout, write(app, ready, extra, ts))
         .await
         .unwrap_or_else(|_| Err(Error::unavailable(format!("not written within {timeout:?}"))));
-    let error = match written {
-        Ok(()) => None,
-        Err(error) => {
-            app.telemetry.self_scrape_failures.add(1);
-            tracing::warn!(%error, "the server could not scrape itself");
-            Some(error.to_string())
-        }
-    };
-    target.scraped(Scrape { ts, took: begun.elapsed(), error });
+    let error = written.err().map(|error| error.to_string());
+    app.telemetry.self_scrape_failures.add(u64::from(error.is_some()));
+    let scrape = Scrape { ts, took: begun.elapsed(), error };
+    if let Some((error, count)) = target.scraped(scrape) {
+        tracing::warn!(error, count, "the server could not scrape itself");
+    }
 }
 
 async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp) -> Result<()> {

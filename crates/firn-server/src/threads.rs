@@ -11,6 +11,8 @@ use firn_model::{Error, Result, as_network_thread};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
+use crate::machine::check_thread_mappings;
+
 /// A pool of threads, and states that jobs use one after the other.
 ///
 /// The thread and the state that were used last are used next: their memory is warm, and its amount
@@ -66,6 +68,8 @@ impl<S: Send + 'static> Workers<S> {
         options: WorkerOptions,
         make_state: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<Workers<S>> {
+        check_thread_mappings(options.thread_count)
+            .map_err(|error| Error::unavailable(NO_THREAD).because(error))?;
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), idle: Vec::new(), closed: false });
         let idle_states = Mutex::new(Vec::new());
         let wakers = (0..options.thread_count).map(|_| Condvar::new()).collect();
@@ -219,6 +223,18 @@ mod tests {
             work();
         }
         workers.stop();
+    }
+
+    #[test]
+    fn too_many_threads_are_an_error() {
+        let options = WorkerOptions {
+            name: "test",
+            thread_count: 1_000_000_000,
+            queue_len_max: 1,
+            on_idle: || (),
+        };
+        let error = Workers::start(options, || ()).unwrap_err().to_string();
+        assert!(error.contains("--query-concurrency-max") && error.contains("mappings"), "{error}");
     }
 
     #[tokio::test]

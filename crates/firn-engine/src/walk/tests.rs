@@ -177,6 +177,34 @@ fn memory_is_bounded_for_any_input() {
     assert_eq!(budget.usage().used_bytes, 0);
 }
 
+/// Before, a batch of 32 series with a sample per second, or a window that had grown over sparse
+/// samples before dense ones, was `TooLarge` with little memory.
+#[test]
+fn a_window_that_does_not_fit_is_read_in_parts() {
+    let engine = engine();
+    let times: Vec<Timestamp> = (0..48)
+        .map(|hour| START_MS + hour * 3_600_000)
+        .chain((0..4_000).map(|second| START_MS + 48 * 3_600_000 + second * 1_000))
+        .collect();
+    for instance in 0..40 {
+        let series = engine.resolve(&[labels(0, instance)]).remove(0).unwrap();
+        let mut batch = RowBatch::default();
+        times.iter().for_each(|&ts| batch.push(series, ts, instance as f64));
+        engine.write(&mut batch).unwrap();
+        engine.flush().unwrap();
+    }
+    let budget = firn_model::Budget::unlimited().part_of_setting(1 << 20, "--query-memory");
+    let context = QueryContext::new(firn_model::CancelToken::new(), budget);
+    let (matchers, range) = (Vec::new(), TimeRange::ALL);
+    let options = WalkOptions { matchers, range, extra: Labels::empty(), samples_max: 4_096 };
+    let mut walk = engine.snapshot().walk(options, &context).unwrap();
+    let mut found: Vec<Vec<Timestamp>> = vec![Vec::new(); 40];
+    while let Some(run) = walk.next_run().unwrap() {
+        found[run.series_idx].extend(run.times);
+    }
+    assert!(found.iter().all(|found| *found == times));
+}
+
 /// Days of history that is only on the slow tier, window by window: the next windows come along
 /// with one.
 #[test]
@@ -255,5 +283,5 @@ fn a_walk_stops_on_request() {
             other => break other.map(|run| run.map(|run| run.series_idx)),
         }
     };
-    assert_eq!(*stopped.unwrap_err().kind(), firn_model::ErrorKind::Canceled);
+    assert_eq!(*stopped.unwrap_err().kind(), ErrorKind::Canceled);
 }

@@ -22,6 +22,8 @@ const GIB: u64 = 1 << 30;
 const FLASH_BYTES_MIN: u64 = 8 * MIB;
 const MEMORY_BYTES_MIN: u64 = 16 * MIB;
 const RESPONSE_BYTES_MAX: u64 = GIB;
+// Fifty points.
+const VALUE_BYTES_MIN: u64 = 1 << 10;
 const VALUE_BYTES_MAX: u64 = 256 * MIB;
 const VALUE_BYTES_DEFAULT: u64 = 8 * MIB;
 /// A value takes several times its length while it is stored or returned; a part of the memory is
@@ -128,9 +130,10 @@ settings! {
     /// client in.
     token_file: Or<Unset, FilePath> = "none", not_with(&["proxy"]);
 
-    /// Size of the value of one set or get, at most 1/16 of --memory. `auto` is that, up to 8MiB.
+    /// Size of the value of one set or get, at least 1KiB and at most 1/16 of --memory. `auto` is
+    /// the most, up to 8MiB.
     value_bytes_max: Or<Measured, ByteSize> = "auto",
-        bounds(1, VALUE_BYTES_MAX), not_with(&["proxy"]);
+        bounds(VALUE_BYTES_MIN, VALUE_BYTES_MAX), not_with(&["proxy"]);
 
     /// Time after which a silent connection is closed.
     idle: Span = "10m", not_with(&["proxy"]);

@@ -36,17 +36,29 @@ const RESULT_CACHE_BYTES_MIN: u64 = 8 * MIB;
 const SLOW_CACHE_BYTES_MIN: u64 = 8 * MIB;
 /// With less, usual requests are refused until a flush, and each needs one.
 const LOG_BYTES_MIN: u64 = 16 * MIB;
+// Each has a segment of 32 MiB ahead and syncs of its own; more than cores gain nothing.
+const LOG_STREAMS_MAX: u64 = 16;
 // A query requests 32 objects at a time.
 const PATCHES_MAX: u64 = 32;
 // Smaller frames hold one chunk each. Prometheus accepts no frame above 50 MB.
 const FRAME_BYTES_MIN: u64 = KIB;
 const FRAME_BYTES_MAX: u64 = 32 * MIB;
+/// A stream holds four frames: sent, made, growing, and the samples of one, which are decoded.
+const FRAME_MEMORY_PART: u64 = 16;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
-// A thread each.
-const CONCURRENCY_MAX: u64 = 10_000;
+// A thread each. More only share the cores, and take memory while they are idle.
+const CONCURRENCY_MAX: u64 = 1_024;
 // Linux allows a process at most this number of file descriptors by default (fs.nr_open).
 pub(super) const CONNECTIONS_MAX: u64 = 1 << 20;
+// `__name__`, and the names and values that servers, agents and this server itself write.
+const LABEL_BYTES_MIN: u64 = 64;
+// A name, `job`, `instance` and a few more.
+const LABEL_COUNT_MIN: u64 = 8;
+// A usual request of remote write has some 30 KiB.
+const REQUEST_BYTES_MIN: u64 = 64 * KIB;
+// Data is dropped as whole tables, and samples arrive seconds late.
+const RETENTION_MS_MIN: u64 = 60_000;
 // Positions inside a request are 32 bits wide.
 const REQUEST_BYTES_MAX: u64 = 2 * GIB;
 // A thread each.
@@ -55,6 +67,8 @@ const RULE_THREADS_MAX: u64 = 256;
 const RULE_BYTES_MIN: u64 = 8 * MIB;
 // Alerts of a kilobyte each fill a gigabyte.
 const ALERT_QUEUE_MAX: u64 = 1_000_000;
+// A scrape of a server with little data takes some milliseconds of a core.
+const SELF_SCRAPE_MS_MIN: u64 = 100;
 
 settings! {
     /// Checked settings of `firn serve`.
@@ -88,8 +102,9 @@ settings! {
     /// must be a folder of its own (docs/tiers.md).
     read_only: Switch = "false";
 
-    /// Age beyond which data is dropped. `forever` keeps all data.
-    retention: Or<Forever, Span> = "forever", not_with(&["read-only"]);
+    /// Age beyond which data is dropped, at least 1m. `forever` keeps all data.
+    retention: Or<Forever, Span> = "forever",
+        bounds(RETENTION_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Upper limit for the tables on the local disk. Near the limit data moves to the slow tier
     /// sooner, far from it later. `unlimited` moves data at fixed ages.
@@ -124,14 +139,16 @@ settings! {
     memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
-    /// Queries that run at the same time. Further ones wait.
+    /// Queries that run at the same time, each on a thread of its own. Further ones wait. A thread
+    /// counts as 64 KiB; those of queries, remote reads and rules take at most an eighth of
+    /// --memory together.
     query_concurrency_max: Count = "20", unit("queries"), bounds(1, CONCURRENCY_MAX);
 
     /// Time that a query may take, waiting included.
     query_timeout: Span = "2m";
 
-    /// Samples that a query may hold in memory at the same time.
-    query_samples_max: Count = "50000000", unit("samples");
+    /// Samples that a query may hold in memory at the same time. 0 is no limit other than memory.
+    query_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
     /// Memory that a query may use. `auto` is a quarter of --memory.
     query_memory: ByteSize = auto(ByteSize(machine::usable(memory.0) / 4)),
@@ -156,10 +173,11 @@ settings! {
     /// database keeps its device.
     log_device: Device = "file", not_with(&["read-only"]);
 
-    /// Number of log streams. A new number takes effect at the start, after a flush. `auto` is 1
-    /// for a log in files, and the number of cores, at most 4, on memory.
+    /// Number of log streams, at most 16 and at most --shards. Each takes 33 MiB of disk or more. A
+    /// new number takes effect at the start, after a flush. `auto` is 1 for a log in files, and the
+    /// number of cores, at most 4, on memory.
     log_streams: Count = auto(Count(stream_count(&log_device.0))),
-        unit("streams"), bounds(1, UNBOUNDED), not_with(&["read-only"]);
+        unit("streams"), bounds(1, LOG_STREAMS_MAX), not_with(&["read-only"]);
 
     /// Estimated time of reading the log after a crash that starts a flush. The estimate uses the
     /// measured speed of this machine. A machine that cannot flush as fast takes longer.
@@ -213,20 +231,20 @@ settings! {
     /// How far after the server's clock a timestamp may be.
     future_max: Span = "10m", not_with(&["read-only"]);
 
-    /// Number of labels that one series may have.
-    label_count_max: Count = "64", unit("labels"), bounds(1, UNBOUNDED);
+    /// Number of labels that one series may have, at least 8.
+    label_count_max: Count = "64", unit("labels"), bounds(LABEL_COUNT_MIN, UNBOUNDED);
 
-    /// Length of a label name.
-    label_name_bytes_max: ByteSize = "1KiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Length of a label name, at least 64.
+    label_name_bytes_max: ByteSize = "1KiB", bounds(LABEL_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Length of a label value.
-    label_value_bytes_max: ByteSize = "4KiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Length of a label value, at least 64.
+    label_value_bytes_max: ByteSize = "4KiB", bounds(LABEL_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Size of a write request as it is sent, compressed or not.
-    body_bytes_max: ByteSize = "32MiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Size of a write request as it is sent, compressed or not; at least 64KiB.
+    body_bytes_max: ByteSize = "32MiB", bounds(REQUEST_BYTES_MIN, REQUEST_BYTES_MAX);
 
-    /// Size of a write request after decompression, if it is compressed.
-    request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
+    /// Size of a write request after decompression, if it is compressed; at least 64KiB.
+    request_bytes_max: ByteSize = "64MiB", bounds(REQUEST_BYTES_MIN, REQUEST_BYTES_MAX);
 
     /// Respond with success although a part of a write was refused, if a retry would not help: to
     /// remote write with status 204, to writes of groups with 200.
@@ -235,14 +253,16 @@ settings! {
 
     section "Remote read";
 
-    /// Remote reads that run at the same time. Further ones wait.
+    /// Remote reads that run at the same time, each on a thread of its own. Further ones wait. For
+    /// the number of threads see --query-concurrency-max.
     remote_read_concurrency_max: Count = "10", unit("reads"), bounds(1, CONCURRENCY_MAX);
 
     /// Samples that one query of a remote read may return, unless the response is streamed. 0 is no
     /// limit other than memory.
     remote_read_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
-    /// Size at which a frame of a streamed remote read is closed.
+    /// Size at which a frame of a streamed remote read is closed. A size over 1/16 of
+    /// --query-memory is reduced to that, because a read holds several frames and their samples.
     remote_read_frame_bytes: ByteSize = "1MiB", bounds(FRAME_BYTES_MIN, FRAME_BYTES_MAX);
 
     section "Server";
@@ -287,8 +307,10 @@ settings! {
     /// Let HTTP clients stop the server with /-/quit and call /-/reload.
     enable_lifecycle: Switch = "false";
 
-    /// Interval at which the server scrapes its own metrics. `never` switches it off.
-    self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
+    /// Interval at which the server scrapes its own metrics, at least 100ms. `never` switches it
+    /// off.
+    self_scrape: Or<Never, Span> = "15s",
+        bounds(SELF_SCRAPE_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Label `job` of the server's own metrics. It differs from the job under which another
     /// Prometheus scrapes this server. The limits on series never refuse these metrics.
@@ -364,6 +386,10 @@ settings! {
 const SHARD_BYTES: u64 = 3 << 10;
 /// Shards take at most this part of --memory.
 const SHARDS_MEMORY_PART: u64 = 8;
+/// An idle thread: 28 KiB were measured; the first job adds to them.
+const THREAD_BYTES: u64 = 64 << 10;
+/// Threads that settings count take at most this part of --memory.
+const THREADS_MEMORY_PART: u64 = 8;
 
 /// In files a second sync costs more than a second stream saves (docs/decisions/0010).
 fn stream_count(device: &LogDevice) -> u64 {
@@ -387,6 +413,7 @@ impl ServeConfig {
             );
             return Err(reader.refuse("shards", expected));
         }
+        self.check_threads(reader)?;
         if self.query_memory > self.memory {
             let expected = format!("at most --memory, {}", self.memory);
             return Err(reader.refuse("query-memory", expected));
@@ -396,6 +423,31 @@ impl ServeConfig {
             return Err(reader.refuse("rule-memory", expected));
         }
         Ok(())
+    }
+
+    /// Names the setting with the most threads, with the number that the others leave to it.
+    fn check_threads(&self, reader: &SettingsReader<'_>) -> Result<()> {
+        let counts = [
+            ("query-concurrency-max", self.query_concurrency_max.0),
+            ("remote-read-concurrency-max", self.remote_read_concurrency_max.0),
+            ("rule-concurrency-max", self.rule_concurrency_max.0),
+        ];
+        let sum: u64 = counts.iter().map(|(_, count)| count).sum();
+        let sum_max = self.memory.0 / THREADS_MEMORY_PART / THREAD_BYTES;
+        let Some((name, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
+            return Ok(());
+        };
+        if sum <= sum_max {
+            return Ok(());
+        }
+        let expected = format!(
+            "at most {} with --memory {}: threads of queries, remote reads and rules, {sum} \
+             together, take up to {} each and an eighth of the memory in all",
+            (count + sum_max).saturating_sub(sum).max(1),
+            self.memory,
+            ByteSize(THREAD_BYTES)
+        );
+        Err(reader.refuse(name, expected))
     }
 
     /// The least `--memory` with `count` shards; `None` if there is as much.
@@ -427,7 +479,7 @@ impl ServeConfig {
             memory_bytes,
             query: QueryOptions {
                 lookback_ms: self.lookback.ms(),
-                samples_max: self.query_samples_max.0,
+                samples_max: self.query_samples_max(),
                 labels_max: self.label_limits(),
                 ..QueryOptions::default()
             },
@@ -461,6 +513,17 @@ impl ServeConfig {
     /// The memory limit that is in force: at most the memory of the machine.
     pub fn memory_bytes(&self) -> u64 {
         machine::usable(self.memory.0)
+    }
+
+    /// The samples of a query; the greatest number without a limit.
+    pub(crate) fn query_samples_max(&self) -> u64 {
+        self.query_samples_max.get().map_or(u64::MAX, |max| max.0)
+    }
+
+    /// The size of frames that is in force, which fits into the memory of a query.
+    pub(crate) fn frame_bytes(&self) -> usize {
+        ByteSize(self.remote_read_frame_bytes.0.min(self.query_memory.0 / FRAME_MEMORY_PART))
+            .to_usize()
     }
 
     /// Limits by which new series are refused.

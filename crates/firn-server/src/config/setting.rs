@@ -27,7 +27,7 @@ pub struct Setting {
     pub is_list: bool,
     /// The value may contain a password.
     pub is_secret: bool,
-    /// Least and greatest amount, both allowed.
+    /// Least and greatest amount, both allowed: bytes, a number, or milliseconds.
     pub bounds: Option<(u64, u64)>,
     /// Another setting that must be on for this one to have an effect.
     pub only_with: Option<Condition>,
@@ -48,11 +48,13 @@ pub struct Condition {
     pub phrase: &'static str,
 }
 
-/// An upper bound of at least this number counts as none, and messages omit it.
-pub(super) const UNBOUNDED: u64 = u64::MAX >> 2;
+/// The upper bound of settings without one: sums of a few of them fit into 64 bits. Messages name
+/// it only where it is exceeded.
+pub(super) const UNBOUNDED: u64 = 1 << 62;
 
 impl Setting {
-    /// A setting without bounds and conditions. A default of `None` is computed.
+    /// A setting without conditions, and without bounds below [`UNBOUNDED`]. A default of `None`
+    /// is computed.
     pub(super) const fn new<T: SettingType>(
         name: &'static str,
         section: &'static str,
@@ -124,10 +126,12 @@ impl Setting {
             false => ExpectedForm(what),
         };
         let value: T = text.parse().map_err(or_auto)?;
-        match (self.bounds, value.amount()) {
-            (Some((least, most)), Some(amount)) if amount < least || amount > most => {
-                let bounds = match most {
-                    UNBOUNDED.. => format!("at least {}", T::bound(least)),
+        let (least, most) = self.bounds.unwrap_or((0, UNBOUNDED));
+        match value.amount() {
+            Some(amount) if amount < least || amount > most => {
+                let bounds = match (least, most) {
+                    (0, _) => format!("at most {}", T::bound(most)),
+                    (_, UNBOUNDED..) if amount < least => format!("at least {}", T::bound(least)),
                     _ => format!("{} to {}", T::bound(least), T::bound(most)),
                 };
                 let or_word = T::WORD.map_or_else(String::new, |word| format!(" or {word:?}"));

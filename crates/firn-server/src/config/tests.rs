@@ -252,17 +252,52 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
             "--memory: expected a size such as 64KiB or 4GiB or \"auto\", got \"lots\"",
         ),
         ("--memory=1MiB", "--memory: expected at least 64MiB or \"auto\", got \"1MiB\""),
+        (
+            "--memory=18446744073709551615",
+            "--memory: expected 64MiB to 4294967296GiB or \"auto\", got \"18446744073709551615\"",
+        ),
+        ("--memory=99999999999999TiB", "--memory: expected 64MiB to 4294967296GiB or \"auto\""),
+        ("--memory=5000000.5TiB", "--memory: expected 64MiB to 4294967296GiB or \"auto\""),
+        ("--remote-write-log-max=9000000TiB", "expected at most 4294967296GiB, got"),
+        ("--label-count-max=99999999999999999999", "expected 8 to 4611686018427387904, got"),
+        ("--series-max=5000000000000000000", "expected at most 4611686018427387904 or \"0\", got"),
+        // Before, the cache was off.
+        (
+            "--result-cache=0.5",
+            "expected a whole number of bytes, or a size such as 1.5GiB or \"0\", got \"0.5\"",
+        ),
+        ("--result-cache=0.0001KiB", "expected a whole number of bytes"),
+        ("--head-flush-bytes=1.5", "expected a whole number of bytes"),
+        ("--head-flush-bytes=1.0b", "expected a whole number of bytes"),
+        ("--memory=.", "--memory: expected a size such as"),
+        ("--memory=1.2.3GiB", "--memory: expected a size such as"),
+        (
+            "--memory=512m",
+            "--memory: expected 512MiB or 512M (m is minutes) or \"auto\", got \"512m\"",
+        ),
+        ("--memory=1.5 m", "--memory: expected 1.5MiB or 1.5M"),
+        ("--memory=m", "--memory: expected a size such as"),
+        ("--memory=+64MiB", "--memory: expected a size such as"),
+        ("--connections-max=+5", "--connections-max: expected a whole number, got \"+5\""),
+        ("--shards=+64", "--shards: expected a power of two"),
+        ("--log-sync=interval:+5", "--log-sync: expected interval:MILLISECONDS"),
         ("--fast-bytes-max=much", "--fast-bytes-max: expected a size"),
         ("--slow-bytes-max=1KiB", "expected at least 64MiB or \"unlimited\", got \"1KiB\""),
-        ("--request-bytes-max=4GiB", "expected 1 to 2GiB, got \"4GiB\""),
+        ("--request-bytes-max=4GiB", "expected 64KiB to 2GiB, got \"4GiB\""),
+        ("--request-bytes-max=1KiB", "expected 64KiB to 2GiB, got \"1KiB\""),
+        ("--body-bytes-max=65535", "--body-bytes-max: expected 64KiB to 2GiB, got \"65535\""),
+        ("--label-name-bytes-max=7", "--label-name-bytes-max: expected 64 to 2GiB, got \"7\""),
+        ("--label-value-bytes-max=63", "--label-value-bytes-max: expected 64 to 2GiB"),
+        ("--label-count-max=7", "--label-count-max: expected at least 8, got \"7\""),
+        ("--retention=59s", "--retention: expected at least 1m or \"forever\", got \"59s\""),
         ("--connections-max=0", "--connections-max: expected 1 to 1048576, got \"0\""),
         (
             "--connections-max=9223372036854775807",
             "expected 1 to 1048576, got \"9223372036854775807\"",
         ),
-        ("--query-concurrency-max=10001", "--query-concurrency-max: expected 1 to 10000"),
+        ("--query-concurrency-max=1025", "--query-concurrency-max: expected 1 to 1024, got"),
         ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
-        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 10000"),
+        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected 1 to 1024"),
         ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
         (
             "--group-by=a,,b",
@@ -270,7 +305,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ),
         ("--query-timeout=0s", "--query-timeout: expected a duration"),
         ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
-        ("--log-streams=65", "--log-streams: expected 1 to the number of --shards, 64, got \"65\""),
+        ("--log-streams=17", "--log-streams: expected 1 to 16 or \"auto\", got \"17\""),
         ("--query-memory=1KiB", "--query-memory: expected at least 1MiB or \"auto\""),
         ("--patches-max=0", "--patches-max: expected 1 to 32, got \"0\""),
         ("--slow-cache-bytes-max=1KiB", "expected at least 8MiB or \"0\""),
@@ -289,6 +324,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--group-by={job}", "or \"none\", got \"{job}\""),
         ("--group-by=[job,instance]", "without brackets and quotes"),
         ("--group-by=\"job\"", "without brackets and quotes"),
+        ("--self-scrape=99ms", "expected at least 100ms or \"never\", got \"99ms\""),
         ("--self-scrape-job=", "--self-scrape-job: expected the value of a label"),
         ("--data=s3://bucket/x", "--data: expected a folder of this machine, not a URL"),
         ("--data=s3:/bucket/x", "--data: expected a folder of this machine, not a URL"),
@@ -322,6 +358,10 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         "expected at most --memory, 1GiB",
     );
     refused::<ServeConfig>(
+        &["--log-streams=16", "--shards=8"],
+        "--log-streams: expected 1 to the number of --shards, 8, got \"16\"",
+    );
+    refused::<ServeConfig>(
         &["--memory=64MiB", "--shards=4096"],
         "--shards: expected at most 2048 with --memory 64MiB; this number needs 96MiB",
     );
@@ -336,7 +376,37 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
     refused::<CacheConfig>(&["--connections-max=1048577"], "--connections-max: expected 1 to");
     refused::<CacheConfig>(&["--token-file=s3://b/t"], "a file of this machine, not a URL");
     assert_eq!(serve(&["--slow-tier=./foo:bar"]).slow_tier.location(), "./foo:bar");
+    refused::<CacheConfig>(
+        &["--value-bytes-max=1023"],
+        "--value-bytes-max: expected 1KiB to 256MiB or \"auto\", got \"1023\"",
+    );
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
+}
+
+/// Before, 10,000 idle threads took four times the memory of the database, which refused every
+/// write.
+#[test]
+fn threads_take_a_part_of_the_memory() {
+    let f = |flags: &[&str], expected: &str| {
+        refused::<ServeConfig>(&[&["--memory=64MiB"], flags].concat(), expected);
+    };
+    f(
+        &["--query-concurrency-max=115"],
+        "--query-concurrency-max: expected at most 114 with --memory 64MiB: threads of queries, \
+         remote reads and rules, 129 together, take up to 64KiB each and an eighth of the memory \
+         in all, got \"115\"",
+    );
+    f(
+        &["--remote-read-concurrency-max=200"],
+        "--remote-read-concurrency-max: expected at most 104 with --memory 64MiB",
+    );
+    f(&["--rule-concurrency-max=256"], "--rule-concurrency-max: expected at most 98 with");
+    let counts = ["--query-concurrency-max=100", "--remote-read-concurrency-max=100"];
+    f(&counts, "-concurrency-max: expected at most 24 with");
+    assert_eq!(serve(&["--memory=64MiB"]).query_concurrency_max, Count(20));
+    assert_eq!(serve(&["--memory=64MiB", counts[0]]).query_concurrency_max, Count(100));
+    let most = ["--query-concurrency-max=1024", "--remote-read-concurrency-max=1024"];
+    serve(&[&["--memory=1152MiB", "--rule-concurrency-max=256"], &most[..]].concat());
 }
 
 #[test]
@@ -460,7 +530,7 @@ fn texts_become_the_values_they_name() {
         "--log-sync=interval:100",
         "--series-max=0",
         "--remote-read-samples-max=0",
-        "--body-bytes-max=1000",
+        "--body-bytes-max=100000",
     ]);
     assert_eq!(config.memory.0, 3 << 29);
     assert_eq!(config.fast_bytes_max.get(), Some(ByteSize(512_000_000)));
@@ -468,8 +538,32 @@ fn texts_become_the_values_they_name() {
     assert_eq!(config.log_sync, LogSync::IntervalMs(100));
     assert_eq!((config.series_max.get(), config.series_limits().series_max), (None, None));
     assert_eq!(config.remote_read_samples_max.get(), None);
-    assert_eq!(config.body_bytes_max.to_usize(), 1_000);
+    assert_eq!(config.body_bytes_max.to_usize(), 100_000);
     assert_eq!(config.storage_retention(), "2GiB");
+}
+
+#[test]
+fn sizes_have_units_of_both_kinds() {
+    let f = |text: &str, bytes: u64| assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+    f("1000", 1_000);
+    f("1000b", 1_000);
+    for (unit, bytes) in [
+        ("k", 1 << 10),
+        ("K", 1 << 10),
+        ("KiB", 1 << 10),
+        ("kB", 1_000),
+        ("M", 1 << 20),
+        ("MiB", 1 << 20),
+        ("mib", 1 << 20),
+        ("MB", 1_000_000),
+        ("g", 1 << 30),
+        ("TiB", 1 << 40),
+    ] {
+        f(&format!("5{unit}"), 5 * bytes);
+        f(&format!("5 {unit}"), 5 * bytes);
+        f(&format!("1.5{unit}"), 3 * bytes / 2);
+        f(&format!("0.0{unit}"), 0);
+    }
 }
 
 #[test]

@@ -43,16 +43,10 @@ pub(crate) struct BodyLimit {
 }
 
 impl BodyLimit {
-    /// The limit of a body that is compressed or not.
-    pub(crate) fn of(config: &ServeConfig, is_compressed: bool) -> BodyLimit {
-        let sent = (config.body_bytes_max, "--body-bytes-max");
-        let decoded = (config.request_bytes_max, "--request-bytes-max");
-        // An uncompressed body is sent as it is decoded: the smaller limit counts.
-        let (size, setting) = match is_compressed || sent.0 <= decoded.0 {
-            true => sent,
-            false => decoded,
-        };
-        BodyLimit { bytes_max: size.to_usize(), setting: Some(setting), is_form: false }
+    /// The limit of a write, whether its body is compressed or not.
+    pub(crate) fn of_write(config: &ServeConfig) -> BodyLimit {
+        let bytes_max = config.body_bytes_max.to_usize();
+        BodyLimit { bytes_max, setting: Some("--body-bytes-max"), is_form: false }
     }
 
     /// A limit that is not a setting.
@@ -105,7 +99,7 @@ pub(crate) async fn read_write(
     body: Body,
     packed: Packed,
 ) -> Result<(HeldBytes, Option<Turn>)> {
-    let limit = BodyLimit::of(&app.config, packed != Packed::Plain);
+    let limit = BodyLimit::of_write(&app.config);
     let memory = (ready.db.budget(), Pool::Requests);
     let turns = Some((&app.turns, packed));
     let (held, mut turn) = read_in_turn(headers, body, limit, memory, turns).await?;

@@ -36,7 +36,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
         Err(error) => return failed(&error),
     };
     let shared = Shared::clone(&app);
-    let samples_max = user.query_samples_max(app.config.query_samples_max.0);
+    let samples_max = user.query_samples_max(app.config.query_samples_max());
     let answered = ready.query(&user, app.config.query_timeout.duration(), move |db, context| {
         let selectors = selectors(&params, context)?;
         let limited = (&*selectors, samples_max);

@@ -270,7 +270,7 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
         .unwrap_or(app.config.lookback.ms());
     Ok(QueryOptions {
         lookback_ms,
-        samples_max: app.config.query_samples_max.0,
+        samples_max: app.config.query_samples_max(),
         counts_samples: *stats != StatsLevel::None,
         labels_max: app.config.label_limits(),
         ..QueryOptions::default()

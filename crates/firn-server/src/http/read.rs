@@ -151,7 +151,7 @@ fn start(
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
     let Some(ready) = app.ready() else { return Err(Error::closed("the server is stopping")) };
     let snapshot = ready.db.snapshot();
-    let frame_bytes = app.config.remote_read_frame_bytes.to_usize();
+    let frame_bytes = app.config.frame_bytes();
     let reading = Reading {
         snapshot,
         external: external.clone(),

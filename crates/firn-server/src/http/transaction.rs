@@ -111,9 +111,9 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
     let limits = Limits {
         labels: app.config.label_limits(),
         may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
-        samples_max: caller.user.query_samples_max(app.config.query_samples_max.0),
+        samples_max: caller.user.query_samples_max(app.config.query_samples_max()),
     };
-    let limit = BodyLimit::of(&app.config, false);
+    let limit = BodyLimit::of_write(&app.config);
     let memory = (ready.db.budget(), Pool::Requests);
     let done = match body::read(&parts.headers, body, limit, memory).await {
         Ok(held) => {

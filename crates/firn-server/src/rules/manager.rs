@@ -18,6 +18,7 @@ use super::evaluator::GroupEvaluator;
 use super::load::{LoadedRules, load};
 use super::view::ShownGroup;
 use crate::collect::{Apply, ConfigPart, LoadedFile, LocalFiles};
+use crate::machine::check_thread_mappings;
 use crate::metrics_text::MetricsText;
 use crate::net::{Stopping, stopped};
 use crate::notify::{CheckedAlertmanagers, Notifier};
@@ -194,6 +195,7 @@ impl RuleManager {
             return Ok(());
         }
         let options = &self.evaluator.options;
+        check_thread_mappings(options.thread_count)?;
         // Not for queries, whose part it would use up.
         let mut held = db.budget().empty(Pool::Requests);
         held.take(options.memory_bytes);

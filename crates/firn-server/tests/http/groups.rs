@@ -389,8 +389,8 @@ fn over_a_limit_for_series_known_members_go_on() {
 fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     let server = Running::start(&[
         "--label-value-bytes-max=100",
-        "--request-bytes-max=20000",
-        "--body-bytes-max=10000",
+        "--request-bytes-max=90000",
+        "--body-bytes-max=70000",
     ]);
     let f = |group: Value, status: u16, wanted: &[&str]| {
         refused(&server, "groups", &json!({ "groups": [group] }), status, wanted);
@@ -417,8 +417,8 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     f(json!({ "labels": [], "members": [] }), 400, &["groups[0].labels", "expected an object"]);
     f(json!([]), 400, &["groups[0]", "expected an object, got an array"]);
     let names: Vec<Value> =
-        (0..1_000).map(|idx| json!({ "__name__": format!("metric_{idx}") })).collect();
-    f(json!({ "labels": {}, "members": names }), 413, &["10000 bytes", "--body-bytes-max"]);
+        (0..4_000).map(|idx| json!({ "__name__": format!("metric_{idx}") })).collect();
+    f(json!({ "labels": {}, "members": names }), 413, &["70000 bytes", "--body-bytes-max"]);
     let raw = |headers: &[(&str, &str)], body: &[u8]| {
         send(server.at(), "POST", "/api/v1/groups", headers, body)
     };
@@ -428,7 +428,7 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     assert_eq!(raw(&[("Content-Encoding", "br")], b"{}").status, 415);
     let bomb = snap::raw::Encoder::new().compress_vec(&[b' '; 100_000]).expect("fits");
     let answer = raw(&[("Content-Encoding", "snappy")], &bomb);
-    assert!(answer.status == 413 && answer.text().contains("limit is 20000"), "{}", answer.text());
+    assert!(answer.status == 413 && answer.text().contains("limit is 90000"), "{}", answer.text());
     assert_eq!(get(server.at(), "/api/v1/groups/write").status, 405);
     assert_eq!(send(server.at(), "PUT", "/api/v1/groups", &[], b"").status, 405);
     assert_eq!(api(server.at(), "groups", &[("lone", "true")]), json!([]));

@@ -219,6 +219,31 @@ fn both_formats_return_the_same_requested_samples() {
     wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
 }
 
+/// Before, a stream reserved three frames first: with these settings each was 422.
+#[test]
+fn frames_fit_into_the_memory_of_a_query() {
+    let short: Vec<(i64, f64)> = (0..2_000).map(|n| (n * 1_000, f64::sin(n as f64))).collect();
+    for flags in [
+        &["--query-memory=1MiB"][..],
+        &["--query-memory=1MiB", "--remote-read-frame-bytes=32MiB"],
+        &["--query-memory=1MiB", "--remote-read-frame-bytes=1KiB"],
+        &["--remote-read-frame-bytes=32MiB"],
+    ] {
+        let server = Running::start(flags);
+        let written = (0..20).fold(Message::default(), |request, idx| {
+            let one = series(&[("__name__", "m"), ("idx", &format!("{idx:02}"))]);
+            request.series(short.iter().fold(one, |all, &(ts, value)| all.sample(ts, value)))
+        });
+        assert_eq!(written.send(server.at()).status, 204);
+        let all = query(i64::MIN, i64::MAX, &[matcher(0, "__name__", "m")]);
+        let answer = ask(server.at(), &request(std::slice::from_ref(&all), &[STREAM]));
+        assert_eq!(answer.status, 200, "{flags:?}: {}", answer.text());
+        let found = streamed(server.at(), &[all]).remove(0);
+        assert_eq!(found.len(), 20, "{flags:?}");
+        assert!(found.iter().all(|(_, samples)| *samples == bits(&short)), "{flags:?}");
+    }
+}
+
 #[test]
 fn no_queries_are_answered_with_nothing() {
     let server = Running::start(&[]);

@@ -184,22 +184,25 @@ fn a_second_server_on_the_folder_is_refused_and_never_ready() {
 /// its own name.
 #[test]
 fn limits_on_series_do_not_concern_its_own_metrics() {
+    // Longer than a label of others may be.
+    let job = "me".repeat(40);
+    let job_flag = format!("--self-scrape-job={job}");
     let server = Running::start(&[
         "--self-scrape=100ms",
-        "--self-scrape-job=me",
+        job_flag.as_str(),
         "--series-max=1",
         "--series-per-metric-max=1",
         "--series-per-group-max=1",
         "--new-series-per-second-max=1",
-        "--label-count-max=1",
-        "--label-name-bytes-max=1",
-        "--label-value-bytes-max=1",
+        "--label-count-max=8",
+        "--label-name-bytes-max=64",
+        "--label-value-bytes-max=64",
     ]);
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
-        let query = [("query", "count by (job) ({job=\"me\",__name__=~\"firn_.*\"}) > 100")];
-        let data = api(server.at(), "query", &query);
-        if data["result"][0]["metric"]["job"] == "me" {
+        let query = format!("count by (job) ({{job=\"{job}\",__name__=~\"firn_.*\"}}) > 100");
+        let data = api(server.at(), "query", &[("query", &query)]);
+        if data["result"][0]["metric"]["job"] == job {
             break;
         }
         assert!(std::time::Instant::now() < deadline, "limits refuse its own series: {data}");
@@ -208,12 +211,21 @@ fn limits_on_series_do_not_concern_its_own_metrics() {
     // The outcome of a scrape is stored after its samples.
     let target = || api(server.at(), "targets", &[])["activeTargets"][0].clone();
     wait_until("the target is up", || target()["health"] == "up");
-    assert_eq!(target()["labels"]["job"], "me", "{}", target());
-    // They count: others have no room.
-    let other = send(server.at(), "POST", "/api/v1/import/prometheus", &[], b"m 1\n");
-    assert_eq!(other.status, 400, "{}", other.text());
-    let other = send(server.at(), "POST", "/api/v1/import/prometheus", &[], b"{\"m\"} 1\n");
-    assert_eq!(other.status, 400, "{}", other.text());
+    assert_eq!(target()["labels"]["job"], job, "{}", target());
+    // They count: others have no room. The limits of labels are for them too.
+    let import =
+        |text: String| send(server.at(), "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    let nine: Vec<String> = ('a'..='h').map(|name| format!("{name}=\"1\"")).collect();
+    for (text, status) in [
+        ("m 1\n".to_owned(), 429),
+        ("{\"m\"} 1\n".to_owned(), 429),
+        (format!("m{{job=\"{job}\"}} 1\n"), 400),
+        (format!("{} 1\n", "m".repeat(65)), 400),
+        (format!("m{{{}}} 1\n", nine.join(",")), 400),
+    ] {
+        let other = import(text.clone());
+        assert_eq!(other.status, status, "{text}: {}", other.text());
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ const LIMITS: [&str; 5] = [
     "--series-max=8",
     "--series-per-metric-max=4",
     "--series-per-group-max=3",
-    "--label-count-max=5",
+    "--label-count-max=8",
     "--future-max=1h",
 ];
 
@@ -110,6 +110,9 @@ fn mixed() -> Message {
                 ("c", "1"),
                 ("d", "1"),
                 ("e", "1"),
+                ("f", "1"),
+                ("g", "1"),
+                ("h", "1"),
             ])
             .sample(T, 1.0)
             .sample(T + 1, 1.0)
@@ -186,7 +189,8 @@ fn every_sample_of_an_import_has_one_fate() {
     check(at, "import", 3, &[("request", 2), ("too_far_ahead", 1)]);
     assert_eq!(import("m 3 1700000002000\nm{a=\"1\",a=\"2\"} 1\n").status, 400);
     check(at, "import", 3, &[("invalid_labels", 1), ("request", 3), ("too_far_ahead", 1)]);
-    let answer = import("l{a=\"1\",b=\"1\",c=\"1\",d=\"1\",e=\"1\"} 1\nm 3 1700000002000\n");
+    let nine: Vec<String> = ('a'..='h').map(|name| format!("{name}=\"1\"")).collect();
+    let answer = import(&format!("l{{{}}} 1\nm 3 1700000002000\n", nine.join(",")));
     assert_eq!(answer.status, 400);
     assert!(answer.text().starts_with("line 1: "), "{}", answer.text());
     let many: String = (0..6).map(|idx| format!("p{{idx=\"{idx}\"}} 1\n")).collect();
@@ -208,7 +212,7 @@ fn every_sample_of_an_import_has_one_fate() {
 /// New series are resolved in pieces: a mistake in a later one defines no series of the others.
 #[test]
 fn a_mistake_in_a_long_import_defines_no_series() {
-    let server = Running::start(&["--label-count-max=3", "--self-scrape=never"]);
+    let server = Running::start(&["--label-count-max=8", "--self-scrape=never"]);
     let at = server.at();
     let import = |text: &str| send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
     let series_count = || {
@@ -216,7 +220,8 @@ fn a_mistake_in_a_long_import_defines_no_series() {
         status["data"]["headStats"]["numSeries"].as_u64()
     };
     let lines: String = (0..10_000).map(|idx| format!("m{{idx=\"{idx}\"}} 1\n")).collect();
-    let refused = import(&format!("{lines}m{{a=\"1\",b=\"2\",c=\"3\"}} 1\n"));
+    let nine: Vec<String> = ('a'..='h').map(|name| format!("{name}=\"1\"")).collect();
+    let refused = import(&format!("{lines}m{{{}}} 1\n", nine.join(",")));
     assert_eq!(refused.status, 400, "{}", refused.text());
     assert!(refused.text().contains("line 10001"), "{}", refused.text());
     assert_eq!(series_count(), Some(0));

@@ -22,18 +22,38 @@ impl ByteSize {
 impl FromStr for ByteSize {
     type Err = ExpectedForm;
 
+    #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
     fn from_str(text: &str) -> Result<ByteSize, ExpectedForm> {
-        let bytes = parse_bytes(text).map(ByteSize);
-        bytes.map_or_else(|| expected("a size such as 64KiB or 4GiB"), Ok)
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
+        let Some(factor) = factor_of(unit.trim_start()) else {
+            return match unit.trim_start() == "m" && number.parse::<f64>().is_ok() {
+                true => expected(format!("{number}MiB or {number}M (m is minutes)")),
+                false => expected(SIZE_FORM),
+            };
+        };
+        // The bounds of the setting refuse the largest number with a better message.
+        if let Some(whole) = whole_number(number) {
+            return Ok(ByteSize(whole.saturating_mul(factor)));
+        }
+        match number.parse::<f64>() {
+            Ok(number) if factor == 1 || (number > 0.0 && number * (factor as f64) < 1.0) => {
+                expected("a whole number of bytes, or a size such as 1.5GiB")
+            }
+            Ok(number) => Ok(ByteSize((number * factor as f64) as u64)),
+            Err(_) => expected(SIZE_FORM),
+        }
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a float below 1e18 is converted")]
-fn parse_bytes(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(digits)?;
-    let unit = unit.trim_start().to_ascii_lowercase();
-    let factor: u64 = match unit.as_str() {
+const SIZE_FORM: &str = "a size such as 64KiB or 4GiB";
+
+/// Bytes of `unit`; case does not count, except that durations have `m`.
+fn factor_of(unit: &str) -> Option<u64> {
+    if unit == "m" {
+        return None;
+    }
+    Some(match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
@@ -44,14 +64,13 @@ fn parse_bytes(text: &str) -> Option<u64> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         _ => return None,
-    };
-    match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(factor),
-        Err(_) => {
-            let bytes = number.parse::<f64>().ok()? * factor as f64;
-            (bytes.is_finite() && bytes < 1e18).then_some(bytes as u64)
-        }
-    }
+    })
+}
+
+/// Digits as a number; a greater one than the largest is that.
+fn whole_number(digits: &str) -> Option<u64> {
+    let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_whole.then(|| digits.parse().unwrap_or(u64::MAX))
 }
 
 /// In the largest unit that divides it.
@@ -122,6 +141,14 @@ impl Display for Span {
 impl SettingType for Span {
     const VALUE_NAME: &'static str = "DURATION";
     const KIND: &'static str = "duration";
+
+    fn amount(&self) -> Option<u64> {
+        Some(self.ms.unsigned_abs())
+    }
+
+    fn bound(amount: u64) -> String {
+        unit_duration(i64::try_from(amount).unwrap_or(i64::MAX))
+    }
 }
 
 /// A whole number.
@@ -139,7 +166,7 @@ impl FromStr for Count {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<Count, ExpectedForm> {
-        text.parse().map_or_else(|_| expected("a whole number"), |count| Ok(Count(count)))
+        whole_number(text).map_or_else(|| expected("a whole number"), |count| Ok(Count(count)))
     }
 }
 
@@ -176,8 +203,8 @@ impl FromStr for ShardCount {
     type Err = ExpectedForm;
 
     fn from_str(text: &str) -> Result<ShardCount, ExpectedForm> {
-        match text.parse::<usize>() {
-            Ok(shards) if shards.is_power_of_two() && shards <= SHARDS_MAX => {
+        match whole_number(text).and_then(|shards| usize::try_from(shards).ok()) {
+            Some(shards) if shards.is_power_of_two() && shards <= SHARDS_MAX => {
                 Ok(ShardCount(shards))
             }
             _ => expected(format!("a power of two up to {SHARDS_MAX}")),

@@ -9,7 +9,7 @@ use firn_env::scheme_of;
 use firn_model::redacted;
 use firndb::LogDevice;
 
-use super::amount::Span;
+use super::amount::{Count, Span};
 use super::{ExpectedForm, SettingType, expected};
 use crate::wire::number::unit_duration;
 
@@ -151,8 +151,8 @@ impl FromStr for LogSync {
         match text {
             "always" => Ok(LogSync::Always),
             "never" => Ok(LogSync::Never),
-            _ => match text.strip_prefix("interval:").map(str::parse) {
-                Some(Ok(ms)) if ms > 0 => Ok(LogSync::IntervalMs(ms)),
+            _ => match text.strip_prefix("interval:").map(str::parse::<Count>) {
+                Some(Ok(Count(ms))) if ms > 0 => Ok(LogSync::IntervalMs(ms)),
                 Some(_) => expected("interval:MILLISECONDS"),
                 None => match text.parse::<Span>() {
                     Ok(span) => Ok(LogSync::IntervalMs(span.ms().unsigned_abs())),
