@@ -8,7 +8,8 @@
 //! It reads each batch in *windows* of time: short at first, longer while they contain little.
 //! Requests to the slow tier include the next windows. A batch that turns out too large is cut, and
 //! its remainder comes with the next. A series that alone is too large is returned in runs. A
-//! window that does not fit into the memory of the query is read again with fewer series or shorter.
+//! window that does not fit into the memory of the query is read again, shorter or with fewer
+//! series.
 
 use std::sync::Arc;
 

@@ -261,8 +261,8 @@ settings! {
     /// limit other than memory.
     remote_read_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
-    /// Size at which a frame of a streamed remote read is closed. A size over 1/16 of --query-memory
-    /// is reduced to that, because a read holds several frames and their samples.
+    /// Size at which a frame of a streamed remote read is closed. A size over 1/16 of
+    /// --query-memory is reduced to that, because a read holds several frames and their samples.
     remote_read_frame_bytes: ByteSize = "1MiB", bounds(FRAME_BYTES_MIN, FRAME_BYTES_MAX);
 
     section "Server";

@@ -53,7 +53,8 @@ pub struct Condition {
 pub(super) const UNBOUNDED: u64 = 1 << 62;
 
 impl Setting {
-    /// A setting without conditions, and without bounds below [`UNBOUNDED`]. A default of `None` is computed.
+    /// A setting without conditions, and without bounds below [`UNBOUNDED`]. A default of `None`
+    /// is computed.
     pub(super) const fn new<T: SettingType>(
         name: &'static str,
         section: &'static str,

@@ -273,7 +273,7 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
         ("--memory=1.2.3GiB", "--memory: expected a size such as"),
         (
             "--memory=512m",
-            "--memory: expected 512MiB or 512M, as m stands for minutes or \"auto\", got \"512m\"",
+            "--memory: expected 512MiB or 512M (m is minutes) or \"auto\", got \"512m\"",
         ),
         ("--memory=1.5 m", "--memory: expected 1.5MiB or 1.5M"),
         ("--memory=m", "--memory: expected a size such as"),

@@ -28,7 +28,7 @@ impl FromStr for ByteSize {
         let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
         let Some(factor) = factor_of(unit.trim_start()) else {
             return match unit.trim_start() == "m" && number.parse::<f64>().is_ok() {
-                true => expected(format!("{number}MiB or {number}M, as m stands for minutes")),
+                true => expected(format!("{number}MiB or {number}M (m is minutes)")),
                 false => expected(SIZE_FORM),
             };
         };
