@@ -43,9 +43,9 @@ fn settings_page() -> String {
          Sizes are written `512MiB` or `4GiB` (`KB`, `MB` and `GB` are powers of 1000; `512M` is \
          `512MiB`, and `512m` is refused), durations `15s`, `1h30m` or `15d`. A flag that is on or \
          off may be typed without a value: `--read-only` is `--read-only=true`. A flag of a list \
-         may be repeated: `--listen A --listen B` is `--listen A,B`. A setting that has no effect together with another \
-         one is refused, with a message that names both. Changes take effect at the next \
-         start, unless a setting states otherwise.\n",
+         may be repeated: `--listen A --listen B` is `--listen A,B`. A setting that has no effect \
+         together with another one is refused, with a message that names both. Changes take \
+         effect at the next start, unless a setting states otherwise.\n",
     );
     page += &settings_chapter::<ServeConfig>();
     page += &settings_chapter::<CacheConfig>();
