@@ -200,7 +200,7 @@ impl Client {
         let asked: Uri =
             request.url.parse().map_err(|error| FetchError::transport("parse", error))?;
         let mut uri = asked.clone();
-        let mut content = request.content.as_ref();
+        let content = request.content.as_ref();
         let mut has_credentials = true;
         for hop in 0..=REDIRECTS_MAX {
             let headers = self.headers(request, content, &uri, has_credentials).await?;
@@ -227,8 +227,14 @@ impl Client {
             let next = resolve(&uri, location)?;
             // After another host, credentials stay away.
             has_credentials = has_credentials && keeps_credentials(&asked, &next);
-            if !matches!(response.status().as_u16(), 307 | 308) {
-                content = None;
+            let status = response.status().as_u16();
+            if content.is_some() && !matches!(status, 307 | 308) {
+                // Browsers and Go's client send a GET instead. Whatever answers it has not got the
+                // samples or alerts of the body.
+                let what = format!(
+                    "the redirect (HTTP status {status}) drops the body of the request: use the                      address to which it leads, or answer 307 or 308"
+                );
+                return Err(FetchError::Transport(what));
             }
             if !has_credentials && content.is_some_and(|content| content.is_secret) {
                 let what = "the redirect would send credentials to another host";

@@ -237,7 +237,7 @@ impl Route {
         Ok(Route {
             is_tls,
             host: host.to_owned(),
-            port: uri.port_u16().unwrap_or(default_port),
+            port: port_of(uri, default_port)?,
             unix_socket: unix_socket.map(str::to_owned),
             proxy,
             tls_hash,
@@ -342,6 +342,25 @@ impl Route {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// The port of `uri`; `default` without one.
+///
+/// # Errors
+/// `Transport` with Go's text for a port that is none, such as 99999. [`Uri`] accepts any digits,
+/// and has no port then: the request would go to the default port of the host.
+fn port_of(uri: &Uri, default: u16) -> Result<u16, FetchError> {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
+    // Colons in brackets are those of an IPv6 address.
+    let behind_host = place.rsplit_once(']').map_or(place, |(_, rest)| rest);
+    match behind_host.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.is_empty()) {
+        None => Ok(default),
+        Some(port) => port.parse().map_err(|_| {
+            let shown = firn_model::excerpt(port);
+            FetchError::Transport(format!("dial tcp: address {shown}: invalid port"))
+        }),
+    }
+}
 
 fn boxed<'s>(stream: impl Stream + 's) -> Box<dyn Stream + 's> {
     Box::new(stream)

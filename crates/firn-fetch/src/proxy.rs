@@ -131,7 +131,12 @@ impl Proxy {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
             (unescape(name), Secret::new(unescape(password)))
         });
-        let port = parsed.port_u16().unwrap_or(default_port);
+        let port = match parsed.port() {
+            Some(port) => port.as_u16(),
+            // An authority may have any digits as a port that is then left out.
+            None if parsed.as_str().trim_end_matches(':') != parsed.host() => return Err(invalid()),
+            None => default_port,
+        };
         Ok(Some(Proxy { kind, host: parsed.host().to_owned(), port, user }))
     }
 
@@ -229,6 +234,14 @@ mod tests {
     fn config(no_proxy: &str) -> ProxyConfig {
         let keys = format!("proxy_url: 'http://u:p%40@proxy:3128', no_proxy: '{no_proxy}'");
         client_config(&keys).proxy
+    }
+
+    #[test]
+    fn a_port_above_65535_is_refused() {
+        for (url, port) in [("http://h:99999", None), ("h:", Some(80)), ("[::1]:81/", Some(81))] {
+            let found = Proxy::parse(url).ok().flatten().map(|proxy| proxy.port);
+            assert_eq!(found, port, "{url}");
+        }
     }
 
     // Item 44: proxy_url, no_proxy.

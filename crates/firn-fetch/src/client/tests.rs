@@ -254,6 +254,23 @@ async fn redirects_are_followed() {
     assert_eq!(response.status, 302);
 }
 
+/// Before, it was followed by a GET, and the answer to that counted as the receipt of the samples.
+#[tokio::test]
+async fn a_redirect_that_drops_a_body_is_an_error() {
+    let server = TestServer::start(|head| match head.split(' ').nth(1) {
+        Some("/write") => redirect("/page"),
+        _ => ok("a page"),
+    })
+    .await;
+    let client = open(&HttpClient::default());
+    let (media_type, bytes) = ("text/plain".to_owned(), b"a 1\n".to_vec().into());
+    let content = Some(Content { is_put: false, is_secret: false, media_type, bytes });
+    let request = Request { content, ..request(server.url("/write")) };
+    let error = client.send(&request, &mut Connections::default()).await.unwrap_err().to_string();
+    assert!(error.contains("(HTTP status 302) drops the body of the request"), "{error}");
+    assert_eq!(server.heads().len(), 1);
+}
+
 // Item 44: no credentials after a redirect to another host.
 #[tokio::test]
 async fn credentials_stay_with_their_host() {
@@ -721,6 +738,9 @@ async fn unusable_addresses_are_errors() {
         ("ftp://h/", "unsupported protocol scheme \"ftp\""),
         ("http:///x", ""),
         ("http://127.0.0.1:0/", "dial tcp 127.0.0.1:0"),
+        // Before, they were sent to port 80.
+        ("http://127.0.0.1:65536/", "dial tcp: address 65536: invalid port"),
+        ("https://u:1@[::1]:99999999999/", "dial tcp: address 99999999999: invalid port"),
         ("http://a b/", "parse: "),
     ] {
         let error = get(&client, url.to_owned()).await.unwrap_err().to_string();
