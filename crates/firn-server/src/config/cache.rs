@@ -144,6 +144,14 @@ impl CacheConfig {
             let expected = format!("at most 1/{VALUE_PART} of --memory, {}", self.memory);
             return Err(reader.refuse("value-bytes-max", expected));
         }
+        let admin = self.admin_listen.get();
+        let listens = [Some(&self.listen), admin.as_ref()].into_iter().flatten();
+        if let Some(origin) = self.proxy.get()
+            && listens.flat_map(Addresses::all).any(|listen| origin.is_at(*listen))
+        {
+            let expected = "the address of the database, not one of --listen or --admin-listen";
+            return Err(reader.refuse("proxy", expected));
+        }
         Ok(())
     }
 

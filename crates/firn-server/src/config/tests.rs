@@ -339,6 +339,35 @@ fn refusals_name_the_source_the_setting_and_the_expected_form() {
     refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
 }
 
+/// Before, one query through such a proxy became hundreds in a second.
+#[test]
+fn a_proxy_is_not_in_front_of_itself() {
+    let f = |listen: &str, proxy: &str, is_right: bool| {
+        for flag in ["listen", "admin-listen"] {
+            let flags = [format!("--{flag}={listen}"), format!("--proxy={proxy}")];
+            let flags = flags.each_ref().map(String::as_str);
+            match is_right {
+                true => drop(loaded::<CacheConfig>(&flags, &[], None).unwrap()),
+                false => refused::<CacheConfig>(&flags, "--proxy: expected the address of the"),
+            }
+        }
+    };
+    f("127.0.0.1:9000", "http://127.0.0.1:9000", false);
+    f("127.0.0.1:9000", "https://user:secret@localhost:9000/path", false);
+    f("127.0.0.1:9001,[::1]:9000", "http://localhost:9000", false);
+    f("10.0.0.1:80", "http://10.0.0.1", false);
+    f("0.0.0.0:9000", "http://127.0.0.1:9000", false);
+    f("[::]:9000", "http://127.0.0.1:9000", false);
+    f("[::]:9000", "http://LocalHost:9000", false);
+    f("127.0.0.1:9000", "http://0.0.0.0:9000", false);
+    f("127.0.0.1:9000", "http://[::ffff:127.0.0.1]:9000", false);
+    f("127.0.0.1:9000", "http://127.0.0.1:9001", true);
+    f("127.0.0.1:9000", "http://127.0.0.2:9000", true);
+    f("10.0.0.1:9000", "http://localhost:9000", true);
+    f("127.0.0.1:9000", "http://database:9000", true);
+    f("127.0.0.1:0", "http://127.0.0.1:9000", true);
+}
+
 #[test]
 fn a_setting_without_effect_is_refused_with_the_other_one() {
     let with_proxy =
