@@ -40,6 +40,7 @@ mod memory;
 #[cfg(feature = "remote")]
 mod open;
 mod overlay;
+mod place;
 mod process;
 #[cfg(feature = "remote")]
 mod remote;
@@ -60,6 +61,7 @@ pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_to_read, open_bucket_with, scheme_of};
 pub use overlay::OverlayDisk;
+pub use place::{is_same_file, real_path};
 pub use process::open_files_max;
 #[cfg(feature = "remote")]
 pub use remote::{Fetch, RemoteBucket, RemoteOptions, plan_fetches};

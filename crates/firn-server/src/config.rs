@@ -5,8 +5,8 @@
 //! `docs/settings.md` all come from there. Precedence: flag, environment, file, default.
 //!
 //! Reading order: `serve`, `cache` (the tables), `values` (their types), `setting` (a row),
-//! `declare` (the macro), `source`, `file`, `reader`, `load`, `flags` (the command line), `report`
-//! (lists and YAML), `page` (the reference page).
+//! `declare` (the macro), `source`, `file`, `reader`, `log_files`, `load`, `flags` (the command
+//! line), `report` (lists and YAML), `page` (the reference page).
 
 mod cache;
 mod declare;
@@ -15,6 +15,7 @@ mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod load;
+mod log_files;
 #[cfg(test)]
 mod page;
 mod reader;

@@ -97,6 +97,7 @@ mod groups;
 mod log_device;
 mod newest;
 mod open;
+mod own_folder;
 mod query;
 mod results;
 
@@ -127,6 +128,7 @@ pub use open::{
     inspection_env, local_env, local_env_with_slow_tier, remove_unfinished_copies, replica_env,
     restore,
 };
+pub use own_folder::{OwnFolder, OwnFolderKind};
 pub use query::{QueryOptions, QueryTime, evaluate_history};
 
 use firn_engine::Engine;

@@ -13,9 +13,10 @@ use firn_env::{Disk, LocalDisk, MemoryDisk, OpenMode};
 use firn_model::{Error, Result};
 
 use crate::open::check_data_folder;
+use crate::own_folder::OwnFolder;
 
 /// The file in the database's folder; absent if the log is in files beside the tables.
-const RECORD: &str = "log-device";
+pub(crate) const RECORD: &str = "log-device";
 /// Above the longest path.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
@@ -72,7 +73,8 @@ impl LogDevice {
     ///
     /// # Errors
     /// `Invalid` if the database exists and has its log on another device, or if this device has
-    /// the log of another database; `Unavailable` when a disk fails.
+    /// the log of another database or is among the files of a database; `Unavailable` when a disk
+    /// fails.
     pub fn choose(&self, folder: &Path) -> Result<()> {
         if folder.join("fast").is_dir() {
             let found = LogDevice::of(folder)?;
@@ -80,6 +82,12 @@ impl LogDevice {
         }
         check_data_folder(folder)?;
         let LogDevice::Memory(path) = self else { return Ok(()) };
+        if let Some(own) = OwnFolder::around(path, Some(folder)) {
+            return Err(Error::invalid(format!(
+                "cannot place the log in {}: it is in {own}; choose another folder",
+                path.display()
+            )));
+        }
         let memory = MemoryDisk::open(path)?;
         if !memory.list("log")?.is_empty() {
             return Err(Error::invalid(format!(
@@ -180,6 +188,27 @@ mod tests {
         let error = local_env(&folder).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("mount"), "{error}");
+    }
+
+    /// Before, `fast` was refused as open in another process, and the others became a mixture of
+    /// logs and tables.
+    #[test]
+    fn a_log_is_not_among_the_files_of_a_database() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("data");
+        let other = root.path().join("other");
+        drop(Db::open(local_env(&other).unwrap(), Options::default()).unwrap());
+        for data in [&folder, &other] {
+            for name in ["fast", "fast/tables", "fast/index", "fast/cache", "slow", "snapshots/x"] {
+                let device = LogDevice::Memory(data.join(name));
+                let error = device.choose(&folder).unwrap_err();
+                assert_eq!(*error.kind(), ErrorKind::Invalid, "{device}");
+                let wanted = format!("it is in {}", data.display());
+                assert!(error.to_string().contains(&wanted), "{device}: {error}");
+            }
+        }
+        assert!(!folder.exists() && !other.join("fast/cache").exists());
+        LogDevice::Memory(folder.join("memory")).choose(&folder).unwrap();
     }
 
     #[test]

@@ -1,19 +1,21 @@
 //! Environments of a database: local folders, slow tiers, restores and copies.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
 use firn_env::{
-    Bucket, Disk, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, is_bucket_folder,
-    open_bucket, open_bucket_to_read, scheme_of,
+    Bucket, Disk, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, open_bucket,
+    open_bucket_to_read, real_path, scheme_of,
 };
 use firn_model::{Error, ErrorKind, Reservation, Result};
 
 use crate::Db;
 use crate::log_device::LogDevice;
+use crate::own_folder::{OwnFolder, OwnFolderKind, is_database};
 
 /// The end of the name of an incomplete copy.
 const UNFINISHED: &str = ".unfinished";
@@ -77,64 +79,54 @@ pub fn inspection_env(folder: &Path, slow_tier: &str, scratch: &Path) -> Result<
 }
 
 /// # Errors
-/// `Invalid` if `folder` is the slow tier of a database or in one: another database would write
-/// among its objects.
+/// `Invalid` if `folder` has no database and is among the files of another one. A snapshot is a
+/// database.
 pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
-    if folder.join("fast").is_dir() {
-        return Ok(());
+    match folder.join("fast").is_dir() {
+        true => Ok(()),
+        false => {
+            OwnFolder::around(folder, None).map_or(Ok(()), |own| Err(in_database(folder, &own)))
+        }
     }
-    let real = real_path(folder);
-    let Some(tier) = real.ancestors().find(|parent| is_bucket_folder(parent)) else {
-        return Ok(());
-    };
-    let tier = tier.display();
-    Err(Error::invalid(format!(
-        "{} is in the slow tier of a database: choose another data folder, and {tier} as its slow \
-         tier",
-        folder.display()
-    )))
+}
+
+fn in_database(folder: &Path, own: &OwnFolder) -> Error {
+    let folder = folder.display();
+    match own.kind {
+        OwnFolderKind::Slow => {
+            let tier = own.path.display();
+            Error::invalid(format!(
+                "{folder} is in the slow tier of a database: choose another data folder, and \
+                 {tier} as its slow tier"
+            ))
+        }
+        _ => Error::invalid(format!("{folder} is in {own}: choose another data folder")),
+    }
 }
 
 /// # Errors
-/// `Invalid` if `slow_tier` is a folder among the files of the fast tier of `folder`: their names
-/// would be objects.
+/// `Invalid` if `slow_tier` is a folder among other files of a database, whose names would be
+/// objects, or if it contains a database, whose files would be.
 fn check_slow_tier(folder: &Path, slow_tier: &str) -> Result<()> {
     let path = slow_tier.strip_prefix("file://").unwrap_or(slow_tier);
     if scheme_of(path).is_some() {
         return Ok(());
     }
-    let fast = real_path(&folder.join("fast"));
-    match real_path(Path::new(path)).starts_with(&fast) {
-        true => Err(Error::invalid(format!(
-            "--slow-tier: {slow_tier} is in {}, the folder of recent data: choose another folder, \
-             such as {}",
-            fast.display(),
-            folder.join("slow").display()
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// The path without links and `..`. Parts that do not exist are created as folders, so a `..`
-/// behind one is the folder in which it is created.
-fn real_path(path: &Path) -> PathBuf {
-    let mut real = match path.is_absolute() {
-        true => PathBuf::new(),
-        false => fs::canonicalize(".").unwrap_or_default(),
+    let path = Path::new(path);
+    let own = OwnFolder::around(path, Some(folder));
+    let real = real_path(path);
+    let what = match own.filter(|own| own.kind != OwnFolderKind::Slow) {
+        Some(own) => format!("is in {own}"),
+        None if real_path(folder).starts_with(&real) => {
+            format!("contains the data folder {}", folder.display())
+        }
+        None if is_database(&real) => "contains another database".to_owned(),
+        None => return Ok(()),
     };
-    for component in path.components() {
-        match component {
-            Component::ParentDir => {
-                // There are no links in it.
-                real.pop();
-            }
-            other => real.push(other),
-        }
-        if let Ok(existing) = fs::canonicalize(&real) {
-            real = existing;
-        }
-    }
-    real
+    Err(Error::invalid(format!(
+        "--slow-tier: {slow_tier} {what}: choose another folder, such as {}",
+        folder.join("slow").display()
+    )))
 }
 
 fn env_with(folder: &Path, open_bucket: impl Fn() -> Result<Arc<dyn Bucket>>) -> Result<Env> {
@@ -243,10 +235,15 @@ impl Db {
         slow_tier: Option<&str>,
         skip_head: bool,
     ) -> Result<CopyReport> {
-        let env = match slow_tier {
-            Some(slow_tier) => local_env_with_slow_tier(folder, slow_tier)?,
-            None => local_env(folder)?,
-        };
+        // A snapshot is among snapshots.
+        let own = OwnFolder::around(folder, None);
+        if let Some(own) = own.filter(|own| own.kind != OwnFolderKind::Snapshots) {
+            return Err(in_database(folder, &own));
+        }
+        let in_folder = folder.join("slow");
+        let slow_tier = slow_tier.map_or_else(|| in_folder.to_string_lossy(), Cow::from);
+        check_slow_tier(folder, &slow_tier)?;
+        let env = env_with(folder, || open_bucket(&slow_tier))?;
         self.engine.copy_to(&env, skip_head)
     }
 }
@@ -305,6 +302,7 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
 
     /// Before, copies of killed processes stayed for ever.
     #[test]
@@ -367,6 +365,29 @@ mod tests {
         f("tier/missing/../../data", true);
     }
 
+    /// Before, two databases wrote into the same folders.
+    #[test]
+    fn a_data_folder_is_not_among_the_files_of_another_database() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("data");
+        let db = Db::open(local_env(&folder).unwrap(), Options::default()).unwrap();
+        for name in ["fast", "fast/log/0", "slow/x", "snapshots", "snapshots/x"] {
+            let error = local_env(&folder.join(name)).unwrap_err();
+            assert_eq!(*error.kind(), ErrorKind::Invalid, "{name}");
+            assert!(error.to_string().contains("choose another data folder"), "{name}: {error}");
+        }
+        let error = local_env(&folder.join("fast/x")).unwrap_err().to_string();
+        assert!(error.contains(&format!("of the database in {}:", folder.display())), "{error}");
+        for name in ["fast/copy", "slow/copy"] {
+            assert!(db.copy_to(&folder.join(name), None, true).is_err(), "{name}");
+        }
+        // A snapshot is opened where it is.
+        let snapshot = folder.join("snapshots/copy");
+        db.copy_to(&snapshot, None, true).unwrap();
+        drop(local_env(&snapshot).unwrap());
+        drop(local_env(&folder.join("inner")).unwrap());
+    }
+
     /// Before, the server started and no upload ever worked.
     #[test]
     fn the_slow_tier_is_not_among_recent_data() {
@@ -397,8 +418,23 @@ mod tests {
         f("link/a/../../slow", true);
         f("link/a/../b", false);
         f("link/../slow", true);
+        f("data/snapshots/x", false);
+        // Before, snapshots of a database in a slow tier failed.
+        f("data", false);
+        f("", false);
+        let other = root.path().join("other");
+        drop(Db::open(local_env(&other).unwrap(), Options::default()).unwrap());
+        f("other", false);
+        f("other/fast", false);
+        f("other/snapshots", false);
+        f("other/slow", true);
         assert!(check_slow_tier(&folder, "s3://bucket/data/fast").is_ok());
         let error = local_env_with_slow_tier(&folder, &folder.join("fast").to_string_lossy());
-        assert!(error.unwrap_err().to_string().contains("choose another folder, such as"));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("of recent data of a database: choose another folder")
+        );
     }
 }

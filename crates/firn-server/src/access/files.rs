@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firn_model::{Budget, Pool, Reservation, Result};
 
+use super::line_log::InputFile;
 use super::web_config::{FILE_BYTES_MAX, PemSource, TlsSettings};
 use firn_env::given_file::{PEM_BYTES_MAX, read_text_of, read_text_within};
 
@@ -27,6 +28,8 @@ pub(super) struct VersionFiles {
 
 struct VersionFile {
     path: PathBuf,
+    /// The setting or key that names it.
+    setting: String,
     /// Before it was read.
     seen: SeenFile,
     /// `None` if it cannot be read.
@@ -65,7 +68,12 @@ impl VersionFiles {
 
     /// Keeps the text of a file, which is reserved `copies` times.
     fn keep(&mut self, path: &Path, setting: &str, bytes_max: u64, copies: u64) -> Result<&str> {
-        self.files.push(VersionFile { path: path.to_owned(), seen: seen(path), text: None });
+        self.files.push(VersionFile {
+            path: path.to_owned(),
+            setting: setting.to_owned(),
+            seen: seen(path),
+            text: None,
+        });
         let reserve = |bytes: u64| hold(&mut self.held, bytes.saturating_mul(copies));
         let text = read_text_within(path, setting, bytes_max, reserve)?;
         let Some(file) = self.files.last_mut() else { return Ok("") };
@@ -110,6 +118,15 @@ impl VersionFiles {
             is_new && used.files.iter().any(|other| other.path == file.path && file.begins(other))
         };
         self.files.iter().find(is_cut).map(|file| file.path.as_path())
+    }
+
+    /// The files, each with its name.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = InputFile> {
+        let input = |file: &VersionFile| InputFile {
+            setting: file.setting.clone(),
+            path: file.path.clone(),
+        };
+        self.files.iter().map(input)
     }
 
     /// The state of each file when it was read.

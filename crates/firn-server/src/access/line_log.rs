@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::telemetry::Counter;
 use crate::wire::json::printable;
 use firn_env::given_file::open_log;
+use firn_env::is_same_file;
 
 /// A log that a thread writes.
 #[derive(Debug)]
@@ -63,13 +64,39 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 const QUEUE_LEN_MAX: usize = 4_096;
 const QUEUE_BYTES_MAX: usize = 8 << 20;
 
+/// A file that the process reads.
+#[derive(Clone, Debug)]
+pub(crate) struct InputFile {
+    /// The setting or key that names it.
+    pub(crate) setting: String,
+    pub(crate) path: PathBuf,
+}
+
+/// Whether a log of this name is standard error.
+pub(crate) fn is_stderr(path: &Path) -> bool {
+    STDERR.iter().any(|name| path == Path::new(name))
+}
+
 impl LineLog {
     /// Appends to the file `path`, or to standard error if that is its name. `setting` names it in
     /// messages.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be opened, `Unavailable` without a thread.
-    pub(crate) fn open(path: &Path, setting: &'static str) -> Result<LineLog> {
+    /// `Invalid` if the file cannot be opened or is one of `inputs`, `Unavailable` without a
+    /// thread.
+    pub(crate) fn open(
+        path: &Path,
+        setting: &'static str,
+        inputs: &[InputFile],
+    ) -> Result<LineLog> {
+        let same = inputs.iter().find(|input| is_same_file(path, &input.path));
+        if let Some(input) = same.filter(|_| !is_stderr(path)) {
+            return Err(Error::invalid(format!(
+                "{setting}: {} is also the file of {}; choose another file",
+                path.display(),
+                input.setting
+            )));
+        }
         let sink = Sink::open(path).map_err(|e| {
             Error::invalid(format!("{setting}: cannot open {}", path.display())).because(e)
         })?;
@@ -155,7 +182,7 @@ fn write(receiver: &Receiver<Message>, mut sink: Sink, state: &LogState, setting
 
 impl Sink {
     fn open(path: &Path) -> io::Result<Sink> {
-        if !STDERR.iter().any(|name| path == Path::new(name)) {
+        if !is_stderr(path) {
             return LogFile::open(path).map(Sink::File);
         }
         // Opened a second time, a pipe or a terminal does not make a writer wait. A regular file
@@ -288,7 +315,7 @@ mod tests {
     fn lines_are_appended_and_the_file_can_be_moved() {
         let folder = tempfile::tempdir().unwrap();
         let (path, moved) = (folder.path().join("log"), folder.path().join("log.1"));
-        let log = LineLog::open(&path, "--audit-log").unwrap();
+        let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
         log.push(b"one".to_vec());
         while log.counts().0 < 1 {
             std::thread::yield_now();
@@ -328,16 +355,35 @@ mod tests {
         let path = folder.path().join("log");
         for (before, after) in [("", "new\n"), ("a\n", "a\nnew\n"), ("a\n{\"b", "a\n{\"b\nnew\n")] {
             std::fs::write(&path, before).unwrap();
-            let log = LineLog::open(&path, "--audit-log").unwrap();
+            let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
             log.push(b"new".to_vec());
             drop(log);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
         }
     }
 
+    /// Before, lines were appended to the key of the server, and its next start failed.
+    #[test]
+    fn a_log_is_no_file_that_the_process_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key.pem");
+        std::fs::write(&key, "a key").unwrap();
+        let inputs = [InputFile { setting: "key_file".to_owned(), path: key.clone() }];
+        let link = folder.path().join("audit.log");
+        std::fs::hard_link(&key, &link).unwrap();
+        for path in [&key, &link] {
+            let error = LineLog::open(path, "--audit-log", &inputs).unwrap_err().to_string();
+            let is_named = error.starts_with("--audit-log: ") && error.contains("of key_file;");
+            assert!(is_named, "{error}");
+        }
+        let other = folder.path().join("other.log");
+        drop(LineLog::open(&other, "--audit-log", &inputs).unwrap());
+        assert_eq!(std::fs::read_to_string(&key).unwrap(), "a key");
+    }
+
     #[test]
     fn a_failing_device_drops_lines_and_blocks_nobody() {
-        let log = LineLog::open(Path::new("/dev/full"), "--audit-log").unwrap();
+        let log = LineLog::open(Path::new("/dev/full"), "--audit-log", &[]).unwrap();
         for _ in 0..3 * QUEUE_LEN_MAX {
             log.push(vec![b'x'; 100]);
         }
@@ -345,7 +391,7 @@ mod tests {
         drop(log);
         assert_eq!((state.written.get(), state.dropped.get()), (0, 3 * QUEUE_LEN_MAX as u64));
         assert_eq!(state.queued_bytes.load(Ordering::Relaxed), 0);
-        assert!(LineLog::open(Path::new("/nowhere/x"), "--audit-log").is_err());
+        assert!(LineLog::open(Path::new("/nowhere/x"), "--audit-log", &[]).is_err());
     }
 
     /// A pipe whose reader stops: neither a reopening nor the stop waits for it, and a line of
@@ -359,7 +405,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
-        assert!(LineLog::open(&path, "--audit-log").is_err());
+        assert!(LineLog::open(&path, "--audit-log", &[]).is_err());
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut reader =
             std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
@@ -373,7 +419,7 @@ mod tests {
         let _ = reader.read_to_end(&mut received);
         assert!(received.ends_with(b"x\nlast\n"));
 
-        let log = LineLog::open(&path, "--audit-log").unwrap();
+        let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
         let state = Arc::clone(&log.state);
         drop(reader);
         log.reopen();

@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use self::account::{Roles, TokenBucket, User};
 pub(crate) use self::files::SeenFile;
 use self::files::{CUT_REST, VersionFiles};
-use self::line_log::LineLog;
+use self::line_log::{InputFile, LineLog};
 use self::login::{Accounts, Credentials, LoginRefusal, Logins, TokenDigest};
 use self::web_config::{ClientAuth, ClientRules, ConfigMemory};
 use crate::app::clock_ms;
@@ -56,6 +56,8 @@ pub(crate) struct GateOptions {
     pub(crate) requires_auth: bool,
     /// A token that is not in the file and has all roles (`--token-file`).
     pub(crate) token: Option<Secret>,
+    /// Other files that the process reads.
+    pub(crate) inputs: Vec<InputFile>,
     /// The protocol inside TLS speaks HTTP.
     pub(crate) is_http: bool,
     /// Users with matchers are refused: the listener cannot apply them.
@@ -140,10 +142,11 @@ impl Gate {
     /// # Errors
     /// `Invalid` for a file that cannot be used.
     pub(crate) fn open(options: GateOptions, budget: Budget, on_idle: fn()) -> Result<Gate> {
-        let audit = options.audit_log.as_deref().map(|path| LineLog::open(path, "--audit-log"));
-        let audit = audit.transpose()?;
         let (used, policy) = load(&options, &budget);
         let policy = policy?;
+        let inputs: Vec<InputFile> = used.inputs().chain(options.inputs.iter().cloned()).collect();
+        let audit = options.audit_log.as_deref();
+        let audit = audit.map(|path| LineLog::open(path, "--audit-log", &inputs)).transpose()?;
         policy.warn_of_dates();
         let may_log_in = options.file.is_some() || options.token.is_some();
         let logins = may_log_in.then(|| Logins::start(on_idle)).transpose()?;
@@ -195,6 +198,12 @@ impl Gate {
             );
         }
         Ok(())
+    }
+
+    /// The files that the process reads: those of the current version, and those of the options.
+    pub(crate) fn inputs(&self) -> Vec<InputFile> {
+        let files = self.files.lock();
+        files.used.inputs().chain(self.options.inputs.iter().cloned()).collect()
     }
 
     /// The current version of the file.
@@ -598,6 +607,39 @@ mod tests {
         std::fs::write(at("ca.pem"), cert.repeat(10_000)).unwrap();
         let error = load(&options, &Budget::unlimited()).1.unwrap_err();
         assert!(error.to_string().contains("client_ca_file"), "{error}");
+    }
+
+    /// Before, lines were appended to the key.
+    #[test]
+    fn the_audit_log_is_no_file_that_the_configuration_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let signed = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+        std::fs::write(at("cert.pem"), signed.cert.pem()).unwrap();
+        std::fs::write(at("key.pem"), signed.signing_key.serialize_pem()).unwrap();
+        let text = "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n";
+        std::fs::write(at("web.yml"), text).unwrap();
+        std::fs::write(at("rules.yml"), "groups: []\n").unwrap();
+        let open = |name: &str| {
+            let input = InputFile { setting: "rule_files".to_owned(), path: at("rules.yml") };
+            let options = GateOptions {
+                file: Some(at("web.yml")),
+                audit_log: Some(at(name)),
+                inputs: vec![input],
+                ..GateOptions::default()
+            };
+            Gate::open(options, Budget::unlimited(), || ())
+        };
+        for (name, setting) in [
+            ("cert.pem", "tls_server_config.cert_file"),
+            ("key.pem", "tls_server_config.key_file"),
+            ("web.yml", "--web-config"),
+            ("rules.yml", "rule_files"),
+        ] {
+            let error = open(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("is also the file of {setting};")), "{error}");
+        }
+        assert_eq!(open("audit.log").unwrap().inputs().len(), 4);
     }
 
     #[test]

@@ -103,6 +103,7 @@ impl CacheServer {
         let gate = Arc::new(Gate::open(options, budget.clone(), on_idle)?);
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        config.check_folder()?;
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;

@@ -3,6 +3,7 @@
 use firn_model::{Error, Result, Secret};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
+use super::log_files;
 use super::reader::SettingsReader;
 use super::serve::CONNECTIONS_MAX;
 use super::setting::{Setting, UNBOUNDED};
@@ -12,6 +13,7 @@ use super::values::{
 };
 use crate::machine;
 use firn_env::given_file::read_text_once;
+use firndb::OwnFolder;
 
 use crate::access::GateOptions;
 
@@ -147,7 +149,35 @@ impl CacheConfig {
             let expected = format!("at most 1/{VALUE_PART} of --memory, {}", self.memory);
             return Err(reader.refuse("value-bytes-max", expected));
         }
+        let logs = [("audit-log", &self.audit_log)];
+        let inputs = [
+            ("web-config", &self.web_config),
+            ("token-file", &self.token_file),
+            ("origin-ca-file", &self.origin_ca_file),
+            ("origin-identity-file", &self.origin_identity_file),
+        ];
+        log_files::check(reader, &logs, &inputs, |log| OwnFolder::around(log, None))?;
+        let admin = self.admin_listen.get();
+        let listens = [Some(&self.listen), admin.as_ref()].into_iter().flatten();
+        if let Some(origin) = self.proxy.get()
+            && listens.flat_map(Addresses::all).any(|listen| origin.is_at(*listen))
+        {
+            let expected = "the address of the database, not one of --listen or --admin-listen";
+            return Err(reader.refuse("proxy", expected));
+        }
         Ok(())
+    }
+
+    /// Checks that the folder is not among the files of a database.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the database.
+    pub(crate) fn check_folder(&self) -> Result<()> {
+        let refuse = |own| {
+            let data = &self.data;
+            Err(Error::invalid(format!("--data: {data} is in {own}; choose another folder")))
+        };
+        OwnFolder::around(&self.data, None).map_or(Ok(()), refuse)
     }
 
     /// The size of the largest value of a set or get.
@@ -164,6 +194,7 @@ impl CacheConfig {
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
             token,
+            inputs: Vec::new(),
             is_http: true,
             refuses_matchers: true,
         }

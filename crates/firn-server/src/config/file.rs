@@ -57,6 +57,11 @@ impl ConfigFile {
         ConfigFile::parse(&shown, &read_text_once(path, "--config")?)
     }
 
+    /// Its path, as it was named.
+    pub(super) fn path(&self) -> &Path {
+        Path::new(&self.path)
+    }
+
     /// Parses `text`; `path` names it in messages.
     pub(super) fn parse(path: &str, text: &str) -> Result<ConfigFile> {
         let mut file = ConfigFile { path: path.to_owned(), entries: BTreeMap::new() };

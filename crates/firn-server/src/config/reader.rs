@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::path::Path;
 
 use firn_model::{Error, Result, excerpt, redacted};
 
@@ -60,6 +61,11 @@ impl<'a> SettingsReader<'a> {
     pub(super) fn value_unless_auto<T: SettingType>(&self, name: &str) -> Result<Option<T>> {
         let (text, _) = self.find(self.setting(name)?)?;
         if text == "auto" { Ok(None) } else { self.value(name).map(Some) }
+    }
+
+    /// The configuration file.
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        self.sources.file.map(ConfigFile::path)
     }
 
     /// The error for a setting that others do not allow.

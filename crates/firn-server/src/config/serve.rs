@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use firn_model::{Budget, LabelLimits, Result};
-use firndb::{LogDevice, QueryOptions, SeriesLimits};
+use firndb::{LogDevice, OwnFolder, QueryOptions, SeriesLimits};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
+use super::log_files;
 use super::reader::SettingsReader;
 use super::setting::{Setting, UNBOUNDED};
 use super::values::{
@@ -422,7 +423,13 @@ impl ServeConfig {
             let expected = format!("at most half of --memory, {}", self.memory);
             return Err(reader.refuse("rule-memory", expected));
         }
-        Ok(())
+        let logs = [("audit-log", &self.audit_log), ("query-log", &self.query_log)];
+        let inputs =
+            [("web-config", &self.web_config), ("prometheus-config", &self.prometheus_config)];
+        log_files::check(reader, &logs, &inputs, |log| {
+            let own = OwnFolder::around(log, Some(&self.data));
+            own.or_else(|| self.slow_tier.around(log))
+        })
     }
 
     /// Names the setting with the most threads, with the number that the others leave to it.
@@ -464,6 +471,7 @@ impl ServeConfig {
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
             token: None,
+            inputs: Vec::new(),
             is_http: true,
             refuses_matchers: false,
         }

@@ -409,6 +409,115 @@ fn threads_take_a_part_of_the_memory() {
     serve(&[&["--memory=1152MiB", "--rule-concurrency-max=256"], &most[..]].concat());
 }
 
+/// Before, lines were appended to the configuration, and the next start failed.
+#[test]
+fn a_log_is_not_the_file_of_another_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("file"), "").unwrap();
+    std::fs::hard_link(at("file"), at("log")).unwrap();
+    fn f<C: Settings>(log: &str, names: [&str; 2], other: &str) {
+        let [log_name, other_name] = names;
+        let flags = [format!("--{log_name}={log}"), format!("--{other_name}={other}")];
+        let wanted =
+            format!("--{log_name}: expected a file of its own, not that of --{other_name}");
+        refused::<C>(&flags.each_ref().map(String::as_str), &wanted);
+    }
+    // Of one file, and of one that does not exist yet.
+    for (log, other) in [("log", "file"), ("new", "x/../new")] {
+        let (log, other) = (at(log), at(other));
+        for log_name in ["audit-log", "query-log"] {
+            f::<ServeConfig>(&log, [log_name, "web-config"], &other);
+            f::<ServeConfig>(&log, [log_name, "prometheus-config"], &other);
+        }
+        f::<CacheConfig>(&log, ["audit-log", "web-config"], &other);
+        f::<CacheConfig>(&log, ["audit-log", "token-file"], &other);
+    }
+    let error = loaded::<CacheConfig>(&["--audit-log=./firn.yaml"], &[], Some("size: 1GiB\n"));
+    assert!(error.unwrap_err().to_string().contains("not that of --config"));
+    let logs = ["--audit-log=stderr", "--query-log=stderr", "--web-config=web.yml"];
+    serve(&logs);
+    serve(&["--audit-log=log", "--query-log=log", "--web-config=web.yml"]);
+}
+
+/// Before, lines were appended to files of the database.
+#[test]
+fn a_log_is_not_among_the_files_of_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let f = |log: &str, is_right: bool| {
+        for name in ["audit-log", "query-log"] {
+            let flags = [
+                format!("--data={}", at("data")),
+                format!("--slow-tier={}", at("tier")),
+                format!("--{name}={}", at(log)),
+            ];
+            let flags = flags.each_ref().map(String::as_str);
+            match is_right {
+                true => drop(serve(&flags)),
+                false => refused::<ServeConfig>(&flags, "expected a file of its own, not one in"),
+            }
+        }
+    };
+    for log in
+        ["data/fast/LOCK", "data/slow/log", "data/snapshots/log", "data/log-device", "tier/x"]
+    {
+        f(log, false);
+    }
+    for log in ["data/log", "data/fast.log", "log", "other/fast/log"] {
+        f(log, true);
+    }
+    std::fs::create_dir_all(at("other/fast/manifest")).unwrap();
+    f("other/fast/log", false);
+    refused::<CacheConfig>(&[&format!("--audit-log={}", at("other/fast/log"))], "not one in");
+}
+
+#[test]
+fn the_folder_of_a_cache_is_not_among_the_files_of_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(data.join("fast/manifest")).unwrap();
+    let f = |name: &str| {
+        let flag = format!("--data={}", data.join(name).display());
+        loaded::<CacheConfig>(&[&flag], &[], None).unwrap().config.check_folder()
+    };
+    for name in ["fast", "fast/cache", "slow/x", "snapshots"] {
+        let error = f(name).unwrap_err().to_string();
+        let database = format!("of the database in {};", data.display());
+        assert!(error.starts_with("--data: ") && error.contains(&database), "{error}");
+    }
+    f("cache").unwrap();
+}
+
+/// Before, one query through such a proxy became hundreds in a second.
+#[test]
+fn a_proxy_is_not_in_front_of_itself() {
+    let f = |listen: &str, proxy: &str, is_right: bool| {
+        for flag in ["listen", "admin-listen"] {
+            let flags = [format!("--{flag}={listen}"), format!("--proxy={proxy}")];
+            let flags = flags.each_ref().map(String::as_str);
+            match is_right {
+                true => drop(loaded::<CacheConfig>(&flags, &[], None).unwrap()),
+                false => refused::<CacheConfig>(&flags, "--proxy: expected the address of the"),
+            }
+        }
+    };
+    f("127.0.0.1:9000", "http://127.0.0.1:9000", false);
+    f("127.0.0.1:9000", "https://user:secret@localhost:9000/path", false);
+    f("127.0.0.1:9001,[::1]:9000", "http://localhost:9000", false);
+    f("10.0.0.1:80", "http://10.0.0.1", false);
+    f("0.0.0.0:9000", "http://127.0.0.1:9000", false);
+    f("[::]:9000", "http://127.0.0.1:9000", false);
+    f("[::]:9000", "http://LocalHost:9000", false);
+    f("127.0.0.1:9000", "http://0.0.0.0:9000", false);
+    f("127.0.0.1:9000", "http://[::ffff:127.0.0.1]:9000", false);
+    f("127.0.0.1:9000", "http://127.0.0.1:9001", true);
+    f("127.0.0.1:9000", "http://127.0.0.2:9000", true);
+    f("10.0.0.1:9000", "http://localhost:9000", true);
+    f("127.0.0.1:9000", "http://database:9000", true);
+    f("127.0.0.1:0", "http://127.0.0.1:9000", true);
+}
+
 #[test]
 fn a_setting_without_effect_is_refused_with_the_other_one() {
     let with_proxy =

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -28,8 +29,9 @@ use crate::app::clock_ms;
 /// be most of the memory of an idle sender.
 pub(crate) const BUFFER_BYTES_MAX: usize = 128 << 10;
 
-/// The end of the year 9999: a later date has no form in HTTP, and hyper panics.
-const HTTP_DATE_MAX: i64 = 253_402_300_799_999;
+/// From 1970, before which [`clock_ms`] is 0, to the end of the year 9999: hyper panics at other
+/// dates, which it cannot write.
+const HTTP_DATES: RangeInclusive<i64> = 1..=253_402_300_799_999;
 
 /// The address of the client: an extension of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +83,7 @@ pub(super) async fn serve_stream(
     mut stopping: Stopping,
 ) {
     let exchange = Arc::new(Exchange::default());
-    if clock_ms() > HTTP_DATE_MAX {
+    if !HTTP_DATES.contains(&clock_ms()) {
         return;
     }
     let socket = Socket::new(stream, Arc::clone(&handle), Arc::clone(&exchange));

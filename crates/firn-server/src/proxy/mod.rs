@@ -11,11 +11,12 @@
 //! as a proxy.
 //!
 //! Reading order: `policy`, `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB;
-//! `origin`, `client`.
+//! `origin`, `hop`, `client`.
 
 mod client;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod hop;
 mod influx;
 mod matrix;
 mod origin;
@@ -160,6 +161,7 @@ impl Proxy {
         let origin = Origin::new(origin, &config)?;
         let folder_error =
             |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        config.check_folder()?;
         warn_if_readable(&config.data, FOLDER);
         let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
@@ -292,6 +294,11 @@ async fn guarded(
 async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -> Response<Body> {
     let caller = Caller::of(&request);
     let (mut parts, body) = request.into_parts();
+    // Before it waits for an equal request, which may be the one that it is a part of.
+    if let Some(refusal) = shared.origin.loop_detected(&parts.headers) {
+        shared.numbers.refused.add(1);
+        return refusal;
+    }
     if let Some(name) = stripped_header(&parts.headers) {
         return shared.refuse(&parts, &policy::stripped_header(&name));
     }
@@ -351,7 +358,11 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
     let Some(question) = question.filter(|_| may_be_cached) else {
         return shared.pass(parts, Body::from(form)).await;
     };
-    let flight = question.flight();
+    let mut flight = question.flight();
+    // Two proxies that lead to each other would else wait for each other's requests.
+    for via in hop::own_kind(&parts.headers) {
+        flight.0.extend_from_slice(via.as_bytes());
+    }
     let (answered, is_own) =
         shared.flights.join(flight, shared.ask(&parts, Arc::new(question))).await;
     if !is_own {
@@ -604,7 +615,8 @@ fn metrics(shared: &ProxyState) -> String {
         ),
         (
             "firn_proxy_refused_requests_total",
-            "Requests refused because their path, method or statement is not forwarded.",
+            "Requests refused because their path, method or statement is not forwarded, or because \
+             --proxy leads back to the proxy.",
             &numbers.refused,
         ),
         (

@@ -20,6 +20,7 @@ use url::Url;
 
 use super::Begun;
 use super::client::OriginClient;
+use super::hop::{self, HopName};
 use super::policy::percent_decode;
 use super::range::{is_in_key, shared_headers};
 use crate::answer::{self, JSON, Packing, Payload, shared_body};
@@ -55,6 +56,8 @@ pub(super) struct Origin {
     url: Url,
     /// `Authorization` of requests without one, if the setting names user and password.
     credentials: Option<HeaderValue>,
+    /// Of this proxy, in forwarded requests.
+    hop: HopName,
     client: OriginClient,
     /// Of the body of a response.
     limits: TransferLimits,
@@ -106,7 +109,7 @@ impl Origin {
         let _ = url.set_password(None).and_then(|()| url.set_username(""));
         let patience = config.origin_timeout.duration();
         let limits = TransferLimits { stall: patience, slack: patience, ..TRANSFER_LIMITS };
-        Ok(Origin { url, credentials, client, limits })
+        Ok(Origin { url, credentials, hop: HopName::new(), client, limits })
     }
 
     /// Forwards a request with [`end_to_end`] headers, and its response, as streams.
@@ -118,6 +121,7 @@ impl Origin {
         let has_body = parts.method != Method::HEAD;
         headers.remove(header::HOST);
         headers.remove(header::CONTENT_LENGTH);
+        self.hop.append_to(&mut headers, parts.version);
         let cut = Arc::<OnceLock<String>>::default();
         let body = match body.is_end_stream() {
             true => Body::empty(),
@@ -196,6 +200,10 @@ impl Origin {
         for name in &OF_BROWSERS {
             headers.remove(name);
         }
+        for via in hop::own_kind(&parts.headers) {
+            headers.append(header::VIA, via);
+        }
+        self.hop.append_to(&mut headers, parts.version);
         let is_post = parts.method == Method::POST;
         if is_post {
             let form = HeaderValue::from_static("application/x-www-form-urlencoded");
@@ -223,6 +231,22 @@ impl Origin {
             body.extend_from_slice(&chunk);
         }
         Ok(Fetched { status, headers, body: body.into() })
+    }
+
+    /// The answer to a request that this proxy has forwarded before; `None` for others.
+    pub(super) fn loop_detected(&self, headers: &HeaderMap) -> Option<Response<Body>> {
+        static LOOPS: Throttle = Throttle::new();
+        if !self.hop.is_in(headers) {
+            return None;
+        }
+        let why = format!(
+            "--proxy {} leads back to this proxy: set it to the address of the database",
+            self.url
+        );
+        if let Some(count) = LOOPS.note(1, Instant::now()) {
+            tracing::error!("{why}; refused {count} requests that came back");
+        }
+        Some(failure(StatusCode::LOOP_DETECTED, "unavailable", &why))
     }
 
     /// The answer when the origin has none.

@@ -29,7 +29,8 @@ const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
 /// Headers that an answer must not depend on: the origin does not receive them with a request whose
-/// answer may be shared. All others are part of its key, because they may name a tenant or a user.
+/// answer may be shared, except a part of `Via` (`hop`). All others are part of its key, because
+/// they may name a tenant or a user.
 const NEUTRAL_HEADERS: [&str; 22] = [
     "accept-encoding",
     "accept-language",

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -464,8 +465,10 @@ fn a_shared_answer_depends_on_no_header_outside_of_its_key() {
                    Accept-Language: xx\r\nVia: loop\r\ntraceparent: 00-abc-1\r\n";
     assert_eq!(proxy.ask(foreign), ("none".to_owned(), false));
     let head = origin.heads.lock().concat().to_lowercase();
-    for name in ["expect", "user-agent", "referer", "x-request-id", "accept-language", "via"] {
-        assert!(!head.contains(&format!("\r\n{name}:")), "{name}: {head}");
+    for name in
+        ["expect:", "user-agent:", "referer:", "x-request-id:", "accept-language:", "via: loop"]
+    {
+        assert!(!head.contains(&format!("\r\n{name}")), "{name}: {head}");
     }
     assert!(head.contains("\r\ntraceparent: 00-abc-1\r\n"), "{head}");
     proxy.proxy.stop().unwrap();
@@ -572,5 +575,82 @@ fn a_read_is_repeated_on_a_new_connection_and_a_write_is_not() {
     assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
     let heads = heads.join().unwrap();
     assert!(heads[0] == heads[1] && heads[2].starts_with("POST "), "{heads:?}");
+    proxy.proxy.stop().unwrap();
+}
+
+/// A forwarder to an address that is known later. It accepts 20 connections.
+fn forwarder() -> (String, Arc<OnceLock<SocketAddr>>, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let target = Arc::<OnceLock<SocketAddr>>::default();
+    let known = Arc::clone(&target);
+    let thread = std::thread::spawn(move || {
+        for stream in listener.incoming().take(20) {
+            let Some(target) = known.get() else { return };
+            let (mut from, mut to) = (stream.unwrap(), TcpStream::connect(target).unwrap());
+            let (mut back, mut answers) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut answers, &mut back);
+                let _ = back.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (url, target, thread)
+}
+
+/// Before, one query through a proxy that was its own origin became hundreds in a second.
+#[test]
+fn a_request_that_comes_back_is_refused() {
+    let (url, target, _thread) = forwarder();
+    let first = RunningProxy::start(&url, &[]);
+    let second = RunningProxy::start(&format!("http://{}", first.proxy.listens()[0]), &[]);
+    let range = "/api/v1/query_range?query=up&start=1000&end=1000&step=15";
+    // Through itself, and through another one.
+    target.set(second.proxy.listens()[0]).unwrap();
+    let wanted = format!("--proxy {url}/ leads back to this proxy: set it to the address");
+    for path in ["/api/v1/labels", range, "/write"] {
+        let method = if path == "/write" { "POST" } else { "GET" };
+        let answer = first.send(method, path, "Via: 1.1 other\r\n");
+        assert!(answer.starts_with("HTTP/1.1 508 "), "{path}: {answer}");
+        assert!(answer.contains(&wanted), "{path}: {answer}");
+    }
+    assert!(first.send("GET", METRICS_PATH, "").contains("firn_proxy_refused_requests_total 3\n"));
+    // Each would else wait for the request of the other one.
+    let answers = std::thread::scope(|scope| {
+        let both = [&first, &second].map(|proxy| scope.spawn(|| proxy.send("GET", range, "")));
+        both.map(|thread| thread.join().unwrap())
+    });
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 508 "), "{answer}");
+    }
+    first.proxy.stop().unwrap();
+    second.proxy.stop().unwrap();
+}
+
+/// The proxies before this one, and no name by which an origin could refuse a shared answer.
+#[test]
+fn the_origin_receives_the_proxies_of_a_request() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let before = "Via: 1.0 fred, 1.1 firn-0123456789abcdef\r\n";
+    let vias = || {
+        let heads = std::mem::take(&mut *origin.heads.lock()).concat();
+        let vias = heads.lines().filter_map(|line| line.strip_prefix("via: "));
+        let vias: Vec<String> = vias.map(str::to_owned).collect();
+        assert!(vias.last().unwrap().starts_with("1.1 firn-"), "{vias:?}");
+        vias
+    };
+    proxy.send("GET", "/api/v1/labels", before);
+    let passed = vias();
+    assert_eq!(passed[..passed.len() - 1], ["1.0 fred, 1.1 firn-0123456789abcdef"]);
+    assert!(!proxy.ask(before).1);
+    let fetched = vias();
+    assert_eq!(fetched[..fetched.len() - 1], ["1.1 firn-0123456789abcdef"]);
+    assert_eq!(passed.last(), fetched.last(), "it is the name of the process");
+    assert!(proxy.ask("").1, "the way to the proxy does not matter");
     proxy.proxy.stop().unwrap();
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use firn_model::{MatchOp, Matcher};
-use url::Url;
+use url::{Host, Url};
 
 use super::{ExpectedForm, SettingType, expected};
 
@@ -114,6 +114,25 @@ impl OriginUrl {
         // Fails only for URLs without a host.
         let _ = url.set_password(None);
         url.to_string()
+    }
+
+    /// Whether it plainly is the address of a socket at `listen` on this machine. Other names of
+    /// the machine are not looked up.
+    pub fn is_at(&self, listen: SocketAddr) -> bool {
+        let is_localhost = |name: &str| name.eq_ignore_ascii_case("localhost");
+        let ip = match self.url.host() {
+            Some(Host::Ipv4(ip)) => ip.into(),
+            Some(Host::Ipv6(ip)) => ip.to_canonical(),
+            Some(Host::Domain(name)) if is_localhost(name) && listen.ip().is_ipv6() => {
+                Ipv6Addr::LOCALHOST.into()
+            }
+            Some(Host::Domain(name)) if is_localhost(name) => Ipv4Addr::LOCALHOST.into(),
+            _ => return false,
+        };
+        let is_reached = ip == listen.ip()
+            || listen.ip().is_unspecified() && ip.is_loopback()
+            || ip.is_unspecified() && listen.ip().is_loopback();
+        is_reached && self.url.port_or_known_default() == Some(listen.port())
     }
 
     /// Whether it contains a user or a password.

@@ -5,9 +5,9 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use firn_env::scheme_of;
+use firn_env::{real_path, scheme_of};
 use firn_model::redacted;
-use firndb::LogDevice;
+use firndb::{LogDevice, OwnFolder, OwnFolderKind};
 
 use super::amount::{Count, Span};
 use super::{ExpectedForm, SettingType, expected};
@@ -95,6 +95,14 @@ impl SlowTier {
     /// The folder or URL.
     pub fn location(&self) -> &str {
         &self.0
+    }
+
+    /// The slow tier, if it is a folder that is or contains `path`.
+    pub(in crate::config) fn around(&self, path: &Path) -> Option<OwnFolder> {
+        let folder = self.0.strip_prefix("file://").unwrap_or(&self.0);
+        let folder = (!self.is_on()).then(|| real_path(Path::new(folder)))?;
+        let own = OwnFolder { path: folder, kind: OwnFolderKind::Slow };
+        real_path(path).starts_with(&own.path).then_some(own)
     }
 }
 
