@@ -18,7 +18,7 @@ use firn_index::{GroupMatch, Matches, Member};
 use firn_model::{
     Cell, Column, ColumnBatch, ColumnValues, CommitSeq, Error, Grouping, Labels, Matcher, Pool,
     QueryContext, Reservation, Result, RowBatch, Sample, Selected, Selection, SeriesRef, Slot,
-    TimeRange, Timestamp,
+    TimeRange, Timestamp, is_stale_nan,
 };
 
 use crate::commit::{CommitRequest, OpenTransaction};
@@ -240,7 +240,8 @@ impl Transaction<'_> {
         self.put(series, ts, value)
     }
 
-    /// Replaces the value of every matching sample by the result of `change`. Returns their number.
+    /// Replaces the value of every matching sample by the result of `change`. Stale markers stay:
+    /// series that have ended do not continue. Returns the number of samples.
     ///
     /// # Errors
     /// As [`Transaction::read`].
@@ -253,7 +254,7 @@ impl Transaction<'_> {
         let mut count = 0;
         for found in self.read(matchers, range)? {
             self.context.cancel.check()?;
-            for sample in found.samples {
+            for sample in found.samples.into_iter().filter(|sample| !is_stale_nan(sample.value)) {
                 self.put(found.series, sample.ts, change(&found.labels, sample))?;
                 count += 1;
             }

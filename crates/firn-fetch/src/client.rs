@@ -229,8 +229,8 @@ impl Client {
             has_credentials = has_credentials && keeps_credentials(&asked, &next);
             let status = response.status().as_u16();
             if content.is_some() && !matches!(status, 307 | 308) {
-                // Browsers and Go's client send a GET instead. Whatever answers it has not got the
-                // samples or alerts of the body.
+                // Browsers and Go's client send a GET instead, whose answer is no receipt of the
+                // samples or alerts in the body.
                 let what = format!(
                     "the redirect (HTTP status {status}) drops the body of the request: use the                      address to which it leads, or answer 307 or 308"
                 );

@@ -347,7 +347,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 ///
 /// # Errors
 /// `Transport` with Go's text for a port that is none, such as 99999. [`Uri`] accepts any digits,
-/// and has no port then: the request would go to the default port of the host.
+/// and has no port then: the default port of the host would get the request.
 fn port_of(uri: &Uri, default: u16) -> Result<u16, FetchError> {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);

@@ -225,9 +225,37 @@ impl<'writer> FormatFields<'writer> for OneLineFields {
         mut writer: Writer<'writer>,
         fields: R,
     ) -> fmt::Result {
-        let mut text = String::new();
+        let mut text = BoundedText::default();
         DefaultFields::new().format_fields(Writer::new(&mut text), fields)?;
-        writer.write_str(&one_line(&text))
+        writer.write_str(&one_line(&text.kept))?;
+        match text.omitted_bytes {
+            0 => Ok(()),
+            count => write!(writer, "... ({count} bytes more)"),
+        }
+    }
+}
+
+/// Longer messages are cut: they repeat inputs, such as the mistakes of all rules, and each thread
+/// keeps the memory of its longest line.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// The beginning of a text.
+#[derive(Default)]
+struct BoundedText {
+    kept: String,
+    omitted_bytes: usize,
+}
+
+impl fmt::Write for BoundedText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let left = match self.omitted_bytes {
+            0 => MESSAGE_BYTES_MAX.saturating_sub(self.kept.len()),
+            _ => 0,
+        };
+        let (kept, omitted) = text.split_at(text.floor_char_boundary(left));
+        self.kept.push_str(kept);
+        self.omitted_bytes = self.omitted_bytes.saturating_add(omitted.len());
+        Ok(())
     }
 }
 
@@ -323,6 +351,22 @@ mod tests {
         assert_eq!(mistake_lines(list), list);
         let forged = "job x\n  SUCCESS\nerror: y\u{1b}[2J";
         assert_eq!(mistake_lines(forged), "job x\\n  SUCCESS\\nerror: y\\u{1b}[2J");
+    }
+
+    /// Each thread keeps the memory of its longest line.
+    #[test]
+    fn a_long_message_is_cut() {
+        use std::fmt::Write as _;
+        let mut text = BoundedText::default();
+        for _ in 0..MESSAGE_BYTES_MAX {
+            text.write_str("\u{e9}x").unwrap();
+        }
+        let kept_bytes = text.kept.len();
+        assert!(kept_bytes <= MESSAGE_BYTES_MAX && kept_bytes + 2 > MESSAGE_BYTES_MAX);
+        assert_eq!(kept_bytes + text.omitted_bytes, 3 * MESSAGE_BYTES_MAX);
+        let mut short = BoundedText::default();
+        short.write_str("short").unwrap();
+        assert_eq!((&*short.kept, short.omitted_bytes), ("short", 0));
     }
 
     #[test]

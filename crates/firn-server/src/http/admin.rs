@@ -21,6 +21,9 @@ use crate::http::{Shared, client_of, ready};
 use crate::wire::json as api;
 use crate::{metadata_file, snapshots};
 
+/// Operations, or selectors, of one request that the audit log names.
+pub(crate) const AUDITED_COUNT_MAX: usize = 100;
+
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
     Routes::new()
@@ -42,7 +45,8 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
         Ok(params) => params,
         Err(response) => return response,
     };
-    let selected: Vec<String> = params.all("match[]").map(|text| excerpt(text).into()).collect();
+    let audited = params.all("match[]").take(AUDITED_COUNT_MAX);
+    let audited: Vec<String> = audited.map(|text| excerpt(text).into()).collect();
     let Ok(ready) = ready(&app) else {
         return no_content(Err(Error::closed("the server is stopping")));
     };
@@ -69,7 +73,8 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
             }),
         };
         // Also after the client has disconnected.
-        let details = json!({ "match": selected, "start": range.start, "end": range.end });
+        let (count, start, end) = (selectors.len(), range.start, range.end);
+        let details = json!({ "match": audited, "match_count": count, "start": start, "end": end });
         caller.audit(&gate, "series.delete", &result_text(&deleted), details);
         deleted
     });

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::access::Gate;
 use crate::answer::{ApiError, ApiErrorKind, JSON, Packing, Payload, text, write_error_json};
 use crate::app::{App, Ready};
-use crate::http::admin::result_text;
+use crate::http::admin::{AUDITED_COUNT_MAX, result_text};
 use crate::http::auth::Caller;
 use crate::http::body::{BodyLimit, HeldBytes};
 use crate::http::roles::{Access, Methods, Routes};
@@ -37,8 +37,6 @@ pub(crate) fn routes() -> Routes {
 
 // Conflicts are retried here if the request contains everything that it depends on.
 const TRIES_MAX: u32 = 10;
-// Operations of one request that the audit log names.
-const AUDITED_COUNT_MAX: usize = 100;
 // Of an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 

@@ -149,15 +149,25 @@ fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
         let content_type = excerpt(content_type);
         return Err(format!("Content-Type {content_type:?} is not application/x-protobuf"));
     }
-    let message = parts.find_map(|part| part.strip_prefix("proto="));
-    match message.map(|name| name.trim_matches('"')) {
-        None | Some("prometheus.WriteRequest") => Ok(()),
-        Some(other) => {
-            let other = excerpt(other);
-            Err(format!("message {other:?} is not supported, send remote write 1.0"))
-        }
+    // Names of parameters have no case (RFC 9110, section 5.6.6).
+    let message = parts.find_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("proto").then(|| value.trim().trim_matches('"'))
+    });
+    if let Some(other) = message.filter(|name| *name != "prometheus.WriteRequest") {
+        let other = excerpt(other);
+        return Err(format!("message {other:?} is not supported, send remote write 1.0"));
     }
+    // A message of 2.0 has no series in the fields of 1.0: it would be stored as nothing.
+    let version = header(headers, REMOTE_WRITE_VERSION);
+    if version.is_empty() || version.starts_with("0.") || version.starts_with("1.") {
+        return Ok(());
+    }
+    Err(format!("remote write {:?} is not supported, send 0.1.0 or 1.0", excerpt(version)))
 }
+
+const REMOTE_WRITE_VERSION: HeaderName =
+    HeaderName::from_static("x-prometheus-remote-write-version");
 
 pub(crate) fn header(headers: &HeaderMap, name: HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()

@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use firn_model::{
     Error, LabelLimits, Labels, LabelsBuilder, METRIC_NAME, Matcher, QueryContext, Reservation,
-    Result, Sample, SeriesRef, TimeRange, Timestamp, excerpt,
+    Result, Sample, SeriesRef, TimeRange, Timestamp, excerpt, is_stale_nan,
 };
 use firndb::SeriesSamples;
 
@@ -84,9 +84,13 @@ pub(crate) enum OperationResult {
 }
 
 impl Linear {
-    /// The new value of a sample.
+    /// The new value of a sample. A stale marker is no number: it stays one.
     pub(crate) fn of(self, old: f64) -> f64 {
-        self.value.unwrap_or(old * self.multiply + self.add)
+        match self.value {
+            Some(value) => value,
+            None if is_stale_nan(old) => old,
+            None => old * self.multiply + self.add,
+        }
     }
 }
 
@@ -323,6 +327,9 @@ impl Fields {
         let is_linear = multiply.is_some() || add.is_some();
         if value.is_some() == is_linear {
             return Err("update needs either value, or multiply, add or both".to_owned());
+        }
+        if [multiply, add].into_iter().flatten().any(is_stale_nan) {
+            return Err("multiply and add need numbers, and stale is none".to_owned());
         }
         Ok(Linear { multiply: multiply.unwrap_or(1.0), add: add.unwrap_or(0.0), value })
     }

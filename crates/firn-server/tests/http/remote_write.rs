@@ -261,6 +261,14 @@ fn the_headers_choose_the_protocol() {
     }
     f(&[("Content-Type", "application/x-protobuf;proto=io.prometheus.write.v2.Request")], 415);
     f(&[("Content-Type", "application/x-protobuf; proto=io.prometheus.write.v2.Request")], 415);
+    // Before, these were 204, and nothing of a message of 2.0 was stored.
+    for parameter in ["Proto=io.prometheus.write.v2.Request", "PROTO = \"other\" ;charset=utf-8"] {
+        let content_type = format!("Application/X-Protobuf;charset=utf-8 ; {parameter}");
+        f(&[("Content-Type", &content_type)], 415);
+    }
+    let version = "X-Prometheus-Remote-Write-Version";
+    f(&[(version, "2.0.0")], 415);
+    f(&[(version, "0.1.0")], 204);
     f(&[("Content-Type", "application/json")], 415);
     assert_eq!(get(server.at(), "/api/v1/write").status, 405);
 }

@@ -36,6 +36,46 @@ fn insert(name: &str, ts: i64, value: Value) -> Value {
     json!({ "op": "insert", "series": series(name), "timestamp": ts, "value": value })
 }
 
+/// Before, a marker became another NaN, and the series had not ended.
+#[test]
+fn updates_leave_stale_markers() {
+    let server = Running::start(&["--enable-admin-api"]);
+    let range = |change: Value| {
+        let mut update =
+            json!({ "op": "update", "match": "{of=\"test\"}", "start": T, "end": T + 9 });
+        update.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        update
+    };
+    let given = done(
+        &server,
+        &json!([
+            insert("a", T, json!(1.5)),
+            insert("a", T + 1, json!("stale")),
+            range(json!({ "multiply": 1 })),
+            range(json!({ "value": 3 })),
+            { "op": "update", "series": series("a"), "timestamp": T + 1, "add": 0 },
+        ]),
+    );
+    for idx in 2..5 {
+        assert_eq!(given[idx], json!({ "samples": 1 }), "{given}");
+    }
+    let value_at = |ts: i64| {
+        let path = format!("/api/v1/query?query=a&time={}.{:03}", ts / 1_000, ts % 1_000);
+        get(server.at(), &path).json()["data"]["result"][0]["value"][1].clone()
+    };
+    assert_eq!(
+        (value_at(T), value_at(T + 1), value_at(T + 60_000)),
+        (json!("3"), Value::Null, Value::Null)
+    );
+    refused(
+        &server,
+        &json!({ "operations": [range(json!({ "add": "stale" }))] }),
+        400,
+        "bad_data",
+        "multiply and add need numbers",
+    );
+}
+
 #[test]
 fn operations_see_each_other_and_happen_together() {
     let server = Running::start(&["--enable-admin-api"]);
