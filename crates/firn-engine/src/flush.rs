@@ -14,7 +14,7 @@ use firn_env::Clock;
 use firn_head::{ConvertJob, FlushJob, SealMarks};
 use firn_log::Log;
 use firn_model::{
-    Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp,
+    Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, ShardId, TimeRange, Timestamp,
 };
 
 use crate::Engine;
@@ -25,7 +25,7 @@ use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
 
-/// A shard with as many waiting arenas is converted before a flush.
+/// A shard with as many waiting arenas is converted before a flush and after a delete.
 const BACKLOG_ARENAS_MIN: usize = 3;
 
 /// The lane of flushes, and when the last one was.
@@ -208,11 +208,18 @@ impl Engine {
         }
     }
 
-    /// Converts rows where many arenas wait, such as after a start: to cut a large group, a flush
-    /// decodes the rows of all arenas that overlap a slice in time.
-    fn convert_backlog(&self) -> Result<()> {
-        while let Some(job) = self.rooms.head.plan_convert_rows(BACKLOG_ARENAS_MIN) {
-            self.convert(job)?;
+    /// Converts rows where many arenas wait. To cut a large group, a flush decodes the rows of all
+    /// arenas that overlap a slice in time. And an arena takes kilobytes, however few its rows are:
+    /// a caller that deletes in a loop ends one per shard each time, and so converts them itself.
+    ///
+    /// # Errors
+    /// Those of [`ConvertJob::run`].
+    pub(crate) fn convert_backlog(&self) -> Result<()> {
+        let head = &self.rooms.head;
+        for shard in (0..self.rooms.bits.shard_count()).map(|id| ShardId(id as u16)) {
+            while let Some(job) = head.plan_convert_rows_of(shard, BACKLOG_ARENAS_MIN) {
+                self.convert(job)?;
+            }
         }
         Ok(())
     }
