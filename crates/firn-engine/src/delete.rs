@@ -130,7 +130,8 @@ impl Engine {
 
     /// Rewrites every table on both tiers with samples that current deletes hide, and drops these
     /// deletes, so that they cost no more space and time. Objects of the slow tier are deleted
-    /// after their grace time. May take long. Completed steps remain if it fails.
+    /// after their grace time. May take long. Completed steps remain if it fails. Series without
+    /// samples then leave the index with the next steps of the tree's lane.
     ///
     /// # Errors
     /// Those of [`Engine::flush`] and of the tiers; `Closed`. A damaged table keeps its deletes,
@@ -140,7 +141,7 @@ impl Engine {
         self.slow.check_writable(&self.rooms)?;
         let through = self.ledger.tombstones.all().through();
         if through == CommitSeq(0) {
-            return Ok(());
+            return self.free_series();
         }
         self.flush()?;
         self.ledger.tombstones.clean(through);
@@ -151,7 +152,7 @@ impl Engine {
             if left == 0 {
                 self.ledger.tombstones.release_unused();
                 tracing::info!("clean: done in {steps} steps");
-                return Ok(());
+                return self.free_series();
             }
             if self.step(Lane::Tree)?.is_some() {
                 steps += 1;
@@ -168,6 +169,16 @@ impl Engine {
                 return Ok(());
             }
         }
+    }
+
+    /// Makes the tree's lane remove series without samples soon, so that they free their places in
+    /// the limits on series.
+    fn free_series(&self) -> Result<()> {
+        if self.upkeep.is_data_gone() {
+            self.flush_and_settle()?;
+            self.upkeep.hasten_removal(&*self.rooms.env.clock);
+        }
+        Ok(())
     }
 
     /// Drops deletes that hide nothing any more: no visible row and no table is older, or tables

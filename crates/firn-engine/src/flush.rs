@@ -14,7 +14,7 @@ use firn_env::Clock;
 use firn_head::{ConvertJob, FlushJob, SealMarks};
 use firn_log::Log;
 use firn_model::{
-    Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, TimeRange, Timestamp,
+    Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, ShardId, TimeRange, Timestamp,
 };
 
 use crate::Engine;
@@ -25,7 +25,7 @@ use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
 
-/// A shard with as many waiting arenas is converted before a flush.
+/// A shard with as many waiting arenas is converted before a flush and after a delete.
 const BACKLOG_ARENAS_MIN: usize = 3;
 
 /// The lane of flushes, and when the last one was.
@@ -48,7 +48,7 @@ pub(crate) struct Flusher {
 struct FrozenHead {
     /// The rows below it are in the flush, or in tables already.
     cut: LogCut,
-    /// `None` if only deletes leave the log.
+    /// `None` if only deletes or definitions leave the log.
     job: Option<FlushJob>,
     /// All deletes: later ones are younger than everything in the job.
     tombstones: Arc<Tombstones>,
@@ -153,6 +153,23 @@ impl Engine {
     /// `Canceled` if the database stops and the flush writes many tables. The head then keeps its
     /// rows and the log its segments.
     pub fn flush(&self) -> Result<()> {
+        self.flush_or_settle(false)
+    }
+
+    /// As [`Engine::flush`], and moves the log's floor above the definitions in index files even if
+    /// there is nothing to flush: only then may such series leave the index.
+    ///
+    /// # Errors
+    /// As [`Engine::flush`].
+    pub(crate) fn flush_and_settle(&self) -> Result<()> {
+        self.flush()?;
+        match self.rooms.index.has_unsettled() {
+            true => self.flush_or_settle(true),
+            false => Ok(()),
+        }
+    }
+
+    fn flush_or_settle(&self, settles: bool) -> Result<()> {
         let Engine { rooms, ledger, flusher, .. } = self;
         if rooms.options.read_only {
             return Ok(());
@@ -163,7 +180,7 @@ impl Engine {
         let (started_ms, began_ms) = (clock.now_ms(), monotonic_ms(clock));
         let saved_ms = self.replay_ms();
         self.convert_backlog()?;
-        if let Some(frozen) = self.freeze()? {
+        if let Some(frozen) = self.freeze(settles)? {
             if mutant!(rooms, LogCutBeforeManifest) {
                 self.purge_log(&frozen.cut.floors)?;
             }
@@ -208,11 +225,18 @@ impl Engine {
         }
     }
 
-    /// Converts rows where many arenas wait, such as after a start: to cut a large group, a flush
-    /// decodes the rows of all arenas that overlap a slice in time.
-    fn convert_backlog(&self) -> Result<()> {
-        while let Some(job) = self.rooms.head.plan_convert_rows(BACKLOG_ARENAS_MIN) {
-            self.convert(job)?;
+    /// Converts rows where many arenas wait. To cut a large group, a flush decodes the rows of all
+    /// arenas that overlap a slice in time. And an arena takes kilobytes, however few its rows are:
+    /// a caller that deletes in a loop ends one per shard each time, and so converts them itself.
+    ///
+    /// # Errors
+    /// Those of [`ConvertJob::run`].
+    pub(crate) fn convert_backlog(&self) -> Result<()> {
+        let head = &self.rooms.head;
+        for shard in (0..self.rooms.bits.shard_count()).map(|id| ShardId(id as u16)) {
+            while let Some(job) = head.plan_convert_rows_of(shard, BACKLOG_ARENAS_MIN) {
+                self.convert(job)?;
+            }
         }
         Ok(())
     }
@@ -246,8 +270,9 @@ impl Engine {
     }
 
     /// Freezes the contents of the head, durable and visible, and writes the definitions of its
-    /// series to an index segment that nothing refers to yet. `None` if there is nothing to flush.
-    fn freeze(&self) -> Result<Option<FrozenHead>> {
+    /// series to an index segment that nothing refers to yet. `None` if there is nothing to flush,
+    /// unless it `settles` definitions.
+    fn freeze(&self, settles: bool) -> Result<Option<FrozenHead>> {
         let Engine { rooms, ledger, .. } = self;
         // No transaction may commit until the contents are fixed: it would be in the log below a
         // floor, and its rows and deletes in neither tables nor manifest.
@@ -265,7 +290,8 @@ impl Engine {
         publish_sealed(rooms, &marks)?;
         let job = rooms.head.plan_flush();
         let is_whole = job.as_ref().map_or(marks.marks.is_empty(), |job| job.covers(&marks));
-        if job.is_none() && (!is_whole || ledger.tombstones.unflushed().is_empty()) {
+        let moves_floors = settles || !ledger.tombstones.unflushed().is_empty();
+        if job.is_none() && !(is_whole && moves_floors) {
             return Ok(None);
         }
         if !is_whole {

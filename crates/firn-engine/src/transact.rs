@@ -377,8 +377,12 @@ impl Transaction<'_> {
         engine.counters.transactions.add(1);
         engine.counters.deletes.add(delete_count);
         engine.counters.samples_written.add(written_samples);
-        if delete_count > 0 && engine.ledger.tombstones.is_flush_due(&engine.rooms) {
-            engine.rooms.wakeup.request_flush();
+        if delete_count > 0 {
+            if engine.ledger.tombstones.is_flush_due(&engine.rooms) {
+                engine.rooms.wakeup.request_flush();
+            }
+            // The commit is done. The head's lane plans the same work and reports its errors.
+            let _ = engine.convert_backlog();
         }
         Ok(CommitReport { seq: Some(seq), written_samples, deleted_series })
     }

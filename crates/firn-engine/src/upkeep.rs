@@ -176,6 +176,16 @@ impl IndexUpkeep {
         self.is_data_gone.store(true, Relaxed);
     }
 
+    /// Whether series may have to be removed.
+    pub(crate) fn is_data_gone(&self) -> bool {
+        self.is_data_gone.load(Relaxed)
+    }
+
+    /// Makes the removal of series without samples due now.
+    pub(crate) fn hasten_removal(&self, clock: &dyn Clock) {
+        self.removal_at_ms.store(clock.now_ms(), Relaxed);
+    }
+
     /// Merges index files if there are many; else removes series, now and then after data was
     /// dropped.
     ///

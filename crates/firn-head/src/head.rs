@@ -299,14 +299,20 @@ impl Head {
     }
 
     /// As [`Head::plan_convert`], but leaves segments alone, and shards where fewer than
-    /// `waiting_min` arenas wait: the least work that makes columns of rows, for replay and before
-    /// a flush.
+    /// `waiting_min` arenas wait: the least work that makes columns of rows, for replay.
     pub fn plan_convert_rows(&self, waiting_min: usize) -> Option<ConvertJob> {
-        let plan = |shard: &SharedShard| {
-            let shard = shard.lock();
-            (shard.parts.waiting_count() >= waiting_min).then(|| shard.plan_convert(None))?
-        };
-        self.shards.iter().filter_map(plan).max_by_key(ConvertJob::row_bytes)
+        let shards = (0..self.shards.len()).map(|id| ShardId(id as u16));
+        let jobs = shards.filter_map(|shard| self.plan_convert_rows_of(shard, waiting_min));
+        jobs.max_by_key(ConvertJob::row_bytes)
+    }
+
+    /// As [`Head::plan_convert_rows`] in `shard`: before a flush and after a delete.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn plan_convert_rows_of(&self, shard: ShardId, waiting_min: usize) -> Option<ConvertJob> {
+        let shard = self.shards[usize::from(shard.0)].lock();
+        (shard.parts.waiting_count() >= waiting_min).then(|| shard.plan_convert(None))?
     }
 
     /// Plans a merge of small segments, which packs them harder.

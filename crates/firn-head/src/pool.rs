@@ -73,7 +73,8 @@ struct FreeStretch {
 /// Neighbouring blocks with one owner. Dropping a stretch instead of releasing it loses its page
 /// for the pool.
 pub(crate) struct Stretch {
-    /// `None` for a stretch longer than a page, which has memory of its own.
+    /// `None` for a stretch longer than a page or far smaller than a block, which has memory of its
+    /// own.
     page_idx: Option<usize>,
     first: usize,
     bytes: BytesMut,
@@ -115,6 +116,14 @@ impl BlockPool {
         // Exceeds the limit if needed, as everywhere in the head: writers are refused then.
         held.take(fresh_bytes);
         stretch
+    }
+
+    /// A stretch with a copy of `bytes` in memory of its own, of exactly that size. Its reservation
+    /// is added to `held`, as by [`BlockPool::take`].
+    pub(crate) fn take_copy(&self, bytes: &[u8], held: &mut Reservation) -> Stretch {
+        self.0.lock().usage.allocated_bytes += bytes.len() as u64;
+        held.take(bytes.len() as u64);
+        Stretch { page_idx: None, first: 0, bytes: BytesMut::from(bytes) }
     }
 
     /// Releases a stretch with its reservation `held`.

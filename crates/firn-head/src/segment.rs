@@ -32,6 +32,9 @@ const CHUNK_VALUES_MAX: usize = 1 << 22;
 const ENTRY_CHUNKS: usize = 4;
 /// Directory entries that a lookup scans before it searches the whole directory.
 const ENTRIES_NEAR: usize = 8;
+/// A segment up to this size has memory of its own instead of a block. Deletes that follow each
+/// other keep the few rows between them in segments of their own, one per shard and delete.
+const SMALL_BYTES_MAX: usize = BLOCK_BYTES / 4;
 
 /// Immutable columns of many groups.
 pub(crate) struct Segment {
@@ -62,6 +65,8 @@ struct DirectoryEntry {
 pub(crate) struct SegmentBuilder {
     base: Timestamp,
     bytes: StretchBytes,
+    /// The segment, while it is small.
+    small: Vec<u8>,
     /// Bytes of all stretches, filled or not.
     room: usize,
     /// Bytes written.
@@ -92,6 +97,7 @@ impl SegmentBuilder {
         SegmentBuilder {
             base,
             bytes: StretchBytes { stretches: Vec::new(), pool, held: Mutex::new(held) },
+            small: Vec::new(),
             room: 0,
             len: 0,
             directory: Vec::new(),
@@ -160,13 +166,22 @@ impl SegmentBuilder {
     /// Appends head and chunk to one stretch.
     fn append(&mut self) {
         let need = self.head.len() + self.chunk.len();
-        if self.room - self.len < need {
+        if self.bytes.stretches.is_empty() && self.len + need <= SMALL_BYTES_MAX {
+            self.small.extend_from_slice(&self.head);
+            self.small.extend_from_slice(&self.chunk);
+            self.len += need;
+            return;
+        }
+        if self.room < self.len + need {
             self.close_stretch();
+            let small = std::mem::take(&mut self.small);
+            let least = small.len() + need;
             // Each as long as all before it, so that there are few.
-            let wanted = self.len.clamp(need, need.max(PAGE_BLOCKS * BLOCK_BYTES));
+            let wanted = self.len.clamp(least, least.max(PAGE_BLOCKS * BLOCK_BYTES));
             let StretchBytes { stretches, pool, held } = &mut self.bytes;
-            let stretch = pool.take(need, wanted, held.get_mut());
-            self.room += stretch.bytes().len();
+            let mut stretch = pool.take(least, wanted, held.get_mut());
+            stretch.bytes_mut()[..small.len()].copy_from_slice(&small);
+            self.room += stretch.bytes().len() - small.len();
             stretches.push((0, stretch));
         }
         let (end, stretch) = self.bytes.stretches.last_mut().expect("one was made");
@@ -194,7 +209,11 @@ impl SegmentBuilder {
     /// The segment.
     pub(crate) fn finish(mut self) -> Segment {
         self.close_stretch();
-        self.bytes.stretches.shrink_to_fit();
+        let StretchBytes { stretches, pool, held } = &mut self.bytes;
+        if !self.small.is_empty() {
+            stretches.push((self.small.len() as u32, pool.take_copy(&self.small, held.get_mut())));
+        }
+        stretches.shrink_to_fit();
         let segment = Segment {
             base: self.base,
             bytes: self.bytes,

@@ -702,6 +702,12 @@ impl Index {
         jobs.settled = jobs.settled.max(number);
     }
 
+    /// Whether a file has definitions that the log may contain too ([`Index::settle`]).
+    pub fn has_unsettled(&self) -> bool {
+        let settled = self.shared.jobs.lock().settled;
+        self.version().sealed.iter().any(|segment| segment.born >= settled)
+    }
+
     /// Applies the part of a finished job; the manifest has it already. Swaps the list of segments
     /// and removes the replaced files. After a removal the generation is higher.
     ///

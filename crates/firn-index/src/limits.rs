@@ -181,8 +181,8 @@ fn check_full(
         return Ok(());
     }
     let what = format!(
-        "new series refused: {} has {count} series, the limit is {max} ({}); raise the limit or \
-         send fewer label sets",
+        "new series refused: {} has {count} series, the limit is {max} ({}); raise the limit, \
+         send fewer label sets, or delete series and clean up (clean_tombstones)",
         of(),
         limit.name()
     );

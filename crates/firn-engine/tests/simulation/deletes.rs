@@ -13,13 +13,18 @@ use crate::world::{known_values, listed};
 const SERIES: usize = 12;
 
 fn open(sim: &Sim) -> Arc<Engine> {
-    let options = EngineOptions {
+    open_with(sim, None)
+}
+
+fn open_with(sim: &Sim, series_max: Option<u64>) -> Arc<Engine> {
+    let mut options = EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
         tree: firn_tree::TreeOptions { block_bytes: 256, bucket_grace_ms: 0, ..Default::default() },
         log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
         ..EngineOptions::default()
     };
+    options.index.limits.series_max = series_max;
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
 }
 
@@ -340,4 +345,34 @@ fn an_empty_range_is_refused_and_a_delete_without_matches_does_nothing() {
     assert_eq!(report.expect("a delete").seq, None);
     assert_eq!(delete(&engine, 1, (500, 600)), 0);
     assert_eq!(read(&engine, 1).len(), 10);
+}
+
+/// A database full of series accepts new ones after a delete and a clean-up. It waited for an hour,
+/// and for a flush, which it never had if all that arrived were new series.
+#[test]
+fn series_that_were_cleaned_leave_room_for_new_ones_at_once() {
+    for restarts in [false, true] {
+        let sim = Sim::new(9);
+        let mut engine = open_with(&sim, Some(SERIES as u64));
+        write(&engine, [1_000, 2_000], 1.0);
+        let is_accepted = |engine: &Engine| engine.resolve(&[labels(SERIES)]).remove(0).is_ok();
+        (0..7).for_each(|idx| assert_eq!(delete(&engine, idx, (i64::MIN, i64::MAX)), 1));
+        settle(&engine);
+        assert!(!is_accepted(&engine), "the deletes are not applied yet");
+        engine.clean_tombstones().expect("cleaning");
+        if restarts {
+            drop(engine);
+            sim.crash();
+            sim.restart();
+            engine = open_with(&sim, Some(SERIES as u64));
+            settle(&engine);
+            assert!(!is_accepted(&engine), "the removal is due in an hour");
+            engine.clean_tombstones().expect("cleaning");
+        }
+        settle(&engine);
+        let stats = engine.stats();
+        assert_eq!((stats.series_removed, stats.index.series_count), (7, SERIES as u64 - 7));
+        assert!(is_accepted(&engine));
+        assert_eq!(read(&engine, SERIES - 1), [(1_000, 1.0), (2_000, 1.0)]);
+    }
 }

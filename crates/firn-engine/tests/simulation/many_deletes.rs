@@ -153,3 +153,29 @@ fn deletes_beyond_the_limit_are_refused_until_they_are_applied() {
     assert!(delete(0).is_ok());
     assert_eq!(read(&engine), 0);
 }
+
+/// Each delete ends an arena of every shard with a few late rows. While maintenance did not run,
+/// 50 deletes took ten times the memory of the rows.
+#[test]
+fn late_rows_between_deletes_take_little_more_memory_than_without() {
+    let head_bytes = |deletes: bool| {
+        let engine = open(&Sim::new(5), 1 << 30);
+        let labels = |idx: usize| {
+            Labels::from_pairs([("__name__", "m"), ("only", &*idx.to_string())]).expect("labels")
+        };
+        let labels: Vec<Labels> = (0..40).map(labels).collect();
+        let refs: Vec<_> =
+            engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
+        for ts in 0..100 {
+            let mut batch = RowBatch::default();
+            refs.iter().for_each(|&series| batch.push(series, ts, 1.0));
+            engine.write(&mut batch).expect("a write");
+            if deletes {
+                engine.delete(&[vec![]], TimeRange::new(0, 1_000)).expect("a delete");
+            }
+        }
+        engine.budget().usage().by_pool[Pool::Head as usize]
+    };
+    let (with, without) = (head_bytes(true), head_bytes(false));
+    assert!(with <= 4 * without, "{with} bytes with deletes, {without} without");
+}

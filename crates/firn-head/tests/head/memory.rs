@@ -5,7 +5,8 @@ use std::ops::Range;
 use firn_codec::{GroupColumns, Slots};
 use firn_head::{Head, HeadOptions, bound_bytes};
 use firn_model::{
-    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, Slot, TimeRange,
+    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
+    TimeRange,
 };
 
 use crate::world::World;
@@ -89,6 +90,27 @@ fn a_conversion_leaves_hardly_a_merge_to_do() {
         let value_count: usize = all.iter().map(|columns| columns.value_count()).sum();
         assert_eq!(value_count, 400 * members as usize);
     }
+}
+
+/// Deletes between writes keep the few rows of each write in parts of their own. Each took a block
+/// of 4 KiB, 50 times the plain size of its samples.
+#[test]
+fn rows_between_deletes_take_a_few_times_their_plain_size() {
+    let budget = Budget::unlimited();
+    let head = Head::new(ShardBits::for_count(8), HeadOptions::default(), budget.clone());
+    let mut batch = RowBatch::default();
+    for step in 0..50u64 {
+        round(0..40, 1, step as i64 * 15_000, &mut batch);
+        put(&head, &budget, &mut batch, step + 1);
+        (0..8).for_each(|id| head.split_parts(ShardId(id)));
+        while let Some(job) = head.plan_convert() {
+            assert!(head.apply_convert(job.run().unwrap()));
+        }
+    }
+    let stats = head.stats();
+    assert_eq!((stats.arena_count_waiting, stats.row_count), (0, 50 * 40));
+    let bytes = budget.usage().used_bytes - stats.state_bytes - stats.arena_bytes;
+    assert!(bytes >= stats.segment_bytes && bytes <= 4 * 50 * 40 * 16, "{bytes}, {stats:?}");
 }
 
 /// Small counts at whole seconds, one every three minutes on average. In two hours such a series
