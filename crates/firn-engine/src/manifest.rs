@@ -16,8 +16,10 @@ use crate::edit::{Edit, Room};
 use crate::manifest_format::{
     HEADER_BYTES, RECORD_HEADER_BYTES, VERSION, decode_copies, header, record,
 };
+use crate::unnamed::COPIES_MARK;
 
-const FOLDER: &str = "manifest";
+/// The folder of the manifest.
+pub(crate) const FOLDER: &str = "manifest";
 // Preallocated, so that an append changes no file metadata. A flush writes about 200 bytes.
 const FILE_BYTES: u64 = 256 << 10;
 const COPIES: [&str; 2] = ["a", "b"];
@@ -69,8 +71,6 @@ impl Manifest {
     /// `Corrupt` if a record is damaged in both copies and others follow it; `Invalid` for a file
     /// of a newer version.
     pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, ManifestContents)> {
-        disk.create_dir(FOLDER)?;
-        disk.sync_dir("")?;
         let mut file_nos: Vec<u64> = disk
             .list(FOLDER)?
             .iter()
@@ -140,6 +140,10 @@ impl Manifest {
                 "the manifest needs {bytes} bytes, at most {FILE_BYTES_MAX} are possible"
             )));
         }
+        if self.file_no == 0 {
+            self.disk.create_dir(FOLDER)?;
+            self.disk.sync_dir("")?;
+        }
         let mut copies = Vec::new();
         for copy in COPIES {
             let unfinished = unfinished_path(file_no, copy);
@@ -166,6 +170,9 @@ impl Manifest {
 
     fn remove_older(&self) -> Result<()> {
         for name in self.disk.list(FOLDER)? {
+            if format!("{FOLDER}/{name}") == COPIES_MARK {
+                self.disk.remove(COPIES_MARK)?;
+            }
             let number = name.split('.').next().and_then(|number| number.parse::<u64>().ok());
             let Some(number) = number.filter(|number| *number < self.file_no) else { continue };
             // Others, such as `00000001.a.bak`, are no files of this program.
