@@ -85,15 +85,14 @@ impl Manifest {
             let manifest = Manifest { disk, file_no: 0, current: None };
             return Ok((manifest, ManifestContents::default()));
         };
-        let copies = read_copies(&*disk, file_no)?;
+        let (copies, unreadable) = read_copies(&*disk, file_no);
         let mut found = ManifestContents::default();
         found.edits = decode_copies(file_no, &copies, &mut found.repaired)?;
+        found.repaired.extend(unreadable.iter().map(Error::to_string));
         if found.edits.is_empty() {
-            return Err(Error::corrupt(
-                path(file_no, "a"),
-                0,
-                "no copy of the manifest is readable; restore a backup",
-            ));
+            let what = "no copy of the manifest is readable; restore a backup";
+            let error = unreadable.into_iter().next().map(|error| error.context(what));
+            return Err(error.unwrap_or_else(|| Error::corrupt(path(file_no, "a"), 0, what)));
         }
         Ok((Manifest { disk, file_no, current: None }, found))
     }
@@ -171,7 +170,7 @@ impl Manifest {
     fn remove_older(&self) -> Result<()> {
         for name in self.disk.list(FOLDER)? {
             if format!("{FOLDER}/{name}") == COPIES_MARK {
-                self.disk.remove(COPIES_MARK)?;
+                self.remove_outdated(COPIES_MARK);
             }
             let number = name.split('.').next().and_then(|number| number.parse::<u64>().ok());
             let Some(number) = number.filter(|number| *number < self.file_no) else { continue };
@@ -180,10 +179,18 @@ impl Manifest {
             let is_ours =
                 |copy| named == path(number, copy) || named == unfinished_path(number, copy);
             if COPIES.into_iter().any(is_ours) {
-                self.disk.remove(&named)?;
+                self.remove_outdated(&named);
             }
         }
         Ok(())
+    }
+
+    /// Removes a file that no reader needs. The next manifest file tries it again, in vain if it is
+    /// a folder.
+    fn remove_outdated(&self, path: &str) {
+        if let Err(error) = self.disk.remove(path) {
+            tracing::warn!("an outdated file of the manifest stays: {error}");
+        }
     }
 }
 
@@ -209,20 +216,21 @@ fn unfinished_path(file_no: u64, copy: &str) -> String {
     format!("{FOLDER}/{file_no:08}.{copy}.new")
 }
 
-fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut copies = Vec::new();
+/// The readable copies, and the errors of the others. Either copy contains all acknowledged edits.
+fn read_copies(disk: &dyn Disk, file_no: u64) -> (Vec<(String, Vec<u8>)>, Vec<Error>) {
+    let (mut copies, mut unreadable) = (Vec::new(), Vec::new());
     for copy in COPIES {
         let path = path(file_no, copy);
-        let bytes = match disk.open(&path, OpenMode::Read) {
-            Ok(file) => read_whole(&*file, &path)?,
+        let file = disk.open(&path, OpenMode::Read);
+        match file.and_then(|file| read_whole(&*file, &path)) {
+            Ok(bytes) => copies.push((path, bytes)),
             // After a crash between the two renames there is one copy; the next file has both
             // again.
-            Err(e) if *e.kind() == ErrorKind::NotFound => continue,
-            Err(e) => return Err(e),
-        };
-        copies.push((path, bytes));
+            Err(e) if *e.kind() == ErrorKind::NotFound => {}
+            Err(e) => unreadable.push(e),
+        }
     }
-    Ok(copies)
+    (copies, unreadable)
 }
 
 /// The bytes of a file, without most of the zeros at its end: a foreign or damaged file can be as
@@ -230,10 +238,8 @@ fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> 
 fn read_whole(file: &dyn DiskFile, path: &str) -> Result<Vec<u8>> {
     let file_bytes = file.len()?;
     if file_bytes > FILE_BYTES_MAX {
-        let what = format!(
-            "a manifest of {file_bytes} bytes, at most {FILE_BYTES_MAX} are possible: restore a \
-             backup"
-        );
+        let what =
+            format!("a manifest of {file_bytes} bytes, at most {FILE_BYTES_MAX} are possible");
         return Err(Error::corrupt(path, FILE_BYTES_MAX, what));
     }
     let (mut bytes, mut chunk) = (Vec::new(), vec![0; STEP_BYTES]);

@@ -736,9 +736,35 @@ fn a_location_without_the_history_is_refused() {
     let bucket = cluster.sim.env().bucket;
     bucket.delete(&["manifest".to_owned()]).expect("removed");
     cluster.open_writer().expect("opens");
-    assert!(check(&cluster.engine(), true).expect("a check").findings.is_empty());
     cluster.write_and_settle();
+    assert!(check(&cluster.engine(), true).expect("a check").findings.is_empty());
     cluster.verify().expect("everything is there");
+    cluster.check_on_another_machine().expect("another machine reads everything");
+}
+
+/// The slow tier's manifest is missing, and its tables are there. A check reports it and changes
+/// nothing; a repair puts it again, or reports that it cannot. Before, both found no damage.
+#[test]
+fn a_missing_manifest_on_the_slow_tier_is_damage() {
+    let mut cluster = Cluster::new(14, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    cluster.writer.engine = None;
+    let bucket = cluster.sim.env().bucket;
+    bucket.delete(&["manifest".to_owned()]).expect("removed");
+    cluster.open_writer().expect("opens");
+    let before = cluster.objects();
+    let report = check(&cluster.engine(), false).expect("a check");
+    assert!(is_reported(&report, "the manifest is missing"), "{report:?}");
+    assert!(!report.findings[0].is_repaired && cluster.objects() == before, "{report:?}");
+    cluster.sim.faults.set_rate(Operation::Put, 1.0);
+    let report = check(&cluster.engine(), true).expect("a check");
+    assert!(is_reported(&report, "the manifest is missing"), "{report:?}");
+    assert!(!report.findings[0].is_repaired, "{report:?}");
+    cluster.sim.faults.clear();
+    let report = check(&cluster.engine(), true).expect("a check");
+    assert!(report.findings.len() == 1 && report.findings[0].is_repaired, "{report:?}");
+    assert!(check(&cluster.engine(), false).expect("a check").findings.is_empty());
     cluster.check_on_another_machine().expect("another machine reads everything");
 }
 
