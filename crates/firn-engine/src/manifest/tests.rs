@@ -140,8 +140,8 @@ fn a_sparse_manifest_is_refused_or_read_without_its_zeros() {
 }
 
 /// One copy cannot be opened or read. The other is read and the damage reported; the next file
-/// replaces both. Before, the start was refused. If the files cannot be removed, the next one
-/// counts all the same.
+/// replaces both. Before, the start was refused. If an old file cannot be removed, the
+/// next one counts anyway.
 #[test]
 fn an_unreadable_copy_is_read_from_the_other() {
     for operation in [Operation::Open, Operation::Read] {

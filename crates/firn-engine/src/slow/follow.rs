@@ -25,8 +25,8 @@ const LOOK_MS: i64 = 10_000;
 /// Reads the manifest that a new replica shows and downloads its index segments.
 ///
 /// # Errors
-/// `Conflict` if the folder has a database, `Corrupt` if it has files of one, `NotFound` if nothing was ever uploaded, those of the
-/// tiers.
+/// `Conflict` if the folder has a database, `Corrupt` if it has files of one, `NotFound` if nothing
+/// was ever uploaded, those of the tiers.
 pub(crate) fn begin(env: &Env, is_empty: bool, budget: &Budget) -> Result<Description> {
     if !is_empty {
         return Err(Error::new(

@@ -585,7 +585,8 @@ fn history_outlives_its_machine_and_has_one_writer() {
     }
 }
 
-/// A day of uploads without faults lists the bucket only at the start of a new database and after the claim.
+/// A day of uploads without faults lists the bucket only at the start of a new database and after
+/// the claim.
 #[test]
 fn the_bucket_is_listed_only_at_the_start() {
     let mut cluster = Cluster::new(7, None);
