@@ -37,9 +37,9 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version,
-    /// `Corrupt`, also if the folder has files of a database without its manifest, `Busy` if another
-    /// process has the folder open, `Conflict` if another process restores at the same time,
-    /// `Unavailable`, also if the index does not fit on the disk.
+    /// `Corrupt`, also if the folder has files of a database without its manifest, `Busy` if
+    /// another process has the folder open, `Conflict` if another process restores at the same
+    /// time, `Unavailable`, also if the index does not fit on the disk.
     pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
         let _lock = env.disk.lock()?;
         let (mut local, contents) = Manifest::open(Arc::clone(&env.disk))?;
