@@ -277,14 +277,14 @@ impl Engine {
                     if is_repaired {
                         // The next claim reads the valid copy and puts both again.
                         self.slow.drop_claim();
-                        while self.tend_slow_tier()? {}
+                        self.publish_all()?;
                     }
                     let what = "one of its two copies is damaged; the other is complete";
                     let error = Error::corrupt(description::KEY, offset, what);
                     report.findings.push(Finding { error, loss: None, is_repaired });
                 }
             }
-            Ok(None) => {}
+            Ok(None) => report.findings.extend(self.check_no_slow_manifest(repairs)),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
                 let is_repaired =
                     repairs && !self.rooms.options.read_only && self.replace_slow_manifest()?;
@@ -300,6 +300,34 @@ impl Engine {
             Err(error) => return Err(error),
         }
         Ok(orphans)
+    }
+
+    /// A finding if there is no manifest on the slow tier although tables were uploaded. With
+    /// `repairs` it is put again.
+    fn check_no_slow_manifest(&self, repairs: bool) -> Option<Finding> {
+        let count = self.rooms.tree.version().tables().filter(|t| t.level.is_slow()).count();
+        if count == 0 {
+            return None;
+        }
+        let what = format!(
+            "the manifest is missing, but this database has uploaded {count} tables; a start of \
+             the server writes it again"
+        );
+        let mut error = Error::corrupt(description::KEY, 0, what);
+        let mut is_repaired = false;
+        if repairs && !self.rooms.options.read_only {
+            self.slow.drop_claim();
+            match self.publish_all() {
+                Ok(()) => is_repaired = true,
+                Err(failed) => error = failed.context(error.to_string()),
+            }
+        }
+        Some(Finding { error, loss: None, is_repaired })
+    }
+
+    fn publish_all(&self) -> Result<()> {
+        while self.tend_slow_tier()? {}
+        Ok(())
     }
 
     /// As [`claim::check_ours`].
@@ -325,7 +353,7 @@ impl Engine {
         let Some(job) = self.rooms.tree.plan_repair(&version, table) else { return Ok(false) };
         drop(version);
         if job.is_slow() {
-            while self.tend_slow_tier()? {}
+            self.publish_all()?;
         }
         let edit = job.run(&self.rooms.env, &self.rooms.budget, cancel)?;
         let is_slow = job.is_slow();
@@ -337,7 +365,7 @@ impl Engine {
         })?;
         self.upkeep.note_data_gone();
         if is_slow {
-            while self.tend_slow_tier()? {}
+            self.publish_all()?;
         }
         Ok(true)
     }

@@ -97,6 +97,7 @@ mod stored_tombstones;
 mod sync;
 mod tombstones;
 mod transact;
+mod unnamed;
 mod upkeep;
 mod versions;
 mod wakeup;

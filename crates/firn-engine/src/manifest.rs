@@ -16,8 +16,10 @@ use crate::edit::{Edit, Room};
 use crate::manifest_format::{
     HEADER_BYTES, RECORD_HEADER_BYTES, VERSION, decode_copies, header, record,
 };
+use crate::unnamed::COPIES_MARK;
 
-const FOLDER: &str = "manifest";
+/// The folder of the manifest.
+pub(crate) const FOLDER: &str = "manifest";
 // Preallocated, so that an append changes no file metadata. A flush writes about 200 bytes.
 const FILE_BYTES: u64 = 256 << 10;
 const COPIES: [&str; 2] = ["a", "b"];
@@ -69,8 +71,6 @@ impl Manifest {
     /// `Corrupt` if a record is damaged in both copies and others follow it; `Invalid` for a file
     /// of a newer version.
     pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, ManifestContents)> {
-        disk.create_dir(FOLDER)?;
-        disk.sync_dir("")?;
         let mut file_nos: Vec<u64> = disk
             .list(FOLDER)?
             .iter()
@@ -85,15 +85,14 @@ impl Manifest {
             let manifest = Manifest { disk, file_no: 0, current: None };
             return Ok((manifest, ManifestContents::default()));
         };
-        let copies = read_copies(&*disk, file_no)?;
+        let (copies, unreadable) = read_copies(&*disk, file_no);
         let mut found = ManifestContents::default();
         found.edits = decode_copies(file_no, &copies, &mut found.repaired)?;
+        found.repaired.extend(unreadable.iter().map(Error::to_string));
         if found.edits.is_empty() {
-            return Err(Error::corrupt(
-                path(file_no, "a"),
-                0,
-                "no copy of the manifest is readable; restore a backup",
-            ));
+            let what = "no copy of the manifest is readable; restore a backup";
+            let error = unreadable.into_iter().next().map(|error| error.context(what));
+            return Err(error.unwrap_or_else(|| Error::corrupt(path(file_no, "a"), 0, what)));
         }
         Ok((Manifest { disk, file_no, current: None }, found))
     }
@@ -140,6 +139,10 @@ impl Manifest {
                 "the manifest needs {bytes} bytes, at most {FILE_BYTES_MAX} are possible"
             )));
         }
+        if self.file_no == 0 {
+            self.disk.create_dir(FOLDER)?;
+            self.disk.sync_dir("")?;
+        }
         let mut copies = Vec::new();
         for copy in COPIES {
             let unfinished = unfinished_path(file_no, copy);
@@ -166,6 +169,9 @@ impl Manifest {
 
     fn remove_older(&self) -> Result<()> {
         for name in self.disk.list(FOLDER)? {
+            if format!("{FOLDER}/{name}") == COPIES_MARK {
+                self.remove_outdated(COPIES_MARK);
+            }
             let number = name.split('.').next().and_then(|number| number.parse::<u64>().ok());
             let Some(number) = number.filter(|number| *number < self.file_no) else { continue };
             // Others, such as `00000001.a.bak`, are no files of this program.
@@ -173,10 +179,18 @@ impl Manifest {
             let is_ours =
                 |copy| named == path(number, copy) || named == unfinished_path(number, copy);
             if COPIES.into_iter().any(is_ours) {
-                self.disk.remove(&named)?;
+                self.remove_outdated(&named);
             }
         }
         Ok(())
+    }
+
+    /// Removes a file that no reader needs. The next manifest file tries it again, in vain if it is
+    /// a folder.
+    fn remove_outdated(&self, path: &str) {
+        if let Err(error) = self.disk.remove(path) {
+            tracing::warn!("an outdated file of the manifest stays: {error}");
+        }
     }
 }
 
@@ -202,20 +216,21 @@ fn unfinished_path(file_no: u64, copy: &str) -> String {
     format!("{FOLDER}/{file_no:08}.{copy}.new")
 }
 
-fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut copies = Vec::new();
+/// The readable copies, and the errors of the others. Either copy contains all acknowledged edits.
+fn read_copies(disk: &dyn Disk, file_no: u64) -> (Vec<(String, Vec<u8>)>, Vec<Error>) {
+    let (mut copies, mut unreadable) = (Vec::new(), Vec::new());
     for copy in COPIES {
         let path = path(file_no, copy);
-        let bytes = match disk.open(&path, OpenMode::Read) {
-            Ok(file) => read_whole(&*file, &path)?,
+        let file = disk.open(&path, OpenMode::Read);
+        match file.and_then(|file| read_whole(&*file, &path)) {
+            Ok(bytes) => copies.push((path, bytes)),
             // After a crash between the two renames there is one copy; the next file has both
             // again.
-            Err(e) if *e.kind() == ErrorKind::NotFound => continue,
-            Err(e) => return Err(e),
-        };
-        copies.push((path, bytes));
+            Err(e) if *e.kind() == ErrorKind::NotFound => {}
+            Err(e) => unreadable.push(e),
+        }
     }
-    Ok(copies)
+    (copies, unreadable)
 }
 
 /// The bytes of a file, without most of the zeros at its end: a foreign or damaged file can be as
@@ -223,10 +238,8 @@ fn read_copies(disk: &dyn Disk, file_no: u64) -> Result<Vec<(String, Vec<u8>)>> 
 fn read_whole(file: &dyn DiskFile, path: &str) -> Result<Vec<u8>> {
     let file_bytes = file.len()?;
     if file_bytes > FILE_BYTES_MAX {
-        let what = format!(
-            "a manifest of {file_bytes} bytes, at most {FILE_BYTES_MAX} are possible: restore a \
-             backup"
-        );
+        let what =
+            format!("a manifest of {file_bytes} bytes, at most {FILE_BYTES_MAX} are possible");
         return Err(Error::corrupt(path, FILE_BYTES_MAX, what));
     }
     let (mut bytes, mut chunk) = (Vec::new(), vec![0; STEP_BYTES]);

@@ -45,6 +45,7 @@ use crate::slow::{claim, follow};
 use crate::stats::Counters;
 use crate::stored_tombstones::StoredTombstones;
 use crate::tombstones::TombstoneSet;
+use crate::unnamed::UnnamedFiles;
 use crate::upkeep::IndexUpkeep;
 use crate::wakeup::Wakeup;
 
@@ -281,7 +282,10 @@ fn begin_following(
         return Ok(Some(described));
     }
     if is_new {
+        let files = UnnamedFiles::count(env)?;
+        files.check_copies_only()?;
         claim::check_unclaimed(&*env.bucket, budget)?;
+        files.check_no_copies()?;
     }
     Ok(None)
 }

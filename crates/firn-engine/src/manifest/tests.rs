@@ -1,6 +1,6 @@
 //! The manifest over a simulated disk: edits, full files, damage of one or both copies.
 
-use firn_sim::{Faults, SimDisk};
+use firn_sim::{Faults, Operation, SimDisk};
 
 use super::*;
 use crate::manifest_format::{decode_object, encode_object};
@@ -137,6 +137,32 @@ fn a_sparse_manifest_is_refused_or_read_without_its_zeros() {
     let file = Sparse(1 << 40);
     let error = read_whole(&file, "a").unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+}
+
+/// One copy cannot be opened or read. The other is read and the damage reported; the next file
+/// replaces both. Before, the start was refused. If an old file cannot be removed, the
+/// next one counts anyway.
+#[test]
+fn an_unreadable_copy_is_read_from_the_other() {
+    for operation in [Operation::Open, Operation::Read] {
+        let faults = Faults::new(1);
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(faults.clone()));
+        let (mut manifest, _) = opened(&disk);
+        manifest.commit(&edit(1), state).unwrap();
+        faults.fail_nth(operation, 1);
+        let (mut manifest, found) = opened(&disk);
+        assert_eq!(found.edits, [state(), edit(1)]);
+        assert_eq!(found.repaired.len(), 1, "{:?}", found.repaired);
+        // After the removals of two files that are not there.
+        faults.fail_nth(Operation::Remove, 3);
+        manifest.commit(&edit(2), || edit(9)).unwrap();
+        faults.clear();
+        let found = opened(&disk).1;
+        assert_eq!((found.edits, found.repaired), (vec![edit(9), edit(2)], vec![]));
+        faults.set_rate(operation, 1.0);
+        let error = Manifest::open(Arc::clone(&disk)).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("restore a backup"), "{error}");
+    }
 }
 
 /// Only files with names of this program are removed.

@@ -85,13 +85,27 @@ fn drops_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) 
     ))
 }
 
-/// Refuses to create a database where the slow tier has one.
+/// Refuses to create a database where the slow tier has one, or has the tables of one: a writer
+/// deletes the objects that its manifest does not name.
 ///
 /// # Errors
 /// `Conflict`; `Unavailable` if the tier fails.
 pub(crate) fn check_unclaimed(bucket: &dyn Bucket, budget: &Budget) -> Result<()> {
     match description::read(bucket, budget)? {
-        None => Ok(()),
+        None => {
+            let objects = bucket.list(TABLE_FOLDER)?;
+            match objects.iter().filter(|object| object.key.ends_with(".fst")).count() {
+                0 => Ok(()),
+                count => Err(Error::new(
+                    ErrorKind::Conflict,
+                    format!(
+                        "this folder has no database, and the slow tier has {count} tables without \
+                         their manifest, which a new database would delete: restore its object \
+                         `manifest` and start with --restore, or use another prefix"
+                    ),
+                )),
+            }
+        }
         Some(found) => Err(Error::new(
             ErrorKind::Conflict,
             format!(

@@ -16,6 +16,7 @@ use crate::rooms::Rooms;
 use crate::slow::description::{self, Description};
 use crate::slow::segments::{download_all, missing_segments};
 use crate::slow::state::SlowTier;
+use crate::unnamed::{self, UnnamedFiles};
 use crate::upkeep::IndexUpkeep;
 
 // One request for a few hundred bytes; the writer puts a manifest every few minutes.
@@ -24,8 +25,8 @@ const LOOK_MS: i64 = 10_000;
 /// Reads the manifest that a new replica shows and downloads its index segments.
 ///
 /// # Errors
-/// `Conflict` if the folder has a database, `NotFound` if nothing was ever uploaded, those of the
-/// tiers.
+/// `Conflict` if the folder has a database, `Corrupt` if it has files of one, `NotFound` if nothing
+/// was ever uploaded, those of the tiers.
 pub(crate) fn begin(env: &Env, is_empty: bool, budget: &Budget) -> Result<Description> {
     if !is_empty {
         return Err(Error::new(
@@ -34,8 +35,11 @@ pub(crate) fn begin(env: &Env, is_empty: bool, budget: &Budget) -> Result<Descri
              the replica",
         ));
     }
+    UnnamedFiles::count(env)?.check_replica()?;
     let described = description::read_existing(env, budget)?;
-    download_all(env, &missing_segments(env, &described)?)?;
+    let missing = missing_segments(env, &described)?;
+    unnamed::mark_copies(&*env.disk)?;
+    download_all(env, &missing)?;
     Ok(described)
 }
 

@@ -13,6 +13,7 @@ use crate::parts;
 use crate::slow::claim::claim_as;
 use crate::slow::description;
 use crate::slow::segments::{download_all, missing_segments};
+use crate::unnamed::{self, UnnamedFiles};
 
 /// Summary of [`Engine::restore`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,20 +37,23 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version,
-    /// `Corrupt`, `Busy` if another process has the folder open, `Conflict` if another process
-    /// restores at the same time, `Unavailable`, also if the index does not fit on the disk.
+    /// `Corrupt`, also if the folder has files of a database without its manifest, `Busy` if
+    /// another process has the folder open, `Conflict` if another process restores at the same
+    /// time, `Unavailable`, also if the index does not fit on the disk.
     pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
         let _lock = env.disk.lock()?;
         let (mut local, contents) = Manifest::open(Arc::clone(&env.disk))?;
         if !contents.edits.is_empty() {
             return Ok(None);
         }
+        UnnamedFiles::count(env)?.check_copies_only()?;
         let found = description::read_existing(env, &Budget::unlimited())?;
         let writer = Writer { mark: new_mark(), number: new_mark() };
         // Before the claim: a restore that cannot succeed does not fence the previous writer.
         let missing = missing_segments(env, &found)?;
         // Before the download: from now on no other writer changes the slow tier.
         claim_as(&*env.bucket, Some(&found), writer, &found.state)?;
+        unnamed::mark_copies(&*env.disk)?;
         let bytes = download_all(env, &missing)?;
         let written_ms = found.written_ms();
         let state = found

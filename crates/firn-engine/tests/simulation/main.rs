@@ -23,6 +23,7 @@ mod lifecycle;
 mod lists;
 mod lost_index;
 mod lost_log;
+mod lost_manifest;
 mod many_deletes;
 mod mutants;
 mod outage;

@@ -585,7 +585,8 @@ fn history_outlives_its_machine_and_has_one_writer() {
     }
 }
 
-/// A day of uploads without faults lists the bucket only twice, after the claim.
+/// A day of uploads without faults lists the bucket only at the start of a new database and after
+/// the claim.
 #[test]
 fn the_bucket_is_listed_only_at_the_start() {
     let mut cluster = Cluster::new(7, None);
@@ -599,7 +600,7 @@ fn the_bucket_is_listed_only_at_the_start() {
     let stats = cluster.engine().stats();
     let lists: u64 =
         stats.slow_tier.requests[Request::List as usize].iter().map(|kind| kind.requests).sum();
-    assert_eq!(lists, 2);
+    assert_eq!(lists, 3);
     assert!(stats.tree.levels[2].table_count > 5, "{:?}", stats.tree);
     assert!(stats.slow_tier.newest_ts > Some(cluster.now() - 5 * HOUR_MS), "{:?}", stats.slow_tier);
 }
@@ -736,10 +737,58 @@ fn a_location_without_the_history_is_refused() {
     let bucket = cluster.sim.env().bucket;
     bucket.delete(&["manifest".to_owned()]).expect("removed");
     cluster.open_writer().expect("opens");
-    assert!(check(&cluster.engine(), true).expect("a check").findings.is_empty());
     cluster.write_and_settle();
+    assert!(check(&cluster.engine(), true).expect("a check").findings.is_empty());
     cluster.verify().expect("everything is there");
     cluster.check_on_another_machine().expect("another machine reads everything");
+}
+
+/// The slow tier's manifest is missing, and its tables are there. A check reports it and changes
+/// nothing; a repair puts it again, or reports that it cannot. Before, both found no damage.
+#[test]
+fn a_missing_manifest_on_the_slow_tier_is_damage() {
+    let mut cluster = Cluster::new(14, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    cluster.writer.engine = None;
+    let bucket = cluster.sim.env().bucket;
+    bucket.delete(&["manifest".to_owned()]).expect("removed");
+    cluster.open_writer().expect("opens");
+    let before = cluster.objects();
+    let report = check(&cluster.engine(), false).expect("a check");
+    assert!(is_reported(&report, "the manifest is missing"), "{report:?}");
+    assert!(!report.findings[0].is_repaired && cluster.objects() == before, "{report:?}");
+    cluster.sim.faults.set_rate(Operation::Put, 1.0);
+    let report = check(&cluster.engine(), true).expect("a check");
+    assert!(is_reported(&report, "the manifest is missing"), "{report:?}");
+    assert!(!report.findings[0].is_repaired, "{report:?}");
+    cluster.sim.faults.clear();
+    let report = check(&cluster.engine(), true).expect("a check");
+    assert!(report.findings.len() == 1 && report.findings[0].is_repaired, "{report:?}");
+    assert!(check(&cluster.engine(), false).expect("a check").findings.is_empty());
+    cluster.check_on_another_machine().expect("another machine reads everything");
+}
+
+/// The machine is lost and the slow tier's manifest, too. A new database is refused there, and no
+/// table is deleted. Before, all were deleted an hour later. With the manifest they are restored.
+#[test]
+fn tables_without_a_manifest_on_the_slow_tier_are_kept() {
+    let mut cluster = Cluster::new(15, None);
+    cluster.open_writer().expect("opens");
+    cluster.write_and_settle();
+    cluster.writer = Machine { disk: SimDisk::new(cluster.sim.faults.clone()), engine: None };
+    let bucket = cluster.sim.env().bucket;
+    let manifest = cluster.sim.bucket.bytes("manifest").expect("a manifest");
+    bucket.delete(&["manifest".to_owned()]).expect("removed");
+    let before = cluster.objects();
+    let error = cluster.open(&cluster.writer.disk, false).expect_err("tables of another");
+    assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+    assert!(error.to_string().contains("without their manifest"), "{error}");
+    assert!(cluster.objects() == before, "it changed something");
+    bucket.put("manifest", manifest, PutMode::Create).expect("a put");
+    Engine::restore(&cluster.env(&cluster.writer.disk)).expect("restores");
+    cluster.open_writer().expect("opens");
+    cluster.verify().expect("everything is there");
 }
 
 /// All objects on the slow tier are lost. Without `forget_lost_history` a server changes nothing,
