@@ -123,6 +123,8 @@ impl Flusher {
     pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool, definition_bytes: u64) -> bool {
         let (row_count, unflushed_bytes) = rooms.head.unflushed();
         if row_count == 0 && !has_deletes {
+            // The lane would not sleep while a request waits.
+            rooms.wakeup.clear_flush_request();
             return false;
         }
         let (now, log) = (rooms.env.clock.now_ms(), rooms.log.stats());
@@ -133,7 +135,8 @@ impl Flusher {
         is_long
             || rooms.wakeup.is_flush_requested()
             || unflushed_bytes > rooms.options.head_bytes_max
-            || log.bytes > rooms.options.log_bytes_max
+            // A process that is killed leaves a file with few entries.
+            || log.bytes.saturating_add(log.slack_bytes) > rooms.options.log_bytes_max
             // Tables must contain the commits that the log cannot make durable any more.
             || log.has_lost_commits
             || age_ms > rooms.options.flush_age_ms_max

@@ -115,6 +115,14 @@ impl LogReader {
         behind.map(|((_, end), one)| end.0.saturating_sub(one.position().0)).sum()
     }
 
+    /// Bytes of log after `positions`, one per stream, without those that were dropped.
+    pub fn bytes_after(&self, positions: &[LogPosition]) -> u64 {
+        let rooms = &self.engine.rooms;
+        let (ends, dropped) = (rooms.log_ends(), rooms.log.dropped());
+        let from = positions.iter().zip(&dropped).map(|(position, dropped)| position.max(dropped));
+        ends.iter().zip(from).map(|((_, end), from)| end.0.saturating_sub(from.0)).sum()
+    }
+
     /// Continues at `positions`, one per stream.
     pub fn seek(&mut self, positions: &[LogPosition]) {
         self.followers.iter_mut().zip(positions).for_each(|(one, &position)| one.seek(position));

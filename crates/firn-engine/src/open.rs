@@ -200,7 +200,7 @@ fn open_as_recorded(
     let flusher = Flusher::new(&*env.clock, state.speed);
     let stream_count = recorded.identity.stream_count;
     let readers = Readers::open(&*env.disk, stream_count)?;
-    log.hold(&readers.holds(&vec![LogPosition(0); stream_count], 0));
+    log.hold(&readers.holds(stream_count), options.reader_log_bytes_max);
     let facts = (recorded.identity, recorded.cut);
     let engine = Engine {
         transactions: Transactions::new(last, &budget),

@@ -83,17 +83,14 @@ impl Readers {
         Ok(Readers { known: Mutex::new(known), dropped_bytes: Counter::default() })
     }
 
-    /// The positions that the log must keep, one per stream. `ends` are those of the streams, and
-    /// `bytes_max` bounds the log kept for readers.
-    pub(crate) fn holds(&self, ends: &[LogPosition], bytes_max: u64) -> Vec<LogPosition> {
+    /// The positions that the log must keep, one per stream.
+    pub(crate) fn holds(&self, stream_count: usize) -> Vec<LogPosition> {
         let known = self.known.lock();
-        let part = bytes_max.checked_div(ends.len() as u64).unwrap_or(0);
-        let hold = |(idx, end): (usize, &LogPosition)| {
+        let hold = |idx| {
             let done = known.values().filter_map(|reader| reader.progress.done.get(idx));
-            let lowest = done.min().copied().unwrap_or(LogPosition(u64::MAX));
-            lowest.max(LogPosition(end.0.saturating_sub(part)))
+            done.min().copied().unwrap_or(LogPosition(u64::MAX))
         };
-        ends.iter().enumerate().map(hold).collect()
+        (0..stream_count).map(hold).collect()
     }
 
     /// Bytes of log that were dropped before a reader was done with them.
@@ -143,14 +140,19 @@ impl Engine {
         self.purge_log(&self.ledger.cut().floors)
     }
 
-    /// Drops the log that is kept for readers if its disk is full: writing comes first.
+    /// If the disk of the log is full, requests a flush that frees a part of the log, and drops the
+    /// log that is kept for readers: writing comes first.
     pub(crate) fn sacrifice_log(&self) {
         let Engine { rooms, ledger, readers, .. } = self;
         let wanted = rooms.options.log.segment_bytes.saturating_mul(2);
         let is_full = rooms.env.log_disk().free_bytes().is_ok_and(|free| free < wanted);
+        if is_full && rooms.log.has_closed_segments() {
+            // It needs less space than a new segment, and frees closed ones.
+            rooms.wakeup.request_flush();
+        }
         if is_full && rooms.log.held_bytes() > 0 {
             let _no_flush = self.flusher.hold();
-            rooms.log.hold(&[]);
+            rooms.log.hold(&[], 0);
             // The files that cannot be removed now are removed by the next purge.
             let _ = rooms.log.purge(&ledger.cut().floors);
             rooms.log.remove_spares();
@@ -221,8 +223,10 @@ impl Engine {
 
 impl Readers {
     fn keep(&self, rooms: &Rooms) {
-        let ends: Vec<LogPosition> = rooms.log_ends().into_iter().map(|(_, end)| end).collect();
-        rooms.log.hold(&self.holds(&ends, rooms.options.reader_log_bytes_max));
+        let holds = self.holds(rooms.streams().count());
+        let bytes_max = rooms.options.reader_log_bytes_max;
+        let part = bytes_max.checked_div(holds.len() as u64).unwrap_or(0);
+        rooms.log.hold(&holds, part);
     }
 }
 
@@ -340,17 +344,14 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_reader_holds_the_log_up_to_the_limit() {
+    fn the_slowest_reader_holds_the_log() {
         let disk = SimDisk::new(Faults::new(1));
-        let ends = [LogPosition(1_000), LogPosition(5_000)];
         let none = Readers::open(&disk, 2).unwrap();
-        assert_eq!(none.holds(&ends, 10), [LogPosition(u64::MAX); 2]);
+        assert_eq!(none.holds(2), [LogPosition(u64::MAX); 2]);
         create(&disk, "a", &progress(100)).unwrap();
         create(&disk, "b", &progress(400)).unwrap();
         let readers = Readers::open(&disk, 2).unwrap();
-        assert_eq!(readers.holds(&ends, 20_000), [LogPosition(100), LogPosition(200)]);
-        // Each stream has half of the limit.
-        assert_eq!(readers.holds(&ends, 2_000), [LogPosition(100), LogPosition(4_000)]);
+        assert_eq!(readers.holds(2), [LogPosition(100), LogPosition(200)]);
         assert_eq!(readers.dropped_bytes(), 0);
         readers.note_dropped(&[LogPosition(0), LogPosition(500)]);
         assert_eq!(readers.dropped_bytes(), 300);

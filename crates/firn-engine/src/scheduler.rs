@@ -152,10 +152,10 @@ impl Engine {
             return Ok(Some(Step::Recycle));
         }
         self.upkeep.hold_memory(rooms);
-        // Writers find the next log segment ready.
         if self.flusher.is_log_started() {
-            rooms.log.prepare()?;
             self.release_log()?;
+            // Writers find the next log segment ready.
+            rooms.log.prepare()?;
         }
         Ok(None)
     }
@@ -315,10 +315,13 @@ impl Engine {
             _ => IDLE_MS,
         };
         while self.is_open() {
+            let was_requested = self.rooms.wakeup.is_flush_requested();
             let done = self.step(lane);
-            if done.is_ok() {
+            // Other work may succeed between two failures; only a lane without any is well.
+            if matches!(done, Ok(None)) {
                 retry_ms = RETRY_MS;
             }
+            let is_retry = done.is_err() && was_requested;
             let wait_ms = match done {
                 Ok(Some(_)) => continue,
                 Ok(None) => idle_ms,
@@ -342,16 +345,17 @@ impl Engine {
                     wait_ms
                 }
             };
-            self.wait_for_work(lane, Duration::from_millis(wait_ms));
+            self.wait_for_work(lane, Duration::from_millis(wait_ms), is_retry);
         }
     }
 
-    fn wait_for_work(&self, lane: Lane, limit: Duration) {
+    /// A flush that was requested and has failed, `is_retry`, waits like other work.
+    fn wait_for_work(&self, lane: Lane, limit: Duration, is_retry: bool) {
         let rooms = &self.rooms;
         if lane != Lane::Log {
             (rooms.options.on_idle)();
         }
-        let has_work = || lane == Lane::Head && rooms.wakeup.is_flush_requested();
+        let has_work = || lane == Lane::Head && !is_retry && rooms.wakeup.is_flush_requested();
         rooms.wakeup.wait(limit, has_work);
     }
 }

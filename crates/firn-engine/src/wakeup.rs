@@ -22,10 +22,12 @@ pub(crate) struct Wakeup {
 }
 
 impl Wakeup {
-    /// Makes the head's lane flush soon.
+    /// Makes the head's lane flush soon. While a request waits, another one does not wake the lane:
+    /// the flush may have failed, and then the lane waits to retry it.
     pub(crate) fn request_flush(&self) {
-        self.is_flush_requested.store(true, Ordering::Relaxed);
-        self.wake();
+        if !self.is_flush_requested.swap(true, Ordering::Relaxed) {
+            self.wake();
+        }
     }
 
     pub(crate) fn is_flush_requested(&self) -> bool {

@@ -25,6 +25,9 @@ pub struct LogStats {
     /// Bytes above the floors: the work of a recovery. Before [`Log::start`]: the bytes of all
     /// segments on disk.
     pub bytes: u64,
+    /// Bytes without entries in closed files that have entries above the floors. The next purge with
+    /// higher floors frees these files.
+    pub slack_bytes: u64,
     /// Segment files in use.
     pub segments: u64,
     /// Length of all segment files, including those that wait to be recycled.
@@ -350,20 +353,30 @@ impl Log {
 
     /// Keeps the entries above these positions, one per stream, for followers, whatever the floors:
     /// the next purges drop no segment that contains one. [`LogPosition`] of `u64::MAX` keeps
-    /// nothing. Call it before [`Log::start`] for followers of an earlier start.
-    pub fn hold(&self, positions: &[LogPosition]) {
+    /// nothing. Call it before [`Log::start`] for followers of an earlier start. Of the files that
+    /// only followers need, at most `bytes_max` per stream are kept from now on; the oldest go
+    /// first.
+    pub fn hold(&self, positions: &[LogPosition], bytes_max: u64) {
         let mut holds = self.holds.lock();
         holds.clear();
         holds.extend_from_slice(positions);
         holds.resize(self.setup.stream_count, NO_HOLD);
         if let Some(streams) = self.streams.get() {
-            streams.iter().zip(&*holds).for_each(|(stream, &hold)| stream.set_hold(hold));
+            streams
+                .iter()
+                .zip(&*holds)
+                .for_each(|(stream, &hold)| stream.set_hold(hold, bytes_max));
         }
     }
 
     /// Bytes of the segments that only followers need.
     pub fn held_bytes(&self) -> u64 {
         self.streams.get().into_iter().flatten().map(Stream::held_bytes).sum()
+    }
+
+    /// Whether closed segments have entries above the floors: a flush would free them.
+    pub fn has_closed_segments(&self) -> bool {
+        self.streams.get().into_iter().flatten().any(Stream::has_closed_above_floor)
     }
 
     /// The end of the entries in segments that this process dropped, one position per stream.
@@ -410,6 +423,7 @@ impl Log {
         for stream in streams {
             let counters = stream.queue().counters();
             stats.bytes += stream.live_bytes();
+            stats.slack_bytes += stream.slack_bytes();
             stats.segments += stream.segment_count() as u64;
             stats.disk_bytes += stream.disk_bytes();
             stats.entries += counters.entries;

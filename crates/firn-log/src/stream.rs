@@ -21,10 +21,12 @@ use crate::sync::Mutex;
 /// frees about four segments of 32 MiB.
 const SPARES_MAX: usize = 4;
 
-/// Size of the first segment after a start if no file can be recycled. Opening then zeroes this
-/// much instead of a whole segment (measured: two segments of 32 MiB take 20 to 300 ms). The next
+/// The first segment after a start has this part of the full length. Each start closes the segment
+/// of the process before, which may have only a few entries, and its file stays until the next
+/// flush. Opening also zeroes less (measured: two segments of 32 MiB take 20 to 300 ms). The next
 /// segment is made in the background.
-const START_BYTES: u64 = 1 << 20;
+const START_FRACTION: u64 = 32;
+const START_BYTES_MIN: u64 = 8 << 10;
 
 /// One of the log's parallel files.
 ///
@@ -42,12 +44,16 @@ pub(crate) struct Stream {
     old: Mutex<Vec<OldSegment>>,
     /// Segments below the floor whose files wait to be recycled.
     spares: Mutex<Vec<SegmentNo>>,
+    /// The first segment of this process.
+    first: SegmentNo,
     /// The end of the replayed entries, and the first position of this process. Nothing is between.
     resumed: (LogPosition, LogPosition),
     /// Replay needs nothing at or below this position.
     floor: AtomicU64,
     /// Followers need everything above this position, whatever the floor.
     hold: AtomicU64,
+    /// Limit of [`Stream::held_bytes`].
+    held_bytes_max: AtomicU64,
     /// The end of the entries in segments that this process dropped.
     dropped_end: AtomicU64,
     /// Start of the last sync under the interval policy.
@@ -88,6 +94,11 @@ impl OldSegment {
     fn is_free(&self, floor: LogPosition, hold: LogPosition) -> bool {
         self.end <= floor && !self.extent.is_some_and(|extent| extent.has_entries_after(hold))
     }
+
+    fn slack_bytes(&self) -> u64 {
+        let used = self.extent.map_or(0, |extent| extent.end.0.saturating_sub(extent.base.0));
+        self.bytes.saturating_sub(used)
+    }
 }
 
 /// The state in which a stream continues after recovery.
@@ -117,18 +128,21 @@ impl Stream {
         // Oldest first: the header after a segment names it, and a gap would look like a purge.
         let needed = resume.old.iter().find(|old| !old.is_free(resume.floor, hold));
         let needed = needed.map_or(SegmentNo(u64::MAX), |needed| needed.number);
-        let is_spare = |old: &OldSegment| {
+        let is_spare = |old: &OldSegment, bytes: u64| {
             let is_blank = old.end == LogPosition(0);
-            (is_blank || old.number < needed) && old.bytes == setup.options.segment_bytes
+            (is_blank || old.number < needed) && old.bytes == bytes
         };
-        let (mut spares, old): (Vec<OldSegment>, Vec<OldSegment>) =
-            resume.old.into_iter().partition(is_spare);
+        let (mut spares, mut old): (Vec<OldSegment>, Vec<OldSegment>) =
+            resume.old.into_iter().partition(|old| is_spare(old, setup.options.segment_bytes));
+        let start_bytes = start_bytes(setup);
+        let starter = old.iter().position(|old| is_spare(old, start_bytes));
+        let starter = starter.map(|idx| old.remove(idx));
         let more = spares.split_off(spares.len().min(SPARES_MAX));
-        let freed = spares.iter().filter_map(|spare| spare.extent);
+        let freed = spares.iter().chain(&starter).filter_map(|freed| freed.extent);
         let dropped_end = freed.fold(LogPosition(0), |end, freed| end.max(freed.entries_end()));
         let spares = Mutex::new(spares.iter().map(|spare| spare.number).collect::<Vec<_>>());
-        let start_bytes = START_BYTES.min(setup.options.segment_bytes);
-        let blank = next.take(id, setup, &**disk, &**clock, &spares, (start_bytes, None))?;
+        let starter = starter.map(|starter| starter.number);
+        let blank = next.take_first(id, setup, (&**disk, &**clock), starter, &spares)?;
         let header =
             Header { base: resume.base, previous: resume.previous, ..header_of(id, setup, &blank) };
         Ok(Stream {
@@ -140,9 +154,11 @@ impl Stream {
             next: Mutex::new(next),
             old: Mutex::new(more.into_iter().chain(old).collect()),
             spares,
+            first: blank.number,
             resumed: (resume.previous.map_or(resume.floor, |previous| previous.end), resume.base),
             floor: AtomicU64::new(resume.floor.0),
             hold: AtomicU64::new(hold.0),
+            held_bytes_max: AtomicU64::new(u64::MAX),
             dropped_end: AtomicU64::new(dropped_end.0),
             synced_at_ns: AtomicU64::new(clock.monotonic_ns()),
         })
@@ -208,9 +224,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Followers need everything above `hold`.
-    pub(crate) fn set_hold(&self, hold: LogPosition) {
+    /// Followers need everything above `hold`, in files of up to `bytes_max` in total.
+    pub(crate) fn set_hold(&self, hold: LogPosition, bytes_max: u64) {
         self.hold.store(hold.0, Ordering::Relaxed);
+        self.held_bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Removes the segments that end at or below `floor` and that no follower needs.
@@ -253,6 +270,20 @@ impl Stream {
         let (replayed_end, base) = self.resumed;
         let replayed = replayed_end.0.saturating_sub(floor);
         replayed + self.queue.end().0.saturating_sub(base.0.max(floor))
+    }
+
+    /// Whether a recovery needs a closed segment.
+    pub(crate) fn has_closed_above_floor(&self) -> bool {
+        let floor = self.floor.load(Ordering::Relaxed);
+        self.old.lock().iter().any(|old| old.end.0 > floor)
+    }
+
+    /// Bytes behind the entries in the closed files that a recovery needs: a restart leaves them.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        let floor = self.floor.load(Ordering::Relaxed);
+        let old = self.old.lock();
+        let above = old.iter().filter(|old| old.end.0 > floor);
+        above.map(OldSegment::slack_bytes).sum()
     }
 
     pub(crate) fn segment_count(&self) -> usize {
@@ -311,15 +342,23 @@ impl Stream {
         old.iter().filter(|old| old.end.0 <= floor).map(|old| old.bytes).sum()
     }
 
-    /// `None` before the current segment has its header: a start that finds no header takes an
-    /// older segment, or a record of its number in an unused file, as the proof that none is lost.
+    /// Before the current segment has its header, the newest one with entries of an earlier process
+    /// stays, as the proof that the stream was not lost. Segments of this process stay then, too:
+    /// records in unused files may name them.
     fn oldest_free(&self, floor: LogPosition) -> Option<OldSegment> {
         let current = self.queue.tail();
-        if current.end <= current.base {
-            return None;
+        let mut hold = LogPosition(self.hold.load(Ordering::Relaxed));
+        if self.held_bytes() > self.held_bytes_max.load(Ordering::Relaxed) {
+            hold = LogPosition(u64::MAX);
         }
-        let hold = LogPosition(self.hold.load(Ordering::Relaxed));
-        self.old.lock().first().copied().filter(|oldest| oldest.is_free(floor, hold))
+        let old = self.old.lock();
+        let (oldest, later) = old.split_first()?;
+        let is_proof = |old: &OldSegment| {
+            let entries_end = old.extent.map_or(0, |extent| extent.entries_end().0);
+            old.number < self.first && entries_end > 0
+        };
+        let is_proven = current.end > current.base || later.iter().any(is_proof);
+        (is_proven && oldest.is_free(floor, hold)).then_some(*oldest)
     }
 
     fn rotate(&self, full: SegmentNo) -> Result<()> {
@@ -339,7 +378,8 @@ impl Stream {
         let (disk, clock) = (&*self.disk, &*self.clock);
         // The caller holds `next`: the current segment stays current until it is taken.
         let new = (self.setup.options.segment_bytes, Some(self.queue.current()));
-        next.take(self.id, &self.setup, disk, clock, &self.spares, new)
+        let spares = (&self.spares, self.setup.options.segment_bytes);
+        next.take(self.id, (disk, clock), spares, new)
     }
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
@@ -358,15 +398,38 @@ impl Stream {
 }
 
 impl NextSegment {
-    /// The segment that was made ahead, else a recycled file, else a new file of `new_bytes`.
+    /// The first segment after a start: the short file `starter` recycled, else a new short one. A
+    /// full disk may still have a whole file to recycle.
+    fn take_first(
+        &mut self,
+        id: StreamId,
+        setup: &LogSetup,
+        (disk, clock): (&dyn Disk, &dyn Clock),
+        starter: Option<SegmentNo>,
+        spares: &Mutex<Vec<SegmentNo>>,
+    ) -> Result<BlankSegment> {
+        let new_bytes = start_bytes(setup);
+        let short = Mutex::new(starter.into_iter().collect());
+        let mut take = |spares, spare_bytes| {
+            self.take(id, (disk, clock), (spares, spare_bytes), (new_bytes, None))
+        };
+        let whole_bytes = setup.options.segment_bytes;
+        let is_whole = new_bytes == whole_bytes;
+        let first = if is_whole { take(spares, whole_bytes) } else { take(&short, new_bytes) };
+        match first {
+            Err(_) if !spares.lock().is_empty() => take(spares, whole_bytes),
+            first => first,
+        }
+    }
+
+    /// The segment that was made ahead, else a recycled file of `spares`, which have `spare_bytes`,
+    /// else a new file of `new_bytes`.
     /// `current` is the stream's current segment, if there is one yet.
     fn take(
         &mut self,
         id: StreamId,
-        setup: &LogSetup,
-        disk: &dyn Disk,
-        clock: &dyn Clock,
-        spares: &Mutex<Vec<SegmentNo>>,
+        (disk, clock): (&dyn Disk, &dyn Clock),
+        (spares, spare_bytes): (&Mutex<Vec<SegmentNo>>, u64),
         (new_bytes, current): (u64, Option<CurrentSegment>),
     ) -> Result<BlankSegment> {
         if let Some(blank) = self.blank.take() {
@@ -381,7 +444,7 @@ impl NextSegment {
             let Some(old) = spare else {
                 return segment::create_blank(disk, id.0, number, (new_bytes, nonce), current);
             };
-            let new = (number, setup.options.segment_bytes, nonce);
+            let new = (number, spare_bytes, nonce);
             match segment::recycle(disk, id.0, old, new, current) {
                 Ok(Some(blank)) => return Ok(blank),
                 // The file has another length, or the disk fails. Best effort: the next start finds
@@ -392,6 +455,13 @@ impl NextSegment {
             }
         }
     }
+}
+
+/// Length of the first segment after a start.
+fn start_bytes(setup: &LogSetup) -> u64 {
+    let whole = setup.options.segment_bytes;
+    let part = (whole / START_FRACTION).next_multiple_of(START_BYTES_MIN);
+    part.max(START_BYTES_MIN).max(2 * setup.unit_bytes).min(whole)
 }
 
 /// Distinguishes, as far as 32 bits can, all segments that ever used the same disk region.

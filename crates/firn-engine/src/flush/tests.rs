@@ -1,11 +1,11 @@
-//! The flush at a close is bounded.
+//! The flush at a close is bounded, and a flush frees the files of the log.
 
 use std::sync::Arc;
 
 use firn_model::{ErrorKind, Labels, QueryContext, RowBatch, SeriesRef, TimeRange};
 use firn_sim::Sim;
 
-use crate::{Engine, EngineOptions, RecoveryProgress, WalkOptions};
+use crate::{Engine, EngineOptions, Lane, RecoveryProgress, Step, WalkOptions};
 
 const DAY_MS: i64 = 24 * 3_600_000;
 
@@ -77,4 +77,54 @@ fn a_running_flush_of_many_tables_ends_at_a_stop() {
     engine.close(true).expect("closes");
     drop(engine);
     assert_eq!(sample_count(&open(&sim)), 1_000);
+}
+
+/// Each killed process leaves a file with few entries. Their sizes count for the limit of the log,
+/// so that a flush frees them.
+#[test]
+fn the_files_of_killed_processes_are_flushed_at_the_size_of_the_log() {
+    let sim = Sim::new(3);
+    let open = || {
+        let options = EngineOptions {
+            shard_count: 4,
+            log_bytes_max: 16 << 20,
+            flush_age_ms_max: i64::MAX,
+            ..EngineOptions::default()
+        };
+        Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+    };
+    let disk = sim.env().disk;
+    let file_count = || disk.list("log/0").expect("lists").len();
+    let mut most = 0;
+    for _ in 0..40 {
+        let engine = open();
+        write_days(&sim, &engine, 1);
+        while engine.step(Lane::Head).expect("a step").is_some() {}
+        most = most.max(file_count());
+    }
+    assert!((15..20).contains(&most), "{most} files");
+    assert_eq!(sample_count(&open()), 1);
+}
+
+/// A full disk has no room for the next segment of the log. A flush frees closed ones.
+#[test]
+fn a_full_disk_makes_a_flush_that_frees_the_log() {
+    let sim = Sim::new(4);
+    for _ in 0..5 {
+        write_days(&sim, &open(&sim), 1);
+    }
+    let engine = open(&sim);
+    write_days(&sim, &engine, 1);
+    let files = sim.disk.files();
+    let used = files.iter().map(|name| sim.disk.bytes(name).expect("bytes").len() as u64);
+    sim.disk.set_capacity_bytes(used.sum::<u64>() + (1 << 20));
+    let before = sim.env().disk.list("log/0").expect("lists").len();
+    // Conversions come first.
+    let mut steps = 0..10;
+    assert!(steps.any(|_| engine.step(Lane::Head).is_err()), "no room for the next segment");
+    assert_eq!(table_count(&sim), 0);
+    assert_eq!(engine.step(Lane::Head).expect("a step"), Some(Step::Flush));
+    let after = sim.env().disk.list("log/0").expect("lists").len();
+    assert_eq!((before, after), (6, 1));
+    assert_eq!(table_count(&sim), 1);
 }

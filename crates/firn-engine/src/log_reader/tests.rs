@@ -173,6 +173,35 @@ fn the_log_is_kept_for_a_reader_up_to_the_limit_and_the_rest_is_counted() {
     assert!(reader.save(&ReaderProgress::default()).is_err());
 }
 
+/// The limit holds for files, and without a write: each restart closes a file with few entries. What
+/// was read is dropped without a write, too.
+#[test]
+fn held_files_are_bounded_and_released_while_nobody_writes() {
+    let (sim, mut rng, mut world) = (Sim::new(7), Rng::new(7), Written::new());
+    let limit = 64 << 10;
+    let open = |sim: &Sim| open(sim, limit);
+    drop(open(&sim).log_reader("a").unwrap());
+    for round in 0..30 {
+        let engine = open(&sim);
+        write(&engine, &mut rng, &mut world, START_MS + round * 1_000);
+        engine.flush().unwrap();
+    }
+    let idle = |engine: &Engine| while engine.step(Lane::Head).unwrap().is_some() {};
+    let engine = open(&sim);
+    idle(&engine);
+    let held = engine.reader_held_bytes();
+    assert!((limit / 2..=limit).contains(&held), "{held}");
+    assert!(engine.reader_dropped_bytes() > 0);
+    let (mut reader, progress) = engine.log_reader("a").unwrap();
+    assert!(reader.bytes_after(&progress.done) > 0);
+    let mut found = Written::new();
+    read(&mut reader, &mut found, usize::MAX);
+    assert!(reader.bytes_after(&progress.done) > 0, "as long as they are not done");
+    idle(&engine);
+    // A file of each of the two streams stays, as the proof that the log was not lost.
+    assert_eq!(engine.reader_held_bytes(), 2 * (8 << 10));
+}
+
 #[test]
 fn a_range_is_read_again_exactly() {
     let (sim, mut rng, mut world) = (Sim::new(3), Rng::new(3), Written::new());

@@ -225,8 +225,12 @@ impl StreamFiles {
             Error::internal(format!("log stream {}: start before replay", self.id.0))
         })?;
         replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;
-        // From now on older segments may be removed, in any order.
-        let mut ahead = self.segments.iter().filter(|segment| segment.current_then.is_some());
+        // From now on older segments may be removed, in any order. Files without a record are
+        // written again, too: a failed sync may have left an earlier removal in the page cache only.
+        let is_ahead = |file: &&SegmentFile| {
+            file.current_then.is_some() || file.is_blank() && file.file_bytes >= HEADER_BYTES as u64
+        };
+        let mut ahead = self.segments.iter().filter(is_ahead);
         ahead.try_for_each(|segment| segment::clear_blank(&*segment.file))?;
         let next_number = self.next_number;
         // A retry after a failure must not use the number again: its file may exist.

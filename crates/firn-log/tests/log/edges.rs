@@ -141,6 +141,62 @@ fn segments_below_the_floor_are_purged() {
     }
 }
 
+/// A kill leaves a file with few entries until the next flush. It must not be of full length.
+#[test]
+fn killed_processes_leave_short_files_that_count_as_slack() {
+    const WHOLE_BYTES: u64 = 256 << 10;
+    let mut world = World::new(9);
+    let made = setup(WHOLE_BYTES, SyncPolicy::Always);
+    let bytes = |world: &World| -> u64 {
+        let files = world.sim.disk.files();
+        files.iter().map(|name| world.sim.disk.bytes(name).unwrap().len() as u64).sum()
+    };
+    // Without entries, the files of the process before are used again.
+    for _ in 0..10 {
+        started(&world, made.clone()).unwrap().prepare().unwrap();
+        assert!(bytes(&world) <= STREAM_COUNT as u64 * (WHOLE_BYTES + (8 << 10)));
+    }
+    for _ in 0..40 {
+        let log = started(&world, made.clone()).unwrap();
+        let position = world.append(&log, 100).unwrap();
+        world.commit(&log, &[position]).unwrap();
+        log.prepare().unwrap();
+    }
+    let most = STREAM_COUNT as u64 * WHOLE_BYTES + 43 * (8 << 10);
+    assert!(bytes(&world) <= most, "{} bytes of files", bytes(&world));
+    let log = started(&world, made).unwrap();
+    let stats = log.stats();
+    assert!(log.has_closed_segments());
+    assert!(stats.slack_bytes > 40 * (6 << 10), "{stats:?}");
+    assert!(stats.bytes + stats.slack_bytes <= 41 * (8 << 10), "{stats:?}");
+    // A flush frees them, even while the current segments are empty. The newest one with a header
+    // stays, as the proof that the stream was not lost.
+    let ends: Vec<_> = (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream))).collect();
+    log.purge(&ends).unwrap();
+    let stats = log.stats();
+    assert_eq!((stats.slack_bytes, log.has_closed_segments()), (0, false));
+    assert_eq!(log.held_bytes(), STREAM_COUNT as u64 * (8 << 10), "{stats:?}");
+}
+
+/// A full disk may have no room for a short file, but a whole one to recycle.
+#[test]
+fn a_start_on_a_full_disk_recycles_a_whole_file() {
+    let mut world = World::new(10);
+    let made = setup(256 << 10, SyncPolicy::Always);
+    let log = started(&world, made.clone()).unwrap();
+    log.prepare().unwrap();
+    for _ in 0..20 {
+        let position = world.append(&log, 100).unwrap();
+        world.commit(&log, &[position]).unwrap();
+    }
+    drop(log);
+    let files = world.sim.disk.files();
+    let used = files.iter().map(|name| world.sim.disk.bytes(name).unwrap().len() as u64);
+    world.sim.disk.set_capacity_bytes(used.sum());
+    let log = started(&world, made).unwrap();
+    append(&log, 10).unwrap();
+}
+
 /// A purged file becomes a later segment. Few files are created, none is zeroed, and no old entry
 /// is replayed.
 #[test]

@@ -143,7 +143,7 @@ fn many_lives(world: &mut World, with_failures: bool) {
 /// Opens, works and reads for some steps, reads the rest if the disk works.
 fn live(world: &mut World, reading: &mut Reading, setup: LogSetup, steps: u64) -> Result<()> {
     let log = world.open(setup)?;
-    log.hold(&reading.stored);
+    log.hold(&reading.stored, u64::MAX);
     let replayed = world.replay(&log)?;
     log.start()?;
     let held: Vec<Vec<Fate>> = world
@@ -170,7 +170,7 @@ fn live(world: &mut World, reading: &mut Reading, setup: LogSetup, steps: u64) -
             1 => world.purge(&log),
             2 => {
                 followers.iter().for_each(|follower| reading.store(follower));
-                log.hold(&reading.stored);
+                log.hold(&reading.stored, u64::MAX);
                 Ok(())
             }
             3 => {
@@ -228,7 +228,7 @@ fn segments_below_the_floor_stay_while_a_follower_needs_them() {
     let mut world = World::new(1);
     let log = filled(&mut world);
     let live_bytes = log.stats().bytes;
-    log.hold(&[LogPosition(0); STREAM_COUNT]);
+    log.hold(&[LogPosition(0); STREAM_COUNT], u64::MAX);
     log.purge(&ends(&log)).unwrap();
     assert_eq!(log.stats().bytes, 0, "a recovery needs nothing");
     assert!(log.held_bytes() > live_bytes / 2, "{} of {live_bytes}", log.held_bytes());
@@ -239,7 +239,7 @@ fn segments_below_the_floor_stay_while_a_follower_needs_them() {
     });
     floors.for_each(drop);
     let log = world.open(setup(8 << 10, SyncPolicy::Always)).unwrap();
-    log.hold(&[LogPosition(0); STREAM_COUNT]);
+    log.hold(&[LogPosition(0); STREAM_COUNT], u64::MAX);
     world.replay(&log).unwrap();
     log.start().unwrap();
     for _ in 0..100 {
@@ -251,9 +251,41 @@ fn segments_below_the_floor_stay_while_a_follower_needs_them() {
         reading.read(&world, &log, &mut follower, u64::MAX).unwrap();
     }
     reading.check(&world);
-    log.hold(&ends(&log));
+    log.hold(&ends(&log), u64::MAX);
     log.purge(&ends(&log)).unwrap();
     assert_eq!(log.held_bytes(), 0);
+}
+
+/// The limit is one of files, as the disk has them: each restart closes a file with few entries.
+#[test]
+fn files_that_only_followers_need_are_bounded() {
+    let mut world = World::new(3);
+    let made = setup(256 << 10, SyncPolicy::Always);
+    let open = |world: &mut World| {
+        let log = world.open(made.clone()).unwrap();
+        log.hold(&[LogPosition(0); STREAM_COUNT], u64::MAX);
+        world.replay(&log).unwrap();
+        log.start().unwrap();
+        world.is_started = true;
+        log
+    };
+    for _ in 0..90 {
+        let log = open(&mut world);
+        let position = world.append(&log, 100).unwrap();
+        world.commit(&log, &[position]).unwrap();
+    }
+    // Nothing is written since the start.
+    let log = open(&mut world);
+    log.purge(&ends(&log)).unwrap();
+    assert!(log.held_bytes() >= 90 * (8 << 10), "{}", log.held_bytes());
+    let limit = 64 << 10;
+    log.hold(&[LogPosition(0); STREAM_COUNT], limit);
+    log.purge(&ends(&log)).unwrap();
+    assert_eq!(log.held_bytes(), STREAM_COUNT as u64 * limit);
+    // Once they are read, only the proof of the stream is kept.
+    log.hold(&ends(&log), limit);
+    log.purge(&ends(&log)).unwrap();
+    assert_eq!(log.held_bytes(), STREAM_COUNT as u64 * (8 << 10));
 }
 
 #[test]
@@ -265,7 +297,7 @@ fn a_follower_of_a_dropped_segment_continues_with_the_oldest_and_reports_the_gap
     for follower in &mut followers {
         reading.read(&world, &log, follower, 2).unwrap();
     }
-    log.hold(&[]);
+    log.hold(&[], u64::MAX);
     log.purge(&ends(&log)).unwrap();
     // The files are overwritten.
     for _ in 0..300 {

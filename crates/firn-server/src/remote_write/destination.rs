@@ -188,7 +188,7 @@ pub(super) async fn run(
                 continue;
             }
         }
-        to.totals.behind_bytes.set(if feed.is_at_end { 0 } else { feed.reader.behind_bytes() });
+        to.totals.behind_bytes.set(feed.undelivered_bytes());
         if feed.samples.is_empty() {
             waits_since = None;
             if stored.elapsed() >= STORE_INTERVAL && feed.has_moved() {
@@ -225,7 +225,7 @@ pub(super) async fn run(
             }
         };
         waits_since = None;
-        let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.reader.behind_bytes();
+        let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.undelivered_bytes();
         let memory = to.request_memory(&requests, window.shards.len());
         let work = (window, &memory, behind_bytes);
         if !send_window(&to, &shared, work, &mut connections, &stopping).await {
@@ -263,6 +263,14 @@ impl Feed {
     /// Whether the log may have entries after the position. They may not be committed yet.
     fn has_news(&self) -> bool {
         !self.is_at_end || self.reader.behind_bytes() > 0
+    }
+
+    /// Bytes of the log that the destination has not received.
+    fn undelivered_bytes(&self) -> u64 {
+        if self.samples.is_empty() && self.is_at_end && !self.is_retry() {
+            return 0;
+        }
+        self.reader.bytes_after(&self.progress.done)
     }
 
     /// Whether there is a part of the log that needs no request.

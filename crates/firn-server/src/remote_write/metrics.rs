@@ -50,7 +50,7 @@ pub(super) struct SenderTotals {
     pub(super) metadata_failed: Number,
     /// Shards of the current window.
     pub(super) shards: Number,
-    /// Bytes of the log after the position.
+    /// Bytes of the log that the destination has not received.
     pub(super) behind_bytes: Number,
     highest_read_ms: AtomicI64,
     highest_sent_ms: AtomicI64,
