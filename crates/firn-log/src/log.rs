@@ -25,8 +25,8 @@ pub struct LogStats {
     /// Bytes above the floors: the work of a recovery. Before [`Log::start`]: the bytes of all
     /// segments on disk.
     pub bytes: u64,
-    /// Bytes without entries in closed files that have entries above the floors. The next purge with
-    /// higher floors frees these files.
+    /// Bytes without entries in closed files that have entries above the floors. The next purge
+    /// with higher floors frees these files.
     pub slack_bytes: u64,
     /// Segment files in use.
     pub segments: u64,
@@ -354,8 +354,8 @@ impl Log {
     /// Keeps the entries above these positions, one per stream, for followers, whatever the floors:
     /// the next purges drop no segment that contains one. [`LogPosition`] of `u64::MAX` keeps
     /// nothing. Call it before [`Log::start`] for followers of an earlier start. Of the files that
-    /// only followers need, at most `bytes_max` per stream are kept from now on; the oldest go
-    /// first.
+    /// only followers need, at most `bytes_max` per stream are kept from now on; the oldest are
+    /// dropped first.
     pub fn hold(&self, positions: &[LogPosition], bytes_max: u64) {
         let mut holds = self.holds.lock();
         holds.clear();

@@ -173,8 +173,8 @@ fn the_log_is_kept_for_a_reader_up_to_the_limit_and_the_rest_is_counted() {
     assert!(reader.save(&ReaderProgress::default()).is_err());
 }
 
-/// The limit holds for files, and without a write: each restart closes a file with few entries. What
-/// was read is dropped without a write, too.
+/// The limit holds for files, and without a write: each restart closes a file with few entries.
+/// Entries that were read are dropped without a write, too.
 #[test]
 fn held_files_are_bounded_and_released_while_nobody_writes() {
     let (sim, mut rng, mut world) = (Sim::new(7), Rng::new(7), Written::new());

@@ -226,7 +226,8 @@ impl StreamFiles {
         })?;
         replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;
         // From now on older segments may be removed, in any order. Files without a record are
-        // written again, too: a failed sync may have left an earlier removal in the page cache only.
+        // written again, too: a failed sync may have left an earlier removal in the page cache
+        // only.
         let is_ahead = |file: &&SegmentFile| {
             file.current_then.is_some() || file.is_blank() && file.file_bytes >= HEADER_BYTES as u64
         };

@@ -184,13 +184,14 @@ settings! {
     /// measured speed of this machine. A machine that cannot flush as fast takes longer.
     restart_time_max: Span = "2s", not_with(&["read-only"]);
 
-    /// Size of the log that starts a flush, at least 16 MiB. At twice this size writes are refused
-    /// with status 429.
+    /// Size of the log that starts a flush, at least 16 MiB; unused ends of files count, as killed
+    /// processes leave them. At twice this size, without these ends, writes are refused with status
+    /// 429.
     log_bytes_max: ByteSize = "1GiB", bounds(LOG_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Size of the log that is kept for destinations of `remote_write` which have not received it,
-    /// beyond the log that a restart needs. Beyond it the oldest part is dropped, and counted in
-    /// `firn_remote_write_log_dropped_bytes_total`.
+    /// Size of the files of the log that are kept for destinations of `remote_write` which have not
+    /// received them, beyond the log that a restart needs. Beyond it the oldest part is dropped,
+    /// and counted in `firn_remote_write_log_dropped_bytes_total`.
     remote_write_log_max: ByteSize = "4GiB", not_with(&["read-only"]);
 
     /// Age at which samples in memory and log are flushed to tables.
