@@ -925,7 +925,7 @@ fn move_a_sample(
         Interruption::Killed => {
             drop(engine);
             // About as many changes as a start makes.
-            sim.faults.crash_at(sim.faults.change_count() + seed % 44);
+            sim.faults.crash_at(sim.faults.change_count() + seed % 42);
             assert!(try_open(sim.env(), options()).is_err(), "the power goes");
             sim.restart();
             open_with(&sim, options())
