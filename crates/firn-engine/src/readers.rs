@@ -224,9 +224,7 @@ impl Engine {
 impl Readers {
     fn keep(&self, rooms: &Rooms) {
         let holds = self.holds(rooms.streams().count());
-        let bytes_max = rooms.options.reader_log_bytes_max;
-        let part = bytes_max.checked_div(holds.len() as u64).unwrap_or(0);
-        rooms.log.hold(&holds, part);
+        rooms.log.hold(&holds, rooms.options.reader_log_bytes_max);
     }
 }
 

@@ -354,18 +354,16 @@ impl Log {
     /// Keeps the entries above these positions, one per stream, for followers, whatever the floors:
     /// the next purges drop no segment that contains one. [`LogPosition`] of `u64::MAX` keeps
     /// nothing. Call it before [`Log::start`] for followers of an earlier start. Of the files that
-    /// only followers need, at most `bytes_max` per stream are kept from now on; the oldest are
-    /// dropped first.
+    /// only followers need, at most `bytes_max` are kept once the log has started, the same part
+    /// for each stream; the oldest are dropped first.
     pub fn hold(&self, positions: &[LogPosition], bytes_max: u64) {
         let mut holds = self.holds.lock();
         holds.clear();
         holds.extend_from_slice(positions);
         holds.resize(self.setup.stream_count, NO_HOLD);
         if let Some(streams) = self.streams.get() {
-            streams
-                .iter()
-                .zip(&*holds)
-                .for_each(|(stream, &hold)| stream.set_hold(hold, bytes_max));
+            let part = bytes_max.checked_div(streams.len() as u64).unwrap_or(0);
+            streams.iter().zip(&*holds).for_each(|(stream, &hold)| stream.set_hold(hold, part));
         }
     }
 

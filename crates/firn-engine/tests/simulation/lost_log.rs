@@ -35,7 +35,7 @@ fn write(engine: &Engine, series: std::ops::Range<usize>, ts: i64) {
     engine.write(&mut batch).expect("a write");
 }
 
-fn count(engine: &Engine) -> usize {
+pub(crate) fn count(engine: &Engine) -> usize {
     let seen = ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read");
     seen.sample_count()
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
 use firn_env::{Disk, Env};
-use firn_model::{Error, ErrorKind, Labels, Result, RowBatch, TimeRange};
-use firn_sim::{ObservedSamples, Sim, SimBucket, SimDisk};
+use firn_model::{Error, ErrorKind, Labels, Result, RowBatch};
+use firn_sim::{Sim, SimBucket, SimDisk};
+
+use crate::lost_log::count;
 
 fn options() -> EngineOptions {
     EngineOptions {
@@ -32,11 +34,6 @@ fn write(engine: &Engine, ts: i64) {
         batch.push(found.expect("resolves"), ts, ts as f64);
     }
     engine.write(&mut batch).expect("a write");
-}
-
-fn count(engine: &Engine) -> usize {
-    let seen = ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read");
-    seen.sample_count()
 }
 
 /// Samples on the slow tier, in local tables, and in the log alone.
