@@ -92,6 +92,10 @@ impl DiskFile for FarFile {
         self.0.stamp()
     }
 
+    fn is_in_place(&self) -> bool {
+        self.0.is_in_place()
+    }
+
     fn map(&self) -> Result<Mapped> {
         self.0.map()
     }

@@ -67,6 +67,20 @@ impl Ledger {
         apply()
     }
 
+    /// Writes the whole manifest again if another program has removed or replaced it. Returns
+    /// whether.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full.
+    pub(crate) fn replace_lost_manifest(&self, rooms: &Rooms) -> Result<bool> {
+        let mut manifest = self.manifest.lock();
+        if manifest.is_in_place()? {
+            return Ok(false);
+        }
+        manifest.replace_lost(&self.whole_state(rooms))?;
+        Ok(true)
+    }
+
     /// Holds back manifest edits until the returned guard is dropped.
     pub(crate) fn hold_edits(&self) -> impl Sized + '_ {
         self.manifest.lock()

@@ -164,7 +164,7 @@ pub struct Engine {
     counters: stats::Counters,
     recovery: replayed::ReplayedLog,
     readers: readers::Readers,
-    _locks: open::FolderLocks,
+    locks: open::FolderLocks,
 }
 
 impl Engine {

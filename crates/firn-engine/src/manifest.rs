@@ -71,17 +71,8 @@ impl Manifest {
     /// `Corrupt` if a record is damaged in both copies and others follow it; `Invalid` for a file
     /// of a newer version.
     pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, ManifestContents)> {
-        let mut file_nos: Vec<u64> = disk
-            .list(FOLDER)?
-            .iter()
-            .filter_map(|name| name.split_once('.'))
-            .filter(|(_, copy)| COPIES.contains(copy))
-            .filter_map(|(number, _)| number.parse().ok())
-            .collect();
-        file_nos.sort_unstable();
-        file_nos.dedup();
         // A file gets its name only when it is complete, and older ones are removed afterwards.
-        let Some(&file_no) = file_nos.last() else {
+        let Some(&file_no) = file_nos(&*disk)?.last() else {
             let manifest = Manifest { disk, file_no: 0, current: None };
             return Ok((manifest, ManifestContents::default()));
         };
@@ -118,6 +109,29 @@ impl Manifest {
         current.append(&encoded)?;
         self.current = Some(current);
         Ok(())
+    }
+
+    /// Whether the current file is still there and the newest one. If another program has removed
+    /// or replaced it, no start would find the next edits.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails.
+    pub(crate) fn is_in_place(&self) -> Result<bool> {
+        let Some(current) = &self.current else { return Ok(true) };
+        let is_newest = file_nos(&*self.disk)?.last() == Some(&self.file_no);
+        Ok(is_newest && current.copies.iter().all(|copy| copy.is_in_place()))
+    }
+
+    /// Writes `state` to a file that a start prefers to all others in the folder.
+    ///
+    /// # Errors
+    /// As [`Manifest::commit`].
+    pub(crate) fn replace_lost(&mut self, state: &Edit) -> Result<()> {
+        let newest = file_nos(&*self.disk)?.last().copied().unwrap_or_default();
+        self.file_no = self.file_no.max(newest);
+        self.disk.create_dir(FOLDER)?;
+        self.disk.sync_dir("")?;
+        self.begin_file(state, 0)
     }
 
     /// Starts the next file with the whole state, then removes the older ones.
@@ -163,6 +177,9 @@ impl Manifest {
             self.disk.rename(&unfinished_path(file_no, copy), &path(file_no, copy))?;
         }
         self.disk.sync_dir(FOLDER)?;
+        for (file, copy) in current.copies.iter_mut().zip(COPIES) {
+            *file = self.disk.open(&path(file_no, copy), OpenMode::Write)?;
+        }
         self.current = Some(current);
         self.remove_older()
     }
@@ -205,6 +222,17 @@ impl OpenFile {
         self.next_edit_no += 1;
         Ok(())
     }
+}
+
+/// The numbers of the complete files in the folder, in order.
+fn file_nos(disk: &dyn Disk) -> Result<Vec<u64>> {
+    let names = disk.list(FOLDER)?;
+    let copies = names.iter().filter_map(|name| name.split_once('.'));
+    let ours = copies.filter(|(_, copy)| COPIES.contains(copy));
+    let mut file_nos: Vec<u64> = ours.filter_map(|(number, _)| number.parse().ok()).collect();
+    file_nos.sort_unstable();
+    file_nos.dedup();
+    Ok(file_nos)
 }
 
 fn path(file_no: u64, copy: &str) -> String {

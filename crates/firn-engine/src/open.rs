@@ -51,8 +51,15 @@ use crate::wakeup::Wakeup;
 
 /// The locks of an open database, held until it is dropped.
 pub(crate) struct FolderLocks {
-    _data: Box<dyn FolderLock>,
-    _log: Option<Box<dyn FolderLock>>,
+    data: Box<dyn FolderLock>,
+    log: Option<Box<dyn FolderLock>>,
+}
+
+impl FolderLocks {
+    /// Whether the paths of the folders still lead to those that were opened.
+    pub(crate) fn are_in_place(&self) -> bool {
+        self.data.is_in_place() && self.log.as_ref().is_none_or(|log| log.is_in_place())
+    }
 }
 
 /// The engine's state in the manifest.
@@ -235,7 +242,7 @@ fn open_as_recorded(
         counters: Counters::default(),
         recovery,
         readers,
-        _locks: locks,
+        locks,
     };
     // A database larger than its memory limit still opens; new writes are refused until it fits.
     engine.upkeep.hold_memory(&engine.rooms);
@@ -249,7 +256,7 @@ fn open_as_recorded(
 fn lock(env: &Env) -> Result<FolderLocks> {
     let data = env.disk.lock()?;
     let log = env.log.as_ref().map(|disk| disk.lock()).transpose()?;
-    Ok(FolderLocks { _data: data, _log: log })
+    Ok(FolderLocks { data, log })
 }
 
 /// Refuses a slow tier whose bucket does not exist or whose credentials are wrong: without a person

@@ -60,8 +60,8 @@ pub enum Lane {
     Head,
     /// Compactions, uploads, retention, garbage, merges of index files.
     Tree,
-    /// Syncs at the interval of [`crate::EngineOptions::log`] when no commit does. Idle with other
-    /// policies.
+    /// Syncs at the interval of [`crate::EngineOptions::log`] when no commit does, if it has one.
+    /// Replaces files of log and manifest that other programs have removed.
     Log,
 }
 
@@ -115,7 +115,9 @@ impl Engine {
             Lane::Head | Lane::Log if self.rooms.options.read_only => Ok(None),
             Lane::Head => self.step_head(),
             Lane::Tree => self.step_tree(),
-            Lane::Log => self.sync_at_interval().map(|()| None),
+            Lane::Log => {
+                self.sync_at_interval().and_then(|()| self.replace_lost_files()).map(|()| None)
+            }
         };
         if done.as_ref().is_err_and(|e| *e.kind() == ErrorKind::Unavailable) {
             // The disk may be full: segments kept for reuse make room for tables.
@@ -169,6 +171,36 @@ impl Engine {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Replaces files of log and manifest that other programs have removed: without them a start
+    /// would not find the next writes. Lost entries of the log make a flush due.
+    fn replace_lost_files(&self) -> Result<()> {
+        let rooms = &self.rooms;
+        // New files would get into a folder that is not the database's.
+        if !self.flusher.is_log_started() || !self.is_folder_in_place() {
+            return Ok(());
+        }
+        for path in rooms.log.leave_lost_files()? {
+            tracing::error!(
+                "another program has removed or replaced the log file {path}: its samples are \
+                 flushed to tables, and the log continues in a new file"
+            );
+            rooms.wakeup.request_flush();
+        }
+        if self.ledger.replace_lost_manifest(rooms)? {
+            tracing::error!(
+                "another program has removed or replaced the manifest: it is written again"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether the path of the data folder, and that of the log's, still leads to the folder that
+    /// was opened. Otherwise another program has removed, moved or replaced it, and the caller
+    /// should close the database: new files would get into another folder.
+    pub fn is_folder_in_place(&self) -> bool {
+        self.locks.are_in_place()
     }
 
     fn step_tree(&self) -> Result<Option<Step>> {

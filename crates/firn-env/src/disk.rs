@@ -86,7 +86,13 @@ pub trait Disk: fmt::Debug + Send + Sync {
 }
 
 /// A lock on a folder, released on drop.
-pub trait FolderLock: fmt::Debug + Send + Sync {}
+pub trait FolderLock: fmt::Debug + Send + Sync {
+    /// As [`DiskFile::is_in_place`], of the file in the folder that is locked. If it is not in
+    /// place, the folder was removed, moved or replaced.
+    fn is_in_place(&self) -> bool {
+        true
+    }
+}
 
 /// One open file. All calls may come from several threads.
 pub trait DiskFile: fmt::Debug + Send + Sync {
@@ -137,6 +143,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// `Unavailable` if the disk fails.
     fn stamp(&self) -> Result<Option<FileStamp>> {
         Ok(None)
+    }
+
+    /// Whether the path with which it was opened still leads to it. `false` once another program
+    /// has removed, moved or replaced it. `true` if the disk cannot determine it.
+    fn is_in_place(&self) -> bool {
+        true
     }
 
     /// The file as memory, if the processor writes to the device directly. Then no system call is

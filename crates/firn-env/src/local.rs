@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -53,6 +53,7 @@ struct LocalFile {
 struct LocalLock {
     /// `None` for a folder without a lock file, which no process has ever opened.
     file: Option<File>,
+    path: PathBuf,
 }
 
 impl LocalDisk {
@@ -233,6 +234,11 @@ impl DiskFile for LocalFile {
         Ok(FileStamp::of(&metadata, SystemTime::now()))
     }
 
+    /// Two system calls.
+    fn is_in_place(&self) -> bool {
+        leads_to(&self.path, &self.file)
+    }
+
     fn map(&self) -> Result<Mapped> {
         if self.is_empty()? {
             // The system cannot map an empty range.
@@ -284,7 +290,7 @@ impl LocalLock {
         }
         // The lock holds without the id, for which a full disk has no room.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(LocalLock { file: Some(file) })
+        Ok(LocalLock { file: Some(file), path })
     }
 
     /// Excludes [`LocalLock::take`] and leaves the file as it is.
@@ -293,24 +299,41 @@ impl LocalLock {
         let failed = |e| io_error("lock", &path, e);
         let mut file = match OpenOptions::new().read(true).custom_flags(no_links()).open(&path) {
             Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(LocalLock { file: None }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(LocalLock { file: None, path });
+            }
             Err(e) => return Err(failed(e)),
         };
         match file.try_lock_shared() {
-            Ok(()) => Ok(LocalLock { file: Some(file) }),
+            Ok(()) => Ok(LocalLock { file: Some(file), path }),
             Err(TryLockError::WouldBlock) => Err(held(&path, &mut file)),
             Err(TryLockError::Error(error)) => Err(failed(error)),
         }
     }
 }
 
-impl FolderLock for LocalLock {}
+impl FolderLock for LocalLock {
+    fn is_in_place(&self) -> bool {
+        self.file.as_ref().is_none_or(|file| leads_to(&self.path, file))
+    }
+}
 
 impl Drop for LocalLock {
     fn drop(&mut self) {
         // Closing the file is not enough: a process that another thread starts at this time has a
         // copy of it until it executes its program.
         let _ = self.file.as_ref().map(File::unlock);
+    }
+}
+
+/// Whether `path` is the path of `file`. A file system that fails does not show it.
+fn leads_to(path: &Path, file: &File) -> bool {
+    let Ok(opened) = file.metadata() else { return true };
+    match fs::metadata(path) {
+        Ok(found) => (found.dev(), found.ino()) == (opened.dev(), opened.ino()),
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }
     }
 }
 
@@ -504,6 +527,27 @@ mod tests {
         pipe(&bucket.root().join(".firn-bucket/lock"));
         let put = crate::Bucket::put(&bucket, "a", Arc::from(*b"x"), crate::PutMode::Create);
         put.unwrap_err();
+    }
+
+    #[test]
+    fn a_file_or_lock_that_was_moved_or_replaced_is_not_in_place() {
+        let (_folder, disk) = disk();
+        let (path, moved) = (disk.root().join("a"), disk.root().join("b"));
+        let file = disk.open("a", OpenMode::Create).unwrap();
+        assert!(file.is_in_place());
+        fs::rename(&path, &moved).unwrap();
+        assert!(!file.is_in_place());
+        fs::write(&path, "").unwrap();
+        assert!(!file.is_in_place());
+        fs::rename(&moved, &path).unwrap();
+        assert!(file.is_in_place());
+        let lock = disk.lock().unwrap();
+        assert!(lock.is_in_place());
+        let other = disk.root().with_extension("moved");
+        fs::rename(disk.root(), other).unwrap();
+        assert!(!lock.is_in_place() && !file.is_in_place());
+        fs::write(disk.root(), "").unwrap();
+        assert!(!lock.is_in_place() && !file.is_in_place());
     }
 
     #[test]

@@ -201,6 +201,10 @@ impl DiskFile for MemoryFile {
         self.below.stamp()
     }
 
+    fn is_in_place(&self) -> bool {
+        self.below.is_in_place()
+    }
+
     fn memory(&self) -> Option<&dyn Memory> {
         let is_mapped = self.mapping.read().unwrap_or_else(PoisonError::into_inner).is_some();
         (self.lines.is_some() && is_mapped).then_some(self)

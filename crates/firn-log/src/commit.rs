@@ -94,6 +94,17 @@ impl Queue {
         self.state.lock().end
     }
 
+    /// Whether the path of the current segment's file still leads to it.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let file = self.state.lock().segment.file();
+        file.is_in_place()
+    }
+
+    /// See [`QueueState::lose`].
+    pub(crate) fn lose(&self, floor: LogPosition, through: LogPosition) {
+        self.state.lock().lose(floor, through);
+    }
+
     /// Upper end of the range that a failed sync lost after it was committed.
     pub(crate) fn lost_through(&self) -> LogPosition {
         self.state.lock().lost_through()
@@ -205,7 +216,8 @@ impl Queue {
     /// The error for positions that were committed before a sync failed.
     pub(crate) fn lost_error(&self) -> Error {
         Error::unavailable(format!(
-            "log {}: a sync failed; the writes before it become durable with the next flush",
+            "log {}: a sync failed or a file was lost; the writes before it become durable with \
+             the next flush",
             self.name
         ))
     }

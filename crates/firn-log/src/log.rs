@@ -42,8 +42,8 @@ pub struct LogStats {
     pub syncs: u64,
     /// Group commits that failed.
     pub failures: u64,
-    /// Whether a range above the floors was acknowledged before its sync failed: see
-    /// [`Log::harden`].
+    /// Whether a range above the floors was acknowledged before its sync failed, or was in a file
+    /// that was lost: see [`Log::harden`] and [`Log::leave_lost_files`].
     pub has_lost_commits: bool,
 }
 
@@ -339,6 +339,20 @@ impl Log {
     /// `Unavailable` when the disk fails or is full.
     pub fn prepare(&self) -> Result<()> {
         self.streams()?.iter().try_for_each(Stream::prepare)
+    }
+
+    /// Continues in new files if other programs have removed, moved or replaced files that a
+    /// recovery needs. Their entries count as lost ([`LogStats::has_lost_commits`]) until they are
+    /// durable elsewhere. Returns the paths of these files.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails or is full.
+    pub fn leave_lost_files(&self) -> Result<Vec<String>> {
+        let mut lost = Vec::new();
+        for stream in self.streams()? {
+            lost.append(&mut stream.leave_lost_files()?);
+        }
+        Ok(lost)
     }
 
     /// Drops the segments below the floors, one floor per stream. Everything up to a floor must be

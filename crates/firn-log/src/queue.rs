@@ -65,8 +65,8 @@ pub(crate) struct QueueState {
     pub(crate) committed: LogPosition,
     /// Synced.
     pub(crate) durable: LogPosition,
-    /// The range that was committed without a sync before a sync failed. The log can no longer make
-    /// it durable.
+    /// The range that was committed without a sync before a sync failed, or in a file
+    /// that another program removed. The log can no longer make it durable.
     lost: LostRange,
     /// Number of batches. While `is_led`, the number of the batch in flight.
     pub(crate) batch: u64,
@@ -175,6 +175,11 @@ impl QueueState {
     /// Whether `position` was committed, but a power loss may still lose it.
     pub(crate) fn is_lost(&self, position: LogPosition) -> bool {
         self.lost.after < position && position <= self.lost.through
+    }
+
+    /// Everything above `floor` and up to `through` was committed, and a restart will not find it.
+    pub(crate) fn lose(&mut self, floor: LogPosition, through: LogPosition) {
+        self.lost = LostRange { after: floor, through };
     }
 
     /// Upper end of the lost range. Nothing above it is lost.
@@ -407,6 +412,10 @@ impl QueueState {
 impl Segment {
     fn new(header: Header, file: Arc<dyn DiskFile>) -> Segment {
         Segment { header, file, written_bytes: 0, failed_at: None }
+    }
+
+    pub(crate) fn file(&self) -> Arc<dyn DiskFile> {
+        Arc::clone(&self.file)
     }
 
     /// The record of this segment, which ended at `end`, for the header of the next one. A segment

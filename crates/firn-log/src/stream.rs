@@ -224,6 +224,44 @@ impl Stream {
         Ok(())
     }
 
+    /// Continues in a new segment if another program has removed or replaced files that a recovery
+    /// needs. Their entries count as lost until the floor is above them. Returns their paths.
+    pub(crate) fn leave_lost_files(&self) -> Result<Vec<String>> {
+        let mut next = self.next.lock();
+        let lost = self.lost_files()?;
+        if lost.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The folder and the file that was made ahead may be lost, too.
+        self.disk.create_dir(&segment::folder(self.id.0))?;
+        self.disk.sync_dir("log")?;
+        self.disk.sync_dir("")?;
+        next.blank = next.blank.take().filter(|blank| blank.file.is_in_place());
+        let full = self.queue.tip().segment;
+        let end = self.continue_in_next(&mut next, full)?;
+        self.queue.lose(LogPosition(self.floor.load(Ordering::Relaxed)), end);
+        Ok(lost)
+    }
+
+    /// The paths that should lead to the current segment and to closed ones above the floor, and do
+    /// not. Of closed ones only the names are examined, and none that is known to be lost.
+    fn lost_files(&self) -> Result<Vec<String>> {
+        let floor = self.queue.lost_through().0.max(self.floor.load(Ordering::Relaxed));
+        let current = self.queue.current();
+        let found = self.disk.list(&segment::folder(self.id.0))?;
+        let old = self.old.lock();
+        let needed = old.iter().filter(|old| old.end.0 > floor).map(|old| old.number);
+        let mut lost: Vec<String> = needed
+            .map(|number| segment::path(self.id.0, number))
+            .filter(|path| !found.iter().any(|name| path.ends_with(&format!("/{name}"))))
+            .collect();
+        // Before its first write it has nothing to lose, but no later start would find it.
+        if !self.queue.is_in_place() {
+            lost.push(segment::path(self.id.0, current.number));
+        }
+        Ok(lost)
+    }
+
     /// Followers need everything above `hold`, in files of up to `bytes_max` in total.
     pub(crate) fn set_hold(&self, hold: LogPosition, bytes_max: u64) {
         self.hold.store(hold.0, Ordering::Relaxed);
@@ -366,12 +404,17 @@ impl Stream {
         if self.queue.tip().segment != full {
             return Ok(());
         }
-        let blank = self.take_whole(&mut next)?;
+        self.continue_in_next(&mut next, full).map(drop)
+    }
+
+    /// Closes the current segment `full`. Returns its end.
+    fn continue_in_next(&self, next: &mut NextSegment, full: SegmentNo) -> Result<LogPosition> {
+        let blank = self.take_whole(next)?;
         let header = header_of(self.id, &self.setup, &blank);
         let bytes = self.queue.segment_bytes();
         let (extent, end) = self.queue.rotate(header, blank.file);
         self.old.lock().push(OldSegment { number: full, end, bytes, extent: Some(extent) });
-        Ok(())
+        Ok(end)
     }
 
     fn take_whole(&self, next: &mut NextSegment) -> Result<BlankSegment> {

@@ -1,7 +1,6 @@
 //! Memory that this process may use, and memory that it uses: from control groups and `/proc`.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -140,24 +139,6 @@ pub(crate) fn warn_if_readable(folder: &Path, inner: &str) {
     }
 }
 
-/// Device and number of a file, which no other file has while this one is open.
-pub(crate) type FileIdentity = (u64, u64);
-
-/// `None` if it cannot be determined.
-pub(crate) fn file_identity(path: &Path) -> Option<FileIdentity> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// Whether `path` is still that file. A file system that fails does not show it.
-pub(crate) fn has_identity(path: &Path, identity: FileIdentity) -> bool {
-    match fs::metadata(path) {
-        Ok(found) => (found.dev(), found.ino()) == identity,
-        Err(error) => {
-            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-        }
-    }
-}
-
 fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
     let machine = read("/proc/meminfo").and_then(|text| {
         let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -252,22 +233,6 @@ mod tests {
         check(&[machine, first, none], 16 << 20);
         // A group may be allowed more than the machine has.
         check(&[machine, own, ("/sys/fs/cgroup/memory.max", "1099511627776\n")], 16 << 20);
-    }
-
-    #[test]
-    fn a_replaced_file_has_another_identity() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        assert_eq!(file_identity(&path), None);
-        let file = fs::File::create(&path).unwrap();
-        let identity = file_identity(&path).unwrap();
-        assert!(has_identity(&path, identity));
-        fs::rename(&path, folder.path().join("moved")).unwrap();
-        assert!(!has_identity(&path, identity));
-        fs::write(&path, "").unwrap();
-        assert!(!has_identity(&path, identity));
-        assert!(!has_identity(&path.join("below"), identity));
-        drop(file);
     }
 
     /// Before, the process aborted without a word about its settings.

@@ -1,11 +1,9 @@
 //! A running server: start, readiness, and the order in which it stops.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firn_env::LOCK_FILE;
 use firn_model::{Budget, Error, Result, Timestamp};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
@@ -18,7 +16,7 @@ use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
 use crate::http::{Face, HTTP};
-use crate::machine::{self, FileIdentity};
+use crate::machine;
 use crate::metadata_file;
 use crate::net::{
     self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
@@ -248,9 +246,7 @@ fn open(
             if opened.is_ok() {
                 let (rules, stop) = (Arc::clone(&app.rules), stopping.clone());
                 runtime.spawn(async move { rules.expire_queries(stop).await });
-                if let Some(lock) = machine::file_identity(&lock_file(&app)) {
-                    runtime.spawn(watch_folder(Arc::clone(&app), lock, stopping.clone()));
-                }
+                runtime.spawn(watch_folder(Arc::clone(&app), stopping.clone()));
                 if let Some(ready) = app.ready().filter(|_| is_dedicated) {
                     let (limit_bytes, release) = (app.config.memory_bytes(), app.on_idle);
                     ready.db.budget().set_meter(move || held_bytes(limit_bytes, release));
@@ -339,17 +335,16 @@ fn clock_step(last: (Instant, Timestamp), now: (Instant, Timestamp)) -> Option<S
 
 const FOLDER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Ends the process once the file `lock` of its folder is no longer there: the folder was removed,
-/// moved or replaced. Files that are open stay in the folder that was moved, and new ones would get
-/// into the other one.
-async fn watch_folder(app: Arc<App>, lock: FileIdentity, mut stopping: Stopping) {
+/// Ends the process once its folder was removed, moved or replaced. Files that are open stay in the
+/// folder that was moved, and new ones would get into the other one.
+async fn watch_folder(app: Arc<App>, mut stopping: Stopping) {
     loop {
         tokio::select! {
             () = stopped(&mut stopping) => return,
             () = tokio::time::sleep(FOLDER_INTERVAL) => {}
         }
-        let path = lock_file(&app);
-        let looked = tokio::task::spawn_blocking(move || machine::has_identity(&path, lock)).await;
+        let Some(db) = app.ready().map(|ready| Arc::clone(&ready.db)) else { continue };
+        let looked = tokio::task::spawn_blocking(move || db.is_folder_in_place()).await;
         if looked.unwrap_or(true) {
             continue;
         }
@@ -365,10 +360,6 @@ async fn watch_folder(app: Arc<App>, lock: FileIdentity, mut stopping: Stopping)
         app.quit.notify_one();
         return;
     }
-}
-
-fn lock_file(app: &App) -> PathBuf {
-    app.config.data.join("fast").join(LOCK_FILE)
 }
 
 async fn finished(opened: &mut oneshot::Receiver<Result<()>>) -> Result<()> {

@@ -374,6 +374,13 @@ impl DiskFile for SimFile {
         Ok(Some(FileStamp::new(file.len(), [file.change_count().into(), 0])))
     }
 
+    fn is_in_place(&self) -> bool {
+        let state = locked(&self.disk.state);
+        let is_found =
+            || state.names.file(&self.path).is_ok_and(|found| Arc::ptr_eq(&found, &self.bytes));
+        self.life != state.life || state.is_lost || is_found()
+    }
+
     fn memory(&self) -> Option<&dyn Memory> {
         self.disk.is_memory.then_some(self)
     }

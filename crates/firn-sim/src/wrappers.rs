@@ -127,6 +127,10 @@ impl DiskFile for RecordedFile {
     fn stamp(&self) -> Result<Option<FileStamp>> {
         self.below.stamp()
     }
+
+    fn is_in_place(&self) -> bool {
+        self.below.is_in_place()
+    }
 }
 
 impl SyncFaultDisk {
@@ -207,6 +211,10 @@ impl DiskFile for SyncFaultFile {
 
     fn stamp(&self) -> Result<Option<FileStamp>> {
         self.0.stamp()
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.0.is_in_place()
     }
 }
 

@@ -175,10 +175,7 @@ impl Db {
         options: Options,
         progress: &RecoveryProgress,
     ) -> Result<Db> {
-        let mut lanes = vec![(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")];
-        if let SyncPolicy::IntervalMs(_) = options.log.sync {
-            lanes.push((Lane::Log, "firn-log"));
-        }
+        let lanes = [(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree"), (Lane::Log, "firn-log")];
         let mut db = Db::open_idle(env, options, progress)?;
         for (lane, name) in lanes {
             let engine = Arc::clone(&db.engine);
@@ -490,6 +487,13 @@ impl Db {
     /// Whether another server has taken the slow tier over: this one refuses writes for good.
     pub fn is_fenced(&self) -> bool {
         self.engine.is_fenced()
+    }
+
+    /// Whether the paths of the database's folders still lead to those that were opened. Otherwise
+    /// another program has removed, moved or replaced one: close the database, because new files
+    /// would get into another folder.
+    pub fn is_folder_in_place(&self) -> bool {
+        self.engine.is_folder_in_place()
     }
 
     /// The number of shards, which was fixed when the database was created.

@@ -1,10 +1,11 @@
-//! A log whose files are missing when the database opens: its disk is not mounted, or a program
-//! removed them. No acknowledged row disappears without a report.
+//! A log whose files are missing: when the database opens, because its disk is not mounted, or
+//! because a program removed them, before or while the database is open. No acknowledged row
+//! disappears without a report.
 
 use std::sync::Arc;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
-use firn_env::Disk;
+use firn_env::{Disk, OpenMode};
 use firn_model::{Labels, Result, RowBatch, TimeRange};
 use firn_sim::{ObservedSamples, Sim};
 
@@ -154,6 +155,69 @@ fn a_missing_newest_segment_is_reported() {
         let what = if case / 4 < 3 { "segment is missing" } else { "bytes are damaged" };
         assert!(recovery.damage[0].what.contains(what), "{case}: {recovery:?}");
     }
+}
+
+/// Log files are removed or replaced while the database is open, at rest, among writes, and after a
+/// rotation. Everything written so far, and afterwards, survives the next crash. Before, rows were
+/// acknowledged that no start could find.
+#[test]
+fn log_files_that_vanish_while_the_database_is_open_are_left() {
+    let replace = |sim: &Sim, path: &str| {
+        let bytes = sim.disk.bytes(path).expect("a file");
+        remove(sim, &[path.to_owned()]);
+        let file = sim.disk.open(path, OpenMode::Create).expect("another file");
+        file.write_at(0, &bytes).expect("written");
+        file.sync().expect("synced");
+    };
+    let all = |sim: &Sim| files(sim, "log/");
+    let vanish: [&dyn Fn(&Sim); 4] = [
+        &|sim| remove(sim, &all(sim)),
+        &|sim| remove(sim, &files(sim, "log/1/")),
+        &|sim| all(sim).iter().for_each(|path| replace(sim, path)),
+        &|sim| remove(sim, &[all(sim).swap_remove(0)]),
+    ];
+    for (case, vanish) in vanish.iter().enumerate() {
+        for rounds in [1, 2, 600] {
+            let sim = Sim::new(5);
+            let engine = open(&sim, false).expect("opens");
+            (0..rounds).for_each(|round| write(&engine, 0..SERIES, 1_000 + round));
+            let paths = files(&sim, "log/").len();
+            assert!(rounds < 600 || paths > 2, "no segment was closed");
+            vanish(&sim);
+            engine.step(Lane::Log).expect("a step");
+            write(&engine, 0..2 * SERIES, 2_000);
+            while engine.step(Lane::Head).expect("a step").is_some() {}
+            engine.step(Lane::Log).expect("a step");
+            let made = files(&sim, "log/").len();
+            for _ in 0..10 {
+                engine.step(Lane::Log).expect("a step");
+            }
+            assert_eq!(files(&sim, "log/").len(), made, "nothing more is lost");
+            write(&engine, 0..2 * SERIES, 3_000);
+            let written = count(&engine);
+            assert_eq!(written, SERIES * (rounds as usize + 4));
+            drop(engine);
+            sim.restart();
+            let engine = open(&sim, false).expect("opens");
+            assert_eq!(engine.stats().recovery.damage, [], "case {case}, {rounds} rounds");
+            assert_eq!(count(&engine), written, "case {case}, {rounds} rounds");
+        }
+    }
+}
+
+/// The power fails before the flush that makes the lost rows durable: the next start reports them.
+#[test]
+fn a_crash_before_the_flush_of_lost_rows_is_reported() {
+    let sim = Sim::new(6);
+    let engine = open(&sim, false).expect("opens");
+    write(&engine, 0..SERIES, 1_000);
+    remove(&sim, &files(&sim, "log/"));
+    engine.step(Lane::Log).expect("a step");
+    write(&engine, 0..SERIES, 2_000);
+    drop(engine);
+    sim.restart();
+    let engine = open(&sim, false).expect("opens");
+    assert_eq!(engine.stats().recovery.damage.len(), 2, "one report for each stream");
 }
 
 /// The definitions of all series are destroyed. The later rows, which are whole, cannot be shown

@@ -1,5 +1,6 @@
 //! A folder with the files of a database and without its manifest: no file is removed before a
-//! manifest was read that does not name it.
+//! manifest was read that does not name it. A manifest that vanishes from an open database is
+//! written again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -198,4 +199,43 @@ fn an_interrupted_first_start_is_repeated() {
         number += 1;
     }
     assert!(number > 10, "{number} changes");
+}
+
+/// The manifest is removed, or replaced by that of a backup, while the database is open. Before,
+/// the next start found no database, or that of the backup.
+#[test]
+fn a_manifest_that_vanishes_while_the_database_is_open_is_written_again() {
+    for is_replaced in [false, true] {
+        let sim = Sim::new(55);
+        let engine = open(sim.env()).expect("opens");
+        write(&engine, 1_000);
+        let mut backup = contents(&sim.disk);
+        backup.retain(|path, _| path.starts_with("manifest/"));
+        write(&engine, 2_000);
+        engine.flush().expect("a flush");
+        let paths: Vec<String> = contents(&sim.disk).into_keys().collect();
+        for path in paths.iter().filter(|path| path.starts_with("manifest/")) {
+            sim.disk.remove(path).expect("removed");
+        }
+        if is_replaced {
+            for (path, bytes) in &backup {
+                // A backup may have a higher number than the current file.
+                let path = path.replace("manifest/0000000", "manifest/0000007");
+                let file = sim.disk.open(&path, firn_env::OpenMode::Create).expect("a file");
+                file.write_at(0, bytes).expect("written");
+                file.sync().expect("synced");
+            }
+        }
+        sim.disk.sync_dir("manifest").expect("synced");
+        engine.step(Lane::Log).expect("a step");
+        write(&engine, 3_000);
+        engine.flush().expect("a flush");
+        let written = count(&engine);
+        assert_eq!(written, 120);
+        drop(engine);
+        sim.restart();
+        let engine = open(sim.env()).expect("opens");
+        assert_eq!(engine.stats().recovery.damage, []);
+        assert_eq!(count(&engine), written);
+    }
 }

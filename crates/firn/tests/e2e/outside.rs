@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::alerts::metric;
 use crate::http::{api, get};
 use crate::process::{Process, firn, free_address, start_firn, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
@@ -140,6 +141,32 @@ fn a_data_folder_that_is_moved_or_replaced_ends_the_server_with_a_sentence() {
         fs::rename(&away, &data).expect("it is moved back");
         let _server = start_firn(folder.path(), address);
         assert_eq!(stored(address), 20);
+    }
+}
+
+/// Other programs remove the files of the log or the manifest of a running server. Before, samples
+/// were acknowledged that no start could find.
+#[test]
+fn removed_files_of_log_and_manifest_are_replaced() {
+    for name in ["log", "manifest"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = free_address();
+        let mut server = start_firn(folder.path(), address);
+        for scrape in 0..20 {
+            assert_eq!(send(address, scrape).0, 204);
+        }
+        let removed = folder.path().join("firn-data/fast").join(name);
+        fs::remove_dir_all(&removed).expect("it is removed");
+        wait_for("a report", Duration::from_secs(60), || server.output().contains("has removed"));
+        for scrape in 20..40 {
+            assert_eq!(send(address, scrape).0, 204);
+        }
+        let is_flushed = || metric(address, "firn_flushes_total") > 0.0;
+        wait_for("a flush", Duration::from_secs(60), || name != "log" || is_flushed());
+        server.kill();
+        let server = start_firn(folder.path(), address);
+        assert_eq!(stored(address), 40, "{}", server.output());
+        assert!(server.output().contains("damaged_places=0"), "{}", server.output());
     }
 }
 
