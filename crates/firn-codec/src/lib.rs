@@ -54,6 +54,7 @@ pub use member_lists::MemberLists;
 pub use merge::{merge_bytes, merge_columns, merge_into_one};
 pub use row::{
     RowState, decode_row, decode_row_members, decode_row_slots, encode_row, row_bytes_max,
+    row_is_restart, row_keeps_members,
 };
 pub use slices::{RowSizes, Slice, SliceBy, cut_slices};
 pub use tombstone::{

@@ -357,6 +357,22 @@ pub fn decode_row_members(
     Ok(ts)
 }
 
+/// Whether a row has the members of the row before it, at another time. `false` if only a decoder
+/// can determine it.
+pub fn row_keeps_members(row: &[u8]) -> bool {
+    row.first().is_some_and(|flags| {
+        let (set, time) = ((flags >> SET_SHIFT) & 3, (flags >> TIME_SHIFT) & 3);
+        flags & (RESTART | OTHER_SET) == 0
+            && set == SetForm::Same as u8
+            && time != TimeForm::SameTime as u8
+    })
+}
+
+/// Whether a row can be decoded without the rows before it.
+pub fn row_is_restart(row: &[u8]) -> bool {
+    row.first().is_some_and(|flags| flags & RESTART != 0)
+}
+
 /// Takes the layout of a restart row and those after it. Such a row refers to no remembered set:
 /// with that form, rows have blocks, and the form of the set follows.
 fn take_layout(state: &mut RowState, set: &mut u8, input: &mut &[u8]) -> Result<()> {

@@ -445,6 +445,8 @@ impl Shard {
     fn append(&mut self, payload: Payload<'_>, hidden: bool) -> Result<ReplayedRows> {
         let active = self.open.back_mut().expect("a shard always has an arena that grows");
         let mut report = ReplayedRows::default();
+        let TimeRange { start, end } = payload.range;
+        let ts = (start == end).then_some(start);
         for row in payload.rows() {
             let row = row?;
             let is_first = !active.arena.has_group(row.local);
@@ -457,7 +459,7 @@ impl Shard {
                     "an arena exceeds {ARENA_BYTES_MAX} bytes; use smaller log segments"
                 )));
             }
-            let new = NewRow { local: row.local, bytes: row.bytes, hidden };
+            let new = NewRow { local: row.local, ts, bytes: row.bytes, hidden };
             active.end = active.arena.append(active.end, new, &mut self.scratch);
             active.group_count += u64::from(is_first);
             report.row_count += 1;
