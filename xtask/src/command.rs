@@ -38,6 +38,13 @@ pub(crate) fn nice(command: &Command, niceness: u8) -> Command {
     nice
 }
 
+/// The output of a command; `None` if it fails.
+pub(crate) fn output(words: &[&str]) -> Option<String> {
+    let (program, arguments) = words.split_first()?;
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Runs the command to its end; its output is that of this program.
 pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
     succeed_unless(&AtomicBool::new(false), command)

@@ -29,6 +29,10 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 /// chooses seeds by chance.
 const FIXED_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
 
+/// Below this, a link or a test may have failed for lack of disk space. They leave some of it when
+/// they fail.
+const FREE_MB_MIN: u64 = 4_096;
+
 fn main() -> ExitCode {
     // `cargo run` sets the variable; the program may also be started by hand.
     let folder =
@@ -55,9 +59,21 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("xtask {task}: {why}");
+            if let Some(hint) = full_disk() {
+                eprintln!("{hint}");
+            }
             ExitCode::FAILURE
         }
     }
+}
+
+/// A sentence for a failure on a full disk: a linker without room dies of SIGBUS, without a word.
+fn full_disk() -> Option<String> {
+    let output = command::output(&["df", "--output=avail", "-BM", "."])?;
+    let free_mb: u64 = output.lines().last()?.trim().trim_end_matches('M').parse().ok()?;
+    (free_mb < FREE_MB_MIN).then(|| {
+        format!("only {free_mb} MB are free on this disk, which may be the cause: remove target/")
+    })
 }
 
 /// Everything that continuous integration runs, quick checks first. The fuzzers take the time that
