@@ -34,15 +34,16 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Opens the file in `folder`, or creates it if it is missing or has another version, slab size
-    /// or owner: a cache can be computed again. Returns whether it is new.
+    /// Opens the file in `folder`, or creates it if it is missing, no file, has another version,
+    /// slab size or owner, or room for more than `slot_count_max` slabs: a cache can be computed
+    /// again. Returns whether it is new.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
     pub(crate) fn open(
         disk: &dyn Disk,
         folder: &str,
-        slab_bytes: u32,
+        (slab_bytes, slot_count_max): (u32, u32),
         owner: u64,
     ) -> Result<(Device, bool)> {
         disk.create_dir(folder)?;
@@ -52,13 +53,18 @@ impl Device {
             Ok(file) => {
                 let mut found = [0; FIELDS_BYTES];
                 let read = file.read_at(0, &mut found);
-                if read.is_ok() && found == superblock {
-                    return Ok((Device { path, file, slab_bytes }, false));
+                let device = Device { path: path.clone(), file, slab_bytes };
+                // Slots beyond the limit cannot be ignored: if the limit rose again later, their
+                // slabs would miss the changes until then.
+                if read.is_ok() && found == superblock && device.slot_count()? <= slot_count_max {
+                    return Ok((device, false));
                 }
                 // Removed, not truncated: a reader of the old file can still read its bytes.
-                drop(file);
+                drop(device);
                 disk.remove(&path)?;
             }
+            // A pipe in its place.
+            Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => disk.remove(&path)?,
             Err(e) if *e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }

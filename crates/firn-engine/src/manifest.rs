@@ -14,7 +14,7 @@ use firn_model::{Error, ErrorKind, Result};
 
 use crate::edit::{Edit, Room};
 use crate::manifest_format::{
-    HEADER_BYTES, RECORD_HEADER_BYTES, VERSION, decode_copies, header, record,
+    HEADER_BYTES, ManifestCopy, RECORD_HEADER_BYTES, VERSION, decode_copies, header, record,
 };
 use crate::unnamed::COPIES_MARK;
 
@@ -64,12 +64,50 @@ impl ManifestContents {
     }
 }
 
+impl ManifestContents {
+    /// Finds files that were cut. They had their full length before they got their name, so no
+    /// power failure shortens them; and the end of a cut one looks like that of a torn write.
+    ///
+    /// # Errors
+    /// `Corrupt` if no file has its length: edits may be missing.
+    fn check_lengths(&mut self, copies: &[ManifestCopy]) -> Result<()> {
+        let Some(state) = self.edits.first() else { return Ok(()) };
+        let bytes_min = file_bytes(needed_bytes(&state.encode()));
+        let what = |copy: &ManifestCopy| {
+            format!("the file was cut to {} bytes, from at least {bytes_min}", copy.file_bytes)
+        };
+        let is_cut = |copy: &ManifestCopy| copy.file_bytes < bytes_min;
+        let is_whole = |copy: &ManifestCopy| copy.has_header() && !is_cut(copy);
+        for copy in copies.iter().filter(|copy| is_cut(copy)) {
+            if copies.iter().any(is_whole) {
+                self.repaired.push(format!("{}: {}", copy.path, what(copy)));
+                continue;
+            }
+            let advice = "its other copy is no better, so that edits may be lost: restore a backup";
+            let what = format!("{}; {advice}", what(copy));
+            return Err(Error::corrupt(copy.path.as_str(), copy.file_bytes, what));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a file with one edit, the state, and the header of another.
+fn needed_bytes(encoded_state: &[u8]) -> u64 {
+    (HEADER_BYTES + 2 * RECORD_HEADER_BYTES + encoded_state.len()) as u64
+}
+
+/// Length of a file that begins with `needed` bytes. It has as much room for edits as for its
+/// state, so that a large state is rarely written.
+fn file_bytes(needed: u64) -> u64 {
+    FILE_BYTES.max(2 * needed)
+}
+
 impl Manifest {
     /// Reads the newest complete manifest; writes nothing.
     ///
     /// # Errors
-    /// `Corrupt` if a record is damaged in both copies and others follow it; `Invalid` for a file
-    /// of a newer version.
+    /// `Corrupt` if a record is damaged in both copies and others follow it, or if both copies are
+    /// shorter than they were written; `Invalid` for a file of a newer version.
     pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, ManifestContents)> {
         // A file gets its name only when it is complete, and older ones are removed afterwards.
         let Some(&file_no) = file_nos(&*disk)?.last() else {
@@ -79,6 +117,7 @@ impl Manifest {
         let (copies, unreadable) = read_copies(&*disk, file_no);
         let mut found = ManifestContents::default();
         found.edits = decode_copies(file_no, &copies, &mut found.repaired)?;
+        found.check_lengths(&copies)?;
         found.repaired.extend(unreadable.iter().map(Error::to_string));
         if found.edits.is_empty() {
             let what = "no copy of the manifest is readable; restore a backup";
@@ -142,11 +181,7 @@ impl Manifest {
             Error::corrupt(path(self.file_no, COPIES[0]), 0, "no manifest number follows this one")
         })?;
         let encoded = state.encode();
-        let needed =
-            (HEADER_BYTES + 2 * RECORD_HEADER_BYTES) as u64 + encoded.len() as u64 + room_bytes;
-        // The file has as much room for edits as for its state, so that a large state is rarely
-        // written.
-        let bytes = FILE_BYTES.max(2 * needed);
+        let bytes = file_bytes(needed_bytes(&encoded) + room_bytes);
         // Pairs with the check at the next open.
         if bytes > FILE_BYTES_MAX {
             return Err(Error::unavailable(format!(
@@ -245,13 +280,13 @@ fn unfinished_path(file_no: u64, copy: &str) -> String {
 }
 
 /// The readable copies, and the errors of the others. Either copy contains all acknowledged edits.
-fn read_copies(disk: &dyn Disk, file_no: u64) -> (Vec<(String, Vec<u8>)>, Vec<Error>) {
+fn read_copies(disk: &dyn Disk, file_no: u64) -> (Vec<ManifestCopy>, Vec<Error>) {
     let (mut copies, mut unreadable) = (Vec::new(), Vec::new());
     for copy in COPIES {
         let path = path(file_no, copy);
         let file = disk.open(&path, OpenMode::Read);
-        match file.and_then(|file| read_whole(&*file, &path)) {
-            Ok(bytes) => copies.push((path, bytes)),
+        match file.and_then(|file| Ok((read_whole(&*file, &path)?, file.len()?))) {
+            Ok((bytes, file_bytes)) => copies.push(ManifestCopy { path, bytes, file_bytes }),
             // After a crash between the two renames there is one copy; the next file has both
             // again.
             Err(e) if *e.kind() == ErrorKind::NotFound => {}

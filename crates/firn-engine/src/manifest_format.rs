@@ -30,6 +30,22 @@ pub(crate) fn encode_object(epoch: u64, state: &Edit) -> Result<Vec<u8>> {
     Ok(copy.repeat(2))
 }
 
+/// One copy of a manifest file.
+pub(crate) struct ManifestCopy {
+    pub(crate) path: String,
+    /// Without most of the zeros at its end.
+    pub(crate) bytes: Vec<u8>,
+    /// Length of the file.
+    pub(crate) file_bytes: u64,
+}
+
+impl ManifestCopy {
+    /// Whether its header is valid. Without one its edits are not read.
+    pub(crate) fn has_header(&self) -> bool {
+        decode_header(&self.bytes).is_some()
+    }
+}
+
 /// The contents of an object of [`encode_object`].
 pub(crate) struct ManifestObject {
     pub(crate) epoch: u64,
@@ -129,11 +145,11 @@ fn record_crc(len: [u8; 4], number: [u8; 8], edit: &[u8]) -> u32 {
 /// Decodes the edits that are valid in at least one copy, up to the first that is valid in none.
 pub(crate) fn decode_copies(
     file_no: u64,
-    copies: &[(String, Vec<u8>)],
+    copies: &[ManifestCopy],
     repaired: &mut Vec<String>,
 ) -> Result<Vec<Edit>> {
     let mut readable = Vec::new();
-    for (path, bytes) in copies {
+    for ManifestCopy { path, bytes, .. } in copies {
         match decode_header(bytes) {
             Some((version, _)) if version > VERSION => {
                 return Err(Error::invalid(format!(

@@ -25,6 +25,15 @@ use crate::slow::{claim, segments};
 /// An index file that was rewritten or downloaded, and the series that this lost.
 pub(crate) type RepairedFile = (String, Option<LostSeries>);
 
+/// The first way that is left for a damaged index file without a copy on the slow tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Advice {
+    Repair,
+    /// There is no file that a repair could read.
+    PutBack,
+    RepairFailed,
+}
+
 /// The index's parts of the manifest while their files are mended.
 pub(crate) struct IndexMender<'a> {
     env: &'a Env,
@@ -104,7 +113,19 @@ impl<'a> IndexMender<'a> {
         }
         match self.options.forget_lost_index {
             true => self.forget(&path),
-            false => Err(advised(&error, self.options.repair_index)),
+            false => Err(advised(&error, self.advice(&path))),
+        }
+    }
+
+    /// The way that is left for a damaged file without a copy.
+    fn advice(&self, path: &str) -> Advice {
+        let is_readable = |path: &str| self.env.disk.open(path, OpenMode::Read).is_ok();
+        if self.options.repair_index {
+            Advice::RepairFailed
+        } else if is_readable(path) || is_readable(&aside_of(path)) {
+            Advice::Repair
+        } else {
+            Advice::PutBack
         }
     }
 
@@ -168,25 +189,24 @@ fn put_aside(disk: &dyn Disk, path: &str) -> Result<String> {
     }
 }
 
-/// The error with the ways that are left; `is_repair`: a repair has just failed.
-fn advised(error: &Error, is_repair: bool) -> Error {
+/// The error with the ways that are left.
+fn advised(error: &Error, advice: Advice) -> Error {
     let ErrorKind::Corrupt { file, offset } = error.kind() else {
         return Error::internal(error.what());
     };
     // The block's own advice, which the sentence repeats or contradicts.
     let what = error.what().trim_end_matches(": run `firn check --repair`");
-    let way = match is_repair {
-        true => "no block of the file is readable: start `firn serve` with",
-        false => {
-            "run `firn check --repair`, which keeps its readable series, or start `firn serve` with"
-        }
+    let way = match advice {
+        Advice::Repair => "Run `firn check --repair`, which keeps its readable series, or",
+        Advice::PutBack => "Put the file back, or",
+        Advice::RepairFailed => "No block of it is readable: put the file back, or",
     };
     Error::corrupt(
         file.as_str(),
         *offset,
         format!(
-            "{what}; the slow tier has no copy. {way} --forget-lost-index: then the samples of its \
-             series cannot be queried any more, and all other series remain"
+            "{what}; the slow tier has no copy. {way} start `firn serve` with --forget-lost-index: \
+             then the samples of its series cannot be queried any more, and all other series remain"
         ),
     )
 }
@@ -196,11 +216,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_repair_does_not_advise_a_repair() {
+    fn only_a_readable_file_has_the_advice_to_repair_it() {
         let error = Error::corrupt("index/1.seg", 0, "block checksum: run `firn check --repair`");
-        let told = advised(&error, false).to_string();
+        let told = advised(&error, Advice::Repair).to_string();
         assert_eq!(told.matches("`firn check --repair`").count(), 1, "{told}");
-        let told = advised(&error, true).to_string();
-        assert!(!told.contains("repair`") && told.contains("--forget-lost-index"), "{told}");
+        for advice in [Advice::PutBack, Advice::RepairFailed] {
+            let told = advised(&error, advice).to_string();
+            assert!(!told.contains("repair`") && told.contains("--forget-lost-index"), "{told}");
+        }
     }
 }

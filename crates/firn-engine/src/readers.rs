@@ -53,8 +53,8 @@ struct StoredReader {
 }
 
 impl Readers {
-    /// Reads the stored positions of a log with `stream_count` streams. A file that is damaged or
-    /// of another number of streams is removed: its reader begins at the end.
+    /// Reads the stored positions of a log with `stream_count` streams. A file that is damaged, no
+    /// file, or of another number of streams is removed: its reader begins at the end.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails.
@@ -62,9 +62,9 @@ impl Readers {
         let mut known = BTreeMap::new();
         for name in disk.list(FOLDER)? {
             let path = path(&name);
-            let file = disk.open(&path, OpenMode::Write)?;
-            match read(&*file, &path) {
-                Ok((number, progress)) if progress.done.len() == stream_count => {
+            let opened = disk.open(&path, OpenMode::Write);
+            match opened.and_then(|file| read(&*file, &path).map(|found| (file, found))) {
+                Ok((file, (number, progress))) if progress.done.len() == stream_count => {
                     let counted = progress.done.clone();
                     known.insert(name, StoredReader { file, number, progress, counted });
                 }

@@ -13,9 +13,9 @@ use std::time::{Duration, SystemTime};
 use firn_model::{Error, Result};
 
 use crate::bucket::{check_key, corrupt_range};
-use crate::given_file::nonblocking;
+use crate::given_file::name_of;
 use crate::io_error::io_error;
-use crate::local::{FILE_MODE, make_dirs, no_links, open_file, sync_dir};
+use crate::local::{FILE_MODE, make_dirs, no_file, open_file, open_lock, sync_dir};
 use crate::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 
 /// The folder of unfinished objects and of the lock for puts; it contains no objects.
@@ -160,7 +160,8 @@ impl FolderBucket {
         let present = match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {
                 return Err(Error::invalid(format!(
-                    "{key}: is a prefix of other keys; use another key"
+                    "{} is a folder, expected an object; move it away",
+                    path.display()
                 )));
             }
             Ok(metadata) => Some(version(&metadata)),
@@ -177,10 +178,9 @@ impl FolderBucket {
         let path = self.root.join(OWN_FOLDER).join("lock");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(FILE_MODE);
-        // A pipe in its place has no reader: the open then fails instead of waiting for one.
-        let opened = options.custom_flags(no_links() | nonblocking()).open(&path);
-        let locked = opened.and_then(|file| file.lock().map(|()| file));
-        locked.map_err(|e| io_error("lock", &path, e))
+        let file = open_lock(&mut options, &path)?;
+        file.lock().map_err(|e| io_error("lock", &path, e))?;
+        Ok(file)
     }
 
     /// Adds the objects below `folder`, which has the key `prefix` (empty, or ending with `/`).
@@ -278,6 +278,9 @@ fn info(key: &str, path: &Path) -> Result<ObjectInfo> {
     let metadata = fs::metadata(path).map_err(|e| io_error("examine", path, e))?;
     if metadata.is_dir() {
         return Err(Error::not_found(format!("{key}: no such object, only a folder of that name")));
+    }
+    if !metadata.is_file() {
+        return Err(no_file(name_of(metadata.file_type()), path));
     }
     Ok(ObjectInfo { key: key.to_owned(), bytes: metadata.len(), version: version(&metadata) })
 }

@@ -22,6 +22,12 @@ pub(crate) fn io_error(verb: &str, path: &Path, error: io::Error) -> Error {
         io::ErrorKind::PermissionDenied => Error::unavailable(format!(
             "{action}: permission denied; allow this user to read and write there"
         )),
+        io::ErrorKind::NotADirectory => Error::unavailable(format!(
+            "{action}: it, or a folder of its path, is a file, expected a folder; move it away"
+        )),
+        io::ErrorKind::IsADirectory => {
+            Error::unavailable(format!("{action}: it is a folder, expected a file; move it away"))
+        }
         _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
             Error::unavailable(format!("{action}: raise the limit on open files (ulimit -n)"))
         }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, ErrorKind, Result};
+use rustix::io::Errno;
 
 use crate::given_file::{name_of, nonblocking};
 use crate::io_error::io_error;
@@ -116,7 +117,12 @@ impl Disk for LocalDisk {
     fn create_dir(&self, path: &DiskPath) -> Result<()> {
         let path = self.path(path)?;
         let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&path);
-        made.map_err(|e| io_error("make folder", &path, e))
+        made.map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => {
+                io_error("make folder", &path, io::ErrorKind::NotADirectory.into())
+            }
+            _ => io_error("make folder", &path, e),
+        })
     }
 
     fn list(&self, path: &DiskPath) -> Result<Vec<String>> {
@@ -138,8 +144,10 @@ impl Disk for LocalDisk {
 
     fn rename(&self, from: &DiskPath, to: &DiskPath) -> Result<()> {
         let (from, to) = (self.path(from)?, self.path(to)?);
-        fs::rename(&from, &to)
-            .map_err(|e| io_error("rename", &from, e).context(format!("to {}", to.display())))
+        fs::rename(&from, &to).map_err(|e| match e.kind() {
+            io::ErrorKind::IsADirectory => io_error("replace", &to, e),
+            _ => io_error("rename", &from, e).context(format!("to {}", to.display())),
+        })
     }
 
     fn remove(&self, path: &DiskPath) -> Result<()> {
@@ -258,11 +266,11 @@ impl LocalFile {
         // other programs would see a full disk meanwhile.
         let stat = fstatvfs(&self.file)?;
         if end - start > stat.f_bavail.saturating_mul(stat.f_frsize) {
-            return Err(rustix::io::Errno::NOSPC.into());
+            return Err(Errno::NOSPC.into());
         }
         match fallocate(&self.file, FallocateFlags::empty(), start, end - start) {
             // Some file systems cannot reserve; the write below then detects a full disk.
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
         let mut at = start;
@@ -282,7 +290,7 @@ impl LocalLock {
         // Not truncated: the file names the holder until this process has the lock.
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let mut file = options.custom_flags(no_links()).open(&path).map_err(failed)?;
+        let mut file = open_lock(options, &path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(held(&path, &mut file)),
@@ -297,12 +305,11 @@ impl LocalLock {
     fn share(root: &Path) -> Result<LocalLock> {
         let path = root.join(LOCK_FILE);
         let failed = |e| io_error("lock", &path, e);
-        let mut file = match OpenOptions::new().read(true).custom_flags(no_links()).open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        let mut file = match open_lock(OpenOptions::new().read(true), &path) {
+            Err(e) if *e.kind() == ErrorKind::NotFound => {
                 return Ok(LocalLock { file: None, path });
             }
-            Err(e) => return Err(failed(e)),
+            opened => opened?,
         };
         match file.try_lock_shared() {
             Ok(()) => Ok(LocalLock { file: Some(file), path }),
@@ -341,17 +348,46 @@ fn leads_to(path: &Path, file: &File) -> bool {
 /// another program opens its other end.
 ///
 /// # Errors
-/// `Corrupt` for a pipe or a folder; otherwise that of the system.
+/// `Corrupt` for a pipe, a socket or a folder; otherwise that of the system.
 pub(crate) fn open_file(options: &mut OpenOptions, verb: &str, path: &Path) -> Result<File> {
-    let failed = |e| io_error(verb, path, e);
-    let file = options.custom_flags(nonblocking()).open(path).map_err(failed)?;
-    let kind = file.metadata().map_err(failed)?.file_type();
+    let file = open_now(options, nonblocking(), verb, path)?;
+    let kind = file.metadata().map_err(|e| io_error(verb, path, e))?.file_type();
     // The length of a device is 0, so nothing is read from it.
     if kind.is_file() || kind.is_char_device() {
-        return Ok(file);
+        Ok(file)
+    } else {
+        Err(no_file(name_of(kind), path))
     }
-    let what = format!("it is {}, expected a file", name_of(kind));
-    Err(Error::corrupt(path.display().to_string(), 0, what))
+}
+
+/// As [`open_file`], for the file of a lock, which is a regular file and no link.
+///
+/// # Errors
+/// `Invalid` for anything else; otherwise that of the system.
+pub(crate) fn open_lock(options: &mut OpenOptions, path: &Path) -> Result<File> {
+    let opened = open_now(options, no_links() | nonblocking(), "lock", path).and_then(|file| {
+        let kind = file.metadata().map_err(|e| io_error("lock", path, e))?.file_type();
+        if kind.is_file() { Ok(file) } else { Err(no_file(name_of(kind), path)) }
+    });
+    // No bytes of it are damaged.
+    opened.map_err(|e| match e.kind() {
+        ErrorKind::Corrupt { .. } => Error::invalid(format!("{}: {}", path.display(), e.what())),
+        _ => e,
+    })
+}
+
+fn open_now(options: &mut OpenOptions, flags: i32, verb: &str, path: &Path) -> Result<File> {
+    options.custom_flags(flags).open(path).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::ISDIR) => no_file("a folder", path),
+        Some(Errno::NXIO) => no_file("a pipe or a socket", path),
+        _ => io_error(verb, path, error),
+    })
+}
+
+/// The error of a folder, a pipe or another special file in place of a file.
+pub(crate) fn no_file(what: &str, path: &Path) -> Error {
+    let what = format!("it is {what}, expected a file; move it away");
+    Error::corrupt(path.display().to_string(), 0, what)
 }
 
 /// # Errors
@@ -414,8 +450,6 @@ fn held(path: &Path, file: &mut File) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::ErrorKind;
-
     use super::*;
 
     fn disk() -> (tempfile::TempDir, LocalDisk) {
@@ -518,15 +552,60 @@ mod tests {
             assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
             let text = error.to_string();
             assert!(text.contains("some/data/pipe") && text.contains("a pipe"), "{text}");
-            disk.open("folder", mode).unwrap_err();
+            let error = disk.open("folder", mode).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            assert!(error.to_string().contains("it is a folder"), "{error}");
+        }
+        let error = disk.remove("folder").unwrap_err().to_string();
+        assert!(error.contains("data/folder: it is a folder, expected a file"), "{error}");
+        disk.open("file", OpenMode::Create).unwrap();
+        let error = disk.rename("file", "folder").unwrap_err().to_string();
+        assert!(error.contains("data/folder: it is a folder, expected a file"), "{error}");
+        for error in [disk.create_dir("pipe").unwrap_err(), disk.list("pipe").unwrap_err()] {
+            let text = error.to_string();
+            assert!(text.contains("data/pipe: it") && text.contains("expected a folder"), "{text}");
         }
         let bucket = crate::FolderBucket::open(folder.path().join("slow")).unwrap();
         pipe(&bucket.root().join("object"));
         let request = crate::RangeRequest { key: "object".to_owned(), offset: 0, len: 0 };
         crate::Bucket::get_ranges(&bucket, &[request]).remove(0).unwrap_err();
+        let error = crate::Bucket::head(&bucket, "object").unwrap_err().to_string();
+        assert!(error.contains("slow/object at byte 0: it is a pipe"), "{error}");
+        fs::create_dir(bucket.root().join("manifest")).unwrap();
+        let put = |key| crate::Bucket::put(&bucket, key, Arc::from(*b"x"), crate::PutMode::Create);
+        let error = put("manifest").unwrap_err().to_string();
+        assert!(error.contains("slow/manifest is a folder, expected an object"), "{error}");
+        fs::remove_file(bucket.root().join(".firn-bucket/lock")).unwrap();
         pipe(&bucket.root().join(".firn-bucket/lock"));
-        let put = crate::Bucket::put(&bucket, "a", Arc::from(*b"x"), crate::PutMode::Create);
-        put.unwrap_err();
+        let error = put("a").unwrap_err().to_string();
+        assert!(error.contains(".firn-bucket/lock: it is a pipe"), "{error}");
+    }
+
+    /// Before, a reader waited for ever for the other end of the pipe, and a writer locked it.
+    #[test]
+    fn a_lock_that_is_no_file_is_refused() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let (_folder, disk) = disk();
+        let reader = LocalDisk::open_to_read(disk.root()).unwrap();
+        let path = disk.root().join(LOCK_FILE);
+        let refused = |what: &str| {
+            for error in [disk.lock().unwrap_err(), reader.lock().unwrap_err()] {
+                let text = error.to_string();
+                assert!(text.contains("data/LOCK") && text.contains(what), "{text}");
+            }
+        };
+        mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
+        refused("it is a pipe, expected a file");
+        fs::remove_file(&path).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        refused("it is a pipe or a socket, expected a file");
+        drop(socket);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        refused("it is a folder, expected a file");
+        fs::remove_dir(&path).unwrap();
+        drop(disk.lock().unwrap());
+        reader.lock().unwrap();
     }
 
     #[test]

@@ -14,6 +14,7 @@ use firn_model::{Error, Result};
 
 use crate::io_error::io_error;
 use crate::lines::{LineFlusher, Mapping, Processor};
+use crate::local::open_file;
 use crate::{Disk, DiskFile, DiskPath, FileStamp, FolderLock, LocalDisk, Mapped, Memory, OpenMode};
 
 /// The unit that such memory writes internally; smaller writes are read-modify-write cycles
@@ -140,7 +141,7 @@ impl MemoryFile {
     /// Maps the file at its current length.
     fn map_all(&self) -> Result<()> {
         let failed = |error| io_error("map", &self.path, error);
-        let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(failed)?;
+        let file = open_file(OpenOptions::new().read(true).write(true), "map", &self.path)?;
         let found = file.metadata().map_err(failed)?;
         let mut mapping = self.mapping.write().unwrap_or_else(PoisonError::into_inner);
         if found.len() > mapping.as_ref().map_or(0, Mapping::len) {

@@ -500,6 +500,8 @@ fn open_as(
         ErrorKind::NotFound => {
             Error::corrupt(&path, 0, "the manifest names this index file but it is missing")
         }
+        // A folder or a pipe in its place; the caller knows the file by this path.
+        ErrorKind::Corrupt { .. } => Error::corrupt(&path, 0, e.what()),
         _ => e,
     };
     let file = disk.open(&path, OpenMode::Read).map_err(missing)?;

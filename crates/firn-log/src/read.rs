@@ -15,6 +15,7 @@ use firn_env::DiskFile;
 use firn_model::{LogPosition, Result};
 
 use crate::block::{self, Block, BlockAddress};
+use crate::options::SEGMENT_BYTES_MAX;
 use crate::queue::END_BYTES;
 use crate::segment::{HEADER_BYTES, Header};
 
@@ -53,9 +54,10 @@ impl SegmentReader {
         Ok(SegmentReader { file, bytes, nonce, base, window, window_offset: 0 })
     }
 
-    /// Reads a file without a readable header. It yields bytes, but no block can be recognised.
+    /// Reads a file without a readable header, as far as a segment can be long. It yields bytes,
+    /// but no block can be recognised.
     pub(crate) fn headless(file: Arc<dyn DiskFile>) -> Result<SegmentReader> {
-        let bytes = file.len()?;
+        let bytes = file.len()?.min(SEGMENT_BYTES_MAX);
         let (nonce, base) = (0, LogPosition(0));
         Ok(SegmentReader { file, bytes, nonce, base, window: Vec::new(), window_offset: 0 })
     }
@@ -233,4 +235,43 @@ fn after_words(offset: u64, word_count: usize) -> u64 {
 /// `bytes` as a length in memory.
 fn clamp_len(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of 1 TiB.
+    #[derive(Debug)]
+    struct Sparse;
+
+    impl DiskFile for Sparse {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> Result<()> {
+            buf.fill(0);
+            Ok(())
+        }
+
+        fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+
+        fn preallocate(&self, _: u64) -> Result<()> {
+            Ok(())
+        }
+
+        fn sync(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn len(&self) -> Result<u64> {
+            Ok(1 << 40)
+        }
+    }
+
+    /// Before, a start read all of it.
+    #[test]
+    fn a_file_without_a_header_is_read_as_far_as_a_segment_can_be_long() {
+        let reader = SegmentReader::headless(Arc::new(Sparse)).unwrap();
+        assert_eq!(reader.bytes, SEGMENT_BYTES_MAX);
+    }
 }

@@ -119,6 +119,13 @@ fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
         let what = FORMAT.check(file, &bytes).err();
         note(what.unwrap_or_else(|| Error::corrupt(file, 0, "header is damaged")), None);
     }
+    if !is_cut {
+        let len = store.len(table)?;
+        if len > record.bytes {
+            let what = format!("the table has {len} bytes, the manifest expects {}", record.bytes);
+            note(Error::corrupt(file, record.bytes, what), None);
+        }
+    }
     let suffix_at = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
     let suffix = Suffix::decode(record, bytes.get(suffix_at..).unwrap_or_default());
     let suffix = suffix.map(Arc::new).or_else(|e| {

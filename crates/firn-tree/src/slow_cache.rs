@@ -191,6 +191,10 @@ impl SlowCache {
     fn recover(&self, is_known: &dyn Fn(TableId) -> bool) -> Result<()> {
         let file = match self.disk.open(FILE, OpenMode::Write) {
             Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(()),
+            // A pipe in its place.
+            Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => {
+                return self.disk.remove(FILE);
+            }
             file => file?,
         };
         let file_bytes = file.len()?;

@@ -122,14 +122,14 @@ impl Store {
         self.slow_cache.forget(&is_gone);
     }
 
-    /// Length of a table's file or object; 0 if it is missing.
+    /// Length of a table's file or object; 0 if it is missing, or no file.
     pub(crate) fn len(&self, table: &Table) -> Result<u64> {
         let len = match table.record.level.is_slow() {
             true => self.bucket.head(table.path()).map(|info| info.bytes),
             false => table.open(&*self.disk, &self.open_tables).and_then(|file| file.len()),
         };
         match len {
-            Err(e) if *e.kind() == ErrorKind::NotFound => Ok(0),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt { .. }) => Ok(0),
             len => len,
         }
     }

@@ -536,8 +536,12 @@ fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
             continue;
         };
         let is_named = state.tables.get(&id).is_some_and(|record| !record.level.is_slow());
-        if !is_named {
-            env.disk.remove(&format!("{TABLE_FOLDER}/{name}"))?;
+        if is_named {
+            continue;
+        }
+        // No table gets this number again ([`IDS_PER_OPENING`]): the file only takes space.
+        if let Err(error) = env.disk.remove(&format!("{TABLE_FOLDER}/{name}")) {
+            tracing::warn!("a file that the manifest does not name stays: {error}");
         }
     }
     if let Some(first) = foreign.first() {

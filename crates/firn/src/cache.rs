@@ -42,7 +42,7 @@ struct Stats {
 /// Runs a cache until it is stopped, or prints statistics of a running one.
 ///
 /// # Errors
-/// Those of the settings, of the start and of the stop; `Unavailable` when no cache responds.
+/// Those of the settings and of the start; `Unavailable` when no cache responds.
 pub(crate) fn cache(cache: &Cache) -> Result<()> {
     if let Some(CacheCommand::Stats(stats)) = &cache.command {
         return output::print(&fetch_stats(stats)?);
@@ -65,7 +65,8 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
                  Metrics        {scheme}://{listen}{METRICS_PATH}\n",
             ));
             let served = proxy.wait_for_signal();
-            served.and(proxy.stop())
+            log_stop(proxy.stop());
+            served
         }
         None => {
             let server = CacheServer::start(config, allocator::release)?;
@@ -78,8 +79,16 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
                  Metrics        {scheme}://{listen}{METRICS_PATH}\n",
             ));
             let served = server.wait_for_signal();
-            served.and(server.stop())
+            log_stop(server.stop());
+            served
         }
+    }
+}
+
+/// A cache that cannot be written at its stop has lost nothing that cannot be fetched again.
+fn log_stop(stopped: Result<()>) {
+    if let Err(error) = stopped {
+        output::log_warnings(&[format!("stopping: the points in memory are not kept: {error}")]);
     }
 }
 

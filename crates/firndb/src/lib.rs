@@ -516,12 +516,11 @@ impl Db {
     /// replays the log.
     ///
     /// # Errors
-    /// As [`Db::flush`], and `Unavailable` if the result cache cannot be written; the database is
-    /// closed nevertheless.
+    /// As [`Db::flush`]; the database is closed nevertheless.
     pub fn close(&self) -> Result<()> {
         let closed = self.engine.close(true);
         if let (Ok(()), Some(results)) = (&closed, self.results.get()) {
-            results.close(&self.engine)?;
+            results.close(&self.engine);
         }
         closed
     }

@@ -126,12 +126,11 @@ impl Results {
     }
 
     /// Writes pending results and records the commit up to which they are valid. `engine` must not
-    /// accept writes any more.
-    ///
-    /// # Errors
-    /// `Unavailable` when the disk fails: the cache is then empty at the next start.
-    pub(crate) fn close(&self, engine: &Engine) -> Result<()> {
-        self.cache.close(engine.snapshot().number())
+    /// accept writes any more. If that fails, the next start has fewer results.
+    pub(crate) fn close(&self, engine: &Engine) {
+        if let Err(error) = self.cache.close(engine.snapshot().number()) {
+            tracing::warn!("closing: results of queries are not kept: {error}");
+        }
     }
 
     /// Evaluates with the help of the cache. `None` if the query must be evaluated without it.

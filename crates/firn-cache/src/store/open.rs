@@ -84,7 +84,8 @@ impl Store {
                 options.flash_bytes_max
             )));
         }
-        let (device, is_new) = Device::open(&*disk, folder, options.slab_bytes, options.owner)?;
+        let size = (options.slab_bytes, slot_count);
+        let (device, is_new) = Device::open(&*disk, folder, size, options.owner)?;
         if is_new {
             // It may name slabs whose generations will be assigned to others.
             forget_checkpoint(&*disk, folder)?;
@@ -178,10 +179,8 @@ impl Store {
             return Ok(false);
         }
         let mut state = self.state.lock();
-        let limit = state.slot_count;
-        state.fresh_slot = slot_count.min(limit);
+        state.fresh_slot = slot_count;
         state.free_slots = free_slots;
-        state.free_slots.retain(|&slot| slot < limit);
         state.stats.slabs_corrupt = state.stats.slabs_corrupt.saturating_add(corrupt);
         // Also above the generation of a lost slab: its blocks may still be in its slot.
         state.next_generation =
@@ -244,12 +243,9 @@ impl StoreState {
             let is_kept = (heard >= Some(recovered.replays_after) || is_trusted)
                 // A slab that was unreadable at the last open may have left its generation to
                 // another.
-                && generations.get(&preamble.generation) == Some(&1)
-                && slot < self.slot_count;
+                && generations.get(&preamble.generation) == Some(&1);
             if !is_kept {
-                if slot < self.slot_count {
-                    self.free_slots.push(slot);
-                }
+                self.free_slots.push(slot);
                 continue;
             }
             let slab = preamble.generation;

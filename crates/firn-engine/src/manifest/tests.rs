@@ -139,6 +139,42 @@ fn a_sparse_manifest_is_refused_or_read_without_its_zeros() {
     assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
 }
 
+/// A cut file ends like a torn write. Before, a cut of both copies dropped acknowledged edits
+/// without a report.
+#[test]
+fn a_cut_of_both_copies_is_corrupt_and_of_one_is_repaired() {
+    for end in [0, HEADER_BYTES, 100, FILE_BYTES as usize - 1] {
+        let disk = Arc::new(SimDisk::new(Faults::new(1)));
+        let seam: Arc<dyn Disk> = Arc::<SimDisk>::clone(&disk);
+        let (mut manifest, _) = opened(&seam);
+        for number in 1..4 {
+            manifest.commit(&edit(number), state).unwrap();
+        }
+        let cut = |copy| disk.damage(&path(1, copy), |bytes| bytes.truncate(end)).unwrap();
+        cut("a");
+        let found = opened(&seam).1;
+        assert_eq!(found.edits, [state(), edit(1), edit(2), edit(3)], "{end}");
+        assert!(!found.repaired.is_empty(), "{end}");
+        let whole = disk.bytes(&path(1, "b")).unwrap();
+        for way in 0..2 {
+            match way {
+                0 if end <= HEADER_BYTES => continue,
+                0 => disk.damage(&path(1, "b"), |bytes| bytes[0] ^= 1).unwrap(),
+                _ => cut("b"),
+            }
+            let error = Manifest::open(Arc::clone(&seam)).map(|_| ()).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{end}: {error}");
+            assert!(error.to_string().contains("restore a backup"), "{end}: {error}");
+            disk.damage(&path(1, "b"), |bytes| bytes.clone_from(&whole)).unwrap();
+        }
+    }
+    let disk = disk();
+    let (mut manifest, _) = opened(&disk);
+    let large = || Edit::default().with(Room::Tree, vec![1; 2 * FILE_BYTES as usize]);
+    manifest.commit(&edit(1), large).unwrap();
+    assert_eq!(opened(&disk).1.repaired, [""; 0]);
+}
+
 /// One copy cannot be opened or read. The other is read and the damage reported; the next file
 /// replaces both. Before, the start was refused. If an old file cannot be removed, the
 /// next one counts anyway.

@@ -137,7 +137,11 @@ impl SlowTier {
     /// Those of both tiers.
     pub(crate) fn replace_damaged(&self, rooms: &Rooms, ledger: &Ledger) -> Result<bool> {
         let bucket = &*rooms.env.bucket;
-        let info = bucket.head(KEY)?;
+        let info = match bucket.head(KEY) {
+            // No object at all, such as a pipe.
+            Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => return Ok(false),
+            info => info?,
+        };
         description::check_length(info.bytes, &rooms.budget)?;
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         let missing = || Err(Error::internal(format!("{KEY}: the bucket returned no range")));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Bucket, Disk, Env, OpenMode, RangeRequest};
+use firn_env::{Bucket, Disk, DiskFile, Env, OpenMode, RangeRequest};
 use firn_index::Index;
 use firn_model::{Budget, Error, ErrorKind, Result};
 
@@ -65,8 +65,8 @@ pub(crate) fn orphans(described: &Description, bucket: &dyn Bucket) -> Result<Ve
     Ok(objects.filter(|key| !is_named(key)).collect())
 }
 
-/// Compares all segments of a manifest byte by byte with the local files. Returns an error and the
-/// path of each that differs.
+/// Compares all segments of a manifest byte by byte with the local files, and their lengths.
+/// Returns an error and the path of each that differs.
 ///
 /// # Errors
 /// `Unavailable`.
@@ -78,23 +78,33 @@ pub(crate) fn differing_segments(
     for segment in named_segments(described)? {
         // It may have been merged with others since.
         let Ok(file) = env.disk.open(&segment.path, OpenMode::Read) else { continue };
-        let mut offset = 0;
-        while offset < segment.bytes {
-            let len = (segment.bytes - offset).min(COPY_BYTES);
-            let mut here = vec![0; len as usize];
-            file.read_at(offset, &mut here)?;
-            match get_range(&*env.bucket, &segment.key, offset, len) {
-                Ok(there) if *there == *here => offset += len,
-                Err(e) if *e.kind() == ErrorKind::Unavailable => return Err(e),
-                _ => {
-                    let what = "the object differs from the local index file";
-                    differing.push((Error::corrupt(&*segment.key, offset, what), segment.path));
-                    break;
-                }
-            }
+        if let Some((offset, what)) = difference(&*env.bucket, &*file, &segment)? {
+            differing.push((Error::corrupt(&*segment.key, offset, what), segment.path));
         }
     }
     Ok(differing)
+}
+
+/// The first byte at which the object of a segment differs from its local file, and how.
+fn difference(
+    bucket: &dyn Bucket,
+    file: &dyn DiskFile,
+    segment: &TieredSegment,
+) -> Result<Option<(u64, String)>> {
+    let mut offset = 0;
+    while offset < segment.bytes {
+        let len = (segment.bytes - offset).min(COPY_BYTES);
+        let mut here = vec![0; len as usize];
+        file.read_at(offset, &mut here)?;
+        match get_range(bucket, &segment.key, offset, len) {
+            Ok(there) if *there == *here => offset += len,
+            Err(e) if *e.kind() == ErrorKind::Unavailable => return Err(e),
+            _ => return Ok(Some((offset, "the object differs from the local index file".into()))),
+        }
+    }
+    let bytes = bucket.head(&segment.key)?.bytes;
+    let what = format!("the object has {bytes} bytes, the manifest expects {}", segment.bytes);
+    Ok((bytes != segment.bytes).then_some((segment.bytes, what)))
 }
 
 /// Uploads the local file of `path` again.

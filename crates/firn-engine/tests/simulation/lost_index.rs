@@ -154,6 +154,30 @@ fn a_lost_index_file_is_restored_from_the_slow_tier() {
     }
 }
 
+/// Bytes are appended to the object of an index file. Before, a check did not see them, although
+/// the object is then no copy for a lost file.
+#[test]
+fn bytes_behind_the_end_of_an_index_object_are_found_and_removed() {
+    let sim = Sim::new(34);
+    let engine = filled(&sim);
+    engine.flush().expect("a flush");
+    sim.clock.advance(Duration::from_secs(6 * 3_600));
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+    let key = sim.bucket.keys().into_iter().find(|key| key.starts_with("index/")).expect("one");
+    let whole = sim.bucket.bytes(&key).expect("an object");
+    sim.bucket.damage(&key, |bytes| bytes.push(0)).expect("damaged");
+    let check = |repairs| engine.check(repairs, &CancelToken::new(), &mut |_| ()).expect("a check");
+    for repairs in [false, true] {
+        let report = check(repairs);
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        let text = report.findings[0].error.to_string();
+        assert!(text.contains(&key) && text.contains("the manifest expects"), "{text}");
+        assert_eq!(report.findings[0].is_repaired, repairs);
+    }
+    assert!(check(false).findings.is_empty());
+    assert_eq!(sim.bucket.bytes(&key).expect("an object"), whole);
+}
+
 /// The index file of the first or of the last members is missing when the database opens, and no
 /// copy exists; all other files are intact. The database names the file and refuses to open. With
 /// `forget_lost_index` it opens, all other series have all samples, and no new series receives a
@@ -174,6 +198,7 @@ fn a_lost_index_file_is_named_and_forgotten_only_on_request() {
             assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
             let text = error.to_string();
             assert!(text.contains(&file) && text.contains("--forget-lost-index"), "{text}");
+            assert!(text.contains("Put the file back") && !text.contains("--repair"), "{text}");
         }
         let engine = open(&sim, true).expect("opens without it");
         let damage = &engine.stats().recovery.damage;

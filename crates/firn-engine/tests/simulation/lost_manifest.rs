@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
 use firn_env::{Disk, Env};
-use firn_model::{Error, ErrorKind, Labels, Result, RowBatch};
+use firn_model::{CancelToken, Error, ErrorKind, Labels, Result, RowBatch};
 use firn_sim::{Sim, SimBucket, SimDisk};
 
 use crate::lost_log::count;
@@ -238,4 +238,74 @@ fn a_manifest_that_vanishes_while_the_database_is_open_is_written_again() {
         assert_eq!(engine.stats().recovery.damage, []);
         assert_eq!(count(&engine), written);
     }
+}
+
+/// The ends of the records of a manifest file.
+fn record_ends(bytes: &[u8]) -> Vec<usize> {
+    let (mut at, mut ends) = (24, Vec::new());
+    // The first edit of a start is empty.
+    while let Some(header) = bytes.get(at..at + 16).filter(|header| **header != [0; 16]) {
+        let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
+        at += 16 + len;
+        ends.push(at);
+    }
+    ends
+}
+
+/// Both copies of the manifest lose the same last records, as no power failure leaves them. A cut
+/// refuses the start. After zeros, rows that the log still has are replayed; if the log was purged
+/// since, or a table that the older state names was removed, the loss is reported: nothing is
+/// missing silently.
+#[test]
+fn records_that_both_copies_lost_are_replayed_or_reported() {
+    let sim = Sim::new(52);
+    let engine = open(sim.env()).expect("opens");
+    let now = sim.env().clock.now_ms();
+    for round in 0..6 {
+        // More than a segment of the log.
+        for step in 0..400 {
+            write(&engine, now + (round - 6) * 400_000 + step * 1_000);
+        }
+        engine.flush().expect("a flush");
+        while engine.step(Lane::Tree).expect("a step").is_some() {}
+    }
+    let sample_count = count(&engine);
+    drop(engine);
+    let whole = contents(&sim.disk);
+    let newest = whole.keys().rfind(|path| path.starts_with("manifest/")).expect("a manifest");
+    let ends = record_ends(&whole[newest]);
+    assert!(ends.len() > 6, "{ends:?}");
+    let (mut reported, mut replayed) = (0, 0);
+    for &end in &ends[..ends.len() - 1] {
+        for zeroes in [false, true] {
+            let mut files = whole.clone();
+            let copies = files.iter_mut().filter(|(path, _)| path.starts_with("manifest/"));
+            for (_, bytes) in copies {
+                match zeroes {
+                    true => bytes[end..].fill(0),
+                    false => bytes.truncate(end),
+                }
+            }
+            let disk = disk_with(&sim, &files);
+            let opened = open(env_with(&sim, &disk, &sim.bucket));
+            if !zeroes {
+                let error = opened.map(drop).expect_err("both copies are cut");
+                assert!(error.to_string().contains("the file was cut"), "{error}");
+                assert!(contents(&disk) == files, "files have changed");
+                continue;
+            }
+            let engine = opened.expect("opens");
+            let is_reported = !engine.stats().recovery.damage.is_empty()
+                || !engine
+                    .check(false, &CancelToken::new(), &mut |_| ())
+                    .expect("a check")
+                    .findings
+                    .is_empty();
+            let is_whole = !is_reported && count(&engine) == sample_count;
+            assert!(is_reported || is_whole, "cut at {end}: samples are missing silently");
+            reported += usize::from(is_reported);
+            replayed += usize::from(is_whole);
+        }
+    }
+    assert!(reported > 0 && replayed > 0, "{reported} reported, {replayed} replayed");
 }

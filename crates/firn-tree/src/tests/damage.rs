@@ -173,6 +173,28 @@ fn invariant_5_repair_loses_only_damaged_blocks() {
     }
 }
 
+/// Before, a check did not see them.
+#[test]
+fn bytes_behind_the_end_of_a_table_are_damage_without_a_loss() {
+    for slow in [false, true] {
+        let (mut world, record) = world_with_table(slow);
+        change(&world, &record, |bytes| bytes.push(0));
+        world.reopen();
+        assert_eq!(lost_groups(&world, &record), 0);
+        let damage = world.damage();
+        assert_eq!(damage.len(), 1, "{damage:?}");
+        assert_eq!(damage[0].lost, None);
+        let text = damage[0].error.to_string();
+        let bytes = record.bytes;
+        let words = format!("has {} bytes, the manifest expects {bytes}", bytes + 1);
+        assert!(text.contains(&words), "{text}");
+        let job = world.tree.plan_repair(&world.tree.version(), record.id).unwrap();
+        world.run(&job).unwrap();
+        assert!(world.damage().is_empty());
+        world.check();
+    }
+}
+
 #[test]
 fn a_directory_that_is_made_anew_from_the_blocks_is_the_same() {
     for slow in [false, true] {

@@ -116,3 +116,25 @@ fn a_stop_does_not_wait_for_standard_error() {
     });
     assert_eq!(server.terminate(), Some(0), "{}", server.output());
 }
+
+/// Before, a check and an inspection waited for ever.
+#[test]
+fn a_pipe_in_place_of_the_lock_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let mut server = crate::process::start_firn(folder.path(), address);
+    assert_eq!(server.terminate(), Some(0), "{}", server.output());
+    let lock = folder.path().join("firn-data/fast/LOCK");
+    fs::remove_file(&lock).expect("a lock");
+    make_pipe(&lock);
+    for words in [&["check"][..], &["check", "--repair"], &["inspect", "tables"], &["serve"]] {
+        let mut firn = Command::new(env!("CARGO_BIN_EXE_firn"));
+        firn.args(words).arg("--data").arg(folder.path().join("firn-data"));
+        firn.args(if words == ["serve"] { &["--listen", "127.0.0.1:0"][..] } else { &[] });
+        let mut process = Process::start("refused", folder.path(), &mut firn);
+        wait_for("a refusal", Duration::from_secs(60), || process.has_ended());
+        let output = process.output();
+        let words = "fast/LOCK: it is a pipe, expected a file; move it away";
+        assert!(output.contains(words), "{output}");
+    }
+}
