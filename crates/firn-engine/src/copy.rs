@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use firn_env::{Env, copy_file, copy_object};
-use firn_model::{Error, ErrorKind, Pool, Result};
+use firn_env::{Env, LOCK_FILE, copy_file, copy_object};
+use firn_model::{Error, ErrorKind, Pool, Result, excerpt};
 
 use crate::edit::{Edit, Room};
 use crate::folder::new_mark;
@@ -37,17 +37,16 @@ impl Engine {
     /// copied as they are: each block is verified when the copy reads it.
     ///
     /// # Errors
-    /// `Conflict` if there is a database at `target`, `Corrupt` with the file if the index is
-    /// damaged, those of [`Engine::flush`], `Unavailable` if a tier on either side fails.
+    /// `Conflict`, before anything is written, if a tier of `target` is not empty; `Corrupt` with
+    /// the file if the index is damaged, those of [`Engine::flush`], `Unavailable` if a tier on
+    /// either side fails.
     pub fn copy_to(&self, target: &Env, skip_head: bool) -> Result<CopyReport> {
         self.rooms.wakeup.check_open()?;
+        check_empty(target)?;
         let _lock = target.disk.lock()?;
         let (mut manifest, found) = Manifest::open(Arc::clone(&target.disk))?;
         if !found.edits.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Conflict,
-                "cannot copy: the target contains a database; copy to an empty folder",
-            ));
+            return Err(not_empty("a database"));
         }
         if !skip_head {
             self.flush()?;
@@ -112,4 +111,20 @@ impl Engine {
         report.bytes += bytes;
         Ok(())
     }
+}
+
+/// Refuses a target with files or objects: the copy could name them, or be deleted with them.
+fn check_empty(target: &Env) -> Result<()> {
+    if let Some(name) = target.disk.list("")?.iter().find(|name| *name != LOCK_FILE) {
+        return Err(not_empty(&excerpt(name)));
+    }
+    match target.bucket.list("")?.first() {
+        Some(object) => Err(not_empty(&format!("{} on its slow tier", excerpt(&object.key)))),
+        None => Ok(()),
+    }
+}
+
+fn not_empty(what: &str) -> Error {
+    let what = format!("cannot copy: the target contains {what}; copy to an empty folder");
+    Error::new(ErrorKind::Conflict, what)
 }

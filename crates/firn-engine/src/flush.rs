@@ -82,10 +82,14 @@ impl Flusher {
     /// `definition_bytes` were logged in total.
     pub(crate) fn replay_ms(&self, rooms: &Rooms, row_count: u64, definition_bytes: u64) -> f64 {
         let bytes = rooms.log.stats().bytes;
-        let flushed = self.flushed_definition_bytes.load(Relaxed);
-        let definition_bytes = definition_bytes.saturating_sub(flushed);
+        let definition_bytes = self.unflushed_definition_bytes(definition_bytes);
         let work = LoggedWork { bytes, definition_bytes, row_count };
         self.speed.estimate_ms(work, &rooms.options)
+    }
+
+    /// Bytes of definitions that a replay reads, of those that were logged in total.
+    fn unflushed_definition_bytes(&self, definition_bytes: u64) -> u64 {
+        definition_bytes.saturating_sub(self.flushed_definition_bytes.load(Relaxed))
     }
 
     /// Flushes since the start.
@@ -122,7 +126,8 @@ impl Flusher {
     /// `definition_bytes` of definitions were logged in total.
     pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool, definition_bytes: u64) -> bool {
         let (row_count, unflushed_bytes) = rooms.head.unflushed();
-        if row_count == 0 && !has_deletes {
+        let has_definitions = self.unflushed_definition_bytes(definition_bytes) > 0;
+        if row_count == 0 && !has_deletes && !has_definitions {
             // The lane would not sleep while a request waits.
             rooms.wakeup.clear_flush_request();
             return false;
@@ -273,10 +278,10 @@ impl Engine {
     }
 
     /// Freezes the contents of the head, durable and visible, and writes the definitions of its
-    /// series to an index segment that nothing refers to yet. `None` if there is nothing to flush,
-    /// unless it `settles` definitions.
+    /// series to an index segment that nothing refers to yet. `None` if there is nothing to flush:
+    /// no row, delete or definition in the log, unless it `settles` definitions.
     fn freeze(&self, settles: bool) -> Result<Option<FrozenHead>> {
-        let Engine { rooms, ledger, .. } = self;
+        let Engine { rooms, ledger, flusher, .. } = self;
         // No transaction may commit until the contents are fixed: it would be in the log below a
         // floor, and its rows and deletes in neither tables nor manifest.
         let no_transactions = self.transactions.pause();
@@ -293,7 +298,9 @@ impl Engine {
         publish_sealed(rooms, &marks)?;
         let job = rooms.head.plan_flush();
         let is_whole = job.as_ref().map_or(marks.marks.is_empty(), |job| job.covers(&marks));
-        let moves_floors = settles || !ledger.tombstones.unflushed().is_empty();
+        let moves_floors = settles
+            || !ledger.tombstones.unflushed().is_empty()
+            || flusher.unflushed_definition_bytes(definition_bytes) > 0;
         if job.is_none() && !(is_whole && moves_floors) {
             return Ok(None);
         }

@@ -88,9 +88,9 @@ impl Engine {
     /// # Errors
     /// `Busy` if another process has it open. `Corrupt` if both copies of the manifest are damaged,
     /// or, without `forget_lost_index`, if an index file is damaged or missing and the slow tier
-    /// has no copy. `Conflict` if the folder is empty and its slow tier has a database, or if a
-    /// replica's folder has one; `NotFound` if a replica's slow tier has none. `Invalid` for a
-    /// format of a newer version or for options out of range; `Unavailable`.
+    /// has no copy. `Conflict` if the slow tier has a database and the folder is empty or has
+    /// another one, or if a replica's folder has one; `NotFound` if a replica's slow tier has none.
+    /// `Invalid` for a format of a newer version or for options out of range; `Unavailable`.
     pub fn open(
         env: Env,
         options: EngineOptions,
@@ -183,6 +183,9 @@ fn open_as_recorded(
     options.head.check()?;
     let tree =
         Tree::open(&env, tree_options(&options), &contents.parts(Room::Tree), budget.clone())?;
+    if followed.is_none() && !is_new {
+        claim::check_not_foreign(&folder, &*env.bucket, &tree.version(), &budget)?;
+    }
     let index_parts = contents.parts(Room::Index);
     let mut mender = IndexMender::new((&env, &options, &budget), (&folder, &tree), &index_parts);
     let replayed = open_replayed_rooms(

@@ -118,8 +118,9 @@ impl Transaction<'_> {
         self.samples_left = samples_max;
     }
 
-    /// Reads the samples of all matching series, including this transaction's changes, in no
-    /// particular order of series. The commit depends on them, and on the absence of others.
+    /// Reads the samples of all matching series, including stale markers and this transaction's
+    /// changes, in no particular order of series. The commit depends on them, and on the absence of
+    /// others.
     ///
     /// # Errors
     /// `Busy` without memory, `TooLarge` after too many selections, over the budget of
@@ -394,8 +395,9 @@ impl Transaction<'_> {
         }
         if self.reads.ranges.len() >= RANGE_COUNT_MAX {
             return Err(Error::too_large(format!(
-                "transaction too large: it has more than {RANGE_COUNT_MAX} selections; select more \
-                 series at once"
+                "transaction too large: its reads, updates and deletes by selector, and its deletes \
+                 of series that do not exist, are more than {RANGE_COUNT_MAX} selections; select \
+                 more series at once, or use several transactions"
             )));
         }
         let bytes = matchers.iter().map(Matcher::heap_bytes).sum::<u64>();

@@ -6,13 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 
-use firn_model::{Budget, Error, ErrorKind, Reservation, Secret, one_line};
+use firn_model::{Budget, Error, ErrorKind, Reservation, Secret};
 
 use super::node::{Document, Node, NodeValue, UnknownKeys};
 use super::scalar::Kind;
-use crate::text::quoted;
+use crate::text::{message, quoted};
 
 /// A decoding that ended, with the line where it is known.
 #[derive(Debug)]
@@ -25,7 +24,7 @@ pub struct Failure {
 impl Failure {
     /// A mistake in the document, without a line. The text may repeat parts of the document.
     pub fn new(text: impl AsRef<str>) -> Failure {
-        Failure::of_lines(one_line(text.as_ref()).into_owned())
+        Failure::of_lines(message(text.as_ref()))
     }
 
     /// Mistakes, each on a line of its own.
@@ -140,11 +139,14 @@ impl Decoder {
 
     fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
         if self.type_errors.len() < TYPE_ERRORS_MAX {
-            let text = one_line(&text.to_string()).into_owned();
+            let text = message(&text.to_string());
             self.type_errors.push(format!("line {}: {text}", node.line));
         }
     }
 }
+
+/// Reads or changes a path of a file, given with its key.
+pub type PathVisitor<'v> = dyn FnMut(&'static str, &mut String) + 'v;
 
 /// A value of a document.
 pub trait Field: Sized {
@@ -167,8 +169,9 @@ pub trait Field: Sized {
     fn secret_paths() -> Vec<String> {
         Vec::new()
     }
-    /// Makes relative paths relative to `folder`.
-    fn join_folder(&mut self, _folder: &Path) {}
+    /// Calls `visit` with every path of a file in the value and the key that names it. `key` is
+    /// that of the value itself.
+    fn each_path(&mut self, _key: &'static str, _visit: &mut PathVisitor<'_>) {}
 }
 
 /// A value for printing.
@@ -439,9 +442,9 @@ macro_rules! section {
                 paths
             }
 
-            fn join_folder(&mut self, folder: &std::path::Path) {
-                $( $crate::Field::join_folder(&mut self.$field, folder); )*
-                $( $( $crate::Field::join_folder(&mut self.$inline, folder); )* )?
+            fn each_path(&mut self, key: &'static str, visit: &mut $crate::PathVisitor<'_>) {
+                $( $crate::Field::each_path(&mut self.$field, $key, visit); )*
+                $( $( $crate::Field::each_path(&mut self.$inline, key, visit); )* )?
             }
         }
     };
@@ -749,9 +752,9 @@ impl<T: Field> Field for Option<T> {
         T::secret_paths()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
         if let Some(value) = self {
-            value.join_folder(folder);
+            value.each_path(key, visit);
         }
     }
 }
@@ -792,8 +795,8 @@ impl<T: Field> Field for Vec<T> {
         paths_below::<T>("[]").collect()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
-        self.iter_mut().for_each(|item| item.join_folder(folder));
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
+        self.iter_mut().for_each(|item| item.each_path(key, visit));
     }
 }
 
@@ -870,8 +873,8 @@ impl<T: Field> Field for Items<T> {
         paths_below::<T>("[]").collect()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
-        self.items.join_folder(folder);
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
+        self.items.each_path(key, visit);
     }
 }
 
@@ -942,7 +945,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
         paths_below::<T>("{}").collect()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
-        self.values_mut().for_each(|value| value.join_folder(folder));
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
+        self.values_mut().for_each(|value| value.each_path(key, visit));
     }
 }

@@ -43,7 +43,7 @@ mod tokens;
 #[doc(hidden)]
 pub use decode::assert_omit;
 pub use decode::{
-    Checked, Decoder, Encoded, Failure, Field, Items, Section, decode, from_document,
+    Checked, Decoder, Encoded, Failure, Field, Items, PathVisitor, Section, decode, from_document,
     from_document_within, paths_below, read_section, text_of,
 };
 pub use duration::Millis;

@@ -1,8 +1,6 @@
 //! Values with their place in the document.
 
-use std::path::Path;
-
-use super::decode::{Decoder, Encoded, Failure, Field};
+use super::decode::{Decoder, Encoded, Failure, Field, PathVisitor};
 use super::node::Node;
 
 /// A value with its place; both numbers are 0 for a value that the document does not have.
@@ -46,8 +44,8 @@ impl<T: Field> Field for Placed<T> {
         T::secret_paths()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
-        self.value.join_folder(folder);
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
+        self.value.each_path(key, visit);
     }
 }
 

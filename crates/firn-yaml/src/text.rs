@@ -2,6 +2,24 @@
 
 use std::fmt::Write;
 
+use firn_model::{excerpt_within, one_line};
+
+/// Longer messages repeat a value of a document.
+const MESSAGE_BYTES_MAX: usize = 4_096;
+/// Behind a value, a message states its mistake.
+const END_BYTES: usize = 512;
+
+/// `text` on one line; of a long one the beginning, the length and the end.
+pub(crate) fn message(text: &str) -> String {
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return one_line(text).into_owned();
+    }
+    let head_bytes = MESSAGE_BYTES_MAX.saturating_sub(END_BYTES);
+    let end_at = text.ceil_char_boundary(text.len().saturating_sub(END_BYTES));
+    let (head, end) = (excerpt_within(text, head_bytes), text.get(end_at..).unwrap_or_default());
+    one_line(&format!("{head}...{end}")).into_owned()
+}
+
 /// `bytes` in double quotes with Go's escapes: bytes that are no UTF-8 as `\xff`.
 pub fn quoted(bytes: &[u8]) -> String {
     let mut out = String::from("\"");
@@ -30,6 +48,16 @@ pub fn quoted(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Before, a message had the whole of a value of megabytes.
+    #[test]
+    fn a_long_message_keeps_its_ends() {
+        assert_eq!(message("a\nb"), "a\\nb");
+        let long = message(&format!("unknown action \"{}\" (line 7)", "é".repeat(1 << 20)));
+        assert!(long.len() < 4_200, "{}", long.len());
+        let has_ends = long.starts_with("unknown action \"é") && long.ends_with("é\" (line 7)");
+        assert!(has_ends && long.contains("é... (2097178 bytes)...é"), "{long}");
+    }
 
     #[test]
     fn texts_are_quoted_as_in_go() {

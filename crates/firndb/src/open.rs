@@ -166,7 +166,8 @@ impl Db {
     /// takes no space, and copied otherwise. The folder gets its name when the copy is complete.
     ///
     /// # Errors
-    /// `Conflict` if the folder or another database exists there, `Unavailable` when a disk or tier
+    /// `Invalid` for a folder among the files of a database, `Conflict` if the folder exists or the
+    /// slow tier there is not empty: then nothing is written. `Unavailable` when a disk or tier
     /// fails or is full. Files copied until then are removed; objects in an object store remain.
     pub fn copy_to(
         &self,
@@ -174,6 +175,14 @@ impl Db {
         slow_tier: Option<&str>,
         skip_head: bool,
     ) -> Result<CopyReport> {
+        // A snapshot is among snapshots.
+        let own = OwnFolder::around(folder, None);
+        if let Some(own) = own.filter(|own| own.kind != OwnFolderKind::Snapshots) {
+            return Err(in_database(folder, &own));
+        }
+        if let Some(slow_tier) = slow_tier {
+            check_slow_tier(folder, slow_tier)?;
+        }
         let unfinished = unfinished(folder)?;
         let copied =
             self.copy_to_unfinished(&unfinished, slow_tier, skip_head).and_then(|report| {
@@ -235,14 +244,8 @@ impl Db {
         slow_tier: Option<&str>,
         skip_head: bool,
     ) -> Result<CopyReport> {
-        // A snapshot is among snapshots.
-        let own = OwnFolder::around(folder, None);
-        if let Some(own) = own.filter(|own| own.kind != OwnFolderKind::Snapshots) {
-            return Err(in_database(folder, &own));
-        }
         let in_folder = folder.join("slow");
         let slow_tier = slow_tier.map_or_else(|| in_folder.to_string_lossy(), Cow::from);
-        check_slow_tier(folder, &slow_tier)?;
         let env = env_with(folder, || open_bucket(&slow_tier))?;
         self.engine.copy_to(&env, skip_head)
     }
@@ -270,10 +273,14 @@ pub fn remove_unfinished_copies(
 
 /// The folder in which the copy is made before it is renamed to `folder`.
 fn unfinished(folder: &Path) -> Result<PathBuf> {
-    if folder.exists() {
-        let what = format!("cannot copy to {}: it exists; choose a new folder", folder.display());
-        return Err(Error::new(ErrorKind::Conflict, what));
-    }
+    let check_missing = |path: &Path| match fs::symlink_metadata(path) {
+        Err(_) => Ok(()),
+        Ok(_) => {
+            let what = format!("cannot copy to {}: it exists; choose a new folder", path.display());
+            Err(Error::new(ErrorKind::Conflict, what))
+        }
+    };
+    check_missing(folder)?;
     let name = folder.file_name().ok_or_else(|| {
         Error::invalid("cannot copy to a folder without a name; use the path of a new folder")
     })?;
@@ -281,10 +288,20 @@ fn unfinished(folder: &Path) -> Result<PathBuf> {
     name.push(UNFINISHED);
     let unfinished = folder.with_file_name(name);
     // A folder of a killed process may remain.
-    match fs::remove_dir_all(&unfinished) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(&unfinished, e)),
-        _ => Ok(unfinished),
+    if has_names_of_copy(&unfinished) {
+        fs::remove_dir_all(&unfinished).map_err(|e| failed(&unfinished, e))?;
     }
+    check_missing(&unfinished)?;
+    Ok(unfinished)
+}
+
+/// Whether a folder contains nothing but the folders of a copy.
+fn has_names_of_copy(folder: &Path) -> bool {
+    let is_own = |entry: std::io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.file_name() == "fast" || entry.file_name() == "slow")
+    };
+    fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir())
+        && fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_own))
 }
 
 /// The names inside the folder are durable already.
@@ -349,6 +366,60 @@ mod tests {
         }
     }
 
+    /// Before, a folder with the name of an incomplete copy was removed whatever it contained, and
+    /// a copy was made in full before a link at its place was noticed.
+    #[test]
+    fn a_copy_is_refused_before_anything_is_removed_or_written() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        let env = local_env(&path("data")).unwrap();
+        // Without maintenance, which writes files of its own meanwhile.
+        let progress = crate::RecoveryProgress::default();
+        let db = Db::open_idle(env, Options::default(), &progress).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("link")).unwrap();
+        fs::create_dir_all(path("mine.unfinished/fast")).unwrap();
+        fs::write(path("mine.unfinished/notes"), "kept").unwrap();
+        fs::create_dir_all(path("data/fast/x.unfinished/fast")).unwrap();
+        fs::create_dir_all(path("full")).unwrap();
+        fs::write(path("full/notes"), "kept").unwrap();
+        let names = || {
+            let mut names = BTreeSet::new();
+            let mut folders = vec![root.path().to_owned()];
+            while let Some(folder) = folders.pop() {
+                for entry in fs::read_dir(folder).unwrap() {
+                    let entry = entry.unwrap();
+                    if entry.file_type().unwrap().is_dir() {
+                        folders.push(entry.path());
+                    }
+                    names.insert(entry.path());
+                }
+            }
+            names
+        };
+        let full = path("full").display().to_string();
+        let own_slow = path("data/fast").display().to_string();
+        let before = names();
+        for (folder, slow_tier) in [
+            ("data", None),
+            ("data/fast", None),
+            ("data/fast/x", None),
+            ("data/slow/x", None),
+            ("link", None),
+            ("mine", None),
+            ("new", Some(own_slow.as_str())),
+        ] {
+            let error = db.copy_to(&path(folder), slow_tier, true).unwrap_err();
+            let is_refused = matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Invalid);
+            assert!(is_refused && names() == before, "{folder}: {error}");
+        }
+        let error = db.copy_to(&path("new"), Some(&full), true).unwrap_err().to_string();
+        assert!(error.contains("the target contains notes on its slow tier"), "{error}");
+        assert!(!path("new").exists() && !path("new.unfinished").exists());
+        // Of a killed process.
+        fs::create_dir_all(path("new.unfinished/fast/tables")).unwrap();
+        db.copy_to(&path("new"), None, true).unwrap();
+    }
+
     #[test]
     fn a_data_folder_is_in_no_slow_tier() {
         let root = tempfile::tempdir().unwrap();
@@ -386,6 +457,42 @@ mod tests {
         db.copy_to(&snapshot, None, true).unwrap();
         drop(local_env(&snapshot).unwrap());
         drop(local_env(&folder.join("inner")).unwrap());
+    }
+
+    /// Before, the server started, uploaded nothing and reported that another one had replaced it;
+    /// in a location whose manifest was missing it deleted the other one's tables.
+    #[test]
+    fn the_slow_tier_of_another_database_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        let open = |folder: &str, tier: &str| {
+            let tier = path(tier).display().to_string();
+            let env = local_env_with_slow_tier(&path(folder), &tier)?;
+            Db::open_idle(env, Options::default(), &crate::RecoveryProgress::default())
+        };
+        let first = open("first", "tier").unwrap();
+        first.settle(crate::Lane::Tree).unwrap();
+        first.close().unwrap();
+        drop(first);
+        assert!(path("tier/manifest").exists());
+        fs::create_dir_all(path("tables/tables")).unwrap();
+        fs::write(path("tables/tables/1.fst"), "").unwrap();
+        // It has never claimed its slow tier.
+        open("second", "own").unwrap().close().unwrap();
+        let bytes = |file: &str| fs::read(path(file)).unwrap();
+        let before = bytes("tier/manifest");
+        for (tier, wanted) in [("tier", "has another database (epoch "), ("tables", "has 1 tables")]
+        {
+            let error = open("second", tier).unwrap_err();
+            assert_eq!(*error.kind(), ErrorKind::Conflict, "{error}");
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
+        assert_eq!(bytes("tier/manifest"), before);
+        assert!(path("tables/tables/1.fst").exists());
+        // The same process, and the folder that wrote it.
+        for (folder, tier) in [("second", "own"), ("first", "tier")] {
+            open(folder, tier).unwrap().close().unwrap();
+        }
     }
 
     /// Before, the server started and no upload ever worked.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use firn_model::{Result as ModelResult, Secret};
 
-use super::{AnyValue, FilePath, Url};
+use super::{AnyValue, FilePath, Url, join_folder};
 use firn_yaml::{Checked, Failure, Field, from_document, quoted, section, words};
 
 words! {
@@ -138,7 +138,7 @@ impl HttpClient {
         let mut client = HttpClient::default();
         from_document(text, &mut client).map_err(Failure::into_error)?;
         let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
-        client.join_folder(folder);
+        join_folder(&mut client, folder);
         Ok(client)
     }
 

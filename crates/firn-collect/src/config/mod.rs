@@ -19,8 +19,8 @@ mod target_file;
 mod url;
 mod values;
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use firn_model::{Budget, Error, Pool, Reservation, Result};
 
@@ -42,11 +42,17 @@ pub use remote::{
 };
 pub use rule_list::RuleList;
 pub use scrape::ScrapeConfig;
+pub(crate) use values::join_folder;
 pub use values::{AnyValue, FilePath, LabelSet, Size};
 
 use crate::relabel::NameScheme;
 use firn_yaml::quoted;
 use firn_yaml::{Checked, Encoded, Failure, Field, from_document_within, print, section};
+
+/// Keys of files that a server writes.
+const LOG_KEYS: [&str; 2] = ["query_log_file", "scrape_failure_log_file"];
+/// Keys of patterns. `files` is a key of `file_sd_configs`, and one of headers, without patterns.
+const PATTERN_KEYS: [&str; 3] = ["rule_files", "scrape_config_files", "files"];
 
 section! {
     /// A whole file. The paths of files and patterns are joined with its folder.
@@ -129,7 +135,7 @@ impl Checked for Config {
         check_patterns(&self.rule_files, "rule file")?;
         check_patterns(&self.scrape_config_files, "scrape config file")?;
         check_nulls(self.scrape_configs.has_null(), "scrape config")?;
-        let mut names = std::collections::BTreeSet::new();
+        let mut names = BTreeSet::new();
         for job in self.scrape_configs.items_mut() {
             job.inherit(&self.global)?;
             if !names.insert(job.job_name.clone()) {
@@ -159,7 +165,7 @@ fn repeated(kind: &str, name: &str) -> String {
 
 /// Empty names may be repeated.
 fn check_names<'n>(names: impl Iterator<Item = &'n str>, kind: &str) -> Result<(), String> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for name in names.filter(|name| !name.is_empty()) {
         if !seen.insert(name) {
             return Err(repeated(kind, name));
@@ -231,8 +237,37 @@ impl Config {
                 }
             }
         }
-        config.join_folder(folder_of(path));
+        join_folder(config, folder_of(path));
         Ok(loaded)
+    }
+
+    /// The files that the configuration and `jobs`, which it includes, name to be read, each with
+    /// its key. A pattern is followed by the files that match now.
+    ///
+    /// # Errors
+    /// `Invalid` for a pattern with an open bracket.
+    pub fn named_files<'j>(
+        &self,
+        jobs: impl Iterator<Item = &'j ScrapeConfig>,
+        files: &dyn Files,
+    ) -> Result<Vec<(&'static str, PathBuf)>> {
+        let mut named = BTreeSet::new();
+        let mut visit = |key: &'static str, path: &mut String| {
+            if !LOG_KEYS.contains(&key) {
+                named.insert((key, PathBuf::from(path.as_str())));
+            }
+        };
+        self.clone().each_path("", &mut visit);
+        jobs.for_each(|job| job.clone().each_path("", &mut visit));
+        let mut found = Vec::new();
+        for (key, path) in named {
+            found.push((key, path.clone()));
+            if PATTERN_KEYS.contains(&key) {
+                let matching = glob(files, &path.to_string_lossy())?;
+                found.extend(matching.into_iter().filter(|one| *one != path).map(|one| (key, one)));
+            }
+        }
+        Ok(found)
     }
 
     /// The jobs of the file and of all files that it includes, in order.
@@ -260,7 +295,7 @@ impl Config {
                 check_nulls(included.scrape_configs.has_null(), "scrape config").map_err(wrong)?;
                 for job in included.scrape_configs.items_mut() {
                     job.inherit(&self.global).map_err(wrong)?;
-                    job.join_folder(folder_of(&path));
+                    join_folder(job, folder_of(&path));
                     if let Some(first) = places.get(&job.job_name) {
                         let text = repeated("scrape", &job.job_name);
                         return Err(wrong(format!("{text}, first found in {first}")));

@@ -1,7 +1,5 @@
 //! Relabelling rules of a section.
 
-use std::path::Path;
-
 use crate::relabel::{NameScheme, RuleConfig, Rules};
 use firn_yaml::{Decoder, Encoded, Failure, Field, Items, Node};
 
@@ -53,6 +51,4 @@ impl Field for RuleList {
     fn is_zero(&self) -> bool {
         self.configs.is_zero()
     }
-
-    fn join_folder(&mut self, _folder: &Path) {}
 }

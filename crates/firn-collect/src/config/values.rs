@@ -9,7 +9,7 @@ use firn_model::{Error, Result};
 
 use super::Url;
 use firn_yaml::quoted;
-use firn_yaml::{Decoder, Encoded, Failure, Field, Node, NodeValue, decode, text_of};
+use firn_yaml::{Decoder, Encoded, Failure, Field, Node, NodeValue, PathVisitor, decode, text_of};
 
 /// A number of bytes, written with units of 1,024: `15MB`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -162,11 +162,20 @@ impl Field for FilePath {
         self.0.is_empty()
     }
 
-    fn join_folder(&mut self, folder: &Path) {
-        if !self.0.is_empty() && !self.as_path().is_absolute() {
-            self.0 = clean(&folder.join(&self.0)).to_string_lossy().into_owned();
+    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
+        if !self.0.is_empty() {
+            visit(key, &mut self.0);
         }
     }
+}
+
+/// Makes the relative paths of a section relative to `folder`.
+pub(crate) fn join_folder(section: &mut impl Field, folder: &Path) {
+    section.each_path("", &mut |_, path| {
+        if !Path::new(path).is_absolute() {
+            *path = clean(&folder.join(&path)).to_string_lossy().into_owned();
+        }
+    });
 }
 
 /// `path` without `.` and without `a/..`.
@@ -388,13 +397,13 @@ mod tests {
             ("", ""),
         ] {
             let mut path = FilePath::from(path);
-            path.join_folder(Path::new("/x/y"));
+            join_folder(&mut path, Path::new("/x/y"));
             assert_eq!(path.as_str(), want);
         }
         let mut path = FilePath::from("a/*.yml");
-        path.join_folder(Path::new("."));
+        join_folder(&mut path, Path::new("."));
         assert_eq!(path.as_str(), "a/*.yml");
-        path.join_folder(Path::new("../c"));
+        join_folder(&mut path, Path::new("../c"));
         assert_eq!(path.as_str(), "../c/a/*.yml");
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_model::{ErrorKind, Labels, QueryContext, RowBatch, SeriesRef, TimeRange};
+use firn_model::{ErrorKind, Labels, QueryContext, RowBatch, SeriesRef, ShardId, TimeRange};
 use firn_sim::Sim;
 
 use crate::{Engine, EngineOptions, Lane, RecoveryProgress, Step, WalkOptions};
@@ -127,4 +127,58 @@ fn a_full_disk_makes_a_flush_that_frees_the_log() {
     let after = sim.env().disk.list("log/0").expect("lists").len();
     assert_eq!((before, after), (6, 1));
     assert_eq!(table_count(&sim), 1);
+}
+
+/// A transaction that fails in its validation has logged its new series. Before, they started no
+/// flush: the log grew without a bound, and with it the time of a start.
+#[test]
+fn a_log_of_definitions_alone_is_flushed() {
+    let sim = Sim::new(5);
+    let open = || {
+        let options = EngineOptions {
+            shard_count: 4,
+            log_bytes_max: 16 << 20,
+            flush_age_ms_max: i64::MAX,
+            restart_ms_max: i64::MAX,
+            ..EngineOptions::default()
+        };
+        Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+    };
+    let long = "x".repeat(1_000);
+    let define = |engine: &Engine, ids: std::ops::Range<u32>| {
+        let labels = ids.map(|id| {
+            let value = format!("{long}{id}");
+            Labels::from_pairs([("__name__", "m"), ("id", value.as_str())]).expect("labels")
+        });
+        for series in engine.resolve(&labels.collect::<Vec<_>>()) {
+            series.expect("resolves");
+        }
+        for shard in (0..4).map(ShardId) {
+            let stream = engine.rooms.log.stream_of(shard);
+            engine.log_definitions(shard, stream).expect("logs");
+        }
+        engine.rooms.log.commit(&engine.rooms.log_ends()).expect("commits");
+    };
+    let logged = |engine: &Engine| engine.rooms.log.stats().bytes;
+    let engine = open();
+    let (mut flush_count, mut most) = (0, 0);
+    for round in 0..40 {
+        define(&engine, round * 1_000..(round + 1) * 1_000);
+        most = most.max(logged(&engine));
+        while let Some(step) = engine.step(Lane::Head).expect("a step") {
+            flush_count += u64::from(step == Step::Flush);
+        }
+    }
+    assert!(flush_count >= 2 && most < 20 << 20, "{flush_count} flushes, {most} bytes");
+    assert_eq!(table_count(&sim), 0);
+    define(&engine, 40_000..41_000);
+    engine.flush().expect("flushes");
+    assert_eq!((logged(&engine), engine.step(Lane::Head).expect("a step")), (0, None));
+    drop(engine);
+    // All series are there, and the next start finds nothing to flush.
+    let engine = open();
+    assert_eq!(engine.step(Lane::Head).expect("a step"), None);
+    let before = engine.rooms.index.stats().series_count;
+    define(&engine, 0..41_000);
+    assert_eq!((before, engine.rooms.index.stats().series_count), (41_000, 41_000));
 }

@@ -92,20 +92,17 @@ fn drops_history(bucket: &dyn Bucket, version: &Version, forgets_history: bool) 
 /// `Conflict`; `Unavailable` if the tier fails.
 pub(crate) fn check_unclaimed(bucket: &dyn Bucket, budget: &Budget) -> Result<()> {
     match description::read(bucket, budget)? {
-        None => {
-            let objects = bucket.list(TABLE_FOLDER)?;
-            match objects.iter().filter(|object| object.key.ends_with(".fst")).count() {
-                0 => Ok(()),
-                count => Err(Error::new(
-                    ErrorKind::Conflict,
-                    format!(
-                        "this folder has no database, and the slow tier has {count} tables without \
-                         their manifest, which a new database would delete: restore its object \
-                         `manifest` and start with --restore, or use another prefix"
-                    ),
-                )),
-            }
-        }
+        None => match table_count(bucket)? {
+            0 => Ok(()),
+            count => Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "this folder has no database, and the slow tier has {count} tables without \
+                     their manifest, which a new database would delete: restore its object \
+                     `manifest` and start with --restore, or use another prefix"
+                ),
+            )),
+        },
         Some(found) => Err(Error::new(
             ErrorKind::Conflict,
             format!(
@@ -115,6 +112,49 @@ pub(crate) fn check_unclaimed(bucket: &dyn Bucket, budget: &Budget) -> Result<()
             ),
         )),
     }
+}
+
+/// Refuses the location of another database to a folder that has never claimed a slow tier. One
+/// that has may have been replaced: it is fenced, and still answers queries. A tier that cannot be
+/// read is no reason not to start.
+///
+/// # Errors
+/// `Conflict`.
+pub(crate) fn check_not_foreign(
+    folder: &Folder,
+    bucket: &dyn Bucket,
+    version: &Version,
+    budget: &Budget,
+) -> Result<()> {
+    if folder.claims().is_none_or(|claims| !claims.is_empty()) {
+        return Ok(());
+    }
+    let found = match description::read(bucket, budget) {
+        Ok(Some(found)) if found.writer.mark != folder.writer().mark => {
+            format!("another database (epoch {})", found.epoch)
+        }
+        // A copy of a database has tables there before its first start.
+        Ok(None) if !version.tables().any(|table| table.level.is_slow()) => {
+            match table_count(bucket).unwrap_or(0) {
+                0 => return Ok(()),
+                count => format!("{count} tables of another database"),
+            }
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "the slow tier has {found}, and the database in this folder has never used it; nothing \
+             was changed: set --slow-tier to another location or prefix, or --data to the folder \
+             of that database"
+        ),
+    ))
+}
+
+fn table_count(bucket: &dyn Bucket) -> Result<usize> {
+    let objects = bucket.list(TABLE_FOLDER)?;
+    Ok(objects.iter().filter(|object| object.key.ends_with(".fst")).count())
 }
 
 /// The error of a repair of another folder's slow tier.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
+use firn_env::{OpenMode, PutMode};
 use firn_model::{ErrorKind, Labels, Matcher, RowBatch, TimeRange};
 use firn_sim::{ObservedSamples, Sim};
 
@@ -84,6 +85,28 @@ fn a_copy_has_everything_and_does_not_change_with_the_original() {
     assert_eq!(read_all(&open(&other)).sample_count(), before.sample_count() + 60);
     let error = engine.copy_to(&other.env(), false).expect_err("there is one already");
     assert!(matches!(error.kind(), ErrorKind::Conflict), "{error}");
+}
+
+/// Before, files and objects at the target became a part of the copy or made it fail half way.
+#[test]
+fn a_target_that_is_not_empty_is_refused_and_kept() {
+    let sim = Sim::new(6);
+    let engine = filled(&sim);
+    let objects = |sim: &Sim| sim.env().bucket.list("").expect("a list");
+    let refused = |target: &Sim, wanted: &str| {
+        let before = (target.disk.files(), objects(target));
+        let error = engine.copy_to(&target.env(), true).expect_err(wanted);
+        assert!(matches!(error.kind(), ErrorKind::Conflict), "{error}");
+        assert!(error.to_string().contains(wanted), "{error}");
+        assert_eq!((target.disk.files(), objects(target)), before);
+    };
+    refused(&sim, "copy to an empty folder");
+    let [file, object, empty] = [7, 8, 9].map(Sim::new);
+    file.env().disk.open("notes", OpenMode::Create).expect("a file");
+    refused(&file, "the target contains notes;");
+    object.env().bucket.put("a/b", (*b"c").into(), PutMode::Create).expect("a put");
+    refused(&object, "the target contains a/b on its slow tier;");
+    engine.copy_to(&empty.env(), true).expect("a copy");
 }
 
 #[test]

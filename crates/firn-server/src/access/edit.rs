@@ -1,9 +1,10 @@
 //! Changes of the web configuration by `firn user`. The text keeps its comments and order: lines
 //! are added, and the result is parsed before it replaces the file.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use firn_model::{Budget, Error, Result, excerpt};
@@ -14,7 +15,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use super::files::read_web_config;
 use super::login::is_equal;
 use super::section::{self, KeyValue};
-use super::web_config::WebConfig;
+use super::web_config::{WebConfig, check_name};
 use super::{GateOptions, load};
 use crate::wire::json;
 
@@ -86,6 +87,14 @@ fn file_of(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// The name under which the next version of the file is written.
+fn new_file_of(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".firn-new");
+    path.with_file_name(name)
+}
+
 fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
@@ -95,9 +104,8 @@ fn folder_of(path: &Path) -> &Path {
 /// lock on it would be one on the old file.
 fn lock_folder(path: &Path) -> Result<File> {
     let folder = folder_of(path);
-    let cannot = |e: std::io::Error| {
-        Error::unavailable(format!("cannot lock {}", folder.display())).because(e)
-    };
+    let cannot =
+        |e: io::Error| Error::unavailable(format!("cannot lock {}", folder.display())).because(e);
     let locked = File::open(folder).map_err(cannot)?;
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive)
         .map_err(|e| cannot(e.into()))?;
@@ -170,6 +178,7 @@ impl UserFile {
     /// # Errors
     /// `Invalid` for a user that is there already, and for a file that must be changed by hand.
     pub fn add(&mut self, user: &NewUser) -> Result<()> {
+        check_name(&user.name).map_err(Error::invalid)?;
         let document = self.document()?;
         let users = users_of(&document);
         if find_user(users, &user.name).is_some() {
@@ -198,6 +207,8 @@ impl UserFile {
                 text + "users:\n" + &lines(2)
             }
         };
+        // Its own refusal, such as that of matchers with a role that writes.
+        summaries(Path::new("the new user"), &format!("users:\n{}", lines(2)))?;
         self.change(changed, "users", &lines(2), |before, after| {
             let is_new = |one: &UserSummary| before.iter().all(|other| other.name != one.name);
             let is_known = before.iter().any(|one| one.name == user.name);
@@ -258,23 +269,36 @@ impl UserFile {
 
     /// Replaces the file, which only its owner can read, or its group if it could before.
     fn save(&self) -> Result<()> {
-        let cannot = |e: std::io::Error| {
+        let cannot = |e: io::Error| {
             Error::unavailable(format!("cannot write {}", self.path.display())).because(e)
         };
-        let mut file = tempfile::NamedTempFile::new_in(folder_of(&self.path)).map_err(cannot)?;
-        file.write_all(self.text.as_bytes()).map_err(cannot)?;
+        let new = new_file_of(&self.path);
+        // Left by a run that was killed. No other run is between these lines: they hold the lock.
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot(e)),
+            _ => {}
+        }
+        let saved = self.write_new(&new).and_then(|()| fs::rename(&new, &self.path));
+        saved.map_err(|e| {
+            let _ = fs::remove_file(&new);
+            cannot(e)
+        })
+    }
+
+    /// Writes the text to a file that does not exist yet.
+    fn write_new(&self, new: &Path) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
+        file.write_all(self.text.as_bytes())?;
         let mut mode = 0o600;
         if let Ok(before) = fs::metadata(&self.path) {
             mode = before.mode() & 0o640 | 0o600;
             // A server that runs as another user must be able to read it. Only root may change the
             // owner; others keep their own file.
             let owner = (before.uid(), before.gid());
-            let _ = std::os::unix::fs::fchown(file.as_file(), Some(owner.0), Some(owner.1));
+            let _ = std::os::unix::fs::fchown(&file, Some(owner.0), Some(owner.1));
         }
-        file.as_file().set_permissions(fs::Permissions::from_mode(mode)).map_err(cannot)?;
-        file.as_file().sync_all().map_err(cannot)?;
-        file.persist(&self.path).map_err(|e| cannot(e.error))?;
-        Ok(())
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()
     }
 
     fn change(
@@ -290,8 +314,6 @@ impl UserFile {
                 self.text = text;
                 Ok(())
             }
-            // The refusal of the user itself, such as unknown roles.
-            Err(error) if text.starts_with(&self.text) => Err(error),
             _ => Err(self.by_hand(place, lines)),
         }
     }
@@ -444,8 +466,53 @@ mod tests {
             assert_eq!(flow.text, text);
         }
         let mut empty = file("");
-        assert!(empty.add(&user("eve", "king")).unwrap_err().to_string().contains("expected read"));
         assert!(empty.add_token("eve").unwrap_err().to_string().contains("no user"));
+    }
+
+    /// Before, in a file with users, the refusal was that the file's layout is not changed.
+    #[test]
+    fn a_refused_user_is_at_fault_and_not_the_file() {
+        for text in ["", "users:\n- name: bob\n  roles: [read]\nrate_limit: {burst: 1}\n"] {
+            let mut file = file(text);
+            let mut error_of = |new: NewUser| {
+                let error = file.add(&new).unwrap_err().to_string();
+                assert_eq!(file.text, text);
+                error
+            };
+            let too_long = "é".repeat(51);
+            for name in ["", "a:b", "a\nb", &too_long] {
+                let error = error_of(user(name, "read"));
+                let wanted = format!(
+                    "user {:?}: expected a name of 1 to 100 bytes without \":\", which ends the \
+                     name in a login, and without control characters, which would break lines of \
+                     logs",
+                    excerpt(name)
+                );
+                assert_eq!(error, wanted);
+            }
+            assert!(error_of(user("eve", "king")).contains("roles: expected read, write or admin"));
+            let scoped = NewUser { matchers: Some("{a=\"b\"}".into()), ..user("eve", "admin") };
+            assert!(error_of(scoped).contains("matchers: are for users with role read only"));
+        }
+    }
+
+    /// A run that is killed leaves the file that it writes.
+    #[test]
+    fn the_file_of_a_killed_run_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["web.yml", "other"].map(|name| folder.path().join(name));
+        fs::write(&other, "kept").unwrap();
+        let new = new_file_of(&path);
+        let left: [&dyn Fn(); 2] = [&|| fs::write(&new, "users:\n- na").unwrap(), &|| {
+            std::os::unix::fs::symlink(&other, &new).unwrap();
+        }];
+        for (id, leave) in left.into_iter().enumerate() {
+            leave();
+            UserFile::update(&path, |file| file.add(&user(&format!("u{id}"), "read"))).unwrap();
+            assert_eq!(UserFile::open(&path).unwrap().users().unwrap().len(), id + 1);
+        }
+        let names = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!((names, fs::read_to_string(&other).unwrap().as_str()), (2, "kept"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue};
 use firn_model::{
     Budget, CancelToken, Error, ErrorKind, KeptMemory, Matcher, Pool, QueryContext, Reservation,
-    Result,
+    Result, excerpt,
 };
 use firn_yaml::{Node, NodeValue};
 
@@ -411,7 +411,7 @@ impl WebConfig {
         let (name, line) = section
             .text("name")?
             .ok_or_else(|| section::error(file, item.line, "users: an element has no name"))?;
-        check_name(file, line, name)?;
+        check_name(name).map_err(|what| section::error(file, line, what))?;
         let hash = section.text("password")?;
         let tokens = section.texts("tokens")?;
         let roles = roles(&section, name)?;
@@ -460,7 +460,7 @@ fn basic_users<'a>(file: &str, entry: KeyValue<'a>) -> Result<HashMap<&'a str, B
         };
         let Some(name) = section::key_of(key) else { return refuse(line, "expected a key") };
         let hash = password(file, line, hash)?;
-        check_name(file, line, name)?;
+        check_name(name).map_err(|what| section::error(file, line, what))?;
         if let Some(BasicUser { line: first, .. }) = users.insert(name, BasicUser { hash, line }) {
             return refuse(line, &format!("{name}: set twice, first in line {first}"));
         }
@@ -556,16 +556,20 @@ fn scope(section: &Section<'_>, roles: Roles, context: &QueryContext) -> Result<
     Ok(scope.into())
 }
 
-/// Names are shown in logs, and a colon ends a name in basic authentication.
-fn check_name(file: &str, line: usize, name: &str) -> Result<()> {
-    let is_valid =
-        !name.is_empty() && name.len() <= 100 && name.chars().all(|c| !c.is_control() && c != ':');
+/// The longest name of a user.
+const NAME_BYTES_MAX: usize = 100;
+
+/// Describes the rule for names if `name` breaks it.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    let is_valid = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.chars().all(|c| !c.is_control() && c != ':');
     match is_valid {
         true => Ok(()),
-        false => {
-            let what = "a user's name has 1 to 100 characters, without control characters and `:`";
-            Err(section::error(file, line, what))
-        }
+        false => Err(format!(
+            "user {:?}: expected a name of 1 to {NAME_BYTES_MAX} bytes without \":\", which ends \
+             the name in a login, and without control characters, which would break lines of logs",
+            excerpt(name)
+        )),
     }
 }
 

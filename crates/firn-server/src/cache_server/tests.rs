@@ -192,6 +192,8 @@ fn set_points_are_returned_by_range_until_they_are_deleted() {
     assert_eq!(client.ask("get k 0 0 12 json\r\n"), "VALUE 0 12 [[1,\"a\"],[12,null]]");
     assert_eq!(client.ask("delete k 0 3 6\r\n"), "DELETED");
     assert_eq!(client.ask("get k 0 0 12 json\r\n"), "INCOMPLETE 3 6 [[1,\"a\"],[12,null]]");
+    // Of ranges whose ends are missing, a cached middle is not returned.
+    assert_eq!(client.ask("get k 0 -9 99 json 0\r\n"), "NOT_FOUND");
     assert_eq!(client.ask("delete other 0 3 6\r\n"), "NOT_FOUND");
     assert_eq!(client.ask("version\n"), concat!("VERSION ", env!("CARGO_PKG_VERSION")));
     client.send("quit\r\n");

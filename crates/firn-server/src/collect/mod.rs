@@ -30,7 +30,6 @@ mod store;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use firn_collect::config::glob;
 use firn_model::{Budget, Result};
 
 pub(crate) use collector::{Collector, run};
@@ -61,22 +60,18 @@ impl Collect {
         Ok(Collect { file: PrometheusFile::open(path, parts)?, collector })
     }
 
-    /// The files that the configuration names: rules, and further scrape configurations.
+    /// The files that the configuration and the files that it includes name: rules, further scrape
+    /// configurations, credentials, certificates, lists of targets.
     ///
     /// # Errors
     /// `Invalid` for a pattern that the load refuses.
     pub(crate) fn inputs(&self) -> Result<Vec<InputFile>> {
-        let config = &self.file.current().config;
+        let file = self.file.current();
         let files = LocalFiles { budget: Budget::unlimited() };
-        let rules = config.rule_files.iter().map(|pattern| ("rule_files", pattern));
-        let jobs = config.scrape_config_files.iter().map(|one| ("scrape_config_files", one));
-        let mut inputs = Vec::new();
-        for (key, pattern) in rules.chain(jobs) {
-            let setting = format!("{key} in --prometheus-config");
-            let paths = glob(&files, pattern.as_str())?.into_iter();
-            inputs.extend(paths.map(|path| InputFile { setting: setting.clone(), path }));
-        }
-        Ok(inputs)
+        let named = file.config.named_files(file.jobs.iter().map(AsRef::as_ref), &files)?;
+        let input =
+            |(key, path)| InputFile { setting: format!("{key} in --prometheus-config"), path };
+        Ok(named.into_iter().map(input).collect())
     }
 
     /// Ends the scrapes, before the database is closed.
@@ -94,8 +89,9 @@ impl Collect {
 mod tests {
     use super::*;
 
+    /// Before, a log could be appended to credentials, certificates and lists of targets.
     #[test]
-    fn rules_and_further_jobs_are_inputs() {
+    fn all_files_that_the_configuration_reads_are_inputs() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -104,15 +100,55 @@ mod tests {
         };
         write("a.rules", "groups: []\n");
         write("b.rules", "groups: []\n");
-        write("jobs.yml", "scrape_configs: []\n");
-        let text = "rule_files: ['*.rules']\nscrape_config_files: [jobs.yml, none.yml]\n";
-        let collect = Collect::open(write("prometheus.yml", text), Vec::new()).unwrap();
+        write("token", "secret\n");
+        write("targets.json", "[]\n");
+        write(
+            "jobs.yml",
+            "scrape_configs: [{job_name: b, authorization: {credentials_file: token}}]\n",
+        );
+        let text = "
+global: {query_log_file: queries.log, scrape_failure_log_file: failures.log}
+rule_files: ['*.rules', new.yml]
+scrape_config_files: [jobs.yml, none.yml]
+scrape_configs:
+- job_name: a
+  basic_auth: {username: u, password_file: token}
+  tls_config: {ca_file: ca.pem}
+  file_sd_configs: [{files: ['*.json']}]
+remote_write:
+- {url: http://localhost:1/, http_headers: {X-A: {files: [header]}}}
+";
+        let path = write("prometheus.yml", text);
+        let files = LocalFiles { budget: Budget::unlimited() };
+        let options = firn_collect::config::LoadOptions { env: &|_| None, is_agent: false };
+        let config = firn_collect::config::Config::load(&path, &files, &options).unwrap().config;
+        let jobs = config.scrape_configs(&files).unwrap();
+        let named = config.named_files(jobs.iter(), &files).unwrap();
+        let mut named: Vec<_> = named
+            .iter()
+            .map(|(key, path)| (*key, path.strip_prefix(folder.path()).unwrap().to_str().unwrap()))
+            .collect();
+        named.sort_unstable();
+        let wanted = [
+            ("ca_file", "ca.pem"),
+            ("credentials_file", "token"),
+            ("files", "*.json"),
+            ("files", "header"),
+            ("files", "targets.json"),
+            ("password_file", "token"),
+            ("rule_files", "*.rules"),
+            ("rule_files", "a.rules"),
+            ("rule_files", "b.rules"),
+            ("rule_files", "new.yml"),
+            ("scrape_config_files", "jobs.yml"),
+            ("scrape_config_files", "none.yml"),
+        ];
+        assert_eq!(named, wanted);
+        let text = "scrape_configs: [{job_name: a, authorization: {credentials_file: token}}]\n";
+        let collect = Collect::open(write("small.yml", text), Vec::new()).unwrap();
         let inputs = collect.inputs().unwrap().into_iter();
-        let inputs = inputs.map(|input| (input.setting, input.path));
-        let (rules, jobs) = ("rule_files", "scrape_config_files");
-        let wanted = [(rules, "a.rules"), (rules, "b.rules"), (jobs, "jobs.yml")];
-        let wanted = wanted
-            .map(|(key, name)| (format!("{key} in --prometheus-config"), folder.path().join(name)));
-        assert_eq!(inputs.collect::<Vec<_>>(), wanted);
+        let inputs: Vec<_> = inputs.map(|input| (input.setting, input.path)).collect();
+        let setting = "credentials_file in --prometheus-config".to_owned();
+        assert_eq!(inputs, [(setting, folder.path().join("token"))]);
     }
 }

@@ -13,6 +13,7 @@ use super::values::{
 };
 use crate::machine;
 use firn_env::given_file::read_text_once;
+use firn_env::real_path;
 use firndb::OwnFolder;
 
 use crate::access::GateOptions;
@@ -156,7 +157,11 @@ impl CacheConfig {
             ("origin-ca-file", &self.origin_ca_file),
             ("origin-identity-file", &self.origin_identity_file),
         ];
-        log_files::check(reader, &logs, &inputs, |log| OwnFolder::around(log, None))?;
+        log_files::check(reader, &logs, &inputs, |log| {
+            let is_own = real_path(log).starts_with(real_path(&self.data));
+            let own = is_own.then(|| format!("--data, {}", self.data));
+            own.or_else(|| OwnFolder::around(log, None).map(|own| own.to_string()))
+        })?;
         let admin = self.admin_listen.get();
         let listens = [Some(&self.listen), admin.as_ref()].into_iter().flatten();
         if let Some(origin) = self.proxy.get()

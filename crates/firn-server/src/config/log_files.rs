@@ -1,11 +1,11 @@
 //! Files of logs. Lines are appended to them, so a log must not be the file of another setting, nor
 //! one of a database.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use firn_env::is_same_file;
 use firn_model::Result;
-use firndb::OwnFolder;
 
 use super::reader::SettingsReader;
 use super::values::{FilePath, Or, Unset};
@@ -15,15 +15,15 @@ use crate::access::line_log::is_stderr;
 pub(super) type NamedFiles<'a> = [(&'a str, &'a Or<Unset, FilePath>)];
 
 /// Checks the files `logs` against the files `inputs` of other settings and the folders of
-/// databases, which `own` finds.
+/// databases and caches, which `own` finds.
 ///
 /// # Errors
-/// `Invalid`, naming both settings or the database.
-pub(super) fn check(
+/// `Invalid`, naming both settings or the folder.
+pub(super) fn check<F: Display>(
     reader: &SettingsReader<'_>,
     logs: &NamedFiles<'_>,
     inputs: &NamedFiles<'_>,
-    own: impl Fn(&Path) -> Option<OwnFolder>,
+    own: impl Fn(&Path) -> Option<F>,
 ) -> Result<()> {
     for (name, log) in logs {
         let Some(FilePath(log)) = log.get().filter(|log| !is_stderr(&log.0)) else { continue };

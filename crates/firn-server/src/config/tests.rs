@@ -440,6 +440,22 @@ fn a_log_is_not_the_file_of_another_setting() {
     serve(&["--audit-log=log", "--query-log=log", "--web-config=web.yml"]);
 }
 
+/// Before, lines were appended to the slabs of the cache.
+#[test]
+fn a_log_is_not_among_the_files_of_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let flags = |log: &str| [format!("--data={}", at("data")), format!("--audit-log={}", at(log))];
+    for log in ["data/keys/slabs", "data/x", "x/../data/log", "data"] {
+        let flags = flags(log);
+        let wanted = format!("expected a file of its own, not one in --data, {}", at("data"));
+        refused::<CacheConfig>(&flags.each_ref().map(String::as_str), &wanted);
+    }
+    for log in ["log", "data.log"] {
+        loaded::<CacheConfig>(&flags(log).each_ref().map(String::as_str), &[], None).unwrap();
+    }
+}
+
 /// Before, lines were appended to files of the database.
 #[test]
 fn a_log_is_not_among_the_files_of_a_database() {

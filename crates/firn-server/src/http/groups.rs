@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Error, GroupId, Labels, Matcher, QueryContext, Result, excerpt};
+use firn_yaml::quoted;
 use firndb::{GroupMembers, GroupSummary};
 
 use crate::answer::{
@@ -19,7 +19,7 @@ use crate::held_body::HeldBody;
 use crate::http::auth::Caller;
 use crate::http::body::Packed;
 use crate::http::computed::computed;
-use crate::http::params::Params;
+use crate::http::params::{Params, of_path};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
@@ -214,14 +214,10 @@ fn push_group(group: &GroupSummary, out: &mut Vec<u8>) {
 }
 
 /// `GET /api/v1/groups/<group>`.
-async fn show(
-    State(app): State<Shared>,
-    group: Result<Path<String>, PathRejection>,
-    request: Request<Body>,
-) -> Response<Body> {
-    let group = match group.ok().and_then(|Path(group)| group.parse().ok()) {
-        Some(group) => GroupId(group),
-        None => return ApiError::bad_data("invalid group id: expected a number").into_response(),
+async fn show(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let group = match of_path(request.uri().path(), 0).and_then(|text| group_id(&text)) {
+        Ok(group) => group,
+        Err(error) => return error.into_response(),
     };
     computed(
         app,
@@ -249,6 +245,13 @@ async fn show(
         },
     )
     .await
+}
+
+/// The id of a group in a path.
+fn group_id(text: &[u8]) -> Result<GroupId, ApiError> {
+    let id = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    let invalid = || format!("invalid group id: expected a number, got {}", excerpt(&quoted(text)));
+    id.map(GroupId).ok_or_else(|| ApiError::bad_data(invalid()))
 }
 
 /// The members in the scope of a user; `None` without any.

@@ -236,8 +236,8 @@ fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError
     for pair in pieces(form) {
         let name_len = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
         let (name, value) = pair.split_at(name_len);
-        let Ok(name) = String::from_utf8(unescape(name)?) else { continue };
-        match String::from_utf8(unescape(value.get(1..).unwrap_or_default())?) {
+        let Ok(name) = String::from_utf8(form_text(name)?) else { continue };
+        match String::from_utf8(form_text(value.get(1..).unwrap_or_default())?) {
             Ok(value) => pairs.push((name, value)),
             Err(e) => {
                 let valid = e.utf8_error().valid_up_to();
@@ -253,14 +253,25 @@ fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError
     Ok(())
 }
 
-/// `+` is a blank, `%41` a byte.
-fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
+/// A name or value of a form: `+` is a blank.
+fn form_text(text: &[u8]) -> Result<Vec<u8>, ApiError> {
+    unescape(text, b' ').map_err(bad_form)
+}
+
+/// A parameter in the path: the segment before the last `after` ones. It may be no UTF-8.
+pub(crate) fn of_path(path: &str, after: usize) -> Result<Vec<u8>, ApiError> {
+    let segment = path.rsplit('/').nth(after).unwrap_or_default();
+    unescape(segment.as_bytes(), b'+').map_err(ApiError::bad_data)
+}
+
+/// `%41` is a byte, `+` is `plus`.
+fn unescape(text: &[u8], plus: u8) -> Result<Vec<u8>, String> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            b'+' => plain.push(b' '),
+            b'+' => plain.push(plus),
             b'%' => {
                 let escape = after.get(..2).unwrap_or(after);
                 let digits = std::str::from_utf8(escape).ok().filter(|digits| {
@@ -269,7 +280,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
                 let decoded = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
                 let Some(decoded) = decoded else {
                     let escape = format!("%{}", String::from_utf8_lossy(escape));
-                    return Err(bad_form(format!("invalid URL escape {escape:?}")));
+                    return Err(format!("invalid URL escape {escape:?}"));
                 };
                 plain.push(decoded);
                 rest = after.get(2..).unwrap_or_default();

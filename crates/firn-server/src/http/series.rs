@@ -1,17 +1,17 @@
 //! `series`, `labels` and label values.
 
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use firn_model::{Matcher, QueryContext, Reservation, Result, TimeRange, excerpt};
+use firn_yaml::quoted;
 
 use crate::answer::ApiError;
 use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
-use crate::http::params::Params;
+use crate::http::params::{Params, of_path};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::wire::json;
 use firndb::Db;
@@ -64,17 +64,12 @@ pub(crate) async fn label_names(
 /// `/api/v1/label/<name>/values`.
 pub(crate) async fn label_values(
     State(app): State<Shared>,
-    name: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Response<Body> {
-    let name = match name {
-        Ok(Path(name)) => unescape_name(&name),
-        // Not UTF-8.
-        Err(_) => return bad_name(request.uri().path()),
+    let name = match of_path(request.uri().path(), 1).and_then(label_name) {
+        Ok(name) => name,
+        Err(error) => return error.into_response(),
     };
-    if name.is_empty() {
-        return bad_name(&name);
-    }
     // Each value is written as it is found.
     computed(app, request, check, move |db, asked, context, packing| {
         let mut body = HeldBody::success(context)?;
@@ -102,8 +97,15 @@ pub(crate) async fn label_values(
     .await
 }
 
-fn bad_name(name: &str) -> Response<Body> {
-    ApiError::bad_data(format!("invalid label name: {:?}", excerpt(name))).into_response()
+/// The name of a label in a path.
+fn label_name(name: Vec<u8>) -> Result<String, ApiError> {
+    let invalid =
+        |name: &[u8]| ApiError::bad_data(format!("invalid label name: {}", excerpt(&quoted(name))));
+    let name = String::from_utf8(name).map_err(|e| invalid(e.as_bytes()))?;
+    match unescape_name(&name) {
+        name if name.is_empty() => Err(invalid(b"")),
+        name => Ok(name),
+    }
 }
 
 /// The items of a list with the reservation of their memory, or the API's error.

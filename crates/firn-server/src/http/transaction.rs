@@ -2,6 +2,7 @@
 //! effect together or not at all.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,6 +14,7 @@ use firn_model::{
     Sample, SeriesRef, TimeRange, excerpt,
 };
 use firndb::{CommitReport, Db, SeriesSamples, Transaction};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::access::Gate;
@@ -20,8 +22,9 @@ use crate::answer::{ApiError, ApiErrorKind, JSON, Packing, Payload, text, write_
 use crate::app::{App, Ready};
 use crate::http::admin::{AUDITED_COUNT_MAX, result_text};
 use crate::http::auth::Caller;
-use crate::http::body::{BodyLimit, HeldBytes};
+use crate::http::body::{HeldBytes, Packed};
 use crate::http::roles::{Access, Methods, Routes};
+use crate::http::turns::Turn;
 use crate::http::write::header;
 use crate::http::{Shared, body, client_of, ready};
 use serde_json::json;
@@ -37,6 +40,8 @@ pub(crate) fn routes() -> Routes {
 
 // Conflicts are retried here if the request contains everything that it depends on.
 const TRIES_MAX: u32 = 10;
+// A large transaction that waits for longer, behind others that take long, lets large writes pass.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
 // Of an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 
@@ -111,14 +116,12 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
         samples_max: caller.user.query_samples_max(app.config.query_samples_max()),
     };
-    let limit = BodyLimit::of_write(&app.config);
-    let memory = (ready.db.budget(), Pool::Requests);
-    let done = match body::read(&parts.headers, body, limit, memory).await {
-        Ok(held) => {
-            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+    let read = body::read_write(&app, ready, &parts.headers, body, Packed::Plain).await;
+    let done = match read {
+        Ok((held, turn)) => {
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
             let audit = Audit { caller, gate: Arc::clone(&app.gate), operations: Vec::new() };
-            run(&app, ready, limits, held, audit).await
+            run(&app, ready, limits, (held, turn), audit).await
         }
         Err(error) => Err(error),
     };
@@ -167,6 +170,8 @@ impl Audit {
 
 /// A decoded request and its memory.
 struct DecodedRequest {
+    /// Of a large body, until its memory is released.
+    _turn: Option<Turn>,
     operations: Vec<Operation>,
     samples_max: u64,
     held: Reservation,
@@ -183,14 +188,17 @@ async fn run(
     app: &Shared,
     ready: &Ready,
     limits: Limits,
-    body: HeldBytes,
+    (body, turn): (HeldBytes, Option<Turn>),
     audit: Audit,
 ) -> Result<Decided> {
     let deadline = Instant::now() + app.config.query_timeout.duration();
     let (db, shared) = (Arc::clone(&ready.db), Arc::clone(app));
     let user = audit.caller.user.clone();
+    let turn = Arc::new(Mutex::new(turn));
+    let waiting = Arc::clone(&turn);
     let begun = ready.transact(&user, deadline, move |context| {
-        let request = decoded(&db, &limits, &body.bytes, audit)?;
+        let turn = turn.lock().take();
+        let request = decoded(&db, &limits, &body.bytes, (audit, turn))?;
         drop(body);
         if let Err(error) = request.check_rights(&limits) {
             let sample_count = request.sample_count();
@@ -201,7 +209,15 @@ async fn run(
             false => Ok(carry_out(&shared, &db, request, &context)),
         })
     });
-    let request = match begun.await? {
+    let mut begun = std::pin::pin!(begun);
+    let begun = match tokio::time::timeout(TURN_WAIT_MAX, begun.as_mut()).await {
+        Ok(begun) => begun,
+        Err(_) => {
+            drop(waiting.lock().take());
+            begun.await
+        }
+    };
+    let request = match begun? {
         Ok(decided) => return Ok(decided),
         Err(request) => request,
     };
@@ -232,11 +248,18 @@ async fn run(
     Ok(Err(refuse(app, sample_count, refusal)))
 }
 
-fn decoded(db: &Db, limits: &Limits, body: &[u8], mut audit: Audit) -> Result<DecodedRequest> {
+fn decoded(
+    db: &Db,
+    limits: &Limits,
+    body: &[u8],
+    (mut audit, turn): (Audit, Option<Turn>),
+) -> Result<DecodedRequest> {
     let mut held = db.budget().of_request(Pool::Requests, body.len() as u64);
     let operations = decode(body, &limits.labels, &mut held)?;
     audit.operations.extend(operations.iter().filter_map(audit_text).take(AUDITED_COUNT_MAX));
-    Ok(DecodedRequest { operations, samples_max: limits.samples_max, held, audit })
+    // Operations with selectors may take the time of a query, and have the memory of one.
+    let turn = turn.filter(|_| operations.iter().all(|one| !one.has_selector()));
+    Ok(DecodedRequest { _turn: turn, operations, samples_max: limits.samples_max, held, audit })
 }
 
 impl DecodedRequest {
@@ -268,7 +291,7 @@ impl DecodedRequest {
 /// its samples may be stored.
 fn carry_out(app: &App, db: &Db, request: DecodedRequest, context: &QueryContext) -> Decided {
     let mut tally = Tally::of(request.sample_count());
-    let DecodedRequest { operations, samples_max, held, audit } = request;
+    let DecodedRequest { _turn, operations, samples_max, held, audit } = request;
     let done = match commit(db, &operations, samples_max, held, context) {
         Ok(done) => {
             // An update of a range writes samples that the request does not contain, and one

@@ -13,6 +13,7 @@
 //! - Turns are in the order of arrival. A wait is bounded, then the request is refused as `Busy`.
 //! - A slow sender loses its turn ([`Turn::arrives_until`]), which does not refuse it: its body
 //!   takes another turn when it is whole.
+//! - Operations with selectors in a transaction may take as long as a query, so they have no turn.
 //! - A request has at most one turn at a time and waits for no second one while it has one, so
 //!   there is no deadlock.
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -17,6 +17,10 @@ use super::tls::secured;
 use crate::access::{Gate, POLL_INTERVAL};
 use crate::throttle::Throttle;
 
+// Connections that wait to be accepted. Without room the kernel drops further ones, and their
+// clients try again after a second: many come at once after a restart, or from a flood. The system
+// has a limit of its own, 4,096 on Linux.
+const BACKLOG: u32 = 4_096;
 // Connections that are still open this long after a stop are cut off.
 const GRACE: Duration = Duration::from_secs(30);
 // Without a free file descriptor others must be closed first.
@@ -107,7 +111,7 @@ impl BoundService {
             .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
         let (mut listeners, mut bound) = (Vec::new(), Vec::new());
         for listen in listens {
-            let listener = runtime.block_on(TcpListener::bind(listen));
+            let listener = runtime.block_on(async { open_listener(*listen) });
             let (listener, address) = listener
                 .and_then(|listener| listener.local_addr().map(|address| (listener, address)))
                 .map_err(|e| {
@@ -318,6 +322,14 @@ fn check_threads(count: usize) -> Result<()> {
     Ok(())
 }
 
+/// A listener, which can take the address of connections that were closed a moment ago.
+fn open_listener(listen: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(listen)?;
+    socket.listen(BACKLOG)
+}
+
 fn cannot_listen(listen: SocketAddr, bound: &[SocketAddr], why: io::ErrorKind) -> String {
     if why == io::ErrorKind::AddrInUse
         && let Some(other) = bound.iter().find(|other| other.port() == listen.port())
@@ -509,6 +521,17 @@ mod tests {
         assert_eq!(&received, b"y");
         assert_eq!(service.stop(|| 7), 7);
         assert!(matches!(second.read(&mut received), Ok(0) | Err(_)));
+    }
+
+    /// Before, there was room for 128; each further one waited for a second or longer.
+    #[test]
+    fn a_burst_of_clients_waits_to_be_accepted() {
+        let bound = BoundService::bind("test", &["127.0.0.1:0".parse().unwrap()], || ()).unwrap();
+        let limit = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        let count = limit.trim().parse::<usize>().unwrap().min(400);
+        let connect =
+            |_| Client::connect_timeout(&bound.listens[0], Duration::from_millis(500)).unwrap();
+        assert_eq!((0..count).map(connect).collect::<Vec<_>>().len(), count);
     }
 
     /// Before, a stop waited ten seconds for a client that begins no handshake.

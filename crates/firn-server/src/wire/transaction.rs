@@ -250,6 +250,11 @@ impl Operation {
         self.matchers().iter().any(Matcher::needs_compiling)
     }
 
+    /// Whether it names its series by a selector.
+    pub(crate) fn has_selector(&self) -> bool {
+        !self.matchers().is_empty()
+    }
+
     /// The matchers of its selector; none if it names a series.
     fn matchers(&self) -> &[Matcher] {
         match self {
@@ -359,7 +364,8 @@ fn is_digest(text: &str) -> bool {
     text.len() == DIGEST_LEN && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A hash of labels, times and the bits of values, by which a client detects changes.
+/// A hash of labels, times and the bits of values, by which a client detects changes. Stale markers
+/// are part of it: a series that has ended since is a change.
 pub(crate) fn digest(series: &[SeriesSamples]) -> String {
     let mut hasher = DefaultHasher::new();
     for one in series {
@@ -386,11 +392,11 @@ pub(crate) fn encode(sequence: Option<u64>, given: &[OperationResult]) -> Vec<u8
             out.extend_from_slice(br#"{"digest":"#);
             push_string(&digest(series), out);
             out.extend_from_slice(br#","series":"#);
-            push_array(series, out, |one, out| {
+            push_array(series.iter().filter(|one| has_sample(one)), out, |one, out| {
                 out.extend_from_slice(br#"{"labels":"#);
                 push_labels(&one.labels, out);
                 out.extend_from_slice(br#","samples":"#);
-                push_array(&one.samples, out, push_sample);
+                push_array(one.samples.iter().filter(is_sample), out, push_sample);
                 out.push(b'}');
             });
             out.push(b'}');
@@ -400,6 +406,15 @@ pub(crate) fn encode(sequence: Option<u64>, given: &[OperationResult]) -> Vec<u8
     });
     out.extend_from_slice(b"}}");
     out
+}
+
+/// Whether a result contains it: a stale marker ends a series and is no sample of it.
+fn is_sample(stored: &&Sample) -> bool {
+    !is_stale_nan(stored.value)
+}
+
+fn has_sample(series: &SeriesSamples) -> bool {
+    series.samples.iter().any(|stored| is_sample(&stored))
 }
 
 fn push_sample(sample: &Sample, out: &mut Vec<u8>) {

@@ -259,6 +259,48 @@ fn large_requests_take_turns() {
     });
 }
 
+/// As [`large_requests_take_turns`]. Before, transactions took no turn: they refused each other,
+/// and the imports beside them.
+#[test]
+fn large_transactions_take_turns() {
+    let server = Running::start(&["--memory=64MiB", "--body-bytes-max=16MiB"]);
+    let at = server.at();
+    let pad = "x".repeat(1_500);
+    let json = [("Content-Type", "application/json")];
+    let transaction = |count: usize| {
+        let insert = |n: usize| {
+            format!(
+                r#"{{"op":"insert","series":{{"__name__":"t","n":"{}","pad":"{pad}"}},"timestamp":{n},"value":1}}"#,
+                n % 10
+            )
+        };
+        let inserts: Vec<String> = (0..count).map(insert).collect();
+        format!(r#"{{"operations":[{}]}}"#, inserts.join(","))
+    };
+    let send_body = |body: &str| send(at, "POST", "/api/v1/transaction", &json, body.as_bytes());
+    assert_eq!(send_body(&transaction(10)).status, 200);
+    let line = |n: usize| format!("t{{pad=\"{pad}\",n=\"{}\"}} 1 {n}\n", n % 10);
+    let (body, text) = (transaction(6_000), (0..6_000).map(line).collect::<String>());
+    let send_transaction = || send_body(&body);
+    let send_text = || send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    let clients: [(&(dyn Fn() -> Answer + Sync), u16); 4] = [
+        (&send_transaction, 200),
+        (&send_transaction, 200),
+        (&send_transaction, 200),
+        (&send_text, 204),
+    ];
+    std::thread::scope(|scope| {
+        for (send, status) in clients {
+            scope.spawn(move || {
+                for _ in 0..3 {
+                    let answer = send();
+                    assert_eq!(answer.status, status, "{}", answer.text());
+                }
+            });
+        }
+    });
+}
+
 /// The memory of all definitions was reserved at once: 40 MB more than there was, for ever.
 #[test]
 fn many_new_names_that_fit_are_written() {

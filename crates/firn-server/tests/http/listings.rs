@@ -178,8 +178,15 @@ fn errors_have_prometheus_wording() {
         f(path, &[ok, ("limit", "-1")], "invalid parameter \"limit\": ");
         f(path, &[ok, ("limit", "1.5")], "invalid parameter \"limit\": ");
     }
-    f("label/%ff/values", &[], "invalid label name: ");
-    f("label/U__/values", &[], "invalid label name: ");
+    // Before, the first two named the path, and the third one was a label without values.
+    f("label/%ff/values", &[], r#"invalid label name: "\xff""#);
+    f("label/%C3%BC%22%FFa/values", &[], r#"invalid label name: "ü\"\xffa""#);
+    f("label/%zz/values", &[], r#"invalid URL escape "%zz""#);
+    f("label/a%4/values", &[], r#"invalid URL escape "%4""#);
+    f("label/U__/values", &[], r#"invalid label name: """#);
+    f("groups/%ff", &[], r#"invalid group id: expected a number, got "\xff""#);
+    f("groups/1.5", &[], r#"invalid group id: expected a number, got "1.5""#);
+    f("groups/%1", &[], r#"invalid URL escape "%1""#);
     assert_eq!(send(server.at(), "POST", "/api/v1/label/job/values", &[], b"").status, 405);
 }
 
@@ -198,6 +205,7 @@ fn any_utf8_name_can_be_queried() {
     f("a.b", r#"["1"]"#);
     f("U__sla_2f_sh", r#"["2"]"#);
     f("sla%2Fsh", r#"["2"]"#);
+    f("a+b", "[]");
     f("U___fc_", r#"["3"]"#);
     f("%C3%BC", r#"["3"]"#);
     f("U__a__b", r#"["4"]"#);

@@ -76,6 +76,41 @@ fn updates_leave_stale_markers() {
     );
 }
 
+/// Before, a marker was read as `"NaN"`, and a client that copied it made a sample of it.
+#[test]
+fn a_read_leaves_out_stale_markers_and_its_digest_covers_them() {
+    let server = Running::start(&[]);
+    let read = json!({ "op": "read", "match": "{of=\"test\"}" });
+    let given = done(&server, &json!([insert("a", T, json!("NaN")), read]));
+    let before = &given[1];
+    let samples = json!([{ "labels": series("a"), "samples": [[T, "NaN"]] }]);
+    assert_eq!(before["series"], samples);
+    let marker = |name: &str| insert(name, T + 1, json!("stale"));
+    let given = done(&server, &json!([marker("a"), marker("b"), read]));
+    assert_eq!(given[2]["series"], samples, "{given}");
+    assert_ne!(given[2]["digest"], before["digest"]);
+    let mut repeated = read.clone();
+    repeated["digest"] = before["digest"].clone();
+    refused(&server, &json!({ "operations": [repeated] }), 409, "conflict", "have changed");
+}
+
+/// Before, the refusal named selections, of which the request has none.
+#[test]
+fn too_many_deletes_of_unknown_series_are_refused_as_deletes() {
+    let server = Running::start(&["--enable-admin-api"]);
+    let deletes = |count: usize| {
+        let delete = |id: usize| {
+            let series = series(&format!("unknown_{id}"));
+            json!({ "op": "delete", "series": series, "timestamp": T })
+        };
+        json!({ "operations": (0..count).map(delete).collect::<Vec<_>>() })
+    };
+    assert_eq!(post(&server, &deletes(1_024)).status, 200);
+    let wanted = "operation 1024: transaction too large: its reads, updates and deletes by \
+                  selector, and its deletes of series that do not exist, are more than 1024";
+    refused(&server, &deletes(1_025), 422, "execution", wanted);
+}
+
 #[test]
 fn operations_see_each_other_and_happen_together() {
     let server = Running::start(&["--enable-admin-api"]);

@@ -8,7 +8,9 @@ use firn_model::{Error, Result, Secret};
 use firn_yaml::{Checked, Document, Failure, Field, UnknownKeys, section};
 
 use crate::config::discovery::KubernetesDiscovery;
-use crate::config::{Authorization, BasicAuth, FilePath, Files, HttpClient, TlsConfig, Url};
+use crate::config::{
+    Authorization, BasicAuth, FilePath, Files, HttpClient, TlsConfig, Url, join_folder,
+};
 
 /// The way to an API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -175,7 +177,7 @@ pub(super) fn from_kubeconfig(path: &FilePath, files: &dyn Files) -> Result<Clus
         .and_then(|mut document| document.decode(&mut config, UnknownKeys::Ignored))
         .map_err(|failure: Failure| failed(&failure.into_error().to_string()))?;
     if let Some(folder) = path.as_path().parent() {
-        config.join_folder(folder);
+        join_folder(&mut config, folder);
     }
     let context = config.contexts.iter().find(|named| named.name == config.current_context);
     let context = &context.ok_or_else(|| failed("current-context names no context"))?.context;

@@ -90,7 +90,10 @@ fn mistakes_are_refused_by_name() {
     refusal("http_server_config: {headers: {X-Other: y}}\n", "X-Other: unknown key");
     refusal("basic_auth_users: {a: secret}\n", "expected a bcrypt hash");
     refusal("basic_auth_users: {a: [x]}\n", "expected NAME: BCRYPT_HASH");
-    refusal(&format!("basic_auth_users: {{'a:b': {HASH}}}\n"), "1 to 100 characters");
+    refusal(
+        &format!("basic_auth_users: {{'a:b': {HASH}}}\n"),
+        "expected a name of 1 to 100 bytes without \":\"",
+    );
     let costly = HASH.replace("$10$", "$31$");
     refusal(&format!("basic_auth_users: {{a: {costly}}}\n"), "cost 4 to 15");
     refusal("users: {a: b}\n", "users: expected a list");
