@@ -216,7 +216,15 @@ impl Stream {
                 next.is_proof = is_proof;
             }
             Some(blank) if is_proof && !next.is_proof => {
-                segment::record_current(&*blank.file, current)?;
+                let (number, recorded) =
+                    (blank.number, segment::record_current(&*blank.file, current));
+                if recorded.is_err() {
+                    // Its bytes are unknown after a failed sync. Best effort: the next start finds
+                    // a file that remains.
+                    next.blank = None;
+                    let _ = self.disk.remove(&segment::path(self.id.0, number));
+                }
+                recorded?;
                 next.is_proof = true;
             }
             Some(_) => {}

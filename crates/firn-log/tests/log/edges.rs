@@ -178,6 +178,30 @@ fn killed_processes_leave_short_files_that_count_as_slack() {
     assert_eq!(log.held_bytes(), STREAM_COUNT as u64 * (8 << 10), "{stats:?}");
 }
 
+/// The sync of the record in a file that was made ahead fails. Before, the file was used again,
+/// although its bytes are unknown after a failed sync.
+#[test]
+fn a_file_made_ahead_is_left_after_a_failed_sync() {
+    let mut world = World::new(11);
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    log.prepare().unwrap();
+    let before = world.sim.disk.files();
+    for _ in 0..20 {
+        let position = world.append(&log, 100).unwrap();
+        world.commit(&log, &[position]).unwrap();
+    }
+    world.sim.faults.fail_nth(Operation::Sync, 1);
+    log.prepare().unwrap_err();
+    log.prepare().unwrap();
+    let after = world.sim.disk.files();
+    let left: Vec<_> = before.iter().filter(|path| !after.contains(path)).collect();
+    assert_eq!((left.len(), after.len()), (1, before.len()), "{before:?}, {after:?}");
+    for _ in 0..20 {
+        let position = world.append(&log, 100).unwrap();
+        world.commit(&log, &[position]).unwrap();
+    }
+}
+
 /// A full disk may have no room for a short file, but a whole one to recycle.
 #[test]
 fn a_start_on_a_full_disk_recycles_a_whole_file() {
