@@ -15,7 +15,7 @@ use firn_model::{
 
 use super::labels::ExposedLabels;
 use super::negotiate::BodyFormat;
-use super::protobuf::{HistogramOptions, to_text};
+use super::protobuf::to_text;
 use super::text::{BoundLabel, Entry, MetadataItem, Parser, SampleLine};
 use super::texts::{Item, Texts, hash};
 use crate::relabel::NameScheme;
@@ -62,11 +62,6 @@ pub struct ScrapeOptions {
     pub honor_timestamps: bool,
     /// Series with own times become stale too.
     pub track_timestamps_staleness: bool,
-    /// Histograms of protobuf bodies that have native parts are native; else only their classic
-    /// buckets are read.
-    pub native_histograms: bool,
-    /// The classic buckets of native histograms are read too.
-    pub always_classic_histograms: bool,
     /// The metric and label names that are allowed.
     pub names: NameScheme,
     /// Samples after relabelling.
@@ -94,8 +89,6 @@ pub struct ScrapeCounts {
     pub refused: u64,
     /// Exemplars, which are not stored.
     pub exemplars: u64,
-    /// Native histograms, which are not stored.
-    pub histograms: u64,
 }
 
 // The memory of a line that is not where the last body had it, beside its text: a member and a
@@ -397,14 +390,7 @@ impl ScrapeCache {
         let labels = std::mem::take(&mut self.labels);
         let transcoded;
         let (body, mut parser) = if format == BodyFormat::Protobuf {
-            let histograms = HistogramOptions {
-                native: scrape.options.native_histograms,
-                always_classic: scrape.options.always_classic_histograms,
-            };
-            let unread;
-            (transcoded, unread) = to_text(body, histograms, &mut scrape.held)?;
-            scrape.counts.histograms = unread.histograms;
-            scrape.counts.exemplars = unread.exemplars;
+            (transcoded, scrape.counts.exemplars) = to_text(body, &mut scrape.held)?;
             (transcoded.as_slice(), Parser::of_protobuf(&transcoded, labels))
         } else {
             (body, Parser::new(body, format == BodyFormat::OpenMetrics, labels))

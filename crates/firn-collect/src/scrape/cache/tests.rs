@@ -51,8 +51,6 @@ impl SeriesSource for Series {
 const OPTIONS: ScrapeOptions = ScrapeOptions {
     honor_timestamps: true,
     track_timestamps_staleness: false,
-    native_histograms: false,
-    always_classic_histograms: false,
     names: NameScheme::Utf8,
     sample_count_max: 0,
     label_count_max: 0,
