@@ -2,8 +2,8 @@
 //!
 //! [`to_text`] writes a body as lines of the Prometheus text format, with the types and units of
 //! OpenMetrics, so that one parser and one cache serve all formats. Numbers survive bit by bit,
-//! except for the payloads of NaNs. Of native histograms the classic parts are written, as Prometheus
-//! reads them without `scrape_native_histograms`: FirnDB does not store the native ones.
+//! except for the payloads of NaNs. Of native histograms the classic parts are written, as
+//! Prometheus reads them without `scrape_native_histograms`: FirnDB does not store the native ones.
 
 use std::io::Write;
 
