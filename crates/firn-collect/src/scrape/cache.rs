@@ -158,8 +158,18 @@ pub struct ScrapeCache {
     /// Whether the members' newest samples are those of the last scrape, not stale markers.
     is_live: bool,
     has_repeats: bool,
+    /// The new series of the last scrape, if it failed.
+    failed: NewSeries,
     report: Vec<SeriesRef>,
     labels: ExposedLabels,
+}
+
+/// New series of a body: their number, and a hash of their texts in order of lines. Prometheus
+/// keeps the series of a failed scrape, so that the next scrape does not count them as added again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct NewSeries {
+    count: u64,
+    hash: u64,
 }
 
 /// The series of a text.
@@ -257,13 +267,17 @@ impl ScrapeCache {
             self.format = None;
         }
         let counts = ScrapeCounts::default();
-        let mut scrape = Scrape { ts, options, source, batch, counts, held };
+        let (new, failed) = (NewSeries::default(), self.failed);
+        let mut scrape =
+            Scrape { ts, options, source, batch, counts, held, new, failed, known_count: 0 };
         let read = match reserved.and_then(|()| self.walk(bytes, format, &mut scrape)) {
             Ok(Some(changed)) => self.apply(changed, &mut scrape),
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        let Scrape { batch, mut counts, .. } = scrape;
+        let Scrape { batch, mut counts, new, known_count, .. } = scrape;
+        counts.added = counts.added.saturating_sub(known_count);
+        self.failed = if read.is_ok() { NewSeries::default() } else { new };
         match &read {
             Ok(()) => {
                 self.format = Some(format);
@@ -486,6 +500,24 @@ struct Scrape<'s> {
     batch: &'s mut RowBatch,
     counts: ScrapeCounts,
     held: Held<'s>,
+    /// Those of this scrape so far, and those of the last one if it failed.
+    new: NewSeries,
+    failed: NewSeries,
+    /// New series that the last scrape had, which failed.
+    known_count: u64,
+}
+
+impl Scrape<'_> {
+    fn count_added(&mut self, text: &[u8]) {
+        // Odd: the order of the texts changes the sum.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.counts.added = self.counts.added.saturating_add(1);
+        self.new.count = self.new.count.saturating_add(1);
+        self.new.hash = self.new.hash.wrapping_mul(FACTOR).wrapping_add(hash(text));
+        if self.new == self.failed {
+            self.known_count = self.new.count;
+        }
+    }
 }
 
 /// The walk over one body.
