@@ -54,8 +54,6 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let options = ScrapeOptions {
         honor_timestamps: true,
         track_timestamps_staleness: false,
-        native_histograms: false,
-        always_classic_histograms: false,
         names: NameScheme::Utf8,
         sample_count_max: 0,
         label_count_max: 0,

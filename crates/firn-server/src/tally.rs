@@ -1,5 +1,6 @@
 //! The fate of every sample: received = stored + rejected by reason, exactly, per protocol.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{Error, ErrorKind, Result, SeriesLimit};
@@ -251,6 +252,17 @@ impl Tally {
         self.rejected.iter().sum()
     }
 
+    /// `why` samples were rejected; the names of the reasons if that is empty.
+    pub(crate) fn explain(&self, why: &dyn fmt::Display) -> String {
+        let why = why.to_string();
+        if !why.is_empty() {
+            return why;
+        }
+        let has_rejected = |reason: &&Reason| self.rejected(**reason) > 0;
+        let names = Reason::ALL.iter().filter(has_rejected).map(|reason| reason.name());
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether every sample is counted once.
     pub fn is_exact(&self) -> bool {
         self.received == self.stored + self.rejected.iter().sum::<u64>()
@@ -341,5 +353,15 @@ mod tests {
         tally.reject_rest(Reason::Busy);
         assert!(tally.is_exact());
         assert_eq!(tally.rejected(Reason::Busy), 2);
+    }
+
+    /// The log had `rejected 1 samples; the last by scrape: ` and nothing else.
+    #[test]
+    fn rejections_without_a_text_are_explained_by_their_reasons() {
+        let mut tally = Tally::of(5);
+        tally.reject(Reason::Removed, 2);
+        tally.reject(Reason::NativeHistogram, 1);
+        assert_eq!(tally.explain(&""), "native_histogram, removed");
+        assert_eq!(tally.explain(&"a text"), "a text");
     }
 }

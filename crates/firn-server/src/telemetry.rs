@@ -92,10 +92,11 @@ impl Telemetry {
     }
 
     /// Counts the samples of a request, and logs that some of them were rejected, with the reason
-    /// of this request.
+    /// of this request. An empty text is replaced by the names of the reasons.
     pub(crate) fn tally(&self, protocol: Protocol, tally: &Tally, why: &dyn fmt::Display) {
         self.tallies.add(protocol, tally);
         if let Some(samples) = self.rejections.note(tally.rejected_count(), Instant::now()) {
+            let why = tally.explain(why);
             tracing::warn!("rejected {samples} samples; the last by {}: {why}", protocol.name());
         }
     }

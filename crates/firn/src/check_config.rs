@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
 use firn_collect::config::{Files, LoadOptions, Millis};
 use firn_model::Budget;
 use firn_server::given_file::{read_document_once, read_stream};
 
-use crate::check_rules::{Findings, RuleChecks, check_files, unknown_keys};
+use crate::check_rules::{
+    DUPLICATE_RULES, Findings, RuleChecks, applies, check_files, unknown_keys,
+    warn_of_unknown_lints,
+};
 use crate::output;
 
 /// `firn check config`.
@@ -29,9 +32,9 @@ pub(crate) struct CheckConfig {
     #[arg(long)]
     agent: bool,
 
-    /// Lints that are applied
+    /// Lints that are applied: duplicate-rules, too-long-scrape-interval, all or none
     #[arg(long, value_name = "LINT", value_delimiter = ',', default_value = "duplicate-rules")]
-    lint: Vec<Lint>,
+    lint: Vec<String>,
 
     /// Exit with code 3 if a lint fails
     #[arg(long)]
@@ -46,17 +49,12 @@ pub(crate) struct CheckConfig {
     lookback: Millis,
 }
 
-/// A lint of promtool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Lint {
-    All,
-    DuplicateRules,
-    TooLongScrapeInterval,
-    None,
-}
+/// The lint of intervals.
+const TOO_LONG_INTERVAL: &str = "too-long-scrape-interval";
 
 /// Checks the files in order and prints a line for each, then their rule files.
 pub(crate) fn run(check: &CheckConfig) -> ExitCode {
+    warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES, TOO_LONG_INTERVAL]);
     let check_all = |path: &PathBuf| check_file(check, path);
     let findings = check.files.iter().map(check_all).fold(Findings::default(), Findings::and);
     findings.exit_code(check.lint_fatal)
@@ -88,14 +86,14 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
     }
     let interval = lint_intervals(check, &checked);
     let checks = RuleChecks {
-        finds_duplicates: check.applies(Lint::DuplicateRules),
+        finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
     interval.and(check_files(&checked.rule_files, checks))
 }
 
 fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
-    let found = match check.applies(Lint::TooLongScrapeInterval) {
+    let found = match applies(&check.lint, TOO_LONG_INTERVAL) {
         true => too_long_interval(&checked.jobs, check.lookback),
         false => None,
     };
@@ -103,13 +101,6 @@ fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
         output::report_line(&format!("  FAILED: {found}"));
     }
     Findings { has_errors: false, has_lints: found.is_some() }
-}
-
-impl CheckConfig {
-    fn applies(&self, lint: Lint) -> bool {
-        let has = |lint: Lint| self.lint.contains(&lint);
-        !has(Lint::None) && (has(Lint::All) || has(lint))
-    }
 }
 
 /// The files of this machine: regular ones, and pipes that the shell has opened.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use firn_collect::config::Files;
 use firn_model::{CancelToken, Error, QueryContext};
 use firn_rules::file::{
@@ -21,9 +21,9 @@ pub(crate) struct CheckRules {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Lints that are applied
+    /// Lints that are applied: duplicate-rules, all or none
     #[arg(long, value_name = "LINT", value_delimiter = ',', default_value = "duplicate-rules")]
-    lint: Vec<RuleLint>,
+    lint: Vec<String>,
 
     /// Exit with code 3 if a lint fails
     #[arg(long)]
@@ -32,18 +32,6 @@ pub(crate) struct CheckRules {
     /// Ignore unknown keys, which a server refuses
     #[arg(long)]
     ignore_unknown_fields: bool,
-
-    /// Features of PromQL: accepted as in promtool, all are always enabled
-    #[arg(long, value_name = "FEATURE")]
-    enable_feature: Vec<String>,
-}
-
-/// A lint of promtool for rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum RuleLint {
-    All,
-    DuplicateRules,
-    None,
 }
 
 /// The findings in some files.
@@ -88,10 +76,9 @@ impl Findings {
 
 /// Checks the files in order and prints the result of each.
 pub(crate) fn run(check: &CheckRules) -> ExitCode {
-    let has = |lint| check.lint.contains(&lint);
+    warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES]);
     let checks = RuleChecks {
-        finds_duplicates: !has(RuleLint::None)
-            && (has(RuleLint::All) || has(RuleLint::DuplicateRules)),
+        finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
     let findings = if check.files.is_empty() {
@@ -101,6 +88,22 @@ pub(crate) fn run(check: &CheckRules) -> ExitCode {
         check_files(&check.files, checks)
     };
     findings.exit_code(check.lint_fatal)
+}
+
+/// The lint of duplicate rules.
+pub(crate) const DUPLICATE_RULES: &str = "duplicate-rules";
+
+/// Whether `lint` is one of those to apply. As in promtool, `none` takes none away.
+pub(crate) fn applies(lints: &[String], lint: &str) -> bool {
+    lints.iter().any(|applied| applied == lint || applied == "all")
+}
+
+/// Prints promtool's warning for each lint that is not `known`.
+pub(crate) fn warn_of_unknown_lints(lints: &[String], known: &[&str]) {
+    let is_known = |lint: &str| ["all", "none"].contains(&lint) || known.contains(&lint);
+    for lint in lints.iter().filter(|lint| !is_known(lint)) {
+        output::announce_line(&format!("WARNING: unknown lint option {lint}"));
+    }
 }
 
 /// The handling of unknown keys under `--ignore-unknown-fields`.

@@ -7,9 +7,9 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `config`, `cache`, `check`, `check_config`, `check_rules`, `check_others`,
-//! `check_server`, `test_rules`, `query`, `push`, `debug`, `relabel`, `promql`, `tsdb`, `inspect`,
-//! `user`, `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
+//! Reading order: `promtool_arguments`, `config`, `cache`, `check`, `check_config`, `check_rules`,
+//! `check_others`, `check_server`, `test_rules`, `query`, `push`, `debug`, `relabel`, `promql`,
+//! `tsdb`, `inspect`, `user`, `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.
@@ -30,6 +30,7 @@ mod http;
 mod inspect;
 mod output;
 mod promql;
+mod promtool_arguments;
 mod push;
 mod query;
 mod relabel;
@@ -44,6 +45,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use firn_server::{Flags, HostProcess, ServeConfig, Server, one_line, redacted};
+use promtool_arguments::given_arguments;
 
 /// FirnDB, a time series database compatible with Prometheus
 ///
@@ -51,14 +53,6 @@ use firn_server::{Flags, HostProcess, ServeConfig, Server, one_line, redacted};
 #[derive(Debug, Parser)]
 #[command(name = "firn", version, propagate_version = true, max_term_width = 100)]
 struct Arguments {
-    /// Accepted as in promtool: no command is experimental
-    #[arg(long, hide = true)]
-    experimental: bool,
-
-    /// Accepted as in promtool: all features of PromQL are enabled
-    #[arg(long, hide = true)]
-    enable_feature: Vec<String>,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -117,7 +111,8 @@ fn main() -> ExitCode {
     allocator::share_system_arena();
     allocator::purge_without_delay();
     signals::set_up_for_commands();
-    let arguments = Arguments::try_parse().unwrap_or_else(|error| exit_with(&error));
+    let arguments = Arguments::try_parse_from(given_arguments(std::env::args_os()))
+        .unwrap_or_else(|error| exit_with(&error));
     // A server reads prometheus.yml, whose mistakes are a list.
     let report_error = match &arguments.command {
         Command::Serve(_) => output::report_mistakes,

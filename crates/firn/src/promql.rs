@@ -22,10 +22,6 @@ pub(crate) enum Promql {
 pub(crate) struct PromqlFormat {
     /// The query
     query: String,
-
-    /// Accepted as in promtool: the command is not experimental here
-    #[arg(long, hide = true)]
-    experimental: bool,
 }
 
 /// `firn promql label-matchers`.
@@ -51,10 +47,6 @@ pub(crate) struct SetMatcher {
 
     /// The value or the regular expression
     value: String,
-
-    /// Accepted as in promtool: the command is not experimental here
-    #[arg(long, hide = true)]
-    experimental: bool,
 }
 
 #[derive(Debug, Args)]
@@ -64,10 +56,6 @@ pub(crate) struct DeleteMatcher {
 
     /// The name of the label
     name: String,
-
-    /// Accepted as in promtool: the command is not experimental here
-    #[arg(long, hide = true)]
-    experimental: bool,
 }
 
 /// Prints the query.

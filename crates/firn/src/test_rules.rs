@@ -59,10 +59,6 @@ struct TestRules {
     /// Ignore unknown keys of rule files, which a server refuses
     #[arg(long)]
     ignore_unknown_fields: bool,
-
-    /// Features of PromQL: accepted as in promtool, all are always enabled
-    #[arg(long, value_name = "FEATURE")]
-    enable_feature: Vec<String>,
 }
 
 /// The time of a file. promtool allows 100 s for a query.

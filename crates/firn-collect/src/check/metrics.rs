@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 
-use firn_model::{Error, METRIC_NAME, Result, one_line};
+use firn_model::{Error, Result, one_line};
 
-use crate::scrape::{Entry, ExposedLabels, MetadataItem, MetricType, Parser, TextPosition};
+use super::exposition::ExposedSample;
+use crate::scrape::MetricType;
 
 /// The longest line. Long lines are help texts; the labels of a series have at most 1 MiB.
 const LINE_BYTES_MAX: usize = 16 << 20;
@@ -22,9 +23,11 @@ const FAMILY_BYTES: usize = 2 * size_of::<Family>();
 
 /// A metric family of a body.
 #[derive(Clone, Debug, Default)]
-struct Family {
-    has_help: bool,
-    metric_type: MetricType,
+pub(super) struct Family {
+    pub(super) has_help: bool,
+    /// It has a line of its type, or samples.
+    pub(super) has_type: bool,
+    pub(super) metric_type: MetricType,
     line_count: u64,
     series_count: u64,
     line_labels: LabelCounts,
@@ -42,9 +45,9 @@ struct LabelCounts {
     camel_case: u64,
 }
 
-/// A hash of 128 bits of a series: its family and its labels in the order of the line, without
-/// `le` and `quantile` below a histogram and a summary. Equal hashes count as equal series: among
-/// 13 million series they are less likely than 1e-24.
+/// A hash of 128 bits of a series: its family and its labels in the order of the line. Those of a
+/// histogram or a summary are sorted and without `le` or `quantile`. Equal hashes count as equal
+/// series: among 13 million series they are less likely than 1e-24.
 type SeriesHash = (u64, u64);
 
 /// The metric families of a body. The memory of a series is that of its hash.
@@ -68,88 +71,40 @@ pub struct MetricProblem<'a> {
 }
 
 impl MetricFamilies {
-    /// Reads a body in the text format of Prometheus, part by part.
+    /// Reads a body in the text format of Prometheus, line by line.
     ///
     /// # Errors
-    /// `Invalid` with the line of the first mistake; `TooLarge` for a line or a number of metrics
-    /// beyond the limits; `Unavailable` when the body cannot be read.
+    /// `Invalid` with the line of the first mistake, and promtool's text; `TooLarge` for a line or
+    /// a number of metrics beyond the limits; `Unavailable` when the body cannot be read.
     pub fn read(body: impl Read) -> Result<MetricFamilies> {
-        MetricFamilies::read_parts(body, PART_BYTES)
-    }
-
-    fn read_parts(mut body: impl Read, part_bytes_min: usize) -> Result<MetricFamilies> {
         let mut families = MetricFamilies::default();
-        let mut position = TextPosition::default();
-        let mut text = Vec::new();
-        loop {
-            // Twice as much after a part without an end of a line: such a part is read again.
-            let part_bytes = part_bytes_min.max(text.len());
-            let part = body.by_ref().take(part_bytes as u64).read_to_end(&mut text);
-            let read_bytes = part.map_err(|e| Error::unavailable("cannot read").because(e))?;
-            let is_end = read_bytes < part_bytes;
-            let line_end = text.iter().rposition(|&byte| byte == b'\n');
-            let len =
-                if is_end { text.len() } else { line_end.map_or(0, |at| at.saturating_add(1)) };
-            let used = families.add_part(text.get(..len).unwrap_or(&[]), is_end, &mut position)?;
-            text.drain(..used);
-            if is_end {
-                families.families.retain(|_, family| family.line_count > 0);
-                return Ok(families);
-            }
-            if text.len() > LINE_BYTES_MAX {
-                let line = position.line_count.saturating_add(1);
+        let mut body = BufReader::with_capacity(PART_BYTES, body);
+        let mut line = Vec::new();
+        for number in 1_u64.. {
+            line.clear();
+            let max = LINE_BYTES_MAX as u64;
+            let read = body.by_ref().take(max.saturating_add(1)).read_until(b'\n', &mut line);
+            read.map_err(|e| Error::unavailable("cannot read").because(e))?;
+            if line.len() > LINE_BYTES_MAX {
                 return Err(Error::too_large(format!(
-                    "line {line} has more than {LINE_BYTES_MAX} bytes"
+                    "line {number} has more than {LINE_BYTES_MAX} bytes"
                 )));
             }
-        }
-    }
-
-    /// Adds the lines of `text`, which ends where a line ends, and returns the length of those that
-    /// end in it: a label may contain the end of a line.
-    fn add_part(
-        &mut self,
-        text: &[u8],
-        is_end: bool,
-        position: &mut TextPosition,
-    ) -> Result<usize> {
-        let mut parser = Parser::at_position(text, *position);
-        let mut used = 0;
-        loop {
-            match parser.next(|_| 0) {
-                Ok(Some(entry)) => self.add(entry, parser.labels())?,
-                Ok(None) => {
-                    used = text.len();
-                    break;
-                }
-                // The text behind `text` may continue this line.
-                Err(_) if !is_end && parser.at() >= text.len() => break,
-                Err(error) => return Err(error),
+            if line.is_empty() {
+                break;
             }
-            used = parser.at();
-            position.bound_label = parser.bound_label();
+            families.add_line(&line, number)?;
         }
-        let ends = text.iter().take(used).filter(|&&byte| byte == b'\n').count();
-        position.line_count = position.line_count.saturating_add(ends);
-        Ok(used)
+        families.families.retain(|_, family| family.line_count > 0);
+        Ok(families)
     }
 
-    fn add(&mut self, entry: Entry<'_>, labels: &ExposedLabels) -> Result<()> {
-        match entry {
-            Entry::Metadata(name, item) => {
-                let family = self.family(&name)?;
-                match item {
-                    MetadataItem::Help(_) => family.has_help = true,
-                    MetadataItem::Type(metric_type) => family.metric_type = metric_type,
-                    MetadataItem::Unit(_) => {}
-                }
-                Ok(())
-            }
-            Entry::Sample(_) => self.add_sample(labels),
-        }
+    /// The type of a family that is known.
+    pub(super) fn type_of(&self, name: &str) -> Option<MetricType> {
+        self.families.get(name).map(|family| family.metric_type)
     }
 
-    fn family(&mut self, name: &str) -> Result<&mut Family> {
+    pub(super) fn family(&mut self, name: &str) -> Result<&mut Family> {
         if !self.families.contains_key(name) {
             self.reserve(name.len().saturating_add(FAMILY_BYTES))?;
         }
@@ -167,26 +122,18 @@ impl MetricFamilies {
         }
     }
 
-    fn add_sample(&mut self, labels: &ExposedLabels) -> Result<()> {
-        let name = labels.iter().find(|pair| pair.0 == METRIC_NAME).map_or("", |pair| pair.1);
-        let family_name = self.family_of(name).to_owned();
-        let bound = match self.family(&family_name)?.metric_type {
-            MetricType::Histogram => "le",
-            MetricType::Summary => "quantile",
-            _ => "",
-        };
+    pub(super) fn add_sample(&mut self, mut sample: ExposedSample) -> Result<()> {
         let mut hashers = (self.hashers.0.build_hasher(), self.hashers.1.build_hasher());
         let mut hash = |text: &str| {
             text.hash(&mut hashers.0);
             text.hash(&mut hashers.1);
         };
-        hash(&family_name);
-        let (mut counts, mut bound_count) = (LabelCounts::default(), 0);
-        for (name, value) in labels.iter().filter(|pair| pair.0 != METRIC_NAME) {
-            if name == bound {
-                bound_count = 1;
-                continue;
-            }
+        hash(&sample.family);
+        if self.family(&sample.family)?.has_shared_labels() {
+            sample.labels.sort_unstable();
+        }
+        let mut counts = LabelCounts::default();
+        for (name, value) in &sample.labels {
             hash(name);
             hash(value);
             counts.add(LabelCounts {
@@ -200,7 +147,7 @@ impl MetricFamilies {
         if is_new {
             self.reserve(SERIES_BYTES)?;
         }
-        let family = self.family(&family_name)?;
+        let family = self.family(&sample.family)?;
         family.line_count = family.line_count.saturating_add(1);
         family.line_labels.add(counts);
         if is_new {
@@ -208,25 +155,9 @@ impl MetricFamilies {
             family.series_labels.add(counts);
         }
         if *family.first.get_or_insert(series) == series {
-            family.bound_count = family.bound_count.saturating_add(bound_count);
+            family.bound_count = family.bound_count.saturating_add(u64::from(sample.has_bound));
         }
         Ok(())
-    }
-
-    /// The family of a sample: that of its name, or the histogram or summary that it belongs to.
-    fn family_of<'a>(&self, name: &'a str) -> &'a str {
-        let is = |base: &str, types: &[MetricType]| {
-            self.families.get(base).is_some_and(|family| types.contains(&family.metric_type))
-        };
-        let suffixes: [(&str, &[MetricType]); 3] = [
-            ("_count", &[MetricType::Histogram, MetricType::Summary]),
-            ("_sum", &[MetricType::Histogram, MetricType::Summary]),
-            ("_bucket", &[MetricType::Histogram]),
-        ];
-        let base = suffixes
-            .iter()
-            .find_map(|(suffix, types)| name.strip_suffix(suffix).filter(|base| is(base, types)));
-        base.filter(|_| !self.families.contains_key(name)).unwrap_or(name)
     }
 
     /// The problems in order of metrics and texts.
@@ -293,6 +224,22 @@ impl LabelCounts {
 }
 
 impl Family {
+    /// The family has samples: its type is final. Returns the label of its bounds, or an empty
+    /// text.
+    pub(super) fn start_samples(&mut self) -> &'static str {
+        self.has_type = true;
+        match self.metric_type {
+            MetricType::Histogram => "le",
+            MetricType::Summary => "quantile",
+            _ => "",
+        }
+    }
+
+    /// Whether several lines are one series.
+    fn has_shared_labels(&self) -> bool {
+        matches!(self.metric_type, MetricType::Histogram | MetricType::Summary)
+    }
+
     /// The texts and how often each is found.
     fn problems(&self, name: &str) -> Vec<(String, u64)> {
         use MetricType::{Counter, Histogram, Summary, Unknown};
@@ -345,8 +292,7 @@ impl Family {
         if let Some((unit, base)) = unit(name).filter(|(unit, base)| unit != base) {
             check(true, &format!("use base unit \"{base}\" instead of \"{unit}\""));
         }
-        // Lines of a histogram or a summary share their labels.
-        let shares = is_histogram || is_summary;
+        let shares = self.has_shared_labels();
         if !shares {
             check_count(self.line_count.saturating_sub(self.series_count), "metric not unique");
         }
@@ -545,21 +491,59 @@ mod tests {
         assert_eq!(problems(body), [camel, camel, "a metric not unique", le, le, le]);
     }
 
+    /// The texts are those of promtool 2.42.
     #[test]
-    fn parts_of_a_text_end_anywhere() {
-        let lines = "# TYPE h histogram\nh_bucket{le=\"1\"} 1\n\nh_bucket{le=\"1.0\"} 2\na{b=\"x\n\
-                     y 1\ny\",c=\"\\\"\"} 1\na{b=\"x\"} 1\n# HELP h x\na{b=\"x\"} 1";
-        let wrong = format!("{lines}\n\"\n");
-        let (want, want_problems) = (cardinality(lines), problems(lines));
-        assert_eq!(want_problems.len(), 2, "{want_problems:?}");
-        for bytes in 1..=lines.len() {
-            let read = |text: &str| MetricFamilies::read_parts(text.as_bytes(), bytes);
-            let families = read(lines).unwrap();
-            assert_eq!(table(&families), want, "{bytes}");
-            assert_eq!(texts(&families), want_problems, "{bytes}");
-            let error = read(&wrong).unwrap_err().to_string();
-            assert!(error.contains("line 11: expected a metric name"), "{bytes}: {error}");
+    fn mistakes_are_those_of_promtool() {
+        let f = |body: &str, line: u64, want: &str| {
+            let error = MetricFamilies::read(body.as_bytes()).unwrap_err().to_string();
+            let want = format!("text format parsing error in line {line}: {want}");
+            assert_eq!(error, want, "{body:?}");
+        };
+        let second = "second TYPE line for metric name \"a\", or TYPE reported after samples";
+        f("# TYPE a gauge\n# TYPE a gauge\na 1\n", 2, second);
+        f("a 1\n# TYPE a gauge\n", 2, second);
+        let second = "second TYPE line for metric name \"h\", or TYPE reported after samples";
+        f("# TYPE h histogram\n# TYPE h_sum gauge\n", 2, second);
+        f("# HELP a x\n\n# HELP a y\n", 3, "second HELP line for metric name \"a\"");
+        f("# TYPE a foo\n", 1, "unknown metric type \"foo\"");
+        f("# HELP 1 x\n", 1, "invalid metric name in comment");
+        f("# HELP a \\x\n", 1, "invalid escape sequence '\\x'");
+        let twice = "duplicate label names for metric \"a\"";
+        f("a{b=\"1\",b=\"1\"} 1\n", 1, twice);
+        f("a{__name__=\"x\"} 1\n", 1, "label name \"__name__\" is reserved");
+        f("a{b=\"\\x\"} 1\n", 1, "invalid escape sequence '\\x'");
+        f("a{b=\"x\ny\"} 1\n", 1, "label value \"x\" contains unescaped new-line");
+        f("a{b=\"x\" 1\n", 1, "unexpected end of label value \"x\"");
+        f("a{b} 1\n", 1, "expected '=' after label name, found '}'");
+        f("a{b='x'} 1\n", 1, "expected '\"' at start of label value, found '\\''");
+        f("a{,} 1\n", 1, "invalid label name for metric \"a\"");
+        let number =
+            |label: &str| format!("expected float as value for '{label}' label, got \"x\"");
+        f("# TYPE h histogram\nh_bucket{le=\"x\" 1\n", 2, &number("le"));
+        f("# TYPE h summary\nh{quantile=\"x\"} 1\n", 2, &number("quantile"));
+        f("a 1\r\n", 1, "expected float as value, got \"1\\r\"");
+        f("a 1 1.5\n", 1, "expected integer as timestamp, got \"1.5\"");
+        f("a 1 2 \n", 1, "spurious string after timestamp: \" \"");
+        for unfinished in ["a 1", "a", "a{", "a{b", "a{b=\"", "#", "# HELP a x", "# TYPE a gauge"] {
+            f(unfinished, 1, "unexpected end of input stream");
+            f(&format!("c 1\n {unfinished}"), 2, "unexpected end of input stream");
         }
+        for name in ["1a", "\"a\"", "{}", "{b=\"1\"}", "{__name__=\"a\"}", "é"] {
+            f(&format!("{name} 1\n"), 1, "invalid metric name");
+        }
+    }
+
+    #[test]
+    fn texts_that_promtool_accepts_are_accepted() {
+        for text in ["", "\n", "a 1\n ", "# a", "# TYPE a\n", "# TYPE a gau\\ge\n", "#\n"] {
+            let text = if text == "# a" { "# a b\n" } else { text };
+            assert!(MetricFamilies::read(text.as_bytes()).is_ok(), "{text:?}");
+        }
+        assert_eq!(problems("# HELP a\n# HELP a \na 1\n"), ["a no help text"]);
+        assert_eq!(problems("# HELP  a  b\n\ta{ b = \"c\" , }1  +5\n"), [""; 0]);
+        assert_eq!(problems("# TYPE h histogram\nh_sum 1\n# HELP h_sum x\n"), [""; 0]);
+        // Names of Prometheus 3.
+        assert_eq!(problems("# HELP \"a b\" x\n{\"a b\", \"c d\"=\"e\"} 1\n"), [""; 0]);
     }
 
     /// Before, all of a text was kept, and all labels of its series.
@@ -568,7 +552,7 @@ mod tests {
         let read = |body: &mut dyn Read| MetricFamilies::read(body).unwrap_err().to_string();
         let error = read(&mut std::io::repeat(b' '));
         assert_eq!(error, "line 1 has more than 16777216 bytes");
-        let error = read(&mut b"a 1\nb{c=\"".chain(std::io::repeat(b'\n')));
+        let error = read(&mut b"a 1\nb{c=\"".chain(std::io::repeat(b'x')));
         assert_eq!(error, "line 2 has more than 16777216 bytes");
         let error = read(&mut std::io::repeat(0));
         assert!(error.contains("line 1"), "{error}");

@@ -1,6 +1,7 @@
 //! The check of a configuration with the files that it names, as `promtool check config`, and the
 //! lints of exposed metrics.
 
+mod exposition;
 mod metrics;
 
 use std::collections::HashSet;

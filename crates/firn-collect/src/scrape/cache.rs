@@ -15,7 +15,7 @@ use firn_model::{
 
 use super::labels::ExposedLabels;
 use super::negotiate::BodyFormat;
-use super::protobuf::{HistogramOptions, to_text};
+use super::protobuf::to_text;
 use super::text::{BoundLabel, Entry, MetadataItem, Parser, SampleLine};
 use super::texts::{Item, Texts, hash};
 use crate::relabel::NameScheme;
@@ -62,11 +62,6 @@ pub struct ScrapeOptions {
     pub honor_timestamps: bool,
     /// Series with own times become stale too.
     pub track_timestamps_staleness: bool,
-    /// Histograms of protobuf bodies that have native parts are native; else only their classic
-    /// buckets are read.
-    pub native_histograms: bool,
-    /// The classic buckets of native histograms are read too.
-    pub always_classic_histograms: bool,
     /// The metric and label names that are allowed.
     pub names: NameScheme,
     /// Samples after relabelling.
@@ -94,8 +89,6 @@ pub struct ScrapeCounts {
     pub refused: u64,
     /// Exemplars, which are not stored.
     pub exemplars: u64,
-    /// Native histograms, which are not stored.
-    pub histograms: u64,
 }
 
 // The memory of a line that is not where the last body had it, beside its text: a member and a
@@ -165,8 +158,18 @@ pub struct ScrapeCache {
     /// Whether the members' newest samples are those of the last scrape, not stale markers.
     is_live: bool,
     has_repeats: bool,
+    /// The new series of the last scrape, if it failed.
+    failed: NewSeries,
     report: Vec<SeriesRef>,
     labels: ExposedLabels,
+}
+
+/// New series of a body: their number, and a hash of their texts in order of lines. Prometheus
+/// keeps the series of a failed scrape, so that the next scrape does not count them as added again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct NewSeries {
+    count: u64,
+    hash: u64,
 }
 
 /// The series of a text.
@@ -264,13 +267,17 @@ impl ScrapeCache {
             self.format = None;
         }
         let counts = ScrapeCounts::default();
-        let mut scrape = Scrape { ts, options, source, batch, counts, held };
+        let (new, failed) = (NewSeries::default(), self.failed);
+        let mut scrape =
+            Scrape { ts, options, source, batch, counts, held, new, failed, known_count: 0 };
         let read = match reserved.and_then(|()| self.walk(bytes, format, &mut scrape)) {
             Ok(Some(changed)) => self.apply(changed, &mut scrape),
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        let Scrape { batch, mut counts, .. } = scrape;
+        let Scrape { batch, mut counts, new, known_count, .. } = scrape;
+        counts.added = counts.added.saturating_sub(known_count);
+        self.failed = if read.is_ok() { NewSeries::default() } else { new };
         match &read {
             Ok(()) => {
                 self.format = Some(format);
@@ -397,14 +404,7 @@ impl ScrapeCache {
         let labels = std::mem::take(&mut self.labels);
         let transcoded;
         let (body, mut parser) = if format == BodyFormat::Protobuf {
-            let histograms = HistogramOptions {
-                native: scrape.options.native_histograms,
-                always_classic: scrape.options.always_classic_histograms,
-            };
-            let unread;
-            (transcoded, unread) = to_text(body, histograms, &mut scrape.held)?;
-            scrape.counts.histograms = unread.histograms;
-            scrape.counts.exemplars = unread.exemplars;
+            (transcoded, scrape.counts.exemplars) = to_text(body, &mut scrape.held)?;
             (transcoded.as_slice(), Parser::of_protobuf(&transcoded, labels))
         } else {
             (body, Parser::new(body, format == BodyFormat::OpenMetrics, labels))
@@ -500,6 +500,24 @@ struct Scrape<'s> {
     batch: &'s mut RowBatch,
     counts: ScrapeCounts,
     held: Held<'s>,
+    /// Those of this scrape so far, and those of the last one if it failed.
+    new: NewSeries,
+    failed: NewSeries,
+    /// New series that the last scrape had, which failed.
+    known_count: u64,
+}
+
+impl Scrape<'_> {
+    fn count_added(&mut self, text: &[u8]) {
+        // Odd: the order of the texts changes the sum.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.counts.added = self.counts.added.saturating_add(1);
+        self.new.count = self.new.count.saturating_add(1);
+        self.new.hash = self.new.hash.wrapping_mul(FACTOR).wrapping_add(hash(text));
+        if self.new == self.failed {
+            self.known_count = self.new.count;
+        }
+    }
 }
 
 /// The walk over one body.

@@ -16,8 +16,6 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 const OPTIONS: ScrapeOptions = ScrapeOptions {
     honor_timestamps: true,
     track_timestamps_staleness: true,
-    native_histograms: true,
-    always_classic_histograms: true,
     names: NameScheme::Utf8,
     sample_count_max: 0,
     label_count_max: 0,

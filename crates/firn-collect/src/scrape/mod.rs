@@ -36,5 +36,4 @@ pub use schedule::{Schedule, phase_seed};
 pub use target_scraper::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store, TargetScraper, TargetStatus,
 };
-pub(crate) use text::TextPosition;
 pub use text::{Entry, MetadataItem, MetricType, Parser, SampleLine};

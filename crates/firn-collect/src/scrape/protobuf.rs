@@ -2,7 +2,8 @@
 //!
 //! [`to_text`] writes a body as lines of the Prometheus text format, with the types and units of
 //! OpenMetrics, so that one parser and one cache serve all formats. Numbers survive bit by bit,
-//! except for the payloads of NaNs. Native histograms are counted, not written.
+//! except for the payloads of NaNs. Of native histograms the classic parts are written, as
+//! Prometheus reads them without `scrape_native_histograms`: FirnDB does not store the native ones.
 
 use std::io::Write;
 
@@ -11,22 +12,6 @@ use firn_model::{Error, Result, excerpt};
 
 use super::cache::Held;
 use super::number::push_bound;
-
-/// The handling of histograms that have native parts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HistogramOptions {
-    /// They are native histograms; else only their classic parts are read.
-    pub native: bool,
-    /// The classic buckets of native histograms are read too.
-    pub always_classic: bool,
-}
-
-/// The parts of a body that are not written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct UnreadCounts {
-    pub histograms: u64,
-    pub exemplars: u64,
-}
 
 /// Each bucket repeats the labels of its histogram, so the text may be far longer than the body.
 const TEXT_BYTES_PER_BYTE: usize = 64;
@@ -45,16 +30,12 @@ enum FamilyType {
     GaugeHistogram,
 }
 
-/// The text of `body`.
+/// The text of `body`, and the number of its exemplars, which are not written.
 ///
 /// # Errors
 /// `Invalid` with the byte of the first mistake; `TooLarge` for a text of more than 64 bytes for
 /// each byte of the body, or of 256 MiB; `Busy` without memory for it.
-pub(super) fn to_text(
-    body: &[u8],
-    options: HistogramOptions,
-    held: &mut Held<'_>,
-) -> Result<(Vec<u8>, UnreadCounts)> {
+pub(super) fn to_text(body: &[u8], held: &mut Held<'_>) -> Result<(Vec<u8>, u64)> {
     let text_bytes_max = body
         .len()
         .saturating_mul(TEXT_BYTES_PER_BYTE)
@@ -67,8 +48,7 @@ pub(super) fn to_text(
         held,
         reserved_bytes: text_bytes,
         text_bytes_max,
-        options,
-        counts: UnreadCounts::default(),
+        exemplar_count: 0,
         labels: Vec::new(),
         name: Vec::new(),
     };
@@ -77,7 +57,7 @@ pub(super) fn to_text(
         let family = bodies.message()?;
         writer.family(family)?;
     }
-    Ok((writer.out, writer.counts))
+    Ok((writer.out, writer.exemplar_count))
 }
 
 struct Writer<'h, 's> {
@@ -86,8 +66,7 @@ struct Writer<'h, 's> {
     /// Bytes that are reserved for the text.
     reserved_bytes: usize,
     text_bytes_max: usize,
-    options: HistogramOptions,
-    counts: UnreadCounts,
+    exemplar_count: u64,
     /// Of the metric: `,"name"="value"` for each.
     labels: Vec<u8>,
     /// Of the family, escaped.
@@ -100,7 +79,6 @@ struct Histogram<'a> {
     count_float: f64,
     sum: f64,
     buckets: Vec<Reader<'a>>,
-    is_native: bool,
 }
 
 impl Writer<'_, '_> {
@@ -246,7 +224,7 @@ impl Writer<'_, '_> {
             match fields.key()? {
                 (1, WireType::Fixed64) => value = f64::from_bits(fields.fixed64()?),
                 (2, WireType::Bytes) => {
-                    self.counts.exemplars = self.counts.exemplars.saturating_add(1);
+                    self.exemplar_count = self.exemplar_count.saturating_add(1);
                     fields.bytes()?;
                 }
                 (field, wire) => fields.skip(field, wire)?,
@@ -286,12 +264,6 @@ impl Writer<'_, '_> {
 
     fn histogram(&mut self, fields: Reader<'_>, ts: i64) -> Result<()> {
         let histogram = Histogram::read(fields)?;
-        if histogram.is_native && self.options.native {
-            self.counts.histograms = self.counts.histograms.saturating_add(1);
-            if !self.options.always_classic || histogram.buckets.is_empty() {
-                return Ok(());
-            }
-        }
         let either = |float: f64, count: u64| if float == 0.0 { count as f64 } else { float };
         let total = either(histogram.count_float, histogram.count);
         self.sample("_count", None, total, ts)?;
@@ -303,7 +275,7 @@ impl Writer<'_, '_> {
                     (1, WireType::Varint) => count = bucket.varint()?,
                     (2, WireType::Fixed64) => bound = f64::from_bits(bucket.fixed64()?),
                     (3, WireType::Bytes) => {
-                        self.counts.exemplars = self.counts.exemplars.saturating_add(1);
+                        self.exemplar_count = self.exemplar_count.saturating_add(1);
                         bucket.bytes()?;
                     }
                     (4, WireType::Fixed64) => count_float = f64::from_bits(bucket.fixed64()?),
@@ -383,16 +355,6 @@ impl<'a> Histogram<'a> {
                 (3, WireType::Bytes) => histogram.buckets.push(fields.message()?),
                 (4, WireType::Fixed64) => {
                     histogram.count_float = f64::from_bits(fields.fixed64()?);
-                }
-                // The threshold, and the counts of the zero bucket.
-                (6 | 8, WireType::Fixed64) => {
-                    histogram.is_native |= f64::from_bits(fields.fixed64()?) > 0.0;
-                }
-                (7, WireType::Varint) => histogram.is_native |= fields.varint()? > 0,
-                // Spans.
-                (9 | 12, WireType::Bytes) => {
-                    histogram.is_native = true;
-                    fields.bytes()?;
                 }
                 (field, wire) => fields.skip(field, wire)?,
             }

@@ -178,8 +178,6 @@ impl TargetScraper {
             options: ScrapeOptions {
                 honor_timestamps: job.honor_timestamps,
                 track_timestamps_staleness: job.track_timestamps_staleness,
-                native_histograms: target.scrape_native_histograms,
-                always_classic_histograms: target.always_scrape_classic_histograms,
                 names: job.metric_name_validation_scheme,
                 sample_count_max: job.sample_limit,
                 label_count_max: job.label_limit,

@@ -95,18 +95,8 @@ pub struct Parser<'a> {
     /// OpenMetrics.
     from_protobuf: bool,
     bound_label: BoundLabel,
-    /// Lines before `text`, for messages.
-    lines_before: usize,
     labels: ExposedLabels,
     buf: Vec<u8>,
-}
-
-/// The begin of a part of a text.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TextPosition {
-    /// The number of lines before it.
-    pub(crate) line_count: usize,
-    pub(crate) bound_label: BoundLabel,
 }
 
 impl<'a> Parser<'a> {
@@ -118,17 +108,9 @@ impl<'a> Parser<'a> {
             open_metrics,
             from_protobuf: false,
             bound_label: BoundLabel::None,
-            lines_before: 0,
             labels,
             buf: Vec::new(),
         }
-    }
-
-    /// A parser of a part of a text of Prometheus' format.
-    pub(crate) fn at_position(text: &'a [u8], position: TextPosition) -> Parser<'a> {
-        let TextPosition { line_count, bound_label } = position;
-        let parser = Parser::new(text, false, ExposedLabels::default());
-        Parser { lines_before: line_count, bound_label, ..parser }
     }
 
     /// A parser of a text of [`super::protobuf::to_text`].
@@ -658,7 +640,7 @@ impl<'a> Parser<'a> {
     fn error(&self, problem: impl std::fmt::Display) -> Error {
         let before = self.text.get(..self.at).unwrap_or(self.text);
         let line = before.iter().filter(|&&byte| byte == b'\n').count();
-        let line = line.saturating_add(self.lines_before).saturating_add(1);
+        let line = line.saturating_add(1);
         Error::invalid(format!("line {line}: {problem}"))
     }
 

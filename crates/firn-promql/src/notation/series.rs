@@ -8,7 +8,7 @@ use firn_model::{Histogram, HistogramBucket, Labels, METRIC_NAME, STALE_NAN, exc
 use super::histogram;
 use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
 use crate::histogram::RunningHistogram;
-use crate::syntax::{parse_duration_ms, unquote};
+use crate::syntax::{check_series, go_quote, parse_duration_ms, unquote};
 
 /// The maximum number of items after expansion of repeats.
 const ITEMS_MAX: usize = 1_000_000;
@@ -19,6 +19,26 @@ impl SeriesLine {
     /// Whether some value is a native histogram.
     pub fn has_histogram(&self) -> bool {
         self.items.iter().any(|item| matches!(item, SeriesItem::Histogram(_)))
+    }
+
+    /// Parses a line of a unit test of rules, as strictly as promtool.
+    ///
+    /// # Errors
+    /// The first mistake, with promtool's text and position.
+    pub fn parse_strictly(line: &str) -> Result<SeriesLine, String> {
+        let repeated = check_series(line).map_err(|error| error.to_string())?;
+        let series = SeriesLine::parse(line)?;
+        if series.items.iter().all(|item| *item == SeriesItem::Gap) {
+            return Ok(series);
+        }
+        match repeated {
+            Some(name) => {
+                let name = go_quote(name.as_bytes());
+                Err(format!("label name {name} is not unique: invalid sample"))
+            }
+            None if series.labels.is_empty() => Err("empty labelset: invalid sample".to_owned()),
+            None => Ok(series),
+        }
     }
 
     /// Parses a line.
@@ -408,5 +428,76 @@ mod tests {
         assert_eq!(labels(r#"{"my.name", "a b"='x'}"#), r#"{"my.name","a b"="x"}"#);
         assert_eq!(labels(r#"a{b="c,}",d="e"} 1"#), r#"a{b="c,}",d="e"}"#);
         assert!(SeriesLine::parse("{a=1} 2").is_err());
+    }
+
+    /// The texts are those of promtool 2.42.
+    #[test]
+    fn mistakes_are_those_of_promtool() {
+        let f = |line: &str, want: &str| {
+            assert_eq!(SeriesLine::parse_strictly(line).unwrap_err(), want, "{line}");
+        };
+        let at = |line: &str, column: u32, want: &str| {
+            f(line, &format!("1:{column}: parse error: unexpected {want}"));
+        };
+        f(r#"a{b="1",b="2"} 1"#, r#"label name "b" is not unique: invalid sample"#);
+        f("{} 1", "empty labelset: invalid sample");
+        assert!(SeriesLine::parse_strictly("z1 1z").is_err());
+        let word = |word: &str| {
+            format!("identifier \"{word}\" in series values, expected number or \"stale\"")
+        };
+        at("a stalex2", 3, &word("stalex2"));
+        at("a 1 STALE", 5, &word("STALE"));
+        at("a -", 4, "end of input in series values");
+        at("a 1+1", 6, "end of input in series values");
+        at("a 1x", 5, "end of input in series values");
+        at("a 1x-1", 5, "<op:-> in series values");
+        at("a --1", 4, "<op:-> in series values");
+        at("a 1x2+3", 6, "<op:+>");
+        at("a _x3x2", 6, "\"x\"");
+        at("a x", 3, "\"x\"");
+        at("a _1", 4, "number \"1\"");
+        at("a 1.2.3", 6, "number \".3\"");
+        at("a 1 + 1x2", 6, "\" \" in series values");
+        at("a 1+stalex2", 5, "identifier \"stalex2\" in series values");
+        at("a 1,2", 4, "character in series sequence: ','");
+        at("a {b=\"1\"} 1", 3, "character in series sequence: '{'");
+        at("a offset 5m", 3, "<offset>");
+        at("a-b 1", 2, "<op:-> in series values");
+        at("5 1", 1, "number \"5\" in series values");
+        at("é 1", 1, "character: 'é'");
+        at("on{on=\"x\"} 1", 1, "<on> in series values");
+        at("z{1a=\"b\"} 1", 3, "character inside braces: '1'");
+        at("a{ 1", 4, "character inside braces: '1'");
+        at("a{b} 1", 4, "\"}\" in label set, expected \"=\"");
+        at("a{,} 1", 3, "\",\" in label set, expected identifier or \"}\"");
+        at("a{b!=\"1\"} 1", 4, "<op:!=> in label set, expected \"=\"");
+        at("a{b==\"1\"} 1", 5, "\"=\" in label set, expected string");
+        at("a{b=\"1\" c=\"2\"} 1", 9, "identifier \"c\" in label set, expected \",\" or \"}\"");
+        f("a 1_", "1:3: parse error: bad number syntax: \"1\"");
+        let float = "strconv.ParseFloat: parsing \"1.5e\": invalid syntax";
+        f("a 1.5e", &format!("1:3: parse error: error parsing number: {float}"));
+        let repeats = "invalid repetition in series values: strconv.ParseUint: parsing";
+        f("a 1x2.5", &format!("1:5: parse error: {repeats} \"2.5\": invalid syntax"));
+    }
+
+    #[test]
+    fn lines_that_promtool_accepts_are_accepted() {
+        for line in [
+            "a",
+            "a 1 2x3 -4 +5 .5 5. 1e+3 ",
+            "a 1+1x2 _x3 stale\t_ stale",
+            "a Inf -NaN +inf nan",
+            "by{by='x', sum=`1`,} 1",
+            "{__name__=\"a\"} 1",
+            "a{b=\"\",b=\"1\"} 1",
+            "a{b=\"1\",b=\"2\"} _",
+            "stale 1",
+            "_x2 1x2",
+            "{\"a b\", \"c d\"=\"e\"} 1",
+            "a {{sum:1}}x1 {{count:5}}+{{count:2 buckets:[2]}}x2 {{}}",
+        ] {
+            let parsed = SeriesLine::parse_strictly(line);
+            assert!(parsed.is_ok(), "{line}: {parsed:?}");
+        }
     }
 }

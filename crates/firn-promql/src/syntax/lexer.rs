@@ -1,5 +1,9 @@
 //! Text to tokens, all at once: a query is short, and the parser looks ahead by index.
 
+mod series;
+
+pub(crate) use series::check_series;
+
 use super::error::ParseError;
 use super::quote::{go_quote, go_quote_char, is_printable};
 use crate::syntax::Span;
@@ -124,17 +128,8 @@ pub(crate) struct Tokens {
 
 /// Splits `input` into tokens.
 pub(crate) fn tokenize(input: &str) -> Tokens {
-    let mut lexer = Lexer {
-        input,
-        bytes: input.as_bytes(),
-        at: 0,
-        list: Vec::with_capacity((input.len() / 4).saturating_add(2)),
-        paren_depth: 0,
-        in_braces: false,
-        in_brackets: false,
-        seen_colon: false,
-        seen_duration: false,
-    };
+    let mut lexer = Lexer::new(input);
+    lexer.list.reserve((input.len() / 4).saturating_add(2));
     let error = lexer.run().err();
     if let Some(error) = &error {
         lexer.list.push(Token { kind: TokenKind::Error, span: error.span });
@@ -153,6 +148,22 @@ struct Lexer<'a> {
     seen_colon: bool,
     /// Whether a duration precedes in the brackets.
     seen_duration: bool,
+}
+
+impl<'a> Lexer<'a> {
+    fn new(input: &'a str) -> Lexer<'a> {
+        Lexer {
+            input,
+            bytes: input.as_bytes(),
+            at: 0,
+            list: Vec::new(),
+            paren_depth: 0,
+            in_braces: false,
+            in_brackets: false,
+            seen_colon: false,
+            seen_duration: false,
+        }
+    }
 }
 
 impl Lexer<'_> {

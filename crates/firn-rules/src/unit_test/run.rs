@@ -339,7 +339,11 @@ impl Running<'_> {
     }
 
     fn parse(&self, expr: &str) -> Result<Expr, String> {
-        prepare(expr, &self.limits.context()).map_err(|error| error.to_string())
+        prepare(expr, &self.limits.context()).map_err(|error| match expr {
+            // A server has no position for an empty query, promtool has one.
+            "" => error.to_string().replacen("unknown position", "1:1", 1),
+            _ => error.to_string(),
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_model::{
     Error, Labels, Matcher, MixedEntry, PointValue, Pool, Reservation, Result, TimeRange,
-    Timestamp, excerpt, is_stale_nan,
+    Timestamp, is_stale_nan,
 };
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{
@@ -144,23 +144,25 @@ impl Input {
         let mut held = limits.budget.empty(Pool::Query);
         for input in series {
             let text = format!("{} {}", input.series, input.values);
-            let line = SeriesLine::parse(&text)
-                .map_err(|error| format!("input series {:?}: {error}", excerpt(&input.series)))?;
-            let count = samples.len().saturating_add(line.items.len());
-            if count > SAMPLES_MAX {
-                return Err(format!("the input series have more than {SAMPLES_MAX} samples"));
-            }
-            // A list that grows has up to twice its length.
-            let bytes = count.saturating_mul(2 * INPUT_BYTES);
-            held.cover(bytes as u64).map_err(|error| error.to_string())?;
-            for (item, idx) in line.items.into_iter().zip(0_i64..) {
-                let value = match item {
-                    SeriesItem::Gap => continue,
-                    SeriesItem::Float(value) => PointValue::Float(value),
-                    SeriesItem::Histogram(written) => PointValue::Histogram(written.histogram),
-                };
-                let ts = start.saturating_add(idx.saturating_mul(interval_ms));
-                samples.push((ts, line.labels.clone(), value));
+            // promtool makes a script of them: a text of several lines is several series.
+            for line in text.trim().lines().map(str::trim).take_while(|line| !line.is_empty()) {
+                let line = SeriesLine::parse_strictly(line)?;
+                let count = samples.len().saturating_add(line.items.len());
+                if count > SAMPLES_MAX {
+                    return Err(format!("the input series have more than {SAMPLES_MAX} samples"));
+                }
+                // A list that grows has up to twice its length.
+                let bytes = count.saturating_mul(2 * INPUT_BYTES);
+                held.cover(bytes as u64).map_err(|error| error.to_string())?;
+                for (item, idx) in line.items.into_iter().zip(0_i64..) {
+                    let value = match item {
+                        SeriesItem::Gap => continue,
+                        SeriesItem::Float(value) => PointValue::Float(value),
+                        SeriesItem::Histogram(written) => PointValue::Histogram(written.histogram),
+                    };
+                    let ts = start.saturating_add(idx.saturating_mul(interval_ms));
+                    samples.push((ts, line.labels.clone(), value));
+                }
             }
         }
         // Later lines win over earlier ones with the same time.

@@ -124,7 +124,19 @@ fn wrong_tests_and_rules_fail() {
         ),
         (
             "tests:\n- input_series: [{series: 'a{', values: '1'}]\n".to_owned(),
-            "input series \"a{\"",
+            "1:4: parse error: unexpected character inside braces: '1'",
+        ),
+        (
+            "tests:\n- input_series: [{series: 'a', values: \"1\\n2\"}]\n".to_owned(),
+            "1:1: parse error: unexpected number \"2\" in series values",
+        ),
+        (
+            "tests:\n- input_series: [{series: 'a{b=\"1\",b=\"2\"}', values: 1}]\n".to_owned(),
+            "label name \"b\" is not unique: invalid sample",
+        ),
+        (
+            "tests:\n- promql_expr_test: [{expr: '', eval_time: 1m}]\n".to_owned(),
+            "expr: \"\", time: 1m, err: 1:1: parse error: no expression found in input",
         ),
     ] {
         let got = failures(&test);

@@ -304,7 +304,6 @@ fn write(
             let answer = answer_of(&fetched, &status);
             let written = scraper.finish(*ts, answer, &|| begun.elapsed(), store, scratch);
             hide_secrets(&mut scraper, &fetched);
-            store.refuse_histograms(scraper.status().counts.histograms);
             written
         }
         Work::End { ts, alive } => {
@@ -508,7 +507,6 @@ impl Scraping {
         let elapsed = || begun.elapsed();
         let reported = scraper.read(ts, answer, &elapsed, &mut store, &mut scratch);
         hide_secrets(&mut scraper, fetched);
-        store.refuse_histograms(scraper.status().counts.histograms);
         let families = account(app, &scraper, &mut store);
         self.state.lock().families.put(id, families);
         let scraped = Scraped { id, scraper, reported };

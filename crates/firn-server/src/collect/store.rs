@@ -38,12 +38,6 @@ impl<'a> ScrapeStore<'a> {
         }
     }
 
-    /// Native histograms of a scrape, which are not stored.
-    pub(crate) fn refuse_histograms(&mut self, count: u64) {
-        self.tally.received += count;
-        self.tally.reject(Reason::NativeHistogram, count);
-    }
-
     /// Counts a series that the database has refused.
     fn refused(&mut self, error: Error) -> Error {
         self.tally.received += 1;
@@ -222,7 +216,6 @@ mod tests {
         assert_eq!(is_ok, [true, false, false, true]);
         assert!(store.resolve(&members(&["a_long_name"]))[0].is_err());
         assert_eq!(store.tally.rejected(Reason::LabelLimit), 3);
-        store.refuse_histograms(2);
         assert!(store.tally.is_exact());
         db.close().unwrap();
     }

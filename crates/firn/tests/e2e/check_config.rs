@@ -65,6 +65,13 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert!(long.errors.contains("too long scrape interval found"), "{}", long.errors);
     let lookback = check(folder.path(), &[&["--query.lookback-delta=6m"], &lint[..]].concat());
     assert_eq!(lookback.code, Some(0), "{}", lookback.errors);
+    let unknown = check(folder.path(), &["--lint=foo", "--lint-fatal", "good.yml"]);
+    assert_eq!(unknown.code, Some(0), "{}", unknown.errors);
+    assert!(unknown.output.starts_with("WARNING: unknown lint option foo\n"), "{}", unknown.output);
+    let mut before = Command::new(env!("CARGO_BIN_EXE_firn"));
+    before.args(["check", "--query.lookback-delta=6m", "config"]).args(lint);
+    let before = before.current_dir(folder.path()).output().expect("a process");
+    assert_eq!(before.status.code(), Some(0), "{}", String::from_utf8_lossy(&before.stderr));
 
     let wrong = check(folder.path(), &["unknown.yml", "good.yml"]);
     assert_eq!(wrong.code, Some(1));

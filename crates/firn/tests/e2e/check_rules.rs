@@ -128,6 +128,48 @@ fn output_is_that_of_promtool() {
     }
 }
 
+/// Texts that were accepted, and flags that were refused.
+#[test]
+fn mistakes_are_those_of_promtool() {
+    let Some(promtool) = installed("promtool") else { return };
+    let promtool = promtool.to_str().expect("UTF-8");
+    let files = Files::new();
+    let check = |arguments: &[&str], input: &str| {
+        let (got, want) = (files.firn(arguments, input), files.run(promtool, arguments, input));
+        let is_equal = (got.code, &got.errors) == (want.code, &want.errors);
+        assert!(is_equal, "{arguments:?} {input:?}: {got:?}, {want:?}");
+    };
+    for text in [
+        "# TYPE a gauge\n# TYPE a gauge\na 1\n",
+        "a 1\n# TYPE a gauge\n",
+        "# HELP a x\n# HELP a y\na 1\n",
+        "a{b=\"1\",b=\"2\"} 1\n",
+        "a{__name__=\"x\"} 1\n",
+        "a{b=\"\\x\"} 1\n",
+        "a 1",
+        "# TYPE h histogram\nh_bucket{le=\"x\"} 1\n",
+        "# TYPE h summary\nh{quantile=\"x\"} 1\n",
+        "# HELP a\na 1\n",
+    ] {
+        check(&["check", "metrics"], text);
+    }
+    for lint in ["--lint=foo", "--lint=all,foo", "--lint=all,none", "--lint="] {
+        check(&["check", "rules", lint, "--lint-fatal", "twice.yml"], "");
+        check(&["check", "--enable-feature=a", "rules", lint, "twice.yml"], "");
+    }
+    for (series, values) in [
+        ("a{b=\"1\",b=\"2\"}", "1"),
+        ("1z", "1"),
+        ("z{1a=\"b\"}", "1"),
+        ("a", "stalex2"),
+        ("a", "1x-1"),
+    ] {
+        let text = format!("tests: [{{input_series: [{{series: '{series}', values: {values}}}]}}]");
+        std::fs::write(files.folder().join("series.yml"), text).expect("a file");
+        check(&["test", "rules", "series.yml"], "");
+    }
+}
+
 #[test]
 fn unit_tests_run_as_in_promtool() {
     let files = Files::new();

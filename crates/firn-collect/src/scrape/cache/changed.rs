@@ -103,8 +103,9 @@ impl Changed {
             Some(labels) => {
                 check_labels(&labels, scrape.options)?;
                 let slot = if is_over { 0 } else { self.add_pending(labels, scrape)? };
-                let added = u64::from(!is_over);
-                scrape.counts.added = scrape.counts.added.saturating_add(added);
+                if !is_over {
+                    scrape.count_added(text);
+                }
                 Member { slot, bits: bits | PENDING }
             }
         };

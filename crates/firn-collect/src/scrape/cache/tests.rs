@@ -51,8 +51,6 @@ impl SeriesSource for Series {
 const OPTIONS: ScrapeOptions = ScrapeOptions {
     honor_timestamps: true,
     track_timestamps_staleness: false,
-    native_histograms: false,
-    always_classic_histograms: false,
     names: NameScheme::Utf8,
     sample_count_max: 0,
     label_count_max: 0,
@@ -262,6 +260,27 @@ fn limits_fail_the_scrape() {
     assert!(target.scrape_with("a 1\nb 1\nc 1\nc 2\n", &options).2.is_ok());
     let options = ScrapeOptions { sample_count_max: 2, ..OPTIONS };
     assert!(target.scrape_with("a 1\nb 1\nc 1\nc 2\n", &options).2.is_err());
+}
+
+/// `scrape_series_added` stayed above 0 for a target that always failed.
+#[test]
+fn series_of_a_failed_scrape_are_added_once() {
+    let mut target = ScrapedTarget::default();
+    let mut added = |body: &str, options: &ScrapeOptions| {
+        let (_, counts, result) = target.scrape_with(body, options);
+        (counts.added, result.is_ok())
+    };
+    let bad = "a 1\nb 1\n}\n";
+    assert_eq!(added(bad, &OPTIONS), (2, false));
+    assert_eq!(added(bad, &OPTIONS), (0, false));
+    assert_eq!(added("a 2\nb 2\nc 1\n", &OPTIONS), (1, true));
+    let bad = "a 1\nd 1\n}\n";
+    assert_eq!(added(bad, &OPTIONS), (1, false));
+    assert_eq!(added(bad, &OPTIONS), (0, false));
+    assert_eq!(added("a 1\ne 1\n}\n", &OPTIONS), (1, false));
+    let limited = ScrapeOptions { sample_count_max: 2, ..OPTIONS };
+    assert!(!added("f 1\ng 1\nh 1\n", &limited).1);
+    assert_eq!(added("f 1\ng 1\nh 1\n", &limited), (0, false));
 }
 
 #[test]

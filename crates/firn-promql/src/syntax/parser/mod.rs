@@ -581,7 +581,7 @@ fn is_callable(kind: TokenKind) -> bool {
 }
 
 /// Whether the token may be a metric name.
-fn is_metric_name(kind: TokenKind) -> bool {
+pub(crate) fn is_metric_name(kind: TokenKind) -> bool {
     use Keyword::{Bool, GroupLeft, GroupRight, Ignoring, On};
     match kind {
         TokenKind::Identifier | TokenKind::MetricIdentifier | TokenKind::Aggregator(_) => true,
