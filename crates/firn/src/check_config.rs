@@ -107,6 +107,7 @@ fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
 
 impl CheckConfig {
     fn applies(&self, lint: Lint) -> bool {
+        indent: "     ",
         let has = |lint: Lint| self.lint.contains(&lint);
         !has(Lint::None) && (has(Lint::All) || has(lint))
     }

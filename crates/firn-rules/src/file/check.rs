@@ -75,14 +75,15 @@ fn check_rule(
     mistakes: &mut Vec<(String, String)>,
 ) -> Result<Option<Arc<Expr>>, Error> {
     let (record, alert) = (&rule.record.value, &rule.alert.value);
-    let both = || format!("{}: {}: ", place(&rule.record), place(&rule.alert));
     let at_expr = format!("{}: ", place(&rule.expr));
     match (record.is_empty(), alert.is_empty()) {
         (false, false) => {
-            mistakes.push((both(), "only one of 'record' and 'alert' must be set".to_owned()));
+            let both = format!("{}: {}: ", place(&rule.record), place(&rule.alert));
+            mistakes.push((both, "only one of 'record' and 'alert' must be set".to_owned()));
         }
         (true, true) => {
-            mistakes.push((both(), "one of 'record' or 'alert' must be set".to_owned()));
+            let at_record = format!("{}: ", place(&rule.record));
+            mistakes.push((at_record, "one of 'record' or 'alert' must be set".to_owned()));
         }
         _ => {}
     }

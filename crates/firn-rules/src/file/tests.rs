@@ -86,7 +86,7 @@ fn all_mistakes_are_found_with_their_places() {
     let want = r#"4:17: 5:16: group "x", rule 1, "b": only one of 'record' and 'alert' must be set
 6:15: group "x", rule 1, "b": could not parse expression: 1:5: parse error: unclosed left parenthesis
 group "x", rule 1, "b": invalid label name: 
-0:0: 0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
+0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
 8:13: group "x", rule 2, "": field 'expr' must be set in rule
 9:17: group "x", rule 3, "a{b}": invalid field 'annotations' in recording rule
 9:17: group "x", rule 3, "a{b}": invalid field 'for' in recording rule

@@ -52,12 +52,14 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(check(folder.path(), &["good.yml"]).code, Some(0));
     let twice = check(folder.path(), &["--lint-fatal", "good.yml"]);
     assert_eq!(twice.code, Some(3));
-    assert!(twice.errors.contains("1 duplicate rule(s) found"), "{}", twice.errors);
+    let lint = "  FAILED:\n     lint error 1 duplicate rule(s) found.\nMetric: r\n";
+    assert!(twice.errors.starts_with(lint), "{}", twice.errors);
     assert_eq!(check(folder.path(), &["--lint-fatal", "--lint=none", "good.yml"]).code, Some(0));
     write("r.rules", "groups: [{name: a, rules: [{record: r}]}]\n");
     let wrong = check(folder.path(), &["good.yml"]);
     assert_eq!(wrong.code, Some(1));
-    assert!(wrong.errors.contains("r.rules: 0:0: group"), "{}", wrong.errors);
+    assert!(wrong.errors.starts_with("  FAILED:\n     r.rules: 0:0: group"), "{}", wrong.errors);
+    assert!(wrong.output.ends_with("Checking r.rules\n\n"), "{}", wrong.output);
     write("r.rules", "groups: []\n");
     let lint = ["--lint=too-long-scrape-interval", "--lint-fatal", "good.yml"];
     let long = check(folder.path(), &lint);
