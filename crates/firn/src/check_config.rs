@@ -158,3 +158,7 @@ impl Files for LocalFiles {
         path.exists()
     }
 }
+
+    fn has_name(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
+    }
