@@ -236,7 +236,7 @@ impl<'a> Checker<'a> {
 
     fn unsupported(&mut self, discoveries: &Discoveries, place: &str) {
         let warning =
-            |kind: &str| format!("{kind} in {place} is not supported: it finds no targets");
+            |kind: &str| format!("{kind} in {place} is not implemented: a server refuses the file");
         self.warnings.extend(discoveries.unsupported().map(warning));
     }
 
@@ -280,4 +280,9 @@ fn check_exists(files: &dyn Files, kind: &str, path: &Path) -> Result<()> {
     if files.exists(path) {
         return Ok(());
     }
+    let path = path.to_string_lossy();
+    let name = quoted(path.as_bytes());
+    Err(Error::invalid(format!(
+        "error checking {kind} file {name}: stat {path}: no such file or directory"
+    )))
 }
