@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use firn_collect::config::{Config, LoadOptions, ScrapeConfig};
-use firn_model::{Budget, Result, Timestamp};
+use firn_model::{Budget, Error, Result, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use super::files::LocalFiles;
@@ -38,6 +38,13 @@ pub(crate) trait ConfigPart: fmt::Debug + Send + Sync {
     /// # Errors
     /// If the part cannot act on the file. No part then acts on it.
     fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, files: &LocalFiles) -> Result<Apply<'p>>;
+}
+
+const FLAG: &str = "--prometheus-config";
+
+/// Whether `error`, of a start, is that of the file of `--prometheus-config` or of a file in it.
+pub fn is_of_prometheus_config(error: &Error) -> bool {
+    error.what().starts_with(FLAG)
 }
 
 /// The file and its parts.
@@ -75,7 +82,7 @@ impl PrometheusFile {
             loading: Mutex::new(()),
             budget: OnceLock::new(),
         };
-        file.load().map_err(|error| error.context("--prometheus-config"))?;
+        file.load().map_err(|error| error.context(FLAG))?;
         Ok(file)
     }
 
@@ -172,7 +179,6 @@ impl PrometheusFile {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::Error;
     use tempfile::TempDir;
 
     use super::*;

@@ -34,13 +34,14 @@ use std::sync::Arc;
 use firn_model::{Budget, Result};
 
 pub(crate) use collector::{Collector, run};
+pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
 pub(crate) use discovery::{DiscoveryTasks, USER_AGENT};
 pub(crate) use families::Family;
 pub(crate) use files::LocalFiles;
-
 pub use support::UnsupportedParts;
 pub(crate) use support::{check_alertmanagers, check_remote_write};
+
 use crate::access::line_log::InputFile;
 use crate::metrics_text::MetricsText;
 
