@@ -19,8 +19,7 @@ pub struct UnsupportedParts {
 }
 
 impl UnsupportedParts {
-    /// Those of `config` and of `jobs`, which it includes. `opens_files` also tries certificates and
-    /// keys.
+    /// Those of `config` and of all its `jobs`. `opens_files` also tries certificates and keys.
     pub fn find(config: &Config, jobs: &[ScrapeConfig], opens_files: bool) -> UnsupportedParts {
         let bodies = Bodies::new(&Budget::unlimited());
         let check_client = |http: &HttpClient| match opens_files {
