@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
-use firn_model::{Budget, Pool, Reservation};
+use firn_model::{Budget, Pool, Reservation, system_text};
 use http_body_util::Full;
 use hyper::Uri;
 use hyper::body::Incoming;
@@ -258,7 +258,10 @@ impl Route {
             (Some(path), _) => {
                 let connected = UnixStream::connect(path).await;
                 boxed(connected.map_err(|error| {
-                    FetchError::transport(&format!("dial unix {path}: connect"), error)
+                    FetchError::transport(
+                        &format!("dial unix {path}: connect"),
+                        system_text(&error),
+                    )
                 })?)
             }
             (None, Some(proxy)) => self.through(proxy, tls.as_ref(), proxies).await?,
@@ -368,9 +371,12 @@ fn boxed<'s>(stream: impl Stream + 's) -> Box<dyn Stream + 's> {
 
 async fn dial(host: &str, port: u16) -> Result<TcpStream, FetchError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let failed = |error| FetchError::transport(&format!("dial tcp {host}:{port}"), error);
-    let addresses = lookup(name, port).await.map_err(failed)?;
-    let stream = TcpStream::connect(addresses.as_slice()).await.map_err(failed)?;
+    let place = format!("dial tcp {host}:{port}");
+    let addresses = lookup(name, port).await;
+    let addresses = addresses.map_err(|error| FetchError::transport(&place, error))?;
+    let stream = TcpStream::connect(addresses.as_slice()).await.map_err(|error| {
+        FetchError::transport(&format!("{place}: connect"), system_text(&error))
+    })?;
     // A request is one small write.
     stream.set_nodelay(true).map_err(|error| FetchError::transport("dial tcp", error))?;
     Ok(stream)

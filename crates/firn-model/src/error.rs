@@ -167,6 +167,16 @@ impl Error {
     }
 }
 
+/// The text of `error` in messages that are those of Prometheus: an error of the system begins with
+/// a small letter and has no number, as in `connection refused`.
+pub fn system_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let Some(number) = error.raw_os_error() else { return text };
+    let text = text.strip_suffix(&format!(" (os error {number})")).unwrap_or(&text);
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |c| c.to_lowercase().chain(chars).collect())
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let ErrorKind::Corrupt { file, offset } = &self.0.kind {

@@ -50,7 +50,7 @@ pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch, pattern_tree_bytes};
-pub use error::{Error, ErrorKind, Result, SeriesLimit};
+pub use error::{Error, ErrorKind, Result, SeriesLimit, system_text};
 pub use excerpt::{excerpt, excerpt_within, is_control, one_line};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};

@@ -18,7 +18,7 @@
 //! tree and of its values is reserved before they exist; nothing panics on input.
 //!
 //! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `node`, `decode`,
-//! `duration`, `placed`, `emit`.
+//! `duration`, `placed`, `raw_text`, `emit`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -36,6 +36,7 @@ mod duration;
 mod emit;
 mod node;
 mod placed;
+mod raw_text;
 mod scalar;
 mod text;
 mod tokens;
@@ -50,5 +51,6 @@ pub use duration::Millis;
 pub use emit::print;
 pub use node::{Document, Node, NodeValue, UnknownKeys};
 pub use placed::Placed;
+pub use raw_text::RawText;
 pub use scalar::Kind;
 pub use text::quoted;

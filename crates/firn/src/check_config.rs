@@ -9,6 +9,7 @@ use clap::Args;
 use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
 use firn_collect::config::{Files, LoadOptions, Millis};
 use firn_model::Budget;
+use firn_server::UnsupportedParts;
 use firn_server::given_file::{read_document_once, read_stream};
 
 use crate::check_rules::{
@@ -72,8 +73,26 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
             return Findings { has_errors: true, has_lints: false };
         }
     };
+    let parts = UnsupportedParts::find(&checked.config, &checked.jobs, !check.syntax_only);
     for warning in &checked.warnings {
         output::announce_line(&format!("  WARNING: {warning}"));
+    }
+    for key in &parts.keys_without_effect {
+        output::announce_line(&format!("  WARNING: {key}: a server ignores it"));
+    }
+    for reason in &parts.failing_jobs {
+        output::announce_line(&format!("  WARNING: every scrape fails: {reason}"));
+    }
+    for reason in &parts.refusals {
+        let refusal = format!("a server refuses the file: {reason}");
+        match check.syntax_only {
+            true => output::announce_line(&format!("  WARNING: {refusal}")),
+            false => output::report_line(&format!("  FAILED: {refusal}")),
+        }
+    }
+    if !(check.syntax_only || parts.refusals.is_empty()) {
+        output::announce("\n");
+        return Findings { has_errors: true, has_lints: false };
     }
     if !checked.rule_files.is_empty() {
         let count = checked.rule_files.len();
@@ -86,6 +105,7 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
     }
     let interval = lint_intervals(check, &checked);
     let checks = RuleChecks {
+        indent: "     ",
         finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
@@ -146,5 +166,9 @@ impl Files for LocalFiles {
 
     fn exists(&self, path: &Path) -> bool {
         path.exists()
+    }
+
+    fn has_name(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
     }
 }

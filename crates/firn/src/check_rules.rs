@@ -1,12 +1,11 @@
 //! `firn check rules`: checks rule files, with the output and the exit codes of promtool.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use firn_collect::config::Files;
-use firn_model::{CancelToken, Error, QueryContext};
+use firn_model::{CancelToken, Error, QueryContext, system_text};
 use firn_rules::file::{
     FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
 };
@@ -46,6 +45,8 @@ pub(crate) struct Findings {
 /// The settings of a check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleChecks {
+    /// Before each mistake and before the finding of a lint.
+    pub(crate) indent: &'static str,
     /// Whether duplicate rules are found.
     pub(crate) finds_duplicates: bool,
     /// The handling of unknown keys.
@@ -78,12 +79,13 @@ impl Findings {
 pub(crate) fn run(check: &CheckRules) -> ExitCode {
     warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES]);
     let checks = RuleChecks {
+        indent: "",
         finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
     let findings = if check.files.is_empty() {
         output::announce("Checking standard input\n");
-        check_text(read_input(), None, checks)
+        check_text(read_input().map_err(|error| system_text(&error)), None, checks)
     } else {
         check_files(&check.files, checks)
     };
@@ -116,16 +118,24 @@ pub(crate) fn check_files(paths: &[PathBuf], checks: RuleChecks) -> Findings {
     let mut findings = Findings::default();
     for path in paths {
         output::announce_line(&format!("Checking {}", path.display()));
-        findings = findings.and(check_text(read_file(path), Some(path), checks));
+        findings = findings.and(check_text(read_rules(path), Some(path), checks));
     }
     findings
 }
 
+/// The text of a file of rules.
+///
+/// # Errors
+/// Those of reading, as in promtool.
+pub(crate) fn read_rules(path: &Path) -> Result<String, String> {
+    read_file(path).map_err(|error| format!("open {}: {}", path.display(), system_text(&error)))
+}
+
 /// Checks the contents of a file and prints the result.
-fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks) -> Findings {
+fn check_text(text: Result<String, String>, path: Option<&Path>, checks: RuleChecks) -> Findings {
     let context = QueryContext::new(CancelToken::new(), LocalFiles.budget());
     let options = ReadOptions { unknown: checks.unknown, context, ..ReadOptions::default() };
-    let read = text.map_err(|error| vec![error.to_string()]);
+    let read = text.map_err(|error| vec![error]);
     let parse = |text: String| {
         let parsed = RuleFile::parse_within(&text, &options, &LocalFiles.budget());
         parsed.map_err(|mistakes| mistakes.iter().map(Error::to_string).collect())
@@ -135,8 +145,9 @@ fn check_text(text: io::Result<String>, path: Option<&Path>, checks: RuleChecks)
             output::report("  FAILED:\n");
             let place = path.map_or(String::new(), |path| format!("{}: ", path.display()));
             for mistake in mistakes {
-                output::report_mistakes(&format!("{place}{mistake}"));
+                output::report_mistakes(&format!("{}{place}{mistake}", checks.indent));
             }
+            output::announce("\n");
             Findings { has_errors: true, has_lints: false }
         }
         Ok((file, _held)) => {
@@ -158,7 +169,7 @@ fn lint(groups: &[FileGroup], checks: RuleChecks) -> Findings {
     match found {
         Some(text) => {
             output::report("  FAILED:\n");
-            output::report_lines(&text);
+            output::report_lines(&format!("{}{text}", checks.indent));
             Findings { has_errors: false, has_lints: true }
         }
         None => {

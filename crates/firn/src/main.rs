@@ -44,7 +44,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Flags, HostProcess, ServeConfig, Server, one_line, redacted};
+use firn_server::{
+    Flags, HostProcess, ServeConfig, Server, is_of_prometheus_config, one_line, redacted,
+};
 use promtool_arguments::given_arguments;
 
 /// FirnDB, a time series database compatible with Prometheus
@@ -107,6 +109,9 @@ enum Command {
     User(user::User),
 }
 
+/// The code of a server that does not start because of its `prometheus.yml`, as of Prometheus.
+const WRONG_PROMETHEUS_CONFIG: u8 = 2;
+
 fn main() -> ExitCode {
     allocator::share_system_arena();
     allocator::purge_without_delay();
@@ -156,7 +161,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report_error(&format!("firn: {error}"));
-            ExitCode::FAILURE
+            match is_of_prometheus_config(&error) {
+                true => ExitCode::from(WRONG_PROMETHEUS_CONFIG),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -15,7 +15,8 @@ use firn_rules::unit_test::{
     RuleSource, RunTests, TestFile, TestFilter, TestLimits, TestReport, date_and_time,
 };
 
-use crate::check_config::{LocalFiles, read_file};
+use crate::check_config::LocalFiles;
+use crate::check_rules::read_rules;
 use crate::output;
 
 /// `firn test`.
@@ -125,7 +126,7 @@ fn limits() -> (TestLimits, Sender<()>) {
 }
 
 fn run_file(path: &Path, options: &RunTests) -> Outcome {
-    let text = read_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let text = read_rules(path)?;
     let budget = &options.limits.budget;
     let file = TestFile::parse(&path.display().to_string(), &text, budget)?;
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -147,7 +148,7 @@ fn run_file(path: &Path, options: &RunTests) -> Outcome {
             continue;
         }
         let name = path.display().to_string();
-        let text = read_file(&path).map_err(|e| format!("{name}: {e}"))?;
+        let text = read_rules(&path).map_err(|e| format!("{name}: {e}"))?;
         held.grow(text.len() as u64).map_err(|e| format!("{name}: {e}"))?;
         rules.push((name, text));
     }

@@ -179,9 +179,13 @@ fn existing_rule_files(config: &Config, files: &dyn Files) -> Result<Vec<PathBuf
     for pattern in &config.rule_files {
         let pattern = pattern.as_str();
         let matched = glob(files, pattern)?;
-        if matched.is_empty() && !pattern.contains('*') {
-            let pattern = quoted(pattern.as_bytes());
-            return Err(Error::invalid(format!("{pattern} does not point to an existing file")));
+        if !pattern.contains('*') {
+            let Some(path) = matched.first() else {
+                let pattern = quoted(pattern.as_bytes());
+                let text = format!("{pattern} does not point to an existing file");
+                return Err(Error::invalid(text));
+            };
+            check_exists(files, "rule", path)?;
         }
         found.extend(matched);
     }
@@ -233,7 +237,7 @@ impl<'a> Checker<'a> {
 
     fn unsupported(&mut self, discoveries: &Discoveries, place: &str) {
         let warning =
-            |kind: &str| format!("{kind} in {place} is not supported: it finds no targets");
+            |kind: &str| format!("{kind} in {place} is not implemented: a server refuses the file");
         self.warnings.extend(discoveries.unsupported().map(warning));
     }
 
@@ -269,12 +273,17 @@ impl<'a> Checker<'a> {
 
     fn existing(&self, kind: &str, file: &FilePath) -> Result<()> {
         let Some(files) = self.files.filter(|_| !file.is_empty()) else { return Ok(()) };
-        if files.exists(file.as_path()) {
-            return Ok(());
-        }
-        let (name, path) = (quoted(file.as_str().as_bytes()), file.as_str());
-        Err(Error::invalid(format!(
-            "error checking {kind} file {name}: stat {path}: no such file or directory"
-        )))
+        check_exists(files, kind, file.as_path())
     }
+}
+
+fn check_exists(files: &dyn Files, kind: &str, path: &Path) -> Result<()> {
+    if files.exists(path) {
+        return Ok(());
+    }
+    let path = path.to_string_lossy();
+    let name = quoted(path.as_bytes());
+    Err(Error::invalid(format!(
+        "error checking {kind} file {name}: stat {path}: no such file or directory"
+    )))
 }

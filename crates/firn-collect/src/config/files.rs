@@ -28,16 +28,21 @@ pub trait Files {
         0
     }
 
-    /// Whether a file or a folder exists.
+    /// Whether a file or a folder exists; a link exists if its target does.
     fn exists(&self, path: &Path) -> bool {
+        self.has_name(path)
+    }
+
+    /// Whether the folder of `path` has its name, even if that is a link without a target.
+    fn has_name(&self, path: &Path) -> bool {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let names = self.list(folder.unwrap_or(Path::new("."))).unwrap_or_default();
         path.file_name().is_some_and(|file| names.iter().any(|name| file == name.as_str()))
     }
 }
 
-/// The existing files that match `pattern`, in order of paths: `*`, `?` and `[a-z]` match within
-/// one element of a path. No match is no error.
+/// The names that match `pattern`, in order of paths: `*`, `?` and `[a-z]` match within one element
+/// of a path. No match is no error. A link without a target matches, so that reading it fails.
 ///
 /// # Errors
 /// `Invalid` for a pattern with an open bracket.
@@ -61,7 +66,7 @@ pub fn glob(files: &dyn Files, pattern: &str) -> Result<Vec<PathBuf>> {
         }
         found = next;
     }
-    found.retain(|path| files.exists(path));
+    found.retain(|path| files.has_name(path));
     Ok(found)
 }
 

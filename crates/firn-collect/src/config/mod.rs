@@ -22,7 +22,7 @@ mod values;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use firn_model::{Budget, Error, Pool, Reservation, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result, system_text};
 
 pub use self::url::Url;
 pub use alerting::{Alerting, AlertmanagerVersion, Alertmanagers};
@@ -344,7 +344,7 @@ fn read(path: &Path, files: &dyn Files) -> Result<FileText> {
             std::io::ErrorKind::NotFound => {
                 Error::not_found(format!("{context}: no such file or directory"))
             }
-            _ => Error::unavailable(format!("cannot {context}")).because(error),
+            _ => Error::unavailable(format!("{context}: {}", system_text(&error))),
         }
     })?;
     Ok(FileText { text, _held: held })

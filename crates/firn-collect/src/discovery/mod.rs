@@ -73,7 +73,21 @@ impl Provider {
     /// `Invalid` for a kind that is not implemented, and for an address that is not supported, with
     /// its key and `place`.
     pub fn all_of(discoveries: &Discoveries, place: &str) -> Result<Vec<Provider>> {
-        check_implemented(discoveries, place)?;
+        match discoveries.unsupported().next() {
+            Some(key) => Err(Error::invalid(format!(
+                "{key} of {place}: this discovery is not implemented; use file_sd_configs or \
+                 http_sd_configs (docs/collect.md)"
+            ))),
+            None => Provider::implemented(discoveries, place),
+        }
+    }
+
+    /// Those of `discoveries` that are implemented.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that is not supported, with its key and `place`.
+    pub fn implemented(discoveries: &Discoveries, place: &str) -> Result<Vec<Provider>> {
+        discoveries.dns.iter().try_for_each(|dns| DnsTargets::check(dns, place))?;
         let mut providers = Vec::new();
         if !discoveries.static_groups.is_empty() {
             providers.push(Provider::Static(discoveries.static_groups.to_vec()));
@@ -112,16 +126,6 @@ impl Provider {
             Provider::Swarm(_) => "dockerswarm",
         }
     }
-}
-
-fn check_implemented(discoveries: &Discoveries, place: &str) -> Result<()> {
-    if let Some(key) = discoveries.unsupported().next() {
-        return Err(Error::invalid(format!(
-            "{key} of {place}: this discovery is not implemented; use file_sd_configs or \
-             http_sd_configs (docs/collect.md)"
-        )));
-    }
-    discoveries.dns.iter().try_for_each(|dns| DnsTargets::check(dns, place))
 }
 
 /// The groups of the configuration itself.

@@ -10,8 +10,8 @@ use super::pattern::{Pattern, PatternAllowance};
 use super::template::Template;
 use firn_yaml::quoted;
 use firn_yaml::{
-    Checked, Decoder, Encoded, Failure, Field, Node, NodeValue, from_document, section, text_of,
-    words,
+    Checked, Decoder, Encoded, Failure, Field, Node, NodeValue, RawText, from_document, section,
+    text_of, words,
 };
 
 words! {
@@ -202,11 +202,11 @@ section! {
     pub struct RuleConfig: "relabel.plain" {
         /// The values of these labels, joined by the separator, are the value of the rule.
         source_labels: Option<Vec<LabelName>> = "source_labels" omit,
-        separator: String = "separator",
+        separator: RawText = "separator",
         regex: RegexText = "regex" omit,
         modulus: u64 = "modulus" omit,
-        target_label: String = "target_label" omit,
-        replacement: String = "replacement",
+        target_label: RawText = "target_label" omit,
+        replacement: RawText = "replacement",
         action: Action = "action" omit,
     }
 }
@@ -215,11 +215,11 @@ impl Default for RuleConfig {
     fn default() -> RuleConfig {
         RuleConfig {
             source_labels: None,
-            separator: ";".to_owned(),
+            separator: ";".into(),
             regex: RegexText::default(),
             modulus: 0,
-            target_label: String::new(),
-            replacement: "$1".to_owned(),
+            target_label: RawText::default(),
+            replacement: "$1".into(),
             action: Action::Replace,
         }
     }
@@ -258,11 +258,12 @@ impl RuleConfig {
                 format!("relabel configuration for {action} action requires 'target_label' value");
             return Err(text);
         }
-        let is_template = action == Replace && target.contains('$');
-        let is_valid_target = match is_template {
-            true => scheme.is_label_template(target),
-            false => scheme.is_label_name(target),
-        };
+        let is_template = action == Replace && target.as_str().contains('$');
+        let is_valid_target = target.is_utf8()
+            && match is_template {
+                true => scheme.is_label_template(target.as_str()),
+                false => scheme.is_label_name(target.as_str()),
+            };
         if action == Replace && !is_valid_target {
             return wrong_target();
         }
@@ -274,8 +275,11 @@ impl RuleConfig {
                 return Err(format!("'replacement' can not be set for {action} action"));
             }
         }
-        if action == LabelMap && !scheme.is_label_template(&self.replacement) {
-            let replacement = quoted(self.replacement.as_bytes());
+        let replacement = &self.replacement;
+        let is_valid_replacement =
+            replacement.is_utf8() && scheme.is_label_template(replacement.as_str());
+        if action == LabelMap && !is_valid_replacement {
+            let replacement = quoted(replacement.as_bytes());
             return Err(format!("{replacement} is invalid 'replacement' for {action} action"));
         }
         if action == HashMod && !is_valid_target {
@@ -293,6 +297,15 @@ impl RuleConfig {
         let has_labels = self.source_labels.is_some() || !target.is_empty();
         if matches!(action, LabelDrop | LabelKeep) && (has_other_keys || has_labels) {
             return Err(format!("{action} action requires only 'regex', and no other fields"));
+        }
+        // Labels are UTF-8. Prometheus accepts these and fails, or has another hash, later.
+        for (key, text, user) in
+            [("replacement", replacement, Replace), ("separator", &self.separator, HashMod)]
+        {
+            if action == user && !text.is_utf8() {
+                let text = quoted(text.as_bytes());
+                return Err(format!("'{key}' {text} is not UTF-8, in a {action} action"));
+            }
         }
         Ok(())
     }
@@ -338,8 +351,8 @@ impl Rules {
         let compile = |config: &RuleConfig| {
             config.check_for(scheme).map_err(Error::invalid)?;
             let pattern = Pattern::new(config.regex.as_str(), &mut allowance)?;
-            let target = Template::new(&config.target_label, &pattern);
-            let replacement = Template::new(&config.replacement, &pattern);
+            let target = Template::new(config.target_label.as_str(), &pattern);
+            let replacement = Template::new(config.replacement.as_str(), &pattern);
             Ok(Rule { config: config.clone(), scheme, pattern, target, replacement })
         };
         Ok(Rules { rules: configs.iter().map(compile).collect::<Result<_>>()? })
@@ -477,7 +490,7 @@ impl Rule {
         source.clear();
         for (idx, name) in self.config.source_labels.iter().flatten().enumerate() {
             if idx > 0 {
-                source.push_str(&self.config.separator);
+                source.push_str(self.config.separator.as_str());
             }
             source.push_str(editor.get(name.as_str()));
             super::editor::check_bytes(source.len())?;
@@ -590,6 +603,18 @@ mod tests {
             ),
             // A number is a text.
             ("[{target_label: b, replacement: 0x10}]", &[("a", "1")], Some(r#"{a="1",b="0x10"}"#)),
+            // Patterns see bytes that are no UTF-8 as U+FFFD, as in Prometheus.
+            (
+                "[{source_labels: [a, a], separator: !!binary /w==, regex: '1.1', \
+                 target_label: b, replacement: x}]",
+                &[("a", "1")],
+                Some(r#"{a="1",b="x"}"#),
+            ),
+            (
+                "[{action: keep, source_labels: [a], regex: 1, target_label: !!binary /w==}]",
+                &[("a", "1")],
+                Some(r#"{a="1"}"#),
+            ),
             // A target that is no name: nothing.
             (
                 "[{source_labels: [a], target_label: '$2', regex: '(.)', replacement: x}]",
@@ -665,6 +690,27 @@ mod tests {
             ("{action: labeldrop, source_labels: []}", "requires only 'regex'"),
             ("{action: labelmap, replacement: ''}", "\"\" is invalid 'replacement' for labelmap"),
             ("{source_labels: ['']}", "\"\" is not a valid label name"),
+            (
+                "{action: lowercase, target_label: !!binary /w==}",
+                r#""\xff" is invalid 'target_label' for lowercase action"#,
+            ),
+            ("{target_label: !!binary /w==}", r#""\xff" is invalid 'target_label' for replace"#),
+            (
+                "{action: hashmod, modulus: 2, target_label: !!binary /w==}",
+                r#""\xff" is invalid 'target_label' for hashmod action"#,
+            ),
+            (
+                "{action: labelmap, replacement: !!binary /w==}",
+                r#""\xff" is invalid 'replacement' for labelmap action"#,
+            ),
+            (
+                "{target_label: a, replacement: !!binary /w==}",
+                r#"'replacement' "\xff" is not UTF-8"#,
+            ),
+            (
+                "{action: hashmod, modulus: 2, target_label: a, separator: !!binary /w==}",
+                r#"'separator' "\xff" is not UTF-8"#,
+            ),
             ("{regex: '('}", "error parsing regexp: missing closing )"),
             ("{target: a}", "line 1: field target not found in type relabel.plain"),
             ("{modulus: -1}", "line 1: cannot unmarshal !!int `-1` into uint"),

@@ -737,7 +737,7 @@ async fn unusable_addresses_are_errors() {
     for (url, want) in [
         ("ftp://h/", "unsupported protocol scheme \"ftp\""),
         ("http:///x", ""),
-        ("http://127.0.0.1:0/", "dial tcp 127.0.0.1:0"),
+        ("http://127.0.0.1:0/", "dial tcp 127.0.0.1:0: connect: connection refused"),
         // Before, they were sent to port 80.
         ("http://127.0.0.1:65536/", "dial tcp: address 65536: invalid port"),
         ("https://u:1@[::1]:99999999999/", "dial tcp: address 99999999999: invalid port"),

@@ -7,7 +7,7 @@ use firn_model::{Error, METRIC_NAME, QueryContext, RegexAllowance, one_line};
 use firn_promql::{Expr, prepare, tree_bytes};
 use firn_yaml::{Millis, Placed};
 
-use super::section::{FileText, GroupText, RuleText};
+use super::section::{FileText, GroupText, LabelTexts, RuleText};
 use super::{FileGroup, ReadOptions, RuleNames};
 use crate::group::{AlertRule, RecordingRule, Rule};
 use crate::template::Template;
@@ -16,8 +16,8 @@ use crate::template::Template;
 pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGroup>, Vec<Error>> {
     let mut mistakes = Vec::new();
     let mut names = BTreeSet::new();
-    let mut groups = Vec::with_capacity(file.groups.len());
-    for group in file.groups {
+    let mut groups = Vec::with_capacity(file.groups.0.len());
+    for group in file.groups.0 {
         let place = place(&group);
         let group = group.value;
         if group.name.is_empty() {
@@ -27,8 +27,7 @@ pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGro
             let name = &group.name;
             mistakes.push(format!("{place}: groupname: \"{name}\" is repeated in the same file"));
         }
-        let bad = group.labels.keys().filter(|name| !options.names.is_label(name));
-        mistakes.extend(bad.map(|name| format!("invalid label name: {name}")));
+        mistakes.extend(label_mistakes(&group.labels, options.names));
         let checked = checked_group(group, options, &mut mistakes);
         groups.push(checked.map_err(|error| vec![error])?);
     }
@@ -43,8 +42,8 @@ fn checked_group(
     options: &ReadOptions,
     mistakes: &mut Vec<String>,
 ) -> Result<FileGroup, Error> {
-    let mut rules = Vec::with_capacity(group.rules.len());
-    for (idx, rule) in group.rules.into_iter().enumerate() {
+    let mut rules = Vec::with_capacity(group.rules.0.len());
+    for (idx, rule) in group.rules.0.into_iter().enumerate() {
         let mut found = Vec::new();
         let expr = check_rule(&rule, options, &mut found)?;
         let name = if rule.alert.value.is_empty() { &rule.record } else { &rule.alert };
@@ -53,14 +52,14 @@ fn checked_group(
             let number = idx.saturating_add(1);
             format!("{place}group {group}, rule {number}, {name}: {text}")
         }));
-        rules.extend(expr.map(|expr| into_rule(rule, expr, &group.labels)));
+        rules.extend(expr.map(|expr| into_rule(rule, expr, &group.labels.texts)));
     }
     Ok(FileGroup {
         name: group.name,
         interval_ms: Some(group.interval).filter(|interval| interval.as_ms() > 0).map(ms),
         query_offset_ms: group.query_offset.map(ms),
         limit: usize::try_from(group.limit).unwrap_or(0),
-        labels: group.labels,
+        labels: group.labels.texts,
         rules,
     })
 }
@@ -75,14 +74,15 @@ fn check_rule(
     mistakes: &mut Vec<(String, String)>,
 ) -> Result<Option<Arc<Expr>>, Error> {
     let (record, alert) = (&rule.record.value, &rule.alert.value);
-    let both = || format!("{}: {}: ", place(&rule.record), place(&rule.alert));
     let at_expr = format!("{}: ", place(&rule.expr));
     match (record.is_empty(), alert.is_empty()) {
         (false, false) => {
-            mistakes.push((both(), "only one of 'record' and 'alert' must be set".to_owned()));
+            let both = format!("{}: {}: ", place(&rule.record), place(&rule.alert));
+            mistakes.push((both, "only one of 'record' and 'alert' must be set".to_owned()));
         }
         (true, true) => {
-            mistakes.push((both(), "one of 'record' or 'alert' must be set".to_owned()));
+            let at_record = format!("{}: ", place(&rule.record));
+            mistakes.push((at_record, "one of 'record' or 'alert' must be set".to_owned()));
         }
         _ => {}
     }
@@ -120,15 +120,14 @@ fn check_rule(
         mistakes.extend(texts.into_iter().map(|text| (format!("{}: ", place(&rule.record)), text)));
     }
     let mut without_place = |text: String| mistakes.push((String::new(), text));
-    for name in rule.labels.keys().filter(|name| !options.names.is_label(name)) {
-        without_place(format!("invalid label name: {name}"));
-    }
-    for name in rule.annotations.keys().filter(|name| !options.names.is_annotation(name)) {
+    label_mistakes(&rule.labels, options.names).for_each(&mut without_place);
+    let names = rule.annotations.texts.keys().filter(|name| !options.names.is_annotation(name));
+    for name in names.chain(&rule.annotations.wrong_names) {
         without_place(format!("invalid annotation name: {name}"));
     }
     if !alert.is_empty() {
-        let labels = rule.labels.iter().map(|text| ("label", text));
-        let annotations = rule.annotations.iter().map(|text| ("annotation", text));
+        let labels = rule.labels.texts.iter().map(|text| ("label", text));
+        let annotations = rule.annotations.texts.iter().map(|text| ("annotation", text));
         for (kind, (name, text)) in labels.chain(annotations) {
             if let Err(error) = Template::parse_alert(alert, text) {
                 without_place(format!("{kind} {}: {error}", quoted(name)));
@@ -136,6 +135,14 @@ fn check_rule(
         }
     }
     Ok(expr)
+}
+
+fn label_mistakes(labels: &LabelTexts, names: RuleNames) -> impl Iterator<Item = String> {
+    let wrong_names = labels.texts.keys().filter(move |name| !names.is_label(name));
+    let wrong_names = wrong_names.chain(&labels.wrong_names);
+    let wrong_names = wrong_names.map(|name| format!("invalid label name: {name}"));
+    let wrong_values = labels.wrong_values.iter();
+    wrong_names.chain(wrong_values.map(|value| format!("invalid label value: {value}")))
 }
 
 fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {
@@ -161,7 +168,7 @@ fn into_rule(
     group_labels: &std::collections::BTreeMap<String, String>,
 ) -> Rule {
     let mut labels = group_labels.clone();
-    labels.extend(rule.labels);
+    labels.extend(rule.labels.texts);
     if rule.alert.value.is_empty() {
         return Rule::Recording(RecordingRule { name: rule.record.value, expr, labels });
     }
@@ -171,7 +178,7 @@ fn into_rule(
         hold_ms: ms(rule.hold),
         keep_firing_ms: ms(rule.keep_firing_for),
         labels,
-        annotations: rule.annotations,
+        annotations: rule.annotations.texts,
     })
 }
 

@@ -86,7 +86,7 @@ fn all_mistakes_are_found_with_their_places() {
     let want = r#"4:17: 5:16: group "x", rule 1, "b": only one of 'record' and 'alert' must be set
 6:15: group "x", rule 1, "b": could not parse expression: 1:5: parse error: unclosed left parenthesis
 group "x", rule 1, "b": invalid label name: 
-0:0: 0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
+0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
 8:13: group "x", rule 2, "": field 'expr' must be set in rule
 9:17: group "x", rule 3, "a{b}": invalid field 'annotations' in recording rule
 9:17: group "x", rule 3, "a{b}": invalid field 'for' in recording rule
@@ -101,6 +101,35 @@ group "x", rule 4, "A": annotation "": template: __alert_A:1: function "bad" not
 invalid label name: __name__
 23:5: Groupname must not be empty"#;
     assert_eq!(read(text).unwrap_err().join("\n"), want);
+}
+
+/// Before, they were empty groups and rules, and so mistakes.
+#[test]
+fn nulls_in_lists_are_left_out() {
+    assert!(read("groups: [~]").unwrap().groups.is_empty());
+    let file = read("groups: [~, {name: a, rules: [~, {record: r, expr: up}, ~]}]").unwrap();
+    assert_eq!((file.groups.len(), file.groups[0].rules.len()), (1, 1));
+    let mistakes = read("groups: [{name: a, rules: [~, {record: r}]}]").unwrap_err();
+    assert_eq!(mistakes, ["0:0: group \"a\", rule 1, \"r\": field 'expr' must be set in rule"]);
+    assert!(read("groups: x").unwrap_err()[0].contains("into []rulefmt.RuleGroup"));
+}
+
+/// Before, the whole file was refused as no UTF-8, without a place.
+#[test]
+fn names_and_values_that_are_not_utf8_are_found_with_their_rule() {
+    let text = "groups: [{name: a, labels: {!!binary /w==: x}, rules: [{alert: A, expr: up, \
+                labels: {!!binary /w==: b, c: !!binary /w==, d: e}, \
+                annotations: {!!binary /w==: f}}]}]";
+    let want = "invalid label name: \u{fffd}
+group \"a\", rule 1, \"A\": invalid label name: \u{fffd}
+group \"a\", rule 1, \"A\": invalid label value: \u{fffd}
+group \"a\", rule 1, \"A\": invalid annotation name: \u{fffd}";
+    assert_eq!(read(text).unwrap_err().join("\n"), want);
+    let text =
+        "groups: [{name: a, rules: [{alert: A, expr: up, annotations: {b: !!binary /w==}}]}]";
+    let file = read(text).unwrap();
+    let Rule::Alerting(alert) = &file.groups[0].rules[0] else { panic!("{file:?}") };
+    assert_eq!(alert.annotations["b"], "\u{fffd}");
 }
 
 #[test]

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use firn_collect::config::{Config, LoadOptions, ScrapeConfig};
-use firn_model::{Budget, Result, Timestamp};
+use firn_model::{Budget, Error, Result, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use super::files::LocalFiles;
+use super::support::keys_without_effect;
 use crate::app::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -37,6 +38,13 @@ pub(crate) trait ConfigPart: fmt::Debug + Send + Sync {
     /// # Errors
     /// If the part cannot act on the file. No part then acts on it.
     fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, files: &LocalFiles) -> Result<Apply<'p>>;
+}
+
+const FLAG: &str = "--prometheus-config";
+
+/// Whether `error`, of a start, is that of the file of `--prometheus-config` or of a file in it.
+pub fn is_of_prometheus_config(error: &Error) -> bool {
+    error.what().starts_with(FLAG)
 }
 
 /// The file and its parts.
@@ -74,7 +82,7 @@ impl PrometheusFile {
             loading: Mutex::new(()),
             budget: OnceLock::new(),
         };
-        file.load().map_err(|error| error.context("--prometheus-config"))?;
+        file.load().map_err(|error| error.context(FLAG))?;
         Ok(file)
     }
 
@@ -128,7 +136,7 @@ impl PrometheusFile {
         for name in &loaded.unset_variables {
             tracing::warn!("external_labels: the variable {name} is empty or not set");
         }
-        for key in file.keys_without_effect() {
+        for key in keys_without_effect(&file.config, file.jobs.iter().map(AsRef::as_ref)) {
             tracing::warn!("{key}: this part of the configuration has no effect");
         }
         *self.current.write() = file;
@@ -169,50 +177,8 @@ impl PrometheusFile {
     }
 }
 
-impl LoadedFile {
-    /// The keys with values that this server reads, checks and does not act on.
-    pub(crate) fn keys_without_effect(&self) -> Vec<String> {
-        let (config, defaults) = (&self.config, Config::default());
-        let (global, usual) = (&config.global, &defaults.global);
-        let mut keys = Vec::new();
-        for (key, is_set) in [
-            ("remote_read", !config.remote_read.is_empty()),
-            ("storage", config.storage != defaults.storage),
-            ("tracing", config.tracing.is_some()),
-            ("otlp", config.otlp != defaults.otlp),
-            ("runtime", config.runtime != defaults.runtime),
-            ("global.query_log_file", global.query_log_file != usual.query_log_file),
-        ] {
-            if is_set {
-                keys.push(key.to_owned());
-            }
-        }
-        for job in &self.jobs {
-            for (key, is_set) in [
-                ("scrape_failure_log_file", !job.scrape_failure_log_file.is_empty()),
-                ("scrape_native_histograms", job.scrape_native_histograms == Some(true)),
-                (
-                    "convert_classic_histograms_to_nhcb",
-                    job.convert_classic_histograms_to_nhcb == Some(true),
-                ),
-                ("native_histogram_bucket_limit", job.native_histogram_bucket_limit > 0),
-                (
-                    "native_histogram_min_bucket_factor",
-                    job.native_histogram_min_bucket_factor > 0.0,
-                ),
-            ] {
-                if is_set {
-                    keys.push(format!("{key} of job {:?}", job.job_name));
-                }
-            }
-        }
-        keys
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use firn_model::Error;
     use tempfile::TempDir;
 
     use super::*;
@@ -304,28 +270,5 @@ mod tests {
         assert!(error.contains("field typo not found"), "{error}");
         let error = world.open("global: {scrape_interval: x}").unwrap_err().to_string();
         assert!(error.contains("--prometheus-config"), "{error}");
-    }
-
-    #[test]
-    fn keys_without_effect_are_named() {
-        let world = World::new();
-        let text = "global: {query_log_file: q.log}\nremote_write: [{url: 'http://h/w'}]\n\
-                    remote_read: [{url: 'http://h/r'}]\n\
-                    storage: {tsdb: {out_of_order_time_window: 1h}}\n\
-                    scrape_configs: [{job_name: a, scrape_native_histograms: true}]";
-        let named = world.open(text).unwrap().current().keys_without_effect();
-        assert_eq!(
-            named,
-            [
-                "remote_read",
-                "storage",
-                "global.query_log_file",
-                "scrape_native_histograms of job \"a\""
-            ]
-        );
-        assert_eq!(
-            world.open(&jobs(2)).unwrap().current().keys_without_effect(),
-            Vec::<String>::new()
-        );
     }
 }

@@ -39,4 +39,34 @@ impl Files for LocalFiles {
     fn exists(&self, path: &Path) -> bool {
         path.exists()
     }
+
+    fn has_name(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use firn_collect::config::glob;
+
+    use super::*;
+
+    /// Before, a pattern skipped such links, so that a server started without their rules.
+    #[test]
+    fn links_without_a_target_match_patterns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("a.yml"), "a").unwrap();
+        symlink(path("a.yml"), path("b.yml")).unwrap();
+        symlink("/nonexistent", path("c.yml")).unwrap();
+        symlink("d.yml", path("d.yml")).unwrap();
+        let files = LocalFiles { budget: Budget::unlimited() };
+        let all = ["a.yml", "b.yml", "c.yml", "d.yml"].map(path);
+        assert_eq!(glob(&files, path("*.yml").to_str().unwrap()).unwrap(), all);
+        assert_eq!(glob(&files, path("d.yml").to_str().unwrap()).unwrap(), all[3..]);
+        assert_eq!(all.each_ref().map(|path| files.read(path).is_ok()), [true, true, false, false]);
+        assert_eq!(all.map(|path| files.exists(&path)), [true, true, false, false]);
+    }
 }

@@ -15,8 +15,8 @@
 //! bodies, lists and targets is reserved first; at most one scrape per target is in flight; no lock
 //! is held over I/O.
 //!
-//! Reading order: `files`, `config_file`, `discovery`, `store`, `families`, `metrics`, `commits`,
-//! `collector`.
+//! Reading order: `files`, `support`, `config_file`, `discovery`, `store`, `families`, `metrics`,
+//! `commits`, `collector`.
 
 mod collector;
 mod commits;
@@ -26,6 +26,7 @@ mod families;
 mod files;
 mod metrics;
 mod store;
+mod support;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,10 +34,13 @@ use std::sync::Arc;
 use firn_model::{Budget, Result};
 
 pub(crate) use collector::{Collector, run};
+pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
 pub(crate) use discovery::{DiscoveryTasks, USER_AGENT};
 pub(crate) use families::Family;
 pub(crate) use files::LocalFiles;
+pub use support::UnsupportedParts;
+pub(crate) use support::{check_alertmanagers, check_remote_write};
 
 use crate::access::line_log::InputFile;
 use crate::metrics_text::MetricsText;

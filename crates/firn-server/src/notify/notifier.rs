@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::Notification;
 use super::queue::{AlertBatch, Destination, QueuedAlert};
-use crate::collect::{DiscoveryTasks, USER_AGENT};
+use crate::collect::{DiscoveryTasks, USER_AGENT, check_alertmanagers};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 use crate::throttle::Throttle;
@@ -119,9 +119,7 @@ impl Notifier {
     pub(crate) fn check(&self, config: &Config) -> Result<CheckedAlertmanagers> {
         let mut sets = Vec::new();
         for settings in config.alerting.alertmanagers.iter() {
-            if settings.sigv4.is_some() {
-                return Err(Error::invalid("alerting: sigv4 is not supported"));
-            }
+            check_alertmanagers(settings)?;
             Provider::all_of(&settings.discoveries, "alerting")?;
             let client = Client::new(&settings.http, &self.bodies)
                 .map_err(|error| Error::invalid(format!("alerting: {error}")))?;

@@ -17,7 +17,7 @@ use super::destination::{self, SenderContext, WriteDestination};
 use super::metrics::{self, SenderTotals};
 use super::share::MemoryShare;
 use crate::app::{App, clock_ms};
-use crate::collect::{Apply, ConfigPart, LoadedFile, LocalFiles};
+use crate::collect::{Apply, ConfigPart, LoadedFile, LocalFiles, check_remote_write};
 use crate::metrics_text::MetricsText;
 use crate::net::{Stopping, stopped};
 use crate::throttle::Throttle;
@@ -67,26 +67,12 @@ impl ConfigPart for RemoteWriter {
         let sections: Vec<RemoteWrite> = file.config.remote_write.iter().cloned().collect();
         let bodies = Bodies::new(&Budget::unlimited());
         for section in &sections {
-            check(section)?;
+            check_remote_write(section)?;
             Client::new(&section.http, &bodies)
                 .map_err(|error| Error::invalid(format!("remote_write: {error}")))?;
         }
         Ok(Box::new(move || drop(self.wanted.send_replace(sections))))
     }
-}
-
-/// Refuses the parts that are not supported.
-fn check(section: &RemoteWrite) -> Result<()> {
-    for (key, is_set) in [
-        ("sigv4", section.sigv4.is_some()),
-        ("azuread", section.azuread.is_some()),
-        ("google_iam", section.google_iam.is_some()),
-    ] {
-        if is_set {
-            return Err(Error::invalid(format!("remote_write: {key} is not supported")));
-        }
-    }
-    Ok(())
 }
 
 impl RemoteWriter {
@@ -238,16 +224,6 @@ fn start(destination: Arc<WriteDestination>, shared: &SenderContext) -> RunningS
     if has_metadata && settings.metadata_config.send {
         let (to, shared) = (Arc::clone(&destination), shared.clone());
         tasks.push(tokio::spawn(destination::run_metadata(to, shared, stopping)));
-    }
-    for (key, is_set) in [
-        ("send_exemplars", settings.send_exemplars),
-        ("send_native_histograms", settings.send_native_histograms),
-        ("round_robin_dns", settings.round_robin_dns),
-    ] {
-        if is_set {
-            let name = &destination.name;
-            tracing::warn!(name, "remote_write: {key} has no effect");
-        }
     }
     RunningSender { destination, stop, tasks }
 }

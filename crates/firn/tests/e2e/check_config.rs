@@ -40,7 +40,8 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(
         good.output,
         "Checking good.yml\n  \
-         WARNING: vultr_sd_configs in scrape job \"a\" is not supported: it finds no targets\n  \
+         WARNING: vultr_sd_configs in scrape job \"a\" is not implemented: a server refuses the \
+         file\n  \
          SUCCESS: 1 rule files found\n \
          SUCCESS: good.yml is valid prometheus config file syntax\n\n\
          Checking r.rules\n  SUCCESS: 0 rules found\n\n"
@@ -52,12 +53,14 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(check(folder.path(), &["good.yml"]).code, Some(0));
     let twice = check(folder.path(), &["--lint-fatal", "good.yml"]);
     assert_eq!(twice.code, Some(3));
-    assert!(twice.errors.contains("1 duplicate rule(s) found"), "{}", twice.errors);
+    let lint = "  FAILED:\n     lint error 1 duplicate rule(s) found.\nMetric: r\n";
+    assert!(twice.errors.starts_with(lint), "{}", twice.errors);
     assert_eq!(check(folder.path(), &["--lint-fatal", "--lint=none", "good.yml"]).code, Some(0));
     write("r.rules", "groups: [{name: a, rules: [{record: r}]}]\n");
     let wrong = check(folder.path(), &["good.yml"]);
     assert_eq!(wrong.code, Some(1));
-    assert!(wrong.errors.contains("r.rules: 0:0: group"), "{}", wrong.errors);
+    assert!(wrong.errors.starts_with("  FAILED:\n     r.rules: 0:0: group"), "{}", wrong.errors);
+    assert!(wrong.output.ends_with("Checking r.rules\n\n"), "{}", wrong.output);
     write("r.rules", "groups: []\n");
     let lint = ["--lint=too-long-scrape-interval", "--lint-fatal", "good.yml"];
     let long = check(folder.path(), &lint);
@@ -81,6 +84,87 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(check(folder.path(), &["token.yml"]).code, Some(1));
     assert_eq!(check(folder.path(), &["--syntax-only", "token.yml"]).code, Some(0));
     assert_eq!(check(folder.path(), &["missing.yml"]).code, Some(1));
+}
+
+/// Before, these succeeded without a word, and a server refused the file or ignored the key.
+#[test]
+fn parts_that_a_server_refuses_or_ignores_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let old_tls = "tls_config: {min_version: TLS10, max_version: TLS11}";
+    for (text, code, want) in [
+        (
+            "remote_write: [{url: 'http://h/', sigv4: {region: eu}}]",
+            1,
+            "  FAILED: a server refuses the file: remote_write: sigv4 is not supported\n",
+        ),
+        ("alerting: {alertmanagers: [{sigv4: {}}]}", 1, "alerting: sigv4 is not supported\n"),
+        (&*format!("remote_write: [{{url: 'http://h/', {old_tls}}}]"), 1, "before 1.2 are not"),
+        (
+            &*format!("scrape_configs: [{{job_name: a, {old_tls}}}]"),
+            0,
+            "  WARNING: every scrape fails: job \"a\": tls_config: versions of TLS before 1.2",
+        ),
+        (
+            "scrape_configs: [{job_name: a, gce_sd_configs: [{project: p, zone: z}]}]",
+            0,
+            "  WARNING: gce_sd_configs in scrape job \"a\" is not implemented: a server refuses",
+        ),
+        (
+            "remote_read: [{url: 'http://h/'}]\nruntime: {gogc: 50}\n",
+            0,
+            "  WARNING: remote_read: a server ignores it\n  WARNING: runtime: a server",
+        ),
+    ] {
+        std::fs::write(folder.path().join("c.yml"), text).expect("a file");
+        let checked = check(folder.path(), &["c.yml"]);
+        assert_eq!(checked.code, Some(code), "{text}: {}", checked.output);
+        let output = checked.output + &checked.errors;
+        assert!(output.contains(want), "{text}: {output}");
+        let syntax = check(folder.path(), &["--syntax-only", "c.yml"]);
+        assert_eq!(syntax.code, Some(0), "{text}: {}", syntax.errors);
+        let is_tls = text.contains("TLS10");
+        assert_eq!(syntax.output.contains("a server "), !is_tls, "{text}: {}", syntax.output);
+    }
+}
+
+/// Before, a pattern skipped such links: the check succeeded and the server had no rules of them.
+#[test]
+fn links_without_a_target_fail() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).expect("a file");
+    };
+    let link = |target: &str, name: &str| {
+        std::os::unix::fs::symlink(target, folder.path().join(name)).expect("a link");
+    };
+    write("one.rules", "groups: []\n");
+    link("/nonexistent", "dead.rules");
+    link("loop.rules", "loop.rules");
+    link("/nonexistent", "dead.yml");
+    write("all.yml", "rule_files: ['*.rules']\n");
+    let all = check(folder.path(), &["all.yml"]);
+    assert_eq!(all.code, Some(1), "{}", all.output);
+    assert!(all.output.contains("SUCCESS: 3 rule files found"), "{}", all.output);
+    let want = "  FAILED:\n     dead.rules: open dead.rules: no such file or directory\n  \
+                FAILED:\n     loop.rules: open loop.rules: too many levels of symbolic links\n";
+    assert_eq!(all.errors, want);
+    let groups = "file_sd_configs: [{files: ['dead*.yml']}]";
+    for (text, want) in [
+        (
+            "rule_files: [dead.rules]",
+            "error checking rule file \"dead.rules\": stat dead.rules: no",
+        ),
+        ("scrape_config_files: ['dea*.yml']", "open dead.yml: no such file or directory"),
+        (
+            &*format!("scrape_configs: [{{job_name: a, {groups}}}]"),
+            "checking SD file \"dead*.yml\"",
+        ),
+    ] {
+        write("c.yaml", text);
+        let checked = check(folder.path(), &["c.yaml"]);
+        assert_eq!(checked.code, Some(1), "{text}: {}", checked.output);
+        assert!(checked.errors.contains(want), "{text}: {}", checked.errors);
+    }
 }
 
 /// Before, a device was read until no memory was left, and a pipe for ever.

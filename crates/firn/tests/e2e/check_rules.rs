@@ -96,7 +96,8 @@ fn rule_files_are_checked_as_by_promtool() {
     );
     let wrong = files.firn(&["check", "rules", "wrong.yml", "rules.yml"], "");
     assert_eq!(wrong.code, Some(1));
-    assert!(wrong.output.ends_with("2 rules found\n\n"), "{wrong:?}");
+    let want = "Checking wrong.yml\n\nChecking rules.yml\n  SUCCESS: 2 rules found\n\n";
+    assert_eq!(wrong.output, want);
     let input = files.firn(&["check", "rules"], RULES);
     assert_eq!(input.output, "Checking standard input\n  SUCCESS: 2 rules found\n\n");
     let input = files.firn(&["check", "rules"], "groups: [{name: a, owner: b}]");

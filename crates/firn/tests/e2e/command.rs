@@ -65,6 +65,25 @@ fn a_second_process_on_the_same_folder_is_refused_by_name() {
     assert!(text.contains("firn-data") && text.contains("process"), "{text}");
 }
 
+/// As Prometheus; before, the code was that of other failures, such as a port in use.
+#[test]
+fn a_wrong_configuration_ends_the_start_with_code_2() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("prometheus.yml");
+    let rules = folder.path().join("a.rules");
+    std::fs::write(&rules, "groups: [{name: a, rules: [{record: r}]}]").expect("a file");
+    for text in [None, Some("scrape_configs: [{}]"), Some("rule_files: ['*.rules']")] {
+        if let Some(text) = text {
+            std::fs::write(&config, text).expect("a file");
+        }
+        let mut firn = firn(folder.path(), free_address());
+        let output = firn.arg("--prometheus-config").arg(&config).output().expect("firn runs");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text:?}: {errors}");
+        assert!(errors.contains("--prometheus-config: "), "{text:?}: {errors}");
+    }
+}
+
 #[test]
 fn refused_arguments_are_named_with_the_expected_form() {
     let f = |args: &[&str]| {
