@@ -178,6 +178,11 @@ impl CompiledRegex {
         self.state_count
     }
 
+    /// The memory that is reserved for the expression. Waits for a running search.
+    pub fn held_bytes(&self) -> u64 {
+        self.search().working.held.bytes()
+    }
+
     /// See [`crate::Matcher::keep`].
     pub(crate) fn keep(&self) {
         let mut search = self.search();
