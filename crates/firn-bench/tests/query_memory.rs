@@ -63,7 +63,7 @@ fn patterns() -> Vec<(String, String)> {
             (0..10_000).map(|i| format!("host-{i}.*|")).collect::<String>() + "x",
         ),
         named("repetition", "(a{1000}){1000}".to_owned()),
-        named("large repetition", "[ab]{60000}".to_owned()),
+        named("large repetition", "[ab]{1000}".repeat(60)),
         named("unicode class", r"\pL".to_owned()),
         named("unicode classes", r"\pL".repeat(2_000)),
         named("unicode classes in brackets", format!("[{}]", r"\pL\PN".repeat(2_000))),

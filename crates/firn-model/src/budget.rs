@@ -120,6 +120,8 @@ pub struct Budget(Arc<Shared>);
 
 struct Shared {
     limit_bytes: u64,
+    /// The sum of the bytes of all [`RaisedLimit`]s.
+    raised_bytes: AtomicU64,
     /// The setting that raises the limit.
     setting: Option<&'static str>,
     used_bytes: AtomicU64,
@@ -146,6 +148,19 @@ struct Meter {
     granted_bytes: AtomicU64,
     /// True while one thread measures.
     is_busy: AtomicBool,
+}
+
+/// See [`Budget::raise`].
+#[derive(Debug)]
+pub struct RaisedLimit {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Drop for RaisedLimit {
+    fn drop(&mut self) {
+        self.budget.0.raised_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// A reading of a [`Budget`]'s use.
@@ -232,6 +247,7 @@ impl Budget {
     ) -> Budget {
         Budget(Arc::new(Shared {
             limit_bytes,
+            raised_bytes: AtomicU64::new(0),
             setting,
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
@@ -244,6 +260,13 @@ impl Budget {
             reclaimer: OnceLock::new(),
             meter: OnceLock::new(),
         }))
+    }
+
+    /// Raises the limit of a part by `bytes` until the result is dropped: for values that replace
+    /// others, which have the memory of the part until then. The caller reserves `bytes` elsewhere.
+    pub fn raise(&self, bytes: u64) -> RaisedLimit {
+        self.0.raised_bytes.fetch_add(bytes, Ordering::Relaxed);
+        RaisedLimit { budget: self.clone(), bytes }
     }
 
     /// No limit, for tests and tools.
@@ -564,7 +587,7 @@ impl Shared {
     /// The threshold while nothing is owed.
     fn highest_threshold_bytes(&self, pool: Pool) -> u64 {
         match self.whole {
-            Some(_) => self.limit_bytes,
+            Some(_) => self.limit_bytes.saturating_add(self.raised_bytes.load(Ordering::Relaxed)),
             None => self.percent_bytes(pool.threshold_percent()),
         }
     }

@@ -17,8 +17,9 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
-//! `pattern_syntax`, `row`, `histogram`, `batch`, `select`, `query_stats`, `change`, `lock`,
-//! `lock_order`, `budget`, `secret`, `error`, `excerpt`, `network_thread`, `protobuf`.
+//! `pattern_syntax`, `go_pattern`, `go_classes`, `row`, `histogram`, `batch`, `select`,
+//! `query_stats`, `change`, `lock`, `lock_order`, `budget`, `secret`, `error`, `excerpt`,
+//! `network_thread`, `protobuf`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -29,6 +30,8 @@ mod change;
 mod compiled_regex;
 mod error;
 mod excerpt;
+mod go_classes;
+mod go_pattern;
 mod histogram;
 mod id;
 mod label;
@@ -47,11 +50,12 @@ mod select;
 mod time;
 
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
-pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
+pub use budget::{Budget, BudgetUsage, Pool, RaisedLimit, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch, pattern_tree_bytes};
 pub use error::{Error, ErrorKind, Result, SeriesLimit, system_text};
 pub use excerpt::{excerpt, excerpt_within, is_control, one_line};
+pub use go_pattern::rust_group_name;
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{

@@ -106,14 +106,21 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
     let interval = lint_intervals(check, &checked);
     let checks = RuleChecks {
         indent: "     ",
-        finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
+        finds_duplicates: check.applies(DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
     interval.and(check_files(&checked.rule_files, checks))
 }
 
+impl CheckConfig {
+    /// As in promtool, `none` takes the other lints away.
+    fn applies(&self, lint: &str) -> bool {
+        !self.lint.iter().any(|given| given == "none") && applies(&self.lint, lint)
+    }
+}
+
 fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
-    let found = match applies(&check.lint, TOO_LONG_INTERVAL) {
+    let found = match check.applies(TOO_LONG_INTERVAL) {
         true => too_long_interval(&checked.jobs, check.lookback),
         false => None,
     };

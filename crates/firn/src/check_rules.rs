@@ -95,7 +95,7 @@ pub(crate) fn run(check: &CheckRules) -> ExitCode {
 /// The lint of duplicate rules.
 pub(crate) const DUPLICATE_RULES: &str = "duplicate-rules";
 
-/// Whether `lint` is one of those to apply. As in promtool, `none` takes none away.
+/// Whether `lint` is one of those to apply to rules. As in promtool, `none` takes none away.
 pub(crate) fn applies(lints: &[String], lint: &str) -> bool {
     lints.iter().any(|applied| applied == lint || applied == "all")
 }

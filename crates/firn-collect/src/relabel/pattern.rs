@@ -1,10 +1,10 @@
 //! The regular expressions of rules: Go's syntax, anchored at both ends, with groups.
 
-use firn_model::{Error, Result, excerpt, rust_pattern};
+use firn_model::{Error, Result, excerpt, rust_group_name, rust_pattern};
 use regex_automata::meta::Regex;
 use regex_automata::util::primitives::NonMaxUsize;
 use regex_automata::util::syntax;
-use regex_automata::{Anchored, Input};
+use regex_automata::{Anchored, Input, PatternID};
 
 /// The longest expression. 10,000 alternatives fit.
 pub const PATTERN_BYTES_MAX: usize = 256 << 10;
@@ -67,7 +67,7 @@ impl Pattern {
         if pattern.len() > PATTERN_BYTES_MAX {
             return Err(fault(pattern, &format!("it has over {PATTERN_BYTES_MAX} bytes")));
         }
-        rust_pattern(pattern).map(drop).map_err(|reason| fault(pattern, &reason))
+        rust_pattern(pattern).map(drop).map_err(|reason| syntax_fault(&reason))
     }
 
     /// Compiles `pattern`.
@@ -81,7 +81,7 @@ impl Pattern {
         if pattern.len() > PATTERN_BYTES_MAX {
             return Err(fault(pattern, &format!("it has over {PATTERN_BYTES_MAX} bytes")));
         }
-        let anchored = rust_pattern(pattern).map_err(|reason| fault(pattern, &reason))?;
+        let anchored = rust_pattern(pattern).map_err(|reason| syntax_fault(&reason))?;
         let limit = STATE_BYTES_MAX.min(allowance.state_bytes_left);
         let config = Regex::config()
             .nfa_size_limit(Some(limit))
@@ -131,7 +131,7 @@ impl Pattern {
         match self {
             Pattern::Any => None,
             Pattern::Regex(regex) => {
-                regex.group_info().to_index(regex_automata::PatternID::ZERO, name)
+                regex.group_info().to_index(PatternID::ZERO, &rust_group_name(name))
             }
         }
     }
@@ -142,15 +142,13 @@ fn last_line(text: &str) -> String {
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
-/// Describes an error in Go's form, and in Go's words where they are known.
+/// Describes an error in Go's form.
 fn fault(pattern: &str, reason: &str) -> Error {
-    let reason = match reason {
-        "unclosed group" => "missing closing )",
-        "unopened group" => "unexpected )",
-        "unclosed character class" => "missing closing ]",
-        other => other,
-    };
-    Error::invalid(format!("error parsing regexp: {reason}: `^(?s:{})$`", excerpt(pattern)))
+    syntax_fault(&format!("{reason}: `^(?s:{})$`", excerpt(pattern)))
+}
+
+fn syntax_fault(reason: &str) -> Error {
+    Error::invalid(format!("error parsing regexp: {reason}"))
 }
 
 #[cfg(test)]
@@ -190,8 +188,10 @@ mod tests {
     fn wrong_and_large_expressions_are_refused() {
         for (text, want) in [
             ("(", "error parsing regexp: missing closing ): `^(?s:()$`"),
-            (r"(\pL{1000}){1000}", "over 8388608 bytes"),
-            ("[", "error parsing regexp: "),
+            (r"\pL{1000}", "over 8388608 bytes"),
+            ("[", "error parsing regexp: missing closing ]: `[)$`"),
+            ("(a{500}){500}", "error parsing regexp: invalid repeat count: `{500}`"),
+            (r"\p{alpha}", r"error parsing regexp: invalid character class range: `\p{alpha}`"),
             (&"(a)".repeat(1_001), "over 1000 groups"),
             (&"a".repeat(PATTERN_BYTES_MAX + 1), "over 262144 bytes"),
         ] {

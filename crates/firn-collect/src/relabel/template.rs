@@ -100,6 +100,17 @@ mod tests {
     use super::super::pattern::PatternAllowance;
     use super::*;
 
+    /// Was refused.
+    #[test]
+    fn the_name_of_a_group_may_begin_with_a_digit() {
+        let pattern = Pattern::new("(?P<1a>x)y", &mut PatternAllowance::default()).unwrap();
+        let mut slots = Slots::default();
+        assert!(pattern.find("xy", &mut slots));
+        let mut out = String::new();
+        Template::new("$1a", &pattern).expand("xy", &slots, &mut out).unwrap();
+        assert_eq!(out, "x");
+    }
+
     #[test]
     fn references_are_those_of_go() {
         let mut allowance = PatternAllowance::default();

@@ -1,5 +1,6 @@
 //! The replacement of `label_replace`: text with references to capture groups.
 
+use firn_model::rust_group_name;
 use regex::bytes::Captures;
 
 /// A replacement: `$1`, `$name` and `${name}` refer to capture groups, `$$` is a dollar. Groups
@@ -70,7 +71,7 @@ fn value<'v>(part: &Part<'v>, captures: &'v Captures<'_>) -> &'v str {
         Part::Group(name) => {
             let group = match name.parse::<usize>() {
                 Ok(idx) => captures.get(idx),
-                Err(_) => captures.name(name),
+                Err(_) => captures.name(&rust_group_name(name)),
             };
             group.and_then(|group| std::str::from_utf8(group.as_bytes()).ok()).unwrap_or("")
         }
@@ -99,6 +100,14 @@ mod tests {
         assert_eq!(f("$2$9$nothing${nothing}$1a"), "");
         assert_eq!(f("$$1 $ ${ $- é$"), "$1 $ ${ $- é$");
         assert_eq!(f(""), "");
+    }
+
+    /// Was refused.
+    #[test]
+    fn the_name_of_a_group_may_begin_with_a_digit() {
+        let regex = Regex::new(&firn_model::rust_pattern("(?P<1a>x)y").unwrap()).unwrap();
+        let captures = regex.captures(b"xy").unwrap();
+        assert_eq!(Template { text: "$1a" }.expand(&captures, 1), "x");
     }
 
     proptest! {

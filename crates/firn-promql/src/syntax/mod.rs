@@ -73,6 +73,8 @@ pub struct Expr {
     regexes: Arc<[(Matcher, Span)]>,
     /// The memory of the tree.
     _held: Option<Arc<Reservation>>,
+    /// The memory of the tree and of the patterns when they were compiled.
+    held_bytes: u64,
 }
 
 impl Expr {
@@ -88,6 +90,16 @@ impl Expr {
             check::check(&self.text, &self.root)?;
         }
         Ok(())
+    }
+
+    fn regex_bytes(&self) -> u64 {
+        let regexes = self.regexes.iter().filter_map(|(matcher, _)| matcher.regex());
+        regexes.map(|regex| regex.held_bytes()).sum()
+    }
+
+    /// The memory that [`prepare`] reserved for the expression.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
     }
 
     /// The query text.
@@ -112,6 +124,7 @@ impl Expr {
             root: node.clone(),
             regexes: Arc::clone(&self.regexes),
             _held: self._held.clone(),
+            held_bytes: self.held_bytes,
         }
     }
 

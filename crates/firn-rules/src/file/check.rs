@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{Error, METRIC_NAME, QueryContext, RegexAllowance, one_line};
+use firn_model::{Budget, Error, METRIC_NAME, QueryContext, RegexAllowance, one_line};
 use firn_promql::{Expr, prepare, tree_bytes};
 use firn_yaml::{Millis, Placed};
 
@@ -106,9 +106,7 @@ fn check_rule(
                     && tree_bytes(&rule.expr.value) <= budget.usage().limit_bytes / 2 =>
             {
                 // The error itself advises to shorten the expression.
-                let remedy = budget.remedy("load fewer rules");
-                let text = format!("no memory is left for the expressions of rules: {remedy}");
-                return Err(Error::busy(1_000, text));
+                return Err(no_memory_for_expressions(budget));
             }
             Err(error) => {
                 mistakes.push((at_expr, format!("could not parse expression: {error}")));
@@ -143,6 +141,12 @@ fn label_mistakes(labels: &LabelTexts, names: RuleNames) -> impl Iterator<Item =
     let wrong_names = wrong_names.map(|name| format!("invalid label name: {name}"));
     let wrong_values = labels.wrong_values.iter();
     wrong_names.chain(wrong_values.map(|value| format!("invalid label value: {value}")))
+}
+
+/// The error if the expressions of rules exceed `budget`.
+pub fn no_memory_for_expressions(budget: &Budget) -> Error {
+    let remedy = budget.remedy("load fewer rules");
+    Error::busy(1_000, format!("no memory is left for the expressions of rules: {remedy}"))
 }
 
 fn recording_mistakes(rule: &RuleText, names: RuleNames) -> Vec<String> {

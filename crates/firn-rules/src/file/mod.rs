@@ -14,6 +14,7 @@ use std::sync::Arc;
 use firn_model::{Budget, Error, QueryContext, Reservation};
 use firn_yaml::{Document, Field};
 
+pub use check::no_memory_for_expressions;
 pub use firn_yaml::UnknownKeys;
 pub use lint::{DuplicateRule, duplicates, duplicates_text};
 pub use running::RunningExprs;

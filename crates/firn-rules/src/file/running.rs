@@ -14,6 +14,12 @@ impl RunningExprs {
     /// Memory of one expression here, beside the expression.
     pub const EXPR_BYTES: u64 = 96;
 
+    /// The memory of the expressions that have not been taken.
+    pub fn held_bytes(&self) -> u64 {
+        let by_text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        by_text.values().flatten().map(|expr| expr.held_bytes()).sum()
+    }
+
     /// Takes an expression with this text. Each is taken once: rules of different groups would
     /// wait for each other's regular expressions.
     pub(super) fn take(&self, text: &str) -> Option<Arc<Expr>> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use firn_model::{pattern_tree_bytes, rust_pattern_anywhere};
+use firn_model::{pattern_tree_bytes, rust_group_name, rust_pattern_anywhere};
 use firn_promql::go_quote;
 use regex::{Captures, Regex, RegexBuilder};
 
@@ -230,8 +230,7 @@ impl Run<'_> {
         let byte_steps = pattern.len().saturating_mul(REGEX_STEPS_PER_BYTE);
         self.limits.take_steps(byte_steps.saturating_add(REGEX_STEPS))?;
         let fault = |why: &str| format!("error parsing regexp: {why}");
-        let translated =
-            rust_pattern_anywhere(pattern).map_err(|why| fault(&go_reason(&why, pattern)))?;
+        let translated = rust_pattern_anywhere(pattern).map_err(|why| fault(&why))?;
         if self.regexes.len() >= REGEXES_MAX {
             self.regexes.clear();
             self.regex_bytes = 0;
@@ -331,7 +330,7 @@ fn expand(with: &str, captures: &Captures<'_>, out: &mut String) {
         let has_zero = name.len() > 1 && name.starts_with('0');
         let group = match is_number && !has_zero {
             true => name.parse::<usize>().ok().and_then(|idx| captures.get(idx)),
-            false => captures.name(name),
+            false => captures.name(&rust_group_name(name)),
         };
         out.push_str(group.map_or("", |group| group.as_str()));
         rest = behind;
@@ -346,26 +345,6 @@ fn quoted_pattern(pattern: &str) -> String {
     {
         true => go_quote(pattern.as_bytes()),
         false => format!("`{pattern}`"),
-    }
-}
-
-/// The parser's message in Go's words where they are known.
-fn go_reason(reason: &str, pattern: &str) -> String {
-    match reason {
-        "unclosed group" => format!("missing closing ): `{pattern}`"),
-        "incomplete escape sequence, reached end of pattern prematurely" => {
-            "trailing backslash at end of expression: ``".to_owned()
-        }
-        "unopened group" => format!("unexpected ): `{pattern}`"),
-        "unclosed character class" => {
-            let at = pattern.find('[').unwrap_or(0);
-            format!("missing closing ]: `{}`", pattern.get(at..).unwrap_or_default())
-        }
-        "repetition operator missing expression" => {
-            let operator = pattern.chars().find(|c| matches!(c, '*' | '+' | '?')).unwrap_or('*');
-            format!("missing argument to repetition operator: `{operator}`")
-        }
-        reason => reason.strip_prefix("error: ").unwrap_or(reason).to_owned(),
     }
 }
 

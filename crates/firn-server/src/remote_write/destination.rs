@@ -161,6 +161,7 @@ pub(super) async fn run(
     shared: SenderContext,
     mut stopping: watch::Receiver<bool>,
 ) {
+    to.totals.shards.set(to.shard_count(0) as u64);
     let mut feed = loop {
         let (to, shared) = (Arc::clone(&to), shared.clone());
         let opened = blocking(move || Feed::open(&to, &shared)).await;
@@ -326,6 +327,7 @@ impl Feed {
         }
         self.progress.tried = self.reader.positions();
         self.progress.note = shard_count as u64;
+        to.totals.shards.set(shard_count as u64);
         self.reader.save(&self.progress)?;
         // They exist already. Those with other owners are kept, and counted there.
         let mut held = self.budget.empty(Pool::Requests);
@@ -361,7 +363,6 @@ async fn send_window(
     let _held = window.held;
     let shards: Vec<Vec<OutgoingSample>> =
         window.shards.into_iter().filter(|samples| !samples.is_empty()).collect();
-    to.totals.shards.set(shards.len() as u64);
     let mut sending = JoinSet::new();
     for samples in shards {
         let mut own = connections.pop().unwrap_or_default();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use firn_collect::config::{Config, Files, glob};
 use firn_collect::relabel::NameScheme;
-use firn_model::{Error, ErrorKind, Pool, QueryContext, Reservation, Result};
+use firn_model::{Error, ErrorKind, Pool, QueryContext, RaisedLimit, Reservation, Result};
 use firn_rules::file::{
     MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames, RunningExprs, UnknownKeys,
+    no_memory_for_expressions,
 };
 use firn_rules::group::Group;
 
@@ -23,6 +24,15 @@ pub(super) struct LoadedRules {
     pub(super) warnings: Vec<String>,
     /// The memory of the groups, beside their expressions and results.
     pub(super) held: Vec<Reservation>,
+    /// Until the running rules are replaced.
+    pub(super) beside_running: Option<BesideRunning>,
+}
+
+/// Memory in which expressions are read while those that they replace still run.
+#[derive(Debug)]
+pub(super) struct BesideRunning {
+    _raised: RaisedLimit,
+    _held: Reservation,
 }
 
 /// The values of the configuration that all evaluations use.
@@ -56,7 +66,14 @@ pub(super) fn load(
     let running_bytes = (rule_count as u64).saturating_mul(RunningExprs::EXPR_BYTES);
     let _running_held = files.budget().reserve(Pool::Requests, running_bytes)?;
     let rules = running.iter().flat_map(|group| &group.rules);
-    let running = Arc::new(rules.map(|rule| rule.expr()).collect());
+    let replaced: Arc<RunningExprs> = Arc::new(rules.map(|rule| rule.expr()).collect());
+    let rule_budget = context.budget.clone();
+    // A smaller set of rules can always replace a larger one.
+    let replaced_bytes = replaced.held_bytes();
+    let beside_held = files.budget().reserve(Pool::Requests, replaced_bytes).ok();
+    let beside_running = beside_held
+        .map(|held| BesideRunning { _raised: rule_budget.raise(replaced_bytes), _held: held });
+    let running = Arc::clone(&replaced);
     let options = ReadOptions { names, unknown: UnknownKeys::Refused, context, running };
     let interval_ms = ms(config.global.evaluation_interval.as_ms());
     let mut paths = BTreeSet::new();
@@ -103,13 +120,17 @@ pub(super) fn load(
             mistakes.join("; ")
         )));
     }
+    let usage = rule_budget.usage();
+    if usage.used_bytes.saturating_sub(replaced.held_bytes()) > usage.limit_bytes {
+        return Err(no_memory_for_expressions(&rule_budget));
+    }
     let labels = config.global.external_labels.iter();
     let settings = EvaluationSettings {
         query_offset_ms: ms(config.global.rule_query_offset.as_ms()),
         subquery_step_ms: interval_ms,
         external_labels: Arc::new(labels.map(owned).collect()),
     };
-    Ok(LoadedRules { groups, settings, warnings, held })
+    Ok(LoadedRules { groups, settings, warnings, held, beside_running })
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {

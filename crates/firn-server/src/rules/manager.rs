@@ -126,7 +126,7 @@ impl RuleManager {
 
     /// Runs `rules` from now on. Unchanged groups continue.
     pub(crate) fn apply(&self, rules: CheckedRules) {
-        let LoadedRules { groups, settings, warnings, held } = rules.loaded;
+        let LoadedRules { groups, settings, warnings, held, beside_running } = rules.loaded;
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -136,6 +136,7 @@ impl RuleManager {
         let now = self.evaluator.now();
         self.evaluator.table().replace(groups, is_restored, now);
         *self.groups_held.lock() = held;
+        drop(beside_running);
         self.evaluator.wake();
         if let Some(db) = self.evaluator.db.get() {
             self.evaluator.keep_alerts(db);

@@ -611,7 +611,7 @@ fn a_shortage_of_rules_names_their_setting() {
     for expr in [
         format!("{}1", "1+".repeat(6_000)),
         format!("x{{a=~'{}'}}", "(y|z)".repeat(300)),
-        "x{a=~'([^a]{50}){50}'}".to_owned(),
+        "x{a=~'([^a]{50}){20}'}".to_owned(),
     ] {
         let mut scene = Scene::with_memory(1 << 20);
         let rules = format!("groups: [{{name: g, rules: [{{record: r, expr: \"{expr}\"}}]}}]");
@@ -627,6 +627,32 @@ fn a_shortage_of_rules_names_their_setting() {
     let scene = alert_for_each(3_000, 1 << 20, "annotations: {a: b}");
     scene.evaluate_at(MINUTE);
     names_setting(&scene.errors()[0].as_ref().unwrap().to_string());
+}
+
+/// A set of rules that fills the memory could only be replaced by itself.
+#[test]
+fn other_rules_replace_those_that_fill_the_memory() {
+    let mut scene = Scene::with_memory(2 << 20);
+    let file = |count: usize, metric: &str| {
+        let rule =
+            |idx| format!("  - {{record: r{idx}, expr: 'sum by (a) ({metric}{idx}) / 2'}}\n");
+        let rules: String = (0..count).map(rule).collect();
+        format!("groups:\n- name: g\n  rules:\n{rules}")
+    };
+    let mut count = 100;
+    while scene.load(&[("a.yml", &file(count * 9 / 8, "m"))]).is_ok() {
+        count = count * 9 / 8;
+    }
+    let used = scene.manager.memory().used_bytes;
+    assert!(used > (2 << 20) / 4 * 3, "{used}");
+    // Both sets fill the memory alone.
+    scene.load(&[("a.yml", &file(count, "n"))]).unwrap();
+    let too_many = scene.load(&[("a.yml", &file(count * 9 / 8, "o"))]).unwrap_err();
+    assert!(too_many.contains("load fewer rules"), "{too_many}");
+    scene.load(&[("a.yml", &file(count / 4, "o"))]).unwrap();
+    assert!(scene.manager.memory().used_bytes < used / 3);
+    let too_many = scene.load(&[("a.yml", &file(count * 9 / 8, "m"))]).unwrap_err();
+    assert!(too_many.contains("load fewer rules"), "{too_many}");
 }
 
 /// A database with series of `x`, and one rule with an alert for each of them.

@@ -324,3 +324,31 @@ fn receivers_that_hang_hold_a_quarter_of_the_memory() {
     let quarter = f64::from(32 << 20);
     assert!(held > quarter / 4.0 && held < quarter, "{held}");
 }
+
+/// The metrics were below `min_shards` while few samples waited.
+#[test]
+fn there_are_never_fewer_shards_than_configured() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prometheus.yml");
+    let text = "remote_write: [{name: far, url: 'http://127.0.0.1:1/w', \
+                queue_config: {min_shards: 2}}]";
+    std::fs::write(&path, text).unwrap();
+    let server = Running::start(&[&format!("--prometheus-config={}", path.display())]);
+    for body in ["", &format!("m 1 {T}\n")] {
+        let path = "/api/v1/import/prometheus";
+        assert_eq!(send(server.at(), "POST", path, &[], body.as_bytes()).status, 204);
+        let is_met = (0..1_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let text = get(server.at(), "/metrics").text();
+            let shows = |name: &str, value: &str| {
+                let name = format!("prometheus_remote_storage_{name}{{");
+                text.lines().any(|line| line.starts_with(&name) && line.ends_with(value))
+            };
+            let pending = if body.is_empty() { " 0" } else { " 1" };
+            shows("samples_pending", pending)
+                && shows("shards", " 2")
+                && shows("shards_desired", " 2")
+        });
+        assert!(is_met, "{}", get(server.at(), "/metrics").text());
+    }
+}

@@ -17,7 +17,7 @@ const LIMIT_BYTES: u64 = 128 << 20;
 fn hard_matchers() -> Vec<String> {
     let regex = |pattern: &str| format!("a=~{}", serde_json::to_string(pattern).expect("JSON"));
     let mut matchers = vec![
-        regex(r"(\pL{50}){50}"),
+        regex(r"(\pL{30}){30}"),
         regex("(a{1000}){1000}"),
         regex(&format!("(?i){}", r"\pL".repeat(2_000))),
         regex(&"(a|b.){9}".repeat(5_000)),

@@ -52,7 +52,8 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
     let root = parser.expression(1)?;
     parser.expect_end()?;
     check::check(text, &root)?;
-    Ok(Expr { text: Arc::from(text), root, regexes: parser.regexes.into(), _held: None })
+    let regexes = parser.regexes.into();
+    Ok(Expr { text: Arc::from(text), root, regexes, _held: None, held_bytes: 0 })
 }
 
 /// Parses and type-checks a query and compiles the patterns of its matchers, all within the limits
@@ -65,8 +66,10 @@ pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     assert_not_network_thread();
     context.cancel.check()?;
     let held = hold_tree(text, context)?;
-    let expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
+    let tree_bytes = held.bytes();
+    let mut expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
     expr.compile(context)?;
+    expr.held_bytes = tree_bytes.saturating_add(expr.regex_bytes());
     Ok(expr)
 }
 

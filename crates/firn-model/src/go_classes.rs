@@ -1,0 +1,305 @@
+//! The classes of characters that regular expressions of Go name.
+
+/// The names of `[[:alpha:]]`.
+pub(crate) const POSIX_CLASSES: [&str; 14] = [
+    "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct",
+    "space", "upper", "word", "xdigit",
+];
+
+/// The class `\p{name}` of Go, or its complement, for the regex crate, which knows more names. As
+/// in Go, the case of letters, dashes, blanks and underscores do not count.
+pub(crate) fn unicode_class(name: &str, is_negated: bool) -> Option<String> {
+    // No name is longer.
+    if name.len() > 64 {
+        return None;
+    }
+    let is_separator = |c: &char| matches!(c, '_' | '-' | ' ');
+    let name: String = name.chars().filter(|c| !is_separator(c)).collect();
+    let name = name.to_ascii_lowercase();
+    let name = name.as_str();
+    let escape = if is_negated { "\\P" } else { "\\p" };
+    if matches!(name, "cs" | "surrogate") {
+        // No text contains them.
+        return Some(if is_negated { r"[\x{0}-\x{10FFFF}]" } else { "[0&&1]" }.to_owned());
+    }
+    if matches!(name, "any" | "assigned" | "ascii") {
+        Some(format!("{escape}{{{name}}}"))
+    } else if CATEGORIES.binary_search(&name).is_ok() {
+        Some(format!("{escape}{{gc={name}}}"))
+    } else if SCRIPTS.binary_search(&name).is_ok() {
+        Some(format!("{escape}{{sc={name}}}"))
+    } else {
+        None
+    }
+}
+
+/// The general categories and their names.
+const CATEGORIES: &[&str] = &[
+    "c",
+    "casedletter",
+    "cc",
+    "cf",
+    "closepunctuation",
+    "cn",
+    "cntrl",
+    "co",
+    "combiningmark",
+    "connectorpunctuation",
+    "control",
+    "cs",
+    "currencysymbol",
+    "dashpunctuation",
+    "decimalnumber",
+    "digit",
+    "enclosingmark",
+    "finalpunctuation",
+    "format",
+    "initialpunctuation",
+    "l",
+    "lc",
+    "letter",
+    "letternumber",
+    "lineseparator",
+    "ll",
+    "lm",
+    "lo",
+    "lowercaseletter",
+    "lt",
+    "lu",
+    "m",
+    "mark",
+    "mathsymbol",
+    "mc",
+    "me",
+    "mn",
+    "modifierletter",
+    "modifiersymbol",
+    "n",
+    "nd",
+    "nl",
+    "no",
+    "nonspacingmark",
+    "number",
+    "openpunctuation",
+    "other",
+    "otherletter",
+    "othernumber",
+    "otherpunctuation",
+    "othersymbol",
+    "p",
+    "paragraphseparator",
+    "pc",
+    "pd",
+    "pe",
+    "pf",
+    "pi",
+    "po",
+    "privateuse",
+    "ps",
+    "punct",
+    "punctuation",
+    "s",
+    "sc",
+    "separator",
+    "sk",
+    "sm",
+    "so",
+    "spaceseparator",
+    "spacingmark",
+    "surrogate",
+    "symbol",
+    "titlecaseletter",
+    "unassigned",
+    "uppercaseletter",
+    "z",
+    "zl",
+    "zp",
+    "zs",
+];
+
+/// The scripts of Unicode 15.
+const SCRIPTS: &[&str] = &[
+    "adlam",
+    "ahom",
+    "anatolianhieroglyphs",
+    "arabic",
+    "armenian",
+    "avestan",
+    "balinese",
+    "bamum",
+    "bassavah",
+    "batak",
+    "bengali",
+    "bhaiksuki",
+    "bopomofo",
+    "brahmi",
+    "braille",
+    "buginese",
+    "buhid",
+    "canadianaboriginal",
+    "carian",
+    "caucasianalbanian",
+    "chakma",
+    "cham",
+    "cherokee",
+    "chorasmian",
+    "common",
+    "coptic",
+    "cuneiform",
+    "cypriot",
+    "cyprominoan",
+    "cyrillic",
+    "deseret",
+    "devanagari",
+    "divesakuru",
+    "dogra",
+    "duployan",
+    "egyptianhieroglyphs",
+    "elbasan",
+    "elymaic",
+    "ethiopic",
+    "georgian",
+    "glagolitic",
+    "gothic",
+    "grantha",
+    "greek",
+    "gujarati",
+    "gunjalagondi",
+    "gurmukhi",
+    "han",
+    "hangul",
+    "hanifirohingya",
+    "hanunoo",
+    "hatran",
+    "hebrew",
+    "hiragana",
+    "imperialaramaic",
+    "inherited",
+    "inscriptionalpahlavi",
+    "inscriptionalparthian",
+    "javanese",
+    "kaithi",
+    "kannada",
+    "katakana",
+    "kawi",
+    "kayahli",
+    "kharoshthi",
+    "khitansmallscript",
+    "khmer",
+    "khojki",
+    "khudawadi",
+    "lao",
+    "latin",
+    "lepcha",
+    "limbu",
+    "lineara",
+    "linearb",
+    "lisu",
+    "lycian",
+    "lydian",
+    "mahajani",
+    "makasar",
+    "malayalam",
+    "mandaic",
+    "manichaean",
+    "marchen",
+    "masaramgondi",
+    "medefaidrin",
+    "meeteimayek",
+    "mendekikakui",
+    "meroiticcursive",
+    "meroitichieroglyphs",
+    "miao",
+    "modi",
+    "mongolian",
+    "mro",
+    "multani",
+    "myanmar",
+    "nabataean",
+    "nagmundari",
+    "nandinagari",
+    "newa",
+    "newtailue",
+    "nko",
+    "nushu",
+    "nyiakengpuachuehmong",
+    "ogham",
+    "olchiki",
+    "oldhungarian",
+    "olditalic",
+    "oldnortharabian",
+    "oldpermic",
+    "oldpersian",
+    "oldsogdian",
+    "oldsoutharabian",
+    "oldturkic",
+    "olduyghur",
+    "oriya",
+    "osage",
+    "osmanya",
+    "pahawhhmong",
+    "palmyrene",
+    "paucinhau",
+    "phagspa",
+    "phoenician",
+    "psalterpahlavi",
+    "rejang",
+    "runic",
+    "samaritan",
+    "saurashtra",
+    "sharada",
+    "shavian",
+    "siddham",
+    "signwriting",
+    "sinhala",
+    "sogdian",
+    "sorasompeng",
+    "soyombo",
+    "sundanese",
+    "sylotinagri",
+    "syriac",
+    "tagalog",
+    "tagbanwa",
+    "taile",
+    "taitham",
+    "taiviet",
+    "takri",
+    "tamil",
+    "tangsa",
+    "tangut",
+    "telugu",
+    "thaana",
+    "thai",
+    "tibetan",
+    "tifinagh",
+    "tirhuta",
+    "toto",
+    "ugaritic",
+    "vai",
+    "vithkuqi",
+    "wancho",
+    "warangciti",
+    "yezidi",
+    "yi",
+    "zanabazarsquare",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_names_are_known_to_the_regex_crate() {
+        assert!(CATEGORIES.is_sorted() && SCRIPTS.is_sorted());
+        for name in CATEGORIES.iter().chain(SCRIPTS).chain(&["any", "assigned", "ascii"]) {
+            for is_negated in [false, true] {
+                let class = unicode_class(name, is_negated).unwrap();
+                assert!(regex_syntax::parse(&format!("[{class}]{class}")).is_ok(), "{class}");
+            }
+        }
+        assert_eq!(unicode_class("Old-_italic", false).unwrap(), r"\p{sc=olditalic}");
+        for other in ["", "Grek", "Alphabetic", "Emoji", "gc=L", "L&", "^L"] {
+            assert_eq!(unicode_class(other, false), None, "{other}");
+        }
+    }
+}
