@@ -156,9 +156,10 @@ impl Manifest {
     /// # Errors
     /// `Unavailable` if the disk fails.
     pub(crate) fn is_in_place(&self) -> Result<bool> {
-        let Some(current) = &self.current else { return Ok(true) };
-        let is_newest = file_nos(&*self.disk)?.last() == Some(&self.file_no);
-        Ok(is_newest && current.copies.iter().all(|copy| copy.is_in_place()))
+        // Also after a failed write, which may have been the replacement of a lost file.
+        let is_newest = file_nos(&*self.disk)?.last().copied().unwrap_or(0) == self.file_no;
+        let mut copies = self.current.iter().flat_map(|current| &current.copies);
+        Ok(is_newest && copies.all(|copy| copy.is_in_place()))
     }
 
     /// Writes `state` to a file that a start prefers to all others in the folder.

@@ -218,6 +218,26 @@ fn foreign_files_beside_the_manifest_stay() {
     assert!(!left.contains(&"00000001.a".to_owned()), "{left:?}");
 }
 
+/// The first try to replace a lost file fails. Before, no other followed until the next edit.
+#[test]
+fn a_lost_file_is_replaced_until_that_succeeds() {
+    let faults = Faults::new(1);
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(faults.clone()));
+    let (mut manifest, _) = opened(&disk);
+    assert!(manifest.is_in_place().unwrap());
+    manifest.commit(&edit(1), state).unwrap();
+    assert!(manifest.is_in_place().unwrap());
+    for name in disk.list(FOLDER).unwrap() {
+        disk.remove(&format!("{FOLDER}/{name}")).unwrap();
+    }
+    faults.fail_nth(Operation::Sync, 1);
+    manifest.replace_lost(&edit(9)).unwrap_err();
+    assert!(!manifest.is_in_place().unwrap());
+    manifest.replace_lost(&edit(9)).unwrap();
+    assert!(manifest.is_in_place().unwrap());
+    assert_eq!(opened(&disk).1.edits, [edit(9)]);
+}
+
 /// A file of this length, all of whose bytes are zeros.
 #[derive(Debug)]
 struct Sparse(u64);
