@@ -53,6 +53,8 @@ pub(crate) struct Arena {
     shortcuts: Growing<Shortcut>,
     /// Times of shortcuts count from here.
     shortcut_base: OnceLock<Timestamp>,
+    /// Bytes of rows that queries have read.
+    query_bytes: AtomicU64,
     /// The arena's reservation, released with the last reader.
     pub(crate) held: Mutex<Reservation>,
 }
@@ -130,6 +132,11 @@ impl DecodeMeter {
 }
 
 impl ReadBuffers {
+    /// Bytes of rows that were read.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.rows.touched
+    }
+
     /// Bytes of rows and chunks that were read.
     #[cfg(feature = "test-util")]
     pub(crate) fn bytes_touched(&self) -> usize {
@@ -156,6 +163,7 @@ impl Arena {
             chains: Growing::new(PAGE_GROUPS),
             shortcuts: Growing::new(PAGE_SHORTCUTS),
             shortcut_base: OnceLock::new(),
+            query_bytes: AtomicU64::new(0),
             held: Mutex::new(held),
         }
     }
@@ -164,6 +172,16 @@ impl Arena {
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables = self.chains.heap_bytes() + self.shortcuts.heap_bytes();
         (size_of::<Arena>() + self.words.heap_bytes() + tables) as u64
+    }
+
+    /// Bytes of rows that queries have read, over and over again.
+    pub(crate) fn query_bytes(&self) -> u64 {
+        self.query_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Adds to [`Arena::query_bytes`].
+    pub(crate) fn count_query_bytes(&self, bytes: u64) {
+        self.query_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Whether the group has a row here, visible or not.

@@ -291,10 +291,14 @@ impl Head {
 
     /// Plans a conversion of waiting arenas, in the shard where most wait, together with the
     /// segments that are merged with them next. One job per shard at a time; `None` if no arena
-    /// waits.
+    /// waits. Full arenas are sealed first: queries may have made them full since the last write.
     pub fn plan_convert(&self) -> Option<ConvertJob> {
         let options = Some(&self.options.convert);
-        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert(options));
+        let jobs = self.shards.iter().filter_map(|shard| {
+            let mut shard = shard.lock();
+            shard.seal_if_full();
+            shard.plan_convert(options)
+        });
         jobs.max_by_key(ConvertJob::row_bytes)
     }
 

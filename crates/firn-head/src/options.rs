@@ -56,6 +56,11 @@ pub struct ConvertOptions {
     /// Source: ByteSeries, sections 3.3 and 4.3 (points per series); Heracles, section 3.1.1
     /// (entries of a tuple).
     pub rows_per_group_max: u32,
+    /// An arena with [`ConvertOptions::rows_per_group_min`] rows per group is converted once
+    /// queries have read as many bytes as this many times its own. A query of one member passes the
+    /// values of the others in each row: of 101 members and 30 rows, that costs three times as much
+    /// as columns. Dashboards and rules read the last minutes again and again.
+    pub query_reads_max: u32,
     /// An arena with this many bytes per series is converted: active rows of a lone series cost
     /// about six bytes each, columns one or two. Members of a group are cheaper in both forms.
     /// Series are counted as they are written; after a restart, one per group is assumed.
@@ -121,6 +126,7 @@ impl Default for ConvertOptions {
             sparse_arena_times: 16,
             rows_per_group_min: 8,
             rows_per_group_max: 32,
+            query_reads_max: 16,
             // About nine rows of a lone series. Measured with 100,000 of them: a read of the last
             // five minutes costs 1.1 us instead of 2.0 us at 32 rows. Active rows hold half of this
             // on average. 48 bytes cost 40 ns per sample more than 64.
@@ -147,6 +153,7 @@ impl ConvertOptions {
             ("sparse_arena_times", self.sparse_arena_times as u64),
             ("rows_per_group_min", self.rows_per_group_min.into()),
             ("rows_per_group_max", self.rows_per_group_max.into()),
+            ("query_reads_max", self.query_reads_max.into()),
             ("bytes_per_series_max", self.bytes_per_series_max as u64),
         ];
         for (name, value) in positive {
@@ -194,13 +201,15 @@ mod tests {
                 "rows_per_group_min" => options.rows_per_group_min = value,
                 "rows_per_group_max" => options.rows_per_group_max = value,
                 "rows_per_chunk_min" => options.rows_per_chunk_min = value,
+                "query_reads_max" => options.query_reads_max = value,
                 "bytes_per_series_max" => options.bytes_per_series_max = value as usize,
                 "series_share_percent_min" => options.series_share_percent_min = value.into(),
                 _ => options.segment_fan_in = value as usize,
             }
             head.check()
         };
-        let (good, bad) = ([1, 20, 1, 1, 1, 16, 32, 1, 100, 2], [0, 21, 0, 0, 0, 0, 33, 0, 101, 1]);
+        let (good, bad) =
+            ([1, 20, 1, 1, 1, 16, 32, 1, 1, 100, 2], [0, 21, 0, 0, 0, 0, 33, 0, 0, 101, 1]);
         let names = [
             "hot_area_ms",
             "recycle_percents",
@@ -209,6 +218,7 @@ mod tests {
             "rows_per_group_min",
             "rows_per_group_max",
             "rows_per_chunk_min",
+            "query_reads_max",
             "bytes_per_series_max",
             "series_share_percent_min",
             "segment_fan_in",

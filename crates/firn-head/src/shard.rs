@@ -368,6 +368,14 @@ impl Shard {
         self.open_arena(generation);
     }
 
+    /// Seals the present arena if it should become columns.
+    pub(crate) fn seal_if_full(&mut self) {
+        if self.open.back().is_some_and(|active| active.is_full(&self.options)) {
+            self.seal();
+            self.settle();
+        }
+    }
+
     /// See [`crate::ShardWriter::split_parts`]. The next arena skips one generation, and parts are
     /// never merged over such a gap.
     pub(crate) fn split_parts(&mut self) {
@@ -572,8 +580,12 @@ impl OpenArena {
             >= options.convert.series_share_percent_min * self.series_count_before;
         let is_heavy = end as u64 >= part_of(each(options.convert.bytes_per_series_max as u64));
         let is_long = self.value_count >= part_of(each(options.convert.rows_per_group_max.into()));
+        let query_bytes_max = u64::from(self.end) * u64::from(options.convert.query_reads_max);
+        let is_queried = has_rows(options.convert.rows_per_group_min)
+            && self.arena.query_bytes() >= query_bytes_max;
         let has_many = self.value_count >= ARENA_VALUES_MIN;
-        (share || has_many || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
+        (share || has_many || is_large(options.convert.arena_bytes_min))
+            && (is_heavy || is_long || is_queried)
     }
 
     /// Makes the rows before `end` visible.

@@ -146,6 +146,16 @@ struct LeasedPart {
     part_idx: usize,
     form: PartForm,
     cursor: Option<SegmentCursor>,
+    /// Bytes that were read, if the part has rows.
+    row_bytes: usize,
+}
+
+impl Drop for LeasedPart {
+    fn drop(&mut self) {
+        if let PartForm::Rows(arena) = &self.form {
+            arena.count_query_bytes(self.row_bytes as u64);
+        }
+    }
 }
 
 /// A part with its leased memory.
@@ -229,14 +239,16 @@ impl HeadReader<'_> {
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
         for wants_rows in [false, true] {
-            for LeasedPart { part_idx, form, cursor } in shard.parts.iter_mut().rev() {
+            for LeasedPart { part_idx, form, cursor, row_bytes } in shard.parts.iter_mut().rev() {
                 let part = view.part(*part_idx);
                 if left.is_empty() {
                     return Ok(());
                 }
                 if part.is_rows == wants_rows {
+                    let bytes_before = buffers.row_bytes();
                     part.take_present(form, local, range, cursor, buffers, left)
                         .map_err(|error| error.context(format!("memory of {group}")))?;
+                    *row_bytes += buffers.row_bytes() - bytes_before;
                 }
             }
         }
@@ -335,8 +347,10 @@ impl HeadReader<'_> {
     ) -> Result<()> {
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
-        for LeasedPart { part_idx, form, cursor } in &mut shard.parts {
+        for LeasedPart { part_idx, form, cursor, row_bytes } in &mut shard.parts {
+            let bytes_before = buffers.row_bytes();
             let flow = each(local, PartView { part: view.part(*part_idx), form, cursor, buffers });
+            *row_bytes += buffers.row_bytes() - bytes_before;
             if flow.map_err(|error| error.context(format!("memory of {group}")))?.is_break() {
                 break;
             }
@@ -383,7 +397,7 @@ impl HeadSnapshot {
             match part.memory.lease(&self.reader) {
                 Lease::Held(form) => {
                     hit_count += u64::from(self.reader.has_other_source(&part.memory));
-                    shard.parts.push(LeasedPart { part_idx, form, cursor: None });
+                    shard.parts.push(LeasedPart { part_idx, form, cursor: None, row_bytes: 0 });
                 }
                 Lease::Released => {
                     miss_count += 1;

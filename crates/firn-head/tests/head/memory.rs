@@ -92,6 +92,59 @@ fn a_conversion_leaves_hardly_a_merge_to_do() {
     }
 }
 
+/// Rows of many members that queries read again and again become columns before there are 32 of
+/// them, and then a query reads a fraction of the bytes. Before, it passed all rows each time.
+#[test]
+fn rows_that_queries_read_often_become_columns() {
+    let budget = Budget::unlimited();
+    let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
+    let (mut batch, mut seq) = (RowBatch::default(), 0);
+    let mut write = |steps: Range<i64>| {
+        for step in steps {
+            batch.clear();
+            for (group, slot) in (0..10).flat_map(|group| (0..100).map(move |slot| (group, slot))) {
+                let series = SeriesRef { group: GroupId(group), slot: Slot(slot) };
+                batch.push(series, step * 15_000, (step * i64::from(slot)) as f64);
+            }
+            seq += 1;
+            put(&head, &budget, &mut batch, seq);
+        }
+    };
+    let query_bytes = || {
+        let snapshot = head.snapshot();
+        let mut reader = snapshot.reader(TimeRange::ALL);
+        for group in 0..10 {
+            let slots = Slots::Some(&[Slot(50)]);
+            reader.read(GroupId(group), slots, TimeRange::ALL).unwrap();
+        }
+        reader.bytes_touched()
+    };
+    // The first arena of the first shard is full early.
+    write(0..5);
+    let first = head.plan_convert().expect("the first arena is full");
+    assert!(head.apply_convert(first.run().unwrap()));
+    write(5..11);
+    (0..20).for_each(|_| assert!(query_bytes() > 0));
+    write(11..20);
+    assert!(head.plan_convert().is_none(), "before they were read often");
+    let before = query_bytes();
+    let mut query_count = 0;
+    let job = loop {
+        query_bytes();
+        query_count += 1;
+        if let Some(job) = head.plan_convert() {
+            break job;
+        }
+    };
+    assert!((10..100).contains(&query_count), "after {query_count} queries");
+    assert!(head.apply_convert(job.run().unwrap()));
+    let after = query_bytes();
+    assert!(after * 2 < before, "{before} bytes in rows, {after} in columns");
+    write(20..25);
+    (0..1_000).for_each(|_| assert!(query_bytes() > 0));
+    assert!(head.plan_convert().is_none(), "too few rows for columns");
+}
+
 /// Deletes between writes keep the few rows of each write in parts of their own. Each took a block
 /// of 4 KiB, 50 times the plain size of its samples.
 #[test]

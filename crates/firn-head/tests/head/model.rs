@@ -266,6 +266,7 @@ fn small(options: &mut HeadOptions) {
     options.convert.sparse_arena_times = 4;
     options.convert.rows_per_group_min = 2;
     options.convert.rows_per_group_max = 5;
+    options.convert.query_reads_max = 3;
     options.convert.bytes_per_series_max = 24;
     options.convert.arena_bytes_min = 30;
     options.convert.segment_fan_in = 2;
