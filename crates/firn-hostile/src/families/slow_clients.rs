@@ -1,13 +1,14 @@
 //! Clients that send or read slowly, or stop in the middle.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{base_s, query, range, write};
 use crate::attack::{
     Attack, CLOSED, Family, SILENT, attack, deaf, drip, hold, ok, script, status, written,
 };
-use crate::client::{Answer, first_answer, form, get, post};
-use crate::server::{Setup, insist};
+use crate::client::{Answer, Request, first_answer, form, get, post};
+use crate::server::{Setup, Target, insist};
 use crate::wire::{Message, one_series, snappy};
 
 pub(crate) fn family() -> Family {
@@ -126,11 +127,7 @@ fn writers() -> Vec<Attack> {
                         Some(connection)
                     })
                     .collect();
-                let large = post("/api/v1/import/prometheus").make(|| {
-                    let line =
-                        |n: usize| format!("large{{n=\"{}\",pad=\"{:01000}\"}} 1\n", n % 9, 0);
-                    (0..4_000).map(line).collect::<String>().into_bytes()
-                });
+                let large = large_import();
                 let patience = target.limit(Duration::from_secs(20));
                 let answer = insist(patience, || large.send(target), 204);
                 drop(open);
@@ -138,10 +135,71 @@ fn writers() -> Vec<Attack> {
             }),
             written().within(40),
         ),
+        attack(
+            "queries and writes beside forms that end at a byte per second",
+            script(trickles),
+            status([200, 204]).within(30),
+        )
+        .quick(),
+        attack(
+            "a large write beside 40 clients that announce and stop, again and again",
+            script(move |target| {
+                let begun = [body(12 << 20).into_bytes(), vec![b'#'; 66 << 10]].concat();
+                let done = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    for _ in 0..40 {
+                        scope.spawn(|| {
+                            while !done.load(Ordering::Relaxed) {
+                                let Ok(mut connection) = target.connect() else { return };
+                                let _ = connection.write_all(&begun);
+                                let _ = first_answer(&mut connection, Duration::from_secs(2));
+                            }
+                        });
+                    }
+                    std::thread::sleep(Duration::from_secs(1));
+                    let answer = large_import().send(target);
+                    done.store(true, Ordering::Relaxed);
+                    vec![answer]
+                })
+            }),
+            written().within(30),
+        ),
     ]
 }
 
-fn slow_bodies(target: &crate::server::Target, head: &str, count: usize) -> Vec<Answer> {
+/// An import of 4 MB of nine series.
+fn large_import() -> Request {
+    post("/api/v1/import/prometheus").make(|| {
+        let line = |n: usize| format!("large{{n=\"{}\",pad=\"{:01000}\"}} 1\n", n % 9, 0);
+        (0..4_000).map(line).collect::<String>().into_bytes()
+    })
+}
+
+/// Holds forms of which all but the end has come, more than there is memory for, and sends a query
+/// and a write until both are accepted.
+fn trickles(target: &Target) -> Vec<Answer> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for bytes in [9_800_000, 9_800_000, 9_800_000, 9_800_000, 4_000_000, 900_000].repeat(3) {
+            let done = &done;
+            scope.spawn(move || {
+                let Ok(mut connection) = target.connect() else { return };
+                let head = format!("{FORM}Content-Length: {}\r\n\r\n", bytes + 9_999);
+                let _ = connection.write_all(&[head.as_bytes(), &vec![b'x'; bytes]].concat());
+                while !done.load(Ordering::Relaxed) && connection.write_all(b"x").is_ok() {
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(8));
+        let line = write(one_series(&[("__name__", "beside")], &[(base_s() * 1_000, 1.0)]));
+        let answers = vec![query("1").send(target), line.send(target)];
+        done.store(true, Ordering::Relaxed);
+        answers
+    })
+}
+
+fn slow_bodies(target: &Target, head: &str, count: usize) -> Vec<Answer> {
     let mut open: Vec<_> = (0..count)
         .filter_map(|_| {
             let mut connection = target.connect().ok()?;

@@ -126,9 +126,18 @@ pub(crate) struct AuditEntry<'a> {
     pub(crate) details: Value,
 }
 
-/// The address of a client, by which its logins are slowed.
+/// The address or network of a client, by which its logins are slowed.
 pub(crate) fn ip_of(address: Option<SocketAddr>) -> IpAddr {
-    address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
+    address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| network(address.ip()))
+}
+
+/// The unit of limits per client: an IPv4 address or an IPv6 network, because a host chooses its
+/// address in its network freely.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) if !v6.is_loopback() => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+        other => other,
+    }
 }
 
 /// How often the files are looked at.

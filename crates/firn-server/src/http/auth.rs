@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{Request, Response, StatusCode};
+use axum::http::request::Parts;
+use axum::http::{Extensions, Request, Response, StatusCode};
 use axum::middleware::Next;
 use serde_json::{Value, json};
 
@@ -29,7 +30,16 @@ pub(crate) struct Caller {
 impl Caller {
     /// The caller of a request; one without rights if it was not authenticated.
     pub(crate) fn of(request: &Request<Body>) -> Caller {
-        let caller = request.extensions().get::<Caller>().cloned();
+        Caller::of_extensions(request.extensions())
+    }
+
+    /// The same by the head of a request.
+    pub(crate) fn of_parts(parts: &Parts) -> Caller {
+        Caller::of_extensions(&parts.extensions)
+    }
+
+    fn of_extensions(extensions: &Extensions) -> Caller {
+        let caller = extensions.get::<Caller>().cloned();
         caller.unwrap_or_else(|| Caller { user: User::nobody(), address: None })
     }
 

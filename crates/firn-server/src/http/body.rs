@@ -6,13 +6,15 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_LENGTH;
+use axum::http::request::Parts;
 use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use crate::app::{App, Ready};
 use crate::config::ServeConfig;
-use crate::http::turns::{Turn, Turns};
+use crate::http::auth::Caller;
+use crate::http::turns::{Turn, TurnClient, Turns};
 use crate::wire::snappy;
 
 /// A request body in memory, accounted.
@@ -60,10 +62,14 @@ impl BodyLimit {
     }
 }
 
-// While new series are refused for lack of memory, a body that makes no progress for this long
-// releases its own. Without such a need the connection's pace decides.
-const WAIT_WITHOUT_MEMORY: Duration = Duration::from_secs(2);
-// Room for some hundred new series.
+// While memory is short, a body must arrive at a rate: these bytes per second, and this part of the
+// bytes that are here. It is checked at this interval. Otherwise the body releases its memory: a
+// client that holds a lot of memory must send a lot. While memory is not short, the limits of the
+// connection decide.
+const RATE_INTERVAL: Duration = Duration::from_secs(2);
+const RATE_BYTES_PER_SECOND: usize = 32 << 10;
+const RATE_PARTS_PER_SECOND: usize = 8;
+// Room for some hundred new series, which are refused before other writes and queries.
 const SERIES_BYTES: u64 = 256 << 10;
 // Reserved for the first bytes of a body.
 const FIRST_BYTES: usize = 16 << 10;
@@ -95,30 +101,77 @@ pub(crate) async fn read(
 pub(crate) async fn read_write(
     app: &App,
     ready: &Ready,
-    headers: &HeaderMap,
+    parts: &Parts,
     body: Body,
     packed: Packed,
 ) -> Result<(HeldBytes, Option<Turn>)> {
     let limit = BodyLimit::of_write(&app.config);
     let memory = (ready.db.budget(), Pool::Requests);
-    let turns = Some((&app.turns, packed));
-    let (held, mut turn) = read_in_turn(headers, body, limit, memory, turns).await?;
+    let client = TurnClient::from(&Caller::of_parts(parts));
+    let queue = BodyTurns { turns: &app.turns, client: &client, packed };
+    let (held, mut turn) = read_in_turn(&parts.headers, body, limit, memory, Some(queue)).await?;
     let unpacked_bytes = held.unpacked_bytes(packed);
     if turn.is_none() && app.turns.is_large(unpacked_bytes) {
-        turn = Some(app.turns.take(unpacked_bytes, held.bytes.len()).await?);
+        turn = Some(app.turns.take(&client, unpacked_bytes, held.bytes.len()).await?);
     }
     app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
     Ok((held, turn))
 }
 
-/// Reads as [`read`]. With `turns` a body that turns out to be large takes one, which it may lose
-/// while it arrives.
+/// The turns that a write may need.
+#[derive(Clone, Copy, Debug)]
+struct BodyTurns<'a> {
+    turns: &'a Turns,
+    client: &'a TurnClient,
+    packed: Packed,
+}
+
+/// The progress of a body since the last check.
+struct ArrivalRate {
+    next_check: Instant,
+    bytes_before: usize,
+}
+
+impl ArrivalRate {
+    /// Of a body of which `bytes` are here.
+    fn at(bytes: usize) -> ArrivalRate {
+        ArrivalRate { next_check: Instant::now() + RATE_INTERVAL, bytes_before: bytes }
+    }
+
+    /// Checks whether a body of which `bytes` are here may keep its memory, if a check is due.
+    ///
+    /// # Errors
+    /// `Busy` if it arrives slowly and memory is short.
+    fn check(&mut self, bytes: usize, budget: &Budget) -> Result<()> {
+        if Instant::now() < self.next_check {
+            return Ok(());
+        }
+        let per_second = RATE_BYTES_PER_SECOND + self.bytes_before / RATE_PARTS_PER_SECOND;
+        // A short body of a slow line holds next to nothing.
+        let wanted = match bytes {
+            0..=FIRST_BYTES => 1,
+            _ => per_second.saturating_mul(RATE_INTERVAL.as_secs() as usize),
+        };
+        let is_slow = bytes - self.bytes_before < wanted;
+        *self = ArrivalRate::at(bytes);
+        if is_slow && budget.missing_bytes(Pool::Index, SERIES_BYTES) > 0 {
+            return Err(Error::busy(
+                1_000,
+                "memory is short and the body arrives slowly; retry later",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Reads as [`read`]. With `queue` a body that turns out to be large takes a turn, which it may
+/// lose while it arrives.
 async fn read_in_turn(
     headers: &HeaderMap,
     body: Body,
     limit: BodyLimit,
     (budget, pool): (&Budget, Pool),
-    turns: Option<(&Turns, Packed)>,
+    queue: Option<BodyTurns<'_>>,
 ) -> Result<(HeldBytes, Option<Turn>)> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     if announced.is_some_and(|len: u64| len > limit.bytes_max as u64) {
@@ -128,12 +181,14 @@ async fn read_in_turn(
     // At most the limit.
     let len_max = announced.map_or(limit.bytes_max, |len| len as usize);
     // Until then no turn is needed.
-    let mut small_max = turns.map(|(turns, _)| turns.bytes_before_turn(announced));
+    let mut small_max = queue.map(|queue| queue.turns.bytes_before_turn(announced));
     read.len_max = small_max.map_or(len_max, |small_max| small_max.min(len_max));
     let mut turn: Option<Turn> = None;
+    let mut rate = ArrivalRate::at(0);
     let mut body = body;
     loop {
-        let mut wait_max = WAIT_WITHOUT_MEMORY;
+        rate.check(read.bytes.len(), budget)?;
+        let mut wait_max = rate.next_check.saturating_duration_since(Instant::now());
         if let Some(until) = turn.as_ref().map(|turn| turn.arrives_until(read.bytes.len())) {
             let left = until.saturating_duration_since(Instant::now());
             wait_max = wait_max.min(left);
@@ -142,24 +197,20 @@ async fn read_in_turn(
         let frame = match tokio::time::timeout(wait_max, body.frame()).await {
             Ok(Some(frame)) => frame.map_err(cut_off)?,
             Ok(None) => return Ok((read, turn)),
-            Err(_) if wait_max < WAIT_WITHOUT_MEMORY => continue,
-            Err(_) if budget.missing_bytes(Pool::Index, SERIES_BYTES) == 0 => continue,
-            Err(_) => {
-                let why = "memory is short and the body makes no progress; retry later";
-                return Err(Error::busy(1_000, why));
-            }
+            Err(_) => continue,
         };
         let Ok(data) = frame.into_data() else { continue };
         let wanted = read.bytes.len() + data.len();
         if wanted > limit.bytes_max {
             return Err(too_large(limit));
         }
-        if let Some((turns, packed)) = turns
+        if let Some(BodyTurns { turns, client, packed }) = queue
             && small_max.take_if(|small_max| wanted > *small_max).is_some()
         {
             // The size of compressed data is not known yet.
             let bytes = if packed == Packed::Plain { len_max as u64 } else { u64::MAX };
-            turn = Some(turns.take(bytes, read.bytes.len()).await?);
+            turn = Some(turns.take(client, bytes, read.bytes.len()).await?);
+            rate = ArrivalRate::at(read.bytes.len());
             read.len_max = len_max;
         }
         read.push(&data)?;
@@ -296,6 +347,7 @@ fn too_large(limit: BodyLimit) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::pin::Pin;
     use std::task::{Context, Poll};
 
@@ -304,6 +356,7 @@ mod tests {
     use hyper::body::Frame;
 
     use super::*;
+    use crate::access::account::User;
 
     /// Sends frames, then nothing.
     struct StalledBody(Vec<Bytes>);
@@ -347,7 +400,44 @@ mod tests {
         assert_eq!(read_stalled(some.clone()).await.unwrap(), FIRST_BYTES as u64);
         let _used = budget.reserve(Pool::Jobs, 80 << 20).unwrap();
         let error = read_stalled(some).await.unwrap_err();
-        assert!(error.is_retriable() && error.to_string().contains("no progress"), "{error}");
+        assert!(error.is_retriable() && error.to_string().contains("slowly"), "{error}");
+        assert_eq!(budget.usage().used_bytes, 80 << 20);
+    }
+
+    /// Sends much at once, then a byte per second.
+    struct Trickle(Option<Bytes>, tokio::time::Interval);
+
+    impl axum::body::HttpBody for Trickle {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            if let Some(first) = self.0.take() {
+                return Poll::Ready(Some(Ok(Frame::data(first))));
+            }
+            self.1.poll_tick(cx).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+        }
+    }
+
+    /// Before, one byte in two seconds kept the memory of all earlier bytes.
+    #[tokio::test(start_paused = true)]
+    async fn a_trickle_releases_its_memory_while_memory_is_short() {
+        let budget = Budget::new(100 << 20);
+        let limit = BodyLimit::form(10 << 20);
+        let read_for = async |seconds: u64| {
+            let ticks = tokio::time::interval(Duration::from_secs(1));
+            let body = Body::new(Trickle(Some(Bytes::from(vec![7; 1 << 20])), ticks));
+            let headers = HeaderMap::new();
+            let reading = read(&headers, body, limit, (&budget, Pool::Query));
+            tokio::time::timeout(Duration::from_secs(seconds), reading).await
+        };
+        assert!(read_for(60).await.is_err(), "nothing else needs the memory");
+        let _used = budget.reserve(Pool::Jobs, 80 << 20).unwrap();
+        let error = read_for(5).await.expect("refused").unwrap_err();
+        assert!(error.is_retriable() && error.to_string().contains("slowly"), "{error}");
         assert_eq!(budget.usage().used_bytes, 80 << 20);
     }
 
@@ -356,11 +446,16 @@ mod tests {
         let budget = Budget::new(100 << 20);
         // Large is over 1 MiB.
         let turns = Turns::within(64 << 20);
+        let caller = |port| Caller {
+            user: User::anyone(),
+            address: Some(SocketAddr::from(([127, 0, 0, 1], port))),
+        };
+        let (client, other) = (TurnClient::from(&caller(1)), TurnClient::from(&caller(2)));
         let read = async |length: Option<&'static str>, body: Body, packed: Packed| {
             let headers = length.map_or_else(HeaderMap::new, headers);
             let (limit, memory) = (BodyLimit::constant(32 << 20), (&budget, Pool::Requests));
-            let (held, turn) =
-                read_in_turn(&headers, body, limit, memory, Some((&turns, packed))).await?;
+            let queue = BodyTurns { turns: &turns, client: &client, packed };
+            let (held, turn) = read_in_turn(&headers, body, limit, memory, Some(queue)).await?;
             Ok::<_, Error>((held.bytes.len(), turn))
         };
         let stalled = |frame_count: usize| {
@@ -376,7 +471,7 @@ mod tests {
                 used = used => used,
             }
         };
-        let all = turns.take(u64::MAX, 0).await.unwrap();
+        let all = turns.take(&other, u64::MAX, 0).await.unwrap();
         assert_eq!(used_while(Some("3276800")).await, 64 << 10);
         assert_eq!(used_while(None).await, 1 << 20);
         let refused = read(Some("3276800"), stalled(100), Packed::Plain).await.unwrap_err();
@@ -394,7 +489,7 @@ mod tests {
         let begun = Instant::now();
         let other = async {
             tokio::task::yield_now().await;
-            let _turn = turns.take(u64::MAX, 0).await.unwrap();
+            let _turn = turns.take(&other, u64::MAX, 0).await.unwrap();
             begun.elapsed()
         };
         let waited = tokio::select! {
@@ -402,7 +497,8 @@ mod tests {
             _ = read(Some("3276800"), stalled(10), Packed::Snappy) => panic!("it ends"),
             waited = other => waited,
         };
-        assert!((500..1_000).contains(&waited.as_millis()), "{waited:?}");
+        // A tenth of a second, and the time of the 320 KiB that came.
+        assert!((400..500).contains(&waited.as_millis()), "{waited:?}");
     }
 
     #[tokio::test]

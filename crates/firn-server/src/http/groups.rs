@@ -70,7 +70,7 @@ async fn carried_out(
         Err(why) => return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n"),
     };
     let request_bytes_max = app.config.request_bytes_max.to_usize();
-    let read = body::read_write(app, ready, &parts.headers, body, packed).await;
+    let read = body::read_write(app, ready, &parts, body, packed).await;
     let outcome = match read {
         Ok((held, turn)) => {
             let shared = Arc::clone(app);

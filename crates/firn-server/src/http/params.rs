@@ -12,7 +12,7 @@
 use std::num::IntErrorKind;
 
 use axum::body::Body;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{Method, Request};
 use firn_model::{
     Budget, Error, ErrorKind, Matcher, Pool, QueryContext, Reservation, TimeRange, Timestamp,
@@ -21,6 +21,7 @@ use firn_model::{
 use firn_promql::Expr;
 
 use crate::answer::ApiError;
+use crate::http::auth::Caller;
 use crate::http::body::{self, BodyLimit};
 use crate::wire::number::{parse_duration_ns, parse_time};
 
@@ -56,6 +57,16 @@ impl Params {
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
         if matches!(parts.method, Method::POST | Method::PUT) && is_form {
+            // One that arrives slowly holds memory as a query does.
+            let len =
+                parts.headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse().ok());
+            let _query = match len {
+                Some(0..=DECODED_HERE_MAX) => None,
+                _ => {
+                    let query = Caller::of_parts(&parts).user.begin_query();
+                    Some(query.ok_or_else(ApiError::too_many_queries)?)
+                }
+            };
             let limit = BodyLimit::form(FORM_BYTES_MAX);
             let form = body::read(&parts.headers, body, limit, (budget, Pool::Query))
                 .await

@@ -116,7 +116,7 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         may_administrate: app.config.enable_admin_api.is_on() && caller.user.roles().admin,
         samples_max: caller.user.query_samples_max(app.config.query_samples_max()),
     };
-    let read = body::read_write(&app, ready, &parts.headers, body, Packed::Plain).await;
+    let read = body::read_write(&app, ready, &parts, body, Packed::Plain).await;
     let done = match read {
         Ok((held, turn)) => {
             app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);

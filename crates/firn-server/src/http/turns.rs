@@ -10,25 +10,45 @@
 //! - Nothing is reserved for a turn or for an announced length. The memory of bodies that wait is
 //!   reserved like any other. One that announces a large length waits with 64 KiB here; TCP holds
 //!   back the rest.
-//! - Turns are in the order of arrival. A wait is bounded, then the request is refused as `Busy`.
+//! - Clients take turns: of one client only the first request is in the queue, so that no client
+//!   holds up the others with many requests. A wait is bounded, then the request is refused as
+//!   `Busy`.
 //! - A slow sender loses its turn ([`Turn::arrives_until`]), which does not refuse it: its body
 //!   takes another turn when it is whole.
 //! - Operations with selectors in a transaction may take as long as a query, so they have no turn.
 //! - A request has at most one turn at a time and waits for no second one while it has one, so
 //!   there is no deadlock.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+
+use crate::access::ip_of;
+use crate::http::auth::Caller;
 
 /// The turns of all large bodies of a server.
 #[derive(Debug)]
 pub(crate) struct Turns {
     free: Arc<Semaphore>,
     memory_bytes: u64,
+    /// Of each client with requests that wait: held by the one in the queue.
+    positions: Mutex<HashMap<TurnClient, Arc<Semaphore>>>,
+}
+
+/// A client among those that take turns: its address and user.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TurnClient(IpAddr, Box<str>);
+
+impl From<&Caller> for TurnClient {
+    fn from(caller: &Caller) -> TurnClient {
+        TurnClient(ip_of(caller.address), caller.user.name().into())
+    }
 }
 
 /// Large bodies of a certain size may pass, until this is dropped.
@@ -51,14 +71,18 @@ const SHARE_COUNT: u32 = 64;
 const BYTES_PER_BODY_BYTE: u64 = 6;
 // Half of the time after which Prometheus ends a request.
 const WAIT_MAX: Duration = Duration::from_secs(15);
-// A body keeps its turn as long as it arrives at 4 MB/s, beside this time.
-const SLACK: Duration = Duration::from_millis(500);
+// A body keeps its turn as long as it arrives at 4 MB/s, beside this time, which grows with the
+// bytes that arrive. Those of a sender that waits are in the kernel's buffers, so they are here at
+// once.
+const SLACK_AT_FIRST: Duration = Duration::from_millis(100);
+const SLACK_MAX: Duration = Duration::from_millis(500);
 const BYTES_PER_MICROSECOND_MIN: u64 = 4;
 
 impl Turns {
     /// The turns of a server with this limit of memory.
     pub(crate) fn within(memory_bytes: u64) -> Turns {
-        Turns { free: Arc::new(Semaphore::new(SHARE_COUNT as usize)), memory_bytes }
+        let free = Arc::new(Semaphore::new(SHARE_COUNT as usize));
+        Turns { free, memory_bytes, positions: Mutex::default() }
     }
 
     /// Whether a request of `bytes`, decompressed, needs a turn.
@@ -76,16 +100,25 @@ impl Turns {
         }
     }
 
-    /// A turn for a request of `bytes`, decompressed, of which `bytes_before` are here.
+    /// A turn for a request of `client` of `bytes`, decompressed, of which `bytes_before` are here.
     ///
     /// # Errors
     /// `Busy` if the requests before it take too long.
-    pub(crate) async fn take(&self, bytes: u64, bytes_before: usize) -> Result<Turn> {
+    pub(crate) async fn take(
+        &self,
+        client: &TurnClient,
+        bytes: u64,
+        bytes_before: usize,
+    ) -> Result<Turn> {
         let half = (self.memory_bytes / 2).max(1);
         let needed = u128::from(bytes) * u128::from(BYTES_PER_BODY_BYTE * u64::from(SHARE_COUNT));
         let shares = needed.div_ceil(u128::from(half)).clamp(1, u128::from(SHARE_COUNT));
         let shares = u32::try_from(shares).unwrap_or(SHARE_COUNT);
-        let taken = Arc::clone(&self.free).acquire_many_owned(shares);
+        let position = QueuePosition::of(self, client);
+        let taken = async {
+            let _first = position.semaphore.acquire().await?;
+            Arc::clone(&self.free).acquire_many_owned(shares).await
+        };
         match tokio::time::timeout(WAIT_MAX, taken).await {
             Ok(Ok(shares)) => Ok(Turn { begun: Instant::now(), bytes_before, _shares: shares }),
             Ok(Err(_)) => Err(Error::closed("the server is stopping")),
@@ -101,11 +134,38 @@ impl Turns {
     }
 }
 
+/// The position of a client in the queue, kept as long as a request of the client waits.
+struct QueuePosition<'a> {
+    turns: &'a Turns,
+    client: &'a TurnClient,
+    semaphore: Arc<Semaphore>,
+}
+
+impl<'a> QueuePosition<'a> {
+    fn of(turns: &'a Turns, client: &'a TurnClient) -> QueuePosition<'a> {
+        let mut positions = turns.positions.lock();
+        let new = || Arc::new(Semaphore::new(1));
+        let semaphore = Arc::clone(positions.entry(client.clone()).or_insert_with(new));
+        QueuePosition { turns, client, semaphore }
+    }
+}
+
+impl Drop for QueuePosition<'_> {
+    fn drop(&mut self) {
+        let mut positions = self.turns.positions.lock();
+        // This one and that of the table.
+        if Arc::strong_count(&self.semaphore) == 2 {
+            positions.remove(self.client);
+        }
+    }
+}
+
 impl Turn {
     /// When a body of which `bytes` are here must have sent more to keep its turn.
     pub(crate) fn arrives_until(&self, bytes: usize) -> Instant {
         let arrived = bytes.saturating_sub(self.bytes_before) as u64;
-        self.begun + SLACK + Duration::from_micros(arrived / BYTES_PER_MICROSECOND_MIN)
+        let slack = SLACK_MAX.min(SLACK_AT_FIRST + Duration::from_micros(arrived));
+        self.begun + slack + Duration::from_micros(arrived / BYTES_PER_MICROSECOND_MIN)
     }
 }
 
@@ -117,7 +177,11 @@ mod tests {
 
     /// Whether a turn for `bytes` is free now.
     async fn take_now(turns: &Turns, bytes: u64) -> Option<Turn> {
-        tokio::time::timeout(Duration::ZERO, turns.take(bytes, 0)).await.ok()?.ok()
+        tokio::time::timeout(Duration::ZERO, turns.take(&client(0), bytes, 0)).await.ok()?.ok()
+    }
+
+    fn client(number: u8) -> TurnClient {
+        TurnClient(IpAddr::from([127, 0, 0, number]), Box::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -142,13 +206,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn turns_are_in_order_and_a_wait_ends() {
         let turns = Arc::new(Turns::within(128 * MIB));
-        let first = turns.take(12 * MIB, 0).await.unwrap();
+        let first = turns.take(&client(0), 12 * MIB, 0).await.unwrap();
         let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
         for number in 0..3 {
             let (waiting, sender) = (Arc::clone(&turns), sender.clone());
             tokio::spawn(async move {
                 // The last one would fit beside the one before it.
-                let _turn = waiting.take([12, 12, 1][number] * MIB, 0).await.unwrap();
+                let bytes = [12, 12, 1][usize::from(number)] * MIB;
+                let _turn = waiting.take(&client(number), bytes, 0).await.unwrap();
                 sender.send(number).unwrap();
                 tokio::time::sleep(Duration::from_secs(1)).await;
             });
@@ -158,9 +223,33 @@ mod tests {
         for number in 0..3 {
             assert_eq!(order.recv().await, Some(number));
         }
-        let _held = turns.take(12 * MIB, 0).await.unwrap();
-        let refused = turns.take(3 * MIB, 0).await.unwrap_err();
+        let _held = turns.take(&client(0), 12 * MIB, 0).await.unwrap();
+        let refused = turns.take(&client(0), 3 * MIB, 0).await.unwrap_err();
         assert!(refused.is_retriable() && refused.to_string().contains("requests wait"));
+        assert!(turns.positions.lock().is_empty());
+    }
+
+    /// Before, a client with many requests held up all others.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_waits_for_one_request_of_another_at_most() {
+        let turns = Arc::new(Turns::within(128 * MIB));
+        let first = turns.take(&client(0), 12 * MIB, 0).await.unwrap();
+        let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+        for number in [1, 1, 1, 1, 2] {
+            let (waiting, sender) = (Arc::clone(&turns), sender.clone());
+            tokio::spawn(async move {
+                let _turn = waiting.take(&client(number), 12 * MIB, 0).await.unwrap();
+                sender.send(number).unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            });
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        for number in [1, 2, 1, 1, 1] {
+            assert_eq!(order.recv().await, Some(number));
+        }
+        tokio::task::yield_now().await;
+        assert!(turns.positions.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -169,9 +258,10 @@ mod tests {
         assert_eq!(turns.bytes_before_turn(None), 2 << 20);
         assert_eq!(turns.bytes_before_turn(Some(2 * MIB)), 2 << 20);
         assert_eq!(turns.bytes_before_turn(Some(2 * MIB + 1)), ANNOUNCED_BYTES);
-        let turn = turns.take(12 * MIB, 1_000).await.unwrap();
+        let turn = turns.take(&client(0), 12 * MIB, 1_000).await.unwrap();
         let left = |bytes| turn.arrives_until(bytes) - Instant::now();
-        assert_eq!(left(1_000), SLACK);
-        assert_eq!(left(4_001_000), SLACK + Duration::from_secs(1));
+        assert_eq!(left(1_000), SLACK_AT_FIRST);
+        assert_eq!(left(101_000), 2 * SLACK_AT_FIRST + Duration::from_millis(25));
+        assert_eq!(left(4_001_000), SLACK_MAX + Duration::from_secs(1));
     }
 }

@@ -45,7 +45,7 @@ pub(crate) async fn remote_write(
     if let Err(why) = is_remote_write_1(&parts.headers) {
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
     }
-    let read = body::read_write(&app, ready, &parts.headers, body, Packed::Snappy).await;
+    let read = body::read_write(&app, ready, &parts, body, Packed::Snappy).await;
     let outcome = match read {
         Ok((held, turn)) => {
             let shared = Arc::clone(&app);
@@ -87,7 +87,7 @@ pub(crate) async fn import_exposition(
         Err(error) => return write_error(&error),
     };
     let request_bytes_max = app.config.request_bytes_max.to_usize();
-    let read = body::read_write(&app, ready, &parts.headers, body, packed).await;
+    let read = body::read_write(&app, ready, &parts, body, packed).await;
     let outcome = match read {
         Ok((held, turn)) => {
             let shared = Arc::clone(&app);

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::access::network;
 use crate::machine::usable_connections;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -527,15 +528,6 @@ impl<'a> Raised<'a> {
 impl Drop for Raised<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// The unit of the limit per client: an IPv4 address or an IPv6 network, because a host chooses its
-/// address in its network freely.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) if !v6.is_loopback() => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
-        other => other,
     }
 }
 

@@ -14,7 +14,8 @@ pub(crate) fn after(duration: Duration) -> Instant {
 pub(crate) struct TransferLimits {
     /// Without a byte.
     pub(crate) stall: Duration,
-    /// Waits in all, beside the time that the bytes take at the slowest rate.
+    /// Waits in all that later bytes have not made up for at the slowest rate. Earlier ones do not
+    /// count: a body that came quickly may not end at a byte per second.
     pub(crate) slack: Duration,
     /// The slowest rate.
     pub(crate) bytes_per_second_min: u64,
@@ -37,7 +38,9 @@ pub(crate) const SHORT_TRANSFER_LIMITS: TransferLimits = TransferLimits {
 /// The waits for the other side in one message. Only the time counts in which it had to act.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TransferClock {
+    /// Since the last wait.
     bytes: u64,
+    /// Beside the time of earlier bytes.
     waited: Duration,
     waiting_since: Option<Instant>,
 }
@@ -55,11 +58,10 @@ impl TransferClock {
     /// long.
     pub(crate) fn waits(&mut self, limits: TransferLimits) -> Instant {
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
-        let at_rate = Duration::from_millis(
-            self.bytes.saturating_mul(1_000) / limits.bytes_per_second_min.max(1),
-        );
-        let left = limits.slack.saturating_add(at_rate).saturating_sub(self.waited);
-        since + left.min(limits.stall)
+        let bytes = std::mem::take(&mut self.bytes);
+        let at_rate = bytes.saturating_mul(1_000_000) / limits.bytes_per_second_min.max(1);
+        self.waited = self.waited.saturating_sub(Duration::from_micros(at_rate));
+        since + limits.slack.saturating_sub(self.waited).min(limits.stall)
     }
 }
 
@@ -101,6 +103,13 @@ mod tests {
         let mut large = TransferClock::default();
         large.moved(1_000_000);
         let start = Instant::now();
-        assert_eq!(large.waits(LIMITS) - start, Duration::from_secs(30), "the stall");
+        assert_eq!(large.waits(LIMITS) - start, LIMITS.slack, "no credit for its bytes");
+        let patient = TransferLimits { slack: Duration::from_secs(60), ..LIMITS };
+        assert_eq!(large.waits(patient) - start, Duration::from_secs(30), "the stall");
+        while large.waits(LIMITS) > Instant::now() {
+            advance(Duration::from_secs(1)).await;
+            large.moved(1);
+        }
+        assert_eq!(start.elapsed(), Duration::from_secs(21), "as any trickle");
     }
 }
