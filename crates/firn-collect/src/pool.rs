@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
-use firn_model::{Labels, Pool, Reservation, Result, SeriesRef, Timestamp};
+use firn_model::{ErrorKind, Labels, Pool, Reservation, Result, SeriesRef, Timestamp};
 
 use crate::config::{LabelSet, ScrapeConfig};
 use crate::relabel::LabelEditor;
@@ -49,12 +49,15 @@ pub struct ScrapePools {
 #[derive(Debug)]
 pub struct ScrapePool {
     job: Arc<ScrapeConfig>,
-    targets: HashMap<TargetKey, TargetId>,
+    /// By all labels, which the address and the parameters of the request are part of.
+    targets: HashMap<Labels, TargetId>,
     dropped: Vec<Labels>,
     report: SyncReport,
     /// Why no target is scraped: there are too many.
     over_limit: Option<Arc<str>>,
-    /// The memory of the targets, without that of their series.
+    /// Why the last list was refused, while the targets of an earlier one stay.
+    refused: Option<Arc<str>>,
+    /// The memory of the labels of dropped targets.
     held: Reservation,
 }
 
@@ -76,19 +79,41 @@ pub struct SyncReport {
 // Errors of one list that are kept for the log.
 const ERRORS_KEPT: usize = 10;
 
-/// All labels and the address: two targets with the same are one.
-type TargetKey = (Labels, String);
+/// A target of a list that is being read.
+enum ListedTarget {
+    /// It is in the previous list too.
+    Known(TargetId),
+    /// Its memory is reserved.
+    New(Arc<Target>, Reservation),
+}
 
 #[derive(Debug)]
 struct Slot {
     target: Arc<Target>,
     job: Arc<ScrapeConfig>,
     public: Labels,
-    status: TargetStatus,
+    /// The state to show while it is not that of the scraper.
+    shown: Option<Box<TargetStatus>>,
     /// `None` while the caller has it.
     scraper: Option<Box<TargetScraper>>,
     due_at: Timestamp,
     state: SlotState,
+    /// The memory of the target, without that of its series.
+    _held: Reservation,
+}
+
+impl Slot {
+    /// Takes the scraper for a scrape or an end. Until it is back, its present state is shown.
+    fn take_scraper(&mut self) -> Option<Box<TargetScraper>> {
+        let scraper = self.scraper.take()?;
+        self.shown = Some(Box::new(scraper.status().clone()));
+        Some(scraper)
+    }
+
+    fn status(&self) -> &TargetStatus {
+        let own = self.scraper.as_deref().map(TargetScraper::status);
+        self.shown.as_deref().or(own).unwrap_or(&TargetStatus::NONE)
+    }
 }
 
 #[derive(Debug)]
@@ -192,6 +217,7 @@ impl ScrapePools {
                         dropped: Vec::new(),
                         report: SyncReport::default(),
                         over_limit: None,
+                        refused: None,
                         held: self.context.budget.empty(Pool::Cache),
                     };
                     self.pools.insert(job.job_name.clone(), pool);
@@ -207,7 +233,7 @@ impl ScrapePools {
     ///
     /// # Errors
     /// `TooLarge` for labels that are too long before relabelling, `Busy` without memory. The
-    /// previous targets stay.
+    /// previous targets stay; see [`ScrapePool::refused`].
     pub fn sync<'g>(
         &mut self,
         job_name: &str,
@@ -217,11 +243,15 @@ impl ScrapePools {
         let Some(mut pool) = self.pools.remove(job_name) else {
             return Ok(SyncReport::default());
         };
-        let held_bytes = pool.held.bytes();
-        let synced = self.sync_pool(&mut pool, groups, now);
-        if synced.is_err() {
-            pool.held.shrink(pool.held.bytes().saturating_sub(held_bytes));
-        }
+        let budget = self.context.budget.clone();
+        let synced = self.sync_pool(&mut pool, groups, now).map_err(|error| match error.kind() {
+            ErrorKind::Busy { .. } => {
+                let remedy = budget.remedy("list fewer targets");
+                error.context(format_args!("no memory is left for the targets: {remedy}"))
+            }
+            _ => error,
+        });
+        pool.refused = synced.as_ref().err().map(|error| error.to_string().into());
         self.pools.insert(job_name.to_owned(), pool);
         synced
     }
@@ -234,25 +264,33 @@ impl ScrapePools {
     ) -> Result<SyncReport> {
         let job = Arc::clone(&pool.job);
         let mut report = SyncReport::default();
-        let mut found: HashMap<TargetKey, Target> = HashMap::new();
+        let mut listed: HashMap<Labels, ListedTarget> = HashMap::new();
         let mut dropped = Vec::new();
+        let mut held = self.context.budget.empty(Pool::Cache);
+        let mut dropped_bytes: u64 = 0;
         let mut editor = LabelEditor::default();
         let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
-        let mut bytes: u64 = 0;
         for group in groups {
             for target in &group.targets {
                 let discovered =
                     Target::discovered_labels(&job, target, &group.labels, &mut editor)?;
-                bytes = bytes.saturating_add(target_bytes(&discovered));
-                pool.held.cover(bytes)?;
                 match Target::populate(&job, discovered.clone(), &mut editor) {
-                    Ok(Some(target)) => {
-                        let key = (target.labels.clone(), target.url(&job));
-                        found.entry(key).or_insert(target);
-                    }
+                    Ok(Some(target)) if listed.contains_key(&target.labels) => {}
+                    Ok(Some(target)) if listed.contains_key(&target.labels) => {}
+                    Ok(Some(target)) => match self.known(pool, &target.labels) {
+                        Some((labels, id)) => drop(listed.insert(labels, ListedTarget::Known(id))),
+                        None => {
+                            let bytes = target_bytes(&target);
+                            let held = self.context.budget.reserve(Pool::Cache, bytes)?;
+                            let labels = target.labels.clone();
+                            listed.insert(labels, ListedTarget::New(Arc::new(target), held));
+                        }
+                    },
                     Ok(None) => {
                         report.dropped_count = report.dropped_count.saturating_add(1);
                         if kept_count == 0 || dropped.len() < kept_count {
+                            dropped_bytes = dropped_bytes.saturating_add(labels_bytes(&discovered));
+                            held.cover(dropped_bytes)?;
                             dropped.push(discovered);
                         }
                     }
@@ -265,17 +303,25 @@ impl ScrapePools {
                 }
             }
         }
-        report.active_count = found.len();
-        report.exceeds_limit = job.target_limit > 0 && found.len() as u64 > job.target_limit;
+        report.active_count = listed.len();
+        report.exceeds_limit = job.target_limit > 0 && listed.len() as u64 > job.target_limit;
         pool.over_limit = report.exceeds_limit.then(|| {
-            let (count, limit) = (found.len(), job.target_limit);
+            let (count, limit) = (listed.len(), job.target_limit);
             format!("target_limit exceeded (number of targets: {count}, limit: {limit})").into()
         });
         pool.dropped = dropped;
-        self.replace_targets(pool, found, now);
-        pool.held.shrink(pool.held.bytes().saturating_sub(bytes));
+        pool.held = held;
+        self.replace_targets(pool, listed, now);
         pool.report = report.clone();
         Ok(report)
+    }
+
+    /// The target with `labels` in the list of `pool`, and its own copy of them, unless its job has
+    /// changed.
+    fn known(&self, pool: &ScrapePool, labels: &Labels) -> Option<(Labels, TargetId)> {
+        let (labels, id) = pool.targets.get_key_value(labels)?;
+        let slot = self.slots.get(id)?;
+        Arc::ptr_eq(&slot.job, &pool.job).then(|| (labels.clone(), *id))
     }
 
     /// Starts new targets and stops removed ones. A new target with the labels of a removed one
@@ -283,25 +329,27 @@ impl ScrapePools {
     fn replace_targets(
         &mut self,
         pool: &mut ScrapePool,
-        mut found: HashMap<TargetKey, Target>,
+        listed: HashMap<Labels, ListedTarget>,
         now: Timestamp,
     ) {
         let mut gone: HashMap<Labels, Vec<TargetId>> = HashMap::new();
-        let mut targets = HashMap::with_capacity(found.len());
-        for (key, id) in pool.targets.drain() {
+        for (labels, id) in std::mem::take(&mut pool.targets) {
             let Some(slot) = self.slots.get(&id) else { continue };
-            if Arc::ptr_eq(&slot.job, &pool.job) && found.remove(&key).is_some() {
-                targets.insert(key, id);
-            } else {
+            if !matches!(listed.get(&labels), Some(ListedTarget::Known(_))) {
                 gone.entry(slot.public.clone()).or_default().push(id);
             }
         }
-        for (key, target) in found {
-            let old = gone.get_mut(&target.public_labels()).and_then(Vec::pop);
-            let id = self.start(&pool.job, Arc::new(target), old, now);
-            targets.insert(key, id);
+        pool.targets.reserve(listed.len());
+        for (labels, listed) in listed {
+            let id = match listed {
+                ListedTarget::Known(id) => id,
+                ListedTarget::New(target, held) => {
+                    let old = gone.get_mut(&target.public_labels()).and_then(Vec::pop);
+                    self.start(&pool.job, target, held, old, now)
+                }
+            };
+            pool.targets.insert(labels, id);
         }
-        pool.targets = targets;
         for id in gone.into_values().flatten() {
             self.leave(id, now);
         }
@@ -311,6 +359,7 @@ impl ScrapePools {
         &mut self,
         job: &Arc<ScrapeConfig>,
         target: Arc<Target>,
+        held: Reservation,
         old: Option<TargetId>,
         now: Timestamp,
     ) -> TargetId {
@@ -319,11 +368,10 @@ impl ScrapePools {
         let mut scraper =
             Box::new(TargetScraper::new(job, Arc::clone(&target), &self.context, now));
         let mut state = SlotState::Active;
-        let mut status = TargetStatus::default();
+        let mut shown = None;
         if let Some(old) = old
             && let Some(slot) = self.slots.get_mut(&old)
         {
-            status = slot.status.clone();
             let waits_for = match (&slot.state, slot.scraper.take()) {
                 (SlotState::Successor { of }, _) => Some(*of),
                 (_, Some(old_scraper)) => {
@@ -332,6 +380,9 @@ impl ScrapePools {
                 }
                 (_, None) => Some(old),
             };
+            if waits_for.is_some() {
+                shown = slot.shown.clone();
+            }
             if waits_for != Some(old) {
                 self.remove(old);
             }
@@ -348,7 +399,8 @@ impl ScrapePools {
         self.by_labels.entry(public.clone()).or_default().push(id);
         let job = Arc::clone(job);
         let scraper = Some(scraper);
-        self.slots.insert(id, Slot { target, job, public, status, scraper, due_at, state });
+        let slot = Slot { target, job, public, shown, scraper, due_at, state, _held: held };
+        self.slots.insert(id, slot);
         self.due.push(Reverse((due_at, id)));
         id
     }
@@ -404,7 +456,7 @@ impl ScrapePools {
                     }
                 }
                 SlotState::Active => {
-                    let Some(mut scraper) = slot.scraper.take() else { continue };
+                    let Some(mut scraper) = slot.take_scraper() else { continue };
                     let ts = scraper.start(now);
                     let pool = self.pools.get(&slot.job.job_name);
                     let refused = pool.and_then(|pool| pool.over_limit.clone());
@@ -446,7 +498,7 @@ impl ScrapePools {
                 }
             }
         }
-        let scraper = self.slots.get_mut(&id)?.scraper.take()?;
+        let scraper = self.slots.get_mut(&id)?.take_scraper()?;
         let ts = scraper.next_at();
         Some(Due { id, scraper, work: Work::End { ts, alive } })
     }
@@ -455,7 +507,7 @@ impl ScrapePools {
     pub fn done(&mut self, id: TargetId, mut scraper: Box<TargetScraper>, now: Timestamp) {
         let Some(slot) = self.slots.get_mut(&id) else { return };
         scraper.follow_clock(now);
-        slot.status = scraper.status().clone();
+        slot.shown = None;
         match slot.state {
             SlotState::Active => {
                 slot.due_at = scraper.next_at();
@@ -477,6 +529,7 @@ impl ScrapePools {
             SlotState::HandsOver { to } => {
                 self.remove(id);
                 if let Some(slot) = self.slots.get_mut(&to) {
+                    slot.shown = None;
                     if let Some(successor) = &mut slot.scraper {
                         successor.take_over(*scraper);
                         slot.due_at = successor.next_at();
@@ -517,7 +570,7 @@ impl ScrapePools {
             id,
             job: &slot.job,
             target: &slot.target,
-            status: &slot.status,
+            status: slot.status(),
         })
     }
 }
@@ -533,19 +586,48 @@ impl ScrapePool {
         &self.dropped
     }
 
-    /// The outcome of the last list of targets.
+    /// The reason why the last list of targets was refused. The targets are those of an earlier
+    /// one, if there was one.
+    pub fn refused(&self) -> Option<&Arc<str>> {
+        self.refused.as_ref()
+    }
+
+    /// The outcome of the last list of targets that was not refused.
     pub fn report(&self) -> &SyncReport {
         &self.report
     }
 }
 
-// A slot, a scraper and a request, without labels.
-const TARGET_BYTES: u64 = 2_048;
+// A block of the allocator, beside its contents.
+const BLOCK_BYTES: usize = 16;
+// A table has up to 16/7 times as many places as entries, each with a byte of its own.
+const PLACES_PER_ENTRY: usize = 3;
+// The memory of a target, without its labels: its places in the tables of slots, of label sets and
+// of two lists, of which one replaces the other; its time; the target, its scraper, and the state
+// that is shown while it is scraped.
+const TARGET_BYTES: usize = PLACES_PER_ENTRY
+    * (size_of::<(TargetId, Slot)>()
+        + size_of::<(Labels, Vec<TargetId>)>()
+        + size_of::<(Labels, ListedTarget)>()
+        + size_of::<(Labels, TargetId)>())
+    + 2 * size_of::<(Timestamp, TargetId)>()
+    + 4 * size_of::<TargetId>()
+    + size_of::<Target>()
+    + size_of::<TargetScraper>()
+    + size_of::<TargetStatus>()
+    + 5 * BLOCK_BYTES;
 
-/// The memory of a target: its labels are in its request and in four sets.
-fn target_bytes(discovered: &Labels) -> u64 {
-    let label_bytes = discovered.as_encoded().len() as u64;
-    label_bytes.saturating_mul(6).saturating_add(TARGET_BYTES)
+/// The memory of a target, without that of its series.
+fn target_bytes(target: &Target) -> u64 {
+    // Those of samples are a set of their own.
+    let labels = [&target.labels, &target.discovered, &target.labels];
+    labels.into_iter().map(labels_bytes).fold(TARGET_BYTES as u64, u64::saturating_add)
+}
+
+/// The memory of labels in a list that grows.
+fn labels_bytes(labels: &Labels) -> u64 {
+    const OWN_BYTES: usize = 2 * size_of::<Labels>() + 2 * BLOCK_BYTES;
+    OWN_BYTES.saturating_add(labels.as_encoded().len()) as u64
 }
 
 // Stale markers that cannot be written for this long are of no use: their series are out of the

@@ -400,8 +400,8 @@ impl Transaction<'_> {
                  more series at once, or use several transactions"
             )));
         }
-        let bytes = matchers.iter().map(Matcher::heap_bytes).sum::<u64>();
-        self.memory.grow(bytes + 4 * CHANGE_BYTES)?;
+        let bytes = matchers.iter().map(|matcher| size_of::<Matcher>() + matcher.heap_bytes());
+        self.memory.grow(bytes.sum::<usize>() as u64 + 4 * CHANGE_BYTES)?;
         self.reads.ranges.push((matchers.to_vec(), range));
         Ok(())
     }

@@ -45,10 +45,14 @@ impl Matcher {
         Ok(matcher)
     }
 
-    /// The memory of the matcher in a list that grows, without that of its compiled pattern.
-    pub fn heap_bytes(&self) -> u64 {
-        let in_list = 2 * size_of::<Matcher>();
-        (in_list + self.name.capacity() + self.value.capacity() + self.pattern.heap_bytes()) as u64
+    /// The memory that the matcher refers to, without that of its compiled pattern.
+    pub fn heap_bytes(&self) -> usize {
+        // Blocks of the allocator: of two texts, and of the lock that clones share.
+        const BLOCK_BYTES: usize = 16;
+        const LOCK_BYTES: usize = 48;
+        let lock = self.regex.as_ref().map_or(0, |_| LOCK_BYTES);
+        let texts = self.name.capacity() + self.value.capacity() + 2 * BLOCK_BYTES;
+        texts + self.pattern.heap_bytes() + lock
     }
 
     /// Builds a matcher without compiling its pattern, which takes longer than a small query.

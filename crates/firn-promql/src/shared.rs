@@ -9,7 +9,7 @@ use firn_model::{Error, ErrorKind, Result};
 
 use crate::depends::depends_on_samples_alone;
 use crate::parts::PartResult;
-use crate::syntax::{Expr, FunctionId, Node, NodeKind, Span, ValueType, tree_bytes};
+use crate::syntax::{Expr, FunctionId, Node, NodeKind, Span, ValueType};
 use crate::value::{HeldMemory, QueryOutput, Value};
 
 /// Longer parts are never compared: their text would be formatted for each level of the tree.
@@ -86,14 +86,14 @@ impl SharedExprs {
 
     /// The memory of the parts, copies of nodes of the expressions.
     pub fn part_bytes(&self) -> u64 {
-        let exprs = self.exprs.iter().map(|expr| expr.uses.capacity() * size_of::<PartUse>());
+        let uses_bytes = |uses: &Vec<PartUse>| uses.capacity() * size_of::<PartUse>();
+        let exprs = self.exprs.iter().map(|expr| uses_bytes(&expr.uses));
         let parts = self.parts.iter().map(|SharedPart { part, .. }| {
-            let Span { start, end } = part.expr.root.span;
-            let text = part.expr.text().get(start as usize..end as usize).unwrap_or_default();
-            let own = size_of::<SharedPart>() + part.uses.capacity() * size_of::<PartUse>();
-            tree_bytes(text).saturating_add(own as u64)
+            // The list of parts grows to twice its length.
+            let own = 2 * size_of::<SharedPart>() + uses_bytes(&part.uses);
+            part.expr.root.heap_bytes().saturating_add(own)
         });
-        parts.chain(exprs.map(|bytes| bytes as u64)).fold(0, u64::saturating_add)
+        parts.chain(exprs).fold(0, usize::saturating_add) as u64
     }
 
     /// Whether there is no expression.

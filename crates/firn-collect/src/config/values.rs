@@ -197,8 +197,11 @@ fn clean(path: &Path) -> PathBuf {
 }
 
 /// Labels of a file: names with values. Values may be empty.
+///
+/// A list, because lists of targets have a set for each target, most with one label: a map would
+/// have room for eleven.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LabelSet(BTreeMap<String, String>);
+pub struct LabelSet(Box<[(String, String)]>);
 
 impl LabelSet {
     /// The labels in order of names.
@@ -208,7 +211,8 @@ impl LabelSet {
 
     /// The value of `name`.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        let idx = self.0.binary_search_by(|(known, _)| known.as_str().cmp(name)).ok()?;
+        self.0.get(idx).map(|(_, value)| value.as_str())
     }
 
     /// Labels from bytes, which a discovery may have from other programs.
@@ -227,7 +231,7 @@ impl LabelSet {
             let value = std::str::from_utf8(value).map_err(|_| invalid())?;
             Ok((name.to_owned(), value.to_owned()))
         };
-        labels.into_iter().map(text).collect::<Result<BTreeMap<_, _>>>().map(LabelSet)
+        labels.into_iter().map(text).collect()
     }
 
     /// Whether there is no label.
@@ -236,13 +240,15 @@ impl LabelSet {
     }
 
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut String> {
-        self.0.values_mut()
+        self.0.iter_mut().map(|(_, value)| value)
     }
 }
 
 impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for LabelSet {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(labels: I) -> LabelSet {
-        LabelSet(labels.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+        let labels = labels.into_iter().map(|(name, value)| (name.into(), value.into()));
+        // The last value of a name counts.
+        LabelSet(labels.collect::<BTreeMap<String, String>>().into_iter().collect())
     }
 }
 
@@ -275,12 +281,12 @@ impl Field for LabelSet {
         }
         let mut labels = BTreeMap::<String, String>::new();
         let is_read = decode(&mut labels, node, decoder)?;
-        self.0.append(&mut labels);
+        *self = std::mem::take(&mut self.0).into_iter().chain(labels).collect();
         Ok(is_read)
     }
 
     fn encode(&self) -> Encoded {
-        self.0.encode()
+        self.0.iter().cloned().collect::<BTreeMap<_, _>>().encode()
     }
 
     fn is_zero(&self) -> bool {

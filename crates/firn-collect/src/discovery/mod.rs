@@ -141,9 +141,8 @@ fn discovered(group: &TargetGroup, meta: &[(&str, &str)]) -> DiscoveredGroup {
     }
 }
 
-// A map of labels is one node with room for eleven labels.
-const LABEL_SET_BYTES: usize = 576;
-const LABELS_PER_NODE: usize = 5;
+// A list of labels is a block of the allocator, and has a place in a list that grows.
+const LABEL_SET_BYTES: usize = 16 + 2 * size_of::<LabelSet>();
 
 /// As [`heap_bytes`] of the groups that [`discovered`] makes of `groups` with `meta`.
 fn discovered_bytes(groups: &[TargetGroup], meta: &[(&str, &str)]) -> usize {
@@ -160,9 +159,8 @@ fn discovered_bytes(groups: &[TargetGroup], meta: &[(&str, &str)]) -> usize {
 
 /// The memory of a set of `count` labels, of which the texts have `texts_bytes`.
 fn set_bytes(count: usize, texts_bytes: usize) -> usize {
-    // A node of the map is split when it has eleven labels: each has at least five.
-    let nodes = count.checked_div(LABELS_PER_NODE).unwrap_or(0).saturating_add(1);
-    nodes.saturating_mul(LABEL_SET_BYTES).saturating_add(texts_bytes)
+    let labels = count.saturating_mul(size_of::<(String, String)>());
+    labels.saturating_add(LABEL_SET_BYTES).saturating_add(texts_bytes)
 }
 
 /// The memory of the name and the value of a label, which are blocks of the allocator.

@@ -18,6 +18,7 @@ use super::negotiate::BodyFormat;
 use super::protobuf::to_text;
 use super::text::{BoundLabel, Entry, MetadataItem, Parser, SampleLine};
 use super::texts::{Item, Texts, hash};
+use crate::config::ScrapeConfig;
 use crate::relabel::NameScheme;
 
 mod changed;
@@ -72,6 +73,21 @@ pub struct ScrapeOptions {
     pub label_name_bytes_max: u64,
     /// Bytes of a label value.
     pub label_value_bytes_max: u64,
+}
+
+impl ScrapeOptions {
+    /// Those of `job`.
+    pub fn of(job: &ScrapeConfig) -> ScrapeOptions {
+        ScrapeOptions {
+            honor_timestamps: job.honor_timestamps,
+            track_timestamps_staleness: job.track_timestamps_staleness,
+            names: job.metric_name_validation_scheme,
+            sample_count_max: job.sample_limit,
+            label_count_max: job.label_limit,
+            label_name_bytes_max: job.label_name_length_limit,
+            label_value_bytes_max: job.label_value_length_limit,
+        }
+    }
 }
 
 /// The numbers that a scrape reports.

@@ -96,6 +96,27 @@ pub struct TargetStatus {
     pub has_no_body: bool,
 }
 
+impl TargetStatus {
+    /// That of a target without a scrape.
+    pub const NONE: TargetStatus = TargetStatus {
+        last_scrape: None,
+        duration: Duration::ZERO,
+        error: None,
+        counts: ScrapeCounts {
+            scraped: 0,
+            kept: 0,
+            added: 0,
+            repeated: 0,
+            refused: 0,
+            exemplars: 0,
+        },
+        out_of_bounds: 0,
+        exceeded_sample_limit: false,
+        exceeded_body_limit: false,
+        has_no_body: false,
+    };
+}
+
 /// The scrapes of one target.
 #[derive(Debug)]
 pub struct TargetScraper {
@@ -103,11 +124,9 @@ pub struct TargetScraper {
     target: Arc<Target>,
     /// The labels of the target's group.
     public: Labels,
-    request: Arc<ScrapeRequest>,
-    options: ScrapeOptions,
     schedule: Schedule,
     cache: ScrapeCache,
-    /// The memory of the cache.
+    /// The memory of the cache and of the error.
     held: Reservation,
     generation: u32,
     /// Series that have left, with stale markers that could not be written.
@@ -120,8 +139,6 @@ pub struct TargetScraper {
 /// The values that the scrapers of a server share.
 #[derive(Clone, Debug)]
 pub struct ScrapeContext {
-    /// `User-Agent`.
-    pub user_agent: String,
     /// See [`super::phase_seed`].
     pub phase_seed: u64,
     /// Memory of bodies, changed lines and caches.
@@ -168,24 +185,13 @@ impl TargetScraper {
         context: &ScrapeContext,
         now: Timestamp,
     ) -> TargetScraper {
-        let request = ScrapeRequest::new(job, &target, &context.user_agent);
         let mut identity = target.labels.as_encoded().to_vec();
-        identity.extend_from_slice(request.url.as_bytes());
+        identity.extend_from_slice(target.url(job).as_bytes());
         let hash = xxhash_rust::xxh3::xxh3_64(&identity);
         TargetScraper {
             job: Arc::clone(job),
             public: target.public_labels(),
-            options: ScrapeOptions {
-                honor_timestamps: job.honor_timestamps,
-                track_timestamps_staleness: job.track_timestamps_staleness,
-                names: job.metric_name_validation_scheme,
-                sample_count_max: job.sample_limit,
-                label_count_max: job.label_limit,
-                label_name_bytes_max: job.label_name_length_limit,
-                label_value_bytes_max: job.label_value_length_limit,
-            },
             schedule: Schedule::new(target.interval, hash, context.phase_seed, now),
-            request: Arc::new(request),
             target,
             cache: ScrapeCache::default(),
             held: context.budget.empty(Pool::Cache),
@@ -238,9 +244,10 @@ impl TargetScraper {
         self.schedule.follow_clock(now);
     }
 
-    /// The request of each scrape.
-    pub fn request(&self) -> &Arc<ScrapeRequest> {
-        &self.request
+    /// The request of each scrape, by a client that calls itself `user_agent`. It is several times
+    /// as large as the labels, so it exists only during the scrape.
+    pub fn request(&self, user_agent: &str) -> ScrapeRequest {
+        ScrapeRequest::new(&self.job, &self.target, user_agent)
     }
 
     /// A scrape starts. Returns the time of its samples.
@@ -433,9 +440,10 @@ impl TargetScraper {
         scratch: &mut ScrapeScratch,
     ) -> (ScrapeCounts, Result<()>) {
         let ScrapeScratch { batch, editor, held } = scratch;
-        let TargetScraper { job, target, public, options, cache, .. } = self;
+        let TargetScraper { job, target, public, cache, .. } = self;
+        let options = ScrapeOptions::of(job);
         let mut source = TargetSeries { job, target, public, editor, store };
-        cache.scrape(body, options, &mut source, batch, held)
+        cache.scrape(body, &options, &mut source, batch, held)
     }
 
     /// Adds the report.
@@ -448,8 +456,8 @@ impl TargetScraper {
         scratch: &mut ScrapeScratch,
     ) -> Result<()> {
         let extra = self.job.extra_scrape_metrics.unwrap_or_default().then(|| ExtraReport {
-            timeout_s: self.request.timeout.as_secs_f64(),
-            sample_count_max: self.options.sample_count_max,
+            timeout_s: Duration::from_millis(self.target.timeout.as_ms()).as_secs_f64(),
+            sample_count_max: self.job.sample_limit,
             body_bytes,
         });
         let report = ScrapeReport {
@@ -474,11 +482,13 @@ impl TargetScraper {
         gone.for_each(|series| batch.push(series, ts, STALE_NAN));
     }
 
-    /// Counts the memory of the cache, which exists already.
+    /// Counts the memory of the cache and of the error, which exists already.
     fn hold_cache(&mut self) {
         let owed_count = self.owed.capacity().saturating_add(self.marked.capacity());
         let owed_bytes = owed_count.saturating_mul(size_of::<SeriesRef>());
-        self.held.take_exactly(self.cache.heap_bytes().saturating_add(owed_bytes) as u64);
+        let error_bytes = self.status.error.as_ref().map_or(0, String::capacity);
+        let bytes = self.cache.heap_bytes().saturating_add(owed_bytes).saturating_add(error_bytes);
+        self.held.take_exactly(bytes as u64);
     }
 }
 

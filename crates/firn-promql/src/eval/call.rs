@@ -44,7 +44,7 @@ impl<'a> Evaluator<'a> {
             }
             F::Absent => {
                 let series = self.vector(&args[0], steps)?;
-                self.meter.reserve_series(args[0].bytes(), steps.count)?;
+                self.meter.reserve_series(args[0].heap_bytes(), steps.count)?;
                 absent(&series, &args[0], steps.count)?
             }
             F::Timestamp => self.timestamp(&args[0], steps)?,
@@ -231,7 +231,7 @@ impl<'a> Evaluator<'a> {
         };
         if function == FunctionId::AbsentOverTime {
             self.remarks.clear();
-            self.meter.reserve_series(window.bytes(), steps.count)?;
+            self.meter.reserve_series(window.heap_bytes(), steps.count)?;
             return absent(&series, window, steps.count);
         }
         let pushed_name = match (&window.kind, grouping) {

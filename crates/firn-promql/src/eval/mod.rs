@@ -98,7 +98,7 @@ pub fn eval_with_parts(
         meter.samples = Some(SampleStats::new(steps.count));
     }
     // The tree exists twice: as parsed, and resolved.
-    meter.reserve_items(expr.root.bytes(), 2)?;
+    meter.reserve_items(expr.root.heap_bytes(), 2)?;
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
     let detail = HistogramDetail::default();

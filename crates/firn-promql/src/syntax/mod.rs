@@ -1,7 +1,7 @@
 //! The language: text to tree, tree to text, and the checks that need no data.
 //!
 //! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
-//! `print`, `pretty`, `edit`.
+//! `print`, `pretty`, `edit`, `size`.
 
 #![cfg_attr(
     not(test),
@@ -22,13 +22,12 @@ mod parser;
 mod pretty;
 mod print;
 mod quote;
+mod size;
 mod value_type;
 
 use std::sync::Arc;
 
-use firn_model::{
-    Error, ErrorKind, Matcher, Pattern, QueryContext, Reservation, Result, Timestamp,
-};
+use firn_model::{Error, ErrorKind, Matcher, QueryContext, Reservation, Result, Timestamp};
 
 pub use error::ParseError;
 pub use function::Function;
@@ -42,6 +41,7 @@ pub(crate) use function::FunctionId;
 pub(crate) use lexer::check_series;
 pub(crate) use quote::{format_f, format_g, parse_float, parse_number, unquote};
 pub use quote::{go_quote, go_quote_char, is_printable};
+pub(crate) use size::matchers_bytes;
 
 /// Byte positions `start..end` in the query text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -216,36 +216,6 @@ impl Node {
         }
     }
 
-    /// The approximate memory of the tree below this node.
-    pub(crate) fn bytes(&self) -> usize {
-        let inner = match &self.kind {
-            NodeKind::Number { .. } => 0,
-            NodeKind::String(bytes) => bytes.len(),
-            NodeKind::Selector(selector) => selector.bytes(),
-            NodeKind::Matrix(matrix) => matrix.selector.bytes(),
-            NodeKind::Subquery(subquery) => {
-                size_of::<Subquery>().saturating_add(subquery.expr.bytes())
-            }
-            NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => inner.bytes(),
-            NodeKind::Binary(binary) => {
-                let labels = [&binary.matching.labels, &binary.matching.include];
-                labels
-                    .into_iter()
-                    .fold(size_of::<Binary>(), |sum, names| sum.saturating_add(names_bytes(names)))
-                    .saturating_add(binary.lhs.bytes())
-                    .saturating_add(binary.rhs.bytes())
-            }
-            NodeKind::Aggregate(aggregate) => size_of::<Aggregate>()
-                .saturating_add(names_bytes(&aggregate.grouping))
-                .saturating_add(aggregate.param.as_ref().map_or(0, Node::bytes))
-                .saturating_add(aggregate.expr.bytes()),
-            NodeKind::Call { args, .. } => {
-                args.iter().fold(0, |sum: usize, arg| sum.saturating_add(arg.bytes()))
-            }
-        };
-        size_of::<Node>().saturating_add(inner)
-    }
-
     /// The node without parentheses around it.
     pub fn unparen(&self) -> &Node {
         let mut node = self;
@@ -254,26 +224,6 @@ impl Node {
         }
         node
     }
-}
-
-impl Selector {
-    fn bytes(&self) -> usize {
-        let matcher = |matcher: &Matcher| {
-            let literals = match matcher.pattern() {
-                Pattern::OneOf(literals) => names_bytes(literals),
-                _ => matcher.value().len(),
-            };
-            let texts = matcher.name().len().saturating_add(matcher.value().len());
-            size_of::<Matcher>().saturating_add(texts).saturating_add(literals)
-        };
-        let matchers = self.matchers.iter().map(matcher).fold(0, usize::saturating_add);
-        size_of::<MatrixSelector>().saturating_add(matchers)
-    }
-}
-
-fn names_bytes(names: &[String]) -> usize {
-    let bytes = |name: &String| size_of::<String>().saturating_add(name.len());
-    names.iter().map(bytes).fold(0, usize::saturating_add)
 }
 
 /// A duration in the query: known, or computed from the query's step and range.

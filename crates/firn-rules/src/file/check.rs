@@ -3,17 +3,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{Budget, Error, METRIC_NAME, QueryContext, RegexAllowance, one_line};
+use firn_model::{Budget, Error, METRIC_NAME, QueryContext, RegexAllowance, Reservation, one_line};
 use firn_promql::{Expr, prepare, tree_bytes};
 use firn_yaml::{Millis, Placed};
 
 use super::section::{FileText, GroupText, LabelTexts, RuleText};
+use super::size::map_bytes;
 use super::{FileGroup, ReadOptions, RuleNames};
 use crate::group::{AlertRule, RecordingRule, Rule};
 use crate::template::Template;
 
-/// The groups of `file`, or all mistakes in them, or one `Busy` without memory.
-pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGroup>, Vec<Error>> {
+/// The groups of `file`, or all mistakes in them, or one `Busy` without memory. `held` is the
+/// memory of `file`, to which that of copies is added.
+pub(super) fn check(
+    file: FileText,
+    options: &ReadOptions,
+    held: &mut Reservation,
+) -> Result<Vec<FileGroup>, Vec<Error>> {
     let mut mistakes = Vec::new();
     let mut names = BTreeSet::new();
     let mut groups = Vec::with_capacity(file.groups.0.len());
@@ -28,6 +34,9 @@ pub(super) fn check(file: FileText, options: &ReadOptions) -> Result<Vec<FileGro
             mistakes.push(format!("{place}: groupname: \"{name}\" is repeated in the same file"));
         }
         mistakes.extend(label_mistakes(&group.labels, options.names));
+        // Each rule has a copy of the labels of its group.
+        let copies = map_bytes(&group.labels.texts).saturating_mul(group.rules.0.len());
+        held.grow(copies as u64).map_err(|error| vec![error])?;
         let checked = checked_group(group, options, &mut mistakes);
         groups.push(checked.map_err(|error| vec![error])?);
     }

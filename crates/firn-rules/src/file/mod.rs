@@ -1,12 +1,13 @@
 //! Rule files: their text as checked groups.
 //!
 //! [`RuleFile::parse`] reads a file with all mistakes in it, [`duplicates`] are the findings of
-//! the lint. Reading order: `section`, `check`, `running`, `lint`.
+//! the lint. Reading order: `section`, `check`, `size`, `running`, `lint`.
 
 mod check;
 mod lint;
 mod running;
 mod section;
+mod size;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,8 +100,8 @@ impl RuleFile {
             .map_err(|mistakes| mistakes.iter().map(Error::to_string).collect())
     }
 
-    /// The same within the memory of `budget` for the values of the text, which is returned with
-    /// the file; the limit of expressions is that of `options`.
+    /// The same within the memory of `budget` for the values of the text. That of the groups is
+    /// returned with them; the limit of expressions is that of `options`.
     ///
     /// # Errors
     /// As [`RuleFile::parse`], and one `Busy` or `TooLarge` without memory.
@@ -112,10 +113,13 @@ impl RuleFile {
         let failed = |failure: firn_yaml::Failure| vec![failure.into_error()];
         let mut file = FileText::zero();
         let mut document = Document::parse_within(text, budget).map_err(failed)?;
-        let held = document.decode(&mut file, options.unknown).map_err(failed)?;
+        let mut held = document.decode(&mut file, options.unknown).map_err(failed)?;
         let has_more_documents = document.more_line.is_some();
         drop(document);
-        let groups = check::check(file, options)?;
+        let groups = check::check(file, options, &mut held)?;
+        // The values of the text took the memory of all keys that a rule may have, twice.
+        let bytes = groups.iter().map(FileGroup::text_bytes).fold(0, usize::saturating_add) as u64;
+        held.shrink(held.bytes().saturating_sub(bytes));
         Ok((RuleFile { groups, has_more_documents }, held))
     }
 }

@@ -12,7 +12,7 @@ use std::{fmt, io};
 use axum::http::HeaderName;
 use firn_collect::config::ScrapeConfig;
 use firn_collect::discovery::Provider;
-use firn_collect::pool::{Due, ScrapePools, TargetId, Work};
+use firn_collect::pool::{Due, ScrapePool, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, phase_seed,
 };
@@ -164,13 +164,20 @@ async fn follow(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping
         if setting.await.is_err() {
             tracing::error!("a list of targets panicked, which is a bug");
         }
+        // Other work may have released memory for a list that was refused.
+        let is_refused = |(_, pool): (&str, &ScrapePool)| pool.refused().is_some();
+        let retries = collector.state().is_some_and(|state| state.pools.pools().any(is_refused));
         tokio::select! {
             () = stopped(&mut stopping) => return,
             _ = wanted.changed() => {}
             _ = lists.changed() => {}
+            () = tokio::time::sleep(REFUSED_RETRY), if retries => {}
         }
     }
 }
+
+// Reading a list of 100,000 targets again delays scrapes by up to a second.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 /// Starts the work that is due, at its time.
 async fn pace(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping) {
@@ -334,7 +341,6 @@ impl Collector {
         let file = self.wanted.borrow().clone();
         let external = file.map(|file| file.config.global.external_labels.clone());
         let context = ScrapeContext {
-            user_agent: USER_AGENT.to_owned(),
             phase_seed: phase_seed(&hostname(), &external.unwrap_or_default()),
             budget: budget.clone(),
         };
@@ -588,13 +594,12 @@ impl Scraping {
 
     async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> ScrapeAnswer {
         let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
-        let request = scraper.request();
-        let header =
-            |(name, text): &(&'static str, String)| (HeaderName::from_static(name), text.clone());
+        let request = scraper.request(USER_AGENT);
+        let headers = request.headers.into_iter();
         let outgoing = Request {
-            url: request.url.clone(),
-            unix_socket: request.unix_socket.clone(),
-            headers: request.headers.iter().map(header).collect(),
+            url: request.url,
+            unix_socket: request.unix_socket,
+            headers: headers.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
             authorization: None,
             secrets: Vec::new(),
             content: None,
@@ -603,7 +608,7 @@ impl Scraping {
         };
         client.send(&outgoing, connections).await.map_err(|error| match error {
             FetchError::BodyLimit => FetchFailure::BodyLimit,
-            error => FetchFailure::Other(format!("Get {:?}: {error}", request.url)),
+            error => FetchFailure::Other(format!("Get {:?}: {error}", outgoing.url)),
         })
     }
 

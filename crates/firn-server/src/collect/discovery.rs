@@ -21,7 +21,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderName;
-use firn_collect::discovery::{DnsTargets, FileTargets, HttpTargets, Provider, static_groups};
+use firn_collect::discovery::{
+    DnsTargets, FileTargets, HttpTargets, Provider, heap_bytes, static_groups,
+};
 use firn_collect::pool::DiscoveredGroup;
 use firn_fetch::dns::DnsSettings;
 use firn_fetch::{Bodies, Client, Connections, Request};
@@ -178,7 +180,11 @@ impl DiscoveryTask {
             Run { kind: provider.kind(), state: Arc::clone(&state), shared: Arc::clone(shared) };
         let work = match provider.clone() {
             Provider::Static(groups) => {
-                let list = TargetList { groups: static_groups(&groups), _held: None };
+                let groups = static_groups(&groups);
+                // The file was read within the memory.
+                let mut held = shared.budget.empty(Pool::Cache);
+                held.take(heap_bytes(&groups) as u64);
+                let list = TargetList { groups, _held: Some(held) };
                 *state.list.lock() = Some(Arc::new(list));
                 None
             }
@@ -504,7 +510,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_list_without_memory_is_a_failed_refresh() {
-        let targets: Vec<String> = (0..2_000).map(|idx| format!("\"h:{idx}\"")).collect();
+        let targets: Vec<String> = (0..10_000).map(|idx| format!("\"h:{idx}\"")).collect();
         let body = format!("[{{\"targets\": [{}]}}]", targets.join(","));
         let answer = format!(
             "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n\

@@ -166,7 +166,7 @@ mod tests {
     /// Ids of two targets.
     fn ids() -> Vec<TargetId> {
         let budget = Budget::new(1 << 20);
-        let context = ScrapeContext { user_agent: String::new(), phase_seed: 0, budget };
+        let context = ScrapeContext { phase_seed: 0, budget };
         let mut pools = ScrapePools::new(context);
         let loaded = Config::parse("scrape_configs: [{job_name: j}]", &|_| None).unwrap();
         let jobs: Vec<_> = loaded.config.scrape_configs.iter().cloned().map(Arc::new).collect();

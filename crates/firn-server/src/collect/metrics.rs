@@ -43,7 +43,12 @@ impl ScrapeTotals {
                 report.failed_count as u64
             }
             Err(error) => {
-                tracing::error!(job, %error, "a list of targets was refused; the previous one stays");
+                tracing::error!(
+                    job,
+                    %error,
+                    "a list of targets was refused: the previous one stays, and it is read again \
+                     each minute"
+                );
                 1
             }
         };
@@ -85,6 +90,13 @@ impl ScrapeTotals {
             [("ok", &self.good), ("failed", &self.failed), ("not_stored", &self.not_written)]
         {
             text.sample(name, &[("result", result)], counter.get() as f64);
+        }
+        let name = "firn_target_scrape_pool_list_refused";
+        let help = "Whether the last list of targets of a job was refused, so that an earlier one \
+                    is used.";
+        text.family(name, Kind::Gauge, help);
+        for (job, pool) in pools.pools() {
+            text.sample(name, &[("scrape_job", job)], f64::from(pool.refused().is_some()));
         }
         for prefix in ["firn", "prometheus"] {
             self.write_shared(prefix, pools, text);

@@ -35,6 +35,15 @@ pub(crate) async fn answer(
     request: Request<Body>,
     data: impl FnOnce(&Params) -> Result<Value, ApiError>,
 ) -> Response<Body> {
+    answer_with(request, &[], data).await
+}
+
+/// The same with warnings.
+pub(crate) async fn answer_with(
+    request: Request<Body>,
+    warnings: &[String],
+    data: impl FnOnce(&Params) -> Result<Value, ApiError>,
+) -> Response<Body> {
     let packing = Packing::of(request.headers());
     // No body is read, so no budget is needed.
     let answered = match Params::read(request, &url_budget()).await {
@@ -42,14 +51,13 @@ pub(crate) async fn answer(
         Err(error) => Err(error),
     };
     match answered {
-        Ok(data) => Payload::new(success(&data), packing, None).answer(StatusCode::OK, JSON),
+        Ok(data) => {
+            let push = |out: &mut Vec<u8>| out.extend_from_slice(data.to_string().as_bytes());
+            let body = wire::json::success(warnings, &[], push);
+            Payload::new(body, packing, None).answer(StatusCode::OK, JSON)
+        }
         Err(error) => error.into_response(),
     }
-}
-
-/// A whole successful answer.
-pub(crate) fn success(data: &Value) -> Vec<u8> {
-    wire::json::success(&[], &[], |out| out.extend_from_slice(data.to_string().as_bytes()))
 }
 
 /// This machine's name.

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, Uri};
 use firn_collect::config::{ScrapeConfig, Url};
+use firn_collect::pool::ScrapePool;
 use firn_collect::scrape::TargetStatus;
 use firn_model::{Labels, Matcher, Pool, QueryContext, Reservation};
 use serde_json::{Map, Value, json};
@@ -21,7 +22,7 @@ use crate::http::computed::computed;
 use crate::http::params::{Params, refused};
 use crate::http::relabel_steps::relabel_steps;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::status::{answer, hostname};
+use crate::http::status::{answer, answer_with, hostname};
 use crate::metadata::Metadata;
 use crate::target::Target;
 use crate::wire::json as wire_json;
@@ -69,7 +70,8 @@ async fn targets(State(app): State<Shared>, request: Request<Body>) -> Response<
     let shared = Shared::clone(&app);
     let check = |params: &Params, _: &QueryContext| Ok(TargetFilter::of(params));
     computed(app, request, check, move |_, filter, context, packing| {
-        Ok(all_targets(&shared, &filter, context)?.end(&[], packing)?)
+        let (body, warnings) = all_targets(&shared, &filter, context)?;
+        Ok(body.end(&warnings, packing)?)
     })
     .await
 }
@@ -99,12 +101,14 @@ struct ShownTarget {
 // Of a shown target, with the text of its error.
 const SHOWN_BYTES: u64 = 512;
 
-/// The list with those of the configuration, by pool and labels.
+/// The list with those of the configuration, by pool and labels; and warnings of pools whose list
+/// was refused.
 fn all_targets(
     app: &App,
     filter: &TargetFilter,
     context: &QueryContext,
-) -> firn_model::Result<HeldBody> {
+) -> firn_model::Result<(HeldBody, Vec<String>)> {
+    let mut warnings = Vec::new();
     let mut held = context.budget.empty(Pool::Query);
     let mut active: Vec<ShownTarget> = Vec::new();
     let mut dropped: Vec<(String, Labels)> = Vec::new();
@@ -116,6 +120,7 @@ fn all_targets(
             if !filter.shows_pool(name) {
                 continue;
             }
+            warnings.extend(refusal(name, pool));
             if filter.active {
                 for shown in state.pools.targets(pool) {
                     held.cover((active.len() as u64 + 1) * SHOWN_BYTES)?;
@@ -152,7 +157,13 @@ fn all_targets(
     body.push(r#"],"droppedTargetCounts":"#)?;
     body.push(&counts)?;
     body.push("}")?;
-    Ok(body)
+    Ok((body, warnings))
+}
+
+/// The warning of a pool whose last list was refused: its targets, if any, are older.
+fn refusal(name: &str, pool: &ScrapePool) -> Option<String> {
+    let reason = pool.refused()?;
+    Some(format!("scrape pool {name:?}: the last list of targets was refused: {reason}"))
 }
 
 fn push_values(body: &mut HeldBody, values: impl Iterator<Item = Value>) -> firn_model::Result<()> {
@@ -407,12 +418,14 @@ fn matches(target: &Target, matchers: &[Matcher]) -> bool {
 /// `/api/v1/scrape_pools`.
 async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let mut pools: Vec<String> = app.target.iter().map(|target| target.job.clone()).collect();
+    let mut warnings = Vec::new();
     if let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) {
         pools.extend(state.pools.pools().map(|(name, _)| name.to_owned()));
+        warnings.extend(state.pools.pools().filter_map(|(name, pool)| refusal(name, pool)));
     }
     pools.sort_unstable();
     pools.dedup();
-    answer(request, |_| Ok(json!({ "scrapePools": pools }))).await
+    answer_with(request, &warnings, |_| Ok(json!({ "scrapePools": pools }))).await
 }
 
 /// `/api/v1/metadata`. Only the newest metadata of a metric is stored, so `limit_per_metric` never

@@ -509,6 +509,45 @@ fn lists_of_files_and_servers_are_followed() {
     wait_for_targets(at, |targets| targets.len() == 1 && health(targets, third.address) == "up");
 }
 
+/// Before, a job whose first list was refused looked like one without targets.
+#[test]
+fn a_list_that_is_refused_is_shown_and_the_next_one_is_used() {
+    let (first, second) = (TargetServer::start(BODY), TargetServer::start(BODY));
+    let list = |addresses: &[String]| format!("[{{\"targets\": {}}}]", json!(addresses));
+    let many: Vec<String> = (0..20_000).map(|idx| format!("host-{idx}:1")).collect();
+    let files = Files::new(&config("- job_name: j\n  file_sd_configs: [{files: ['*.json']}]\n"));
+    files.write("a.json", &list(&many));
+    let server = Running::start(&[&files.flag(), "--memory=64MiB"]);
+    let at = server.at();
+    let warning = |path: &str| {
+        let answer: Value = serde_json::from_str(&get(at, path).text()).expect("JSON");
+        answer["warnings"][0].as_str().unwrap_or_default().to_owned()
+    };
+    let wait_for_refusal = |is_refused: bool| {
+        for path in ["/api/v1/targets", "/api/v1/scrape_pools"] {
+            wait_until(path, || warning(path).is_empty() != is_refused);
+        }
+        let value = u8::from(is_refused);
+        let metric = format!("firn_target_scrape_pool_list_refused{{scrape_job=\"j\"}} {value}\n");
+        assert!(get(at, "/metrics").text().contains(&metric), "{metric}");
+    };
+    wait_for_refusal(true);
+    let text = warning("/api/v1/targets");
+    let start = "scrape pool \"j\": the last list of targets was refused: no memory is left for the \
+                 targets: list fewer targets, or raise --memory";
+    assert!(text.starts_with(start), "{text}");
+    assert_eq!(warning("/api/v1/targets?scrapePool=other"), "");
+    files.write("a.json", &list(&[first.address.to_string()]));
+    wait_for_targets(at, |targets| targets.len() == 1 && health(targets, first.address) == "up");
+    wait_for_refusal(false);
+    files.write("a.json", &list(&many));
+    wait_for_refusal(true);
+    wait_for_targets(at, |targets| targets.len() == 1 && health(targets, first.address) == "up");
+    files.write("a.json", &list(&[second.address.to_string()]));
+    wait_for_targets(at, |targets| targets.len() == 1 && health(targets, second.address) == "up");
+    wait_for_refusal(false);
+}
+
 #[test]
 fn a_file_that_cannot_be_used_refuses_the_start() {
     let f = |text: Option<&str>, want: &str| {

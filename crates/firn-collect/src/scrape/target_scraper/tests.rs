@@ -103,7 +103,7 @@ struct World {
 }
 
 fn context() -> ScrapeContext {
-    ScrapeContext { user_agent: "test/1".to_owned(), phase_seed: 1, budget: Budget::new(16 << 20) }
+    ScrapeContext { phase_seed: 1, budget: Budget::new(16 << 20) }
 }
 
 fn scraper(keys: &str, now: Timestamp) -> TargetScraper {
@@ -317,7 +317,7 @@ fn the_request_says_what_the_target_may_answer() {
          params: {m: [a b]}, scrape_protocols: [PrometheusText0.0.4]",
         0,
     );
-    let request = scraper.request();
+    let request = scraper.request("test/1");
     assert_eq!(request.url, "http://h:1/metrics?m=a+b");
     assert_eq!((request.body_bytes_max, request.timeout.as_millis()), (1_024, 1_500));
     assert_eq!(

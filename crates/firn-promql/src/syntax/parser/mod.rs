@@ -37,6 +37,8 @@ const TREE_BYTES_PER_WORD: u64 = 96;
 /// Memory of the texts of a tree for each byte of its query: the query, its strings and their
 /// copies.
 const TEXT_BYTES_PER_BYTE: u64 = 8;
+/// Memory of the shortest expression, which is a name.
+const EXPR_BYTES: u64 = 640;
 
 /// Parses and type-checks a query, without compiling the patterns of its matchers. For the text of
 /// a stranger, use [`prepare`], which limits its memory.
@@ -57,7 +59,8 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
 }
 
 /// Parses and type-checks a query and compiles the patterns of its matchers, all within the limits
-/// of `context`. Their memory stays reserved as long as the expression lives.
+/// of `context`. The memory of the expression, measured after parsing, stays reserved as long as it
+/// lives.
 ///
 /// # Errors
 /// `Invalid` with the first error and its position, with Prometheus' message; `TooLarge` and `Busy`
@@ -65,9 +68,13 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
 pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     assert_not_network_thread();
     context.cancel.check()?;
-    let held = hold_tree(text, context)?;
-    let tree_bytes = held.bytes();
-    let mut expr = Expr { _held: Some(Arc::new(held)), ..parse(text)? };
+    let mut held = hold_tree(text, context)?;
+    let mut expr = parse(text)?;
+    // The tokens are freed, and most words take less than the reservation.
+    let tree_bytes = expr.heap_bytes();
+    held.grow(tree_bytes.saturating_sub(held.bytes()))?;
+    held.shrink(held.bytes().saturating_sub(tree_bytes));
+    expr._held = Some(Arc::new(held));
     expr.compile(context)?;
     expr.held_bytes = tree_bytes.saturating_add(expr.regex_bytes());
     Ok(expr)
@@ -87,7 +94,8 @@ pub fn tree_bytes(text: &str) -> u64 {
         return 0;
     }
     let words = word_count(text).saturating_mul(TREE_BYTES_PER_WORD);
-    words.saturating_add((text.len() as u64).saturating_mul(TEXT_BYTES_PER_BYTE))
+    let texts = (text.len() as u64).saturating_mul(TEXT_BYTES_PER_BYTE);
+    words.saturating_add(texts).saturating_add(EXPR_BYTES)
 }
 
 /// At least the number of tokens of `text`: its words and the characters that are neither blank nor
@@ -121,7 +129,7 @@ pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<
     super::compile(text, &parser.regexes, context)?;
     drop(parser);
     // Storage copies the list.
-    let kept_bytes = matchers.iter().map(Matcher::heap_bytes).fold(0, u64::saturating_add);
+    let kept_bytes = super::matchers_bytes(&matchers) as u64;
     held.shrink(held.bytes().saturating_sub(kept_bytes.saturating_mul(2)));
     context.kept.add(held);
     Ok(matchers)
@@ -394,6 +402,8 @@ impl<'a> Parser<'a> {
         loop {
             args.push(self.expression(1)?);
             if self.accept(TokenKind::RightParen).is_some() {
+                // Expressions of rules stay in memory; most calls have one argument.
+                args.shrink_to_fit();
                 return Ok(args);
             }
             let comma = self.expect(TokenKind::Comma, context, "")?;
@@ -448,6 +458,7 @@ impl<'a> Parser<'a> {
         let mut labels = Vec::new();
         loop {
             if self.accept(TokenKind::RightParen).is_some() {
+                labels.shrink_to_fit();
                 return Ok(labels);
             }
             let token = self.token();

@@ -23,6 +23,7 @@ impl Parser<'_> {
             span.end = self.closing;
         }
         matchers.extend(name.iter().map(|name| Matcher::equal(METRIC_NAME, name.as_str())));
+        matchers.shrink_to_fit();
         let selector = Selector {
             name,
             matchers,
