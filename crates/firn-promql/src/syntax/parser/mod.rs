@@ -37,6 +37,8 @@ const TREE_BYTES_PER_WORD: u64 = 96;
 /// Memory of the texts of a tree for each byte of its query: the query, its strings and their
 /// copies.
 const TEXT_BYTES_PER_BYTE: u64 = 8;
+/// Beside that, for a word that may be the name of a metric: a selector with its matcher.
+const TREE_BYTES_PER_NAME: u64 = 192;
 /// Memory of the shortest expression, which is a name.
 const EXPR_BYTES: u64 = 640;
 
@@ -93,24 +95,28 @@ pub fn tree_bytes(text: &str) -> u64 {
     if text.len() > QUERY_BYTES_MAX {
         return 0;
     }
-    let words = word_count(text).saturating_mul(TREE_BYTES_PER_WORD);
     let texts = (text.len() as u64).saturating_mul(TEXT_BYTES_PER_BYTE);
-    words.saturating_add(texts).saturating_add(EXPR_BYTES)
+    words_bytes(text).saturating_add(texts).saturating_add(EXPR_BYTES)
 }
 
-/// At least the number of tokens of `text`: its words and the characters that are neither blank nor
-/// part of a word. A long word, number or string of words has few.
-fn word_count(text: &str) -> u64 {
-    let mut count = 0_u64;
+/// The memory of the tokens of `text`: its words and the characters that are neither blank nor part
+/// of a word. A long word, number or string of words has few.
+fn words_bytes(text: &str) -> u64 {
+    let mut bytes = 0_u64;
     let mut in_word = false;
     for character in text.chars() {
         let is_of_word = character.is_ascii_alphanumeric() || matches!(character, '_' | '.');
         let begins = is_of_word && !in_word;
         let is_sign = !is_of_word && !character.is_ascii_whitespace();
-        count = count.saturating_add(u64::from(begins || is_sign));
+        if begins || is_sign {
+            bytes = bytes.saturating_add(TREE_BYTES_PER_WORD);
+        }
+        if begins && !character.is_ascii_digit() {
+            bytes = bytes.saturating_add(TREE_BYTES_PER_NAME);
+        }
         in_word = is_of_word;
     }
-    count
+    bytes
 }
 
 /// Parses a series selector such as `up{job="a"}`, the form of `match[]`, and compiles the patterns
