@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use firn_collect::config::glob;
-use firn_env::given_file::OutputFile;
-use firn_env::is_same_file;
 use firn_model::{Budget, CancelToken, Pool};
 use firn_rules::unit_test::{
     RuleSource, RunTests, TestFile, TestFilter, TestLimits, TestReport, date_and_time,
 };
+use firn_server::given_file::OutputFile;
+use firn_server::is_same_file;
 
 use crate::check_config::LocalFiles;
 use crate::check_rules::read_rules;

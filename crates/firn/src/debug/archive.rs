@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use firn_env::given_file::OutputFile;
+use firn_server::given_file::OutputFile;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
