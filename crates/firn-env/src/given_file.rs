@@ -1,6 +1,6 @@
 //! Files that settings and variables of the environment name. Opening or reading one never waits: a
-//! pipe that no program serves would otherwise block a start, a reload or a stop. The same holds for
-//! the files that tools write.
+//! pipe that no program serves would otherwise block a start, a reload or a stop. The same
+//! holds for the files that tools write.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -169,7 +169,7 @@ pub fn open_log(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file that a tool writes at a path of its user. Its contents stay until [`OutputFile::replace`].
+/// A file that a tool writes at a path of its user. [`OutputFile::replace`] removes its contents.
 #[derive(Debug)]
 pub struct OutputFile(File);
 

@@ -32,8 +32,8 @@ pub(crate) fn parse(pattern: &str) -> Result<Hir, String> {
 }
 
 /// `pattern`, which must match a whole value, as a pattern of Rust with the same meaning: for
-/// callers that compile it themselves, with [`PATTERN_DEPTH_MAX`], because they need its groups. It is
-/// for bytes (`utf8(false)`): `\B` is an ASCII boundary. For the names of groups see
+/// callers that compile it themselves, with [`PATTERN_DEPTH_MAX`], because they need its groups.
+/// It is for bytes (`utf8(false)`): `\B` is an ASCII boundary. For the names of groups see
 /// [`crate::rust_group_name`].
 ///
 /// # Errors
@@ -166,6 +166,7 @@ mod tests {
             }
         };
         // A part of the stack of a query thread.
+        #[expect(clippy::disallowed_methods, reason = "a thread with a small stack")]
         let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(compiled);
         thread.unwrap().join().unwrap();
     }
