@@ -2,9 +2,10 @@
 //!
 //! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real implementations:
 //! [`LocalDisk`], [`MemoryDisk`], [`OverlayDisk`], [`FolderBucket`], [`EmptyBucket`],
-//! `RemoteBucket` (S3, Google, Azure; feature `remote`, because only it needs an HTTP client)
-//! and [`SystemClock`]. `open_bucket` selects one by URL. Also the one way to read or write a file that a user
-//! names, [`given_file`]. The simulated implementations are in `firn-sim` (a development room).
+//! `RemoteBucket` (S3, Google, Azure; feature `remote`, because only it needs an HTTP client) and
+//! [`SystemClock`]. `open_bucket` selects one by URL. Also the one way to read or write a file that
+//! a user names, [`given_file`]. The simulated implementations are in `firn-sim` (a development
+//! room).
 //! One suite of tests, `firn_sim::conformance`, runs against both.
 //!
 //! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
