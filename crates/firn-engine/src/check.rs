@@ -189,6 +189,11 @@ impl Engine {
             let loss = place.is_in_log.then_some(Loss::Rows);
             report.findings.push(Finding { error, loss, is_repaired: repairs });
         }
+        for what in self.readers.damage() {
+            // The opening has removed the file.
+            let error = Error::invalid(what.clone());
+            report.findings.push(Finding { error, loss: None, is_repaired: true });
+        }
         Ok(())
     }
 

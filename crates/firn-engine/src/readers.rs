@@ -40,6 +40,8 @@ pub struct ReaderProgress {
 pub(crate) struct Readers {
     known: Mutex<BTreeMap<String, StoredReader>>,
     dropped_bytes: Counter,
+    /// One sentence for each file that was damaged when the database opened.
+    damage: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,7 @@ impl Readers {
     /// # Errors
     /// `Unavailable` if the disk fails.
     pub(crate) fn open(disk: &dyn Disk, stream_count: usize) -> Result<Readers> {
-        let mut known = BTreeMap::new();
+        let (mut known, mut damage) = (BTreeMap::new(), Vec::new());
         for name in disk.list(FOLDER)? {
             let path = path(&name);
             let opened = disk.open(&path, OpenMode::Write);
@@ -70,17 +72,26 @@ impl Readers {
                 }
                 Err(error) if *error.kind() == ErrorKind::Unavailable => return Err(error),
                 other => {
-                    let why = other
-                        .err()
-                        .map_or("the number of log streams changed".into(), |e| e.to_string());
-                    tracing::error!(
-                        "the position of log reader {name} is lost, it continues at the end: {why}"
+                    let lost = format!(
+                        "the position of log reader {name} is lost, it continues at the end"
                     );
+                    match other.err() {
+                        Some(error) => {
+                            tracing::error!("{lost}: {error}");
+                            damage.push(format!("{lost}: {error}"));
+                        }
+                        None => tracing::error!("{lost}: the number of log streams changed"),
+                    }
                     disk.remove(&path)?;
                 }
             }
         }
-        Ok(Readers { known: Mutex::new(known), dropped_bytes: Counter::default() })
+        Ok(Readers { known: Mutex::new(known), dropped_bytes: Counter::default(), damage })
+    }
+
+    /// The damage that [`Readers::open`] found and removed.
+    pub(crate) fn damage(&self) -> &[String] {
+        &self.damage
     }
 
     /// The positions that the log must keep, one per stream.

@@ -15,7 +15,7 @@ use firn_model::{Error, Result};
 use crate::bucket::{check_key, corrupt_range};
 use crate::given_file::name_of;
 use crate::io_error::io_error;
-use crate::local::{FILE_MODE, make_dirs, no_file, open_file, open_lock, sync_dir};
+use crate::local::{FILE_MODE, link_error, make_dirs, no_file, open_file, open_lock, sync_dir};
 use crate::{Bucket, Mapped, ObjectInfo, PutMode, RangeRequest};
 
 /// The folder of unfinished objects and of the lock for puts; it contains no objects.
@@ -166,6 +166,8 @@ impl FolderBucket {
             }
             Ok(metadata) => Some(version(&metadata)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // A link in a loop, which is replaced as a pipe is.
+            Err(_) if path.is_symlink() => fs::symlink_metadata(&path).ok().as_ref().map(version),
             Err(error) => return Err(io_error("examine", &path, error)),
         };
         mode.check(key, present.as_deref())?;
@@ -275,7 +277,8 @@ impl Bucket for FolderBucket {
 }
 
 fn info(key: &str, path: &Path) -> Result<ObjectInfo> {
-    let metadata = fs::metadata(path).map_err(|e| io_error("examine", path, e))?;
+    let metadata = fs::metadata(path)
+        .map_err(|e| link_error(path, &e).unwrap_or_else(|| io_error("examine", path, e)))?;
     if metadata.is_dir() {
         return Err(Error::not_found(format!("{key}: no such object, only a folder of that name")));
     }

@@ -1,5 +1,6 @@
 //! Files that settings and variables of the environment name. Opening or reading one never waits: a
-//! pipe that no program serves would otherwise block a start, a reload or a stop.
+//! pipe that no program serves would otherwise block a start, a reload or a stop. The same
+//! holds for the files that tools write.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -168,6 +169,48 @@ pub fn open_log(path: &Path) -> io::Result<File> {
     }
 }
 
+/// A file that a tool writes at a path of its user. [`OutputFile::replace`] removes its contents.
+#[derive(Debug)]
+pub struct OutputFile(File);
+
+impl OutputFile {
+    /// Opens or creates it: a regular file, a device such as `/dev/null`, or a descriptor that the
+    /// process has already open, such as `/dev/stdout`.
+    ///
+    /// # Errors
+    /// Those of opening; `InvalidInput` for a file of another kind.
+    pub fn open(path: &Path) -> io::Result<OutputFile> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        if is_own_descriptor(path) {
+            return options.open(path).map(OutputFile);
+        }
+        let wrong = |what: &str| refused(&format!("it is {what}; expected a regular file"));
+        let opened = options.custom_flags(nonblocking()).open(path);
+        let file = opened.map_err(|e| match Errno::from_io_error(&e) {
+            Some(Errno::NXIO) => wrong("a pipe or a socket"),
+            Some(Errno::ISDIR) => wrong("a folder"),
+            _ => e,
+        })?;
+        let kind = file.metadata()?.file_type();
+        match kind.is_file() || kind.is_char_device() {
+            true => Ok(OutputFile(file)),
+            false => Err(wrong(name_of(kind))),
+        }
+    }
+
+    /// The file without its former contents.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub fn replace(self) -> io::Result<File> {
+        if self.0.metadata()?.is_file() {
+            self.0.set_len(0)?;
+        }
+        Ok(self.0)
+    }
+}
+
 fn open_regular(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(nonblocking()).open(path)?;
     let kind = file.metadata()?.file_type();
@@ -268,6 +311,37 @@ mod tests {
         let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&pipe);
         open_log(&pipe).unwrap();
         open_log(Path::new("/dev/null")).unwrap();
+    }
+
+    /// Before, a tool waited for ever for a program that reads the pipe.
+    #[test]
+    fn outputs_are_files_and_keep_their_contents_until_they_are_replaced() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        mkfifoat(CWD, at("pipe"), Mode::from_raw_mode(0o600)).unwrap();
+        let _listener = UnixListener::bind(at("socket")).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        for name in ["pipe", "socket", "folder"] {
+            let error = OutputFile::open(&at(name)).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("expected a regular file"), "{error}");
+        }
+        let reads = OpenOptions::new().read(true).custom_flags(nonblocking()).open(at("pipe"));
+        assert!(OutputFile::open(&at("pipe")).is_err(), "a read pipe");
+        drop(reads);
+        OutputFile::open(Path::new("/dev/null")).unwrap().replace().unwrap();
+        fs::write(at("file"), "former").unwrap();
+        let output = OutputFile::open(&at("file")).unwrap();
+        assert_eq!(fs::read_to_string(at("file")).unwrap(), "former");
+        output.replace().unwrap().write_all(b"new").unwrap();
+        assert_eq!(fs::read_to_string(at("file")).unwrap(), "new");
+        let (mut reader, writer) = io::pipe().unwrap();
+        let own = Path::new("/dev/fd").join(writer.as_raw_fd().to_string());
+        OutputFile::open(&own).unwrap().replace().unwrap().write_all(b"piped").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "piped");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Env: the outside world behind traits.
 //!
 //! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real implementations:
-//! [`LocalDisk`], [`MemoryDisk`], [`OverlayDisk`], [`FolderBucket`], `RemoteBucket` (S3, Google,
-//! Azure; feature `remote`, because only it needs an HTTP client) and [`SystemClock`].
-//! `open_bucket` selects one by URL. Also the one way to read a file that a user names,
-//! [`given_file`]. The simulated implementations are in `firn-sim` (a development room). One suite
-//! of tests, `firn_sim::conformance`, runs against both.
+//! [`LocalDisk`], [`MemoryDisk`], [`OverlayDisk`], [`FolderBucket`], [`EmptyBucket`],
+//! `RemoteBucket` (S3, Google, Azure; feature `remote`, because only it needs an HTTP client) and
+//! [`SystemClock`]. `open_bucket` selects one by URL. Also the one way to read or write a file that
+//! a user names, [`given_file`]. The simulated implementations are in `firn-sim` (a development
+//! room).
+//! One suite of tests, `firn_sim::conformance`, runs against both.
 //!
 //! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
 //! or makes decisions. All other rooms of the core reach the outside world only through [`Env`].
@@ -21,8 +22,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `overlay`, `bucket`,
-//! `folder`, `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`, `given_file`,
-//! `process`.
+//! `folder`, `no_objects`, `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`,
+//! `given_file`, `process`.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -37,6 +38,7 @@ mod lines;
 mod local;
 mod mapped;
 mod memory;
+mod no_objects;
 #[cfg(feature = "remote")]
 mod open;
 mod overlay;
@@ -58,6 +60,7 @@ pub use lines::{LINE_BYTES, LineFlusher, Mapping};
 pub use local::{LOCK_FILE, LocalDisk};
 pub use mapped::Mapped;
 pub use memory::MemoryDisk;
+pub use no_objects::EmptyBucket;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_to_read, open_bucket_with, scheme_of};
 pub use overlay::OverlayDisk;

@@ -380,8 +380,18 @@ fn open_now(options: &mut OpenOptions, flags: i32, verb: &str, path: &Path) -> R
     options.custom_flags(flags).open(path).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::ISDIR) => no_file("a folder", path),
         Some(Errno::NXIO) => no_file("a pipe or a socket", path),
-        _ => io_error(verb, path, error),
+        _ => link_error(path, &error).unwrap_or_else(|| io_error(verb, path, error)),
     })
+}
+
+/// The error of a symbolic link in place of a file that cannot be followed, because it is in a loop
+/// or leads nowhere. `None` if `path` is no link, and if a folder of it cannot be reached.
+pub(crate) fn link_error(path: &Path, error: &io::Error) -> Option<Error> {
+    let is_of_links = match Errno::from_io_error(error) {
+        Some(Errno::LOOP | Errno::NOTDIR | Errno::NOENT) => path.is_symlink(),
+        _ => false,
+    };
+    is_of_links.then(|| no_file("a symbolic link to no file", path))
 }
 
 /// The error of a folder, a pipe or another special file in place of a file.

@@ -3,8 +3,8 @@
 //!
 //! One pass without recursion checks the pattern as Go 1.25 and later do, with Go's messages, and
 //! writes every element in a form that has the same meaning in the regex crate. It takes linear
-//! time. A few differences remain: a name may be used by one group only, and the nesting is limited
-//! by [`NEST_MAX`].
+//! time. A few differences remain: a name may be used by one group only, and groups nest
+//! up to [`NEST_MAX`].
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use regex_syntax::is_meta_character;
 use crate::excerpt;
 use crate::go_classes::{POSIX_CLASSES, unicode_class};
 
-/// Parsing and compiling recurse over groups and repetitions.
+/// Groups nest up to this depth: parsing and compiling recurse over them.
 pub(crate) const NEST_MAX: u32 = 100;
 /// The largest count of a repetition, and the largest product of nested ones.
 const REPEAT_MAX: u32 = 1_000;
@@ -78,11 +78,15 @@ struct Group {
     last: Option<Element>,
     /// The largest product of nested repetitions in it.
     repeats: u32,
+    /// The flag `U`: whether repetitions take as little as possible, those with `?` as much.
+    is_swapped: bool,
 }
 
 struct Element {
     out_start: usize,
     is_repeated: bool,
+    /// The flag `U` in front of it.
+    is_swapped: bool,
     /// The product of its nested repetitions.
     repeats: u32,
 }
@@ -133,7 +137,7 @@ impl<'p> Translator<'p> {
             rest = match first {
                 '(' if after.starts_with('?') => self.perl_group(rest)?,
                 '(' => {
-                    self.open_group("(", rest)?;
+                    self.open_group("(", None, rest)?;
                     after
                 }
                 ')' => {
@@ -199,8 +203,8 @@ impl<'p> Translator<'p> {
     fn begin_element(&mut self) {
         self.end_element();
         self.write_flags();
-        let out_start = self.out.len();
-        self.group.last = Some(Element { out_start, is_repeated: false, repeats: 1 });
+        let (out_start, is_swapped) = (self.out.len(), self.group.is_swapped);
+        self.group.last = Some(Element { out_start, is_repeated: false, is_swapped, repeats: 1 });
     }
 
     fn element<'t>(&mut self, after: &'t str, write: impl FnOnce(&mut String)) -> &'t str {
@@ -213,13 +217,15 @@ impl<'p> Translator<'p> {
         self.element(after, |out| push_literal(out, literal))
     }
 
-    fn open_group(&mut self, text: &str, rest: &str) -> Result<(), Fault> {
+    fn open_group(&mut self, text: &str, swap: Option<bool>, rest: &str) -> Result<(), Fault> {
         if self.open.len() >= NEST_MAX as usize {
             return Err(self.fault_to_end("expression nests too deeply", rest));
         }
         self.begin_element();
         self.out.push_str(text);
-        self.open.push(std::mem::take(&mut self.group));
+        let is_swapped = swap.unwrap_or(self.group.is_swapped);
+        let inner = Group { is_swapped, ..Group::default() };
+        self.open.push(std::mem::replace(&mut self.group, inner));
         Ok(())
     }
 
@@ -252,7 +258,7 @@ impl<'p> Translator<'p> {
             if name.is_empty() || !name.chars().all(is_name) {
                 return Err(fault(invalid, before(rest, after)));
             }
-            self.open_group(&format!("(?P<{}>", rust_group_name(name)), rest)?;
+            self.open_group(&format!("(?P<{}>", rust_group_name(name)), None, rest)?;
             return Ok(after);
         }
         let mut flags = Flags::default();
@@ -264,7 +270,7 @@ impl<'p> Translator<'p> {
             after = behind;
             match c {
                 ':' if flags.is_complete() => {
-                    self.open_group(&format!("(?{}:", flags.text()), rest)?;
+                    self.open_group(&format!("(?{}:", flags.text()), flags.swap(), rest)?;
                     return Ok(after);
                 }
                 ')' if flags.is_complete() => {
@@ -272,6 +278,7 @@ impl<'p> Translator<'p> {
                     if !text.is_empty() {
                         self.flags.push_str(&format!("(?{text})"));
                     }
+                    self.group.is_swapped = flags.swap().unwrap_or(self.group.is_swapped);
                     return Ok(after);
                 }
                 c if flags.take(c) => {}
@@ -295,7 +302,9 @@ impl<'p> Translator<'p> {
         if counts.is_some_and(|counts| !counts.are_valid()) {
             return Err(fault(invalid_count, before(rest, after)));
         }
-        let after = after.strip_prefix('?').unwrap_or(after);
+        let kind = before(rest, after);
+        let lazy = after.strip_prefix('?');
+        let after = lazy.unwrap_or(after);
         if let Some(last) = last_repetition {
             return Err(fault("invalid nested repetition operator", before(last, after)));
         }
@@ -318,7 +327,11 @@ impl<'p> Translator<'p> {
             self.out.insert_str(last.out_start, "(?:");
             self.out.push(')');
         }
-        self.out.push_str(operator);
+        self.out.push_str(kind);
+        // Flags between the two apply to the repetition, but are written behind it: `a(?U)*`.
+        if lazy.is_some() != (last.is_swapped != self.group.is_swapped) {
+            self.out.push('?');
+        }
         Ok(after)
     }
 
@@ -592,6 +605,12 @@ impl Flags {
         *change = Some(!self.is_off);
         self.has_flag = true;
         true
+    }
+
+    /// The change of the flag `U`.
+    fn swap(&self) -> Option<bool> {
+        let mut changes = self.changes.iter().zip(FLAGS);
+        changes.find(|(_, flag)| *flag == 'U').and_then(|(change, _)| *change)
     }
 
     fn is_complete(&self) -> bool {

@@ -67,7 +67,7 @@ pub use lock_order::{HeldLock, LockClass, as_another_thread, assert_may_reclaim,
 pub use matcher::{MatchOp, Matcher};
 pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;
-pub use pattern_syntax::{rust_pattern, rust_pattern_anywhere};
+pub use pattern_syntax::{PATTERN_DEPTH_MAX, rust_pattern, rust_pattern_anywhere};
 pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};

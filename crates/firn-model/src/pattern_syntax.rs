@@ -10,6 +10,12 @@ use regex_syntax::hir::translate::TranslatorBuilder;
 
 use crate::go_pattern::{END, NEST_MAX, PatternUse, START, translate};
 
+/// The depth of the tree of a translated pattern, for callers that compile it: the `nest_limit` of
+/// the regex crate, which also counts alternatives, sequences, repetitions and the anchors.
+pub const PATTERN_DEPTH_MAX: u32 = 4 * (NEST_MAX + 1) + 2 * NEST_MAX + CLASS_DEPTH;
+/// The depth of a class in brackets.
+const CLASS_DEPTH: u32 = 8;
+
 /// Parses `pattern`, which must match a whole value; a dot matches newlines.
 ///
 /// # Errors
@@ -26,8 +32,8 @@ pub(crate) fn parse(pattern: &str) -> Result<Hir, String> {
 }
 
 /// `pattern`, which must match a whole value, as a pattern of Rust with the same meaning: for
-/// callers that compile it themselves because they need its groups. It is for bytes
-/// (`utf8(false)`): `\B` is an ASCII boundary. For the names of groups see
+/// callers that compile it themselves, with [`PATTERN_DEPTH_MAX`], because they need its groups.
+/// It is for bytes (`utf8(false)`): `\B` is an ASCII boundary. For the names of groups see
 /// [`crate::rust_group_name`].
 ///
 /// # Errors
@@ -57,7 +63,7 @@ fn tree(pattern: &str) -> Result<Ast, String> {
         ErrorKind::NestLimitExceeded(_) => "expression nests too deeply".to_owned(),
         kind => kind.to_string(),
     };
-    ParserBuilder::new().nest_limit(NEST_MAX).build().parse(pattern).map_err(reason)
+    ParserBuilder::new().nest_limit(PATTERN_DEPTH_MAX).build().parse(pattern).map_err(reason)
 }
 
 #[cfg(test)]
@@ -109,5 +115,59 @@ mod tests {
         for wrong in ["(", "[", "a{2", "x{", r"\Q", "é{é}", "[[", r"[\"] {
             let _ = (rust_pattern(wrong), parse(wrong));
         }
+    }
+
+    /// Found by comparing with Go: the flag applied to the next element only.
+    #[test]
+    fn a_flag_between_an_element_and_its_repetition_applies_to_both() {
+        for (pattern, text, wanted) in [
+            ("(.)(?U)*(.*)", "ab", "-|ab"),
+            ("(.)(?U)*?(.*)", "ab", "b|"),
+            ("(.)(?U)+(.*?)", "ab", "a|b"),
+            ("(?U)(.)(?-U)*(.*)", "ab", "b|"),
+            ("(?U)(.)(?-U)(?U)*(.*)", "ab", "-|ab"),
+            ("(?U:(.)(?-U)*)(.*)", "ab", "b|"),
+            ("(.(?U))*(.*)", "ab", "b|"),
+            ("(?U:(.))*(.*)", "ab", "b|"),
+            ("(.)(?U-U)*(.*)", "ab", "b|"),
+            ("(?:c|(.)(?U)*)(.*)", "ab", "-|ab"),
+            (r"(.)(?U)\Q\E*(.*)", "ab", "-|ab"),
+            ("(.)(?U)*(?-U)*(.*)", "ab", "-|ab"),
+            ("(?:(a?b?))(?U){0,2}é", "aé", "a"),
+        ] {
+            let regex = regex::bytes::Regex::new(&rust_pattern(pattern).unwrap()).unwrap();
+            let captures = regex.captures(text.as_bytes()).unwrap();
+            let groups = captures.iter().skip(1).map(|group| {
+                group.map_or("-", |group| std::str::from_utf8(group.as_bytes()).unwrap())
+            });
+            assert_eq!(groups.collect::<Vec<_>>().join("|"), wanted, "{pattern}");
+        }
+    }
+
+    /// Found by an attack: 98 groups were allowed, or 49 of sequences.
+    #[test]
+    fn groups_nest_up_to_the_documented_limit() {
+        let nested = |(open, close): (&str, &str), count: usize| {
+            format!("{}[^[:alpha:]\\W]{}", open.repeat(count), close.repeat(count))
+        };
+        let compiled = move || {
+            for shape in [("(", ")"), ("x(", ")z"), ("x(a|y", ")*z"), ("(?:", ")(?i)*?")] {
+                let groups = shape.0.matches('(').count();
+                let most = NEST_MAX as usize / groups;
+                let deepest = nested(shape, most);
+                parse(&deepest).unwrap();
+                let regex = rust_pattern(&deepest).unwrap();
+                regex::bytes::RegexBuilder::new(&regex)
+                    .nest_limit(PATTERN_DEPTH_MAX)
+                    .build()
+                    .unwrap();
+                let error = parse(&nested(shape, most + 1)).unwrap_err();
+                assert!(error.contains("expression nests too deeply"), "{error}");
+            }
+        };
+        // A part of the stack of a query thread.
+        #[expect(clippy::disallowed_methods, reason = "a thread with a small stack")]
+        let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(compiled);
+        thread.unwrap().join().unwrap();
     }
 }

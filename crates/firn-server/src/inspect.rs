@@ -287,11 +287,11 @@ pub fn check_folder(
     Ok(report)
 }
 
-/// A database opened for inspection, and its temporary folder: of a slow tier, the copy of its
-/// index; else nothing is in it.
+/// A database opened for inspection. A slow tier alone needs a temporary folder for the copy of its
+/// index.
 struct Opened {
     db: Db,
-    _scratch: TempDir,
+    _scratch: Option<TempDir>,
 }
 
 impl Deref for Opened {
@@ -310,19 +310,15 @@ fn open(place: &DatabaseLocation, or_else: &str) -> Result<Opened> {
     }
     let in_folder = place.folder.join("slow").display().to_string();
     let slow_tier = slow_tier.unwrap_or(&in_folder);
-    let scratch = scratch()?;
+    let scratch = tempfile::Builder::new()
+        .prefix("firn-inspect-")
+        .tempdir()
+        .map_err(|e| Error::unavailable("cannot make a temporary folder").because(e))?;
     let options = Options { read_only: true, ..Options::default() };
     let db = firndb::replica_env(scratch.path(), slow_tier)
         .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()))
         .map_err(|error| error.context(format!("cannot open the slow tier {slow_tier}")))?;
-    Ok(Opened { db, _scratch: scratch })
-}
-
-fn scratch() -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("firn-inspect-")
-        .tempdir()
-        .map_err(|e| Error::unavailable("cannot make a temporary folder").because(e))
+    Ok(Opened { db, _scratch: Some(scratch) })
 }
 
 /// The database of a folder without its maintenance. Its log is read as at a start; only with
@@ -342,13 +338,12 @@ fn open_with(
     }
     let slow_tier =
         slow_tier.map_or_else(|| folder.join("slow").display().to_string(), str::to_owned);
-    let scratch = scratch()?;
     let env = match changes {
         true => firndb::local_env_with_slow_tier(folder, &slow_tier),
-        false => firndb::inspection_env(folder, &slow_tier, scratch.path()),
+        false => firndb::inspection_env(folder, &slow_tier),
     };
     let opened = env.and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()));
-    opened.map(|db| Opened { db, _scratch: scratch }).map_err(|error| match error.kind() {
+    opened.map(|db| Opened { db, _scratch: None }).map_err(|error| match error.kind() {
         ErrorKind::Busy { .. } => {
             error.context(format!("the database in {shown} is open in another process; {or_else}"))
         }

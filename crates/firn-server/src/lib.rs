@@ -73,7 +73,7 @@ pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
 pub use collect::{UnsupportedParts, is_of_prometheus_config};
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
-pub use firn_env::given_file;
+pub use firn_env::{given_file, is_same_file};
 pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, one_line, redacted};
 pub use firndb::{CheckProgress, CheckReport, Finding, Loss};
 pub use ingest::Ingest;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -14,6 +15,8 @@ use firn_model::{Budget, CancelToken, Pool};
 use firn_rules::unit_test::{
     RuleSource, RunTests, TestFile, TestFilter, TestLimits, TestReport, date_and_time,
 };
+use firn_server::given_file::OutputFile;
+use firn_server::is_same_file;
 
 use crate::check_config::LocalFiles;
 use crate::check_rules::read_rules;
@@ -74,6 +77,14 @@ type Outcome = Result<Vec<TestReport>, String>;
 pub(crate) fn run(
     Test { junit: junit_path, subject: TestSubject::Rules(test) }: &Test,
 ) -> ExitCode {
+    let output = junit_path.as_deref().map(|path| open_output(path, &test.files));
+    let mut output = match output.transpose() {
+        Ok(output) => output,
+        Err(why) => {
+            output::report_line(&format!("firn: --junit {why}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let filter = match test.run.as_slice() {
         [] => None,
         patterns => match TestFilter::new(patterns) {
@@ -92,10 +103,11 @@ pub(crate) fn run(
         limits: TestLimits::default(),
     };
     let mut outcomes = Vec::new();
+    let mut rule_paths = HashSet::new();
     for path in &test.files {
         let (limits, _ends_watch) = limits();
         options.limits = limits;
-        let outcome = run_file(path, &options);
+        let outcome = run_file(path, &options, &mut rule_paths);
         print(&outcome);
         outcomes.push((path, outcome));
     }
@@ -103,13 +115,32 @@ pub(crate) fn run(
         Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),
         Err(_) => true,
     });
-    if let Some(path) = junit_path
-        && let Err(error) = std::fs::write(path, junit(&outcomes))
-    {
-        output::report_line(&format!("firn: --junit {}: {error}", path.display()));
-        return ExitCode::FAILURE;
+    if let Some((path, file)) = junit_path.as_ref().zip(output.take()) {
+        let is_rules = rule_paths.iter().any(|read| is_same_file(read, path));
+        let written = match is_rules {
+            true => Err(READ_FILE.to_owned()),
+            false => file
+                .replace()
+                .and_then(|mut file| file.write_all(junit(&outcomes).as_bytes()))
+                .map_err(|error| error.to_string()),
+        };
+        if let Err(why) = written {
+            output::report_line(&format!("firn: --junit {}: {why}", path.display()));
+            return ExitCode::FAILURE;
+        }
     }
     if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Why `--junit` is refused.
+const READ_FILE: &str = "the tests read this file; expected another one";
+
+/// Opens the file of `--junit`, which is not written yet.
+fn open_output(path: &Path, test_files: &[PathBuf]) -> Result<OutputFile, String> {
+    if test_files.iter().any(|file| is_same_file(file, path)) {
+        return Err(format!("{}: {READ_FILE}", path.display()));
+    }
+    OutputFile::open(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The limits of a file. Its time ends with the sender, or after [`FILE_TIME_MAX`].
@@ -125,7 +156,8 @@ fn limits() -> (TestLimits, Sender<()>) {
     (TestLimits { budget: Budget::unlimited().part(FILE_MEMORY_BYTES_MAX), cancel }, sender)
 }
 
-fn run_file(path: &Path, options: &RunTests) -> Outcome {
+/// Adds the paths of its rules to `read`.
+fn run_file(path: &Path, options: &RunTests, read: &mut HashSet<PathBuf>) -> Outcome {
     let text = read_rules(path)?;
     let budget = &options.limits.budget;
     let file = TestFile::parse(&path.display().to_string(), &text, budget)?;
@@ -147,6 +179,7 @@ fn run_file(path: &Path, options: &RunTests) -> Outcome {
         if !known.insert(path.clone()) {
             continue;
         }
+        read.insert(path.clone());
         let name = path.display().to_string();
         let text = read_rules(&path).map_err(|e| format!("{name}: {e}"))?;
         held.grow(text.len() as u64).map_err(|e| format!("{name}: {e}"))?;
@@ -239,4 +272,43 @@ fn xml(text: &str) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Before, a pipe waited for ever for a program that reads it, and the file of a test or of its
+    /// rules was replaced by the results.
+    #[test]
+    fn results_replace_no_file_that_the_tests_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        assert!(Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        let rules = "groups: []\n";
+        let tests = "rule_files: [rules.yml]\ntests: []\n";
+        fs::write(at("rules.yml"), rules).unwrap();
+        fs::write(at("tests.yml"), tests).unwrap();
+        let run_with = |junit: &str| {
+            let test = TestRules {
+                files: vec![at("tests.yml")],
+                run: Vec::new(),
+                diff: false,
+                debug: false,
+                ignore_unknown_fields: false,
+            };
+            run(&Test { junit: Some(at(junit)), subject: TestSubject::Rules(test) })
+        };
+        for junit in ["pipe", "tests.yml", "rules.yml"] {
+            assert_eq!(run_with(junit), ExitCode::FAILURE, "{junit}");
+        }
+        assert_eq!(fs::read_to_string(at("rules.yml")).unwrap(), rules);
+        assert_eq!(fs::read_to_string(at("tests.yml")).unwrap(), tests);
+        fs::write(at("results.xml"), "long former results ".repeat(100)).unwrap();
+        assert_eq!(run_with("results.xml"), ExitCode::SUCCESS);
+        assert!(fs::read_to_string(at("results.xml")).unwrap().ends_with("</testsuites>"));
+    }
 }

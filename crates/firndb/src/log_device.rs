@@ -175,7 +175,7 @@ mod tests {
         let files = || std::fs::read_dir(memory.join("log/0")).unwrap().count();
         let before = files();
         let slow_tier = folder.join("slow");
-        let env = inspection_env(&folder, slow_tier.to_str().unwrap(), root.path()).unwrap();
+        let env = inspection_env(&folder, slow_tier.to_str().unwrap()).unwrap();
         let db = Db::open_idle(env, Options::default(), &RecoveryProgress::default()).unwrap();
         assert_eq!((db.stats().recovery.rows, files()), (1, before), "for inspection");
         drop(db);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
 use firn_env::{
-    Bucket, Disk, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, open_bucket,
+    Bucket, Disk, EmptyBucket, Env, LocalDisk, MemoryDisk, OverlayDisk, SystemClock, open_bucket,
     open_bucket_to_read, real_path, scheme_of,
 };
 use firn_model::{Error, ErrorKind, Reservation, Result};
@@ -54,12 +54,11 @@ pub fn replica_env(folder: &Path, slow_tier: &str) -> Result<Env> {
 /// The environment of the database in `folder` for a tool that only reads, with
 /// [`Db::open_idle`]: the changes of an opening and of a replay of the log stay in memory, so the
 /// folder and its slow tier keep every byte, name and owner. No server may have the folder open;
-/// other tools may. `scratch`, an empty folder, stands for the folder of a slow tier that is
-/// missing.
+/// other tools may. The folder of a slow tier may be missing.
 ///
 /// # Errors
 /// As [`local_env_with_slow_tier`]; `NotFound` without a database.
-pub fn inspection_env(folder: &Path, slow_tier: &str, scratch: &Path) -> Result<Env> {
+pub fn inspection_env(folder: &Path, slow_tier: &str) -> Result<Env> {
     let overlay = |root: PathBuf, is_memory| -> Result<Arc<dyn Disk>> {
         let below = Arc::new(LocalDisk::open_to_read(root)?);
         Ok(Arc::new(OverlayDisk::new(below, is_memory)))
@@ -69,9 +68,7 @@ pub fn inspection_env(folder: &Path, slow_tier: &str, scratch: &Path) -> Result<
         LogDevice::Memory(path) => Some(overlay(path, true)?),
     };
     let bucket = match open_bucket_to_read(slow_tier) {
-        Err(error) if *error.kind() == ErrorKind::NotFound => {
-            open_bucket_to_read(&scratch.to_string_lossy())?
-        }
+        Err(error) if *error.kind() == ErrorKind::NotFound => Arc::new(EmptyBucket),
         opened => opened?,
     };
     let disk = overlay(folder.join("fast"), false)?;

@@ -18,9 +18,8 @@ fn write(folder: &Path) {
 }
 
 fn inspect(folder: &Path) -> firndb::Result<Db> {
-    let scratch = tempfile::tempdir().unwrap();
     let slow_tier = folder.join("slow").to_string_lossy().into_owned();
-    let env = inspection_env(folder, &slow_tier, scratch.path())?;
+    let env = inspection_env(folder, &slow_tier)?;
     Db::open_idle(env, Options::default(), &RecoveryProgress::default())
 }
 

@@ -4,13 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use firndb::{
-    CancelToken, CheckReport, Db, Labels, Options, QueryOptions, QueryTime, ResultOptions,
-    local_env,
+    CancelToken, CheckReport, Db, Labels, Options, QueryOptions, QueryTime, RecoveryProgress,
+    ResultOptions, inspection_env, local_env,
 };
 
 /// The special files.
@@ -19,9 +20,16 @@ enum Special {
     Folder,
     Pipe,
     Socket,
+    /// A symbolic link to itself.
+    Loop,
+    /// A symbolic link to a missing file.
+    Dangling,
 }
 
-const SPECIALS: [Special; 3] = [Special::Folder, Special::Pipe, Special::Socket];
+const SPECIALS: [Special; 5] =
+    [Special::Folder, Special::Pipe, Special::Socket, Special::Loop, Special::Dangling];
+/// Those that the database removes or replaces: a folder has contents of others.
+const REPLACED: [Special; 4] = [Special::Pipe, Special::Socket, Special::Loop, Special::Dangling];
 
 /// Puts a special file in place of the file at `path`, if there is one.
 fn replace(path: &Path, special: Special) {
@@ -31,6 +39,8 @@ fn replace(path: &Path, special: Special) {
         Special::Folder => fs::create_dir_all(path.join("kept")).unwrap(),
         Special::Pipe => assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
         Special::Socket => drop(UnixListener::bind(path).unwrap()),
+        Special::Loop => symlink(path, path).unwrap(),
+        Special::Dangling => symlink(path.with_extension("none"), path).unwrap(),
     }
 }
 
@@ -84,7 +94,7 @@ fn a_table_that_is_no_file_is_damaged_and_repaired() {
     }
 }
 
-/// Before, the start was refused with the words of the system.
+/// Before, the start was refused with the words of the system, and a check found nothing.
 #[test]
 fn the_position_of_a_reader_that_is_no_file_is_replaced_or_named() {
     for special in SPECIALS {
@@ -95,6 +105,14 @@ fn the_position_of_a_reader_that_is_no_file_is_replaced_or_named() {
         db.close().unwrap();
         drop(db);
         replace(&folder.path().join("fast/readers/remote-write-1"), special);
+        let slow_tier = folder.path().join("slow").to_string_lossy().into_owned();
+        let env = inspection_env(folder.path(), &slow_tier).unwrap();
+        let db = Db::open_idle(env, Options::default(), &RecoveryProgress::default()).unwrap();
+        let findings = check(&db, false).findings;
+        assert_eq!(findings.len(), 1, "{special:?}: {findings:?}");
+        let text = findings[0].error.to_string();
+        assert!(text.contains("expected a file; move it away"), "{special:?}: {text}");
+        drop(db);
         match (open(folder.path()), special) {
             (Err(error), Special::Folder) => {
                 let text = error.to_string();
@@ -132,7 +150,7 @@ fn a_result_cache_that_cannot_be_used_costs_results_only() {
             fs::remove_dir_all(cache.join("checkpoint")).unwrap();
         }
     }
-    for special in [Special::Pipe, Special::Socket] {
+    for special in REPLACED {
         replace(&cache.join("slabs"), special);
         open_cached(folder.path()).unwrap().close().unwrap();
         assert!(cache.join("slabs").is_file(), "{special:?}");
@@ -173,7 +191,7 @@ fn an_index_file_that_is_no_file_is_put_back_or_forgotten() {
 /// Before, the error of a check advised to retry, and a new database started.
 #[test]
 fn a_slow_tiers_manifest_that_is_no_file_is_named() {
-    for special in [Special::Pipe, Special::Socket] {
+    for special in REPLACED {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("slow")).unwrap();
         let manifest = folder.path().join("slow/manifest");

@@ -1,6 +1,6 @@
 //! The regular expressions of rules: Go's syntax, anchored at both ends, with groups.
 
-use firn_model::{Error, Result, excerpt, rust_group_name, rust_pattern};
+use firn_model::{Error, PATTERN_DEPTH_MAX, Result, excerpt, rust_group_name, rust_pattern};
 use regex_automata::meta::Regex;
 use regex_automata::util::primitives::NonMaxUsize;
 use regex_automata::util::syntax;
@@ -87,7 +87,7 @@ impl Pattern {
             .nfa_size_limit(Some(limit))
             .hybrid_cache_capacity(CACHE_BYTES_MAX)
             .onepass_size_limit(Some(CACHE_BYTES_MAX));
-        let syntax = syntax::Config::new().nest_limit(250).utf8(false);
+        let syntax = syntax::Config::new().nest_limit(PATTERN_DEPTH_MAX).utf8(false);
         let built = Regex::builder().configure(config).syntax(syntax).build(&anchored);
         let regex = built.map_err(|error| match error.size_limit() {
             Some(_) => fault(pattern, &format!("it compiles to over {limit} bytes")),

@@ -3,7 +3,7 @@
 //! They can make labels of any length, so a label's length is computed, checked and reserved before
 //! the label is built.
 
-use firn_model::{Error, Labels, METRIC_NAME, Result, excerpt, rust_pattern};
+use firn_model::{Error, Labels, METRIC_NAME, PATTERN_DEPTH_MAX, Result, excerpt, rust_pattern};
 
 use super::evaluator::Evaluator;
 use super::template::Template;
@@ -43,22 +43,31 @@ fn label_name<'a>(args: &'a [Node], idx: usize, what: &str) -> Result<&'a str> {
     })
 }
 
+fn invalid_pattern(pattern: &str) -> Error {
+    let pattern = excerpt(pattern);
+    Error::invalid(format!("invalid regular expression in label_replace(): {pattern}"))
+}
+
 impl Evaluator<'_> {
     pub(super) fn label_replace(
         &mut self,
         args: &[Node],
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
+        // The JSON of Prometheus has the same replacement characters.
         let template = String::from_utf8_lossy(text(args, 2)?);
         let template = Template { text: &template };
-        let source = String::from_utf8_lossy(text(args, 3)?);
-        let regex = self.replace_pattern(&String::from_utf8_lossy(text(args, 4)?))?;
+        let source = std::str::from_utf8(text(args, 3)?).ok();
+        let pattern = text(args, 4)?;
+        let pattern = std::str::from_utf8(pattern)
+            .map_err(|_| invalid_pattern(&String::from_utf8_lossy(pattern)))?;
+        let regex = self.replace_pattern(pattern)?;
         let target = label_name(args, 1, "destination label name in label_replace()")?;
         self.check_label_name("label_replace", target)?;
         let mut series = self.vector(&args[0], steps)?;
         for one in &mut series {
             self.meter.check_canceled()?;
-            let value = one.labels.get(&source).unwrap_or("");
+            let value = source.and_then(|name| one.labels.get(name)).unwrap_or("");
             let Some(captures) = regex.captures(value.as_bytes()) else { continue };
             let value_bytes = template.expanded_bytes(&captures);
             self.reserve_label("label_replace", &one.labels, target, value_bytes)?;
@@ -85,17 +94,14 @@ impl Evaluator<'_> {
         }
         self.meter.reserve_items(pattern.len(), PARSED_FACTOR)?;
         self.meter.reserve_items(class_count(pattern), CLASS_BYTES)?;
-        let invalid = || {
-            let pattern = excerpt(pattern);
-            Error::invalid(format!("invalid regular expression in label_replace(): {pattern}"))
-        };
-        let anchored = rust_pattern(pattern).map_err(|_| invalid())?;
+        let anchored = rust_pattern(pattern).map_err(|_| invalid_pattern(pattern))?;
         let factor = AUTOMATA_FACTOR + SEARCH_FACTOR * (group_count + 1);
         let bytes_max = PATTERN_BYTES[PATTERN_BYTES.len() - 1] / (group_count + 1);
         let mut built = Err(regex::Error::CompiledTooBig(0));
         for limit_bytes in PATTERN_BYTES.map(|limit_bytes| limit_bytes.min(bytes_max)) {
             self.meter.reserve_items(limit_bytes, factor)?;
             built = regex::bytes::RegexBuilder::new(&anchored)
+                .nest_limit(PATTERN_DEPTH_MAX)
                 .size_limit(limit_bytes)
                 .dfa_size_limit(limit_bytes)
                 .build();
@@ -108,7 +114,7 @@ impl Evaluator<'_> {
                 "the pattern of label_replace() compiles to more than {bytes_max} bytes, the limit \
                  for {group_count} capture groups: use fewer groups or repetitions"
             )),
-            _ => invalid(),
+            _ => invalid_pattern(pattern),
         })
     }
 
@@ -203,7 +209,7 @@ impl Evaluator<'_> {
             return Ok(series);
         }
         let names = (1..args.len())
-            .map(|idx| Ok(String::from_utf8_lossy(text(args, idx)?)))
+            .map(|idx| Ok(std::str::from_utf8(text(args, idx)?).ok()))
             .collect::<Result<Vec<_>>>()?;
         series.sort_by(|a, b| {
             let by_name = |name: &str| {
@@ -211,7 +217,8 @@ impl Evaluator<'_> {
             };
             let order = names
                 .iter()
-                .map(|name| by_name(name))
+                // No label has a name that is not UTF-8.
+                .filter_map(|name| name.map(by_name))
                 .find(|order| order.is_ne())
                 .unwrap_or_else(|| a.labels.cmp(&b.labels));
             if function == FunctionId::SortByLabelDesc { order.reverse() } else { order }

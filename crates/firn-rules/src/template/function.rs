@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use firn_model::{pattern_tree_bytes, rust_group_name, rust_pattern_anywhere};
+use firn_model::{PATTERN_DEPTH_MAX, pattern_tree_bytes, rust_group_name, rust_pattern_anywhere};
 use firn_promql::go_quote;
 use regex::{Captures, Regex, RegexBuilder};
 
@@ -246,6 +246,7 @@ impl Run<'_> {
             };
             self.reserve(tree_bytes.saturating_add(COMPILE_BYTES_PER_BYTE.saturating_mul(limit)))?;
             let mut builder = RegexBuilder::new(&translated);
+            builder.nest_limit(PATTERN_DEPTH_MAX);
             match builder.size_limit(limit).dfa_size_limit(REGEX_CACHE_BYTES).build() {
                 Ok(regex) => break (regex, limit),
                 Err(regex::Error::CompiledTooBig(_)) => {}

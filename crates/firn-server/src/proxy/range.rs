@@ -243,8 +243,8 @@ impl CachedSteps {
 }
 
 /// The key of a request: its normalised expression and grid, and everything that may select another
-/// answer. Headers are digested: they may be passwords, which must not be written to the cache
-/// file.
+/// answer. Headers and other parameters are digested: they may be passwords, which must not be
+/// written to the cache file.
 fn key(
     parts: &Parts,
     pairs: &[(String, String)],
@@ -258,13 +258,13 @@ fn key(
     others.retain(|(name, _)| name != "step");
     // Stable: values of one name keep their order.
     others.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut form = form_urlencoded::Serializer::new(String::new());
-    form.extend_pairs(others);
-    let mut key = format!("{step_ms} {phase_ms} {}?{}\n", parts.uri.path(), form.finish());
+    let others = others.into_iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let others: Vec<(&str, &[u8])> = others.collect();
+    let mut key = format!("{step_ms} {phase_ms} {}\n", parts.uri.path());
     key += expression;
     let mut key = key.into_bytes();
     key.push(b'\n');
-    key.extend_from_slice(&digest(&parts.headers, &[]));
+    key.extend_from_slice(&digest(&parts.headers, &others));
     key
 }
 
@@ -326,6 +326,8 @@ pub(super) fn digest(headers: &HeaderMap, others: &[(&str, &[u8])]) -> [u8; 32] 
     // Stable: a server may use the first or the last of several values.
     named.sort_by_key(|(name, _)| *name);
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    // Without their number, `others` with the name of a header would count as that header.
+    context.update(&(named.len() as u64).to_le_bytes());
     for (name, value) in named.into_iter().chain(others.iter().copied()) {
         for text in [name.as_bytes(), value] {
             context.update(&(text.len() as u64).to_le_bytes());
@@ -406,12 +408,18 @@ mod tests {
         ] {
             assert_ne!(plain, other);
         }
+        let tenant = ("x-scope-orgid", "1");
+        assert_ne!(key("a", &[tenant], &[]), key("a", &[], &[tenant]));
         let tenants = |order: [&'static str; 2]| {
             key("a", &[], &order.map(|tenant| ("x-scope-orgid", tenant)))
         };
         assert_ne!(tenants(["1", "2"]), tenants(["2", "1"]), "the first or the last may count");
         let secret = key("a", &[], &[("authorization", "Bearer hidden")]);
         assert!(!String::from_utf8_lossy(&secret).contains("hidden"));
+        let secret = key("a", &[("authKey", "hidden")], &[]);
+        assert!(!String::from_utf8_lossy(&secret).contains("hidden"), "was in the cache file");
+        assert_ne!(secret, key("a", &[("authKey", "other")], &[]));
+        assert_ne!(secret, key("a", &[("hidden", "authKey")], &[]));
     }
 
     #[test]

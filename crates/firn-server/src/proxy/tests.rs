@@ -456,6 +456,39 @@ fn a_form_that_breaks_off_never_reaches_the_origin() {
     proxy.stop().unwrap();
 }
 
+/// Before, the parameter was in the file of the cache.
+#[test]
+fn no_file_has_the_parameters_of_a_query() {
+    let origin = FakeOrigin::start();
+    let RunningProxy { proxy, _folder: folder } =
+        RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let proxy = RunningProxy { proxy, _folder: tempfile::tempdir().unwrap() };
+    let target = "/api/v1/query_range?query=up&start=1000&end=1000&step=15&authKey=PARAMSECRET";
+    for result in ["miss", "hit"] {
+        let answer = proxy.send("GET", target, "Authorization: Bearer HEADSECRET\r\n");
+        assert!(answer.contains(&format!("x-firn-cache: {result}")), "{answer}");
+    }
+    proxy.proxy.stop().unwrap();
+    let mut folders = vec![folder.path().to_owned()];
+    let mut file_count = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            file_count += 1;
+            let bytes = std::fs::read(&path).unwrap();
+            for secret in ["PARAMSECRET", "HEADSECRET"] {
+                let is_in = bytes.windows(secret.len()).any(|part| part == secret.as_bytes());
+                assert!(!is_in, "{secret} is in {}", path.display());
+            }
+        }
+    }
+    assert!(file_count > 0);
+}
+
 /// Before, the header of one client reached the origin, and its status 417 another client.
 #[test]
 fn a_shared_answer_depends_on_no_header_outside_of_its_key() {

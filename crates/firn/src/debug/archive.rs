@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
+use firn_server::given_file::OutputFile;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
@@ -21,7 +22,7 @@ const NAME_BYTES_MAX: usize = 100;
 impl Archive {
     /// Replaces the file at `path`.
     pub(super) fn create(path: &Path, modified: u64) -> io::Result<Archive> {
-        let out = GzEncoder::new(File::create(path)?, Compression::default());
+        let out = GzEncoder::new(OutputFile::open(path)?.replace()?, Compression::default());
         Ok(Archive { out, modified })
     }
 

@@ -470,11 +470,16 @@ impl<'a> Parser<'a> {
             let token = self.token();
             if token.kind == TokenKind::String {
                 self.take();
-                let label = self.string_text(token)?;
-                if label.is_empty() {
-                    return Err(self.error(token.span, "invalid label name for grouping: \"\""));
+                let label = self.string_bytes(token)?;
+                match String::from_utf8(label) {
+                    Ok(label) if !label.is_empty() => labels.push(label),
+                    label => {
+                        let label = label.map_or_else(|e| e.into_bytes(), String::into_bytes);
+                        let what =
+                            format!("invalid label name for grouping: {}", super::go_quote(&label));
+                        return Err(self.error(token.span, what));
+                    }
                 }
-                labels.push(label);
             } else if is_label_name(token.kind) {
                 self.take();
                 labels.push(token.text(self.input).to_owned());
