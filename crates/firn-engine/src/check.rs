@@ -190,9 +190,8 @@ impl Engine {
             report.findings.push(Finding { error, loss, is_repaired: repairs });
         }
         for what in self.readers.damage() {
-            // The opening has removed the file.
             let error = Error::invalid(what.clone());
-            report.findings.push(Finding { error, loss: None, is_repaired: true });
+            report.findings.push(Finding { error, loss: None, is_repaired: repairs });
         }
         Ok(())
     }

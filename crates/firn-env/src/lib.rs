@@ -5,8 +5,7 @@
 //! `RemoteBucket` (S3, Google, Azure; feature `remote`, because only it needs an HTTP client) and
 //! [`SystemClock`]. `open_bucket` selects one by URL. Also the one way to read or write a file that
 //! a user names, [`given_file`]. The simulated implementations are in `firn-sim` (a development
-//! room).
-//! One suite of tests, `firn_sim::conformance`, runs against both.
+//! room). One suite of tests, `firn_sim::conformance`, runs against both.
 //!
 //! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
 //! or makes decisions. All other rooms of the core reach the outside world only through [`Env`].
