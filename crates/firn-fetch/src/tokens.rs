@@ -117,7 +117,7 @@ impl Tokens {
             let status = answer.status_text();
             return Err(FetchError::Credentials(format!("oauth2: cannot fetch token: {status}")));
         }
-        let answer: TokenAnswer = serde_json::from_slice(&answer.body).map_err(|_| {
+        let answer: TokenAnswer = firn_collect::json::from_json(&answer.body).map_err(|_| {
             FetchError::Credentials("oauth2: cannot parse the answer with the token".to_owned())
         })?;
         if answer.access_token.is_empty() {
