@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firn_model::{Result as ModelResult, Secret};
+use firn_model::{Budget, Result as ModelResult, Secret};
 
 use super::{AnyValue, FilePath, Url, join_folder};
-use firn_yaml::{Checked, Failure, Field, from_document, quoted, section, words};
+use firn_yaml::{Checked, Failure, Field, from_document_within, quoted, section, words};
 
 words! {
     /// A version of TLS.
@@ -133,10 +133,10 @@ impl HttpClient {
     /// in it begin in the folder above the one of the file.
     ///
     /// # Errors
-    /// `Invalid` with Prometheus' text.
-    pub fn parse_file(text: &str, path: &Path) -> ModelResult<HttpClient> {
+    /// `Invalid` with Prometheus' text; `Busy` if reading it takes more memory than `budget` has.
+    pub fn parse_file(text: &str, path: &Path, budget: &Budget) -> ModelResult<HttpClient> {
         let mut client = HttpClient::default();
-        from_document(text, &mut client).map_err(Failure::into_error)?;
+        from_document_within(text, &mut client, budget).map_err(Failure::into_error)?;
         let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
         join_folder(&mut client, folder);
         Ok(client)

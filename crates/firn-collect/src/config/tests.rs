@@ -271,3 +271,14 @@ fn no_error_shows_a_secret() {
     }
     assert!(error_count > 10 * paths.len(), "{error_count}");
 }
+
+/// Before, 10 MB of such a file took more than 1 GiB.
+#[test]
+fn a_client_file_is_read_within_memory() {
+    let budget = Budget::unlimited().part(8 << 20);
+    let path = Path::new("/c/client.yml");
+    let text = format!("{{{}}}", "a,".repeat(100_000));
+    let error = HttpClient::parse_file(&text, path, &budget).unwrap_err().to_string();
+    assert!(error.contains("takes more than 8388608 bytes of memory"), "{error}");
+    assert!(HttpClient::parse_file("basic_auth: {username: u}", path, &budget).is_ok());
+}
