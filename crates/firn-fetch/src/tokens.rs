@@ -175,7 +175,7 @@ impl Tokens {
             authorization = Some(Secret::new(basic(&id, &secret)));
         }
         for (name, value) in &config.endpoint_params {
-            form.append_pair(name, value);
+            form.append_pair(name, value.expose());
         }
         Request {
             url: config.token_url.as_str().to_owned(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use firn_model::{Budget, Result as ModelResult, Secret};
 
-use super::{AnyValue, FilePath, Url, join_folder};
+use super::{AnyValue, FilePath, HiddenText, Url, join_folder};
 use firn_yaml::{Checked, Failure, Field, from_document_within, quoted, section, words};
 
 words! {
@@ -90,14 +90,14 @@ section! {
         claims: BTreeMap<String, AnyValue> = "claims" omit,
         scopes: Vec<String> = "scopes" omit,
         token_url: Url = "token_url" omit,
-        endpoint_params: BTreeMap<String, String> = "endpoint_params" omit,
+        endpoint_params: BTreeMap<String, HiddenText> = "endpoint_params" omit,
         tls_config: TlsConfig = "tls_config" omit,
     }
     inline { proxy: ProxyConfig, }
 }
 
 section! {
-    /// The values of a header.
+    /// The values of a header. Only `secrets` are hidden: `values` are the ones to be shown.
     pub struct Header: "config.Header" {
         values: Vec<String> = "values" omit,
         secrets: Vec<Secret> = "secrets" omit,

@@ -169,7 +169,13 @@ fn secrets_are_never_shown() {
                 - url: http://h/\n  \
                 oauth2: {client_id: a, client_secret: hunter2, token_url: t}\n\
                 - url: http://h/\n  \
-                sigv4: {access_key: a, secret_key: hunter2}\n\
+                sigv4: {access_key: a, secret_key: hunter2}\n  \
+                headers: {X-Token: hunter2}\n\
+                - url: http://h/\n  \
+                oauth2: {client_id: a, client_secret: b, token_url: t, \
+                endpoint_params: {password: hunter2}}\n\
+                remote_read: [{url: 'http://h/', headers: {x: hunter2, y: ''}}]\n\
+                tracing: {endpoint: e, headers: {x: hunter2}}\n\
                 scrape_configs:\n\
                 - job_name: a\n  \
                 consul_sd_configs: [{token: hunter2, password: hunter2}]\n  \
@@ -181,6 +187,12 @@ fn secrets_are_never_shown() {
     assert!(!debug.contains("hunter2"), "{debug}");
     assert!(printed.contains("password: <secret>"), "{printed}");
     assert!(printed.contains("url: http://u:xxxxx@h/"), "{printed}");
+    assert!(printed.contains("X-Token: <secret>"), "{printed}");
+    assert!(printed.contains("x: <secret>\n    \"y\": \"\""), "{printed}");
+    // A shown section is a right one, as in Prometheus.
+    let config = parse("remote_write: [{url: 'http://h/', headers: {x: a, y: ''}}]").unwrap();
+    let printed = config.to_yaml();
+    assert_eq!(parse(&printed).unwrap().to_yaml(), printed);
 }
 
 // Prometheus accepts such targets, and relabelling turns them into parameters.

@@ -520,7 +520,7 @@ async fn post(
     ];
     // They may be credentials. Their names were checked with the configuration.
     let secrets = to.settings.headers.iter().filter_map(|(name, value)| {
-        Some((HeaderName::try_from(name).ok()?, Secret::new(value.as_str())))
+        Some((HeaderName::try_from(name).ok()?, Secret::new(value.expose())))
     });
     let request = Request {
         // With its password, unlike `to.url`.
