@@ -19,7 +19,7 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `relabel`, `config`, `targets`, `check`, `scrape`, `pool`, `discovery`.
+//! Reading order: `relabel`, `json`, `config`, `targets`, `check`, `scrape`, `pool`, `discovery`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -35,6 +35,7 @@
 pub mod check;
 pub mod config;
 pub mod discovery;
+pub mod json;
 pub mod pool;
 pub mod relabel;
 pub mod scrape;

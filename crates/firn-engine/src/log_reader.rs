@@ -17,7 +17,7 @@ use crate::logged::LoggedTransaction;
 use crate::readers::ReaderProgress;
 
 /// Memory is reserved in steps of this, ahead of its use.
-const MEMORY_STEP_BYTES: u64 = 1 << 20;
+const MEMORY_STEP_BYTES: u64 = 64 << 10;
 
 /// A sample in the log.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,6 +135,19 @@ impl LogReader {
     /// `Busy` without memory, `Unavailable` if the disk fails, `Corrupt`. `samples` may have
     /// samples then, and the positions are behind them.
     pub fn read(
+        &mut self,
+        samples: &mut Vec<LoggedSample>,
+        count_max: usize,
+        until: Option<&[LogPosition]>,
+    ) -> Result<LogReading> {
+        let read = self.read_on(samples, count_max, until);
+        // Entries may have added less than was reserved for them.
+        let kept = self.decoder.heap_bytes().next_multiple_of(MEMORY_STEP_BYTES);
+        self.memory.shrink(self.memory.bytes().saturating_sub(kept));
+        read
+    }
+
+    fn read_on(
         &mut self,
         samples: &mut Vec<LoggedSample>,
         count_max: usize,

@@ -117,7 +117,7 @@ impl Tokens {
             let status = answer.status_text();
             return Err(FetchError::Credentials(format!("oauth2: cannot fetch token: {status}")));
         }
-        let answer: TokenAnswer = serde_json::from_slice(&answer.body).map_err(|_| {
+        let answer: TokenAnswer = firn_collect::json::from_json(&answer.body).map_err(|_| {
             FetchError::Credentials("oauth2: cannot parse the answer with the token".to_owned())
         })?;
         if answer.access_token.is_empty() {
@@ -175,7 +175,7 @@ impl Tokens {
             authorization = Some(Secret::new(basic(&id, &secret)));
         }
         for (name, value) in &config.endpoint_params {
-            form.append_pair(name, value);
+            form.append_pair(name, value.expose());
         }
         Request {
             url: config.token_url.as_str().to_owned(),

@@ -61,7 +61,7 @@ impl Server {
         check_authorities()?;
         let on_idle = process.release_memory;
         let rules = Arc::new(RuleManager::new(config.rule_options(on_idle)));
-        let remote_write = Arc::new(RemoteWriter::default());
+        let remote_write = Arc::new(RemoteWriter::new(config.memory_bytes()));
         let collect = match config.prometheus_config.get() {
             Some(path) => {
                 let parts: Vec<Arc<dyn ConfigPart>> = vec![

@@ -218,12 +218,13 @@ pub trait Checked {
 ///
 /// # Errors
 /// Those of [`Document::parse`] and [`Document::decode`].
-pub fn from_document<T: Field>(text: &str, out: &mut T) -> Result<(), Failure> {
+#[cfg(test)]
+pub(crate) fn from_document<T: Field>(text: &str, out: &mut T) -> Result<(), Failure> {
     from_document_within(text, out, &Budget::unlimited()).map(drop)
 }
 
-/// The same within the memory of `budget`. Returns the memory of the values, as
-/// [`Document::decode`].
+/// Reads `text` into `out`, which keeps its value if the document is empty, within the memory of
+/// `budget`. Returns the memory of the values, as [`Document::decode`].
 ///
 /// # Errors
 /// Those of [`Document::parse_within`] and [`Document::decode`].

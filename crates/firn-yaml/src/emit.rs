@@ -136,8 +136,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{Field, from_document};
     use super::*;
+    use crate::Field;
+    use crate::decode::from_document;
 
     #[test]
     fn values_are_printed_in_block_style() {

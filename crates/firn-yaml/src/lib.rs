@@ -5,9 +5,9 @@
 //!
 //! **Never** does I/O, and knows no key of a file.
 //!
-//! **Path through**: `section!` declares a struct with a key for each field; [`from_document`]
-//! reads a text into it. [`Document::parse`] is the tree alone. [`print()`] prints the result of
-//! [`Field::encode`].
+//! **Path through**: `section!` declares a struct with a key for each field, and
+//! [`from_document_within`] reads a text into it. [`Document::parse`] is the tree alone.
+//! [`print()`] prints the result of [`Field::encode`].
 //!
 //! Four rules of Prometheus' decoder are visible to users: a null is the zero value of a key and
 //! not its default; a scalar of any kind is accepted where a text is expected, with its spelling;
@@ -44,7 +44,7 @@ mod tokens;
 #[doc(hidden)]
 pub use decode::assert_omit;
 pub use decode::{
-    Checked, Decoder, Encoded, Failure, Field, Items, PathVisitor, Section, decode, from_document,
+    Checked, Decoder, Encoded, Failure, Field, Items, PathVisitor, Section, decode,
     from_document_within, paths_below, read_section, text_of,
 };
 pub use duration::Millis;

@@ -54,7 +54,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::from_document;
+    use crate::decode::from_document;
 
     #[test]
     fn nulls_have_a_place_too() {

@@ -71,7 +71,7 @@ impl Field for RawText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::from_document;
+    use crate::decode::from_document;
 
     #[test]
     fn bytes_that_are_no_text_are_kept() {

@@ -8,13 +8,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use firn_collect::config::{HttpClient, Url};
+use firn_collect::config::{Files, HttpClient, Url};
 use firn_fetch::{Bodies, Client, Connections, Content, FetchError, Request, Response};
 use firn_model::Budget;
 use firn_server::Secret;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::check_config::read_file;
+use crate::check_config::{LocalFiles, read_file};
 
 /// The flag of commands that send requests.
 #[derive(Clone, Debug, Default, Args)]
@@ -178,7 +178,10 @@ impl ClientFile {
         }
         let read = read_file(path)
             .map_err(|error| format!("open {}: {error}", path.display()))
-            .and_then(|text| HttpClient::parse_file(&text, path).map_err(|e| e.to_string()));
+            .and_then(|text| {
+                let client = HttpClient::parse_file(&text, path, &LocalFiles.budget());
+                client.map_err(|error| error.to_string())
+            });
         read.map_err(|error| format!("Failed to load HTTP config file: {error}"))
     }
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use firn_collect::check::{FoundJob, find_job};
-use firn_collect::config::{LabelSet, LoadOptions, ScrapeConfig};
+use firn_collect::config::{Files, LabelSet, LoadOptions, ScrapeConfig};
 use firn_collect::relabel::{LabelEditor, NameScheme, RuleConfig, Rules};
 use firn_collect::targets::Target;
 use firn_model::{Labels, MatchOp};
@@ -109,7 +109,8 @@ fn steps_of(relabel: &Relabel) -> Result<Option<(Labels, Rules)>> {
         let path = relabel.rules.as_ref().ok_or_else(|| Error::invalid("no rules are given"))?;
         let failed = |error: String| Error::invalid(format!("{}: {error}", path.display()));
         let text = read_file(path).map_err(|error| failed(error.to_string()))?;
-        let rules = Rules::parse(&text, NameScheme::Utf8).map_err(|e| failed(e.to_string()))?;
+        let rules = Rules::parse_within(&text, NameScheme::Utf8, &LocalFiles.budget())
+            .map_err(|e| failed(e.to_string()))?;
         return Ok(Some((Labels::from_pairs(pairs)?, rules)));
     };
     let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };

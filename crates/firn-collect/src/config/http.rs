@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firn_model::{Result as ModelResult, Secret};
+use firn_model::{Budget, Result as ModelResult, Secret};
 
-use super::{AnyValue, FilePath, Url, join_folder};
-use firn_yaml::{Checked, Failure, Field, from_document, quoted, section, words};
+use super::{AnyValue, FilePath, HiddenText, Url, join_folder};
+use firn_yaml::{Checked, Failure, Field, from_document_within, quoted, section, words};
 
 words! {
     /// A version of TLS.
@@ -90,14 +90,14 @@ section! {
         claims: BTreeMap<String, AnyValue> = "claims" omit,
         scopes: Vec<String> = "scopes" omit,
         token_url: Url = "token_url" omit,
-        endpoint_params: BTreeMap<String, String> = "endpoint_params" omit,
+        endpoint_params: BTreeMap<String, HiddenText> = "endpoint_params" omit,
         tls_config: TlsConfig = "tls_config" omit,
     }
     inline { proxy: ProxyConfig, }
 }
 
 section! {
-    /// The values of a header.
+    /// The values of a header. Only `secrets` are hidden: `values` are the ones to be shown.
     pub struct Header: "config.Header" {
         values: Vec<String> = "values" omit,
         secrets: Vec<Secret> = "secrets" omit,
@@ -133,10 +133,10 @@ impl HttpClient {
     /// in it begin in the folder above the one of the file.
     ///
     /// # Errors
-    /// `Invalid` with Prometheus' text.
-    pub fn parse_file(text: &str, path: &Path) -> ModelResult<HttpClient> {
+    /// `Invalid` with Prometheus' text; `Busy` if reading it takes more memory than `budget` has.
+    pub fn parse_file(text: &str, path: &Path, budget: &Budget) -> ModelResult<HttpClient> {
         let mut client = HttpClient::default();
-        from_document(text, &mut client).map_err(Failure::into_error)?;
+        from_document_within(text, &mut client, budget).map_err(Failure::into_error)?;
         let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
         join_folder(&mut client, folder);
         Ok(client)

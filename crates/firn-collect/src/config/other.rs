@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::http::is_reserved_header;
-use super::{Millis, Size, TlsConfig};
+use super::{HiddenText, Millis, Size, TlsConfig};
 use firn_yaml::quoted;
 use firn_yaml::{Checked, Field, section, words};
 
@@ -156,7 +156,7 @@ section! {
         sampling_fraction: f64 = "sampling_fraction" omit,
         insecure: bool = "insecure" omit,
         tls_config: TlsConfig = "tls_config" omit,
-        headers: BTreeMap<String, String> = "headers" omit,
+        headers: BTreeMap<String, HiddenText> = "headers" omit,
         compression: String = "compression" omit,
         timeout: Millis = "timeout" omit,
     }

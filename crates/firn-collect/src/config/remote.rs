@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use firn_model::Secret;
 
 use super::http::is_reserved_header;
-use super::{FilePath, HttpClient, LabelSet, Millis, RuleList, Url};
+use super::{FilePath, HiddenText, HttpClient, LabelSet, Millis, RuleList, Url};
 use firn_yaml::quoted;
 use firn_yaml::{Checked, Field, section, words};
 
@@ -30,7 +30,7 @@ section! {
         /// Always set in a loaded configuration.
         url: Option<Url> = "url",
         remote_timeout: Millis = "remote_timeout" omit,
-        headers: BTreeMap<String, String> = "headers" omit,
+        headers: BTreeMap<String, HiddenText> = "headers" omit,
         write_relabel_configs: RuleList = "write_relabel_configs" omit,
         name: String = "name" omit,
         send_exemplars: bool = "send_exemplars" omit,
@@ -80,7 +80,7 @@ section! {
         url: Option<Url> = "url",
         remote_timeout: Millis = "remote_timeout" omit,
         chunked_read_limit: u64 = "chunked_read_limit" omit,
-        headers: BTreeMap<String, String> = "headers" omit,
+        headers: BTreeMap<String, HiddenText> = "headers" omit,
         read_recent: bool = "read_recent" omit,
         name: String = "name" omit,
         required_matchers: LabelSet = "required_matchers" omit,
@@ -279,7 +279,7 @@ impl Checked for RemoteRead {
     }
 }
 
-fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), String> {
+fn check_headers(headers: &BTreeMap<String, HiddenText>) -> Result<(), String> {
     for name in headers.keys() {
         if name.eq_ignore_ascii_case("authorization") {
             return Err("authorization header must be changed via the basic_auth, authorization, \

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::discovery::TargetGroup;
 use super::{FileText, Files, Items, LabelSet, read};
+use crate::json::{JsonCounts, from_json};
 use firn_yaml::{Failure, Field, from_document_within, quoted};
 
 /// A group of a JSON document. Unknown keys are errors, as in YAML.
@@ -32,14 +33,7 @@ const JSON_GROUP_BYTES: usize = 4 * (size_of::<JsonGroup>() + size_of::<TargetGr
 
 /// The memory of the groups of a JSON text, at most, whatever its shape.
 fn json_bytes(text: &[u8]) -> usize {
-    let count = |wanted: u8| text.iter().filter(|byte| **byte == wanted).count();
-    let texts = count(b'"') / 2;
-    // A null is an element too.
-    let nulls = text.windows(4).filter(|window| window == b"null").count();
-    let groups = count(b'{').saturating_add(nulls);
-    let texts_bytes = texts.saturating_mul(JSON_TEXT_BYTES);
-    let groups_bytes = groups.saturating_mul(JSON_GROUP_BYTES);
-    texts_bytes.saturating_add(groups_bytes).saturating_add(text.len())
+    JsonCounts::of(text).bytes(JSON_TEXT_BYTES, JSON_GROUP_BYTES, text)
 }
 
 impl TargetGroup {
@@ -80,8 +74,8 @@ impl TargetGroup {
     /// The same within the memory of `budget`.
     pub(crate) fn parse_json_within(text: &[u8], budget: &Budget) -> Result<HeldGroups> {
         let held = budget.reserve(Pool::Requests, json_bytes(text) as u64)?;
-        let groups: Option<Vec<Option<JsonGroup>>> = serde_json::from_slice(text)
-            .map_err(|error| Error::invalid(format!("json: {error}")))?;
+        let groups: Option<Vec<Option<JsonGroup>>> =
+            from_json(text).map_err(|error| Error::invalid(format!("json: {error}")))?;
         let group = |(idx, group): (usize, Option<JsonGroup>)| {
             let group = group.ok_or_else(|| null_group(idx))?;
             let labels = group.labels.unwrap_or_default();

@@ -169,7 +169,13 @@ fn secrets_are_never_shown() {
                 - url: http://h/\n  \
                 oauth2: {client_id: a, client_secret: hunter2, token_url: t}\n\
                 - url: http://h/\n  \
-                sigv4: {access_key: a, secret_key: hunter2}\n\
+                sigv4: {access_key: a, secret_key: hunter2}\n  \
+                headers: {X-Token: hunter2}\n\
+                - url: http://h/\n  \
+                oauth2: {client_id: a, client_secret: b, token_url: t, \
+                endpoint_params: {password: hunter2}}\n\
+                remote_read: [{url: 'http://h/', headers: {x: hunter2, y: ''}}]\n\
+                tracing: {endpoint: e, headers: {x: hunter2}}\n\
                 scrape_configs:\n\
                 - job_name: a\n  \
                 consul_sd_configs: [{token: hunter2, password: hunter2}]\n  \
@@ -181,6 +187,12 @@ fn secrets_are_never_shown() {
     assert!(!debug.contains("hunter2"), "{debug}");
     assert!(printed.contains("password: <secret>"), "{printed}");
     assert!(printed.contains("url: http://u:xxxxx@h/"), "{printed}");
+    assert!(printed.contains("X-Token: <secret>"), "{printed}");
+    assert!(printed.contains("x: <secret>\n    \"y\": \"\""), "{printed}");
+    // A shown section is a right one, as in Prometheus.
+    let config = parse("remote_write: [{url: 'http://h/', headers: {x: a, y: ''}}]").unwrap();
+    let printed = config.to_yaml();
+    assert_eq!(parse(&printed).unwrap().to_yaml(), printed);
 }
 
 // Prometheus accepts such targets, and relabelling turns them into parameters.
@@ -270,4 +282,15 @@ fn no_error_shows_a_secret() {
         }
     }
     assert!(error_count > 10 * paths.len(), "{error_count}");
+}
+
+/// Before, 10 MB of such a file took more than 1 GiB.
+#[test]
+fn a_client_file_is_read_within_memory() {
+    let budget = Budget::unlimited().part(8 << 20);
+    let path = Path::new("/c/client.yml");
+    let text = format!("{{{}}}", "a,".repeat(100_000));
+    let error = HttpClient::parse_file(&text, path, &budget).unwrap_err().to_string();
+    assert!(error.contains("takes more than 8388608 bytes of memory"), "{error}");
+    assert!(HttpClient::parse_file("basic_auth: {username: u}", path, &budget).is_ok());
 }

@@ -5,11 +5,51 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, Secret};
 
 use super::Url;
 use firn_yaml::quoted;
 use firn_yaml::{Decoder, Encoded, Failure, Field, Node, NodeValue, PathVisitor, decode, text_of};
+
+/// A text of a file in which Prometheus shows it and which may be a secret, such as the value of a
+/// header. It is shown as a secret; its errors are those of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HiddenText(Secret);
+
+impl HiddenText {
+    /// The text itself, for the one place that needs it.
+    pub fn expose(&self) -> &str {
+        self.0.expose()
+    }
+}
+
+impl Field for HiddenText {
+    fn type_name() -> String {
+        String::type_name()
+    }
+
+    fn zero() -> HiddenText {
+        HiddenText(Secret::zero())
+    }
+
+    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
+        let Some(text) = text_of(node, decoder, "string")? else { return Ok(false) };
+        self.0 = Secret::new(text);
+        Ok(true)
+    }
+
+    fn encode(&self) -> Encoded {
+        if self.is_zero() { Encoded::Text(String::new()) } else { self.0.encode() }
+    }
+
+    fn is_zero(&self) -> bool {
+        self.0.is_zero()
+    }
+
+    fn secret_paths() -> Vec<String> {
+        Secret::secret_paths()
+    }
+}
 
 /// A number of bytes, written with units of 1,024: `15MB`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::{set_bytes, text_bytes};
 use crate::config::LabelSet;
+use crate::json::{JsonCounts, from_json};
 use crate::pool::DiscoveredGroup;
 
 /// The server of an API.
@@ -64,10 +65,7 @@ const OBJECT_BYTES: usize = 1_600;
 
 /// The memory of the objects of a JSON text, at most, whatever its shape.
 fn parsed_bytes(text: &[u8]) -> u64 {
-    let count = |wanted: u8| text.iter().filter(|byte| **byte == wanted).count();
-    let texts_bytes = (count(b'"') / 2).saturating_mul(TEXT_BYTES);
-    let objects_bytes = count(b'{').saturating_mul(OBJECT_BYTES);
-    texts_bytes.saturating_add(objects_bytes).saturating_add(text.len()) as u64
+    JsonCounts::of(text).bytes(TEXT_BYTES, OBJECT_BYTES, text) as u64
 }
 
 /// Reads a whole answer, which is dropped soon: its memory is reserved for the call of `read`.
@@ -80,7 +78,7 @@ pub(super) fn whole<T: DeserializeOwned, R>(
     read: impl FnOnce(T) -> Result<R>,
 ) -> Result<R> {
     let _held = budget.reserve(Pool::Requests, parsed_bytes(body))?;
-    read(serde_json::from_slice(body).map_err(malformed)?)
+    read(from_json(body).map_err(malformed)?)
 }
 
 /// Calls `read` for each object of a JSON list. Only one of them is in memory at a time.

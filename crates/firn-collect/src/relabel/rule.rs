@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_model::{Error, Labels, Result};
+use firn_model::{Budget, Error, Labels, Result};
 
 use super::LabelEditor;
 use super::md5_mod::hash_mod;
@@ -10,8 +10,8 @@ use super::pattern::{Pattern, PatternAllowance};
 use super::template::Template;
 use firn_yaml::quoted;
 use firn_yaml::{
-    Checked, Decoder, Encoded, Failure, Field, Node, NodeValue, RawText, from_document, section,
-    text_of, words,
+    Checked, Decoder, Encoded, Failure, Field, Node, NodeValue, RawText, from_document_within,
+    section, text_of, words,
 };
 
 words! {
@@ -363,8 +363,18 @@ impl Rules {
     /// # Errors
     /// `Invalid` if `text` is no list of rules, or as [`Rules::new`].
     pub fn parse(text: &str, scheme: NameScheme) -> Result<Rules> {
+        Rules::parse_within(text, scheme, &Budget::unlimited())
+    }
+
+    /// The same within the memory of `budget`.
+    ///
+    /// # Errors
+    /// As [`Rules::parse`]; `Busy` if reading takes more memory than `budget` has.
+    pub fn parse_within(text: &str, scheme: NameScheme, budget: &Budget) -> Result<Rules> {
         let mut configs = Vec::<RuleConfig>::new();
-        from_document(text, &mut configs).map_err(|error| Error::invalid(error.to_string()))?;
+        // Compiling takes more, within an allowance of its own.
+        let _held =
+            from_document_within(text, &mut configs, budget).map_err(Failure::into_error)?;
         Rules::new(&configs, scheme)
     }
 
@@ -678,6 +688,17 @@ mod tests {
         ] {
             assert_eq!(relabel(rules, labels).as_deref(), want, "{rules}");
         }
+    }
+
+    /// Before, 10 MB of such a list took more than 1 GiB.
+    #[test]
+    fn rules_are_read_within_memory() {
+        let text = format!("- {{{}}}", "a,".repeat(100_000));
+        let budget = Budget::unlimited().part(8 << 20);
+        let error = Rules::parse_within(&text, NameScheme::Utf8, &budget).unwrap_err();
+        assert!(error.to_string().contains("takes more than 8388608 bytes"), "{error:?}");
+        let held = Rules::parse_within("[{target_label: a}]", NameScheme::Utf8, &budget);
+        assert_eq!((held.is_ok(), budget.usage().used_bytes), (true, 0));
     }
 
     #[test]

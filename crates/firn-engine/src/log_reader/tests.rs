@@ -16,12 +16,16 @@ const START_MS: Timestamp = 1_760_000_000_000;
 type Written = BTreeMap<Labels, Vec<(Timestamp, u64)>>;
 
 fn open(sim: &Sim, reader_log_bytes_max: u64) -> Arc<Engine> {
+    open_with(sim, reader_log_bytes_max, 8 << 10)
+}
+
+fn open_with(sim: &Sim, reader_log_bytes_max: u64, segment_bytes: u64) -> Arc<Engine> {
     let options = EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
         stream_count: Some(2),
         reader_log_bytes_max,
-        log: LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() },
+        log: LogOptions { segment_bytes, ..LogOptions::default() },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap()
@@ -69,6 +73,28 @@ fn read(reader: &mut LogReader, found: &mut Written, count_max: usize) {
     }
     let done = reader.positions();
     reader.save(&ReaderProgress { tried: done.clone(), done, note: 7 }).unwrap();
+}
+
+/// Before, a reader kept the memory for the largest entry, in steps of 1 MiB: forty of them took
+/// most of 128 MiB.
+#[test]
+fn a_reader_keeps_only_the_memory_of_its_state() {
+    let sim = Sim::new(1);
+    let engine = open_with(&sim, u64::MAX, 8 << 20);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let sets: Vec<Labels> = (0..5_000).map(labels).collect();
+    let all: Vec<SeriesRef> = engine.resolve(&sets).into_iter().map(Result::unwrap).collect();
+    for ts in START_MS..START_MS + 3 {
+        let mut batch = RowBatch::default();
+        all.iter().for_each(|&series| batch.push(series, ts, 0.1 * ts as f64));
+        engine.write(&mut batch).unwrap();
+        let mut samples = Vec::new();
+        reader.read(&mut samples, usize::MAX, None).unwrap();
+        assert_eq!(samples.len(), all.len());
+        let (used, held) = (reader.decoder.heap_bytes(), reader.memory.bytes());
+        assert!((used..used + MEMORY_STEP_BYTES).contains(&held), "{held} bytes for {used}");
+        assert!(held <= 512 << 10, "{held}");
+    }
 }
 
 #[test]

@@ -16,6 +16,14 @@ use crate::app::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 
+// As of `firn check config`, which accepts the files of a start.
+const START_BYTES_MAX: u64 = 512 << 20;
+
+/// The memory of files before that of the database is known.
+fn start_budget() -> Budget {
+    Budget::unlimited().part(START_BYTES_MAX)
+}
+
 /// A loaded file, checked whole.
 #[derive(Debug)]
 pub(crate) struct LoadedFile {
@@ -86,8 +94,7 @@ impl PrometheusFile {
         Ok(file)
     }
 
-    /// Reads files within `budget` from now on. Reading them at the start has no limit but those of
-    /// each file.
+    /// Reads files within `budget` from now on. Reading them at the start has a fixed limit.
     pub(crate) fn limit_memory(&self, budget: &Budget) {
         // A second call is a bug; the first budget stays.
         let _ = self.budget.set(budget.clone());
@@ -118,7 +125,7 @@ impl PrometheusFile {
     fn load(&self) -> Result<()> {
         let _loading = self.loading.lock();
         let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };
-        let budget = self.budget.get().cloned().unwrap_or_else(Budget::unlimited);
+        let budget = self.budget.get().cloned().unwrap_or_else(start_budget);
         let files = LocalFiles { budget };
         let loaded = Config::load(&self.path, &files, &options)?;
         let jobs = loaded

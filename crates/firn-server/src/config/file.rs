@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::Path;
 use std::rc::Rc;
 
-use firn_model::{Error, Result, excerpt, redacted};
+use firn_model::{Budget, Error, Result, excerpt, redacted};
 use firn_yaml::{Document, Node, NodeValue};
 
 use super::setting::Setting;
@@ -32,6 +32,9 @@ pub(super) struct ConfigFile {
 // Sections of Prometheus' configuration, with which its file may begin.
 const PROMETHEUS_KEYS: [&str; 6] =
     ["alerting", "global", "remote_write", "rule_files", "scrape_config_files", "scrape_configs"];
+
+// The tree of a file of settings, which has a few KB.
+const EXPANDED_BYTES_MAX: u64 = 64 << 20;
 
 struct FileEntry {
     text: String,
@@ -65,7 +68,9 @@ impl ConfigFile {
     /// Parses `text`; `path` names it in messages.
     pub(super) fn parse(path: &str, text: &str) -> Result<ConfigFile> {
         let mut file = ConfigFile { path: path.to_owned(), entries: BTreeMap::new() };
-        let document = Document::parse(text).map_err(|e| e.into_error().context(path))?;
+        let budget = Budget::unlimited().part(EXPANDED_BYTES_MAX);
+        let document =
+            Document::parse_within(text, &budget).map_err(|e| e.into_error().context(path))?;
         let error = |line: usize, what: &str| Error::invalid(format!("{path}:{line}: {what}"));
         if let Some(line) = document.alias_line {
             return Err(error(line, "aliases of anchors are not supported"));
@@ -212,6 +217,14 @@ mod tests {
             }
             Err(message) => assert_eq!(parsed.unwrap_err().what(), message, "{text}"),
         }
+    }
+
+    /// Before, 4 MB of such a mapping took more than 600 MB.
+    #[test]
+    fn files_are_read_within_memory() {
+        let text = format!("{{{}}}", "a,".repeat(1 << 20));
+        let error = ConfigFile::parse("f", &text).err().unwrap().to_string();
+        assert!(error.contains("takes more than 67108864 bytes of memory"), "{error}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use firn_cache::{Grid, Point, PointRef};
 use firn_codec::varint::{encode_varint, take_bytes, take_count, take_u8, take_varint};
+use firn_collect::json::from_json;
 use firn_model::{Error, Result, TimeRange, Timestamp};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -115,7 +116,7 @@ impl Matrix {
     /// Parses an answer. `None` unless it is a successful range query without warnings, with every
     /// point at one of `steps` and with times in the form that is written here.
     pub(super) fn parse(answer: &[u8], grid: Grid, steps: TimeRange) -> Option<(Matrix, Envelope)> {
-        let reply: MatrixReplyText<'_> = serde_json::from_slice(answer).ok()?;
+        let reply: MatrixReplyText<'_> = from_json(answer).ok()?;
         let is_whole = reply.status == "success"
             && reply.data.result_type == "matrix"
             && reply.is_partial != Some(true);

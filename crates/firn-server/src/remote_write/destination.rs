@@ -10,7 +10,7 @@ use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Client, Connections, Content, FetchError, Request, Response};
 use firn_model::{Budget, Error, Labels, Pool, Reservation, Result, Secret, SeriesRef, Timestamp};
 use firndb::{Db, LogReader, LoggedSample, ReaderProgress};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::message::{MetadataPage, metadata_request};
@@ -46,6 +46,8 @@ pub(super) struct WriteDestination {
 pub(super) struct SenderContext {
     pub(super) app: Arc<App>,
     pub(super) db: Arc<Db>,
+    /// The turns of those that read the log, whose memory is in no share.
+    pub(super) reading: Arc<Semaphore>,
 }
 
 /// The log of a destination, between two windows.
@@ -179,7 +181,10 @@ pub(super) async fn run(
     while !*stopping.borrow() {
         if feed.has_news() {
             let (max, read_for) = (to.window_len_max(feed.labels_bytes), Arc::clone(&to));
+            // An error means that it was closed, which nothing does.
+            let turn = shared.reading.acquire().await;
             let (back, read) = moved(feed, move |feed| feed.read(&read_for, max)).await;
+            drop(turn);
             feed = back;
             if let Err(error) = read {
                 to.complain("the log cannot be read", &error);
@@ -515,7 +520,7 @@ async fn post(
     ];
     // They may be credentials. Their names were checked with the configuration.
     let secrets = to.settings.headers.iter().filter_map(|(name, value)| {
-        Some((HeaderName::try_from(name).ok()?, Secret::new(value.as_str())))
+        Some((HeaderName::try_from(name).ok()?, Secret::new(value.expose())))
     });
     let request = Request {
         // With its password, unlike `to.url`.

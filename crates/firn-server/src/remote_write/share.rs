@@ -4,14 +4,16 @@
 //! then again. Each destination therefore has its own share, and all of it together is a part of
 //! the database's memory.
 
+use firn_model::{Error, Result};
+
 // The memory of a destination, as a part of the database's.
 const MEMORY_FRACTION: u64 = 16;
 const MEMORY_BYTES_MIN: u64 = 16 << 20;
 const MEMORY_BYTES_MAX: u64 = 256 << 20;
 // The memory of all destinations, in the same way.
 const MEMORY_FRACTION_OF_ALL: u64 = 4;
-// Of one among very many: some thousand samples.
-const MEMORY_BYTES_LEAST: u64 = 1 << 20;
+// Of one among very many: some hundred samples, and one request. More destinations are refused.
+const MEMORY_BYTES_LEAST: u64 = 4 * REQUEST_BYTES_LEAST;
 // A share has as many requests at the same time as it has room for requests of this size: some
 // thousand samples.
 const REQUEST_BYTES_WANTED: u64 = 1 << 20;
@@ -27,13 +29,30 @@ pub(super) struct MemoryShare {
 }
 
 impl MemoryShare {
+    /// Checks that a database with `limit_bytes` has memory for `count` destinations.
+    ///
+    /// # Errors
+    /// `Invalid` with the memory that they need.
+    pub(super) fn check(limit_bytes: u64, count: usize) -> Result<()> {
+        let each = MEMORY_BYTES_LEAST.saturating_mul(MEMORY_FRACTION_OF_ALL);
+        let needed = each.saturating_mul(count as u64);
+        if needed <= limit_bytes {
+            return Ok(());
+        }
+        let (needed, limit) = (needed.div_ceil(1 << 20), limit_bytes >> 20);
+        Err(Error::invalid(format!(
+            "remote_write: {count} destinations need --memory={needed}MiB or more, got {limit}MiB: \
+             together they use at most a quarter of it"
+        )))
+    }
+
     /// The share of each of `count` destinations, if the database has `limit_bytes`: with one
     /// limit for all, the first ones would leave none. Together they leave most of it to writes
     /// and queries.
     pub(super) fn of_one(limit_bytes: u64, count: usize) -> MemoryShare {
         let bytes = (limit_bytes / MEMORY_FRACTION).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
         let share = limit_bytes / MEMORY_FRACTION_OF_ALL / (count as u64).max(1);
-        MemoryShare { bytes: bytes.min(share).max(MEMORY_BYTES_LEAST) }
+        MemoryShare { bytes: bytes.min(share) }
     }
 
     /// Of the samples of a window and of the labels that are kept.
@@ -95,11 +114,35 @@ mod tests {
             (128 * MIB, 8, 4 * MIB),
             (16 << 30, 4, 256 * MIB),
             (16 << 30, 64, 64 * MIB),
-            (64 * MIB, 100, MIB),
+            (128 * MIB, 32, MIB),
+            (128 * MIB, 256, MIB / 8),
             (64 * MIB, 0, 16 * MIB),
         ] {
             assert_eq!(MemoryShare::of_one(limit, count).bytes, each, "{limit} {count}");
+            MemoryShare::check(limit, count).unwrap();
         }
+    }
+
+    /// Before, each had at least 1 MiB: 100 of them took all of 128 MiB, and scrapes were refused.
+    #[test]
+    fn many_destinations_stay_within_the_quarter_or_are_refused() {
+        for count in 1..=300 {
+            let (limit, count_u64) = (128 * MIB, count as u64);
+            match MemoryShare::check(limit, count) {
+                Ok(()) => {
+                    let share = MemoryShare::of_one(limit, count);
+                    assert!(share.bytes * count_u64 <= limit / 4, "{count}");
+                    let requests = share.request_bytes(share.shard_count_max());
+                    assert!(requests <= share.requests_bytes(), "{count}");
+                }
+                Err(error) => {
+                    assert!(count > 256, "{count}");
+                    assert!(error.to_string().contains("destinations need --memory="), "{error}");
+                }
+            }
+        }
+        let error = MemoryShare::check(128 * MIB, 257).unwrap_err().to_string();
+        assert!(error.contains("257 destinations need --memory=129MiB or more, got 128MiB"));
     }
 
     /// Before, requests were no part of the share: those of twenty receivers that did not answer

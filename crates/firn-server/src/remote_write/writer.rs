@@ -10,7 +10,7 @@ use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Bodies, Client};
 use firn_model::{Budget, Error, Labels, Result};
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::destination::{self, SenderContext, WriteDestination};
@@ -24,6 +24,8 @@ use crate::throttle::Throttle;
 
 /// The part of the server that sends samples to the destinations of the file.
 pub(crate) struct RemoteWriter {
+    /// The memory of the database.
+    limit_bytes: u64,
     bodies: OnceLock<Bodies>,
     wanted: watch::Sender<Vec<RemoteWrite>>,
     /// Those that run, for the metrics.
@@ -39,9 +41,11 @@ impl fmt::Debug for RemoteWriter {
     }
 }
 
-impl Default for RemoteWriter {
-    fn default() -> RemoteWriter {
+impl RemoteWriter {
+    /// A part of a server whose database has `limit_bytes` of memory.
+    pub(crate) fn new(limit_bytes: u64) -> RemoteWriter {
         RemoteWriter {
+            limit_bytes,
             bodies: OnceLock::new(),
             wanted: watch::Sender::default(),
             current: Mutex::default(),
@@ -59,12 +63,16 @@ struct RunningSender {
     tasks: Vec<JoinHandle<()>>,
 }
 
+// All destinations notice a new entry at the same time, and reading one takes a multiple of it.
+const READING_MAX: usize = 2;
+
 // A stop waits this long for the tasks.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
 impl ConfigPart for RemoteWriter {
     fn prepare<'p>(&'p self, file: &Arc<LoadedFile>, _: &LocalFiles) -> Result<Apply<'p>> {
         let sections: Vec<RemoteWrite> = file.config.remote_write.iter().cloned().collect();
+        MemoryShare::check(self.limit_bytes, sections.len())?;
         let bodies = Bodies::new(&Budget::unlimited());
         for section in &sections {
             check_remote_write(section)?;
@@ -149,7 +157,8 @@ pub(crate) async fn run(app: Arc<App>, mut stopping: Stopping) {
     *writer.is_running.lock() = true;
     // A second call is a bug; the first stays.
     let _ = writer.bodies.set(Bodies::new(db.budget()));
-    let shared = SenderContext { app: Arc::clone(&app), db };
+    let reading = Arc::new(Semaphore::new(READING_MAX));
+    let shared = SenderContext { app: Arc::clone(&app), db, reading };
     let (mut wanted, mut stop) = (writer.wanted.subscribe(), writer.stop.subscribe());
     let mut running: Vec<RunningSender> = Vec::new();
     while !*stop.borrow() {

@@ -218,7 +218,7 @@ struct InstanceCredentials {
 /// # Errors
 /// `Invalid` for a body that has none.
 pub fn session_credentials(body: &[u8]) -> Result<AwsCredentials> {
-    let found: InstanceCredentials = serde_json::from_slice(body)
+    let found: InstanceCredentials = crate::json::from_json(body)
         .map_err(|_| Error::invalid("the role of the instance has no credentials"))?;
     Ok(AwsCredentials {
         access_key: found.access_key_id,

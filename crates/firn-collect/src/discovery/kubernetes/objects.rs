@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::json::JsonCounts;
+
 /// The memory of a value on the heap.
 pub(super) trait HeapBytes {
     fn heap_bytes(&self) -> usize;
@@ -58,10 +60,7 @@ impl HeapBytes for u32 {
 pub(super) fn parsed_bytes(text: &str) -> usize {
     const OBJECT_BYTES: usize = 3 * OBJECT_BYTES_MAX;
     const TEXT_BYTES: usize = 3 * size_of::<String>() + 64;
-    let count = |wanted: u8| text.bytes().filter(|byte| *byte == wanted).count();
-    let objects_bytes = count(b'{').saturating_mul(OBJECT_BYTES);
-    let texts_bytes = (count(b'"') / 2).saturating_mul(TEXT_BYTES);
-    objects_bytes.saturating_add(texts_bytes).saturating_add(text.len())
+    JsonCounts::of(text.as_bytes()).bytes(TEXT_BYTES, OBJECT_BYTES, text.as_bytes())
 }
 
 // The largest item of a list.

@@ -11,6 +11,7 @@ use super::super::names::escaped;
 use super::cluster::{Object, ObjectList, StoredObject};
 use super::objects::parsed_bytes;
 use crate::config::discovery::{KubernetesDiscovery, KubernetesRole};
+use crate::json::from_json;
 
 /// A kind of object in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl Resource {
 
     fn read(self, text: &str) -> Result<Object> {
         fn read<T: DeserializeOwned>(text: &str) -> Result<Box<T>> {
-            serde_json::from_str(text).map(Box::new).map_err(json_error)
+            from_json(text.as_bytes()).map(Box::new).map_err(json_error)
         }
         Ok(match self {
             Resource::Pods => Object::Pod(read(text)?),
@@ -281,9 +282,10 @@ impl ObjectList {
         body: &[u8],
         budget: &Budget,
     ) -> Result<PageEnd> {
-        let _held = budget
-            .reserve(Pool::Requests, ITEMS_BYTES_MAX.min((body.len() as u64).saturating_mul(8)))?;
-        let page: Page<'_> = serde_json::from_slice(body).map_err(json_error)?;
+        let commas = body.iter().filter(|byte| **byte == b',').count();
+        let items_bytes = (commas.min(PAGE_OBJECTS_MAX) as u64).saturating_mul(ITEM_BYTES);
+        let _held = budget.reserve(Pool::Requests, items_bytes)?;
+        let page: Page<'_> = from_json(body).map_err(json_error)?;
         for item in &page.items.0 {
             let (object, _) = resource.object(item.get(), budget)?;
             self.insert(object);
@@ -296,8 +298,8 @@ impl ObjectList {
     }
 }
 
-// Pointers to the texts of a page, in a list that is copied when it grows.
-const ITEMS_BYTES_MAX: u64 = 24 * PAGE_OBJECTS_MAX as u64;
+// A pointer to the text of an object, in a list that is copied to twice its length.
+const ITEM_BYTES: u64 = 3 * size_of::<&RawValue>() as u64;
 
 #[derive(Deserialize)]
 struct Event<'e> {
@@ -331,7 +333,7 @@ impl WatchEvent {
     pub fn parse(resource: Resource, line: &[u8], budget: &Budget) -> Result<(WatchEvent, String)> {
         // The texts of the line, beside the object.
         let _held = budget.reserve(Pool::Requests, line.len() as u64)?;
-        let event: Event<'_> = serde_json::from_slice(line).map_err(json_error)?;
+        let event: Event<'_> = from_json(line).map_err(json_error)?;
         let text = event.object.get();
         match event.kind.as_str() {
             "ADDED" | "MODIFIED" | "DELETED" => {
@@ -343,11 +345,11 @@ impl WatchEvent {
                 Ok((event, version))
             }
             "BOOKMARK" => {
-                let bookmark: Bookmark = serde_json::from_str(text).map_err(json_error)?;
+                let bookmark: Bookmark = from_json(text.as_bytes()).map_err(json_error)?;
                 Ok((WatchEvent::Bookmark, bookmark.metadata.resource_version))
             }
             "ERROR" => {
-                let status: Status = serde_json::from_str(text).map_err(json_error)?;
+                let status: Status = from_json(text.as_bytes()).map_err(json_error)?;
                 match status.code {
                     410 => Ok((WatchEvent::Gone, String::new())),
                     code => {
@@ -363,7 +365,7 @@ impl WatchEvent {
 
 /// The reason of an answer with a status other than 200: that of the API if the body has one.
 pub fn refusal(status: &str, body: &[u8]) -> String {
-    let reason = serde_json::from_slice::<Status>(body).unwrap_or_default();
+    let reason = from_json::<Status>(body).unwrap_or_default();
     match reason.message.as_str() {
         "" => format!("server returned HTTP status {status}"),
         message => format!("server returned HTTP status {status}: {}", excerpt(message)),

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use firn_cache::{Point, PointRef};
 use firn_codec::varint::{encode_varint, take_bytes, take_count};
+use firn_collect::json::from_json;
 use firn_model::{Error, Result, TimeRange, Timestamp};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -98,7 +99,7 @@ impl Table {
     /// Parses an answer to as many statements as there are `parts`, each with the buckets that it
     /// may have rows at. `None` for errors, messages, or JSON in another form than this proxy's.
     pub(super) fn parse(answer: &[u8], parts: &[Buckets<'_>]) -> Option<Table> {
-        let reply: TableReplyText<'_> = serde_json::from_slice(answer).ok()?;
+        let reply: TableReplyText<'_> = from_json(answer).ok()?;
         (reply.results.len() == parts.len()).then_some(())?;
         let mut table = Table::default();
         for (idx, (result, buckets)) in reply.results.into_iter().zip(parts).enumerate() {
