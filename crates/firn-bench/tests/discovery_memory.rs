@@ -17,9 +17,9 @@ use firn_model::{Budget, Result};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const BODY_BYTES: usize = 1 << 20;
+const BODY_BYTES: usize = 256 << 10;
 // A tree of YAML takes a hundred times more.
-const YAML_BYTES: usize = 128 << 10;
+const YAML_BYTES: usize = 64 << 10;
 /// Blocks between two comparisons, and the texts of errors.
 const SLACK_BYTES: i64 = 128 << 10;
 // The longest list of a tree while it is copied.
@@ -167,12 +167,17 @@ fn hostile_answers_reserve_the_memory_that_they_take() {
     let readers = readers();
     let mut beyond = Vec::new();
     for (reader, shape) in SHAPES {
-        for item in ITEMS {
-            let is_yaml = reader == "yml";
-            let body_bytes = if is_yaml { YAML_BYTES } else { BODY_BYTES };
+        let is_yaml = reader == "yml";
+        let body_bytes = if is_yaml { YAML_BYTES } else { BODY_BYTES };
+        let list_of = |item: &'static str| {
             let count = body_bytes / (item.len() + 1);
-            let list = format!("[{}{item}]", format!("{item},").repeat(count));
-            let body = shape.replace('@', &list);
+            (item, format!("[{}{item}]", format!("{item},").repeat(count)))
+        };
+        // Errors write each of these characters as eight.
+        let text = format!("\"{}\"", "\u{200b}".repeat(body_bytes / 3));
+        let texts = [("a text", text.clone()), ("a list of a text", format!("[{text}]"))];
+        for (item, value) in ITEMS.into_iter().map(list_of).chain(texts) {
+            let body = shape.replace('@', &value);
             let (live, unreserved) = (live_bytes(), unreserved_bytes());
             reset_peak();
             reset_unreserved_peak();

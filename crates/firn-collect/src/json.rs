@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use firn_model::excerpt;
 use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, Visitor,
 };
@@ -19,6 +20,11 @@ pub fn from_json<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T> {
     Ok(value)
 }
 
+/// The error of an answer. Its text may repeat a value of any length.
+pub(crate) fn json_error(error: serde_json::Error) -> firn_model::Error {
+    firn_model::Error::invalid(format!("json: {}", excerpt(&error.to_string())))
+}
+
 /// Counts of values in a JSON text, which bound the memory of its objects. Each is at least the
 /// true one, whatever the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,15 +33,23 @@ pub struct JsonCounts {
     pub texts: usize,
     /// Values that may be an object: objects, and lists and nulls that are items of a list.
     pub objects: usize,
+    /// Bytes of the longest text without quotes.
+    pub longest_text: usize,
 }
+
+/// The error of a text of the wrong type repeats it, with escapes, in a string that grows.
+const ERROR_BYTES_PER_BYTE: usize = 16;
 
 impl JsonCounts {
     /// Counts in one pass, which takes the bytes in a text for values too.
     pub fn of(text: &[u8]) -> JsonCounts {
         let (mut quotes, mut objects) = (0_usize, 0_usize);
+        let (mut unquoted, mut longest_text) = (0_usize, 0);
         // Of the bytes that are no space.
         let mut last = b' ';
         for &byte in text {
+            unquoted = if byte == b'"' { 0 } else { unquoted.saturating_add(1) };
+            longest_text = unquoted.max(longest_text);
             match byte {
                 b' ' | b'\t' | b'\n' | b'\r' => continue,
                 b'"' => quotes = quotes.saturating_add(1),
@@ -45,14 +59,19 @@ impl JsonCounts {
             }
             last = byte;
         }
-        JsonCounts { texts: quotes.div_ceil(2), objects }
+        JsonCounts { texts: quotes.div_ceil(2), objects, longest_text }
     }
 
-    /// The memory of the objects, at most, with that of the text itself.
+    /// The memory of the objects or of an error, at most, with that of the text itself.
     pub fn bytes(self, text_bytes: usize, object_bytes: usize, text: &[u8]) -> usize {
         let texts = self.texts.saturating_mul(text_bytes);
         let objects = self.objects.saturating_mul(object_bytes);
-        texts.saturating_add(objects).saturating_add(text.len())
+        texts.saturating_add(objects).saturating_add(text.len()).saturating_add(self.error_bytes())
+    }
+
+    /// The memory of an error, at most.
+    pub fn error_bytes(self) -> usize {
+        self.longest_text.saturating_mul(ERROR_BYTES_PER_BYTE)
     }
 }
 
@@ -280,7 +299,8 @@ mod tests {
             ("[[], [\n], null,null, {}, 0]", 0, 5),
             ("[[[]]]", 0, 2),
         ] {
-            assert_eq!(JsonCounts::of(text.as_bytes()), JsonCounts { texts, objects }, "{text}");
+            let counts = JsonCounts::of(text.as_bytes());
+            assert_eq!((counts.texts, counts.objects), (texts, objects), "{text}");
         }
     }
 }

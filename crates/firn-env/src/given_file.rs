@@ -1,6 +1,6 @@
 //! Files that settings and variables of the environment name. Opening or reading one never waits: a
-//! pipe that no program serves would otherwise block a start, a reload or a stop. The same holds for
-//! the files that tools write.
+//! pipe that no program serves would otherwise block a start, a reload or a stop. The same is true
+//! of the files that tools write.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};

@@ -108,9 +108,11 @@ impl Document {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let meter = TokenMeter::new(budget.empty(Pool::Requests));
         let parser = Parser::new_from_iter(MeteredText::new(text, &meter));
-        // The parser and a node have copies of a scalar, which may be the whole text.
-        let held = budget.empty(Pool::Requests);
-        let bytes = text.len() as u64;
+        // The parser and a node have copies of a scalar, which may be the whole text. That of the
+        // parser grows to twice its length.
+        let bytes = (text.len() as u64).saturating_mul(3);
+        let held =
+            budget.reserve(Pool::Requests, bytes).map_err(|error| Failure::of_memory(&error))?;
         let nodes_left = NODES_MAX;
         let anchors = HashMap::new();
         let alias_line = None;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::discovery::TargetGroup;
 use super::{FileText, Files, Items, LabelSet, read};
-use crate::json::{JsonCounts, from_json};
+use crate::json::{JsonCounts, from_json, json_error};
 use firn_yaml::{Failure, Field, from_document_within, quoted};
 
 /// A group of a JSON document. Unknown keys are errors, as in YAML.
@@ -74,8 +74,7 @@ impl TargetGroup {
     /// The same within the memory of `budget`.
     pub(crate) fn parse_json_within(text: &[u8], budget: &Budget) -> Result<HeldGroups> {
         let held = budget.reserve(Pool::Requests, json_bytes(text) as u64)?;
-        let groups: Option<Vec<Option<JsonGroup>>> =
-            from_json(text).map_err(|error| Error::invalid(format!("json: {error}")))?;
+        let groups: Option<Vec<Option<JsonGroup>>> = from_json(text).map_err(json_error)?;
         let group = |(idx, group): (usize, Option<JsonGroup>)| {
             let group = group.ok_or_else(|| null_group(idx))?;
             let labels = group.labels.unwrap_or_default();

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::{set_bytes, text_bytes};
 use crate::config::LabelSet;
-use crate::json::{JsonCounts, from_json};
+use crate::json::{JsonCounts, from_json, json_error};
 use crate::pool::DiscoveredGroup;
 
 /// The server of an API.
@@ -78,7 +78,7 @@ pub(super) fn whole<T: DeserializeOwned, R>(
     read: impl FnOnce(T) -> Result<R>,
 ) -> Result<R> {
     let _held = budget.reserve(Pool::Requests, parsed_bytes(body))?;
-    read(from_json(body).map_err(malformed)?)
+    read(from_json(body).map_err(json_error)?)
 }
 
 /// Calls `read` for each object of a JSON list. Only one of them is in memory at a time.
@@ -90,6 +90,8 @@ pub(super) fn each_item<T: DeserializeOwned>(
     budget: &Budget,
     read: impl FnMut(T) -> Result<()>,
 ) -> Result<()> {
+    let error_bytes = JsonCounts::of(body).error_bytes() as u64;
+    let _held = budget.reserve(Pool::Requests, error_bytes)?;
     let mut failed = None;
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let visitor =
@@ -97,13 +99,9 @@ pub(super) fn each_item<T: DeserializeOwned>(
     let ended = deserializer.deserialize_any(visitor).and_then(|()| deserializer.end());
     match (failed, ended) {
         (Some(error), _) => Err(error),
-        (None, Err(error)) => Err(malformed(error)),
+        (None, Err(error)) => Err(json_error(error)),
         (None, Ok(())) => Ok(()),
     }
-}
-
-fn malformed(error: serde_json::Error) -> Error {
-    Error::invalid(format!("json: {error}"))
 }
 
 struct ItemVisitor<'a, T, F> {

@@ -11,7 +11,7 @@ use super::super::names::escaped;
 use super::cluster::{Object, ObjectList, StoredObject};
 use super::objects::parsed_bytes;
 use crate::config::discovery::{KubernetesDiscovery, KubernetesRole};
-use crate::json::from_json;
+use crate::json::{JsonCounts, from_json, json_error};
 
 /// A kind of object in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,10 +135,6 @@ impl Resource {
         }
         Ok((StoredObject::new(object, budget)?, version))
     }
-}
-
-fn json_error(error: serde_json::Error) -> Error {
-    Error::invalid(format!("json: {error}"))
 }
 
 impl WatchSpec {
@@ -284,7 +280,8 @@ impl ObjectList {
     ) -> Result<PageEnd> {
         let commas = body.iter().filter(|byte| **byte == b',').count();
         let items_bytes = (commas.min(PAGE_OBJECTS_MAX) as u64).saturating_mul(ITEM_BYTES);
-        let _held = budget.reserve(Pool::Requests, items_bytes)?;
+        let error_bytes = JsonCounts::of(body).error_bytes() as u64;
+        let _held = budget.reserve(Pool::Requests, items_bytes.saturating_add(error_bytes))?;
         let page: Page<'_> = from_json(body).map_err(json_error)?;
         for item in &page.items.0 {
             let (object, _) = resource.object(item.get(), budget)?;
