@@ -276,7 +276,6 @@ impl ScrapePools {
                     Target::discovered_labels(&job, target, &group.labels, &mut editor)?;
                 match Target::populate(&job, discovered.clone(), &mut editor) {
                     Ok(Some(target)) if listed.contains_key(&target.labels) => {}
-                    Ok(Some(target)) if listed.contains_key(&target.labels) => {}
                     Ok(Some(target)) => match self.known(pool, &target.labels) {
                         Some((labels, id)) => drop(listed.insert(labels, ListedTarget::Known(id))),
                         None => {

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, phase_seed,
 };
 use firn_fetch::{Bodies, Client, Connections, FetchError, Request, Response};
-use firn_model::{Error, Result, Timestamp};
+use firn_model::{Budget, Error, Pool, Result, Timestamp};
 use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Builder;
@@ -47,6 +48,7 @@ pub(crate) struct Collector {
 
 /// The state while the database is open.
 struct Scraping {
+    budget: Budget,
     bodies: Bodies,
     /// The rows that the scraping thread reads.
     scratch: Mutex<ScrapeScratch>,
@@ -104,6 +106,8 @@ type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
 const WORKERS_PER_CORE: usize = 2;
 // A longer body takes over a millisecond, in which other scrapes would be late.
 const BODY_BYTES_HERE_MAX: usize = 256 << 10;
+// The texts of a request, its task and its timer, beside the state of its fetch.
+const FETCH_BYTES: usize = 2 << 10;
 // Most of them wait: for names, files and lists of targets.
 const BLOCKING_THREADS_MAX: usize = 16;
 // The scraping thread releases freed memory this often. It is never idle for long.
@@ -215,7 +219,10 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
         Work::Scrape { refused: Some(refused), .. } => {
             Some(Err(FetchFailure::Other(refused.to_string())))
         }
-        Work::Scrape { refused: None, .. } => Some(running.fetch(id, &scraper).await),
+        Work::Scrape { refused: None, .. } => match running.fetch(id, &scraper) {
+            Ok(fetching) => Some(fetching.await),
+            Err(error) => Some(Err(FetchFailure::Other(error.to_string()))),
+        },
         Work::End { .. } => None,
     };
     if let (Work::Scrape { ts, .. }, Some(fetched)) = (&work, &fetched)
@@ -355,6 +362,7 @@ impl Collector {
             sleeps_until: 0,
         };
         let running = Scraping {
+            budget: budget.clone(),
             bodies: Bodies::new(&budget),
             scratch: Mutex::new(ScrapeScratch::new(&budget)),
             commits: Commits::new(&budget),
@@ -585,11 +593,28 @@ impl Scraping {
     }
 
     /// Sends the request of a scrape over the connections that the target's last one has left open.
-    async fn fetch(&self, id: TargetId, scraper: &TargetScraper) -> ScrapeAnswer {
-        let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
-        let fetched = self.send(scraper, &mut connections).await;
-        self.state.lock().connections.insert(id, connections);
-        fetched
+    /// Its memory is reserved apart from that of its connection, because all targets may wait for
+    /// one at the same time.
+    ///
+    /// # Errors
+    /// `Busy` without memory.
+    fn fetch<'a>(
+        &'a self,
+        id: TargetId,
+        scraper: &'a TargetScraper,
+    ) -> Result<Pin<Box<impl Future<Output = ScrapeAnswer> + 'a>>> {
+        let fetching = async move {
+            let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
+            let fetched = self.send(scraper, &mut connections).await;
+            self.state.lock().connections.insert(id, connections);
+            fetched
+        };
+        let bytes = size_of_val(&fetching).saturating_add(FETCH_BYTES) as u64;
+        let held = self.budget.reserve(Pool::Requests, bytes)?;
+        Ok(Box::pin(async move {
+            let _held = held;
+            fetching.await
+        }))
     }
 
     async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> ScrapeAnswer {

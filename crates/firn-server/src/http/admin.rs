@@ -160,7 +160,12 @@ fn copy(
     skip_head: bool,
     client: &str,
 ) -> Result<()> {
-    let report = db.copy_to(folder, slow_tier, skip_head)?;
+    let copied = db.copy_to(folder, slow_tier, skip_head);
+    // The server has chosen the folder, so no request is wrong.
+    let report = copied.map_err(|error| match error.kind() {
+        ErrorKind::Invalid => Error::unavailable(error.to_string()),
+        _ => error,
+    })?;
     let (folder, slow_tier) = (folder.display(), slow_tier.unwrap_or("in the folder"));
     tracing::info!(%client, %folder, %slow_tier, ?report, "made a snapshot");
     Ok(())
