@@ -302,6 +302,10 @@ impl ScrapePools {
                 }
             }
         }
+        let is_new = |target: &&ListedTarget| matches!(target, ListedTarget::New(..));
+        let new_count = listed.values().filter(is_new).count() as u64;
+        let room_bytes = new_count.saturating_mul(ROOM_BYTES_PER_TARGET);
+        drop(self.context.budget.reserve(Pool::Cache, room_bytes)?);
         report.active_count = listed.len();
         report.exceeds_limit = job.target_limit > 0 && listed.len() as u64 > job.target_limit;
         pool.over_limit = report.exceeds_limit.then(|| {
@@ -597,6 +601,9 @@ impl ScrapePool {
     }
 }
 
+// The series of a target's report, and a scrape that waits. They are reserved later, so a list for
+// which there is no room is refused: otherwise its targets take the memory of all other scrapes.
+const ROOM_BYTES_PER_TARGET: u64 = 4 << 10;
 // A block of the allocator, beside its contents.
 const BLOCK_BYTES: usize = 16;
 // A table has up to 16/7 times as many places as entries, each with a byte of its own.

@@ -15,14 +15,15 @@ use firn_collect::config::ScrapeConfig;
 use firn_collect::discovery::Provider;
 use firn_collect::pool::{Due, ScrapePool, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
-    Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, phase_seed,
+    Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, TargetStatus,
+    phase_seed,
 };
 use firn_fetch::{Bodies, Client, Connections, FetchError, Request, Response};
 use firn_model::{Budget, Error, Pool, Result, Timestamp};
 use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Builder;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
 use super::commits::Commits;
 use super::config_file::{Apply, ConfigPart, LoadedFile};
@@ -49,6 +50,8 @@ pub(crate) struct Collector {
 /// The state while the database is open.
 struct Scraping {
     budget: Budget,
+    /// For scrapes of targets whose last scrape has failed.
+    doubtful: Semaphore,
     bodies: Bodies,
     /// The rows that the scraping thread reads.
     scratch: Mutex<ScrapeScratch>,
@@ -108,6 +111,17 @@ const WORKERS_PER_CORE: usize = 2;
 const BODY_BYTES_HERE_MAX: usize = 256 << 10;
 // The texts of a request, its task and its timer, beside the state of its fetch.
 const FETCH_BYTES: usize = 2 << 10;
+// Scrapes of targets that have not answered may take an eighth of the memory: each about the memory
+// of a fetch and of its connection.
+const DOUBTFUL_BYTES: u64 = 24 << 10;
+const DOUBTFUL_PART: u64 = 8;
+const DOUBTFUL_MIN: usize = 64;
+
+fn doubtful_max(memory_bytes: u64) -> usize {
+    let count = usize::try_from(memory_bytes / DOUBTFUL_PART / DOUBTFUL_BYTES);
+    count.unwrap_or(usize::MAX).clamp(DOUBTFUL_MIN, Semaphore::MAX_PERMITS)
+}
+
 // Most of them wait: for names, files and lists of targets.
 const BLOCKING_THREADS_MAX: usize = 16;
 // The scraping thread releases freed memory this often. It is never idle for long.
@@ -219,10 +233,13 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
         Work::Scrape { refused: Some(refused), .. } => {
             Some(Err(FetchFailure::Other(refused.to_string())))
         }
-        Work::Scrape { refused: None, .. } => match running.fetch(id, &scraper) {
-            Ok(fetching) => Some(fetching.await),
-            Err(error) => Some(Err(FetchFailure::Other(error.to_string()))),
-        },
+        Work::Scrape { refused: None, .. } => Some(match running.admit(&scraper).await {
+            Ok(_permit) => match running.fetch(id, &scraper) {
+                Ok(fetching) => fetching.await,
+                Err(error) => Err(FetchFailure::Other(error.to_string())),
+            },
+            Err(failure) => Err(failure),
+        }),
         Work::End { .. } => None,
     };
     if let (Work::Scrape { ts, .. }, Some(fetched)) = (&work, &fetched)
@@ -362,6 +379,7 @@ impl Collector {
             sleeps_until: 0,
         };
         let running = Scraping {
+            doubtful: Semaphore::new(doubtful_max(budget.usage().limit_bytes)),
             budget: budget.clone(),
             bodies: Bodies::new(&budget),
             scratch: Mutex::new(ScrapeScratch::new(&budget)),
@@ -589,6 +607,25 @@ impl Scraping {
         if next_at < state.sleeps_until {
             drop(state);
             self.wake.notify_one();
+        }
+    }
+
+    /// Waits until the target may be scraped. All targets of a job may hang at the same time: those
+    /// whose last scrape has failed, and new ones, leave memory and connections to the others.
+    async fn admit(
+        &self,
+        scraper: &TargetScraper,
+    ) -> std::result::Result<Option<SemaphorePermit<'_>>, FetchFailure> {
+        let TargetStatus { duration, error, .. } = scraper.status();
+        if error.is_none() && !duration.is_zero() {
+            return Ok(None);
+        }
+        let timeout = Duration::from_millis(scraper.target().timeout.as_ms());
+        match tokio::time::timeout(timeout, self.doubtful.acquire()).await {
+            Ok(Ok(permit)) => Ok(Some(permit)),
+            _ => Err(FetchFailure::Other(
+                "context deadline exceeded: too many other targets do not answer".to_owned(),
+            )),
         }
     }
 
