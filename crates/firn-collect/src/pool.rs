@@ -302,9 +302,9 @@ impl ScrapePools {
                 }
             }
         }
-        let is_new = |target: &&ListedTarget| matches!(target, ListedTarget::New(..));
-        let new_count = listed.values().filter(is_new).count() as u64;
-        let room_bytes = new_count.saturating_mul(ROOM_BYTES_PER_TARGET);
+        // A target that replaces another one has its room.
+        let more_count = listed.len().saturating_sub(pool.targets.len()) as u64;
+        let room_bytes = more_count.saturating_mul(ROOM_BYTES_PER_TARGET);
         drop(self.context.budget.reserve(Pool::Cache, room_bytes)?);
         report.active_count = listed.len();
         report.exceeds_limit = job.target_limit > 0 && listed.len() as u64 > job.target_limit;

@@ -234,7 +234,7 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
             Some(Err(FetchFailure::Other(refused.to_string())))
         }
         Work::Scrape { refused: None, .. } => Some(match running.admit(&scraper).await {
-            Ok(_permit) => match running.fetch(id, &scraper) {
+            Ok(_permit) => match running.fetch(id, &scraper, begun) {
                 Ok(fetching) => fetching.await,
                 Err(error) => Err(FetchFailure::Other(error.to_string())),
             },
@@ -639,10 +639,11 @@ impl Scraping {
         &'a self,
         id: TargetId,
         scraper: &'a TargetScraper,
+        begun: Instant,
     ) -> Result<Pin<Box<impl Future<Output = ScrapeAnswer> + 'a>>> {
         let fetching = async move {
             let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
-            let fetched = self.send(scraper, &mut connections).await;
+            let fetched = self.send(scraper, begun, &mut connections).await;
             self.state.lock().connections.insert(id, connections);
             fetched
         };
@@ -654,7 +655,12 @@ impl Scraping {
         }))
     }
 
-    async fn send(&self, scraper: &TargetScraper, connections: &mut Connections) -> ScrapeAnswer {
+    async fn send(
+        &self,
+        scraper: &TargetScraper,
+        begun: Instant,
+        connections: &mut Connections,
+    ) -> ScrapeAnswer {
         let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
         let request = scraper.request(USER_AGENT);
         let headers = request.headers.into_iter();
@@ -666,7 +672,8 @@ impl Scraping {
             secrets: Vec::new(),
             content: None,
             body_bytes_max: request.body_bytes_max,
-            timeout: request.timeout,
+            // The scrape may have waited to be admitted.
+            timeout: request.timeout.saturating_sub(begun.elapsed()),
         };
         client.send(&outgoing, connections).await.map_err(|error| match error {
             FetchError::BodyLimit => FetchFailure::BodyLimit,
