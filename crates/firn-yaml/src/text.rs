@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use firn_model::{excerpt_within, one_line};
+use firn_model::{excerpt_within, is_control, one_line};
 
 /// Longer messages repeat a value of a document.
 const MESSAGE_BYTES_MAX: usize = 4_096;
@@ -31,9 +31,7 @@ pub fn quoted(bytes: &[u8]) -> String {
                 '\r' => write!(out, "\\r"),
                 '\t' => write!(out, "\\t"),
                 '\0'..='\u{1f}' | '\u{7f}' => write!(out, "\\x{:02x}", u32::from(c)),
-                c if c.is_control() || matches!(c, '\u{feff}' | '\u{2028}' | '\u{2029}') => {
-                    write!(out, "\\u{:04x}", u32::from(c))
-                }
+                c if is_control(c) || c == '\u{feff}' => write!(out, "\\u{:04x}", u32::from(c)),
                 c => out.write_char(c),
             };
         }
@@ -48,6 +46,11 @@ pub fn quoted(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quoted_text_cannot_reorder_its_line() {
+        assert_eq!(quoted("a\u{202e}b\u{2066}".as_bytes()), r#""a\u202eb\u2066""#);
+    }
 
     /// Before, a message had the whole of a value of megabytes.
     #[test]

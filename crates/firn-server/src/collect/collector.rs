@@ -80,6 +80,13 @@ pub(crate) struct ScrapeState {
     sleeps_until: Timestamp,
 }
 
+impl ScrapeState {
+    /// A sentence for each discovery of `job` whose last refresh failed.
+    pub(crate) fn discovery_failures(&self, job: &str) -> Vec<String> {
+        self.tasks.failures(job)
+    }
+}
+
 /// The client of a job.
 struct JobClient {
     job: Arc<ScrapeConfig>,

@@ -27,7 +27,7 @@ use firn_collect::discovery::{
 use firn_collect::pool::DiscoveredGroup;
 use firn_fetch::dns::DnsSettings;
 use firn_fetch::{Bodies, Client, Connections, Request};
-use firn_model::{Budget, Pool, Reservation};
+use firn_model::{Budget, Pool, Reservation, excerpt};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -85,6 +85,16 @@ struct DiscoveryTask {
 struct TaskState {
     /// `None` until the first refresh, good or not, is over.
     list: Mutex<Option<Arc<TargetList>>>,
+    failure: Mutex<RefreshFailure>,
+}
+
+/// Whether refreshes of a discovery fail.
+#[derive(Debug, Default)]
+struct RefreshFailure {
+    /// The last failure, until a refresh without any.
+    shown: Option<Box<str>>,
+    /// Whether a part of the present refresh has failed.
+    is_in_part: bool,
 }
 
 // The files of lists are checked this often for a change.
@@ -132,6 +142,17 @@ impl DiscoveryTasks {
         let sets = self.sets.lock();
         let tasks = sets.get(set).into_iter().flatten();
         tasks.map(|task| task.state.list.lock().clone()).collect()
+    }
+
+    /// A sentence for each discovery of a set whose last refresh failed.
+    pub(crate) fn failures(&self, set: &str) -> Vec<String> {
+        let sets = self.sets.lock();
+        let failure = |task: &Arc<DiscoveryTask>| {
+            let failure = task.state.failure.lock();
+            let (kind, error) = (task.provider.kind(), failure.shown.as_ref()?);
+            Some(format!("the discovery {kind} failed, its last good list stays: {error}"))
+        };
+        sets.get(set).into_iter().flatten().filter_map(failure).collect()
     }
 
     /// Changes whenever a list does.
@@ -220,6 +241,15 @@ impl TaskState {
     }
 }
 
+impl RefreshFailure {
+    /// The parts of a refresh that did not fail are published.
+    fn refreshed(&mut self) {
+        if !std::mem::take(&mut self.is_in_part) {
+            self.shown = None;
+        }
+    }
+}
+
 /// The work of a task.
 struct Run {
     kind: &'static str,
@@ -238,6 +268,7 @@ impl Run {
 
     /// A refresh has found `groups`.
     fn publish(&self, groups: Vec<DiscoveredGroup>, held: Reservation) {
+        self.state.failure.lock().refreshed();
         let mut list = self.state.list.lock();
         if list.as_ref().is_some_and(|list| list.groups == groups) {
             return;
@@ -248,6 +279,11 @@ impl Run {
     }
 
     /// A part of a refresh has failed: its last good list stays.
+    fn failed_in_part(&self, error: &str) {
+        self.count_failure(error);
+        self.state.failure.lock().is_in_part = true;
+    }
+
     fn count_failure(&self, error: &str) {
         #[cfg(test)]
         self.shared.errors.lock().push(error.to_owned());
@@ -255,6 +291,7 @@ impl Run {
             self.shared.failures[idx].add(1);
         }
         tracing::warn!(kind = self.kind, error, "a discovery failed; its last good list stays");
+        self.state.failure.lock().shown = Some(excerpt(error).into());
     }
 
     /// A refresh has failed: the last good list stays.
@@ -292,7 +329,7 @@ impl Run {
             (targets, stamps) = (polled, found);
             if let Some(errors) = errors {
                 read_at = Instant::now();
-                errors.iter().for_each(|error| self.failed(error));
+                errors.iter().for_each(|error| self.failed_in_part(error));
                 self.publish_copy(targets.groups_bytes(), || targets.groups());
             }
             tokio::time::sleep(FILE_POLL).await;

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use firn_model::{Budget, Result};
 
-pub(crate) use collector::{Collector, run};
+pub(crate) use collector::{Collector, ScrapeState, run};
 pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
 pub(crate) use discovery::{DiscoveryTasks, USER_AGENT};

@@ -16,7 +16,7 @@ use crate::http::Shared;
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::roles::{Access, Methods, Routes};
-use crate::http::status::answer;
+use crate::http::status::answer_with;
 use crate::rules::{LastEvaluation, RuleOutcome, ShownGroup};
 use crate::wire::json;
 use crate::wire::number::rfc3339;
@@ -259,7 +259,8 @@ fn exponent_text(value: f64) -> String {
 
 /// `/api/v1/alertmanagers`.
 async fn alertmanagers(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(request, |_| {
+    let failures = app.rules.notifier().discovery_failures();
+    answer_with(request, &failures, |_| {
         let (active, dropped) = app.rules.notifier().urls();
         let list = |urls: Vec<String>| -> Vec<_> {
             urls.into_iter().map(|url| json!({ "url": url })).collect()

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::ApiError;
 use crate::app::App;
-use crate::collect::Family;
+use crate::collect::{Family, ScrapeState};
 use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
@@ -102,7 +102,7 @@ struct ShownTarget {
 const SHOWN_BYTES: u64 = 512;
 
 /// The list with those of the configuration, by pool and labels; and warnings of pools whose list
-/// was refused.
+/// is not the newest.
 fn all_targets(
     app: &App,
     filter: &TargetFilter,
@@ -120,7 +120,7 @@ fn all_targets(
             if !filter.shows_pool(name) {
                 continue;
             }
-            warnings.extend(refusal(name, pool));
+            warnings.extend(pool_warnings(&state, name, pool));
             if filter.active {
                 for shown in state.pools.targets(pool) {
                     held.cover((active.len() as u64 + 1) * SHOWN_BYTES)?;
@@ -160,10 +160,13 @@ fn all_targets(
     Ok((body, warnings))
 }
 
-/// The warning of a pool whose last list was refused: its targets, if any, are older.
-fn refusal(name: &str, pool: &ScrapePool) -> Option<String> {
-    let reason = pool.refused()?;
-    Some(format!("scrape pool {name:?}: the last list of targets was refused: {reason}"))
+/// The warnings of a pool whose last list was refused, or whose discoveries fail: its targets, if
+/// any, are older.
+fn pool_warnings(state: &ScrapeState, name: &str, pool: &ScrapePool) -> Vec<String> {
+    let refused = pool.refused();
+    let refusal = refused.map(|why| format!("the last list of targets was refused: {why}"));
+    let warnings = refusal.into_iter().chain(state.discovery_failures(name));
+    warnings.map(|warning| format!("scrape pool {name:?}: {warning}")).collect()
 }
 
 fn push_values(body: &mut HeldBody, values: impl Iterator<Item = Value>) -> firn_model::Result<()> {
@@ -421,7 +424,8 @@ async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Resp
     let mut warnings = Vec::new();
     if let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) {
         pools.extend(state.pools.pools().map(|(name, _)| name.to_owned()));
-        warnings.extend(state.pools.pools().filter_map(|(name, pool)| refusal(name, pool)));
+        warnings
+            .extend(state.pools.pools().flat_map(|(name, pool)| pool_warnings(&state, name, pool)));
     }
     pools.sort_unstable();
     pools.dedup();

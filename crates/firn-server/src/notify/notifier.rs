@@ -273,6 +273,12 @@ impl Notifier {
         (active, current.sets.iter().flat_map(|set| set.dropped.clone()).collect())
     }
 
+    /// A sentence for each discovery of Alertmanagers whose last refresh failed.
+    pub(crate) fn discovery_failures(&self) -> Vec<String> {
+        let set_count = self.current.lock().sets.len();
+        (0..set_count).flat_map(|idx| self.discovery.failures(&set_name(idx))).collect()
+    }
+
     /// The metrics under `prefix`.
     pub(crate) fn write_text(&self, prefix: &str, text: &mut MetricsText) {
         let current = self.current.lock();

@@ -504,9 +504,25 @@ fn lists_of_files_and_servers_are_followed() {
         assert_eq!(targets.len(), 2);
         lists.request_count() > before + 1 && !get(at, "/metrics").text().contains(failed)
     });
+    let warnings = |path: &str| {
+        let answer: Value = serde_json::from_str(&get(at, path).text()).expect("JSON");
+        let warnings = answer["warnings"].as_array().cloned().unwrap_or_default();
+        let text = |warning: &Value| warning.as_str().expect("a text").to_owned();
+        warnings.iter().map(text).collect::<Vec<_>>()
+    };
+    for path in ["/api/v1/targets", "/api/v1/scrape_pools"] {
+        let shown = warnings(path);
+        let starts = [
+            "scrape pool \"files\": the discovery file failed, its last good list stays: ",
+            "scrape pool \"http\": the discovery http failed, its last good list stays: ",
+        ];
+        let is_shown = shown.iter().zip(starts).all(|(text, start)| text.starts_with(start));
+        assert!(shown.len() == 2 && is_shown, "{path}: {shown:?}");
+    }
     files.write("a.json", "[]");
     lists.set_answer(answer("200 OK", "application/json", list(third.address).as_bytes()));
     wait_for_targets(at, |targets| targets.len() == 1 && health(targets, third.address) == "up");
+    assert!(warnings("/api/v1/targets").is_empty());
 }
 
 /// Before, a job whose first list was refused looked like one without targets.

@@ -86,7 +86,7 @@ impl Run {
             let mut next = update;
             while let Some(update) = next {
                 if let Err(error) = watches.apply(update) {
-                    self.count_failure(&format!("{server}: {error}"));
+                    self.failed_in_part(&format!("{server}: {error}"));
                 }
                 next = updates.try_recv().ok();
             }

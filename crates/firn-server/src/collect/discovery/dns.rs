@@ -31,7 +31,7 @@ impl Run {
         loop {
             match settings() {
                 Ok(settings) => self.look_up(&targets, &Arc::new(settings), &mut groups).await,
-                Err(error) => self.count_failure(&error.to_string()),
+                Err(error) => self.failed_in_part(&error.to_string()),
             }
             let bytes = groups.values().map(|(_, held)| held.bytes()).sum::<u64>();
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -72,11 +72,11 @@ impl Run {
                     let bytes = heap_bytes(std::slice::from_ref(&group));
                     match self.shared.budget.reserve(Pool::Cache, bytes as u64) {
                         Ok(held) => drop(groups.insert(name, (group, held))),
-                        Err(error) => self.count_failure(&format!("{name}: {error}")),
+                        Err(error) => self.failed_in_part(&format!("{name}: {error}")),
                     }
                 }
-                Some(Ok((name, Err(error)))) => self.count_failure(&format!("{name}: {error}")),
-                Some(Err(error)) => self.count_failure(&error.to_string()),
+                Some(Ok((name, Err(error)))) => self.failed_in_part(&format!("{name}: {error}")),
+                Some(Err(error)) => self.failed_in_part(&error.to_string()),
                 None => return,
             }
         }
