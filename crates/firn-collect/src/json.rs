@@ -22,7 +22,17 @@ pub fn from_json<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T> {
 
 /// The error of an answer. Its text may repeat a value of any length.
 pub(crate) fn json_error(error: serde_json::Error) -> firn_model::Error {
-    firn_model::Error::invalid(format!("json: {}", excerpt(&error.to_string())))
+    firn_model::Error::invalid(format!("json: {}", excerpt(&without_value(&error.to_string()))))
+}
+
+/// The text of an error of `serde_json` without the text of a wrong type, which may be a secret: a
+/// file of targets may be a link to another file.
+fn without_value(text: &str) -> String {
+    let value = text.split_once(": string \"").zip(text.rsplit_once("\", expected"));
+    match value {
+        Some(((before, _), (_, after))) => format!("{before}: string, expected{after}"),
+        None => text.to_owned(),
+    }
 }
 
 /// Counts of values in a JSON text, which bound the memory of its objects. Each is at least the

@@ -81,8 +81,8 @@ const ERRORS_KEPT: usize = 10;
 
 /// A target of a list that is being read.
 enum ListedTarget {
-    /// It is in the previous list too.
-    Known(TargetId),
+    /// It is in the previous list too, perhaps with other labels before relabelling.
+    Known(TargetId, Option<(Arc<Target>, Reservation)>),
     /// Its memory is reserved.
     New(Arc<Target>, Reservation),
 }
@@ -277,12 +277,21 @@ impl ScrapePools {
                 match Target::populate(&job, discovered.clone(), &mut editor) {
                     Ok(Some(target)) if listed.contains_key(&target.labels) => {}
                     Ok(Some(target)) => match self.known(pool, &target.labels) {
-                        Some((labels, id)) => drop(listed.insert(labels, ListedTarget::Known(id))),
+                        Some((labels, id)) => {
+                            let is_same = self
+                                .slots
+                                .get(&id)
+                                .is_some_and(|slot| slot.target.discovered == target.discovered);
+                            let changed = match is_same {
+                                true => None,
+                                false => Some(self.reserved(target)?),
+                            };
+                            listed.insert(labels, ListedTarget::Known(id, changed));
+                        }
                         None => {
-                            let bytes = target_bytes(&target);
-                            let held = self.context.budget.reserve(Pool::Cache, bytes)?;
+                            let (target, held) = self.reserved(target)?;
                             let labels = target.labels.clone();
-                            listed.insert(labels, ListedTarget::New(Arc::new(target), held));
+                            listed.insert(labels, ListedTarget::New(target, held));
                         }
                     },
                     Ok(None) => {
@@ -327,6 +336,11 @@ impl ScrapePools {
         Arc::ptr_eq(&slot.job, &pool.job).then(|| (labels.clone(), *id))
     }
 
+    fn reserved(&self, target: Target) -> Result<(Arc<Target>, Reservation)> {
+        let held = self.context.budget.reserve(Pool::Cache, target_bytes(&target))?;
+        Ok((Arc::new(target), held))
+    }
+
     /// Starts new targets and stops removed ones. A new target with the labels of a removed one
     /// continues its series.
     fn replace_targets(
@@ -338,14 +352,19 @@ impl ScrapePools {
         let mut gone: HashMap<Labels, Vec<TargetId>> = HashMap::new();
         for (labels, id) in std::mem::take(&mut pool.targets) {
             let Some(slot) = self.slots.get(&id) else { continue };
-            if !matches!(listed.get(&labels), Some(ListedTarget::Known(_))) {
+            if !matches!(listed.get(&labels), Some(ListedTarget::Known(..))) {
                 gone.entry(slot.public.clone()).or_default().push(id);
             }
         }
         pool.targets.reserve(listed.len());
         for (labels, listed) in listed {
             let id = match listed {
-                ListedTarget::Known(id) => id,
+                ListedTarget::Known(id, changed) => {
+                    if let (Some(slot), Some((target, held))) = (self.slots.get_mut(&id), changed) {
+                        (slot.target, slot._held) = (target, held);
+                    }
+                    id
+                }
                 ListedTarget::New(target, held) => {
                     let old = gone.get_mut(&target.public_labels()).and_then(Vec::pop);
                     self.start(&pool.job, target, held, old, now)

@@ -55,6 +55,9 @@ struct LocalLock {
     /// `None` for a folder without a lock file, which no process has ever opened.
     file: Option<File>,
     path: PathBuf,
+    /// The folder, whose lock remains if the file is removed. `None` on file systems without locks
+    /// of folders.
+    folder: Option<File>,
 }
 
 impl LocalDisk {
@@ -286,37 +289,67 @@ impl LocalFile {
 impl LocalLock {
     fn take(root: &Path) -> Result<LocalLock> {
         let path = root.join(LOCK_FILE);
-        let failed = |e| io_error("lock", &path, e);
+        // First, so that no other file takes the place of one that was removed.
+        let folder = lock_folder(root, &path, File::try_lock)?;
         // Not truncated: the file names the holder until this process has the lock.
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
         let mut file = open_lock(options, &path)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(held(&path, &mut file)),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
+        lock_file(&path, &mut file, File::try_lock)?;
         // The lock holds without the id, for which a full disk has no room.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(LocalLock { file: Some(file), path })
+        Ok(LocalLock { file: Some(file), path, folder })
     }
 
     /// Excludes [`LocalLock::take`] and leaves the file as it is.
     fn share(root: &Path) -> Result<LocalLock> {
         let path = root.join(LOCK_FILE);
-        let failed = |e| io_error("lock", &path, e);
-        let mut file = match open_lock(OpenOptions::new().read(true), &path) {
+        let folder = lock_folder(root, &path, File::try_lock_shared)?;
+        match open_lock(OpenOptions::new().read(true), &path) {
             Err(e) if *e.kind() == ErrorKind::NotFound => {
-                return Ok(LocalLock { file: None, path });
+                Ok(LocalLock { file: None, path, folder })
             }
-            opened => opened?,
-        };
-        match file.try_lock_shared() {
-            Ok(()) => Ok(LocalLock { file: Some(file), path }),
-            Err(TryLockError::WouldBlock) => Err(held(&path, &mut file)),
-            Err(TryLockError::Error(error)) => Err(failed(error)),
+            Err(error) => Err(error),
+            Ok(mut file) => {
+                lock_file(&path, &mut file, File::try_lock_shared)?;
+                Ok(LocalLock { file: Some(file), path, folder })
+            }
         }
     }
+}
+
+type TryLock = fn(&File) -> std::result::Result<(), TryLockError>;
+
+fn lock_file(path: &Path, file: &mut File, lock: TryLock) -> Result<()> {
+    match lock(file) {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(held(path, file)),
+        Err(TryLockError::Error(error)) => Err(io_error("lock", path, error)),
+    }
+}
+
+/// Locks the folder `root` beside its file `path`, which another program may remove.
+///
+/// # Errors
+/// `Busy` if another process has the lock.
+fn lock_folder(root: &Path, path: &Path, lock: TryLock) -> Result<Option<File>> {
+    let Ok(folder) = File::open(root) else { return Ok(None) };
+    match lock(&folder) {
+        Ok(()) => return Ok(Some(folder)),
+        Err(TryLockError::Error(_)) => return Ok(None),
+        Err(TryLockError::WouldBlock) => {}
+    }
+    if let Ok(mut file) = open_lock(OpenOptions::new().read(true), path)
+        && matches!(lock(&file), Err(TryLockError::WouldBlock))
+    {
+        return Err(held(path, &mut file));
+    }
+    let (root, path) = (root.display(), path.display());
+    let what = format!(
+        "{root} is in use by another process, whose file {path} was removed or replaced: stop that \
+         process, or use another folder"
+    );
+    Err(Error::busy(1_000, what))
 }
 
 impl FolderLock for LocalLock {
@@ -330,6 +363,7 @@ impl Drop for LocalLock {
         // Closing the file is not enough: a process that another thread starts at this time has a
         // copy of it until it executes its program.
         let _ = self.file.as_ref().map(File::unlock);
+        let _ = self.folder.as_ref().map(File::unlock);
     }
 }
 
@@ -477,6 +511,24 @@ mod tests {
         let pid = std::process::id();
         assert!(error.to_string().contains(&format!("LOCK is held by process {pid}")), "{error}");
         drop(lock);
+        disk.lock().unwrap();
+    }
+
+    /// Before, a second process took the new file while the first one still wrote.
+    #[test]
+    fn a_folder_whose_lock_was_removed_stays_locked() {
+        let (_folder, disk) = disk();
+        let lock = disk.lock().unwrap();
+        fs::remove_file(disk.root.join(LOCK_FILE)).unwrap();
+        let reader = LocalDisk::open_to_read(&disk.root).unwrap();
+        for error in [disk.lock().unwrap_err(), reader.lock().unwrap_err()] {
+            assert!(error.to_string().contains("LOCK was removed or replaced"), "{error}");
+        }
+        assert!(!disk.root.join(LOCK_FILE).exists());
+        drop(lock);
+        let shared = (reader.lock().unwrap(), reader.lock().unwrap());
+        disk.lock().unwrap_err();
+        drop(shared);
         disk.lock().unwrap();
     }
 

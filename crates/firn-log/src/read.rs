@@ -239,39 +239,14 @@ fn clamp_len(bytes: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use firn_sim::ZeroFile;
+
     use super::*;
-
-    /// A file of 1 TiB.
-    #[derive(Debug)]
-    struct Sparse;
-
-    impl DiskFile for Sparse {
-        fn read_at(&self, _: u64, buf: &mut [u8]) -> Result<()> {
-            buf.fill(0);
-            Ok(())
-        }
-
-        fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
-            Ok(())
-        }
-
-        fn preallocate(&self, _: u64) -> Result<()> {
-            Ok(())
-        }
-
-        fn sync(&self) -> Result<()> {
-            Ok(())
-        }
-
-        fn len(&self) -> Result<u64> {
-            Ok(1 << 40)
-        }
-    }
 
     /// Before, a start read all of it.
     #[test]
     fn a_file_without_a_header_is_read_as_far_as_a_segment_can_be_long() {
-        let reader = SegmentReader::headless(Arc::new(Sparse)).unwrap();
+        let reader = SegmentReader::headless(Arc::new(ZeroFile(1 << 40))).unwrap();
         assert_eq!(reader.bytes, SEGMENT_BYTES_MAX);
     }
 }

@@ -57,6 +57,86 @@ impl Histogram {
         self.schema == Histogram::CUSTOM_SCHEMA
     }
 
+    /// Whether Prometheus stores it.
+    ///
+    /// Source: Prometheus, `FloatHistogram.Validate`, with its texts.
+    ///
+    /// # Errors
+    /// The first rule that it breaks.
+    pub fn validate(&self) -> Result<(), String> {
+        const NEGATIVE: &str = "histogram has a bucket whose observation count is negative";
+        let check = |side: &str, buckets: &[HistogramBucket]| {
+            let counts = buckets.iter().map(|bucket| bucket.count).zip(1_usize..);
+            let negative = counts.into_iter().find(|(count, _)| *count < 0.0);
+            negative.map_or(Ok(()), |(count, number)| {
+                let place = format!("{side} side: bucket number {number}");
+                Err(format!("{place} has observation count of {count}: {NEGATIVE}"))
+            })
+        };
+        match self.has_custom_bounds() {
+            true => self.validate_custom().map_err(|why| format!("custom buckets: {why}"))?,
+            false => {
+                check("negative", &self.negative)?;
+                if !self.custom_bounds.is_empty() {
+                    let why = "histogram with exponential schema must not have custom bounds";
+                    return Err(why.to_owned());
+                }
+            }
+        }
+        check("positive", &self.positive)?;
+        if self.zero_count < 0.0 {
+            let count = self.zero_count;
+            return Err(format!("zero bucket has observation count of {count}: {NEGATIVE}"));
+        }
+        if self.count < 0.0 {
+            let why = "histogram's observation count is negative";
+            return Err(format!("observation count is  {}: {why}", self.count));
+        }
+        Ok(())
+    }
+
+    fn validate_custom(&self) -> Result<(), String> {
+        let bounds = &self.custom_bounds;
+        let mut previous = f64::NEG_INFINITY;
+        for &bound in bounds.iter() {
+            if bound.is_nan() {
+                return Err("histogram custom bounds must not be NaN".to_owned());
+            }
+            if bound <= previous {
+                return Err(format!(
+                    "previous bound is {previous:.6} and current is {bound:.6}: histogram custom \
+                     bounds must be in strictly increasing order"
+                ));
+            }
+            previous = bound;
+        }
+        if previous == f64::INFINITY {
+            return Err("last +Inf bound must not be explicitly defined".to_owned());
+        }
+        if let Some(first) = self.positive.first().filter(|first| first.index < 0) {
+            let why = "histogram has a span whose offset is negative";
+            return Err(format!("span number 1 with offset {}: {why}", first.index));
+        }
+        let span_len = self.positive.last().map_or(0, |last| i64::from(last.index) + 1);
+        if span_len > bounds.len() as i64 + 1 {
+            return Err(format!(
+                "only {} custom bounds defined which is insufficient to cover total span length of \
+                 {span_len}: histogram custom bounds are too few",
+                bounds.len()
+            ));
+        }
+        for (is_broken, why) in [
+            (self.zero_count != 0.0, "must have zero count of 0"),
+            (self.zero_threshold != 0.0, "must have zero threshold of 0"),
+            (!self.negative.is_empty(), "must not have negative spans"),
+        ] {
+            if is_broken {
+                return Err(why.to_owned());
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of the struct and its heap memory, for memory accounting.
     pub fn heap_bytes(&self) -> usize {
         let buckets = self.positive.len() + self.negative.len();

@@ -17,8 +17,8 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `compiled_regex`,
-//! `pattern_syntax`, `go_pattern`, `go_classes`, `row`, `histogram`, `batch`, `select`,
-//! `query_stats`, `change`, `lock`, `lock_order`, `budget`, `secret`, `error`, `excerpt`,
+//! `pattern_syntax`, `go_pattern`, `go_classes`, `metric_type`, `row`, `histogram`, `batch`,
+//! `select`, `query_stats`, `change`, `lock`, `lock_order`, `budget`, `secret`, `error`, `excerpt`,
 //! `network_thread`, `protobuf`.
 
 #![forbid(unsafe_code)]
@@ -38,6 +38,7 @@ mod label;
 mod lock;
 mod lock_order;
 mod matcher;
+mod metric_type;
 mod network_thread;
 mod pattern;
 mod pattern_syntax;
@@ -65,6 +66,7 @@ pub use label::{
 pub use lock::{Guard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use lock_order::{HeldLock, LockClass, as_another_thread, assert_may_reclaim, reclaiming};
 pub use matcher::{MatchOp, Matcher};
+pub use metric_type::MetricType;
 pub use network_thread::{as_network_thread, assert_not_network_thread};
 pub use pattern::Pattern;
 pub use pattern_syntax::{PATTERN_DEPTH_MAX, rust_pattern, rust_pattern_anywhere};

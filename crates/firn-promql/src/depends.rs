@@ -89,7 +89,7 @@ fn collect(node: &Node, times: Reach, lookback_ms: i64, found: &mut Vec<Dependen
         }
         NodeKind::Call { function, args } => {
             use FunctionId as F;
-            let by_query = matches!(function.id, F::Start | F::End | F::Range | F::Info);
+            let by_query = matches!(function.id, F::Start | F::End | F::Range | F::Step | F::Info);
             let renames = matches!(function.id, F::LabelReplace | F::LabelJoin);
             (!by_query && !renames).then_some(())?;
             args.iter().try_for_each(inner)
@@ -173,12 +173,13 @@ mod tests {
             "{job=\"a\"}",
             "label_replace(up, \"a\", \"\", \"\", \"\")",
             "limitk(1, up)",
-            "up offset (range())",
+            "up * range()",
+            "up * step()",
+            "start() + up",
+            "up[5m:step()]",
             "info(up)",
         ] {
-            if let Ok(expr) = parse(text) {
-                assert_eq!(dependencies(&expr, 1), None, "{text}");
-            }
+            assert_eq!(dependencies(&parse(text).unwrap(), 1), None, "{text}");
         }
     }
 }

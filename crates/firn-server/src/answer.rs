@@ -65,6 +65,8 @@ pub(crate) enum ApiErrorKind {
 }
 
 const ERROR_BYTES_MAX: usize = 4_096;
+// The first of `Accept-Encoding` that are read: a list of thousands would take milliseconds.
+const CODINGS_MAX: usize = 32;
 // Smaller bodies fit into one packet; compressing them only costs time.
 const PACKED_BYTES_MIN: usize = 1_024;
 // 2 ns a byte; JSON of numbers gets no smaller by the next levels.
@@ -77,8 +79,8 @@ impl Packing {
     /// The heaviest coding of `Accept-Encoding` that is known here; a weight of 0 means no.
     pub(crate) fn of(headers: &HeaderMap) -> Packing {
         let values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|v| v.to_str().ok());
-        let codings: Vec<(&str, f32)> =
-            values.flat_map(|value| value.split(',')).filter_map(coding_and_weight).collect();
+        let elements = values.flat_map(|value| value.split(',')).take(CODINGS_MAX);
+        let codings: Vec<(&str, f32)> = elements.filter_map(coding_and_weight).collect();
         let weight = |name: &str| {
             let named = codings.iter().find(|(coding, _)| coding.eq_ignore_ascii_case(name));
             named.or_else(|| codings.iter().find(|(coding, _)| *coding == "*")).map_or(0.0, |c| c.1)

@@ -18,6 +18,7 @@ use crate::answer::{ApiError, ApiErrorKind};
 use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
+use crate::http::lifecycle::MetricsMemory;
 use crate::http::turns::{Turn, Turns};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
@@ -58,6 +59,7 @@ pub(crate) struct App {
     /// Outgoing remote write.
     pub(crate) remote_write: Arc<RemoteWriter>,
     pub(crate) metadata: MetadataStore,
+    pub(crate) metrics_memory: MetricsMemory,
     /// The server itself, if it scrapes itself.
     pub(crate) target: Option<Target>,
     /// Start time of the server.
@@ -150,6 +152,7 @@ impl App {
             rules,
             remote_write,
             metadata,
+            metrics_memory: MetricsMemory::new(),
             desk: OnceLock::new(),
             ready: OnceLock::new(),
             stopping: AtomicBool::new(false),
@@ -359,7 +362,9 @@ impl App {
                 crate::stats::write_results(&results, &mut text);
             }
         }
-        text.finish()
+        let text = text.finish();
+        self.metrics_memory.note(text.len());
+        text
     }
 }
 

@@ -6,6 +6,7 @@
 //! by the length of its input. Compiled for tests and fuzzers only.
 
 use axum::http::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
+use firn_collect::scrape::parse_value;
 use firn_model::{
     Budget, Error, ErrorKind, LabelLimits, LabelsBuilder, Pool, QueryContext, Result,
 };
@@ -253,11 +254,11 @@ pub fn transaction(data: &[u8]) {
 /// Numbers, times and durations: a parsed value is written as text that parses to the same value.
 pub fn numbers(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if let Some(value) = number::parse_float(text) {
+    if let Some(value) = parse_value(data) {
         let mut written = Vec::new();
         number::push_float(value, &mut written);
         let written = String::from_utf8(written).expect("a number is ASCII");
-        let again = number::parse_float(&written).expect("a written number is a number");
+        let again = parse_value(written.as_bytes()).expect("a written number is a number");
         assert!(again.to_bits() == value.to_bits() || value.is_nan(), "{text:?}, {written:?}");
     }
     match number::parse_time(text) {

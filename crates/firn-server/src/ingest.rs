@@ -16,6 +16,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::mem;
 use std::sync::Arc;
 
+use firn_collect::scrape::at_line;
 use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
     Sample, SeriesLimit, SeriesRef, Timestamp,
@@ -296,7 +297,7 @@ impl Ingest {
                 samples.iter().find_map(|sample| Some((sample.ts, times.refusal(sample.ts)?)));
             if let Some((ts, refusal)) = refused {
                 let at = series.span().start;
-                let why = exposition::at_line(text, at, times.explain(ts, refusal));
+                let why = at_line(text, at, times.explain(ts, refusal));
                 let mut outcome = Outcome::of(&work.decoded);
                 outcome.tally.reject(Reason::of_time(refusal), 1);
                 return Ok(outcome.failed(why, Reason::Request));
@@ -306,9 +307,8 @@ impl Ingest {
             exposition::labels(text, series.span(), extra, builder)?;
             builder.build(&rules.labels).map_err(LabelFault::Refused)
         };
-        let refuse_whole = |series: &EncodedSeries, broken: Error| {
-            exposition::at_line(text, series.span().start, broken)
-        };
+        let refuse_whole =
+            |series: &EncodedSeries, broken: Error| at_line(text, series.span().start, broken);
         metadata.put(&mut work.decoded.metadata);
         let (added_bytes, is_limited) = (extra.bytes(), rules.is_limited);
         let refuse_whole: Option<&RefuseWhole<'_>> = Some(&refuse_whole);

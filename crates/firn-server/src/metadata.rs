@@ -8,76 +8,10 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use firn_codec::varint::{encode_varint, take_bytes, take_count, take_u8};
-use firn_collect::scrape;
-use firn_model::{Budget, Error, Pool, Reservation, Result};
+use firn_model::{Budget, Error, MetricType, Pool, Reservation, Result};
 use parking_lot::{Mutex, RwLock};
 
 use crate::metrics_text::{Kind, MetricsText};
-
-/// A metric's type as the exposition formats name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum MetricType {
-    /// Not announced.
-    #[default]
-    Unknown,
-    /// Only rises.
-    Counter,
-    /// Rises and falls.
-    Gauge,
-    /// Counts by bucket.
-    Histogram,
-    /// A histogram with counts that may decrease.
-    GaugeHistogram,
-    /// Quantiles.
-    Summary,
-    /// Labels worth knowing, value 1.
-    Info,
-    /// One of several states.
-    StateSet,
-}
-
-impl MetricType {
-    /// Every type, by its number in files.
-    const ALL: [MetricType; 8] = [
-        MetricType::Unknown,
-        MetricType::Counter,
-        MetricType::Gauge,
-        MetricType::Histogram,
-        MetricType::GaugeHistogram,
-        MetricType::Summary,
-        MetricType::Info,
-        MetricType::StateSet,
-    ];
-
-    /// The name in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            MetricType::Unknown => "unknown",
-            MetricType::Counter => "counter",
-            MetricType::Gauge => "gauge",
-            MetricType::Histogram => "histogram",
-            MetricType::GaugeHistogram => "gaugehistogram",
-            MetricType::Summary => "summary",
-            MetricType::Info => "info",
-            MetricType::StateSet => "stateset",
-        }
-    }
-}
-
-impl From<scrape::MetricType> for MetricType {
-    fn from(kind: scrape::MetricType) -> MetricType {
-        match kind {
-            scrape::MetricType::Unknown => MetricType::Unknown,
-            scrape::MetricType::Counter => MetricType::Counter,
-            scrape::MetricType::Gauge => MetricType::Gauge,
-            scrape::MetricType::Histogram => MetricType::Histogram,
-            scrape::MetricType::GaugeHistogram => MetricType::GaugeHistogram,
-            scrape::MetricType::Summary => MetricType::Summary,
-            scrape::MetricType::Info => MetricType::Info,
-            scrape::MetricType::StateSet => MetricType::StateSet,
-        }
-    }
-}
 
 /// The metadata of one metric.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -347,7 +281,7 @@ impl MetadataStore {
                 encode_varint(text.len() as u64, &mut payload);
                 payload.extend_from_slice(text.as_bytes());
             }
-            payload.push(metadata.kind as u8);
+            payload.push(metadata.kind.number() as u8);
             held.cover(payload.capacity() as u64)
         })?;
         Ok(payload)

@@ -45,7 +45,7 @@ pub use observed::ObservedSamples;
 pub use oracle::{Oracle, PieceId};
 pub use rng::Rng;
 pub use seeds::{for_cases, for_seeds};
-pub use wrappers::{Record, RecordingDisk, SyncFaultDisk};
+pub use wrappers::{Record, RecordingDisk, SyncFaultDisk, ZeroFile};
 
 /// One simulated machine and its object store. Clones are the same world.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Wrappers of disks: one records changes, one skips or delays syncs.
+//! Wrappers of disks: one records changes, one skips or delays syncs; and a long file of zeros.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +37,11 @@ pub struct SyncFaultDisk {
 }
 
 type Wait = Arc<dyn Fn() + Send + Sync>;
+
+/// A file of this length, all of whose bytes are zeros: longer than a test can store. It ignores
+/// writes.
+#[derive(Debug)]
+pub struct ZeroFile(pub u64);
 
 struct RecordedFile {
     disk: RecordingDisk,
@@ -239,6 +244,29 @@ impl fmt::Debug for RecordedFile {
 impl fmt::Debug for SyncFaultFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SyncFaultFile({:?})", self.0)
+    }
+}
+
+impl DiskFile for ZeroFile {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> Result<()> {
+        buf.fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn preallocate(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.0)
     }
 }
 

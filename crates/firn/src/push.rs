@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use firn_collect::scrape::{Entry, ExposedLabels, MetadataItem, Parser};
 use firn_fetch::Content;
 use firn_model::{Labels, METRIC_NAME, Sample};
-use firn_server::metadata::{Metadata, MetricType};
+use firn_server::metadata::Metadata;
 use firn_server::{Error, push_request};
 
 use crate::check_config::{read_file, read_input};
@@ -177,7 +177,7 @@ fn parse(text: &str, extra: &[PushedLabel], now: i64) -> firn_server::Result<Par
                     MetadataItem::Help(help) => {
                         *known = Metadata::new(known.kind, &help, &known.unit);
                     }
-                    MetadataItem::Type(kind) => known.kind = MetricType::from(kind),
+                    MetadataItem::Type(kind) => known.kind = kind,
                     MetadataItem::Unit(unit) => {
                         *known = Metadata::new(known.kind, &known.help, &unit);
                     }

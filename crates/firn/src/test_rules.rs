@@ -164,7 +164,11 @@ fn run_file(path: &Path, options: &RunTests, read: &mut HashSet<PathBuf>) -> Out
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut rule_paths: Vec<PathBuf> = Vec::new();
     for pattern in file.rule_patterns() {
-        let pattern = folder.join(pattern).to_string_lossy().into_owned();
+        // An empty pattern is not the folder.
+        let pattern = match pattern.is_empty() {
+            true => String::new(),
+            false => folder.join(pattern).to_string_lossy().into_owned(),
+        };
         let found = glob(&LocalFiles, &pattern).map_err(|error| error.to_string())?;
         if found.is_empty() {
             output::report_line(&format!("  WARNING: no file match pattern {pattern}"));

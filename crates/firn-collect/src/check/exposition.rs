@@ -6,11 +6,11 @@
 
 use std::collections::HashSet;
 
-use firn_model::{Error, METRIC_NAME, Result};
+use firn_model::{Error, METRIC_NAME, MetricType, Result};
 use firn_yaml::quoted;
 
 use super::metrics::{Family, MetricFamilies};
-use crate::scrape::{MetricType, parse_value};
+use crate::scrape::parse_value;
 
 /// A line of a sample.
 pub(super) struct ExposedSample {

@@ -5,10 +5,9 @@ use std::fmt::Write;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::io::{BufRead, BufReader, Read};
 
-use firn_model::{Error, Result, one_line};
+use firn_model::{Error, MetricType, Result, one_line};
 
 use super::exposition::ExposedSample;
-use crate::scrape::MetricType;
 
 /// The longest line. Long lines are help texts; the labels of a series have at most 1 MiB.
 const LINE_BYTES_MAX: usize = 16 << 20;

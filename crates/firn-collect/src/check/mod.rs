@@ -12,6 +12,7 @@ pub use metrics::{MetricFamilies, MetricProblem};
 
 use firn_model::{Error, Labels, Result};
 
+use crate::config::LabelSet;
 use crate::config::discovery::{Discoveries, TargetGroup};
 use crate::config::{
     Alertmanagers, Config, FilePath, Files, LoadOptions, Millis, ScrapeConfig, TlsConfig, glob,
@@ -110,6 +111,9 @@ pub fn find_job(
     })
 }
 
+/// Receives a group, and the file that it is from.
+type EachGroup<'a> = dyn FnMut(&TargetGroup, Option<&Path>, &mut LabelEditor) -> Result<()> + 'a;
+
 /// Calls `each` with the targets of the files of `job` and with the static ones, each once, as
 /// `promtool check service-discovery` lists them. One file is in memory at a time.
 ///
@@ -122,13 +126,16 @@ pub fn for_each_target(
 ) -> Result<()> {
     let editor = LabelEditor::default();
     let mut checker = Checker { files: Some(files), editor, warnings: Vec::new() };
-    checker.for_each_group(&job.discoveries, &job.job_name, &mut |_, _| Ok(()))?;
+    checker.for_each_group(&job.discoveries, &job.job_name, &mut |_, _, _| Ok(()))?;
     // Two hashes with secret keys instead of the labels, which have some hundred bytes.
     let hashers = (RandomState::new(), RandomState::new());
     let mut seen = HashSet::new();
-    checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, editor| {
+    checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, path, editor| {
+        let path = path.map(Path::to_string_lossy);
+        let of_file = path.iter().map(|path| ("__meta_filepath", &**path));
+        let shared: LabelSet = group.labels.iter().chain(of_file).collect();
         for target in group.members() {
-            let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
+            let discovered = Target::discovered_labels(job, &target, &shared, editor)?;
             if !seen.insert((hashers.0.hash_one(&discovered), hashers.1.hash_one(&discovered))) {
                 continue;
             }
@@ -214,7 +221,7 @@ impl<'a> Checker<'a> {
         }
         let place = format!("scrape job {}", quoted(name.as_bytes()));
         self.unsupported(&job.discoveries, &place);
-        self.for_each_group(&job.discoveries, &place, &mut |group, editor| {
+        self.for_each_group(&job.discoveries, &place, &mut |group, _, editor| {
             for (idx, target) in group.members().enumerate() {
                 let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
                 Target::populate(job, discovered, editor)
@@ -227,7 +234,7 @@ impl<'a> Checker<'a> {
     fn alertmanagers(&mut self, settings: &Alertmanagers) -> Result<()> {
         self.unsupported(&settings.discoveries, "alertmanager config");
         let place = "alertmanager config";
-        self.for_each_group(&settings.discoveries, place, &mut |group, editor| {
+        self.for_each_group(&settings.discoveries, place, &mut |group, _, editor| {
             for target in group.members() {
                 alertmanager_labels(settings, &target, &group.labels, editor)?;
             }
@@ -241,12 +248,13 @@ impl<'a> Checker<'a> {
         self.warnings.extend(discoveries.unsupported().map(warning));
     }
 
-    /// Calls `each` with the groups of all files of `discoveries`, then with the static ones.
+    /// Calls `each` with the groups of all files of `discoveries`, with their file, then with the
+    /// static ones.
     fn for_each_group(
         &mut self,
         discoveries: &Discoveries,
         place: &str,
-        each: &mut dyn FnMut(&TargetGroup, &mut LabelEditor) -> Result<()>,
+        each: &mut EachGroup<'_>,
     ) -> Result<()> {
         let patterns = discoveries.file.iter().flat_map(|discovery| &discovery.files);
         for pattern in patterns {
@@ -260,10 +268,11 @@ impl<'a> Checker<'a> {
             for path in paths {
                 let (groups, _held) = TargetGroup::read_held(&path, files)
                     .map_err(|error| error.context(format_args!("checking SD file {name}")))?;
-                groups.iter().try_for_each(|group| each(group, &mut self.editor))?;
+                let mut each_group = |group| each(group, Some(&path), &mut self.editor);
+                groups.iter().try_for_each(&mut each_group)?;
             }
         }
-        discoveries.static_groups.iter().try_for_each(|group| each(group, &mut self.editor))
+        discoveries.static_groups.iter().try_for_each(|group| each(group, None, &mut self.editor))
     }
 
     fn certificates(&self, tls: &TlsConfig) -> Result<()> {

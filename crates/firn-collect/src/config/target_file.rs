@@ -1,24 +1,54 @@
 //! Files of target groups, which `file_sd_configs` names.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use firn_model::{Budget, Error, Pool, Reservation, Result};
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::discovery::TargetGroup;
 use super::{FileText, Files, Items, LabelSet, read};
 use crate::json::{JsonCounts, from_json, json_error};
 use firn_yaml::{Failure, Field, from_document_within, quoted};
 
-/// A group of a JSON document. Unknown keys are errors, as in YAML.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A group of a JSON document, as Go reads it: keys in any case, the last of a repeated one counts,
+/// and a null is empty. Unknown keys are errors, as in YAML.
+#[derive(Default)]
 struct JsonGroup {
-    #[serde(default)]
-    targets: Option<Vec<String>>,
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
+    targets: Option<Vec<Option<String>>>,
+    labels: Option<BTreeMap<String, Option<String>>>,
+}
+
+impl<'de> Deserialize<'de> for JsonGroup {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonGroup, D::Error> {
+        deserializer.deserialize_map(GroupVisitor)
+    }
+}
+
+struct GroupVisitor;
+
+impl<'de> Visitor<'de> for GroupVisitor {
+    type Value = JsonGroup;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a group of targets")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonGroup, A::Error> {
+        let mut group = JsonGroup::default();
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if key.eq_ignore_ascii_case("targets") {
+                group.targets = map.next_value()?;
+            } else if key.eq_ignore_ascii_case("labels") {
+                group.labels = map.next_value()?;
+            } else {
+                return Err(A::Error::unknown_field(&key, &["targets", "labels"]));
+            }
+        }
+        Ok(group)
+    }
 }
 
 /// Groups with an upper estimate of their memory.
@@ -81,8 +111,10 @@ impl TargetGroup {
             if labels.contains_key("") {
                 return Err(Error::invalid("\"\" is not a valid label name"));
             }
-            let labels = labels.into_iter().collect::<LabelSet>();
-            Ok(TargetGroup { targets: group.targets.unwrap_or_default(), labels })
+            let labels = labels.into_iter().map(|(name, value)| (name, value.unwrap_or_default()));
+            let targets = group.targets.unwrap_or_default().into_iter();
+            let targets = targets.map(Option::unwrap_or_default).collect();
+            Ok(TargetGroup { targets, labels: labels.collect::<LabelSet>() })
         };
         let groups: Result<Vec<TargetGroup>> =
             groups.unwrap_or_default().into_iter().enumerate().map(group).collect();
@@ -124,6 +156,16 @@ mod tests {
         assert_eq!(groups, parse_yaml(yaml).unwrap());
         let members: Vec<_> = groups[0].members().collect();
         assert_eq!(members[1].get("__address__"), Some("b:2"));
+        // Go's names of fields, nulls, and a repeated key, whose last value counts.
+        let as_go_writes =
+            br#"[{"Targets": ["x"], "Labels": {"c": "d"}, "TARGETS": ["a:1", "b:2"]},
+            {"targets": [null], "labels": {"n": null}}]"#;
+        let of_go = TargetGroup::parse_json(as_go_writes).unwrap();
+        assert_eq!(of_go[0], groups[0]);
+        assert_eq!(
+            (&of_go[1].targets[..], of_go[1].labels.get("n")),
+            (&[String::new()][..], Some(""))
+        );
         assert_eq!(TargetGroup::parse_json(b"null").unwrap(), []);
         assert_eq!(parse_yaml("").unwrap(), []);
         for (json, yaml, want) in [

@@ -399,6 +399,27 @@ fn a_scraper_that_is_lost_is_replaced() {
     assert!(!world.pools.contains(due.id));
 }
 
+/// Before, the list of targets showed the labels that a target had when it was first seen.
+#[test]
+fn labels_before_relabelling_follow_the_list() {
+    let mut world = Collector::new(JOB);
+    let used = |world: &Collector| world.pools.context.budget.usage().used_bytes;
+    let sync = |world: &mut Collector, text: &str| {
+        let mut group = group(&["h:1"]);
+        group.labels = [("team", "x"), ("__meta_x", text)].into_iter().collect();
+        world.pools.sync("j", &[group], world.now).unwrap();
+        let shown: Vec<_> = world.pools.targets(pool_of(world)).collect();
+        assert_eq!(shown[0].target.discovered.get("__meta_x"), Some(text));
+        (shown[0].id, used(world))
+    };
+    let (first, bytes) = sync(&mut world, "one");
+    world.run(10);
+    let (second, more_bytes) = sync(&mut world, &"two".repeat(100));
+    assert!(first == second && more_bytes > bytes + 200);
+    world.run(10);
+    assert_eq!((world.scrape_count, world.end_count), (2, 0));
+}
+
 // A discovery that returns 100,000 targets: the memory is refused, and the previous targets stay.
 #[test]
 fn a_list_without_memory_changes_nothing() {

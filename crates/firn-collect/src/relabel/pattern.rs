@@ -90,6 +90,10 @@ impl Pattern {
         let syntax = syntax::Config::new().nest_limit(PATTERN_DEPTH_MAX).utf8(false);
         let built = Regex::builder().configure(config).syntax(syntax).build(&anchored);
         let regex = built.map_err(|error| match error.size_limit() {
+            Some(_) if limit < STATE_BYTES_MAX => {
+                let all = "with the expressions before it, it compiles to over";
+                fault(pattern, &format!("{all} {LIST_STATE_BYTES_MAX} bytes"))
+            }
             Some(_) => fault(pattern, &format!("it compiles to over {limit} bytes")),
             None => fault(pattern, &last_line(&error.to_string())),
         })?;

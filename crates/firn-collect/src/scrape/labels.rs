@@ -1,5 +1,7 @@
 //! The labels of an exposed series before those of its target.
 
+use super::text::LabelSink;
+
 /// Label pairs in the order of the line, `__name__` first. Reused from line to line, so that it
 /// allocates only for the longest line so far.
 #[derive(Debug, Default)]
@@ -20,17 +22,6 @@ impl ExposedLabels {
         })
     }
 
-    /// Removes all pairs and keeps the memory.
-    pub fn clear(&mut self) {
-        self.text.clear();
-        self.ends.clear();
-    }
-
-    /// The length of all names and values.
-    pub(super) fn text_bytes(&self) -> usize {
-        self.text.len()
-    }
-
     /// Removes all pairs and keeps at most `bytes` of memory for each part.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         self.clear();
@@ -43,12 +34,22 @@ impl ExposedLabels {
         let ends = self.ends.capacity().saturating_mul(size_of::<(usize, usize)>());
         self.text.capacity().saturating_add(ends)
     }
+}
 
-    /// Adds a pair.
-    pub fn push(&mut self, name: &str, value: &str) {
+impl LabelSink for ExposedLabels {
+    fn clear(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, name: &str, value: &str) {
         self.text.push_str(name);
         let middle = self.text.len();
         self.text.push_str(value);
         self.ends.push((middle, self.text.len()));
+    }
+
+    fn bytes(&self) -> usize {
+        self.text.len().saturating_add(self.ends.len().saturating_mul(size_of::<(usize, usize)>()))
     }
 }

@@ -36,4 +36,4 @@ pub use schedule::{Schedule, phase_seed};
 pub use target_scraper::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store, TargetScraper, TargetStatus,
 };
-pub use text::{Entry, MetadataItem, MetricType, Parser, SampleLine};
+pub use text::{Entry, LabelSink, MetadataItem, Parser, SampleLine, at_line, series_len};

@@ -8,35 +8,13 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use firn_model::{Error, METRIC_NAME, Result, Timestamp, excerpt};
+use firn_model::{Error, METRIC_NAME, MetricType, Result, Timestamp, excerpt};
 
 use super::labels::ExposedLabels;
 use super::number::{parse_millis, parse_seconds, parse_value, push_bound, short_value};
 
 /// Texts of one series. They are copied several times before the limits on labels apply to them.
 const LABELS_BYTES_MAX: usize = 1 << 20;
-
-/// A metric's type as the formats name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MetricType {
-    /// Not announced.
-    #[default]
-    Unknown,
-    /// Only rises.
-    Counter,
-    /// Rises and falls.
-    Gauge,
-    /// Counts by bucket.
-    Histogram,
-    /// A histogram with counts that may decrease.
-    GaugeHistogram,
-    /// Quantiles.
-    Summary,
-    /// Labels worth knowing, value 1.
-    Info,
-    /// One of several states.
-    StateSet,
-}
 
 /// One line of a body.
 #[derive(Debug)]
@@ -85,9 +63,31 @@ pub(crate) enum BoundLabel {
     Quantile = 2,
 }
 
+/// The pairs of a series that a [`Parser`] reads, `__name__` among them. `()` checks them only.
+pub trait LabelSink {
+    /// Removes all pairs.
+    fn clear(&mut self);
+
+    /// Adds a pair.
+    fn push(&mut self, name: &str, value: &str);
+
+    /// The memory of its texts and pairs, which a parser limits.
+    fn bytes(&self) -> usize;
+}
+
+impl LabelSink for () {
+    fn clear(&mut self) {}
+
+    fn push(&mut self, _: &str, _: &str) {}
+
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
 /// Walks a body line by line, without allocation once its buffers have grown.
 #[derive(Debug)]
-pub struct Parser<'a> {
+pub struct Parser<'a, L = ExposedLabels> {
     text: &'a [u8],
     at: usize,
     open_metrics: bool,
@@ -95,13 +95,56 @@ pub struct Parser<'a> {
     /// OpenMetrics.
     from_protobuf: bool,
     bound_label: BoundLabel,
-    labels: ExposedLabels,
-    buf: Vec<u8>,
+    labels: L,
+    /// A bound as it is rewritten.
+    bound: Vec<u8>,
+}
+
+/// The length of the series text at the beginning of `rest`: a name, and all between braces. 0 if
+/// there is none or it does not end.
+pub fn series_len(rest: &[u8]) -> usize {
+    let len_of = |start: usize, accept: &dyn Fn(u8) -> bool| {
+        let rest = rest.get(start..).unwrap_or(&[]);
+        rest.iter().position(|&byte| !accept(byte)).unwrap_or(rest.len())
+    };
+    if rest.first().is_none_or(u8::is_ascii_digit) {
+        return 0;
+    }
+    let name_len = len_of(0, &|b| b.is_ascii_alphanumeric() || b == b'_' || b == b':');
+    let mut at = name_len;
+    if rest.get(at) != Some(&b'{') {
+        return name_len;
+    }
+    loop {
+        at = at.saturating_add(1);
+        at = at.saturating_add(len_of(at, &|byte| !matches!(byte, b'"' | b'}' | b'\n')));
+        match rest.get(at) {
+            Some(b'}') => return at.saturating_add(1),
+            Some(b'"') => {}
+            _ => return 0,
+        }
+        loop {
+            at = at.saturating_add(1);
+            at = at.saturating_add(len_of(at, &|byte| !matches!(byte, b'"' | b'\\')));
+            match rest.get(at) {
+                Some(b'"') => break,
+                Some(_) => at = at.saturating_add(1),
+                None => return 0,
+            }
+        }
+    }
 }
 
 impl<'a> Parser<'a> {
+    /// A parser of a text of [`super::protobuf::to_text`].
+    pub(super) fn of_protobuf(text: &'a [u8], labels: ExposedLabels) -> Parser<'a> {
+        Parser { from_protobuf: true, ..Parser::new(text, false, labels) }
+    }
+}
+
+impl<'a, L: LabelSink> Parser<'a, L> {
     /// A parser of `text`, with the buffers of an earlier one.
-    pub fn new(text: &'a [u8], open_metrics: bool, labels: ExposedLabels) -> Parser<'a> {
+    pub fn new(text: &'a [u8], open_metrics: bool, labels: L) -> Parser<'a, L> {
         Parser {
             text,
             at: 0,
@@ -109,22 +152,26 @@ impl<'a> Parser<'a> {
             from_protobuf: false,
             bound_label: BoundLabel::None,
             labels,
-            buf: Vec::new(),
+            bound: Vec::new(),
         }
     }
 
-    /// A parser of a text of [`super::protobuf::to_text`].
-    pub(super) fn of_protobuf(text: &'a [u8], labels: ExposedLabels) -> Parser<'a> {
-        Parser { from_protobuf: true, ..Parser::new(text, false, labels) }
+    /// Reads the series text at `span` of `text`, the Prometheus format, into `labels`.
+    ///
+    /// # Errors
+    /// As [`Parser::next`].
+    pub fn read_series(text: &'a [u8], span: Range<usize>, labels: L) -> Result<()> {
+        let text = text.get(..span.end).unwrap_or(text);
+        Parser { at: span.start, ..Parser::new(text, false, labels) }.series()
     }
 
     /// The labels of the last sample whose text the caller did not know.
-    pub fn labels(&self) -> &ExposedLabels {
+    pub fn labels(&self) -> &L {
         &self.labels
     }
 
     /// Returns the buffers.
-    pub fn into_labels(self) -> ExposedLabels {
+    pub fn into_labels(self) -> L {
         self.labels
     }
 
@@ -315,42 +362,25 @@ impl<'a> Parser<'a> {
 
     /// Reads a name and its braces into [`Parser::labels`].
     fn series(&mut self) -> Result<()> {
-        let mut labels = std::mem::take(&mut self.labels);
-        labels.clear();
-        let read = self.series_into(&mut labels);
-        self.labels = labels;
-        read
-    }
-
-    fn series_into(&mut self, labels: &mut ExposedLabels) -> Result<()> {
+        self.labels.clear();
         let name = self.metric_name();
         let name_end = self.at;
         if let Some(name) = name {
-            self.push(labels, METRIC_NAME, name)?;
+            self.push(METRIC_NAME, name)?;
         }
         self.skip_blanks();
-        if !self.take(b'{') {
-            self.at = name_end;
-            return match name {
-                Some(_) => Ok(()),
-                None => {
-                    Err(self.error(format_args!("expected a metric name, got {}", self.found())))
-                }
-            };
+        if self.take(b'{') {
+            return self.pairs(name.is_some());
         }
-        let mut pairs = std::mem::take(&mut self.buf);
-        let read = self.pairs_into(labels, &mut pairs, name.is_some());
-        self.buf = pairs;
-        read
+        self.at = name_end;
+        match name {
+            Some(_) => Ok(()),
+            None => Err(self.error(format_args!("expected a metric name, got {}", self.found()))),
+        }
     }
 
     /// The pairs behind the brace. A name among them may follow other pairs.
-    fn pairs_into(
-        &mut self,
-        labels: &mut ExposedLabels,
-        buf: &mut Vec<u8>,
-        mut has_name: bool,
-    ) -> Result<()> {
+    fn pairs(&mut self, mut has_name: bool) -> Result<()> {
         loop {
             self.skip_blanks();
             if self.take(b'}') {
@@ -367,7 +397,7 @@ impl<'a> Parser<'a> {
                 if has_name {
                     return Err(self.error("the metric's name is repeated"));
                 }
-                self.push(labels, METRIC_NAME, &name)?;
+                self.push(METRIC_NAME, &name)?;
                 has_name = true;
                 if self.take(b'}') {
                     break;
@@ -387,12 +417,8 @@ impl<'a> Parser<'a> {
                 BoundLabel::Quantile => name == "quantile",
             };
             match parse_value(value.as_bytes()).filter(|_| is_bound) {
-                Some(bound) => {
-                    buf.clear();
-                    push_bound(bound, buf);
-                    self.push(labels, &name, std::str::from_utf8(buf).unwrap_or(&value))?;
-                }
-                None => self.push(labels, &name, &value)?,
+                Some(bound) => self.push_bound(&name, bound)?,
+                None => self.push(&name, &value)?,
             }
             self.skip_blanks();
             // The Prometheus format needs no comma between labels, as Prometheus reads it.
@@ -403,14 +429,23 @@ impl<'a> Parser<'a> {
         if has_name { Ok(()) } else { Err(self.error("a series has no metric name")) }
     }
 
+    fn push_bound(&mut self, name: &str, bound: f64) -> Result<()> {
+        let mut text = std::mem::take(&mut self.bound);
+        text.clear();
+        push_bound(bound, &mut text);
+        let pushed = self.push(name, std::str::from_utf8(&text).unwrap_or_default());
+        self.bound = text;
+        pushed
+    }
+
     /// Adds a pair, unless the labels of the series become too long.
-    fn push(&self, labels: &mut ExposedLabels, name: &str, value: &str) -> Result<()> {
-        let bytes = labels.text_bytes().saturating_add(name.len()).saturating_add(value.len());
+    fn push(&mut self, name: &str, value: &str) -> Result<()> {
+        let bytes = self.labels.bytes().saturating_add(name.len()).saturating_add(value.len());
         if bytes > LABELS_BYTES_MAX {
             return Err(self
                 .error(format_args!("the labels of a series have over {LABELS_BYTES_MAX} bytes")));
         }
-        labels.push(name, value);
+        self.labels.push(name, value);
         Ok(())
     }
 
@@ -435,7 +470,9 @@ impl<'a> Parser<'a> {
         let name = self.take_while(|b| starts && (b.is_ascii_alphanumeric() || b == b'_'));
         match std::str::from_utf8(name) {
             Ok(name) if starts => Ok(name),
-            _ => Err(self.error(format_args!("expected a label name, got {}", self.found()))),
+            _ => {
+                Err(self.error(format_args!("expected a label name or `}}`, got {}", self.found())))
+            }
         }
     }
 
@@ -638,10 +675,7 @@ impl<'a> Parser<'a> {
     /// An error that names the line, counted from 1.
     #[cold]
     fn error(&self, problem: impl std::fmt::Display) -> Error {
-        let before = self.text.get(..self.at).unwrap_or(self.text);
-        let line = before.iter().filter(|&&byte| byte == b'\n').count();
-        let line = line.saturating_add(1);
-        Error::invalid(format!("line {line}: {problem}"))
+        at_line(self.text, self.at, problem)
     }
 
     /// The token at the cursor, for messages.
@@ -663,6 +697,13 @@ enum Comment<'a> {
     Ignored,
     Item(Cow<'a, str>, MetadataItem<'a>),
     Eof,
+}
+
+/// An error that names the line of byte `at`, counted from 1.
+pub fn at_line(text: &[u8], at: usize, problem: impl std::fmt::Display) -> Error {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.iter().filter(|&&byte| byte == b'\n').count().saturating_add(1);
+    Error::invalid(format!("line {line}: {problem}"))
 }
 
 fn unescape(text: &str, quotes: bool) -> Cow<'_, str> {

@@ -1,6 +1,6 @@
 //! The manifest over a simulated disk: edits, full files, damage of one or both copies.
 
-use firn_sim::{Faults, Operation, SimDisk};
+use firn_sim::{Faults, Operation, SimDisk, ZeroFile};
 
 use super::*;
 use crate::manifest_format::{decode_object, encode_object};
@@ -134,7 +134,7 @@ fn a_sparse_manifest_is_refused_or_read_without_its_zeros() {
         assert!(read_whole(&*file, copy).unwrap().len() <= STEP_BYTES + ZEROS_KEPT);
     }
     assert_eq!(opened(&disk).1.edits, [state(), edit(1)]);
-    let file = Sparse(1 << 40);
+    let file = ZeroFile(1 << 40);
     let error = read_whole(&file, "a").unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
 }
@@ -236,33 +236,6 @@ fn a_lost_file_is_replaced_until_that_succeeds() {
     manifest.replace_lost(&edit(9)).unwrap();
     assert!(manifest.is_in_place().unwrap());
     assert_eq!(opened(&disk).1.edits, [edit(9)]);
-}
-
-/// A file of this length, all of whose bytes are zeros.
-#[derive(Debug)]
-struct Sparse(u64);
-
-impl DiskFile for Sparse {
-    fn read_at(&self, _: u64, buf: &mut [u8]) -> Result<()> {
-        buf.fill(0);
-        Ok(())
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn preallocate(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn sync(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn len(&self) -> Result<u64> {
-        Ok(self.0)
-    }
 }
 
 fn disk() -> Arc<dyn Disk> {

@@ -214,9 +214,11 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_released() {
     // The threads may have missed each other: a hit and a miss for sure.
     write(ROWS);
     flush();
-    assert_eq!(look(&view()), ROWS + 1);
+    let before = view();
+    assert_eq!(look(&before), ROWS + 1);
     head.recycle(u64::MAX);
-    assert_eq!(look(&view()), ROWS + 1);
+    assert_eq!(look(&before), ROWS + 1);
+    drop(before);
     drop(tables);
     let stats = head.stats();
     assert_eq!((stats.cooling_bytes, stats.revoked_bytes), (0, 0), "{stats:?}");

@@ -95,6 +95,7 @@ impl Evaluator<'_> {
                 by_target.values().filter_map(|metric| metric.get(&target)).collect();
             let mut last: Option<(Vec<usize>, usize)> = None;
             for step in 0..steps.count {
+                self.meter.check_canceled()?;
                 if !series.has_point(step) {
                     continue;
                 }
@@ -238,19 +239,18 @@ fn enriched(
     info: &[VectorSeries],
     info_selector: &InfoSelector,
 ) -> Result<Labels> {
-    let mut labels = base.clone();
+    let mut added: BTreeMap<&str, &str> = BTreeMap::new();
     for &idx in newest {
         for (name, value) in &info[idx].labels {
             if name == METRIC_NAME || !info_selector.takes(name) || base.get(name).is_some() {
                 continue;
             }
-            if labels.get(name).is_some_and(|known| known != value) {
+            if added.insert(name, value).is_some_and(|known| known != value) {
                 return Err(Error::invalid(format!("conflicting label: {name}")));
             }
-            labels = labels.with(name, value);
         }
     }
-    Ok(labels)
+    Labels::from_pairs(base.iter().chain(added))
 }
 
 /// The reference time of the first selector inside an expression.

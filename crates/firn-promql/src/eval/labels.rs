@@ -3,6 +3,9 @@
 //! They can make labels of any length, so a label's length is computed, checked and reserved before
 //! the label is built.
 
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
 use firn_model::{Error, Labels, METRIC_NAME, PATTERN_DEPTH_MAX, Result, excerpt, rust_pattern};
 
 use super::evaluator::Evaluator;
@@ -208,22 +211,56 @@ impl Evaluator<'_> {
             sort_by_value(&mut series, function == FunctionId::SortDesc);
             return Ok(series);
         }
-        let names = (1..args.len())
-            .map(|idx| Ok(std::str::from_utf8(text(args, idx)?).ok()))
-            .collect::<Result<Vec<_>>>()?;
-        series.sort_by(|a, b| {
-            let by_name = |name: &str| {
-                natural::compare(a.labels.get(name).unwrap_or(""), b.labels.get(name).unwrap_or(""))
-            };
-            let order = names
-                .iter()
-                // No label has a name that is not UTF-8.
-                .filter_map(|name| name.map(by_name))
-                .find(|order| order.is_ne())
-                .unwrap_or_else(|| a.labels.cmp(&b.labels));
+        // The place of each name in the list. No label has a name that is not UTF-8.
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        self.meter.reserve_entries(args.len())?;
+        for idx in 1..args.len() {
+            if let Ok(name) = std::str::from_utf8(text(args, idx)?) {
+                places.entry(name).or_insert(idx);
+            }
+        }
+        let mut keys: Vec<Vec<(usize, &str)>> = Vec::with_capacity(series.len());
+        for one in &series {
+            self.meter.check_canceled()?;
+            let place = |(name, value)| Some((*places.get(name)?, value));
+            let mut key: Vec<(usize, &str)> = one.labels.iter().filter_map(place).collect();
+            self.meter.reserve_items(key.capacity() + 2, size_of::<(usize, &str)>())?;
+            key.sort_unstable();
+            keys.push(key);
+        }
+        let mut order: Vec<usize> = (0..series.len()).collect();
+        order.sort_by(|&a, &b| {
+            let by_labels = || series[a].labels.cmp(&series[b].labels);
+            let order = compare_keys(&keys[a], &keys[b]).then_with(by_labels);
             if function == FunctionId::SortByLabelDesc { order.reverse() } else { order }
         });
-        Ok(series)
+        drop(keys);
+        let mut series: Vec<Option<VectorSeries>> = series.into_iter().map(Some).collect();
+        Ok(order.into_iter().filter_map(|idx| series[idx].take()).collect())
+    }
+}
+
+/// Compares the values of two series label by label, in the order of places. A label that one of
+/// them lacks is empty there.
+fn compare_keys(mut a: &[(usize, &str)], mut b: &[(usize, &str)]) -> Ordering {
+    loop {
+        let (place_a, place_b) = (a.first().map(|one| one.0), b.first().map(|one| one.0));
+        let Some(place) = place_a.into_iter().chain(place_b).min() else { return Ordering::Equal };
+        let order = natural::compare(take_at(&mut a, place), take_at(&mut b, place));
+        if order.is_ne() {
+            return order;
+        }
+    }
+}
+
+/// Takes the value at `place`, which is the first one or absent.
+fn take_at<'k>(key: &mut &[(usize, &'k str)], place: usize) -> &'k str {
+    match key.split_first() {
+        Some(((at, value), rest)) if *at == place => {
+            *key = rest;
+            value
+        }
+        _ => "",
     }
 }
 
@@ -278,6 +315,17 @@ fn capture_groups_max(pattern: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn series_are_compared_by_the_labels_of_a_list() {
+        let order = |a: &[(usize, &str)], b: &[(usize, &str)]| compare_keys(a, b);
+        assert_eq!(order(&[], &[]), Ordering::Equal);
+        assert_eq!(order(&[(3, "x")], &[]), Ordering::Greater);
+        // Without the first label, whatever the second is.
+        assert_eq!(order(&[(2, "z")], &[(1, "a")]), Ordering::Less);
+        assert_eq!(order(&[(1, "a10"), (2, "a")], &[(1, "a9"), (2, "b")]), Ordering::Greater);
+        assert_eq!(order(&[(1, "a"), (4, "b")], &[(1, "a"), (4, "c")]), Ordering::Less);
+    }
 
     #[test]
     fn capture_groups_are_counted_before_compilation() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use firn_model::{Histogram, HistogramBucket, ResetHint};
 
 use super::line::ScriptHistogram;
+use crate::syntax::parse_number;
 
 /// The maximum number of buckets in a list.
 const BUCKETS_MAX: usize = 10_000;
@@ -15,7 +16,8 @@ pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
     let mut has_hint = false;
     let (mut offset, mut n_offset) = (0, 0);
     let (mut buckets, mut n_buckets): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
-    let mut rest = text.trim();
+    let mut keys: Vec<String> = Vec::new();
+    let mut rest = text.trim_end();
     while !rest.is_empty() {
         let (key, after) =
             rest.split_once(':').ok_or_else(|| format!("no key in histogram {rest:?}"))?;
@@ -23,7 +25,11 @@ pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
             Some(list) => list.split_once(']').ok_or("a list without ]")?,
             None => after.split_once(char::is_whitespace).unwrap_or((after, "")),
         };
-        match key.to_ascii_lowercase().as_str() {
+        let key = key.to_ascii_lowercase();
+        if keys.contains(&key) {
+            return Err(format!("duplicate key {key:?} in histogram"));
+        }
+        match key.as_str() {
             "schema" => histogram.schema = whole(value)?,
             "sum" => histogram.sum = number(value)?,
             "count" => histogram.count = number(value)?,
@@ -36,7 +42,7 @@ pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
             "custom_values" => histogram.custom_bounds = numbers(value)?.into(),
             "counter_reset_hint" => {
                 has_hint = true;
-                histogram.reset_hint = match value {
+                histogram.reset_hint = match value.to_ascii_lowercase().as_str() {
                     "unknown" => ResetHint::Unknown,
                     "reset" => ResetHint::Reset,
                     "not_reset" => ResetHint::NoReset,
@@ -46,6 +52,7 @@ pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
             }
             other => return Err(format!("unknown histogram key {other:?}")),
         }
+        keys.push(key);
         rest = after.trim_start();
     }
     if !matches!(histogram.schema, -4..=8 | Histogram::CUSTOM_SCHEMA) {
@@ -61,10 +68,21 @@ pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
 }
 
 fn number(text: &str) -> Result<f64, String> {
-    text.parse().map_err(|_| format!("no number: {text:?}"))
+    let (is_negative, unsigned) = match text.strip_prefix('-') {
+        Some(unsigned) => (true, unsigned),
+        None => (false, text),
+    };
+    let value = match parse_number(unsigned) {
+        Ok(value) if !unsigned.starts_with(['+', '-']) => value,
+        _ => return Err(format!("no number: {text:?}")),
+    };
+    Ok(if is_negative { -value } else { value })
 }
 
 fn whole(text: &str) -> Result<i32, String> {
+    if text.starts_with('+') {
+        return Err(format!("no whole number: {text:?}"));
+    }
     let bound = 1 << 20;
     let value: i32 = text.parse().map_err(|_| format!("no whole number: {text:?}"))?;
     if (-bound..=bound).contains(&value) { Ok(value) } else { Err(format!("{text} is too far")) }
@@ -72,12 +90,37 @@ fn whole(text: &str) -> Result<i32, String> {
 
 fn numbers(text: &str) -> Result<Vec<f64>, String> {
     let all: Vec<f64> = text.split_whitespace().map(number).collect::<Result<_, _>>()?;
+    if all.is_empty() || text.starts_with(char::is_whitespace) {
+        return Err(format!("expected numbers in a list, got [{text}]"));
+    }
     if all.len() > BUCKETS_MAX { Err("too many buckets".to_owned()) } else { Ok(all) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Verdicts of promtool 3.14.
+    #[test]
+    fn repeated_keys_and_odd_lists_are_refused() {
+        for text in [
+            "count:1 COUNT:2",
+            "buckets:[1] buckets:[1]",
+            "buckets:[]",
+            "buckets:[ 1 2]",
+            " sum:1",
+            "sum:+1",
+            "schema:+1",
+            "sum:--1",
+        ] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        for text in ["buckets:[1  2]", "sum:-1", "sum:0x1F", "buckets:[1_0]", "sum:1 "] {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+        let hint = parse("counter_reset_hint:Gauge").unwrap().histogram.reset_hint;
+        assert_eq!(hint, ResetHint::Gauge);
+    }
 
     #[test]
     fn histograms_are_read_with_all_their_parts() {

@@ -8,7 +8,7 @@ use firn_model::{Histogram, HistogramBucket, Labels, METRIC_NAME, STALE_NAN, exc
 use super::histogram;
 use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
 use crate::histogram::RunningHistogram;
-use crate::syntax::{check_series, go_quote, parse_duration_ms, unquote};
+use crate::syntax::{check_series, go_quote, parse_duration_ms, parse_number, unquote};
 
 /// The maximum number of items after expansion of repeats.
 const ITEMS_MAX: usize = 1_000_000;
@@ -346,8 +346,16 @@ fn number(text: &str) -> Option<(f64, &str)> {
         3
     } else {
         let bytes = unsigned.as_bytes();
+        let is_grouping = |at: usize| {
+            bytes[at] == b'_'
+                && at > 0
+                && bytes[at - 1].is_ascii_digit()
+                && bytes.get(at + 1).is_some_and(u8::is_ascii_digit)
+        };
         let digits = |from: usize| {
-            bytes[from..].iter().take_while(|b| b.is_ascii_digit() || **b == b'.').count()
+            let is_part =
+                |at: &usize| bytes[*at].is_ascii_digit() || bytes[*at] == b'.' || is_grouping(*at);
+            (from..bytes.len()).take_while(is_part).count()
         };
         let mut len = digits(0);
         if matches!(bytes.get(len), Some(b'e' | b'E')) {
@@ -359,7 +367,7 @@ fn number(text: &str) -> Option<(f64, &str)> {
         }
         len
     };
-    let value: f64 = unsigned.get(..len)?.parse().ok()?;
+    let value = parse_number(unsigned.get(..len)?).ok()?;
     Some((if negative { -value } else { value }, &unsigned[len..]))
 }
 

@@ -67,7 +67,7 @@ section! {
 }
 
 section! {
-    /// An expected sample; a histogram hides the value.
+    /// An expected sample. The value of a histogram is 0.
     pub(super) struct ExpectedSample: "main.sample" {
         labels: String = "labels",
         value: f64 = "value",

@@ -158,7 +158,10 @@ impl Input {
                     let value = match item {
                         SeriesItem::Gap => continue,
                         SeriesItem::Float(value) => PointValue::Float(value),
-                        SeriesItem::Histogram(written) => PointValue::Histogram(written.histogram),
+                        SeriesItem::Histogram(written) => {
+                            written.histogram.validate()?;
+                            PointValue::Histogram(written.histogram)
+                        }
                     };
                     let ts = start.saturating_add(idx.saturating_mul(interval_ms));
                     samples.push((ts, line.labels.clone(), value));

@@ -6,7 +6,10 @@ use firn_model::Timestamp;
 
 /// Milliseconds since 1970 of a number of seconds or of a time in RFC 3339.
 pub(super) fn parse_time(text: &str) -> Option<Timestamp> {
-    match text.parse::<f64>() {
+    // Go's numbers may have `_` between digits.
+    let plain = text.replace('_', "");
+    let number = if has_grouped_digits(text) { plain.as_str() } else { text };
+    match number.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() => {
             #[expect(clippy::cast_possible_truncation, reason = "saturates")]
             let ms = (seconds * 1_000.0).trunc() as i64;
@@ -22,9 +25,9 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let (date, rest) = text.split_once('T')?;
     let zone_at = rest.find(['Z', '+', '-'])?;
     let (clock, zone) = rest.split_at(zone_at);
-    let [year, month, day] = numbers(date, '-')?;
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = numbers(clock, ':')?;
+    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
+    let (clock, fraction) = clock.split_once(['.', ',']).unwrap_or((clock, "0"));
+    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
     let is_clock = hour < 24 && minute < 60 && second < 60;
     if !is_clock || fraction.is_empty() || !fraction.bytes().all(|c| c.is_ascii_digit()) {
         return None;
@@ -34,7 +37,7 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
         "Z" => 0,
         zone => {
             let (sign, zone) = zone.split_at_checked(1)?;
-            let [hours, minutes] = numbers(zone, ':')?;
+            let [hours, minutes] = numbers(zone, ':', [2, 2])?;
             let offset = hours.checked_mul(60)?.checked_add(minutes)?;
             if sign == "-" { offset.checked_neg()? } else { offset }
         }
@@ -46,14 +49,29 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     seconds.checked_mul(1_000)?.checked_add(ms.parse().ok()?)
 }
 
-/// Numbers of digits alone, `COUNT` of them.
-fn numbers<const COUNT: usize>(text: &str, separator: char) -> Option<[i64; COUNT]> {
-    let parse = |part: &str| match part.bytes().all(|c| c.is_ascii_digit()) {
-        true => part.parse().ok(),
-        false => None,
+/// Whether each `_` of a number is between digits.
+fn has_grouped_digits(text: &str) -> bool {
+    let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_digit);
+    let bytes = text.as_bytes();
+    let is_between = |at: usize| {
+        is_digit(bytes.get(at.wrapping_sub(1))) && is_digit(bytes.get(at.wrapping_add(1)))
     };
-    let all: Option<Vec<i64>> = text.split(separator).map(parse).collect();
-    all?.try_into().ok()
+    (0..bytes.len()).filter(|at| bytes.get(*at) == Some(&b'_')).all(is_between)
+}
+
+/// Numbers of digits alone, as many and as long as `lens`.
+fn numbers<const COUNT: usize>(
+    text: &str,
+    separator: char,
+    lens: [usize; COUNT],
+) -> Option<[i64; COUNT]> {
+    let mut parts = text.split(separator);
+    let mut numbers = [0; COUNT];
+    for (number, len) in numbers.iter_mut().zip(lens) {
+        let part = parts.next().filter(|part| part.len() == len)?;
+        *number = part.bytes().all(|c| c.is_ascii_digit()).then(|| part.parse().ok())??;
+    }
+    parts.next().is_none().then_some(numbers)
 }
 
 /// Days of the Gregorian calendar from 1970-01-01; `None` for a day that does not exist.

@@ -48,7 +48,14 @@ pub(crate) struct Account {
     pub(super) requests: Option<TokenBucket>,
     new_series: Option<Arc<TokenBucket>>,
     queries: Arc<AtomicU64>,
+    /// Lines of refused requests, and those that were left out since the last one.
+    refusals: TokenBucket,
+    refusals_left_out: AtomicU64,
 }
+
+// Of one user, lines of refused requests in the audit log.
+const REFUSALS_PER_SECOND: f64 = 1.0;
+const REFUSALS_AT_ONCE: f64 = 60.0;
 
 /// The user of a request. Clones are the same user.
 #[derive(Clone, Debug)]
@@ -99,6 +106,8 @@ impl Account {
                 Arc::new(TokenBucket::new(per_second as f64, 10.0 * per_second as f64))
             }),
             queries: Arc::default(),
+            refusals: TokenBucket::new(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE),
+            refusals_left_out: AtomicU64::new(0),
         }
     }
 }
@@ -162,6 +171,16 @@ impl User {
     /// The time until the next request is admitted.
     pub(super) fn begin_request(&self) -> Result<(), Duration> {
         self.0.requests.as_ref().map_or(Ok(()), |bucket| bucket.take(1.0))
+    }
+
+    /// A request of the user is refused. Returns the number of refusals that were left out since
+    /// the last line of the audit log if the next line is due.
+    pub(crate) fn begin_refusal(&self) -> Option<u64> {
+        if self.0.refusals.take(1.0).is_err() {
+            self.0.refusals_left_out.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(self.0.refusals_left_out.swap(0, Ordering::Relaxed))
     }
 
     /// The bucket that new series are taken from, if the user has a limit.
@@ -239,6 +258,15 @@ mod tests {
         assert_eq!(bucket.take(1.0), Ok(()));
         assert!(bucket.take(1.0).unwrap_err() > Duration::from_secs(900));
         assert_eq!(bucket.take_up_to(5), 0);
+    }
+
+    #[test]
+    fn refusals_of_a_user_are_bounded_and_counted() {
+        let account = Account::new("a".to_owned(), Roles::ALL, UserLimits::default());
+        let user = User::new(Arc::new(account));
+        let lines = (0..10_000).filter_map(|_| user.begin_refusal()).count();
+        assert!((60..100).contains(&lines), "{lines}");
+        assert!(user.0.refusals_left_out.load(Ordering::Relaxed) > 9_000);
     }
 
     #[test]

@@ -146,6 +146,19 @@ impl<'a> Section<'a> {
         entry.filter(|entry| !matches!(entry.value.value, NodeValue::Null))
     }
 
+    /// Refuses one of `keys` without a value: an empty limit or matcher is a forgotten one.
+    pub(super) fn refuse_nulls(&self, keys: &[&str]) -> Result<()> {
+        for (key, entry) in self.keys.iter().zip(&self.entries) {
+            if let Some(KeyValue { line, value }) = entry
+                && matches!(value.value, NodeValue::Null)
+                && keys.contains(key)
+            {
+                return Err(self.error(key, *line, "has no value; remove the key or set it"));
+            }
+        }
+        Ok(())
+    }
+
     /// A single value with its line.
     pub(super) fn text(&self, key: &str) -> Result<Option<(&'a str, usize)>> {
         let Some(KeyValue { line, value }) = self.entry(key) else { return Ok(None) };

@@ -324,6 +324,15 @@ impl WebConfig {
         let headers = http.section("headers", &HEADERS)?;
         for name in HEADERS {
             let Some((value, line)) = headers.text(name)? else { continue };
+            let expected: &[&str] = match name {
+                "X-Content-Type-Options" => &["nosniff"],
+                "X-Frame-Options" => &["deny", "sameorigin"],
+                _ => &[],
+            };
+            if !expected.is_empty() && !expected.contains(&value) {
+                let what = format!("invalid value; expected one of {}", expected.join(", "));
+                return Err(headers.error(name, line, what));
+            }
             if value.is_empty() {
                 continue;
             }
@@ -356,6 +365,7 @@ impl WebConfig {
         let mut names = HashSet::new();
         let mut without_credentials = Vec::new();
         let mut token_count = 0_usize;
+        let mut tokens = HashSet::new();
         for item in items {
             let mut account = self.user(file, item, context)?;
             let refuse = |what: String| {
@@ -367,6 +377,11 @@ impl WebConfig {
             token_count = token_count.saturating_add(account.tokens.len());
             if token_count > TOKENS_MAX {
                 return refuse(format!("has too many tokens: all users may have {TOKENS_MAX}"));
+            }
+            if !account.tokens.iter().all(|token| tokens.insert(*token)) {
+                return refuse(
+                    "has a token that is listed already: each names one user".to_owned(),
+                );
             }
             if let Some(basic) = basic.remove(account.name.as_str()) {
                 if account.password.is_some() {
@@ -408,6 +423,7 @@ impl WebConfig {
 
     fn user(&mut self, file: &str, item: &Node, context: &QueryContext) -> Result<Account> {
         let section = Section::new(file, "users", Some(item), USER_KEYS)?;
+        section.refuse_nulls(&["matchers", "limits"])?;
         let (name, line) = section
             .text("name")?
             .ok_or_else(|| section::error(file, item.line, "users: an element has no name"))?;
@@ -416,6 +432,7 @@ impl WebConfig {
         let tokens = section.texts("tokens")?;
         let roles = roles(&section, name)?;
         let limits = section.section("limits", LIMIT_KEYS)?;
+        limits.refuse_nulls(LIMIT_KEYS)?;
         let limits = UserLimits {
             queries_max: limits.number("queries_at_once")?,
             query_samples_max: limits.number("samples_per_query")?,

@@ -465,7 +465,7 @@ impl Collector {
     pub(crate) fn write_text(&self, text: &mut MetricsText) {
         if let Some(running) = self.running.get() {
             let state = running.state.lock();
-            running.totals.write_text(&state.pools, text);
+            running.totals.write_text(&state.pools, &state.families, text);
             state.tasks.write_text(text);
         }
     }

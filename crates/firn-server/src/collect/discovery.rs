@@ -176,6 +176,12 @@ impl DiscoveryTasks {
                 let labels = [("name", self.name), ("mechanism", *kind)];
                 text.sample(&name, &labels, failures.get() as f64);
             }
+            let name = format!("{prefix}_sd_failed_configs");
+            let help = "Always 0: a discovery that cannot be made refuses the configuration.";
+            text.family(&name, Kind::Gauge, help);
+            for set in sets.keys() {
+                text.sample(&name, &[("name", self.name), ("config", set)], 0.0);
+            }
             self.shared.counts.write_text(prefix, self.name, text);
         }
     }

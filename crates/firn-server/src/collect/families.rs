@@ -161,7 +161,7 @@ mod tests {
     use firn_collect::scrape::ScrapeContext;
 
     use super::*;
-    use crate::metadata::MetricType;
+    use firn_model::MetricType;
 
     /// Ids of two targets.
     fn ids() -> Vec<TargetId> {

@@ -8,6 +8,7 @@ use firn_collect::scrape::TargetScraper;
 use firn_model::Result;
 use parking_lot::Mutex;
 
+use super::families::Families;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 
@@ -82,7 +83,12 @@ impl ScrapeTotals {
         self.out_of_bounds.add(sample_count);
     }
 
-    pub(super) fn write_text(&self, pools: &ScrapePools, text: &mut MetricsText) {
+    pub(super) fn write_text(
+        &self,
+        pools: &ScrapePools,
+        families: &Families,
+        text: &mut MetricsText,
+    ) {
         let name = "firn_target_scrapes_total";
         let help = "Scrapes of targets: answered and stored, failed, and not stored.";
         text.family(name, Kind::Counter, help);
@@ -100,6 +106,13 @@ impl ScrapeTotals {
         }
         for prefix in ["firn", "prometheus"] {
             self.write_shared(prefix, pools, text);
+            let name = format!("{prefix}_target_metadata_cache_entries");
+            text.family(&name, Kind::Gauge, "Metrics of the targets of a job with type or help.");
+            for (job, pool) in pools.pools() {
+                let targets = pools.targets(pool);
+                let count: usize = targets.map(|target| families.of(target.id).len()).sum();
+                text.sample(&name, &[("scrape_job", job)], count as f64);
+            }
         }
     }
 
@@ -134,6 +147,11 @@ impl ScrapeTotals {
                 "target_scrapes_sample_out_of_bounds_total",
                 "Samples with times that are not stored.",
                 &self.out_of_bounds,
+            ),
+            (
+                "target_scrapes_sample_out_of_order_total",
+                "Always 0: samples that are older than the last one are stored.",
+                &Counter::default(),
             ),
             (
                 "target_scrape_pools_failed_total",

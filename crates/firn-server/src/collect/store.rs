@@ -1,10 +1,12 @@
 //! The rows of a scrape in the database.
 
 use firn_collect::scrape::{MetadataItem, Store};
-use firn_model::{Error, ErrorKind, LabelLimits, Labels, Result, RowBatch, SeriesRef, excerpt};
+use firn_model::{
+    Error, ErrorKind, LabelLimits, Labels, MetricType, Result, RowBatch, SeriesRef, excerpt,
+};
 use firndb::{Db, ForeignMember};
 
-use crate::metadata::{Metadata, MetadataBatch, MetricType};
+use crate::metadata::{Metadata, MetadataBatch};
 use crate::tally::{Reason, Tally};
 
 /// The database as one scrape sees it.
@@ -131,7 +133,7 @@ impl Store for ScrapeStore<'_> {
             return;
         };
         match item {
-            MetadataItem::Type(kind) => metadata.kind = kind.into(),
+            MetadataItem::Type(kind) => metadata.kind = kind,
             MetadataItem::Help(help) => {
                 metadata.help = Metadata::new(MetricType::Unknown, &help, "").help;
             }
@@ -157,7 +159,6 @@ pub(super) fn copy_of(error: &Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use firn_collect::scrape;
     use firndb::{IndexOptions, Options, SeriesLimits, local_env};
 
     use super::*;
@@ -227,7 +228,7 @@ mod tests {
         let mut store = ScrapeStore::new(&db, LabelLimits::default());
         let none = Labels::empty();
         store.metadata(&none, "a", MetadataItem::Help("text".into()));
-        store.metadata(&none, "a", MetadataItem::Type(scrape::MetricType::Counter));
+        store.metadata(&none, "a", MetadataItem::Type(MetricType::Counter));
         store.metadata(&none, "b", MetadataItem::Unit("s".into()));
         let entries = store.metadata.entries();
         assert_eq!(entries.len(), 2);

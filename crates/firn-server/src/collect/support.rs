@@ -117,6 +117,7 @@ pub(crate) fn keys_without_effect<'j>(
             ("send_exemplars", section.send_exemplars),
             ("send_native_histograms", section.send_native_histograms),
             ("round_robin_dns", section.round_robin_dns),
+            ("failed_request_logging", section.failed_request_logging),
         ] {
             if is_set {
                 let url = section.url.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -10,6 +10,7 @@ use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{Extensions, Request, Response, StatusCode};
 use axum::middleware::Next;
+use firn_model::excerpt;
 use serde_json::{Value, json};
 
 use crate::access::account::User;
@@ -164,7 +165,11 @@ fn too_many(path: &str, what: &str, after: Duration) -> Response<Body> {
 /// The response to a caller without `access`, and its line in the audit log.
 pub(crate) fn forbid(gate: &Gate, caller: &Caller, access: Access, path: &str) -> Response<Body> {
     gate.forbade();
-    caller.audit(gate, "request", "forbidden", json!({ "path": path }));
+    // A user may send many, each with a long path.
+    if let Some(left_out) = caller.user.begin_refusal() {
+        let details = json!({ "path": excerpt(path), "left_out": left_out });
+        caller.audit(gate, "request", "forbidden", details);
+    }
     forbidden(&caller.user, access, path)
 }
 

@@ -77,6 +77,8 @@ const FIRST_BYTES: usize = 16 << 10;
 const SHORT_BYTES: usize = 1 << 20;
 // Per read of a decoder.
 const STEP_BYTES: usize = 64 << 10;
+// A gzip body may unpack to this much, whatever size it declares: no turn is taken for it.
+const UNDECLARED_BYTES_MAX: usize = 1 << 20;
 
 /// Reads all of `body`, whose memory is `pool`'s: reserved as the bytes arrive, because a length is
 /// announced for free.
@@ -288,8 +290,8 @@ impl HeldBytes {
     fn unpacked_bytes(&self, packed: Packed) -> u64 {
         let declared = match packed {
             Packed::Plain => 0,
-            // The last four bytes, modulo 4 GiB, of the last part: a wrong size gains nothing but
-            // the turn of others.
+            // The last four bytes, modulo 4 GiB, of the last member. A wrong size gains little: see
+            // `UNDECLARED_BYTES_MAX`.
             Packed::Gzip => {
                 self.bytes.last_chunk().map_or(0, |len| u32::from_le_bytes(*len).into())
             }
@@ -299,12 +301,15 @@ impl HeldBytes {
         declared.max(self.bytes.len() as u64)
     }
 
-    /// Decompresses a gzip body to at most `bytes_max`.
+    /// Decompresses a gzip body to at most `bytes_max`. One that is larger than it declares would
+    /// pass by the turns of large bodies.
     ///
     /// # Errors
     /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
     fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
         let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
+        let declared_bytes = self.unpacked_bytes(Packed::Gzip);
+        let declared_bytes = usize::try_from(declared_bytes).unwrap_or(usize::MAX);
         let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
         let mut step = vec![0; STEP_BYTES];
         loop {
@@ -319,6 +324,12 @@ impl HeldBytes {
                     "gzip: the body unpacks to more than the limit of {bytes_max} bytes \
                      (--request-bytes-max)"
                 )));
+            }
+            if unpacked.bytes.len() + len > declared_bytes.max(UNDECLARED_BYTES_MAX) {
+                return Err(Error::too_large(
+                    "gzip: the body unpacks to more than its last four bytes declare: send it as \
+                     one member",
+                ));
             }
             unpacked.push(step.get(..len).unwrap_or(&[]))?;
         }

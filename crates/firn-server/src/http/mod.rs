@@ -8,7 +8,7 @@ mod federate;
 mod groups;
 pub(crate) mod guard;
 mod language;
-mod lifecycle;
+pub(crate) mod lifecycle;
 mod page;
 pub(crate) mod params;
 mod query;

@@ -283,10 +283,10 @@ impl RulesRequest {
             && self.matches(rule.labels())
     }
 
-    /// A label with a template is the same as none.
+    /// Whether the labels of a rule match as they are written: templates are not expanded.
     fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let is_match = |matcher: &Matcher| {
-            let value = labels.get(matcher.name()).filter(|value| !value.contains("{{"));
+            let value = labels.get(matcher.name());
             value.map_or_else(|| matcher.matches_absent(), |value| matcher.matches(value))
         };
         self.selectors.is_empty()
@@ -306,7 +306,8 @@ fn rules_request(params: &Params, context: &QueryContext) -> Result<RulesRequest
         }
     };
     let selectors = params.selectors(context)?;
-    let excludes_alerts = match params.get("exclude_alerts").map(parse_bool) {
+    let excludes_alerts = params.get("exclude_alerts").map(str::to_lowercase);
+    let excludes_alerts = match excludes_alerts.as_deref().map(parse_bool) {
         None => false,
         Some(Some(excludes)) => excludes,
         Some(None) => {

@@ -25,6 +25,9 @@ use crate::telemetry::Counter;
 /// Connections that are not admitted: those before their first request, and those whose request
 /// waits for admission or needs none. Fewer if the process may have few open files.
 pub(crate) const PENDING_MAX: usize = 128;
+/// A connection is not evicted before this time: its request may have arrived already, and its task
+/// waits for a thread.
+const YOUNG_FOR: Duration = Duration::from_millis(25);
 /// A request waits this long for admission.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -175,7 +178,13 @@ impl ConnectionTable {
     /// Waits for the descriptors of evicted ones, too.
     pub(crate) async fn enter(self: &Arc<ConnectionTable>, client: SocketAddr) -> ConnectionHandle {
         let client = network(client.ip());
-        self.when_changed(|| self.try_enter(client)).await
+        loop {
+            let entering = self.when_changed(|| self.try_enter(client));
+            // Young connections become old without a change.
+            if let Ok(entered) = tokio::time::timeout(YOUNG_FOR, entering).await {
+                return entered;
+            }
+        }
     }
 
     fn try_enter(self: &Arc<ConnectionTable>, client: IpAddr) -> Option<ConnectionHandle> {
@@ -186,7 +195,20 @@ impl ConnectionTable {
         while open.pending_count >= self.limits.pending_max {
             let most = open.client_of_most_pending(client)?;
             // Fails if the request of its last connection without one has come meanwhile.
-            self.close_oldest(&mut open, |other| !other.is_admitted() && other.client == most);
+            let now_ms = self.started.elapsed().as_millis() as u64;
+            let is_young = |other: &ConnectionEntry| {
+                let since_ms = other.state.load(Ordering::SeqCst) >> 2;
+                now_ms.saturating_sub(since_ms) < YOUNG_FOR.as_millis() as u64
+            };
+            let may_close = |other: &ConnectionEntry| {
+                !other.is_admitted() && other.client == most && !is_young(other)
+            };
+            let is_closed = self.close_oldest(&mut open, may_close);
+            let may_be_young =
+                |other: &Arc<ConnectionEntry>| other.client == most && is_young(other);
+            if !is_closed && open.by_id.values().any(may_be_young) {
+                return None;
+            }
         }
         let entry = Arc::new(ConnectionEntry {
             client,
@@ -327,6 +349,9 @@ impl ConnectionTable {
         open.pending_count -= 1;
         open.admitted_count += 1;
         *open.admitted_by_client.entry(client).or_default() += 1;
+        drop(open);
+        // There is a place for a pending connection.
+        self.has_changed();
         true
     }
 }
@@ -591,6 +616,28 @@ mod tests {
         assert!(!is_open(&fourth) && is_open(&first) && is_open(&fifth));
     }
 
+    /// Before, a connection was reset whose request had arrived and whose task waited for a thread.
+    #[tokio::test(start_paused = true)]
+    async fn a_young_connection_is_not_evicted() {
+        let table = table_of(10, 10);
+        let mut pending = Vec::new();
+        for _ in 0..PENDING_MAX {
+            pending.push(table.enter(client(1)).await);
+        }
+        let began = Instant::now();
+        let (_next, ()) = tokio::join!(table.enter(client(1)), async {
+            tokio::time::sleep(YOUNG_FOR / 2).await;
+            assert!(pending.iter().all(is_open));
+            let first = pending.first().unwrap();
+            assert!(first.set_head() && first.set_busy());
+            first.admit().await.unwrap();
+        });
+        assert!(began.elapsed() < YOUNG_FOR && pending.iter().all(is_open));
+        let _other = table.enter(client(1)).await;
+        assert!(began.elapsed() >= YOUNG_FOR);
+        assert_eq!(pending.iter().filter(|handle| !is_open(handle)).count(), 1);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_request_without_admission_is_refused_in_the_end() {
         let table = table_of(1, 1);
@@ -688,7 +735,7 @@ mod tests {
     async fn a_flood_waits_for_the_descriptors_of_evicted_connections() {
         let table = table_of(10, 10);
         let mut flood = Vec::new();
-        let enter = || tokio::time::timeout(Duration::from_millis(1), table.enter(client(1)));
+        let enter = || tokio::time::timeout(2 * YOUNG_FOR, table.enter(client(1)));
         while let Ok(handle) = enter().await {
             flood.push(handle);
         }

@@ -42,9 +42,9 @@ impl Notification {
         let mut out = Vec::new();
         out.extend_from_slice(br#"{"labels":"#);
         json::push_labels(labels, &mut out);
-        let texts = self.annotations.iter().filter(|(_, text)| !text.is_empty());
-        let mut texts = texts.map(|(name, text)| (name.as_str(), text.as_str())).peekable();
-        if texts.peek().is_some() {
+        if !self.annotations.is_empty() {
+            let texts = self.annotations.iter();
+            let texts = texts.map(|(name, text)| (name.as_str(), text.as_str()));
             out.extend_from_slice(br#","annotations":"#);
             json::push_object(texts, &mut out, json::push_string);
         }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(
             json,
             "{\"labels\":{\"alertname\":\"Down\",\"dc\":\"eu\"},\
-             \"annotations\":{\"summary\":\"is down\\n\"},\
+             \"annotations\":{\"empty\":\"\",\"summary\":\"is down\\n\"},\
              \"startsAt\":\"2026-01-02T03:04:05.000Z\",\"endsAt\":\"2026-01-02T03:08:05.250Z\",\
              \"generatorURL\":\"http://h:9090/p/graph?g0.expr=up+%3D%3D+0+%2A+~x&g0.tab=1\"}"
         );

@@ -6,7 +6,7 @@ use firn_collect::config::WriteMessage;
 use firn_model::{Error, Labels, Result, Sample, encode_varint};
 use snap::raw::{Encoder, max_compress_len};
 
-use crate::metadata::{Metadata, MetricType};
+use crate::metadata::Metadata;
 
 /// The labels of a series as they are sent: the fields `labels` of a `TimeSeries` of version 1.0.
 pub(super) type EncodedLabels = Box<[u8]>;
@@ -141,7 +141,7 @@ fn push_metadata(metadata: &[NamedMetadata], out: &mut Vec<u8>) {
     let mut one = Vec::new();
     for (name, metadata) in metadata {
         one.clear();
-        push_number(1, kind(metadata.kind), &mut one);
+        push_number(1, metadata.kind.number(), &mut one);
         push_bytes(2, name.as_bytes(), &mut one);
         push_bytes(4, metadata.help.as_bytes(), &mut one);
         push_bytes(5, metadata.unit.as_bytes(), &mut one);
@@ -185,7 +185,7 @@ fn write_2(
         series.samples.iter().for_each(|&sample| push_sample(sample, &mut one));
         if let Some(found) = found {
             part.clear();
-            push_number(1, kind(found.kind), &mut part);
+            push_number(1, found.kind.number(), &mut part);
             push_number(3, symbols.number(found.help.as_bytes()), &mut part);
             push_number(4, symbols.number(found.unit.as_bytes()), &mut part);
             push_bytes(5, &part, &mut one);
@@ -215,11 +215,6 @@ impl Symbols {
         self.numbers.insert(text.into(), number);
         number
     }
-}
-
-/// Both versions number the types in the order of [`MetricType`].
-fn kind(kind: MetricType) -> u64 {
-    kind as u64
 }
 
 /// A sample, which is field 2 of a series in both versions.
@@ -255,7 +250,7 @@ fn pack(body: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::STALE_NAN_BITS;
+    use firn_model::{MetricType, STALE_NAN_BITS};
     use snap::raw::Decoder;
 
     use super::*;

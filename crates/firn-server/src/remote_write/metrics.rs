@@ -148,6 +148,12 @@ pub(super) fn write_text(prefix: &str, all: &[Named<'_>], now_ms: i64, text: &mu
         "The newest timestamp that is to be sent.",
         highest_ms as f64 / 1e3,
     );
+    let name = format!("{prefix}_queue_highest_timestamp_seconds");
+    text.family(&name, Kind::Gauge, "The newest timestamp that is to be sent to a destination.");
+    for to in all {
+        let labels = [("remote_name", to.name), ("url", to.url)];
+        text.sample(&name, &labels, to.totals.highest_ms(now_ms) as f64 / 1e3);
+    }
     for (name, kind, help, value) in FAMILIES {
         let name = format!("{prefix}_{name}");
         text.family(&name, kind, help);

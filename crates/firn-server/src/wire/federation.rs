@@ -164,8 +164,11 @@ pub fn samples_bytes_max(
     // Signs around names and values, in all formats; a float, a time and separators.
     const LABEL_BYTES: usize = 16;
     const SAMPLE_BYTES: usize = 128;
-    // `_dot_` for one character is the longest.
-    let name_bytes = |name: &str| if is_plain(name) { name.len() } else { 5 * name.len() };
+    // `_dot_` for one character is the longest. Of a plain name, `_` may become `__`.
+    let name_bytes = |name: &str| match is_plain(name) {
+        true => name.len() + name.bytes().filter(|byte| *byte == b'_').count(),
+        false => 5 * name.len(),
+    };
     let is_escaped = |byte: &u8| matches!(byte, b'\\' | b'\n' | b'"');
     let value_bytes = |value: &str| value.len() + value.bytes().filter(|b| is_escaped(b)).count();
     let labels_bytes = |labels: &Labels| -> usize {
@@ -299,6 +302,26 @@ mod tests {
 
     fn text(accept: &str) -> String {
         String::from_utf8(pushed(FederationFormat::accepted(accept))).unwrap()
+    }
+
+    /// Before, the bound missed that a plain name of underscores doubles.
+    #[test]
+    fn names_of_underscores_are_within_the_bound() {
+        let name = "_".repeat(1_024);
+        for escaping in ["dots", "underscores", "values", "allow-utf-8"] {
+            for kind in ["text/plain;version=1.0.0", "application/openmetrics-text;version=1.0.0"] {
+                let format = FederationFormat::accepted(&format!("{kind};escaping={escaping}"));
+                let labels =
+                    Labels::from_pairs([("__name__", name.as_str()), (&name, "v")]).unwrap();
+                let samples = [(labels, Sample { ts: 0, value: 1.0 })];
+                let mut out = Vec::new();
+                push_samples(&samples, &Labels::empty(), format, &mut out);
+                assert!(
+                    out.len() <= samples_bytes_max(&samples, &Labels::empty(), format),
+                    "{format:?}"
+                );
+            }
+        }
     }
 
     #[test]

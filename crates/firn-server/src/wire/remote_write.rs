@@ -21,9 +21,9 @@
     )
 )]
 
-use firn_model::{LabelsBuilder, Result, Sample, Timestamp};
+use firn_model::{LabelsBuilder, MetricType, Result, Sample, Timestamp};
 
-use crate::metadata::{Metadata, MetricType};
+use crate::metadata::Metadata;
 use crate::wire::decoded::{Decoded, SpanHasher};
 use crate::wire::{LabelFault, utf8};
 use firn_model::protobuf::{Reader, WireType, malformed, wrong_type};
@@ -145,7 +145,7 @@ fn decode_metadata(mut message: Reader<'_>, out: &mut Decoded) -> Result<()> {
     while !message.is_done() {
         let at = message.at();
         match message.key()? {
-            (1, WireType::Varint) => kind = metric_type(message.varint()?),
+            (1, WireType::Varint) => kind = MetricType::of_number(message.varint()?),
             (2, WireType::Bytes) => name = text(message.bytes()?, at)?,
             (4, WireType::Bytes) => help = text(message.bytes()?, at)?,
             (5, WireType::Bytes) => unit = text(message.bytes()?, at)?,
@@ -161,19 +161,6 @@ fn decode_metadata(mut message: Reader<'_>, out: &mut Decoded) -> Result<()> {
 
 fn text(bytes: &[u8], at: usize) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|e| malformed(at, "not UTF-8").because(e))
-}
-
-fn metric_type(number: u64) -> MetricType {
-    match number {
-        1 => MetricType::Counter,
-        2 => MetricType::Gauge,
-        3 => MetricType::Histogram,
-        4 => MetricType::GaugeHistogram,
-        5 => MetricType::Summary,
-        6 => MetricType::Info,
-        7 => MetricType::StateSet,
-        _ => MetricType::Unknown,
-    }
 }
 
 #[cfg(test)]

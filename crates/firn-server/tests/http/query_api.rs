@@ -293,7 +293,7 @@ fn imports_are_taken_whole_or_not_at_all() {
     };
     let path = "/api/v1/import/prometheus";
     let (status, text) = post(path, &[], b"a 1 1700000000000\nb{ 2\n");
-    assert_eq!((status, text.as_str()), (400, "line 2: the labels are not closed by `}`\n"));
+    assert_eq!((status, text.as_str()), (400, "line 2: expected a label name or `}`, got \"2\"\n"));
     let (status, text) = post(path, &[], b"a 1 1700000000000\nb{x=\"1\",x=\"2\"} 2\n");
     assert!(status == 400 && text.starts_with("line 2: label \"x\" is repeated"), "{text}");
     let (status, text) = post(path, &[], b"a 1\nb 2 9000000000000\n");

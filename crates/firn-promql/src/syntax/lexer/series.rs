@@ -225,7 +225,7 @@ impl Lexer<'_> {
     fn value_number(&mut self, start: usize) -> Result<ValueToken, ParseError> {
         let is_digit = |byte: u8| byte.is_ascii_digit();
         self.at = start;
-        self.skip_while(is_digit);
+        self.skip_grouped_digits();
         if self.accept(b".") {
             self.skip_while(is_digit);
         }
@@ -248,6 +248,18 @@ impl Lexer<'_> {
             return Err(self.error(start, format!("error parsing number: {why}")));
         }
         Ok(ValueToken::Number)
+    }
+
+    /// `1_000`: a `_` between digits belongs to the number.
+    fn skip_grouped_digits(&mut self) {
+        let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_digit);
+        self.skip_while(|byte| byte.is_ascii_digit());
+        while self.bytes.get(self.at) == Some(&b'_')
+            && is_digit(self.bytes.get(self.at.saturating_add(1)))
+        {
+            self.at = self.at.saturating_add(1);
+            self.skip_while(|byte| byte.is_ascii_digit());
+        }
     }
 
     fn check_repeats(&self, span: Span) -> Result<(), ParseError> {

@@ -113,6 +113,25 @@ fn mistakes_are_refused_by_name() {
     let zero = "users: [{name: a, roles: [read], limits: {queries_at_once: 0}}]\n";
     refusal(zero, "expected a whole number above 0");
     refusal("rate_limit: {interval: soon}\n", "expected a duration");
+    // Promtool refuses these, too.
+    for headers in ["X-Frame-Options: DENY", "X-Frame-Options: ''", "X-Content-Type-Options: x"] {
+        let file = format!("http_server_config: {{headers: {{{headers}}}}}\n");
+        refusal(&file, "invalid value; expected one of");
+    }
+    let good = "http_server_config: {headers: {X-Frame-Options: deny, X-XSS-Protection: x}}\n";
+    assert_eq!(parse(good).unwrap().headers.len(), 2);
+}
+
+/// Before, a user whose matchers were forgotten saw all series.
+#[test]
+fn users_have_no_key_without_a_value_and_no_common_token() {
+    for keys in ["matchers: ", "matchers: ~", "limits: null", "limits: {queries_at_once: ~}"] {
+        let file = format!("users:\n- name: a\n  roles: [read]\n  {keys}\n");
+        refusal(&file, "has no value; remove the key or set it");
+    }
+    let token = format!("sha256:{}", "ab".repeat(32));
+    let user = |name: &str| format!("- {{name: {name}, roles: [read], tokens: ['{token}']}}\n");
+    refusal(&format!("users:\n{}{}", user("a"), user("b")), "listed already");
 }
 
 // Each secret, and each list and section around it, in place of which an operator may write it.
@@ -221,8 +240,11 @@ fn users_hold_their_memory() {
 
 #[test]
 fn tokens_and_matchers_are_bounded() {
-    let tokens: String = (0..900).map(|_| format!("  - sha256:{}\n", "ab".repeat(32))).collect();
-    let user = |idx| format!("- name: u{idx}\n  roles: [read]\n  tokens:\n{tokens}");
+    let user = |idx: u64| {
+        let tokens = (0..900).map(|token| format!("  - sha256:{:064x}\n", idx << 32 | token));
+        let tokens: String = tokens.collect();
+        format!("- name: u{idx}\n  roles: [read]\n  tokens:\n{tokens}")
+    };
     let text: String = (0..12).map(user).collect();
     refusal(&format!("users:\n{text}"), "all users may have 10000");
     let matchers = "a=\"b\",".repeat(1_001);

@@ -50,6 +50,7 @@ fn lines_are_read_as_prometheus_reads_them() {
     check(r#"{"my.metric","a b"="c"} 1"#, &[(r#"{"my.metric","a b"="c"}"#, 7, 1.0)]);
     check(r#"{x="1","m"} 1"#, &[(r#"m{x="1"}"#, 7, 1.0)]);
     check("a{x=\"\"} 1", &[("a", 7, 1.0)]);
+    check("a{x=\"1\" y=\"2\"}3", &[(r#"a{x="1",y="2"}"#, 7, 3.0)]);
     check("# anything { goes \n#\n#a\na_1:b 1e3", &[("a_1:b", 7, 1000.0)]);
 }
 
@@ -57,11 +58,10 @@ fn lines_are_read_as_prometheus_reads_them() {
 fn mistakes_are_reported_with_their_line() {
     check_error("a 1\n\nb", "line 3: expected a value");
     check_error("a 1\n2b 1", "line 2: expected a metric name, got \"2b 1\"");
-    check_error("a{x=\"1\" 1", "line 1: the labels are not closed");
+    check_error("a{x=\"1\" 1", "line 1: expected a label name or `}`, got \"1\"");
     check_error("a{x=\"1} 1", "a quoted text is not closed");
     check_error("a{x='1'} 1", "expected a label value in quotes");
     check_error("a{x} 1", "line 1: label \"x\" has no `=`");
-    check_error("z 1\na{x=\"1\" y=\"2\"} 1", "line 2: expected `,` or `}`");
     check_error("a{1x=\"1\"} 1", "expected a label name");
     check_error("a{\"\"=\"1\"} 1", "a label has an empty name");
     check_error("a{\"b\"} 1", "the metric's name is repeated");
@@ -99,7 +99,7 @@ fn types_and_help_become_metadata() {
     assert_eq!(
         decoded.metadata.entries(),
         [
-            f("a", MetricType::Counter, "one\n\\ \"two\""),
+            f("a", MetricType::Counter, "one\n\\ \"two\" "),
             f("b", MetricType::Gauge, ""),
             f("c.d", MetricType::Unknown, ""),
         ]

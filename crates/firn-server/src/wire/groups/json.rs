@@ -9,6 +9,7 @@
     )
 )]
 
+use firn_collect::scrape::parse_value;
 use firn_model::{
     GroupId, LabelLimits, Labels, LabelsBuilder, Result, STALE_NAN, Slot, Timestamp, excerpt,
 };
@@ -17,7 +18,7 @@ use firndb::ForeignMember;
 use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, column_at, parts};
 use crate::wire::json::{push_array, push_string};
 use crate::wire::json_reader::{JsonReader, Read, read_json};
-use crate::wire::number::{parse_float, push_u64};
+use crate::wire::number::push_u64;
 
 /// Reads a body into an empty `request`.
 pub(super) fn decode(
@@ -179,7 +180,7 @@ pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     let start = reader.at();
     if reader.peek() == Some(b'"') {
         let text = reader.string()?;
-        return match (text.as_ref(), parse_float(&text)) {
+        return match (text.as_ref(), parse_value(text.as_bytes())) {
             ("stale", _) => Ok(Some(STALE_NAN)),
             ("NaN" | "+Inf" | "-Inf", Some(value)) => Ok(Some(value)),
             (_, Some(value)) if value.is_finite() => Ok(Some(value)),
