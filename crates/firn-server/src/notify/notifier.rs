@@ -13,7 +13,7 @@ use firn_collect::discovery::{Provider, static_groups};
 use firn_collect::pool::DiscoveredGroup;
 use firn_collect::relabel::LabelEditor;
 use firn_collect::targets::alertmanager_labels;
-use firn_fetch::{Bodies, Client, Connections, Content, Request};
+use firn_fetch::{Bodies, Client, Connections, Content, Purpose, Request};
 use firn_model::{Budget, Error, Labels, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -123,7 +123,7 @@ impl Notifier {
             Provider::all_of(&settings.discoveries, "alerting")?;
             let client = Client::new(&settings.http, &self.bodies)
                 .map_err(|error| Error::invalid(format!("alerting: {error}")))?;
-            sets.push((settings.clone(), client));
+            sets.push((settings.clone(), client.with_purpose(Purpose::Alerts)));
         }
         Ok(CheckedAlertmanagers { relabel: config.alerting.alert_relabel_configs.clone(), sets })
     }
