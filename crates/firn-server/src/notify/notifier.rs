@@ -17,7 +17,7 @@ use firn_fetch::{Bodies, Client, Connections, Content, Purpose, Request};
 use firn_model::{Budget, Error, Labels, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::Notification;
 use super::queue::{AlertBatch, Destination, QueuedAlert};
@@ -47,15 +47,20 @@ pub(crate) struct Notifier {
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
     bodies: Bodies,
+    /// It is held while lists of Alertmanagers are taken over.
     current: Mutex<Current>,
+    /// The receivers of `current`. The lock is held to copy or to replace them only: alerts are
+    /// relabelled, and metrics written, without it.
+    receivers: Mutex<Arc<Receivers>>,
     /// Alerts that relabelling could not process.
     failed: Counter,
+    relabel_failures: Throttle,
     failures: Arc<Throttle>,
 }
 
 #[derive(Debug, Default)]
 struct Current {
-    relabel: RuleList,
+    relabel: Arc<RuleList>,
     sets: Vec<AlertmanagerSet>,
     /// The task that follows the lists of discoveries.
     follower: Option<JoinHandle<()>>,
@@ -64,11 +69,26 @@ struct Current {
 /// An entry of `alerting.alertmanagers`.
 #[derive(Debug)]
 struct AlertmanagerSet {
-    settings: Alertmanagers,
+    settings: Arc<Alertmanagers>,
     client: Arc<Client>,
     senders: Vec<Sender>,
     /// URLs that relabelling dropped.
-    dropped: Vec<String>,
+    dropped: Arc<[String]>,
+}
+
+/// The receivers of alerts at one time.
+#[derive(Debug, Default)]
+struct Receivers {
+    relabel: Arc<RuleList>,
+    sets: Vec<ReceiverSet>,
+}
+
+/// Those of an [`AlertmanagerSet`].
+#[derive(Debug)]
+struct ReceiverSet {
+    settings: Arc<Alertmanagers>,
+    destinations: Vec<Arc<Destination>>,
+    dropped: Arc<[String]>,
 }
 
 /// An Alertmanager with its task, once there is a runtime.
@@ -107,7 +127,9 @@ impl Notifier {
             options,
             runtime: OnceLock::new(),
             current: Mutex::default(),
+            receivers: Mutex::default(),
             failed: Counter::default(),
+            relabel_failures: Throttle::default(),
             failures: Arc::default(),
         }
     }
@@ -132,14 +154,14 @@ impl Notifier {
     pub(crate) fn apply(&self, checked: CheckedAlertmanagers) {
         let mut current = self.current.lock();
         let mut previous = std::mem::take(&mut current.sets);
-        current.relabel = checked.relabel;
+        current.relabel = Arc::new(checked.relabel);
         for (settings, client) in checked.sets {
-            let known = previous.iter().position(|set| set.settings == settings);
+            let known = previous.iter().position(|set| *set.settings == settings);
             let set = match known {
                 Some(idx) => previous.swap_remove(idx),
                 None => {
-                    let client = Arc::new(client);
-                    AlertmanagerSet { settings, client, senders: Vec::new(), dropped: Vec::new() }
+                    let (settings, client) = (Arc::new(settings), Arc::new(client));
+                    AlertmanagerSet { settings, client, senders: Vec::new(), dropped: Arc::new([]) }
                 }
             };
             current.sets.push(set);
@@ -165,7 +187,12 @@ impl Notifier {
         current.follower = Some(runtime.spawn(async move {
             while changes.changed().await.is_ok() {
                 let Some(notifier) = notifier.upgrade() else { return };
-                notifier.follow(&mut notifier.current.lock());
+                let following = spawn_blocking(move || {
+                    notifier.follow(&mut notifier.current.lock());
+                });
+                if following.await.is_err() {
+                    tracing::error!("a list of Alertmanagers panicked, which is a bug");
+                }
             }
         }));
     }
@@ -177,6 +204,7 @@ impl Notifier {
                 let groups = static_groups(&set.settings.discoveries.static_groups);
                 self.set_targets(set, groups.iter());
             }
+            self.publish(current);
             return;
         };
         let providers = |(idx, set): (usize, &AlertmanagerSet)| {
@@ -196,31 +224,48 @@ impl Notifier {
                 self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
             }
         }
+        self.publish(current);
     }
 
-    /// Queues alerts for all Alertmanagers. `external` are added to alerts without such labels.
+    /// Sends to the Alertmanagers of `current` from now on.
+    fn publish(&self, current: &Current) {
+        let receivers = |set: &AlertmanagerSet| ReceiverSet {
+            settings: Arc::clone(&set.settings),
+            destinations: set.senders.iter().map(|to| Arc::clone(&to.destination)).collect(),
+            dropped: Arc::clone(&set.dropped),
+        };
+        let sets = current.sets.iter().map(receivers).collect();
+        let receivers = Receivers { relabel: Arc::clone(&current.relabel), sets };
+        *self.receivers.lock() = Arc::new(receivers);
+    }
+
+    fn receivers(&self) -> Arc<Receivers> {
+        Arc::clone(&self.receivers.lock())
+    }
+
+    /// Queues alerts for all Alertmanagers. `external` are added to alerts without such labels. No
+    /// lock is held while `notifications` are made and relabelled.
     pub(crate) fn send(
         &self,
         external: &BTreeMap<String, String>,
         notifications: impl IntoIterator<Item = Notification>,
     ) {
-        let current = self.current.lock();
-        if current.sets.iter().all(|set| set.senders.is_empty()) {
+        let receivers = self.receivers();
+        let all: Vec<&Destination> = receivers.destinations().collect();
+        if all.is_empty() {
             return;
         }
         let mut editor = LabelEditor::default();
-        let senders = current.sets.iter().flat_map(|set| &set.senders);
-        let all: Vec<&Destination> = senders.map(|sender| &*sender.destination).collect();
         let reserve = |json: Vec<u8>| QueuedAlert::reserve(json, &all, &self.queue_budget);
         let mut queues: Vec<Vec<Arc<QueuedAlert>>> =
-            current.sets.iter().map(|_| Vec::new()).collect();
+            receivers.sets.iter().map(|_| Vec::new()).collect();
         for notification in notifications {
             let labels = with_external(&notification.labels, external);
-            let Some(labels) = self.relabel(&current.relabel, &labels, &mut editor) else {
+            let Some(labels) = self.relabel(&receivers.relabel, &labels, &mut editor) else {
                 continue;
             };
             let mut shared: Option<Option<Arc<QueuedAlert>>> = None;
-            for (set, queue) in current.sets.iter().zip(&mut queues) {
+            for (set, queue) in receivers.sets.iter().zip(&mut queues) {
                 let own = &set.settings.alert_relabel_configs;
                 let alert = if own.is_empty() {
                     shared.get_or_insert_with(|| reserve(notification.json(&labels))).clone()
@@ -231,13 +276,13 @@ impl Notifier {
                 };
                 match alert {
                     Some(alert) => queue.push(alert),
-                    None => set.senders.iter().for_each(|sender| sender.destination.lose(1)),
+                    None => set.destinations.iter().for_each(|to| to.lose(1)),
                 }
             }
         }
-        for (set, queue) in current.sets.iter().zip(queues) {
-            for sender in &set.senders {
-                sender.destination.push(queue.iter().cloned());
+        for (set, queue) in receivers.sets.iter().zip(queues) {
+            for destination in &set.destinations {
+                destination.push(queue.iter().cloned());
             }
         }
     }
@@ -246,6 +291,7 @@ impl Notifier {
     /// evaluated any more, and not on a thread of the runtime.
     pub(crate) fn stop(&self, at_most: Duration) {
         let Current { sets, follower, .. } = std::mem::take(&mut *self.current.lock());
+        *self.receivers.lock() = Arc::default();
         if let Some(follower) = follower {
             follower.abort();
         }
@@ -267,25 +313,25 @@ impl Notifier {
 
     /// The URLs of the Alertmanagers, and those that relabelling dropped.
     pub(crate) fn urls(&self) -> (Vec<String>, Vec<String>) {
-        let current = self.current.lock();
-        let senders = current.sets.iter().flat_map(|set| &set.senders);
-        let active = senders.map(|sender| sender.destination.shown_url.clone()).collect();
-        (active, current.sets.iter().flat_map(|set| set.dropped.clone()).collect())
+        let receivers = self.receivers();
+        let active = receivers.destinations().map(|to| to.shown_url.clone()).collect();
+        let dropped = receivers.sets.iter().flat_map(|set| &*set.dropped);
+        (active, dropped.cloned().collect())
     }
 
     /// A sentence for each discovery of Alertmanagers whose last refresh failed.
     pub(crate) fn discovery_failures(&self) -> Vec<String> {
-        let set_count = self.current.lock().sets.len();
+        let set_count = self.receivers().sets.len();
         (0..set_count).flat_map(|idx| self.discovery.failures(&set_name(idx))).collect()
     }
 
     /// The metrics under `prefix`.
     pub(crate) fn write_text(&self, prefix: &str, text: &mut MetricsText) {
-        let current = self.current.lock();
+        let receivers = self.receivers();
         let mut destinations: BTreeMap<&str, &Destination> = BTreeMap::new();
-        for sender in current.sets.iter().flat_map(|set| &set.senders) {
+        for destination in receivers.destinations() {
             // Two entries may have the same Alertmanager; the metrics are those of the first.
-            destinations.entry(&sender.destination.shown_url).or_insert(&sender.destination);
+            destinations.entry(&destination.shown_url).or_insert(destination);
         }
         text.gauge(
             &format!("{prefix}_notifications_alertmanagers_discovered"),
@@ -347,7 +393,7 @@ impl Notifier {
         groups: impl Iterator<Item = &'g DiscoveredGroup>,
     ) {
         let mut editor = LabelEditor::default();
-        let mut plain = set.settings.clone();
+        let mut plain = Alertmanagers::clone(&set.settings);
         plain.relabel_configs = RuleList::default();
         let (mut urls, mut dropped) = (BTreeSet::new(), BTreeSet::new());
         for group in groups {
@@ -419,10 +465,18 @@ impl Notifier {
             Ok(labels) => labels.filter(|labels| !labels.is_empty()),
             Err(error) => {
                 self.failed.add(1);
-                tracing::error!(%error, "an alert is not sent");
+                if let Some(count) = self.relabel_failures.note(1, Instant::now()) {
+                    tracing::error!(count, %error, "alerts are not sent: their relabelling failed");
+                }
                 None
             }
         }
+    }
+}
+
+impl Receivers {
+    fn destinations(&self) -> impl Iterator<Item = &Destination> {
+        self.sets.iter().flat_map(|set| &set.destinations).map(|destination| &**destination)
     }
 }
 

@@ -261,6 +261,25 @@ fn a_reload_keeps_queues_of_entries_without_a_change() {
     assert!(!text.contains("127.0.0.1:1/api"), "{text}");
 }
 
+/// Before, relabelling and the texts of links held a lock that metrics and the API need.
+#[test]
+fn alerts_are_relabelled_without_a_lock() {
+    let notifier = notifier(100);
+    apply(&notifier, "{alertmanagers: [{static_configs: [{targets: ['127.0.0.1:1']}]}]}").unwrap();
+    let (reads, read) = channel();
+    let notifications = std::iter::once(()).map(|()| {
+        let (notifier, reads) = (Arc::clone(&notifier), reads.clone());
+        std::thread::spawn(move || {
+            let _ = reads.send((notifier.urls().0.len(), metrics(&notifier)));
+        });
+        let (url_count, text) = read.recv_timeout(WAIT_MAX).expect("readers wait for `send`");
+        assert!(url_count == 1 && text.contains("alertmanagers_discovered 1\n"), "{text}");
+        notification(&[("alertname", "A")])
+    });
+    notifier.send(&external(), notifications);
+    assert!(metrics(&notifier).contains("/api/v2/alerts\"} 1\n"), "{}", metrics(&notifier));
+}
+
 /// The list of a file is followed while the process runs.
 #[test]
 fn alertmanagers_of_files_are_discovered() {
