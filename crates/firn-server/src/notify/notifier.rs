@@ -1,6 +1,6 @@
 //! The Alertmanagers of the configuration, and the tasks that send to them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -14,14 +14,14 @@ use firn_collect::pool::DiscoveredGroup;
 use firn_collect::relabel::LabelEditor;
 use firn_collect::targets::alertmanager_labels;
 use firn_fetch::{Bodies, Client, Connections, Content, Purpose, Request};
-use firn_model::{Budget, Error, Labels, Result};
+use firn_model::{Budget, Error, Labels, Pool, Reservation, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::Notification;
 use super::queue::{AlertBatch, Destination, QueuedAlert};
-use crate::collect::{DiscoveryTasks, USER_AGENT, check_alertmanagers};
+use crate::collect::{DiscoveryTasks, TargetList, USER_AGENT, check_alertmanagers};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 use crate::throttle::Throttle;
@@ -44,6 +44,8 @@ pub(crate) struct Notifier {
     queue_budget: Budget,
     /// The memory of bodies that wait for an answer: the same, so that each alert of a queue fits.
     body_budget: Budget,
+    /// The memory of Alertmanagers and their tasks: the same.
+    destination_budget: Budget,
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
     bodies: Bodies,
@@ -56,6 +58,7 @@ pub(crate) struct Notifier {
     failed: Counter,
     relabel_failures: Throttle,
     failures: Arc<Throttle>,
+    refused_lists: Throttle,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +77,12 @@ struct AlertmanagerSet {
     senders: Vec<Sender>,
     /// URLs that relabelling dropped.
     dropped: Arc<[String]>,
+    /// The memory of both.
+    held: Reservation,
+    /// Why the last list was refused, while the Alertmanagers of an earlier one stay.
+    refused: Option<Arc<str>>,
+    /// The lists that were taken over last.
+    synced: Vec<Arc<TargetList>>,
 }
 
 /// The receivers of alerts at one time.
@@ -89,6 +98,7 @@ struct ReceiverSet {
     settings: Arc<Alertmanagers>,
     destinations: Vec<Arc<Destination>>,
     dropped: Arc<[String]>,
+    refused: Option<Arc<str>>,
 }
 
 /// An Alertmanager with its task, once there is a runtime.
@@ -109,6 +119,14 @@ pub(crate) struct CheckedAlertmanagers {
 const BATCH_LEN_MAX: usize = 256;
 // Alertmanager's response to a batch is empty, or a sentence.
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
+// An Alertmanager with its queue, its counters, its task and the places in lists of them, beside its
+// URLs: in full and without a password, and as a key while lists are compared.
+const DESTINATION_BYTES: u64 = 8 << 10;
+const URLS_PER_DESTINATION: u64 = 3;
+// A URL that relabelling dropped, in lists.
+const DROPPED_BYTES: u64 = 64;
+// A list that was refused is read again this often.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 impl fmt::Debug for Notifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,6 +141,7 @@ impl Notifier {
             discovery: DiscoveryTasks::new("notify", &options.budget),
             queue_budget: options.budget.part(options.queue_bytes_max / 2),
             body_budget: options.budget.part(options.queue_bytes_max / 2),
+            destination_budget: options.budget.part(options.queue_bytes_max / 2),
             bodies: Bodies::new(&options.budget),
             options,
             runtime: OnceLock::new(),
@@ -131,6 +150,7 @@ impl Notifier {
             failed: Counter::default(),
             relabel_failures: Throttle::default(),
             failures: Arc::default(),
+            refused_lists: Throttle::default(),
         }
     }
 
@@ -161,7 +181,15 @@ impl Notifier {
                 Some(idx) => previous.swap_remove(idx),
                 None => {
                     let (settings, client) = (Arc::new(settings), Arc::new(client));
-                    AlertmanagerSet { settings, client, senders: Vec::new(), dropped: Arc::new([]) }
+                    AlertmanagerSet {
+                        settings,
+                        client,
+                        senders: Vec::new(),
+                        dropped: Arc::new([]),
+                        held: self.destination_budget.empty(Pool::Requests),
+                        refused: None,
+                        synced: Vec::new(),
+                    }
                 }
             };
             current.sets.push(set);
@@ -185,7 +213,11 @@ impl Notifier {
         self.discover(&mut current);
         let (notifier, mut changes) = (Arc::downgrade(self), self.discovery.changes());
         current.follower = Some(runtime.spawn(async move {
-            while changes.changed().await.is_ok() {
+            loop {
+                // Other lists may have released memory for a list that was refused.
+                if let Ok(Err(_)) = tokio::time::timeout(REFUSED_RETRY, changes.changed()).await {
+                    return;
+                }
                 let Some(notifier) = notifier.upgrade() else { return };
                 let following = spawn_blocking(move || {
                     notifier.follow(&mut notifier.current.lock());
@@ -220,9 +252,14 @@ impl Notifier {
     /// Takes the lists of all discoveries over. An entry without a list yet keeps its targets.
     fn follow(&self, current: &mut Current) {
         for (idx, set) in current.sets.iter_mut().enumerate() {
-            if let Some(lists) = self.discovery.lists(&set_name(idx)) {
-                self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
+            let Some(lists) = self.discovery.lists(&set_name(idx)) else { continue };
+            let is_same = set.synced.len() == lists.len()
+                && set.synced.iter().zip(&lists).all(|(synced, list)| Arc::ptr_eq(synced, list));
+            if is_same && set.refused.is_none() {
+                continue;
             }
+            self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
+            set.synced = lists;
         }
         self.publish(current);
     }
@@ -233,6 +270,7 @@ impl Notifier {
             settings: Arc::clone(&set.settings),
             destinations: set.senders.iter().map(|to| Arc::clone(&to.destination)).collect(),
             dropped: Arc::clone(&set.dropped),
+            refused: set.refused.clone(),
         };
         let sets = current.sets.iter().map(receivers).collect();
         let receivers = Receivers { relabel: Arc::clone(&current.relabel), sets };
@@ -319,10 +357,17 @@ impl Notifier {
         (active, dropped.cloned().collect())
     }
 
-    /// A sentence for each discovery of Alertmanagers whose last refresh failed.
+    /// A sentence for each list of Alertmanagers that was refused, and for each discovery whose
+    /// last refresh failed.
     pub(crate) fn discovery_failures(&self) -> Vec<String> {
-        let set_count = self.receivers().sets.len();
-        (0..set_count).flat_map(|idx| self.discovery.failures(&set_name(idx))).collect()
+        let receivers = self.receivers();
+        let failures = |(idx, set): (usize, &ReceiverSet)| {
+            let refused = set.refused.as_ref().map(|reason| {
+                format!("a list of Alertmanagers was refused, the previous one stays: {reason}")
+            });
+            refused.into_iter().chain(self.discovery.failures(&set_name(idx)))
+        };
+        receivers.sets.iter().enumerate().flat_map(failures).collect()
     }
 
     /// The metrics under `prefix`.
@@ -386,46 +431,85 @@ impl Notifier {
         }
     }
 
-    /// Makes `groups` the targets of `set`. Known Alertmanagers keep their queues.
+    /// Makes `groups` the targets of `set`. Known Alertmanagers keep their queues. Without memory
+    /// the previous ones stay.
     fn set_targets<'g>(
         &self,
         set: &mut AlertmanagerSet,
         groups: impl Iterator<Item = &'g DiscoveredGroup>,
     ) {
+        let previous_bytes = set.held.bytes();
+        let UrlList { active, dropped, bytes } = match self.list_urls(set, groups) {
+            Ok(urls) => urls,
+            Err(error) => {
+                set.held.take_exactly(previous_bytes);
+                let remedy = self.destination_budget.remedy("list fewer Alertmanagers");
+                if let Some(count) = self.refused_lists.note(1, Instant::now()) {
+                    tracing::error!(
+                        count,
+                        %error,
+                        remedy,
+                        "a list of Alertmanagers was refused: the previous one stays"
+                    );
+                }
+                set.refused = Some(format!("{error}: {remedy}").into());
+                return;
+            }
+        };
+        set.held.take_exactly(bytes);
+        set.refused = None;
+        set.dropped = dropped.into_iter().collect();
+        let senders = std::mem::take(&mut set.senders).into_iter();
+        let mut known: HashMap<String, Sender> =
+            senders.map(|sender| (sender.destination.url.clone(), sender)).collect();
+        let (mut kept, mut added) = (Vec::new(), Vec::new());
+        for url in active {
+            match known.remove(&url) {
+                Some(sender) => kept.push(sender),
+                None => added.push(url),
+            }
+        }
+        // New ones use the memory of those that end.
+        known.into_values().for_each(Sender::end);
+        for url in added {
+            let destination = Arc::new(Destination::new(url, self.options.queue_len_max));
+            let task = self.spawn(&destination, &set.client, &set.settings);
+            kept.push(Sender { destination, task });
+        }
+        kept.sort_unstable_by(|a, b| a.destination.url.cmp(&b.destination.url));
+        set.senders = kept;
+    }
+
+    /// The URLs of `groups`, whose memory `set` then holds.
+    ///
+    /// # Errors
+    /// `TooLarge` without memory.
+    fn list_urls<'g>(
+        &self,
+        set: &mut AlertmanagerSet,
+        groups: impl Iterator<Item = &'g DiscoveredGroup>,
+    ) -> Result<UrlList> {
         let mut editor = LabelEditor::default();
         let mut plain = Alertmanagers::clone(&set.settings);
         plain.relabel_configs = RuleList::default();
-        let (mut urls, mut dropped) = (BTreeSet::new(), BTreeSet::new());
+        let mut list = UrlList::default();
         for group in groups {
             for target in &group.targets {
                 match alertmanager_labels(&set.settings, target, &group.labels, &mut editor) {
-                    Ok(Some(labels)) => drop(urls.insert(url(&labels))),
+                    Ok(Some(labels)) => list.add(url(&labels)),
                     Ok(None) => {
                         let labels =
                             alertmanager_labels(&plain, target, &group.labels, &mut editor);
-                        let shown = |labels: Labels| Url::shown(&url(&labels));
-                        dropped.extend(labels.ok().flatten().map(shown));
+                        if let Ok(Some(labels)) = labels {
+                            list.add_dropped(Url::shown(&url(&labels)));
+                        }
                     }
                     Err(error) => tracing::error!(%error, "a target of alertmanagers is skipped"),
                 }
+                set.held.cover(list.bytes)?;
             }
         }
-        set.dropped = dropped.into_iter().collect();
-        let mut known = std::mem::take(&mut set.senders);
-        for url in urls {
-            let position = known.iter().position(|sender| sender.destination.url == url);
-            let sender = match position {
-                Some(idx) => known.swap_remove(idx),
-                None => {
-                    let destination = Destination::new(url, self.options.queue_len_max);
-                    let destination = Arc::new(destination);
-                    let task = self.spawn(&destination, &set.client, &set.settings);
-                    Sender { destination, task }
-                }
-            };
-            set.senders.push(sender);
-        }
-        known.into_iter().for_each(Sender::end);
+        Ok(list)
     }
 
     fn spawn(
@@ -435,24 +519,14 @@ impl Notifier {
         settings: &Alertmanagers,
     ) -> Option<JoinHandle<()>> {
         let runtime = self.runtime.get()?;
-        let (destination, client) = (Arc::clone(destination), Arc::clone(client));
-        let timeout = Duration::from_millis(settings.timeout.as_ms());
-        let (failures, bodies) = (Arc::clone(&self.failures), self.body_budget.clone());
-        Some(runtime.spawn(async move {
-            let mut connections = Connections::default();
-            while let Some(batch) = destination.next_batch(BATCH_LEN_MAX, &bodies).await {
-                let began = Instant::now();
-                let AlertBatch { body, count, held } = batch;
-                let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
-                drop(held);
-                destination.answered(count, began.elapsed(), posted.is_ok());
-                let Err(error) = posted else { continue };
-                if let Some(count) = failures.note(count as u64, Instant::now()) {
-                    let url = &destination.shown_url;
-                    tracing::error!(count, url, error, "alerts could not be sent");
-                }
-            }
-        }))
+        let delivery = Delivery {
+            destination: Arc::clone(destination),
+            client: Arc::clone(client),
+            timeout: Duration::from_millis(settings.timeout.as_ms()),
+            failures: Arc::clone(&self.failures),
+            bodies: self.body_budget.clone(),
+        };
+        Some(runtime.spawn(delivery.run()))
     }
 
     fn relabel(
@@ -470,6 +544,60 @@ impl Notifier {
                 }
                 None
             }
+        }
+    }
+}
+
+/// The task of a [`Destination`].
+struct Delivery {
+    destination: Arc<Destination>,
+    client: Arc<Client>,
+    timeout: Duration,
+    failures: Arc<Throttle>,
+    bodies: Budget,
+}
+
+impl Delivery {
+    /// Sends alerts until the queue is closed.
+    async fn run(self) {
+        let Delivery { destination, client, timeout, failures, bodies } = self;
+        let mut connections = Connections::default();
+        while let Some(batch) = destination.next_batch(BATCH_LEN_MAX, &bodies).await {
+            let began = Instant::now();
+            let AlertBatch { body, count, held } = batch;
+            let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
+            drop(held);
+            destination.answered(count, began.elapsed(), posted.is_ok());
+            let Err(error) = posted else { continue };
+            if let Some(count) = failures.note(count as u64, Instant::now()) {
+                let url = &destination.shown_url;
+                tracing::error!(count, url, error, "alerts could not be sent");
+            }
+        }
+    }
+}
+
+/// The URLs of a list of Alertmanagers, in order.
+#[derive(Default)]
+struct UrlList {
+    active: BTreeSet<String>,
+    dropped: BTreeSet<String>,
+    /// The memory of the Alertmanagers with these URLs.
+    bytes: u64,
+}
+
+impl UrlList {
+    fn add(&mut self, url: String) {
+        let bytes = DESTINATION_BYTES + URLS_PER_DESTINATION * url.len() as u64;
+        if self.active.insert(url) {
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+    }
+
+    fn add_dropped(&mut self, url: String) {
+        let bytes = DROPPED_BYTES + url.len() as u64;
+        if self.dropped.insert(url) {
+            self.bytes = self.bytes.saturating_add(bytes);
         }
     }
 }
