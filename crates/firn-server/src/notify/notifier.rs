@@ -59,6 +59,7 @@ pub(crate) struct Notifier {
     relabel_failures: Throttle,
     failures: Arc<Throttle>,
     refused_lists: Throttle,
+    skipped_targets: Throttle,
 }
 
 #[derive(Debug, Default)]
@@ -119,8 +120,8 @@ pub(crate) struct CheckedAlertmanagers {
 const BATCH_LEN_MAX: usize = 256;
 // Alertmanager's response to a batch is empty, or a sentence.
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
-// An Alertmanager with its queue, its counters, its task and the places in lists of them, beside its
-// URLs: in full and without a password, and as a key while lists are compared.
+// An Alertmanager with its queue, its counters, its task and its places in lists, beside its URLs:
+// in full and without a password, and as a key while lists are compared.
 const DESTINATION_BYTES: u64 = 8 << 10;
 const URLS_PER_DESTINATION: u64 = 3;
 // A URL that relabelling dropped, in lists.
@@ -151,6 +152,7 @@ impl Notifier {
             relabel_failures: Throttle::default(),
             failures: Arc::default(),
             refused_lists: Throttle::default(),
+            skipped_targets: Throttle::default(),
         }
     }
 
@@ -439,22 +441,23 @@ impl Notifier {
         groups: impl Iterator<Item = &'g DiscoveredGroup>,
     ) {
         let previous_bytes = set.held.bytes();
-        let UrlList { active, dropped, bytes } = match self.list_urls(set, groups) {
-            Ok(urls) => urls,
-            Err(error) => {
-                set.held.take_exactly(previous_bytes);
-                let remedy = self.destination_budget.remedy("list fewer Alertmanagers");
-                if let Some(count) = self.refused_lists.note(1, Instant::now()) {
-                    tracing::error!(
-                        count,
-                        %error,
-                        remedy,
-                        "a list of Alertmanagers was refused: the previous one stays"
-                    );
-                }
-                set.refused = Some(format!("{error}: {remedy}").into());
-                return;
+        let Ok(UrlList { active, dropped, bytes }) = self.list_urls(set, groups) else {
+            set.held.take_exactly(previous_bytes);
+            // The error has the remedy of requests.
+            let budget = &self.destination_budget;
+            let (max, remedy) = (budget.usage().limit_bytes, budget.remedy("list fewer"));
+            let error = format!(
+                "no memory is left for more Alertmanagers, which may take {max} bytes: {remedy}"
+            );
+            if let Some(count) = self.refused_lists.note(1, Instant::now()) {
+                tracing::error!(
+                    count,
+                    error,
+                    "a list of Alertmanagers was refused: the previous one stays"
+                );
             }
+            set.refused = Some(error.into());
+            return;
         };
         set.held.take_exactly(bytes);
         set.refused = None;
@@ -493,6 +496,7 @@ impl Notifier {
         let mut plain = Alertmanagers::clone(&set.settings);
         plain.relabel_configs = RuleList::default();
         let mut list = UrlList::default();
+        let (mut skipped_count, mut first_error) = (0_u64, None);
         for group in groups {
             for target in &group.targets {
                 match alertmanager_labels(&set.settings, target, &group.labels, &mut editor) {
@@ -504,10 +508,18 @@ impl Notifier {
                             list.add_dropped(Url::shown(&url(&labels)));
                         }
                     }
-                    Err(error) => tracing::error!(%error, "a target of alertmanagers is skipped"),
+                    Err(error) => {
+                        skipped_count = skipped_count.saturating_add(1);
+                        first_error.get_or_insert(error);
+                    }
                 }
                 set.held.cover(list.bytes)?;
             }
+        }
+        if let Some(error) = first_error
+            && let Some(count) = self.skipped_targets.note(skipped_count, Instant::now())
+        {
+            tracing::error!(count, %error, "targets of alertmanagers are skipped");
         }
         Ok(list)
     }

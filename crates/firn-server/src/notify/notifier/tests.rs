@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::notify::link;
+use crate::throttle::lines_of;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -345,7 +346,7 @@ fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays(
     write(1_000, 1);
     wait_for(&|| !notifier.discovery_failures().is_empty(), "no list is refused");
     let warning = notifier.discovery_failures().concat();
-    assert!(warning.contains("list fewer Alertmanagers, or raise --rule-memory"), "{warning}");
+    assert!(warning.contains("list fewer, or raise --rule-memory"), "{warning}");
     assert_eq!(notifier.urls().0.len(), 3);
     assert_eq!(notifier.destination_budget.usage().used_bytes, used_bytes);
     // Other Alertmanagers use the memory of those that they replace.
@@ -377,6 +378,24 @@ fn the_memory_of_an_alertmanager_covers_its_task() {
     let bytes = task_bytes + size_of::<Destination>() + size_of::<Sender>() + 512;
     assert!(bytes as u64 <= DESTINATION_BYTES, "{bytes}");
     assert!(bytes as u64 >= DESTINATION_BYTES / 2, "{bytes}");
+}
+
+#[test]
+fn skipped_targets_of_alertmanagers_are_one_line_a_minute() {
+    let notifier = notifier(1);
+    let targets: Vec<String> = (0..500).map(|idx| format!("'h{idx}:1'")).collect();
+    let lines = lines_of(|| {
+        for prefix in ["a", "b"] {
+            let section = format!(
+                "{{alertmanagers: [{{path_prefix: {prefix}, static_configs: [{{targets: [{}]}}], \
+                 relabel_configs: [{{target_label: __address__, replacement: 'a/b'}}]}}]}}",
+                targets.join(",")
+            );
+            apply(&notifier, &section).unwrap();
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("skipped") && lines[0].contains("count=500"), "{lines:?}");
 }
 
 #[test]
