@@ -17,6 +17,7 @@ use hyper::{Method, StatusCode, Uri};
 use crate::body::{Bodies, Body, Unpacker};
 use crate::connect::{Connections, Open, Route};
 use crate::lines::Lines;
+use crate::outgoing::Purpose;
 use crate::proxy::Proxies;
 use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
 use crate::sent_secrets::SentSecrets;
@@ -32,6 +33,7 @@ pub struct Client {
     proxies: Proxies,
     tokens: Option<Box<Tokens>>,
     bodies: Bodies,
+    purpose: Purpose,
 }
 
 impl fmt::Debug for Client {
@@ -135,7 +137,14 @@ impl Client {
             },
             config: config.clone(),
             bodies: bodies.clone(),
+            purpose: Purpose::Other,
         })
+    }
+
+    /// The same client for connections of `purpose`; before, it is for [`Purpose::Other`].
+    #[must_use]
+    pub fn with_purpose(self, purpose: Purpose) -> Client {
+        Client { purpose, ..self }
     }
 
     /// Sends a request, follows redirects and reads the body. `connections` are those that earlier
@@ -151,10 +160,10 @@ impl Client {
         let mut secrets = SentSecrets::default();
         let sending = async {
             let (response, open) = self.follow(request, connections, &mut secrets).await?;
-            self.read(response, open, request, (connections, &secrets)).await
+            self.read(response, open, request, (&mut *connections, &secrets)).await
         };
         let sent = tokio::time::timeout(request.timeout, sending).await;
-        match sent.unwrap_or(Err(FetchError::Timeout)) {
+        match sent.unwrap_or_else(|_| Err(connections.timeout(self.purpose))) {
             Ok(response) => Ok(Response { secrets, ..response }),
             Err(error) => Err(error.without(&secrets)),
         }
@@ -180,7 +189,7 @@ impl Client {
             Ok(Watched::Lines(lines))
         };
         let opened = tokio::time::timeout(request.timeout, opening).await;
-        match opened.unwrap_or(Err(FetchError::Timeout)) {
+        match opened.unwrap_or_else(|_| Err(connections.timeout(self.purpose))) {
             Ok(Watched::Lines(lines)) => Ok(Watched::Lines(lines.with_secrets(secrets))),
             Ok(Watched::Refused(response)) => {
                 Ok(Watched::Refused(Response { secrets, ..response }))
@@ -304,7 +313,8 @@ impl Client {
             return Ok((response, open));
         }
         let tls = tls.map(|tls| (&self.tls, tls.config));
-        let mut open = route.open(tls, &self.proxies, self.bodies.budget()).await?;
+        let permit = connections.place(self.purpose).await?;
+        let mut open = route.open(tls, &self.proxies, self.bodies.budget(), permit).await?;
         match open.send(outgoing.request(&open)?).await {
             Ok(response) => Ok((response, open)),
             Err(error) => Err(FetchError::Transport(with_causes(&error))),

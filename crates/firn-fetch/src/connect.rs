@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use crate::FetchError;
 use crate::frames::{HeadCount, HeadLimit};
 use crate::lookup::lookup;
-use crate::outgoing::{ConnectionPermit, Places};
+use crate::outgoing::{ConnectionPermit, Places, Purpose};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
 use crate::sent_secrets::SentSecrets;
 use crate::tls::TlsSource;
@@ -31,6 +31,8 @@ use crate::tls::TlsSource;
 pub struct Connections {
     /// The most recently used last.
     open: Vec<Open>,
+    /// Whether the current request waits for a place.
+    is_waiting: bool,
     /// The length of the last unpacked body: the next one probably has it too.
     pub(crate) body_len: usize,
 }
@@ -61,7 +63,7 @@ pub(crate) struct Open {
     sender: Sender,
     /// The memory of buffers and state.
     _held: Reservation,
-    _permit: ConnectionPermit,
+    permit: ConnectionPermit,
 }
 
 /// The address of a connection, and the way to it.
@@ -115,9 +117,25 @@ impl Connections {
         Some(self.open.remove(idx))
     }
 
+    /// Waits for the place of one more connection.
+    pub(crate) async fn place(&mut self, purpose: Purpose) -> Result<ConnectionPermit, FetchError> {
+        self.is_waiting = true;
+        let permit = Places::of_process().take(purpose).await;
+        self.is_waiting = false;
+        permit
+    }
+
+    /// The error of a request whose time limit has passed.
+    pub(crate) fn timeout(&mut self, purpose: Purpose) -> FetchError {
+        match std::mem::take(&mut self.is_waiting) {
+            true => FetchError::NoConnection(purpose),
+            false => FetchError::Timeout,
+        }
+    }
+
     /// Keeps a connection for the next request, unless others need its place.
     pub(crate) fn keep(&mut self, open: Open) {
-        if !Places::of_process().has_room_for_idle() {
+        if !Places::of_process().has_room_for_idle(open.permit.purpose) {
             return;
         }
         while self.open.len() >= CONNECTIONS_MAX {
@@ -250,8 +268,8 @@ impl Route {
         tls: Option<(&TlsSource, Arc<ClientConfig>)>,
         proxies: &Proxies,
         budget: &Budget,
+        permit: ConnectionPermit,
     ) -> Result<Open, FetchError> {
-        let permit = Places::of_process().take().await?;
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let mut held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
         let mut stream = match (&self.unix_socket, &self.proxy) {
@@ -301,7 +319,7 @@ impl Route {
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
-        Ok(Open { route: self, sender, _held: held, _permit: permit })
+        Ok(Open { route: self, sender, _held: held, permit })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.

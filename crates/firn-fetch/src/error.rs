@@ -4,6 +4,7 @@ use std::fmt;
 
 use firn_model::Error;
 
+use crate::outgoing::Purpose;
 use crate::sent_secrets::SentSecrets;
 
 /// The failure of a request. Shown texts are those of Prometheus where it has one.
@@ -13,6 +14,8 @@ pub enum FetchError {
     BodyLimit,
     /// The time limit passed.
     Timeout,
+    /// The time limit passed while all connections for the purpose were in use.
+    NoConnection(Purpose),
     /// There is no memory for the body.
     Memory(Error),
     /// A secret, certificate or key cannot be used.
@@ -40,6 +43,12 @@ impl fmt::Display for FetchError {
         match self {
             FetchError::BodyLimit => f.write_str("body size limit exceeded"),
             FetchError::Timeout => f.write_str("context deadline exceeded"),
+            FetchError::NoConnection(purpose) => write!(
+                f,
+                "context deadline exceeded: no connection was free (at most {} for {purpose}); \
+                 raise the limit of open files (ulimit -n)",
+                purpose.connections_max()
+            ),
             FetchError::Memory(error) => error.fmt(f),
             FetchError::Credentials(text) | FetchError::Transport(text) => f.write_str(text),
         }

@@ -55,3 +55,4 @@ pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
 pub use error::FetchError;
 pub use lines::Lines;
+pub use outgoing::Purpose;

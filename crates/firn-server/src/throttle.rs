@@ -44,6 +44,56 @@ impl EventCount {
     }
 }
 
+/// The lines of the log that `work` writes on this thread.
+#[cfg(test)]
+pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
+    use std::fmt::{Debug, Write as _};
+    use std::sync::Arc;
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    #[derive(Clone, Default)]
+    struct LogLines(Arc<Mutex<Vec<String>>>);
+
+    struct LogLine(String);
+
+    impl Visit for LogLine {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            let _ = write!(self.0, "{field}={value:?} ");
+        }
+    }
+
+    impl Subscriber for LogLines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            let mut line = LogLine(String::new());
+            event.record(&mut line);
+            self.0.lock().push(line.0);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    let lines = LogLines::default();
+    tracing::subscriber::with_default(lines.clone(), work);
+    std::mem::take(&mut *lines.0.lock())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
+use crate::outgoing::Places;
 use crate::test_config::{client_config, write_file};
 
 /// The answer of a test server to a request, of which it has the text. Empty bytes
@@ -229,6 +230,23 @@ async fn a_request_ends_in_time() {
         assert!(matches!(error, FetchError::Timeout), "{path}: {error}");
         assert_eq!(error.to_string(), "context deadline exceeded");
     }
+}
+
+/// Before, the error was that of a server that does not answer.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_a_connection_names_the_limit_of_open_files() {
+    let server = TestServer::start(|_| Some(b"HTTP/1.1 200 OK\r\n\r\n".to_vec())).await;
+    let (places, purpose) = (Places::of_process(), Purpose::Alerts);
+    let mut open_connections = Vec::new();
+    while let Ok(permit) = tokio::time::timeout(Duration::ZERO, places.take(purpose)).await {
+        open_connections.push(permit.unwrap());
+    }
+    let client = open(&HttpClient::default()).with_purpose(purpose);
+    let error = get(&client, server.url("/")).await.unwrap_err().to_string();
+    let count = open_connections.len();
+    let (what, limit) = ("no connection was free", format!("at most {count} for alerts"));
+    assert!(error.contains(what) && error.contains(&limit), "{error}");
+    assert!(error.contains("ulimit -n"), "{error}");
 }
 
 // Item 44: redirects are followed, not for ever, and not against the configuration.

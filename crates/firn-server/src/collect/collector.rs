@@ -18,7 +18,7 @@ use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, TargetStatus,
     phase_seed,
 };
-use firn_fetch::{Bodies, Client, Connections, FetchError, Request, Response};
+use firn_fetch::{Bodies, Client, Connections, FetchError, Purpose, Request, Response};
 use firn_model::{Budget, Error, Pool, Result, Timestamp};
 use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
@@ -119,14 +119,14 @@ const BODY_BYTES_HERE_MAX: usize = 256 << 10;
 // The texts of a request, its task and its timer, beside the state of its fetch.
 const FETCH_BYTES: usize = 2 << 10;
 // Scrapes of targets that have not answered may take an eighth of the memory: each about the memory
-// of a fetch and of its connection.
+// of a fetch and of its connection. They may take half of the connections for scrapes.
 const DOUBTFUL_BYTES: u64 = 24 << 10;
 const DOUBTFUL_PART: u64 = 8;
 const DOUBTFUL_MIN: usize = 64;
 
-fn doubtful_max(memory_bytes: u64) -> usize {
+fn doubtful_max(memory_bytes: u64, connections_max: usize) -> usize {
     let count = usize::try_from(memory_bytes / DOUBTFUL_PART / DOUBTFUL_BYTES);
-    count.unwrap_or(usize::MAX).clamp(DOUBTFUL_MIN, Semaphore::MAX_PERMITS)
+    count.unwrap_or(usize::MAX).max(DOUBTFUL_MIN).min(connections_max / 2)
 }
 
 // Most of them wait: for names, files and lists of targets.
@@ -386,7 +386,10 @@ impl Collector {
             sleeps_until: 0,
         };
         let running = Scraping {
-            doubtful: Semaphore::new(doubtful_max(budget.usage().limit_bytes)),
+            doubtful: Semaphore::new(doubtful_max(
+                budget.usage().limit_bytes,
+                Purpose::Scrapes.connections_max(),
+            )),
             budget: budget.clone(),
             bodies: Bodies::new(&budget),
             scratch: Mutex::new(ScrapeScratch::new(&budget)),
@@ -696,8 +699,8 @@ impl Scraping {
         {
             return known.made.clone();
         }
-        let made =
-            Client::new(&job.http, &self.bodies).map(Arc::new).map_err(|error| error.to_string());
+        let made = Client::new(&job.http, &self.bodies).map_err(|error| error.to_string());
+        let made = made.map(|client| Arc::new(client.with_purpose(Purpose::Scrapes)));
         if let Err(error) = &made {
             self.totals.client_failed(&job.job_name, error);
         }
@@ -705,5 +708,24 @@ impl Scraping {
             JobClient { job: Arc::clone(job), made: made.clone(), made_at: Instant::now() };
         self.state.lock().clients.insert(job.job_name.clone(), client);
         made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, their number depended on the memory only: they took all connections.
+    #[test]
+    fn targets_that_do_not_answer_leave_memory_and_connections_to_others() {
+        for (memory_bytes, connections_max, expected) in [
+            (128 << 20, 1 << 18, 682),
+            (128 << 20, 160, 80),
+            (1 << 20, 160, 64),
+            (1 << 20, 10, 5),
+            (u64::MAX, 1 << 20, 1 << 19),
+        ] {
+            assert_eq!(doubtful_max(memory_bytes, connections_max), expected);
+        }
     }
 }

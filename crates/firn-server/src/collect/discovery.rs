@@ -37,6 +37,7 @@ use self::docker::Daemon;
 use super::files::LocalFiles;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
+use crate::throttle::EventCount;
 
 /// The client's name in requests to targets and discoveries.
 pub(crate) const USER_AGENT: &str = concat!("FirnDB/", env!("CARGO_PKG_VERSION"));
@@ -95,6 +96,7 @@ struct RefreshFailure {
     shown: Option<Box<str>>,
     /// Whether a part of the present refresh has failed.
     is_in_part: bool,
+    lines: EventCount,
 }
 
 // The files of lists are checked this often for a change.
@@ -296,8 +298,15 @@ impl Run {
         if let Some(idx) = KINDS.iter().position(|kind| *kind == self.kind) {
             self.shared.failures[idx].add(1);
         }
-        tracing::warn!(kind = self.kind, error, "a discovery failed; its last good list stays");
-        self.state.failure.lock().shown = Some(excerpt(error).into());
+        let due = {
+            let mut failure = self.state.failure.lock();
+            failure.shown = Some(excerpt(error).into());
+            failure.lines.note(1, Instant::now())
+        };
+        if let Some(count) = due {
+            let kind = self.kind;
+            tracing::warn!(kind, count, error, "a discovery failed; its last good list stays");
+        }
     }
 
     /// A refresh has failed: the last good list stays.
@@ -549,6 +558,20 @@ mod tests {
         assert!(text.contains(
             "prometheus_sd_refresh_failures_total{name=\"scrape\",mechanism=\"http\"} 3\n"
         ));
+    }
+
+    /// Before, a list that is read each millisecond and fails filled the log.
+    #[test]
+    fn failures_of_a_discovery_are_one_line_a_minute() {
+        let (run, task) = test_run("http", 1 << 20);
+        let lines = crate::throttle::lines_of(|| {
+            for _ in 0..1_000 {
+                run.failed("first");
+                run.failed_in_part("second");
+            }
+        });
+        assert_eq!((lines.len(), task.failures("http")), (1, 2_000), "{lines:?}");
+        assert!(lines[0].contains("\"first\""), "{lines:?}");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //! use.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use firn_collect::pool::{ScrapePools, SyncReport};
 use firn_collect::scrape::TargetScraper;
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use super::families::Families;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
+use crate::throttle::EventCount;
 
 /// Counts since the start.
 #[derive(Debug, Default)]
@@ -26,22 +28,38 @@ pub(crate) struct ScrapeTotals {
     out_of_bounds: Counter,
     clients_failed: Counter,
     /// By job: targets that cannot be scraped, and lists that could not be used.
-    syncs_failed: Mutex<BTreeMap<String, u64>>,
+    syncs_failed: Mutex<BTreeMap<String, SyncFailures>>,
+}
+
+/// The failures of lists of a job.
+#[derive(Debug, Default)]
+struct SyncFailures {
+    count: u64,
+    lines: EventCount,
 }
 
 impl ScrapeTotals {
     /// The list of a job was set.
     pub(super) fn synced(&self, job: &str, report: &Result<SyncReport>) {
-        let failed_count = match report {
+        let exceeds_limit = report.as_ref().is_ok_and(|report| report.exceeds_limit);
+        self.over_target_limit.add(u64::from(exceeds_limit));
+        let failed_count = report.as_ref().map_or(1, |report| report.failed_count as u64);
+        let is_due = {
+            let mut jobs = self.syncs_failed.lock();
+            let failures = jobs.entry(job.to_owned()).or_default();
+            failures.count += failed_count;
+            let count = failed_count + u64::from(exceeds_limit);
+            count > 0 && failures.lines.note(count, Instant::now()).is_some()
+        };
+        match report {
+            _ if !is_due => {}
             Ok(report) => {
-                if report.exceeds_limit {
-                    self.over_target_limit.add(1);
+                if exceeds_limit {
                     tracing::warn!(job, targets = report.active_count, "target_limit exceeded");
                 }
                 for error in &report.errors {
                     tracing::warn!(job, error, "a target cannot be scraped");
                 }
-                report.failed_count as u64
             }
             Err(error) => {
                 tracing::error!(
@@ -50,10 +68,8 @@ impl ScrapeTotals {
                     "a list of targets was refused: the previous one stays, and it is read again \
                      each minute"
                 );
-                1
             }
-        };
-        *self.syncs_failed.lock().entry(job.to_owned()).or_default() += failed_count;
+        }
     }
 
     /// The client of a job could not be made.
@@ -169,8 +185,36 @@ impl ScrapeTotals {
         }
         let name = format!("{prefix}_target_sync_failed_total");
         text.family(&name, Kind::Counter, "Targets that cannot be scraped, and refused lists.");
-        for (job, count) in self.syncs_failed.lock().iter() {
-            text.sample(&name, &[("scrape_job", job.as_str())], *count as f64);
+        for (job, failures) in self.syncs_failed.lock().iter() {
+            text.sample(&name, &[("scrape_job", job.as_str())], failures.count as f64);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::throttle::lines_of;
+
+    /// Before, a list that changes each millisecond filled the log.
+    #[test]
+    fn failures_of_lists_are_logged_once_a_minute_for_each_job() {
+        let totals = ScrapeTotals::default();
+        let failed = Ok(SyncReport {
+            failed_count: 2,
+            errors: vec!["first".to_owned(), "second".to_owned()],
+            ..SyncReport::default()
+        });
+        let lines = lines_of(|| {
+            for _ in 0..1_000 {
+                for job in ["a", "b"] {
+                    totals.synced(job, &Ok(SyncReport::default()));
+                    totals.synced(job, &failed);
+                }
+            }
+        });
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        assert!(lines[0].contains("first"), "{lines:?}");
+        assert_eq!(totals.syncs_failed.lock()["a"].count, 2_000);
     }
 }

@@ -36,7 +36,7 @@ use firn_model::{Budget, Result};
 pub(crate) use collector::{Collector, ScrapeState, run};
 pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
-pub(crate) use discovery::{DiscoveryTasks, USER_AGENT};
+pub(crate) use discovery::{DiscoveryTasks, TargetList, USER_AGENT};
 pub(crate) use families::Family;
 pub(crate) use files::LocalFiles;
 pub use support::UnsupportedParts;

@@ -1,6 +1,6 @@
 //! The Alertmanagers of the configuration, and the tasks that send to them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -13,15 +13,15 @@ use firn_collect::discovery::{Provider, static_groups};
 use firn_collect::pool::DiscoveredGroup;
 use firn_collect::relabel::LabelEditor;
 use firn_collect::targets::alertmanager_labels;
-use firn_fetch::{Bodies, Client, Connections, Content, Request};
-use firn_model::{Budget, Error, Labels, Result};
+use firn_fetch::{Bodies, Client, Connections, Content, Purpose, Request};
+use firn_model::{Budget, Error, Labels, Pool, Reservation, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::Notification;
 use super::queue::{AlertBatch, Destination, QueuedAlert};
-use crate::collect::{DiscoveryTasks, USER_AGENT, check_alertmanagers};
+use crate::collect::{DiscoveryTasks, TargetList, USER_AGENT, check_alertmanagers};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 use crate::throttle::Throttle;
@@ -44,18 +44,27 @@ pub(crate) struct Notifier {
     queue_budget: Budget,
     /// The memory of bodies that wait for an answer: the same, so that each alert of a queue fits.
     body_budget: Budget,
+    /// The memory of Alertmanagers and their tasks: the same.
+    destination_budget: Budget,
     runtime: OnceLock<Handle>,
     discovery: DiscoveryTasks,
     bodies: Bodies,
+    /// It is held while lists of Alertmanagers are taken over.
     current: Mutex<Current>,
+    /// The receivers of `current`. The lock is held to copy or to replace them only: alerts are
+    /// relabelled, and metrics written, without it.
+    receivers: Mutex<Arc<Receivers>>,
     /// Alerts that relabelling could not process.
     failed: Counter,
+    relabel_failures: Throttle,
     failures: Arc<Throttle>,
+    refused_lists: Throttle,
+    skipped_targets: Throttle,
 }
 
 #[derive(Debug, Default)]
 struct Current {
-    relabel: RuleList,
+    relabel: Arc<RuleList>,
     sets: Vec<AlertmanagerSet>,
     /// The task that follows the lists of discoveries.
     follower: Option<JoinHandle<()>>,
@@ -64,11 +73,33 @@ struct Current {
 /// An entry of `alerting.alertmanagers`.
 #[derive(Debug)]
 struct AlertmanagerSet {
-    settings: Alertmanagers,
+    settings: Arc<Alertmanagers>,
     client: Arc<Client>,
     senders: Vec<Sender>,
     /// URLs that relabelling dropped.
-    dropped: Vec<String>,
+    dropped: Arc<[String]>,
+    /// The memory of both.
+    held: Reservation,
+    /// Why the last list was refused, while the Alertmanagers of an earlier one stay.
+    refused: Option<Arc<str>>,
+    /// The lists that were taken over last.
+    synced: Vec<Arc<TargetList>>,
+}
+
+/// The receivers of alerts at one time.
+#[derive(Debug, Default)]
+struct Receivers {
+    relabel: Arc<RuleList>,
+    sets: Vec<ReceiverSet>,
+}
+
+/// Those of an [`AlertmanagerSet`].
+#[derive(Debug)]
+struct ReceiverSet {
+    settings: Arc<Alertmanagers>,
+    destinations: Vec<Arc<Destination>>,
+    dropped: Arc<[String]>,
+    refused: Option<Arc<str>>,
 }
 
 /// An Alertmanager with its task, once there is a runtime.
@@ -89,6 +120,14 @@ pub(crate) struct CheckedAlertmanagers {
 const BATCH_LEN_MAX: usize = 256;
 // Alertmanager's response to a batch is empty, or a sentence.
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
+// An Alertmanager with its queue, its counters, its task and its places in lists, beside its URLs:
+// in full and without a password, and as a key while lists are compared.
+const DESTINATION_BYTES: u64 = 8 << 10;
+const URLS_PER_DESTINATION: u64 = 3;
+// A URL that relabelling dropped, in lists.
+const DROPPED_BYTES: u64 = 64;
+// A list that was refused is read again this often.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 impl fmt::Debug for Notifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,12 +142,17 @@ impl Notifier {
             discovery: DiscoveryTasks::new("notify", &options.budget),
             queue_budget: options.budget.part(options.queue_bytes_max / 2),
             body_budget: options.budget.part(options.queue_bytes_max / 2),
+            destination_budget: options.budget.part(options.queue_bytes_max / 2),
             bodies: Bodies::new(&options.budget),
             options,
             runtime: OnceLock::new(),
             current: Mutex::default(),
+            receivers: Mutex::default(),
             failed: Counter::default(),
+            relabel_failures: Throttle::default(),
             failures: Arc::default(),
+            refused_lists: Throttle::default(),
+            skipped_targets: Throttle::default(),
         }
     }
 
@@ -123,7 +167,7 @@ impl Notifier {
             Provider::all_of(&settings.discoveries, "alerting")?;
             let client = Client::new(&settings.http, &self.bodies)
                 .map_err(|error| Error::invalid(format!("alerting: {error}")))?;
-            sets.push((settings.clone(), client));
+            sets.push((settings.clone(), client.with_purpose(Purpose::Alerts)));
         }
         Ok(CheckedAlertmanagers { relabel: config.alerting.alert_relabel_configs.clone(), sets })
     }
@@ -132,14 +176,22 @@ impl Notifier {
     pub(crate) fn apply(&self, checked: CheckedAlertmanagers) {
         let mut current = self.current.lock();
         let mut previous = std::mem::take(&mut current.sets);
-        current.relabel = checked.relabel;
+        current.relabel = Arc::new(checked.relabel);
         for (settings, client) in checked.sets {
-            let known = previous.iter().position(|set| set.settings == settings);
+            let known = previous.iter().position(|set| *set.settings == settings);
             let set = match known {
                 Some(idx) => previous.swap_remove(idx),
                 None => {
-                    let client = Arc::new(client);
-                    AlertmanagerSet { settings, client, senders: Vec::new(), dropped: Vec::new() }
+                    let (settings, client) = (Arc::new(settings), Arc::new(client));
+                    AlertmanagerSet {
+                        settings,
+                        client,
+                        senders: Vec::new(),
+                        dropped: Arc::new([]),
+                        held: self.destination_budget.empty(Pool::Requests),
+                        refused: None,
+                        synced: Vec::new(),
+                    }
                 }
             };
             current.sets.push(set);
@@ -163,9 +215,18 @@ impl Notifier {
         self.discover(&mut current);
         let (notifier, mut changes) = (Arc::downgrade(self), self.discovery.changes());
         current.follower = Some(runtime.spawn(async move {
-            while changes.changed().await.is_ok() {
+            loop {
+                // Other lists may have released memory for a list that was refused.
+                if let Ok(Err(_)) = tokio::time::timeout(REFUSED_RETRY, changes.changed()).await {
+                    return;
+                }
                 let Some(notifier) = notifier.upgrade() else { return };
-                notifier.follow(&mut notifier.current.lock());
+                let following = spawn_blocking(move || {
+                    notifier.follow(&mut notifier.current.lock());
+                });
+                if following.await.is_err() {
+                    tracing::error!("a list of Alertmanagers panicked, which is a bug");
+                }
             }
         }));
     }
@@ -177,6 +238,7 @@ impl Notifier {
                 let groups = static_groups(&set.settings.discoveries.static_groups);
                 self.set_targets(set, groups.iter());
             }
+            self.publish(current);
             return;
         };
         let providers = |(idx, set): (usize, &AlertmanagerSet)| {
@@ -192,35 +254,58 @@ impl Notifier {
     /// Takes the lists of all discoveries over. An entry without a list yet keeps its targets.
     fn follow(&self, current: &mut Current) {
         for (idx, set) in current.sets.iter_mut().enumerate() {
-            if let Some(lists) = self.discovery.lists(&set_name(idx)) {
-                self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
+            let Some(lists) = self.discovery.lists(&set_name(idx)) else { continue };
+            let is_same = set.synced.len() == lists.len()
+                && set.synced.iter().zip(&lists).all(|(synced, list)| Arc::ptr_eq(synced, list));
+            if is_same && set.refused.is_none() {
+                continue;
             }
+            self.set_targets(set, lists.iter().flat_map(|list| &list.groups));
+            set.synced = lists;
         }
+        self.publish(current);
     }
 
-    /// Queues alerts for all Alertmanagers. `external` are added to alerts without such labels.
+    /// Sends to the Alertmanagers of `current` from now on.
+    fn publish(&self, current: &Current) {
+        let receivers = |set: &AlertmanagerSet| ReceiverSet {
+            settings: Arc::clone(&set.settings),
+            destinations: set.senders.iter().map(|to| Arc::clone(&to.destination)).collect(),
+            dropped: Arc::clone(&set.dropped),
+            refused: set.refused.clone(),
+        };
+        let sets = current.sets.iter().map(receivers).collect();
+        let receivers = Receivers { relabel: Arc::clone(&current.relabel), sets };
+        *self.receivers.lock() = Arc::new(receivers);
+    }
+
+    fn receivers(&self) -> Arc<Receivers> {
+        Arc::clone(&self.receivers.lock())
+    }
+
+    /// Queues alerts for all Alertmanagers. `external` are added to alerts without such labels. No
+    /// lock is held while `notifications` are made and relabelled.
     pub(crate) fn send(
         &self,
         external: &BTreeMap<String, String>,
         notifications: impl IntoIterator<Item = Notification>,
     ) {
-        let current = self.current.lock();
-        if current.sets.iter().all(|set| set.senders.is_empty()) {
+        let receivers = self.receivers();
+        let all: Vec<&Destination> = receivers.destinations().collect();
+        if all.is_empty() {
             return;
         }
         let mut editor = LabelEditor::default();
-        let senders = current.sets.iter().flat_map(|set| &set.senders);
-        let all: Vec<&Destination> = senders.map(|sender| &*sender.destination).collect();
         let reserve = |json: Vec<u8>| QueuedAlert::reserve(json, &all, &self.queue_budget);
         let mut queues: Vec<Vec<Arc<QueuedAlert>>> =
-            current.sets.iter().map(|_| Vec::new()).collect();
+            receivers.sets.iter().map(|_| Vec::new()).collect();
         for notification in notifications {
             let labels = with_external(&notification.labels, external);
-            let Some(labels) = self.relabel(&current.relabel, &labels, &mut editor) else {
+            let Some(labels) = self.relabel(&receivers.relabel, &labels, &mut editor) else {
                 continue;
             };
             let mut shared: Option<Option<Arc<QueuedAlert>>> = None;
-            for (set, queue) in current.sets.iter().zip(&mut queues) {
+            for (set, queue) in receivers.sets.iter().zip(&mut queues) {
                 let own = &set.settings.alert_relabel_configs;
                 let alert = if own.is_empty() {
                     shared.get_or_insert_with(|| reserve(notification.json(&labels))).clone()
@@ -231,13 +316,13 @@ impl Notifier {
                 };
                 match alert {
                     Some(alert) => queue.push(alert),
-                    None => set.senders.iter().for_each(|sender| sender.destination.lose(1)),
+                    None => set.destinations.iter().for_each(|to| to.lose(1)),
                 }
             }
         }
-        for (set, queue) in current.sets.iter().zip(queues) {
-            for sender in &set.senders {
-                sender.destination.push(queue.iter().cloned());
+        for (set, queue) in receivers.sets.iter().zip(queues) {
+            for destination in &set.destinations {
+                destination.push(queue.iter().cloned());
             }
         }
     }
@@ -246,6 +331,7 @@ impl Notifier {
     /// evaluated any more, and not on a thread of the runtime.
     pub(crate) fn stop(&self, at_most: Duration) {
         let Current { sets, follower, .. } = std::mem::take(&mut *self.current.lock());
+        *self.receivers.lock() = Arc::default();
         if let Some(follower) = follower {
             follower.abort();
         }
@@ -267,25 +353,32 @@ impl Notifier {
 
     /// The URLs of the Alertmanagers, and those that relabelling dropped.
     pub(crate) fn urls(&self) -> (Vec<String>, Vec<String>) {
-        let current = self.current.lock();
-        let senders = current.sets.iter().flat_map(|set| &set.senders);
-        let active = senders.map(|sender| sender.destination.shown_url.clone()).collect();
-        (active, current.sets.iter().flat_map(|set| set.dropped.clone()).collect())
+        let receivers = self.receivers();
+        let active = receivers.destinations().map(|to| to.shown_url.clone()).collect();
+        let dropped = receivers.sets.iter().flat_map(|set| &*set.dropped);
+        (active, dropped.cloned().collect())
     }
 
-    /// A sentence for each discovery of Alertmanagers whose last refresh failed.
+    /// A sentence for each list of Alertmanagers that was refused, and for each discovery whose
+    /// last refresh failed.
     pub(crate) fn discovery_failures(&self) -> Vec<String> {
-        let set_count = self.current.lock().sets.len();
-        (0..set_count).flat_map(|idx| self.discovery.failures(&set_name(idx))).collect()
+        let receivers = self.receivers();
+        let failures = |(idx, set): (usize, &ReceiverSet)| {
+            let refused = set.refused.as_ref().map(|reason| {
+                format!("a list of Alertmanagers was refused, the previous one stays: {reason}")
+            });
+            refused.into_iter().chain(self.discovery.failures(&set_name(idx)))
+        };
+        receivers.sets.iter().enumerate().flat_map(failures).collect()
     }
 
     /// The metrics under `prefix`.
     pub(crate) fn write_text(&self, prefix: &str, text: &mut MetricsText) {
-        let current = self.current.lock();
+        let receivers = self.receivers();
         let mut destinations: BTreeMap<&str, &Destination> = BTreeMap::new();
-        for sender in current.sets.iter().flat_map(|set| &set.senders) {
+        for destination in receivers.destinations() {
             // Two entries may have the same Alertmanager; the metrics are those of the first.
-            destinations.entry(&sender.destination.shown_url).or_insert(&sender.destination);
+            destinations.entry(&destination.shown_url).or_insert(destination);
         }
         text.gauge(
             &format!("{prefix}_notifications_alertmanagers_discovered"),
@@ -340,46 +433,95 @@ impl Notifier {
         }
     }
 
-    /// Makes `groups` the targets of `set`. Known Alertmanagers keep their queues.
+    /// Makes `groups` the targets of `set`. Known Alertmanagers keep their queues. Without memory
+    /// the previous ones stay.
     fn set_targets<'g>(
         &self,
         set: &mut AlertmanagerSet,
         groups: impl Iterator<Item = &'g DiscoveredGroup>,
     ) {
+        let previous_bytes = set.held.bytes();
+        let Ok(UrlList { active, dropped, bytes }) = self.list_urls(set, groups) else {
+            set.held.take_exactly(previous_bytes);
+            // The error has the remedy of requests.
+            let budget = &self.destination_budget;
+            let (max, remedy) = (budget.usage().limit_bytes, budget.remedy("list fewer"));
+            let error = format!(
+                "no memory is left for more Alertmanagers, which may take {max} bytes: {remedy}"
+            );
+            if let Some(count) = self.refused_lists.note(1, Instant::now()) {
+                tracing::error!(
+                    count,
+                    error,
+                    "a list of Alertmanagers was refused: the previous one stays"
+                );
+            }
+            set.refused = Some(error.into());
+            return;
+        };
+        set.held.take_exactly(bytes);
+        set.refused = None;
+        set.dropped = dropped.into_iter().collect();
+        let senders = std::mem::take(&mut set.senders).into_iter();
+        let mut known: HashMap<String, Sender> =
+            senders.map(|sender| (sender.destination.url.clone(), sender)).collect();
+        let (mut kept, mut added) = (Vec::new(), Vec::new());
+        for url in active {
+            match known.remove(&url) {
+                Some(sender) => kept.push(sender),
+                None => added.push(url),
+            }
+        }
+        // New ones use the memory of those that end.
+        known.into_values().for_each(Sender::end);
+        for url in added {
+            let destination = Arc::new(Destination::new(url, self.options.queue_len_max));
+            let task = self.spawn(&destination, &set.client, &set.settings);
+            kept.push(Sender { destination, task });
+        }
+        kept.sort_unstable_by(|a, b| a.destination.url.cmp(&b.destination.url));
+        set.senders = kept;
+    }
+
+    /// The URLs of `groups`, whose memory `set` then holds.
+    ///
+    /// # Errors
+    /// `TooLarge` without memory.
+    fn list_urls<'g>(
+        &self,
+        set: &mut AlertmanagerSet,
+        groups: impl Iterator<Item = &'g DiscoveredGroup>,
+    ) -> Result<UrlList> {
         let mut editor = LabelEditor::default();
-        let mut plain = set.settings.clone();
+        let mut plain = Alertmanagers::clone(&set.settings);
         plain.relabel_configs = RuleList::default();
-        let (mut urls, mut dropped) = (BTreeSet::new(), BTreeSet::new());
+        let mut list = UrlList::default();
+        let (mut skipped_count, mut first_error) = (0_u64, None);
         for group in groups {
             for target in &group.targets {
                 match alertmanager_labels(&set.settings, target, &group.labels, &mut editor) {
-                    Ok(Some(labels)) => drop(urls.insert(url(&labels))),
+                    Ok(Some(labels)) => list.add(url(&labels)),
                     Ok(None) => {
                         let labels =
                             alertmanager_labels(&plain, target, &group.labels, &mut editor);
-                        let shown = |labels: Labels| Url::shown(&url(&labels));
-                        dropped.extend(labels.ok().flatten().map(shown));
+                        if let Ok(Some(labels)) = labels {
+                            list.add_dropped(Url::shown(&url(&labels)));
+                        }
                     }
-                    Err(error) => tracing::error!(%error, "a target of alertmanagers is skipped"),
+                    Err(error) => {
+                        skipped_count = skipped_count.saturating_add(1);
+                        first_error.get_or_insert(error);
+                    }
                 }
+                set.held.cover(list.bytes)?;
             }
         }
-        set.dropped = dropped.into_iter().collect();
-        let mut known = std::mem::take(&mut set.senders);
-        for url in urls {
-            let position = known.iter().position(|sender| sender.destination.url == url);
-            let sender = match position {
-                Some(idx) => known.swap_remove(idx),
-                None => {
-                    let destination = Destination::new(url, self.options.queue_len_max);
-                    let destination = Arc::new(destination);
-                    let task = self.spawn(&destination, &set.client, &set.settings);
-                    Sender { destination, task }
-                }
-            };
-            set.senders.push(sender);
+        if let Some(error) = first_error
+            && let Some(count) = self.skipped_targets.note(skipped_count, Instant::now())
+        {
+            tracing::error!(count, %error, "targets of alertmanagers are skipped");
         }
-        known.into_iter().for_each(Sender::end);
+        Ok(list)
     }
 
     fn spawn(
@@ -389,24 +531,14 @@ impl Notifier {
         settings: &Alertmanagers,
     ) -> Option<JoinHandle<()>> {
         let runtime = self.runtime.get()?;
-        let (destination, client) = (Arc::clone(destination), Arc::clone(client));
-        let timeout = Duration::from_millis(settings.timeout.as_ms());
-        let (failures, bodies) = (Arc::clone(&self.failures), self.body_budget.clone());
-        Some(runtime.spawn(async move {
-            let mut connections = Connections::default();
-            while let Some(batch) = destination.next_batch(BATCH_LEN_MAX, &bodies).await {
-                let began = Instant::now();
-                let AlertBatch { body, count, held } = batch;
-                let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
-                drop(held);
-                destination.answered(count, began.elapsed(), posted.is_ok());
-                let Err(error) = posted else { continue };
-                if let Some(count) = failures.note(count as u64, Instant::now()) {
-                    let url = &destination.shown_url;
-                    tracing::error!(count, url, error, "alerts could not be sent");
-                }
-            }
-        }))
+        let delivery = Delivery {
+            destination: Arc::clone(destination),
+            client: Arc::clone(client),
+            timeout: Duration::from_millis(settings.timeout.as_ms()),
+            failures: Arc::clone(&self.failures),
+            bodies: self.body_budget.clone(),
+        };
+        Some(runtime.spawn(delivery.run()))
     }
 
     fn relabel(
@@ -419,10 +551,72 @@ impl Notifier {
             Ok(labels) => labels.filter(|labels| !labels.is_empty()),
             Err(error) => {
                 self.failed.add(1);
-                tracing::error!(%error, "an alert is not sent");
+                if let Some(count) = self.relabel_failures.note(1, Instant::now()) {
+                    tracing::error!(count, %error, "alerts are not sent: their relabelling failed");
+                }
                 None
             }
         }
+    }
+}
+
+/// The task of a [`Destination`].
+struct Delivery {
+    destination: Arc<Destination>,
+    client: Arc<Client>,
+    timeout: Duration,
+    failures: Arc<Throttle>,
+    bodies: Budget,
+}
+
+impl Delivery {
+    /// Sends alerts until the queue is closed.
+    async fn run(self) {
+        let Delivery { destination, client, timeout, failures, bodies } = self;
+        let mut connections = Connections::default();
+        while let Some(batch) = destination.next_batch(BATCH_LEN_MAX, &bodies).await {
+            let began = Instant::now();
+            let AlertBatch { body, count, held } = batch;
+            let posted = post(&destination.url, &client, body, timeout, &mut connections).await;
+            drop(held);
+            destination.answered(count, began.elapsed(), posted.is_ok());
+            let Err(error) = posted else { continue };
+            if let Some(count) = failures.note(count as u64, Instant::now()) {
+                let url = &destination.shown_url;
+                tracing::error!(count, url, error, "alerts could not be sent");
+            }
+        }
+    }
+}
+
+/// The URLs of a list of Alertmanagers, in order.
+#[derive(Default)]
+struct UrlList {
+    active: BTreeSet<String>,
+    dropped: BTreeSet<String>,
+    /// The memory of the Alertmanagers with these URLs.
+    bytes: u64,
+}
+
+impl UrlList {
+    fn add(&mut self, url: String) {
+        let bytes = DESTINATION_BYTES + URLS_PER_DESTINATION * url.len() as u64;
+        if self.active.insert(url) {
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+    }
+
+    fn add_dropped(&mut self, url: String) {
+        let bytes = DROPPED_BYTES + url.len() as u64;
+        if self.dropped.insert(url) {
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+    }
+}
+
+impl Receivers {
+    fn destinations(&self) -> impl Iterator<Item = &Destination> {
+        self.sets.iter().flat_map(|set| &set.destinations).map(|destination| &**destination)
     }
 }
 

@@ -54,8 +54,12 @@ pub(super) struct AlertBatch {
     pub(super) held: Reservation,
 }
 
-// An alert beside its bytes, with its places in queues.
+// An alert beside its bytes and its places.
 const ALERT_BYTES: u64 = 128;
+// The place of an alert in a queue, which may have twice the room that it needs.
+const PLACE_BYTES: u64 = 16;
+// A queue with less room than this keeps it.
+const ROOM_MIN: usize = 64;
 // A body that has no memory is tried this often.
 const MEMORY_POLL: Duration = Duration::from_millis(100);
 
@@ -68,7 +72,7 @@ impl QueuedAlert {
         all: &[&Destination],
         budget: &Budget,
     ) -> Option<Arc<QueuedAlert>> {
-        let bytes = json.len() as u64 + ALERT_BYTES;
+        let bytes = json.len() as u64 + ALERT_BYTES + PLACE_BYTES * all.len() as u64;
         if bytes > budget.usage().limit_bytes {
             return None;
         }
@@ -219,6 +223,9 @@ impl AlertQueue {
             body.extend_from_slice(&alert.json);
         }
         body.push(b']');
+        if self.alerts.capacity() > ROOM_MIN.max(4 * self.alerts.len()) {
+            self.alerts.shrink_to(2 * self.alerts.len());
+        }
         Some(AlertBatch { body: body.into(), count, held })
     }
 }
@@ -266,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_queue_without_memory_loses_its_oldest_alerts() {
-        let budget = Budget::unlimited().part(4 * (ALERT_BYTES + 1));
+        let budget = Budget::unlimited().part(4 * (ALERT_BYTES + PLACE_BYTES + 1));
         let destination = Destination::new("u".to_owned(), 100);
         push(&[&destination], &["1", "2", "3", "4", "5"], &budget);
         assert_eq!((destination.len(), lost(&destination)), (4, 1));
@@ -275,10 +282,23 @@ mod tests {
         assert_eq!(budget.usage().used_bytes, 0);
     }
 
+    /// Before, a queue kept the room of its longest time for ever.
+    #[tokio::test]
+    async fn a_queue_that_was_sent_keeps_little_room() {
+        let destination = Destination::new("u".to_owned(), 9_999);
+        push(&[&destination], &["1"; 5_000], &Budget::unlimited());
+        while destination.len() > 1 {
+            batch(&destination).await;
+            let queue = destination.queue.lock();
+            let room = queue.alerts.capacity();
+            assert!(room <= ROOM_MIN.max(4 * queue.alerts.len()), "{room}");
+        }
+    }
+
     /// Alerts that never fit take the place of no other one.
     #[tokio::test]
     async fn each_alert_without_memory_is_counted() {
-        let budget = Budget::unlimited().part(2 * (ALERT_BYTES + 1));
+        let budget = Budget::unlimited().part(2 * (ALERT_BYTES + PLACE_BYTES + 1));
         let destination = Destination::new("u".to_owned(), 100);
         let large = "x".repeat(300);
         push(&[&destination], &[&large, "1", &large, &large, "2"], &budget);
@@ -290,7 +310,7 @@ mod tests {
     /// does not answer left no memory for the others.
     #[tokio::test]
     async fn an_alertmanager_that_does_not_answer_leaves_memory_for_others() {
-        let budget = Budget::unlimited().part(3 * (ALERT_BYTES + 1));
+        let budget = Budget::unlimited().part(3 * (ALERT_BYTES + 2 * PLACE_BYTES + 1));
         let (silent, good) =
             (Destination::new("s".to_owned(), 9), Destination::new("g".to_owned(), 9));
         for pair in [["1", "2"], ["3", "4"], ["5", "6"]] {

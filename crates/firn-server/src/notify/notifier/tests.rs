@@ -4,11 +4,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender as ChannelSender, channel};
 
+use firn_collect::config::HttpClient;
 use firn_rules::group::{Alert, AlertState, Texts};
 use serde_json::Value;
 
 use super::*;
 use crate::notify::link;
+use crate::throttle::lines_of;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -261,6 +263,25 @@ fn a_reload_keeps_queues_of_entries_without_a_change() {
     assert!(!text.contains("127.0.0.1:1/api"), "{text}");
 }
 
+/// Before, relabelling and the texts of links held a lock that metrics and the API need.
+#[test]
+fn alerts_are_relabelled_without_a_lock() {
+    let notifier = notifier(100);
+    apply(&notifier, "{alertmanagers: [{static_configs: [{targets: ['127.0.0.1:1']}]}]}").unwrap();
+    let (reads, read) = channel();
+    let notifications = std::iter::once(()).map(|()| {
+        let (notifier, reads) = (Arc::clone(&notifier), reads.clone());
+        std::thread::spawn(move || {
+            let _ = reads.send((notifier.urls().0.len(), metrics(&notifier)));
+        });
+        let (url_count, text) = read.recv_timeout(WAIT_MAX).expect("readers wait for `send`");
+        assert!(url_count == 1 && text.contains("alertmanagers_discovered 1\n"), "{text}");
+        notification(&[("alertname", "A")])
+    });
+    notifier.send(&external(), notifications);
+    assert!(metrics(&notifier).contains("/api/v2/alerts\"} 1\n"), "{}", metrics(&notifier));
+}
+
 /// The list of a file is followed while the process runs.
 #[test]
 fn alertmanagers_of_files_are_discovered() {
@@ -290,6 +311,91 @@ fn alertmanagers_of_files_are_discovered() {
     std::fs::rename(&next, &list).unwrap();
     wait_for(&[1, 2, 3]);
     notifier.stop(Duration::ZERO);
+}
+
+/// Before, 25,000 Alertmanagers took 200 MB that nothing had reserved.
+#[test]
+fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays() {
+    let runtime = runtime();
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("am.yml");
+    let write = |count: usize, port: u16| {
+        let targets: Vec<String> =
+            (0..count).map(|idx| format!("'127.0.{}.{}:{port}'", idx / 250, idx % 250)).collect();
+        let next = folder.path().join("next.yml");
+        std::fs::write(&next, format!("[{{targets: [{}]}}]", targets.join(","))).unwrap();
+        std::fs::rename(&next, &list).unwrap();
+    };
+    let wait_for = |is_done: &dyn Fn() -> bool, what: &str| {
+        let began = Instant::now();
+        while !is_done() {
+            assert!(began.elapsed() < WAIT_MAX, "{what}");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    };
+    write(3, 1);
+    let budget = Budget::unlimited().part_of_setting(8 << 20, "--rule-memory");
+    let options = NotifyOptions { queue_len_max: 9, budget, queue_bytes_max: 1 << 20 };
+    let notifier = Arc::new(Notifier::new(options));
+    notifier.open(runtime.handle().clone());
+    let path = list.display();
+    apply(&notifier, &format!("{{alertmanagers: [{{file_sd_configs: [{{files: ['{path}']}}]}}]}}"))
+        .unwrap();
+    wait_for(&|| notifier.urls().0.len() == 3, "three");
+    let used_bytes = notifier.destination_budget.usage().used_bytes;
+    write(1_000, 1);
+    wait_for(&|| !notifier.discovery_failures().is_empty(), "no list is refused");
+    let warning = notifier.discovery_failures().concat();
+    assert!(warning.contains("list fewer, or raise --rule-memory"), "{warning}");
+    assert_eq!(notifier.urls().0.len(), 3);
+    assert_eq!(notifier.destination_budget.usage().used_bytes, used_bytes);
+    // Other Alertmanagers use the memory of those that they replace.
+    for port in [2, 3] {
+        write(60, port);
+        let ends = format!(":{port}/api/v2/alerts");
+        let is_replaced = || {
+            let (active, _) = notifier.urls();
+            active.len() == 60 && active.iter().all(|url| url.ends_with(&ends))
+        };
+        wait_for(&is_replaced, "sixty");
+        assert_eq!(notifier.discovery_failures(), [""; 0]);
+    }
+    notifier.stop(Duration::ZERO);
+    assert_eq!(notifier.destination_budget.usage().used_bytes, 0);
+}
+
+#[test]
+fn the_memory_of_an_alertmanager_covers_its_task() {
+    let (bodies, url) = (Bodies::new(&Budget::unlimited()), "u".to_owned());
+    let delivery = Delivery {
+        destination: Arc::new(Destination::new(url, 1)),
+        client: Arc::new(Client::new(&HttpClient::default(), &bodies).unwrap()),
+        timeout: WAIT_MAX,
+        failures: Arc::default(),
+        bodies: Budget::unlimited(),
+    };
+    let task_bytes = size_of_val(&delivery.run());
+    let bytes = task_bytes + size_of::<Destination>() + size_of::<Sender>() + 512;
+    assert!(bytes as u64 <= DESTINATION_BYTES, "{bytes}");
+    assert!(bytes as u64 >= DESTINATION_BYTES / 2, "{bytes}");
+}
+
+#[test]
+fn skipped_targets_of_alertmanagers_are_one_line_a_minute() {
+    let notifier = notifier(1);
+    let targets: Vec<String> = (0..500).map(|idx| format!("'h{idx}:1'")).collect();
+    let lines = lines_of(|| {
+        for prefix in ["a", "b"] {
+            let section = format!(
+                "{{alertmanagers: [{{path_prefix: {prefix}, static_configs: [{{targets: [{}]}}], \
+                 relabel_configs: [{{target_label: __address__, replacement: 'a/b'}}]}}]}}",
+                targets.join(",")
+            );
+            apply(&notifier, &section).unwrap();
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("skipped") && lines[0].contains("count=500"), "{lines:?}");
 }
 
 #[test]
