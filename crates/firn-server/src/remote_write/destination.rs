@@ -299,6 +299,8 @@ impl Feed {
         let until = is_retry.then(|| self.progress.tried.clone());
         let count_max = if is_retry { usize::MAX } else { count_max };
         let before = self.samples.len();
+        // Also after an error.
+        self.is_at_end = false;
         let read = self.reader.read(&mut self.samples, count_max, until.as_deref());
         for sample in self.samples.get(before..).unwrap_or_default() {
             to.totals.note_read(sample.ts);
@@ -308,7 +310,7 @@ impl Feed {
         if reading.lost_rows > 0 || reading.damaged_bytes > 0 {
             let what =
                 format!("{} rows lost, {} bytes damaged", reading.lost_rows, reading.damaged_bytes);
-            to.complain("the log is damaged", &what);
+            to.complain("a part of the log is lost", &what);
         }
         self.is_at_end = reading.is_at_end;
         if is_retry && self.samples.is_empty() {
