@@ -37,8 +37,8 @@ pub struct LoggedSample {
 pub struct LogReading {
     /// There is no more committed entry.
     pub is_at_end: bool,
-    /// Rows that could not be decoded, because earlier ones are missing, and samples of transactions
-    /// that this memory has never room for.
+    /// Rows that could not be decoded, because earlier ones are missing, and samples of
+    /// transactions that never fit into the memory.
     pub lost_rows: u64,
     /// Bytes of the log that are damaged.
     pub damaged_bytes: u64,
