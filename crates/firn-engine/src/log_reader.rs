@@ -18,6 +18,8 @@ use crate::readers::ReaderProgress;
 
 /// Memory is reserved in steps of this, ahead of its use.
 const MEMORY_STEP_BYTES: u64 = 64 << 10;
+/// A transaction whose samples take a larger part of the memory than one of these is skipped.
+const FRACTION_MAX: u64 = 2;
 
 /// A sample in the log.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +37,8 @@ pub struct LoggedSample {
 pub struct LogReading {
     /// There is no more committed entry.
     pub is_at_end: bool,
-    /// Rows that could not be decoded, because earlier ones are missing.
+    /// Rows that could not be decoded, because earlier ones are missing, and samples of
+    /// transactions that never fit into the memory.
     pub lost_rows: u64,
     /// Bytes of the log that are damaged.
     pub damaged_bytes: u64,
@@ -133,7 +136,8 @@ impl LogReader {
     ///
     /// # Errors
     /// `Busy` without memory, `Unavailable` if the disk fails, `Corrupt`. `samples` may have
-    /// samples then, and the positions are behind them.
+    /// samples then, and the positions are behind them. An entry that found no memory is read by
+    /// the next call.
     pub fn read(
         &mut self,
         samples: &mut Vec<LoggedSample>,
@@ -167,12 +171,26 @@ impl LogReader {
             }
             let stream = follower.stream();
             follower.set_limit(limit);
-            let mut lost_rows = 0;
-            let report = engine.rooms.log.follow(follower, &mut |entry| {
-                reserve(memory, decoder, &entry)?;
-                lost_rows += decode(engine, stream, decoder, &entry, samples)?;
+            let (mut lost_rows, mut decoded, mut is_refused) = (0, follower.position(), false);
+            let followed = engine.rooms.log.follow(follower, &mut |entry| {
+                let count = transaction_len(engine, &entry)?;
+                let bytes = entry_bytes(&entry, samples.len().saturating_add(count));
+                if count > 0 && bytes > memory.limit_bytes() / FRACTION_MAX {
+                    lost_rows += count as u64;
+                } else {
+                    let reserved = reserve(memory, decoder, bytes);
+                    reserved.inspect_err(|_| is_refused = true)?;
+                    samples.reserve_exact(count);
+                    lost_rows += decode(engine, stream, decoder, &entry, samples)?;
+                }
+                decoded = decoded.max(entry.position);
                 Ok(entry.is_before || samples.len() < count_max && entry.position < limit)
-            })?;
+            });
+            if is_refused {
+                // It is already behind the entry.
+                follower.seek(decoded);
+            }
+            let report = followed?;
             reading.lost_rows += lost_rows;
             reading.damaged_bytes += report.damaged_bytes;
             reading.missing_bytes += report.missing_bytes;
@@ -197,16 +215,33 @@ impl LogReader {
     }
 }
 
-/// Reserves memory for the state that `entry` may add.
-fn reserve(
-    memory: &mut Reservation,
-    decoder: &LogDecoder,
-    entry: &FollowedEntry<'_>,
-) -> Result<()> {
-    // A byte of a row is at least a value of a new member, which takes about ten bytes of state;
-    // a new group of one member takes a page for 64 of them at worst.
-    let wanted = decoder.heap_bytes().saturating_add(16 * entry.payload.len() as u64);
-    if wanted > memory.bytes() {
+/// Number of samples of `entry` if it is a transaction that is decoded, else 0. Only transactions
+/// are entries with any number of samples: rows of other writes are logged in small parts.
+fn transaction_len(engine: &Engine, entry: &FollowedEntry<'_>) -> Result<usize> {
+    let mut count = 0;
+    if entry.kind == EntryKind::Transaction && !entry.is_before {
+        decode_transaction(engine.rooms.bits, entry, |_, _, _| count += 1)?;
+    }
+    Ok(count)
+}
+
+/// The most bytes that `entry` adds: of the decoder's state, or of `sample_count` samples.
+fn entry_bytes(entry: &FollowedEntry<'_>, sample_count: usize) -> u64 {
+    match entry.kind {
+        // Labels are found in the index.
+        EntryKind::Definition => 0,
+        // A byte of a row is at least a value of a new member, which takes about ten bytes of
+        // state; a new group of one member takes a page for 64 of them at worst.
+        EntryKind::Rows => (entry.payload.len() as u64).saturating_mul(16),
+        EntryKind::Transaction if entry.is_before => 0,
+        EntryKind::Transaction => sample_count.saturating_mul(size_of::<LoggedSample>()) as u64,
+    }
+}
+
+/// Reserves memory for the state and for `bytes` that an entry adds.
+fn reserve(memory: &mut Reservation, decoder: &LogDecoder, bytes: u64) -> Result<()> {
+    let wanted = decoder.heap_bytes().saturating_add(bytes);
+    if bytes > 0 && wanted > memory.bytes() {
         let missing = wanted.saturating_sub(memory.bytes());
         memory.grow(missing.next_multiple_of(MEMORY_STEP_BYTES))?;
     }
@@ -228,7 +263,7 @@ fn decode(
             decoder.restart(shard);
         });
     }
-    let mut push = |series, ts, value| {
+    let push = |series, ts, value| {
         if !entry.is_before {
             samples.push(LoggedSample { series, ts, value });
         }
@@ -237,15 +272,22 @@ fn decode(
         EntryKind::Definition => Ok(0),
         EntryKind::Rows => decoder.decode(entry.shard, entry.payload, push),
         EntryKind::Transaction if entry.is_before => Ok(0),
-        EntryKind::Transaction => {
-            let logged = LoggedTransaction::decode(entry.seq, bits, entry.payload)?;
-            for (shard, rows) in logged.rows {
-                let rows = entry.payload.get(rows).unwrap_or_default();
-                decode_standalone(bits, shard, rows, &mut push)?;
-            }
-            Ok(0)
-        }
+        EntryKind::Transaction => decode_transaction(bits, entry, push).map(|()| 0),
     }
+}
+
+/// Calls `push` with the samples of a transaction.
+fn decode_transaction(
+    bits: ShardBits,
+    entry: &FollowedEntry<'_>,
+    mut push: impl FnMut(SeriesRef, Timestamp, f64),
+) -> Result<()> {
+    let logged = LoggedTransaction::decode(entry.seq, bits, entry.payload)?;
+    for (shard, rows) in logged.rows {
+        let rows = entry.payload.get(rows).unwrap_or_default();
+        decode_standalone(bits, shard, rows, &mut push)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use super::pattern::Slots;
 #[derive(Debug)]
 pub struct LabelEditor {
     base: Labels,
+    /// The most bytes of `text`, and of each other buffer.
+    bytes_max: usize,
     /// Names and values of `changes`. Only grows until the next [`LabelEditor::reset`].
     text: String,
     /// One per name, in the order of the changes.
@@ -37,7 +39,7 @@ struct Span {
 
 /// All names and values that the rules of one label set may make, the intermediate ones too. A
 /// rule can double a value, so forty rules could make a terabyte.
-pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
+const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Changed labels of one label set: each change searches them in sequence.
 const CHANGES_MAX: usize = 4_096;
 /// A larger buffer is dropped at the next label set.
@@ -45,8 +47,18 @@ const KEPT_BYTES_MAX: usize = 64 << 10;
 
 impl Default for LabelEditor {
     fn default() -> LabelEditor {
+        LabelEditor::within(TEXT_BYTES_MAX)
+    }
+}
+
+impl LabelEditor {
+    /// An editor whose rules make names and values of at most `bytes_max` bytes for a label set,
+    /// the intermediate ones too, and at most 1 MiB. Each of its three buffers may be twice as
+    /// large.
+    pub fn within(bytes_max: usize) -> LabelEditor {
         LabelEditor {
             base: Labels::empty(),
+            bytes_max: bytes_max.min(TEXT_BYTES_MAX),
             text: String::new(),
             changes: Vec::new(),
             before: Vec::new(),
@@ -55,9 +67,7 @@ impl Default for LabelEditor {
             target: String::new(),
         }
     }
-}
 
-impl LabelEditor {
     /// Starts with `base`.
     pub fn reset(&mut self, base: &Labels) {
         self.base = base.clone();
@@ -201,22 +211,26 @@ impl LabelEditor {
     fn store(&mut self, text: &str) -> Result<Span> {
         let start = self.text.len();
         let end = start.saturating_add(text.len());
-        check_bytes(end)?;
+        check_bytes(end, self.bytes_max)?;
         self.text.push_str(text);
         Ok(Span { start, end })
+    }
+
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 }
 
 /// # Errors
-/// `TooLarge` if rules make texts of `bytes` bytes.
-pub(super) fn check_bytes(bytes: usize) -> Result<()> {
-    match bytes {
-        0..=TEXT_BYTES_MAX => Ok(()),
-        _ => Err(Error::too_large(format!(
-            "relabelling makes names and values of over {TEXT_BYTES_MAX} bytes for one label set: \
-             use shorter replacements"
-        ))),
+/// `TooLarge` if rules make texts of `bytes` bytes, more than `bytes_max`.
+pub(super) fn check_bytes(bytes: usize, bytes_max: usize) -> Result<()> {
+    if bytes <= bytes_max {
+        return Ok(());
     }
+    Err(Error::too_large(format!(
+        "relabelling makes names and values of over {bytes_max} bytes for one label set: use \
+         shorter replacements"
+    )))
 }
 
 #[cfg(test)]
@@ -237,6 +251,15 @@ mod tests {
         editor.set("b", &half).unwrap();
         let failed = (0..5_000).find(|idx| editor.set(&idx.to_string(), "x").is_err());
         assert_eq!(failed, Some(CHANGES_MAX - 1));
+    }
+
+    #[test]
+    fn an_editor_may_have_a_smaller_limit() {
+        let mut editor = LabelEditor::within(100);
+        editor.set("a", &"x".repeat(60)).unwrap();
+        assert!(editor.set("a", &"x".repeat(60)).unwrap_err().to_string().contains("over 100"));
+        let mut editor = LabelEditor::within(usize::MAX);
+        assert!(editor.set("a", &"x".repeat(TEXT_BYTES_MAX + 1)).is_err());
     }
 
     #[test]

@@ -478,7 +478,7 @@ impl Rule {
                 made.clear();
                 let is_match = self.pattern.find(name, &mut slots);
                 let expanded = match is_match {
-                    true => self.replacement.expand(name, &slots, made),
+                    true => self.replacement.expand(name, &slots, (made, editor.bytes_max())),
                     false => Ok(()),
                 };
                 editor.slots = slots;
@@ -503,21 +503,21 @@ impl Rule {
                 source.push_str(self.config.separator.as_str());
             }
             source.push_str(editor.get(name.as_str()));
-            super::editor::check_bytes(source.len())?;
+            super::editor::check_bytes(source.len(), editor.bytes_max())?;
         }
         Ok(())
     }
 
     /// Without a match, and for a target that is no name of a label, nothing changes.
     fn replace(&self, editor: &mut LabelEditor, source: &str, made: &mut String) -> Result<()> {
-        let mut slots = std::mem::take(&mut editor.slots);
+        let (mut slots, bytes_max) = (std::mem::take(&mut editor.slots), editor.bytes_max());
         let result = (|| {
             if !self.pattern.find(source, &mut slots) {
                 return Ok(());
             }
-            self.target.expand(source, &slots, made)?;
+            self.target.expand(source, &slots, (made, bytes_max))?;
             let target_end = made.len();
-            self.replacement.expand(source, &slots, made)?;
+            self.replacement.expand(source, &slots, (made, bytes_max))?;
             let (target, value) = made.split_at_checked(target_end).unwrap_or(("", ""));
             match self.scheme.is_label_name(target) {
                 true => editor.set(target, value),

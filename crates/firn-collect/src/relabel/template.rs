@@ -55,17 +55,22 @@ impl Template {
         Template { parts }
     }
 
-    /// Appends the replacement for a match in `value`.
+    /// Appends the replacement for a match in `value`, up to `bytes_max` bytes of `out`.
     ///
     /// # Errors
     /// `TooLarge` if it is too long.
-    pub(super) fn expand(&self, value: &str, slots: &Slots, out: &mut String) -> Result<()> {
+    pub(super) fn expand(
+        &self,
+        value: &str,
+        slots: &Slots,
+        (out, bytes_max): (&mut String, usize),
+    ) -> Result<()> {
         for part in &self.parts {
             let text = match part {
                 Part::Text(text) => text.as_str(),
                 Part::Group(group) => slots.group(*group, value),
             };
-            check_bytes(out.len().saturating_add(text.len()))?;
+            check_bytes(out.len().saturating_add(text.len()), bytes_max)?;
             out.push_str(text);
         }
         Ok(())
@@ -107,7 +112,7 @@ mod tests {
         let mut slots = Slots::default();
         assert!(pattern.find("xy", &mut slots));
         let mut out = String::new();
-        Template::new("$1a", &pattern).expand("xy", &slots, &mut out).unwrap();
+        Template::new("$1a", &pattern).expand("xy", &slots, (&mut out, 99)).unwrap();
         assert_eq!(out, "x");
     }
 
@@ -119,7 +124,7 @@ mod tests {
         assert!(pattern.find("xxy", &mut slots));
         let f = |text: &str| {
             let mut out = String::new();
-            Template::new(text, &pattern).expand("xxy", &slots, &mut out).unwrap();
+            Template::new(text, &pattern).expand("xxy", &slots, (&mut out, 99)).unwrap();
             out
         };
         for (text, want) in [

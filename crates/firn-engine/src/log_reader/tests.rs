@@ -97,6 +97,75 @@ fn a_reader_keeps_only_the_memory_of_its_state() {
     }
 }
 
+fn open_within(sim: &Sim, memory_bytes_max: u64) -> Arc<Engine> {
+    let options = EngineOptions { memory_bytes_max, shard_count: 1, ..EngineOptions::default() };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap()
+}
+
+/// Before, a reader reserved 16 times the labels of a commit, which it does not even decode: 7 MB
+/// of them stopped it for ever.
+#[test]
+fn definitions_need_no_memory_of_a_reader() {
+    let sim = Sim::new(1);
+    let engine = open_within(&sim, 64 << 20);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let long = |idx: usize| idx.to_string() + &"x".repeat(60_000);
+    let set = |idx| Labels::from_pairs([("idx", long(idx).as_str())]).unwrap();
+    let sets: Vec<Labels> = (0..120).map(set).collect();
+    let mut batch = RowBatch::default();
+    for series in engine.resolve(&sets) {
+        batch.push(series.unwrap(), START_MS, 1.0);
+    }
+    engine.write(&mut batch).unwrap();
+    let mut samples = Vec::new();
+    let reading = reader.read(&mut samples, usize::MAX, None).unwrap();
+    assert_eq!((samples.len(), reading.is_at_end), (120, true));
+    assert!(reader.memory.bytes() <= 512 << 10, "{}", reader.memory.bytes());
+}
+
+fn write_transaction(engine: &Engine, count: i64) {
+    let series = engine.resolve(&[labels(0)]).pop().unwrap().unwrap();
+    let mut transaction = engine.begin().unwrap();
+    (0..count).for_each(|at| transaction.insert(series, START_MS + at, 1.0).unwrap());
+    transaction.commit().unwrap();
+}
+
+/// Before, an entry that found no memory was skipped by the next call, and the samples of a
+/// transaction were not reserved.
+#[test]
+fn an_entry_without_memory_is_read_later() {
+    let sim = Sim::new(1);
+    let engine = open_within(&sim, 64 << 20);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    write_transaction(&engine, 50_000);
+    let mut taken = engine.rooms.budget.empty(Pool::Requests);
+    taken.take(64 << 20);
+    let mut samples = Vec::new();
+    for _ in 0..3 {
+        assert!(reader.read(&mut samples, 10, None).is_err());
+        assert_eq!(samples.len(), 0);
+    }
+    drop(taken);
+    reader.read(&mut samples, 10, None).unwrap();
+    assert_eq!((samples.len(), samples.capacity()), (50_000, 50_000));
+}
+
+/// A server with more memory may have written it.
+#[test]
+fn a_transaction_that_never_fits_is_counted_as_lost() {
+    let sim = Sim::new(1);
+    let engine = open_within(&sim, 1 << 30);
+    drop(engine.log_reader("a").unwrap());
+    write_transaction(&engine, 700_000);
+    drop(engine);
+    let engine = open_within(&sim, 40 << 20);
+    write_transaction(&engine, 7);
+    let (mut reader, _) = engine.log_reader("a").unwrap();
+    let mut samples = Vec::new();
+    let reading = reader.read(&mut samples, usize::MAX, None).unwrap();
+    assert_eq!((samples.len(), reading.lost_rows), (7, 700_000));
+}
+
 #[test]
 fn a_reader_sees_every_sample_across_flushes_restarts_and_crashes() {
     for_seeds(40, |seed| {

@@ -1,6 +1,7 @@
 //! A destination: follows the log, sends windows of samples, and stores its position.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,14 +11,16 @@ use firn_collect::config::{RemoteWrite, WriteMessage};
 use firn_fetch::{Client, Connections, Content, FetchError, Request, Response};
 use firn_model::{Budget, Error, Labels, Pool, Reservation, Result, Secret, SeriesRef, Timestamp};
 use firndb::{Db, LogReader, LoggedSample, ReaderProgress};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinSet;
 
 use super::message::{MetadataPage, metadata_request};
 use super::metrics::{Named, SenderTotals};
-use super::series::OutgoingLabels;
-use super::share::{MemoryShare, samples_bytes};
-use super::window::{OutgoingSample, SendWindow, batch_bytes_max, batch_request, batches};
+use super::series::{Outgoing, OutgoingLabels};
+use super::share::{MemoryShare, WINDOW_LEN_MAX, samples_bytes};
+use super::window::{
+    OutgoingSample, RequestLimits, SendWindow, batch_bytes_max, batch_request, batches,
+};
 use crate::app::{App, clock_ms};
 use crate::collect::USER_AGENT;
 use crate::metadata::Metadata;
@@ -50,7 +53,7 @@ pub(super) struct SenderContext {
     pub(super) reading: Arc<Semaphore>,
 }
 
-/// The log of a destination, between two windows.
+/// The log of a destination, and the window that is being sent.
 #[derive(Debug)]
 struct Feed {
     db: Arc<Db>,
@@ -58,24 +61,39 @@ struct Feed {
     progress: ReaderProgress,
     series: OutgoingLabels,
     samples: Vec<LoggedSample>,
-    /// The memory of samples, labels and windows.
-    budget: Budget,
-    /// Of the samples and of the window that is made of them.
+    /// Of the samples, and of the parts that are made of them.
     memory: Reservation,
+    /// The memory of the labels of a part.
+    part_labels: Budget,
+    /// The memory for making labels, and then of the requests of a part.
+    requests: Budget,
+    /// Of the window.
+    shard_count: usize,
+    /// The first samples of the window, whose parts were sent.
+    sent_count: usize,
+    /// The labels of the samples of this window so far.
+    window_labels_bytes: u64,
     /// The labels of a sample in the last window, on average.
     labels_bytes: u64,
     is_at_end: bool,
 }
 
-/// The memory of the requests of a window.
-#[derive(Clone, Debug)]
-struct RequestMemory {
-    /// Of all requests of the destination.
-    budget: Budget,
-    /// Of each of them.
-    batch_bytes_max: u64,
-    /// Of the metadata in each of them, which version 2.0 sends.
-    metadata_bytes: u64,
+/// The memory of the requests of a part, which is reserved before the first is made: none waits for
+/// memory that others hold.
+#[derive(Debug)]
+struct RequestRoom {
+    /// One permit for each of [`ROOM_STEP_BYTES`].
+    room: Semaphore,
+    permit_count: u32,
+    limits: RequestLimits,
+    _held: Reservation,
+}
+
+/// A part of a window, with the memory of its requests.
+#[derive(Debug)]
+struct WindowPart {
+    window: SendWindow,
+    requests: RequestRoom,
 }
 
 /// The outcome of a request.
@@ -95,8 +113,9 @@ const RETRY: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(1);
 // A position is stored this often while there is nothing to send.
 const STORE_INTERVAL: Duration = Duration::from_secs(5);
-// Samples of a window. More shards than these fill are of no use.
-const WINDOW_LEN_MAX: usize = 50_000;
+const ROOM_STEP_BYTES: u64 = 1 << 10;
+// More than a share has.
+const ROOM_PERMITS_MAX: u32 = 1 << 28;
 const RESPONSE_BYTES_MAX: u64 = 64 << 10;
 // The memory of metadata in a request of version 2.0: its texts, in tables, encoded and packed.
 const METADATA_BYTES_MAX: u64 = 256 << 10;
@@ -137,15 +156,15 @@ impl WriteDestination {
         usize::try_from(all).unwrap_or(WINDOW_LEN_MAX).min(fitting).clamp(1, WINDOW_LEN_MAX)
     }
 
-    /// The memory of each request of `shard_count` shards.
-    fn request_memory(&self, budget: &Budget, shard_count: usize) -> RequestMemory {
+    /// The limits of the requests of `shard_count` shards.
+    fn request_limits(&self, shard_count: usize) -> RequestLimits {
         let all = self.share.request_bytes(shard_count);
         let settings = &self.settings;
         let has_metadata =
             settings.protobuf_message == WriteMessage::V2 && settings.metadata_config.send;
         let metadata_bytes = if has_metadata { METADATA_BYTES_MAX.min(all / 4) } else { 0 };
-        let batch_bytes_max = all.saturating_sub(metadata_bytes);
-        RequestMemory { budget: budget.clone(), batch_bytes_max, metadata_bytes }
+        let bytes_max = all.saturating_sub(metadata_bytes);
+        RequestLimits { len_max: self.batch_len_max(), bytes_max, metadata_bytes }
     }
 
     /// Logs a failure, at most one a minute.
@@ -165,8 +184,8 @@ pub(super) async fn run(
 ) {
     to.totals.shards.set(to.shard_count(0) as u64);
     let mut feed = loop {
-        let (to, shared) = (Arc::clone(&to), shared.clone());
-        let opened = blocking(move || Feed::open(&to, &shared)).await;
+        let (to, db) = (Arc::clone(&to), Arc::clone(&shared.db));
+        let opened = blocking(move || Feed::open(&to, &db)).await;
         match opened {
             Ok(feed) => break feed,
             Err(error) => tracing::error!(%error, "remote write: the log cannot be read yet"),
@@ -176,7 +195,6 @@ pub(super) async fn run(
         }
     };
     let mut connections: Vec<Connections> = Vec::new();
-    let requests = shared.db.budget().part(to.share.requests_bytes());
     let (mut waits_since, mut stored) = (None::<Instant>, Instant::now());
     while !*stopping.borrow() {
         if feed.has_news() {
@@ -188,10 +206,13 @@ pub(super) async fn run(
             feed = back;
             if let Err(error) = read {
                 to.complain("the log cannot be read", &error);
-                if pause(RETRY, &mut stopping).await {
-                    return;
+                // Samples that were read are sent: they hold memory.
+                if feed.samples.is_empty() || feed.is_retry() {
+                    if pause(RETRY, &mut stopping).await {
+                        return;
+                    }
+                    continue;
                 }
-                continue;
             }
         }
         to.totals.behind_bytes.set(feed.undelivered_bytes());
@@ -217,27 +238,38 @@ pub(super) async fn run(
             }
             continue;
         }
-        let made_for = Arc::clone(&to);
-        let (back, window) = moved(feed, move |feed| feed.window(&made_for)).await;
+        let begun_for = Arc::clone(&to);
+        let (back, begun) = moved(feed, move |feed| feed.begin_window(&begun_for)).await;
         feed = back;
-        let window = match window {
-            Ok(window) => window,
-            Err(error) => {
-                to.complain("a request cannot be prepared", &error);
-                if pause(RETRY, &mut stopping).await {
-                    return;
-                }
-                continue;
+        if let Err(error) = begun {
+            to.complain("a request cannot be prepared", &error);
+            if pause(RETRY, &mut stopping).await {
+                return;
             }
-        };
-        waits_since = None;
-        let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.undelivered_bytes();
-        let memory = to.request_memory(&requests, window.shards.len());
-        let work = (window, &memory, behind_bytes);
-        if !send_window(&to, &shared, work, &mut connections, &stopping).await {
-            return;
+            continue;
         }
-        feed.progress.done = feed.progress.tried.clone();
+        waits_since = None;
+        while feed.sent_count < feed.samples.len() {
+            let made_for = Arc::clone(&to);
+            let (back, part) = moved(feed, move |feed| feed.next_part(&made_for)).await;
+            feed = back;
+            let part = match part {
+                Ok(part) => part,
+                Err(error) => {
+                    to.complain("a request cannot be prepared", &error);
+                    if pause(RETRY, &mut stopping).await {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.undelivered_bytes();
+            let work = (part, behind_bytes);
+            if !send_part(&to, &shared, work, &mut connections, &stopping).await {
+                return;
+            }
+        }
+        feed.end_window(&to);
         // A failure to store it is noticed before the next window; a crash before that repeats
         // this one.
         stored = Instant::now().checked_sub(STORE_INTERVAL).unwrap_or_else(Instant::now);
@@ -245,22 +277,24 @@ pub(super) async fn run(
 }
 
 impl Feed {
-    fn open(to: &WriteDestination, shared: &SenderContext) -> Result<Feed> {
-        let (reader, progress) = shared.db.log_reader(&to.reader)?;
-        let budget = shared.db.budget().part(to.share.feed_bytes());
-        let empty = || budget.empty(Pool::Requests);
-        let labels_bytes = to.share.labels_bytes();
+    fn open(to: &WriteDestination, db: &Arc<Db>) -> Result<Feed> {
+        let (reader, progress) = db.log_reader(&to.reader)?;
+        let budget = db.budget();
+        let labels = budget.part(to.share.labels_bytes()).empty(Pool::Requests);
         let rules = to.settings.write_relabel_configs.clone();
-        let series = OutgoingLabels::new(to.external.clone(), rules, labels_bytes, empty());
-        let memory = empty();
+        let series = OutgoingLabels::new(to.external.clone(), rules, to.share, labels);
         Ok(Feed {
-            db: Arc::clone(&shared.db),
-            budget,
+            db: Arc::clone(db),
             reader,
             progress,
             series,
             samples: Vec::new(),
-            memory,
+            memory: budget.empty(Pool::Requests),
+            part_labels: budget.part(to.share.part_labels_bytes()),
+            requests: budget.part(to.share.requests_bytes()),
+            shard_count: 1,
+            sent_count: 0,
+            window_labels_bytes: 0,
             labels_bytes: 0,
             is_at_end: false,
         })
@@ -291,6 +325,8 @@ impl Feed {
 
     /// Reads on, up to `count_max` samples.
     fn read(&mut self, to: &WriteDestination, count_max: usize) -> Result<()> {
+        // Also after an error.
+        self.is_at_end = false;
         let bytes = samples_bytes(count_max);
         if bytes > self.memory.bytes() {
             self.memory.grow(bytes.saturating_sub(self.memory.bytes()))?;
@@ -303,12 +339,14 @@ impl Feed {
         for sample in self.samples.get(before..).unwrap_or_default() {
             to.totals.note_read(sample.ts);
         }
+        // An entry may have more samples than were wanted. The reader had memory for them.
+        self.memory.take(self.used_bytes(to).saturating_sub(self.memory.bytes()));
         let reading = read?;
         to.totals.lost_rows.add(reading.lost_rows);
         if reading.lost_rows > 0 || reading.damaged_bytes > 0 {
             let what =
                 format!("{} rows lost, {} bytes damaged", reading.lost_rows, reading.damaged_bytes);
-            to.complain("the log is damaged", &what);
+            to.complain("a part of the log is lost", &what);
         }
         self.is_at_end = reading.is_at_end;
         if is_retry && self.samples.is_empty() {
@@ -318,35 +356,72 @@ impl Feed {
         Ok(())
     }
 
-    /// Makes a window of the samples and stores that it is being sent.
-    fn window(&mut self, to: &WriteDestination) -> Result<SendWindow> {
-        let shard_count = match self.is_retry() {
+    /// The memory of the samples and of a part of them.
+    fn used_bytes(&self, to: &WriteDestination) -> u64 {
+        let part_len = self.samples.len().min(to.share.window_len_max(0));
+        let listed = self.samples.capacity().saturating_mul(size_of::<LoggedSample>());
+        samples_bytes(part_len).max(listed as u64)
+    }
+
+    /// Makes a window of the samples: stores that it is being sent.
+    fn begin_window(&mut self, to: &WriteDestination) -> Result<()> {
+        self.shard_count = match self.is_retry() {
             true => usize::try_from(self.progress.note).unwrap_or(1).clamp(1, WINDOW_LEN_MAX),
             false => to.shard_count(self.samples.len()),
         };
-        let mut known: HashMap<SeriesRef, _> =
-            self.samples.iter().map(|sample| (sample.series, None)).collect();
-        let wanted: Vec<SeriesRef> = known.keys().copied().collect();
-        for (series, labels) in wanted.iter().zip(self.series.resolve(&self.db, &wanted)?) {
-            known.insert(*series, labels);
-        }
         self.progress.tried = self.reader.positions();
-        self.progress.note = shard_count as u64;
-        to.totals.shards.set(shard_count as u64);
-        self.reader.save(&self.progress)?;
-        // They exist already. Those with other owners are kept, and counted there.
-        let mut held = self.budget.empty(Pool::Requests);
-        let mut all_bytes: u64 = 0;
-        for labels in known.values().flatten() {
-            let bytes = labels.len() as u64;
-            all_bytes = all_bytes.saturating_add(bytes);
-            held.take(if Arc::strong_count(labels) == 1 { bytes } else { 0 });
+        self.progress.note = self.shard_count as u64;
+        to.totals.shards.set(self.shard_count as u64);
+        self.reader.save(&self.progress)
+    }
+
+    /// The next part of the window. It ends where the memory of its labels is used up, so the same
+    /// window always has the same parts.
+    ///
+    /// # Errors
+    /// `Busy` without memory: nothing of the part is held then, and the next call makes it again.
+    fn next_part(&mut self, to: &WriteDestination) -> Result<WindowPart> {
+        let Feed { db, series, samples, part_labels, requests, .. } = self;
+        let rest = samples.get(self.sent_count..).unwrap_or_default();
+        let complain = |error: &Error| to.complain("a series is not sent", error);
+        let mut known: HashMap<SeriesRef, Outgoing> = HashMap::new();
+        let mut held = part_labels.empty(Pool::Requests);
+        let mut scratch = requests.empty(Pool::Requests);
+        let (mut count, mut bytes) = (0, 0u64);
+        for sample in rest.iter().take(to.share.window_len_max(0)) {
+            if let Entry::Vacant(place) = known.entry(sample.series) {
+                let outgoing = series.labels(db, sample.series, &mut scratch, &complain)?;
+                let more = outgoing.as_ref().map_or(0, |labels| labels.len() as u64);
+                if bytes.saturating_add(more) > to.share.part_labels_bytes() {
+                    break;
+                }
+                bytes = bytes.saturating_add(more);
+                held.cover(bytes)?;
+                place.insert(outgoing);
+            }
+            count += 1;
         }
-        self.labels_bytes = all_bytes / (self.samples.len() as u64).max(1);
-        let (window, dropped) = SendWindow::new(&self.samples, &known, shard_count, held);
+        drop(scratch);
+        let part = rest.get(..count).unwrap_or_default();
+        let (window, dropped) = SendWindow::new(part, &known, self.shard_count, held);
+        let limits = to.request_limits(self.shard_count);
+        let wanted = window.requests_bytes(limits).min(to.share.requests_bytes());
+        let requests = RequestRoom::new(requests.reserve(Pool::Requests, wanted)?, limits);
         to.totals.dropped_series.add(dropped);
+        self.sent_count = self.sent_count.saturating_add(count);
+        self.window_labels_bytes = self.window_labels_bytes.saturating_add(bytes);
+        Ok(WindowPart { window, requests })
+    }
+
+    /// All parts were sent.
+    fn end_window(&mut self, to: &WriteDestination) {
+        self.progress.done = self.progress.tried.clone();
+        self.labels_bytes = self.window_labels_bytes / (self.samples.len() as u64).max(1);
+        (self.window_labels_bytes, self.sent_count) = (0, 0);
         self.samples.clear();
-        Ok(window)
+        self.samples.shrink_to(to.share.window_len_max(0));
+        let kept = samples_bytes(to.share.window_len_max(0));
+        self.memory.shrink(self.memory.bytes().saturating_sub(kept));
     }
 
     fn save_position(&mut self) -> Result<()> {
@@ -356,14 +431,33 @@ impl Feed {
     }
 }
 
-/// Sends all samples of a window. Returns whether it is done: `false` if `stopping` came first.
-async fn send_window(
+impl RequestRoom {
+    /// A room of `held`.
+    fn new(held: Reservation, limits: RequestLimits) -> RequestRoom {
+        let permit_count = u32::try_from(held.bytes().div_ceil(ROOM_STEP_BYTES));
+        let permit_count = permit_count.unwrap_or(u32::MAX).clamp(1, ROOM_PERMITS_MAX);
+        let room = Semaphore::new(permit_count as usize);
+        RequestRoom { room, permit_count, limits, _held: held }
+    }
+
+    /// Waits until requests of other shards leave `bytes`. One with more takes all.
+    async fn enter(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let wanted = u32::try_from(bytes.div_ceil(ROOM_STEP_BYTES)).unwrap_or(u32::MAX);
+        // An error means that it was closed, which nothing does.
+        self.room.acquire_many(wanted.min(self.permit_count)).await.ok()
+    }
+}
+
+/// Sends all samples of a part. Returns whether it is done: `false` if `stopping` came first.
+async fn send_part(
     to: &Arc<WriteDestination>,
     shared: &SenderContext,
-    (window, memory, behind_bytes): (SendWindow, &RequestMemory, &(dyn Fn() -> u64 + Sync)),
+    (part, behind_bytes): (WindowPart, &(dyn Fn() -> u64 + Sync)),
     connections: &mut Vec<Connections>,
     stopping: &watch::Receiver<bool>,
 ) -> bool {
+    let WindowPart { window, requests } = part;
+    let requests = Arc::new(requests);
     to.totals.pending.set(window.len() as u64);
     let _held = window.held;
     let shards: Vec<Vec<OutgoingSample>> =
@@ -372,11 +466,11 @@ async fn send_window(
     for samples in shards {
         let mut own = connections.pop().unwrap_or_default();
         let (to, shared, stopping) = (Arc::clone(to), shared.clone(), stopping.clone());
-        let memory = memory.clone();
+        let requests = Arc::clone(&requests);
         sending.spawn(async move {
             let mut is_done = true;
-            for batch in batches(&samples, to.batch_len_max(), memory.batch_bytes_max) {
-                let work = (batch, &memory);
+            for batch in batches(&samples, requests.limits) {
+                let work = (batch, &*requests);
                 is_done = is_done && send_batch(&to, &shared, work, &mut own, &stopping).await;
             }
             (is_done, own)
@@ -406,28 +500,16 @@ async fn send_window(
 async fn send_batch(
     to: &WriteDestination,
     shared: &SenderContext,
-    (batch, memory): (&[OutgoingSample], &RequestMemory),
+    (batch, requests): (&[OutgoingSample], &RequestRoom),
     connections: &mut Connections,
     stopping: &watch::Receiver<bool>,
 ) -> bool {
     let mut stopping = stopping.clone();
     let (queue, total) = (&to.settings.queue_config, batch.len() as u64);
-    let bytes = batch_bytes_max(batch).saturating_add(memory.metadata_bytes);
-    // One sample with labels that no share has room for is sent nevertheless.
-    let is_huge = bytes > memory.budget.usage().limit_bytes;
-    let budget = if is_huge { shared.db.budget() } else { &memory.budget };
     let mut backoff = millis(queue.min_backoff.as_ms());
     let mut made: Option<(Bytes, u64)> = None;
     let mut too_old = 0;
-    let held = loop {
-        match budget.reserve(Pool::Requests, bytes) {
-            Ok(held) => break held,
-            Err(error) => to.complain("a request waits for memory", &error),
-        }
-        if pause(RETRY, &mut stopping).await {
-            return false;
-        }
-    };
+    let held = requests.enter(batch_bytes_max(batch, requests.limits)).await;
     let done = loop {
         if *stopping.borrow() {
             break false;
@@ -436,7 +518,7 @@ async fn send_batch(
             // Without an age limit, each attempt sends the same bytes.
             Some((body, count)) if queue.sample_age_limit.as_ms() == 0 => (body.clone(), *count),
             _ => {
-                let (body, count) = encode(to, shared, batch, memory.metadata_bytes);
+                let (body, count) = encode(to, shared, batch, requests.limits.metadata_bytes);
                 too_old = total.saturating_sub(count);
                 let body = Bytes::from(body);
                 made = Some((body.clone(), count));
@@ -649,5 +731,124 @@ async fn moved<T: Send + 'static>(
         Ok(done) => done,
         // The feed is lost with its thread: the task ends, and the panic is in the log.
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_collect::config::Config;
+    use firn_fetch::Bodies;
+    use firndb::{Options, local_env};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn destination() -> WriteDestination {
+        let text = "remote_write:\n- url: 'http://127.0.0.1:9'\n";
+        let settings = &Config::parse(text, &|_| None).unwrap().config.remote_write;
+        let settings = settings.iter().next().unwrap().clone();
+        let client = Client::new(&settings.http, &Bodies::new(&Budget::unlimited())).unwrap();
+        WriteDestination {
+            settings,
+            external: Labels::empty(),
+            url: String::new(),
+            share: MemoryShare::of_one(128 * MIB, 1),
+            name: "a".to_owned(),
+            reader: "a".to_owned(),
+            client,
+            totals: SenderTotals::default(),
+            failures: Throttle::default(),
+        }
+    }
+
+    fn requests_bytes(db: &Db) -> u64 {
+        db.budget().usage().by_pool[Pool::Requests as usize]
+    }
+
+    /// Sizes of the parts of the next window.
+    fn send_window(feed: &mut Feed, to: &WriteDestination) -> Vec<usize> {
+        feed.read(to, to.window_len_max(0)).unwrap();
+        feed.begin_window(to).unwrap();
+        let mut lens = Vec::new();
+        while feed.sent_count < feed.samples.len() {
+            let part = feed.next_part(to).unwrap();
+            assert!(requests_bytes(&feed.db) <= 16 * MIB, "all of it is within the share");
+            assert!(part.window.held.bytes() >= part.window.len() as u64 * 60_000);
+            lens.push(part.window.len());
+        }
+        lens
+    }
+
+    /// Before, the labels of all samples were made before any memory was reserved: 2,000 series
+    /// took 120 MB of 128 MiB, their requests waited for that memory, and so did each restart.
+    #[test]
+    fn a_window_of_long_labels_is_sent_in_parts_within_the_share() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || {
+            let options = Options { memory_bytes_max: 256 * MIB, ..Options::default() };
+            Arc::new(Db::open(local_env(folder.path()).unwrap(), options).unwrap())
+        };
+        let db = open();
+        let to = destination();
+        let mut feed = Feed::open(&to, &db).unwrap();
+        let value = "v".repeat(60_000);
+        let set = |idx: usize| {
+            let pairs = [("__name__", "m"), ("idx", &idx.to_string()), ("v", value.as_str())];
+            Labels::from_pairs(pairs).unwrap()
+        };
+        let sets: Vec<Labels> = (0..500).map(set).collect();
+        let mut batch = firndb::RowBatch::default();
+        for series in db.resolve(&sets) {
+            batch.push(series.unwrap(), clock_ms(), 1.0);
+        }
+        db.write(&mut batch).unwrap();
+        let lens = send_window(&mut feed, &to);
+        assert_eq!(lens.iter().sum::<usize>(), 500);
+        assert!(lens.len() > 10, "{lens:?}");
+        // A crash before the end of the window.
+        drop((feed, db));
+        let db = open();
+        let mut feed = Feed::open(&to, &db).unwrap();
+        assert!(feed.is_retry());
+        assert_eq!(send_window(&mut feed, &to), lens, "the same parts");
+        feed.end_window(&to);
+        assert!(!feed.is_retry() && feed.labels_bytes > 60_000);
+        // Without memory, a part holds nothing and is made later.
+        for series in db.resolve(&sets[..100]) {
+            batch.push(series.unwrap(), clock_ms(), 2.0);
+        }
+        db.write(&mut batch).unwrap();
+        feed.read(&to, 1_000).unwrap();
+        feed.begin_window(&to).unwrap();
+        let before = requests_bytes(&db);
+        let mut taken = db.budget().empty(Pool::Query);
+        taken.take(256 * MIB);
+        assert!(feed.next_part(&to).is_err());
+        assert!(requests_bytes(&db) <= before && feed.sent_count == 0);
+        drop(taken);
+        assert!(feed.next_part(&to).unwrap().window.len() > 10);
+    }
+
+    /// Before, the log counted as read to its end after an error.
+    #[test]
+    fn after_an_error_the_destination_is_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+        let (db, to) = (Arc::new(db), destination());
+        let mut feed = Feed::open(&to, &db).unwrap();
+        feed.read(&to, 10).unwrap();
+        assert_eq!((feed.is_at_end, feed.undelivered_bytes()), (true, 0));
+        let series = db.resolve(&[Labels::from_pairs([("a", "b")]).unwrap()]).remove(0).unwrap();
+        let mut batch = firndb::RowBatch::default();
+        batch.push(series, clock_ms(), 1.0);
+        db.write(&mut batch).unwrap();
+        let mut taken = db.budget().empty(Pool::Query);
+        taken.take(db.budget().usage().limit_bytes);
+        assert!(feed.read(&to, 20).is_err());
+        assert!(feed.undelivered_bytes() > 0);
+        drop(taken);
+        feed.read(&to, 20).unwrap();
+        assert_eq!(feed.samples.len(), 1);
     }
 }

@@ -68,14 +68,24 @@ const SERIES_BYTES_MAX: u64 = 32;
 
 /// The fields `labels` of a `TimeSeries` of version 1.0.
 pub(super) fn encode_labels(labels: &Labels) -> EncodedLabels {
-    let (mut out, mut label) = (Vec::new(), Vec::new());
+    let label_bytes =
+        |name: &str, value: &str| field_bytes(name.len()).saturating_add(field_bytes(value.len()));
+    let all = labels.iter().map(|(name, value)| field_bytes(label_bytes(name, value)));
+    // Exactly: a list that doubles would take more memory than is reserved for it.
+    let mut out = Vec::with_capacity(all.fold(0, usize::saturating_add));
     for (name, value) in labels.iter() {
-        label.clear();
-        push_bytes(1, name.as_bytes(), &mut label);
-        push_bytes(2, value.as_bytes(), &mut label);
-        push_bytes(1, &label, &mut out);
+        out.push(1 << 3 | 2);
+        encode_varint(label_bytes(name, value) as u64, &mut out);
+        push_bytes(1, name.as_bytes(), &mut out);
+        push_bytes(2, value.as_bytes(), &mut out);
     }
     out.into_boxed_slice()
+}
+
+/// Bytes of a field of `len` bytes, with tag and length.
+fn field_bytes(len: usize) -> usize {
+    let varint_bytes = (usize::BITS - (len | 1).leading_zeros()).div_ceil(7) as usize;
+    len.saturating_add(varint_bytes).saturating_add(1)
 }
 
 /// Names and values of encoded labels.
@@ -312,6 +322,20 @@ mod tests {
         // An entry that is larger is sent alone.
         let mut page = MetadataPage::new(1);
         assert!(page.push("a", &metadata).is_ok() && page.push("b", &metadata).is_err());
+    }
+
+    #[test]
+    fn encoded_labels_are_as_long_as_computed() {
+        for len in [1, 60, 61, 120, 127, 128, 16_383, 16_384, 70_000] {
+            let value = "v".repeat(len);
+            let labels = Labels::from_pairs([("a", value.as_str()), ("b", "1")]).unwrap();
+            let pairs = [("a", value.as_bytes()), ("b", b"1".as_slice())];
+            let encoded = encode_labels(&labels);
+            let expected = pairs.map(|(name, value)| (name.as_bytes(), value));
+            assert_eq!(decode_labels(&encoded).collect::<Vec<_>>(), expected);
+            let bytes = |len| field_bytes(field_bytes(1) + field_bytes(len));
+            assert_eq!(encoded.len(), bytes(len) + bytes(1));
+        }
     }
 
     #[test]

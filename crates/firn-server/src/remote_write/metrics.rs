@@ -39,7 +39,7 @@ pub(super) struct SenderTotals {
     pub(super) dropped_series: Number,
     /// Samples beyond `sample_age_limit`.
     pub(super) dropped_old: Number,
-    /// Rows that damage of the log made unreadable.
+    /// Rows that damage of the log made unreadable, or that never fit into the memory.
     pub(super) lost_rows: Number,
     /// Samples of the current window that are not decided.
     pub(super) pending: Number,
@@ -132,9 +132,12 @@ const FAMILIES: [(&str, Kind, &str, MetricValue); 15] = [
         "The newest timestamp that was sent.",
         |to| to.totals.highest_sent_s(),
     ),
-    ("lost_rows_total", Kind::Counter, "Rows that damage of the log made unreadable.", |to| {
-        to.totals.lost_rows.get() as f64
-    }),
+    (
+        "lost_rows_total",
+        Kind::Counter,
+        "Rows that damage of the log made unreadable, or that take over half of the memory.",
+        |to| to.totals.lost_rows.get() as f64,
+    ),
 ];
 
 /// The metrics under `prefix`, such as `prometheus_remote_storage`.

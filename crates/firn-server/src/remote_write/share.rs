@@ -19,6 +19,8 @@ const MEMORY_BYTES_LEAST: u64 = 4 * REQUEST_BYTES_LEAST;
 const REQUEST_BYTES_WANTED: u64 = 1 << 20;
 // Requests of an earlier process with more memory had more shards.
 const REQUEST_BYTES_LEAST: u64 = 32 << 10;
+// Samples of a window. More shards than these fill are of no use.
+pub(super) const WINDOW_LEN_MAX: usize = 50_000;
 // A sample from the log, in the window, and in tables.
 const SAMPLE_BYTES: u64 = 192;
 
@@ -55,11 +57,6 @@ impl MemoryShare {
         MemoryShare { bytes: bytes.min(share) }
     }
 
-    /// Of the samples of a window and of the labels that are kept.
-    pub(super) fn feed_bytes(self) -> u64 {
-        self.bytes / 8 * 5
-    }
-
     /// Of the requests that wait for an answer.
     pub(super) fn requests_bytes(self) -> u64 {
         self.bytes / 4
@@ -70,15 +67,36 @@ impl MemoryShare {
         self.bytes / 8
     }
 
-    /// The most bytes of labels that are kept. They also need the rest of the feed.
+    /// Of the labels of a part of a window. A part ends where they are used up.
+    pub(super) fn part_labels_bytes(self) -> u64 {
+        self.bytes / 8
+    }
+
+    /// Of the labels that are kept.
     pub(super) fn labels_bytes(self) -> u64 {
-        self.bytes / 2
+        let others = self
+            .requests_bytes()
+            .saturating_add(self.metadata_bytes())
+            .saturating_add(self.part_labels_bytes())
+            .saturating_add(samples_bytes(self.window_len_max(0)));
+        self.bytes.saturating_sub(others)
+    }
+
+    /// The most bytes of the labels of a series, before and after rules: a request of it fits into
+    /// [`MemoryShare::requests_bytes`], and so do, before that, the copies that are made of them.
+    pub(super) fn series_bytes_max(self) -> u64 {
+        self.bytes / 32
+    }
+
+    /// The most bytes of the names and values that rules make for a series.
+    pub(super) fn rules_bytes_max(self) -> u64 {
+        self.bytes / 80
     }
 
     /// The most samples of a window, if the labels of one take `labels_bytes`.
     pub(super) fn window_len_max(self, labels_bytes: u64) -> usize {
         let fitting = self.bytes / 4 / SAMPLE_BYTES.saturating_add(labels_bytes);
-        usize::try_from(fitting).unwrap_or(usize::MAX).max(1)
+        usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, WINDOW_LEN_MAX)
     }
 
     /// The most requests at the same time.
@@ -93,6 +111,14 @@ impl MemoryShare {
     }
 }
 
+/// The memory for making the labels of a series from labels of `base_bytes`, while rules make texts
+/// of `rules_bytes_max`: three buffers of an editor, each of up to twice the texts, and the new
+/// labels in three forms.
+pub(super) fn labels_scratch_bytes(base_bytes: u64, rules_bytes_max: u64) -> u64 {
+    let made = rules_bytes_max.saturating_mul(10);
+    base_bytes.saturating_mul(4).saturating_add(made)
+}
+
 /// The memory of `count` samples of a window, without their labels.
 pub(super) fn samples_bytes(count: usize) -> u64 {
     SAMPLE_BYTES.saturating_mul(count as u64)
@@ -100,6 +126,7 @@ pub(super) fn samples_bytes(count: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::request_bytes_max;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -145,15 +172,31 @@ mod tests {
         assert!(error.contains("257 destinations need --memory=129MiB or more, got 128MiB"));
     }
 
+    /// No series waits for memory that is never there.
+    #[test]
+    fn the_longest_series_fits_into_a_request() {
+        for count in [1, 2, 20, 100, 256] {
+            let share = MemoryShare::of_one(128 * MIB, count);
+            let request = request_bytes_max(share.series_bytes_max(), 1, 1);
+            assert!(request + share.requests_bytes() / 4 <= share.requests_bytes(), "{count}");
+            assert!(share.series_bytes_max() <= share.part_labels_bytes());
+            let copies = labels_scratch_bytes(share.series_bytes_max(), share.rules_bytes_max());
+            assert!(copies <= share.requests_bytes());
+        }
+    }
+
     /// Before, requests were no part of the share: those of twenty receivers that did not answer
     /// held 89 MB of 128 MiB.
     #[test]
     fn the_parts_of_a_share_are_not_more_than_the_share() {
         for (limit, count) in [(128 * MIB, 1), (128 * MIB, 20), (64 * MIB, 100), (16 << 30, 3)] {
             let share = MemoryShare::of_one(limit, count);
-            let parts = share.feed_bytes() + share.requests_bytes() + share.metadata_bytes();
-            assert!(parts <= share.bytes);
-            assert!(samples_bytes(share.window_len_max(0)) <= share.feed_bytes());
+            let parts = share.requests_bytes()
+                + share.metadata_bytes()
+                + share.part_labels_bytes()
+                + share.labels_bytes()
+                + samples_bytes(share.window_len_max(0));
+            assert!(parts <= share.bytes && share.labels_bytes() >= share.bytes / 4);
             let shards = share.shard_count_max();
             assert!(share.request_bytes(shards) * shards as u64 <= share.requests_bytes());
         }

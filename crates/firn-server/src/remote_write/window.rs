@@ -1,4 +1,4 @@
-//! A window: a part of the log, as samples by shard.
+//! A part of a window: samples of the log, by shard.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,24 @@ use super::message::{SeriesSamples, request_bytes_max, write_request};
 use super::series::Outgoing;
 use crate::metadata::Metadata;
 
-/// Samples that are sent together.
+/// Samples that are sent together: a window, or a part of one whose labels are long.
 #[derive(Debug)]
 pub(super) struct SendWindow {
     /// By shard, in the order of the log.
     pub(super) shards: Vec<Vec<OutgoingSample>>,
     /// The memory of the labels.
     pub(super) held: Reservation,
+}
+
+/// The limits of the requests of a shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestLimits {
+    /// The most samples of a request.
+    pub(super) len_max: usize,
+    /// The most memory of a request of several samples, without metadata.
+    pub(super) bytes_max: u64,
+    /// The memory of the metadata in each request, which version 2.0 sends.
+    pub(super) metadata_bytes: u64,
 }
 
 /// A sample with the labels of its series.
@@ -52,6 +63,14 @@ impl SendWindow {
         (SendWindow { shards, held }, dropped)
     }
 
+    /// The most memory that one request of each shard takes.
+    pub(super) fn requests_bytes(&self, limits: RequestLimits) -> u64 {
+        let of_shard = |samples: &Vec<OutgoingSample>| {
+            batches(samples, limits).map(|batch| batch_bytes_max(batch, limits)).max()
+        };
+        self.shards.iter().filter_map(of_shard).fold(0, u64::saturating_add)
+    }
+
     /// Number of samples.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(Vec::len).sum()
@@ -66,18 +85,18 @@ fn shard_of(series: SeriesRef, shard_count: usize) -> usize {
 }
 
 /// Upper bound of the memory of the request of `samples`.
-pub(super) fn batch_bytes_max(samples: &[OutgoingSample]) -> u64 {
+pub(super) fn batch_bytes_max(samples: &[OutgoingSample], limits: RequestLimits) -> u64 {
     let labels = samples.iter().map(|sample| sample.labels.len() as u64).sum();
     request_bytes_max(labels, samples.len() as u64, samples.len() as u64)
+        .saturating_add(limits.metadata_bytes)
 }
 
-/// Divides the samples of a shard into requests of at most `len_max` samples. A request of several
-/// samples takes at most `bytes_max`. The same samples always make the same requests.
+/// Divides the samples of a shard into requests. The same samples always make the same requests.
 pub(super) fn batches(
     mut samples: &[OutgoingSample],
-    len_max: usize,
-    bytes_max: u64,
+    limits: RequestLimits,
 ) -> impl Iterator<Item = &[OutgoingSample]> {
+    let RequestLimits { len_max, bytes_max, .. } = limits;
     std::iter::from_fn(move || {
         let mut labels_bytes: u64 = 0;
         let fits = |(idx, sample): &(usize, &OutgoingSample)| {
@@ -124,6 +143,10 @@ mod tests {
         Budget::unlimited().empty(Pool::Requests)
     }
 
+    fn limits(len_max: usize, bytes_max: u64) -> RequestLimits {
+        RequestLimits { len_max, bytes_max, metadata_bytes: 0 }
+    }
+
     fn series(group: u64, slot: u32) -> SeriesRef {
         SeriesRef { group: GroupId(group), slot: Slot(slot) }
     }
@@ -163,9 +186,10 @@ mod tests {
         };
         let samples: Vec<OutgoingSample> = (0..40).map(sample).collect();
         let lens = |len_max, bytes_max| {
-            let lens: Vec<usize> = batches(&samples, len_max, bytes_max)
+            let limits = limits(len_max, bytes_max);
+            let lens: Vec<usize> = batches(&samples, limits)
                 .inspect(|batch| {
-                    assert!(batch.len() == 1 || batch_bytes_max(batch) <= bytes_max);
+                    assert!(batch.len() == 1 || batch_bytes_max(batch, limits) <= bytes_max);
                 })
                 .map(<[_]>::len)
                 .collect();
@@ -175,9 +199,10 @@ mod tests {
         assert_eq!(lens(16, u64::MAX), [16, 16, 8]);
         assert_eq!(lens(16, 6_000), [7, 1, 10, 10, 10, 2]);
         assert_eq!(lens(16, 0).len(), 40);
-        let all: Vec<i64> = batches(&samples, 16, 6_000).flatten().map(|one| one.ts).collect();
+        let all: Vec<i64> =
+            batches(&samples, limits(16, 6_000)).flatten().map(|one| one.ts).collect();
         assert!(all.is_sorted());
-        assert_eq!(batches(&[], 16, 6_000).count(), 0);
+        assert_eq!(batches(&[], limits(16, 6_000)).count(), 0);
     }
 
     #[test]
@@ -187,6 +212,6 @@ mod tests {
         let samples = [sample(1), sample(2), sample(3)];
         let (body, count) = batch_request(WriteMessage::V1, &samples, 2, |_| None);
         assert_eq!(count, 2);
-        assert!(body.len() as u64 <= batch_bytes_max(&samples));
+        assert!(body.len() as u64 <= batch_bytes_max(&samples, limits(9, 0)));
     }
 }
