@@ -67,14 +67,18 @@ impl Ledger {
         apply()
     }
 
-    /// Writes the whole manifest again if another program has removed or replaced it. Returns
-    /// whether.
+    /// Writes the whole manifest again if another program has removed or replaced it, unless the
+    /// folder is not `is_ours`. Returns whether.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails or is full.
-    pub(crate) fn replace_lost_manifest(&self, rooms: &Rooms) -> Result<bool> {
+    pub(crate) fn replace_lost_manifest(
+        &self,
+        rooms: &Rooms,
+        is_ours: &dyn Fn() -> bool,
+    ) -> Result<bool> {
         let mut manifest = self.manifest.lock();
-        if manifest.is_in_place()? {
+        if manifest.is_in_place()? || !is_ours() {
             return Ok(false);
         }
         manifest.replace_lost(&self.whole_state(rooms))?;

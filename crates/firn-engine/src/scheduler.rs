@@ -181,14 +181,16 @@ impl Engine {
         if !self.flusher.is_log_started() || !self.is_folder_in_place() {
             return Ok(());
         }
-        for path in rooms.log.leave_lost_files()? {
+        // Again once a file is missing: the folder may have been moved since.
+        let is_ours = || self.is_folder_in_place();
+        for path in rooms.log.leave_lost_files(&is_ours)? {
             tracing::error!(
                 "another program has removed or replaced the log file {path}: its samples are \
                  flushed to tables, and the log continues in a new file"
             );
             rooms.wakeup.request_flush();
         }
-        if self.ledger.replace_lost_manifest(rooms)? {
+        if self.ledger.replace_lost_manifest(rooms, &is_ours)? {
             tracing::error!(
                 "another program has removed or replaced the manifest: it is written again"
             );

@@ -343,14 +343,15 @@ impl Log {
 
     /// Continues in new files if other programs have removed, moved or replaced files that a
     /// recovery needs. Their entries count as lost ([`LogStats::has_lost_commits`]) until they are
-    /// durable elsewhere. Returns the paths of these files.
+    /// durable elsewhere. Returns the paths of these files. Without effect if the folder is not
+    /// `is_ours`, which is called once a file is missing.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
-    pub fn leave_lost_files(&self) -> Result<Vec<String>> {
+    pub fn leave_lost_files(&self, is_ours: &dyn Fn() -> bool) -> Result<Vec<String>> {
         let mut lost = Vec::new();
         for stream in self.streams()? {
-            lost.append(&mut stream.leave_lost_files()?);
+            lost.append(&mut stream.leave_lost_files(is_ours)?);
         }
         Ok(lost)
     }

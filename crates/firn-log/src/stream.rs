@@ -234,10 +234,10 @@ impl Stream {
 
     /// Continues in a new segment if another program has removed or replaced files that a recovery
     /// needs. Their entries count as lost until the floor is above them. Returns their paths.
-    pub(crate) fn leave_lost_files(&self) -> Result<Vec<String>> {
+    pub(crate) fn leave_lost_files(&self, is_ours: &dyn Fn() -> bool) -> Result<Vec<String>> {
         let mut next = self.next.lock();
         let lost = self.lost_files()?;
-        if lost.is_empty() {
+        if lost.is_empty() || !is_ours() {
             return Ok(Vec::new());
         }
         // The folder and the file that was made ahead may be lost, too.

@@ -1,6 +1,7 @@
 //! Alertmanagers that are in the hands of an attacker.
 
 use std::fs;
+use std::time::Duration;
 
 use super::collecting::{
     INTERVAL, SECRET, SERVED_TIME_MAX, is_unaffected, path_of, reload, setup, state, unaffected,
@@ -19,6 +20,7 @@ pub(crate) fn family() -> Family {
     let setup = setup(&["--alert-resend-delay=1s", "--alert-queue-max=5000"]);
     Family::new("alertmanager", setup)
         .because("an Alertmanager delays no other one and no evaluation", answers())
+        .because("a list of Alertmanagers is within the memory, or refused", [long_list()])
         .because("credentials stay with the host of the configuration", [stolen()])
         .with_quick(QUICK)
 }
@@ -71,6 +73,21 @@ fn alertmanager(name: &'static str, behaviour: Behaviour) -> Attack {
             is_unaffected(target)
         }),
     )
+}
+
+/// More Alertmanagers than fit into the memory.
+fn long_list() -> Attack {
+    let act = script(|target| {
+        let all: Vec<String> = (0..25_000).map(|n| format!("'127.0.0.1:{n}'")).collect();
+        let list = format!("static_configs: [{{targets: [{}]}}]", all.join(", "));
+        let answer = reload(target, "", &format!("alerting: {{alertmanagers: [{{{list}}}]}}"));
+        let mut answers = vec![answer];
+        std::thread::sleep(Duration::from_secs(3));
+        answers.extend(state(target));
+        answers.push(reload(target, "", ""));
+        answers
+    });
+    attack("25,000 Alertmanagers", act, unaffected())
 }
 
 fn answers() -> Vec<Attack> {

@@ -1,5 +1,7 @@
 //! Queries: outputs larger than inputs, deep and long texts, many steps of many series.
 
+use std::time::Duration;
+
 use super::{base_s, query, range};
 use crate::attack::{
     Attack, Expect, Family, attack, bad, flood, limited, ok, script, status, survived,
@@ -233,6 +235,23 @@ fn large_outputs() -> Vec<Attack> {
             "sort_by_label with 100,000 labels",
             query(format!(r#"sort_by_label(load{})"#, r#","job""#.repeat(100_000))),
             refused_or_small().within(15),
+        ),
+        attack(
+            "sort_by_label with 60,000 other labels leaves no query",
+            script(|target| {
+                let names: String = (0..60_000).map(|n| format!(r#","a{n}""#)).collect();
+                let answer = query(format!("sort_by_label(load{names})")).send(target);
+                // The query's timeout, and a second.
+                std::thread::sleep(Duration::from_secs(6));
+                vec![answer]
+            }),
+            refused_or_small().check(|_, target| {
+                let metrics = get("/metrics").send(target).text();
+                match metrics.contains("\nfirn_queries_running 0\n") {
+                    true => Ok(()),
+                    false => Err("the query still runs".to_owned()),
+                }
+            }),
         ),
         attack(
             "grouping by 100,000 labels",

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::collecting::{INTERVAL, SERVED_TIME_MAX, reload, setup, state, unaffected};
 use super::peer::{bytes, peer, wait_until, whole};
-use crate::attack::{Attack, Family, attack, deaf, flood, script, status};
-use crate::client::{get, post};
+use crate::attack::{Action, Attack, Family, attack, deaf, flood, script, status};
+use crate::client::{deaf_connections, get, post};
 use crate::server::Target;
 use crate::wire::noise;
 
@@ -51,6 +51,19 @@ fn load(target: &Target, text: &str) -> crate::client::Answer {
         path.display()
     );
     reload(target, "", &sections)
+}
+
+/// Clients that do not read `/metrics`, which has lines for each group.
+fn unread() -> Action {
+    script(|target| {
+        let group = |n: usize| format!("- {{name: g{n}, interval: 1h, rules: []}}\n");
+        let mut answers = vec![load(target, &format!("groups:\n{}", repeated(3_000, group)))];
+        let held = deaf_connections(&get("/metrics"), 60, target);
+        std::thread::sleep(Duration::from_secs(3));
+        drop(held);
+        answers.push(load(target, "groups: []"));
+        answers
+    })
 }
 
 fn has_evaluated(target: &Target) -> bool {
@@ -283,6 +296,7 @@ fn reloads() -> Vec<Attack> {
     vec![
         attack("40 reloads, each with other rules", looped, unaffected()),
         attack("reloads of a file that is written", while_written, unaffected().or(500)),
+        attack("60 clients that do not read the metrics of 3,000 groups", unread(), unaffected()),
         attack("16 clients that reload", flood(16, 4, post("/-/reload")), unaffected().or(500)),
         attack(
             "a rule file that is a device",
