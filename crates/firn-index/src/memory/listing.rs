@@ -20,17 +20,7 @@ pub(crate) struct MemoryValues<'a> {
     /// By value.
     pairs: Vec<PairText>,
     next: usize,
-    ahead: LookAhead,
     _held: Reservation,
-}
-
-/// The newest series of the next values, looked up in the order of their groups: these are near
-/// each other in memory, and values that follow each other are not.
-#[derive(Debug, Default)]
-struct LookAhead {
-    /// Of the values before `end`: whether their newest series is present.
-    found: Vec<bool>,
-    end: usize,
 }
 
 /// A class, and its parts without the name: their members may have it.
@@ -56,9 +46,6 @@ const PAIRS_PER_LOCK: usize = 1_024;
 const TEXT_BYTES_PER_LOCK: usize = 64 << 10;
 // Names sorted under one lock.
 const NAMES_PER_LOCK: usize = 512;
-// Values that are looked up ahead: few at first, for callers that stop soon.
-const AHEAD_MIN: usize = 8;
-const AHEAD_MAX: usize = 256;
 
 impl<'a> MemoryValues<'a> {
     /// `None` without a pair of the name.
@@ -91,7 +78,6 @@ impl<'a> MemoryValues<'a> {
             texts: String::new(),
             pairs: Vec::new(),
             next: 0,
-            ahead: LookAhead::default(),
             _held: context.budget.empty(Pool::Query),
         };
         values.find_pairs(name, (&any, &any_sets), context)?;
@@ -195,12 +181,12 @@ impl<'a> MemoryValues<'a> {
     ) -> Result<LookupOutcome> {
         let absent = Ok(LookupOutcome::Absent);
         let Some(&PairText { pair, .. }) = self.pairs.get(self.next) else { return absent };
-        if self.next >= self.ahead.end && !self.look_ahead(present)? {
-            return Ok(LookupOutcome::TooManyAbsent);
-        }
-        let left = self.ahead.end.saturating_sub(self.next);
-        if self.ahead.found[self.ahead.found.len() - left] {
-            return Ok(LookupOutcome::Present);
+        let newest = self.newest(&self.memory.read(), pair);
+        if let Some((group, slot)) = newest {
+            let found = present.look(group, &[slot])?;
+            if found != LookupOutcome::Absent {
+                return Ok(found);
+            }
         }
         let (memory, mark) = (self.memory, self.mark);
         for NamedClass { class, without, finder } in &mut self.classes {
@@ -224,32 +210,6 @@ impl<'a> MemoryValues<'a> {
             }
         }
         absent
-    }
-
-    /// Looks up the newest series of the current value and of some after it. Returns `false` after
-    /// [`LookupOutcome::TooManyAbsent`].
-    fn look_ahead(&mut self, present: &mut dyn Presence) -> Result<bool> {
-        let count = (2 * self.ahead.found.len()).clamp(AHEAD_MIN, AHEAD_MAX);
-        let pairs = &self.pairs[self.next..];
-        let pairs = &pairs[..count.min(pairs.len())];
-        let mut newest: Vec<(GroupId, Slot, usize)> = {
-            let memory = self.memory.read();
-            let of_pair = |(idx, text): (usize, &PairText)| {
-                self.newest(&memory, text.pair).map(|(group, slot)| (group, slot, idx))
-            };
-            pairs.iter().enumerate().filter_map(of_pair).collect()
-        };
-        newest.sort_unstable();
-        let mut found = vec![false; pairs.len()];
-        for (group, slot, idx) in newest {
-            match present.look(group, &[slot])? {
-                LookupOutcome::Present => found[idx] = true,
-                LookupOutcome::Absent => {}
-                LookupOutcome::TooManyAbsent => return Ok(false),
-            }
-        }
-        self.ahead = LookAhead { end: self.next + found.len(), found };
-        Ok(true)
     }
 
     /// The newest series with `pair`, if it matches.
