@@ -267,6 +267,16 @@ mod tests {
 
     use super::*;
 
+    /// Before, a message had the whole text, such as that of a file behind a link.
+    #[test]
+    fn no_error_repeats_a_text() {
+        for text in [r#""sek\"ret""#, r#"["sekret"]"#, r#"[[1], "sekret"]"#] {
+            let error = from_json::<Vec<Vec<u8>>>(text.as_bytes()).unwrap_err();
+            let shown = json_error(error).to_string();
+            assert!(shown.contains("string, expected") && !shown.contains("sek"), "{shown}");
+        }
+    }
+
     #[derive(Debug, Default, PartialEq, serde::Deserialize)]
     #[serde(default)]
     struct NestedObject {

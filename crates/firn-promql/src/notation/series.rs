@@ -379,6 +379,18 @@ mod tests {
         SeriesLine::parse(line).unwrap().items
     }
 
+    /// Before, `010` was ten, and `1_000` a mistake.
+    #[test]
+    fn values_are_go_numbers() {
+        let floats = |line: &str| -> Vec<f64> {
+            let items = SeriesLine::parse_strictly(line).unwrap().items.into_iter();
+            items
+                .map(|item| if let SeriesItem::Float(value) = item { value } else { -1.0 })
+                .collect()
+        };
+        assert_eq!(floats("m 010 1_000 1_0+1x1 _ 08"), [8.0, 1_000.0, 10.0, 11.0, -1.0, 8.0]);
+    }
+
     #[test]
     fn repeats_and_ramps_expand() {
         use SeriesItem::{Float, Gap};

@@ -208,6 +208,22 @@ fn histograms_are_compared_in_series_notation() {
     assert!(got.len() == 1 && got[0].contains("buckets:[1 3]"), "{got:?}");
 }
 
+/// Before, the histogram hid the value, and Prometheus stores no such input.
+#[test]
+fn a_histogram_has_no_value_and_is_valid() {
+    let of = |histogram: &str, value: u8| {
+        let test = format!(
+            "tests: [{{input_series: [{{series: a, values: '{{{{{histogram}}}}}'}}], \
+             promql_expr_test: [{{expr: a, exp_samples: [{{labels: a, value: {value}, histogram: \
+             '{{{{{histogram}}}}}'}}]}}]}}]"
+        );
+        failures(&test).len()
+    };
+    assert_eq!(of("sum:1 count:1 buckets:[1]", 0), 0);
+    assert_eq!(of("sum:1 count:1 buckets:[1]", 1), 1);
+    assert_eq!(of("sum:1 count:1 buckets:[-1]", 0), 1);
+}
+
 #[test]
 fn tests_are_selected_by_name_and_start_where_they_say() {
     let test = "tests:\n- {name: one, start_timestamp: '2020-01-01T00:00:00Z', input_series: \

@@ -161,6 +161,13 @@ mod tests {
             ("2024-01-01T25:00:00Z", None),
             ("NaN", None),
             ("now", None),
+            // As Go reads them.
+            ("1_000", Some(1_000_000)),
+            ("1__0", None),
+            ("_1", None),
+            ("1970-01-01T00:00:00,5Z", Some(500)),
+            ("1970-1-1T00:00:00Z", None),
+            ("1970-01-01T00:00:00+2:00", None),
         ] {
             assert_eq!(parse_time(text), want, "{text}");
         }

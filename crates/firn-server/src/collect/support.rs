@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn keys_without_effect_are_named() {
         let text = "global: {query_log_file: q.log}\n\
-                    remote_write: [{url: 'http://u:p@h/w', send_exemplars: true}]\n\
+                    remote_write: [{url: 'http://u:p@h/w', send_exemplars: true, \
+                    failed_request_logging: true}]\n\
                     remote_read: [{url: 'http://h/r'}]\n\
                     storage: {tsdb: {out_of_order_time_window: 1h}}\n\
                     scrape_configs: [{job_name: a, scrape_native_histograms: true}]";
@@ -151,7 +152,8 @@ mod tests {
                 "storage",
                 "global.query_log_file",
                 "scrape_native_histograms of job \"a\"",
-                "send_exemplars of remote_write \"http://u:xxxxx@h/w\""
+                "send_exemplars of remote_write \"http://u:xxxxx@h/w\"",
+                "failed_request_logging of remote_write \"http://u:xxxxx@h/w\"",
             ]
         );
         let none = find("scrape_configs: [{job_name: a}]\nremote_write: [{url: 'http://h/w'}]");

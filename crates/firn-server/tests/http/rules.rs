@@ -20,7 +20,7 @@ const RULES: &str = "groups:\n\
     \x20 - {alert: High, expr: 'x > 1', annotations: {summary: 'is {{ $value }}'}, \
     labels: {severity: page}}\n\
     - name: two\n  interval: 1y\n  rules:\n\
-    \x20 - {alert: Never, expr: 'x > 100', for: 90s, keep_firing_for: 1m}\n";
+    \x20 - {alert: Never, expr: 'x > 100', for: 90s, keep_firing_for: 1m, labels: {of: '{{ $labels.x }}'}}\n";
 
 /// A server with a configuration in its folder.
 fn start(rules: &[(&str, &str)]) -> Running {
@@ -149,8 +149,10 @@ fn rules_are_selected_and_paged() {
         f(&[("match[]", "{severity='page'}"), ("match[]", "{team='a'}")]),
         ["x:sum", "High"]
     );
+    // A template counts as it is written.
+    assert_eq!(f(&[("match[]", "{of!=''}")]), ["Never"]);
     assert_eq!(f(&[("rule_name[]", "other")]), [""; 0]);
-    let silent = api(server.at(), "rules", &[("exclude_alerts", "true"), ("type", "alert")]);
+    let silent = api(server.at(), "rules", &[("exclude_alerts", "tRuE"), ("type", "alert")]);
     assert_eq!(silent["groups"][0]["rules"][0]["alerts"], Value::Null);
     // Pages: groups whose rules are all left out do not count.
     let page = |token: &str| {

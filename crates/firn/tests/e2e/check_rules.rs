@@ -243,6 +243,14 @@ fn metrics_web_configurations_and_targets_are_checked() {
     assert_eq!(list[0]["labels"]["instance"], "h:1");
     assert_eq!(list[1]["discoveredLabels"]["__address__"], "h:2");
     assert_eq!(list[1]["labels"], serde_json::json!({}));
+    write("t.json", "[{\"Targets\": [\"h:3\"]}]");
+    write(
+        "f.yml",
+        "scrape_configs:\n- job_name: a\n  file_sd_configs: [{files: ['t.json']}]\n  \
+         relabel_configs: [{source_labels: [__meta_filepath], regex: '.*t.json', action: keep}]\n",
+    );
+    let of_file = files.firn(&["check", "service-discovery", "f.yml", "a"], "");
+    assert!(of_file.output.contains("\"instance\": \"h:3\""), "{of_file:?}");
     let unknown = files.firn(&["check", "service-discovery", "p.yml", "b"], "");
     assert_eq!(unknown.code, Some(1));
     assert_eq!(unknown.errors, "Job b not found. Select one of:\n\ta\n");
