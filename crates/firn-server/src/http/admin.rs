@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::app::{App, clock_ms};
 use crate::http::auth::Caller;
-use crate::http::params::Params;
+use crate::http::params::{Params, parse_bool};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, client_of, ready};
 use crate::wire::json as api;
@@ -199,15 +199,6 @@ fn no_content(done: Result<()>) -> Response<Body> {
         // A delete that selects more than a query may.
         Err(error) if *error.kind() == ErrorKind::TooLarge => ApiError::from(error).into_response(),
         Err(error) => write_error_json(&error),
-    }
-}
-
-/// As Go's `strconv.ParseBool`, which Prometheus uses.
-fn parse_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
-        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
-        _ => None,
     }
 }
 

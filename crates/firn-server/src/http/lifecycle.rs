@@ -42,8 +42,8 @@ pub(crate) fn routes() -> Routes {
 pub(crate) struct MetricsMemory {
     /// Of the texts of a server with few targets and rules, at every state of the database.
     own: Budget,
-    /// The longest text so far.
-    longest_bytes: AtomicU64,
+    /// The length of the last text: the next one has probably a similar one.
+    last_bytes: AtomicU64,
 }
 
 // Some dozen short texts that clients read slowly.
@@ -54,12 +54,12 @@ const METRICS_BYTES_HERE_MAX: u64 = 256 << 10;
 impl MetricsMemory {
     pub(crate) fn new() -> MetricsMemory {
         let own = Budget::unlimited().part(METRICS_BYTES_MAX);
-        MetricsMemory { own, longest_bytes: AtomicU64::new(0) }
+        MetricsMemory { own, last_bytes: AtomicU64::new(0) }
     }
 
     /// A text of this length was made.
     pub(crate) fn note(&self, bytes: usize) {
-        self.longest_bytes.fetch_max(bytes as u64, Ordering::Relaxed);
+        self.last_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Reserves a text that grows to twice its length.
@@ -76,16 +76,17 @@ impl MetricsMemory {
 /// `/metrics`.
 async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let packing = Packing::of(request.headers());
-    let longest_bytes = app.metrics_memory.longest_bytes.load(Ordering::Relaxed);
+    let last_bytes = app.metrics_memory.last_bytes.load(Ordering::Relaxed);
     let answer = move |app: &App| {
-        let mut held = app.metrics_memory.reserve(app, longest_bytes)?;
+        let mut held = app.metrics_memory.reserve(app, last_bytes)?;
         let text = app.metrics().into_bytes();
         if held.bytes() < text.capacity() as u64 {
             held = app.metrics_memory.reserve(app, text.len() as u64)?;
         }
+        held.shrink(held.bytes().saturating_sub(text.capacity() as u64));
         Ok(Payload::new(text, packing, Some(held)))
     };
-    let payload = match longest_bytes > METRICS_BYTES_HERE_MAX {
+    let payload = match last_bytes > METRICS_BYTES_HERE_MAX {
         false => answer(&app),
         true => tokio::task::spawn_blocking(move || answer(&app))
             .await

@@ -213,6 +213,15 @@ pub(crate) fn refused(why: Error, named: impl FnOnce(Error) -> ApiError) -> ApiE
 
 /// The API's error for a form that was not read. Clients repeat a request for which there was no
 /// memory, but not one that is wrong or never fits.
+/// As Go's `strconv.ParseBool`, which Prometheus uses.
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
 fn unread_form(why: Error) -> ApiError {
     match why.kind() {
         ErrorKind::Busy { .. } | ErrorKind::TooLarge => why.into(),

@@ -14,7 +14,7 @@ use crate::answer::ApiError;
 use crate::held_body::HeldBody;
 use crate::http::Shared;
 use crate::http::computed::computed;
-use crate::http::params::Params;
+use crate::http::params::{Params, parse_bool};
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::status::answer_with;
 use crate::rules::{LastEvaluation, RuleOutcome, ShownGroup};
@@ -344,15 +344,6 @@ fn page(params: &Params) -> Result<Option<(usize, Option<String>)>, ApiError> {
         Err(_) => "group_limit needs to be a valid number",
     };
     Err(ApiError::parameter("group_limit", why))
-}
-
-/// As Go's `ParseBool`.
-fn parse_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -194,7 +194,6 @@ impl ConnectionTable {
         }
         while open.pending_count >= self.limits.pending_max {
             let most = open.client_of_most_pending(client)?;
-            // Fails if the request of its last connection without one has come meanwhile.
             let now_ms = self.started.elapsed().as_millis() as u64;
             let is_young = |other: &ConnectionEntry| {
                 let since_ms = other.state.load(Ordering::SeqCst) >> 2;
@@ -203,6 +202,7 @@ impl ConnectionTable {
             let may_close = |other: &ConnectionEntry| {
                 !other.is_admitted() && other.client == most && !is_young(other)
             };
+            // Fails if the request of its last connection without one has come meanwhile, too.
             let is_closed = self.close_oldest(&mut open, may_close);
             let may_be_young =
                 |other: &Arc<ConnectionEntry>| other.client == most && is_young(other);
