@@ -84,19 +84,6 @@ impl MemberColumn {
         is_next
     }
 
-    /// Appends a column. Returns `false`, without effect, if it does not start after all samples.
-    pub(crate) fn append(&mut self, times: &[Timestamp], column: &Column) -> bool {
-        if !times.first().is_none_or(|first| self.is_next(*first)) {
-            return false;
-        }
-        match &column.presence {
-            None => self.times.extend_from_slice(times),
-            Some(presence) => self.times.extend(presence.iter().map(|idx| times[idx])),
-        }
-        self.values.extend_from_slice(doubles(&column.values));
-        true
-    }
-
     pub(crate) fn is_next(&self, ts: Timestamp) -> bool {
         self.times.last().is_none_or(|last| *last < ts)
     }

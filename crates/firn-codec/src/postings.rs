@@ -35,6 +35,8 @@
 
 mod encode;
 
+use std::ops::ControlFlow;
+
 use firn_model::{Result, Slot};
 
 pub use self::encode::encode_postings;
@@ -213,7 +215,6 @@ impl<'a> Postings<'a> {
     /// # Errors
     /// `Corrupt` if there are fewer ids than the header states, or surplus runs or packed gaps;
     /// `each` was then called for a part.
-    #[expect(clippy::arithmetic_side_effects, reason = "the iterator yields at most `count` ids")]
     pub fn for_each_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
         match (self.form, self.count) {
             (_, 0) => Ok(()),
@@ -221,28 +222,100 @@ impl<'a> Postings<'a> {
                 each(self.first, self.first);
                 Ok(())
             }
-            (RUNS, _) => self.for_each_stored_run(each),
-            (PACKED, _) => self.for_each_unpacked(|id| each(id, id)),
-            _ => {
-                let mut ids = self.iter();
-                let mut left = self.count;
-                for id in &mut ids {
-                    each(id, id);
-                    left -= 1;
-                }
-                if left > 0 { Err(cut("posting list")) } else { Ok(()) }
-            }
+            (RUNS, _) => self.for_each_stored_run(|first, last| {
+                each(first, last);
+                ControlFlow::Continue(())
+            }),
+            _ => self.for_each_until(|id| {
+                each(id, id);
+                ControlFlow::Continue(())
+            }),
         }
     }
 
-    fn for_each_stored_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
+    /// Calls `each` with the ids, ascending, until it breaks. Faster than [`Postings::iter`]: about
+    /// a nanosecond per id of a long list.
+    ///
+    /// # Errors
+    /// `Corrupt` if there are fewer ids than the header states, or more; `each` was then called for
+    /// a part. Bytes after a break are not checked.
+    #[inline]
+    pub(crate) fn for_each_until(
+        &self,
+        mut each: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        match (self.form, self.count) {
+            (_, 0) => Ok(()),
+            (_, 1) => {
+                let _ = each(self.first);
+                Ok(())
+            }
+            (RUNS, _) => {
+                self.for_each_stored_run(|first, last| (first..=last).try_for_each(&mut each))
+            }
+            (BITMAP, _) => self.for_each_bit(each),
+            (PACKED, _) => self.for_each_unpacked(each),
+            _ => self.for_each_gap(each),
+        }
+    }
+
+    #[inline]
+    fn for_each_gap(&self, mut each: impl FnMut(u64) -> ControlFlow<()>) -> Result<()> {
+        let (mut id, mut payload) = (self.first, self.payload);
+        for _ in 1..self.count {
+            if each(id).is_break() {
+                return Ok(());
+            }
+            let gap = take_varint(&mut payload, "gap")?;
+            let next = id.checked_add(gap).and_then(|id| id.checked_add(1));
+            id = next.ok_or_else(|| corrupt("posting list: gaps over 64 bits"))?;
+        }
+        if each(id).is_break() { Ok(()) } else { self.check_end(0, payload.is_empty()) }
+    }
+
+    #[inline]
+    fn for_each_bit(&self, mut each: impl FnMut(u64) -> ControlFlow<()>) -> Result<()> {
+        let (mut left, mut word_at) = (self.count, 0u64);
+        for bytes in self.payload.chunks(8) {
+            let mut word = [0; 8];
+            word.iter_mut().zip(bytes).for_each(|(byte, stored)| *byte = *stored);
+            let mut bits = u64::from_le_bytes(word);
+            while bits != 0 {
+                let bit_idx = word_at.saturating_add(u64::from(bits.trailing_zeros()));
+                let id = self.first.checked_add(bit_idx);
+                let (Some(id), Some(less)) = (id, left.checked_sub(1)) else {
+                    return self.check_end(left, false);
+                };
+                left = less;
+                if each(id).is_break() {
+                    return Ok(());
+                }
+                bits &= bits.wrapping_sub(1);
+            }
+            word_at = word_at.saturating_add(64);
+        }
+        self.check_end(left, true)
+    }
+
+    /// After the last id: `left` ids are missing, and no bytes are left if `is_spent`.
+    fn check_end(&self, left: u64, is_spent: bool) -> Result<()> {
+        match (left, is_spent) {
+            (0, true) => Ok(()),
+            (0, false) => Err(corrupt("posting list contains more ids than its header states")),
+            _ => Err(cut("posting list")),
+        }
+    }
+
+    fn for_each_stored_run(&self, mut each: impl FnMut(u64, u64) -> ControlFlow<()>) -> Result<()> {
         let over = || corrupt("posting list contains more ids than its header states");
         let (mut payload, mut start, mut left) = (self.payload, self.first, self.count);
         loop {
             let more = take_varint(&mut payload, "run length")?;
             let last = start.checked_add(more).ok_or_else(over)?;
             left = left.checked_sub(more).and_then(|left| left.checked_sub(1)).ok_or_else(over)?;
-            each(start, last);
+            if each(start, last).is_break() {
+                return Ok(());
+            }
             if left == 0 {
                 return if payload.is_empty() { Ok(()) } else { Err(over()) };
             }
@@ -256,50 +329,45 @@ impl<'a> Postings<'a> {
         clippy::cast_possible_truncation,
         reason = "a packed list has two ids or more, and `parse` has refused counts beyond usize"
     )]
-    fn for_each_unpacked(&self, mut each: impl FnMut(u64)) -> Result<()> {
-        let over = || corrupt("posting list: packed ids over 64 bits");
+    fn for_each_unpacked(&self, mut each: impl FnMut(u64) -> ControlFlow<()>) -> Result<()> {
         let packed = PackedGaps::parse(self).ok_or_else(|| cut("packed posting list"))?;
         let (mut id, mut left, mut data) = (self.first, self.count as usize - 1, packed.data);
-        each(id);
+        let mut is_done = each(id).is_break();
         for &width in packed.widths {
+            if is_done {
+                return Ok(());
+            }
             let count = left.min(BLOCK);
             let gaps = crate::bits::take_packed(&mut data, count, u32::from(width))?;
             let mut fits = true;
             crate::bits::for_each_packed(gaps, 0, count, u32::from(width), |gap| {
                 let next = id.wrapping_add(gap).wrapping_add(1);
                 fits &= next > id && gap != u64::MAX;
-                if fits {
+                if fits && !is_done {
                     id = next;
-                    each(id);
+                    is_done = each(id).is_break();
                 }
             });
             if !fits {
-                return Err(over());
+                return Err(corrupt("posting list: packed ids over 64 bits"));
             }
             left -= count;
         }
-        if left > 0 || !data.is_empty() {
-            return Err(corrupt("packed posting list: its length does not match its header"));
+        match is_done || (left == 0 && data.is_empty()) {
+            true => Ok(()),
+            false => Err(corrupt("packed posting list: its length does not match its header")),
         }
-        Ok(())
     }
 
     /// Appends all ids to `out`.
     ///
     /// # Errors
     /// `Corrupt` if the number of ids differs from the header's; `out` then contains a part.
-    #[expect(clippy::arithmetic_side_effects, reason = "`out` only grows")]
     pub fn decode(&self, out: &mut Vec<u64>) -> Result<()> {
-        let before = out.len();
-        let mut ids = self.iter();
-        out.extend(&mut ids);
-        if (out.len() - before) as u64 != self.count {
-            return Err(cut("posting list"));
-        }
-        if !ids.is_spent() {
-            return Err(corrupt("posting list contains more ids than its header states"));
-        }
-        Ok(())
+        self.for_each_until(|id| {
+            out.push(id);
+            ControlFlow::Continue(())
+        })
     }
 }
 
@@ -428,27 +496,6 @@ impl PostingsIter<'_> {
             // The id before the next gap is still to be yielded, unless the list ends with the
             // block.
             self.left = self.list.count.saturating_sub(passed);
-        }
-    }
-
-    #[expect(
-        clippy::arithmetic_side_effects,
-        reason = "`gap_idx` and `block_at` are at most 2^12 times the number of blocks, each a byte of the list"
-    )]
-    fn is_spent(&self) -> bool {
-        match self.list.form {
-            PACKED if self.list.count > 1 => {
-                let last_width = self.packed.widths.last().map_or(0, |width| usize::from(*width));
-                let in_block = self.packed.gap_idx % BLOCK;
-                let end = self.packed.block_at + (in_block * last_width).div_ceil(8);
-                self.packed.gap_idx as u64 + 1 == self.list.count && end == self.packed.data.len()
-            }
-            BITMAP => {
-                let mut probe = self.clone();
-                probe.left = 1;
-                probe.list.count < 2 || probe.next_bit().is_none()
-            }
-            _ => self.list.payload.is_empty() && self.run_left.unwrap_or(0) == 0,
         }
     }
 
@@ -654,6 +701,17 @@ mod tests {
             again.clear();
             list.for_each_run(|first, last| again.extend(first..=last)).unwrap();
             prop_assert_eq!(&again, &ids);
+            let first_count = ids.len() / 2;
+            again.clear();
+            list.for_each_until(|id| match again.len() == first_count {
+                true => ControlFlow::Break(()),
+                false => {
+                    again.push(id);
+                    ControlFlow::Continue(())
+                }
+            })
+            .unwrap();
+            prop_assert_eq!(&again, &ids[..first_count]);
             let span = ids.last().map_or(1, |last| last - ids[0]).saturating_add(2);
             let mut seeks: Vec<u64> =
                 seeks.iter().map(|seek| ids.first().map_or(0, |id| id + seek % span)).collect();

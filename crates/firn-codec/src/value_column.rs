@@ -34,7 +34,7 @@ mod decimals;
 mod encode;
 mod xor;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use firn_model::Result;
 
@@ -166,22 +166,19 @@ fn decode_repeats_of(
     if input.first() == Some(&REPEATS) {
         return Err(corrupt("repeats of repeats"));
     }
-    let mut ends = changes.iter().map(|end| usize::try_from(end).unwrap_or(usize::MAX));
-    let mut first = 0;
-    let mut next = ends.next();
-    while next.is_some_and(|end| end <= kept.start) {
-        first += 1;
-        next = ends.next();
-    }
-    let mut borders = Vec::new();
-    while let Some(end) = next.filter(|&end| end < kept.end) {
-        borders.push(end);
-        next = ends.next();
-    }
+    let (mut first, mut borders) = (0, Vec::new());
+    changes.for_each_until(|end| {
+        let end = usize::try_from(end).unwrap_or(usize::MAX);
+        if end >= kept.end {
+            return ControlFlow::Break(());
+        }
+        match end <= kept.start {
+            true => first += 1,
+            false => borders.push(end),
+        }
+        ControlFlow::Continue(())
+    })?;
     let runs = first..first + borders.len() + 1;
-    if next.is_none() && runs.end != run_count {
-        return Err(cut("list of changes"));
-    }
     let mut distinct = Vec::with_capacity(runs.len());
     decode_values(input, run_count, runs, scratch, &mut distinct)?;
     let mut start = kept.start;

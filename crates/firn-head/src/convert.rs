@@ -13,7 +13,7 @@ use firn_codec::{Effort, SliceBy};
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
 use crate::arena::ReadBuffers;
-use crate::options::ConvertOptions;
+use crate::options::{ConvertOptions, HeadOptions};
 use crate::part::{ListedPart, Part, PartForm, PartMemory, PartWalk, PinnedPart, WalkedGroup};
 use crate::pool::BlockPool;
 use crate::segment::{Segment, SegmentBuilder};
@@ -27,6 +27,8 @@ const JOB_ARENAS_MAX: usize = 16;
 /// rows of the arenas that overlap it in time: late rows of many arenas would be decoded as often
 /// as there are arenas.
 const JOB_ROWS_MAX: u64 = 1 << 15;
+/// A merged hot segment takes at most one part in this many of its shard's hot memory.
+const HOT_SHARE: u64 = 8;
 
 /// Adjacent parts of one shard to be replaced by one. Dropping it cancels the plan.
 pub struct ConvertJob {
@@ -206,18 +208,42 @@ impl Shard {
         if bytes <= JOB_BYTES_MAX { (count, effort) } else { (0, Effort::Fast) }
     }
 
-    /// The youngest unflushed segments, once `segment_fan_in` of about one size exist. Each value
-    /// is packed again about log(arenas per flush) to the base `segment_fan_in` times. Two segments
-    /// suffice if their chunks have under `rows_per_chunk_min` rows, because most of their bytes
-    /// are headers.
+    /// The youngest unflushed segments, once `segment_fan_in` of about one size exist, or else the
+    /// youngest hot ones. Each value is packed again about log(arenas per flush) to the base
+    /// `segment_fan_in` times. Two segments suffice if their chunks have under `rows_per_chunk_min`
+    /// rows, because most of their bytes are headers.
+    ///
+    /// Hot segments are merged because a flush leaves the sizes that it finds, up to two of each,
+    /// and many more under heavy load; a query of the last hours seeks in all of them. They are
+    /// merged up to a share of the hot memory, because a merged segment is released as one.
     ///
     /// Source: ByteSeries, sections 3.3 and 4.3 (points per series of a static segment).
-    pub(crate) fn plan_compress(&self, options: &ConvertOptions) -> Option<ConvertJob> {
-        let end = self.parts.list.iter().rposition(|part| !part.is_rows)? + 1;
-        let start = self.parts.border_before(end).max(self.parts.hot_count);
-        let run = self.parts.list.get(start..end)?;
-        let before = run.windows(2).rposition(|pair| pair[0].is_rows || !follows(pair));
-        let run = &run[before.map_or(0, |idx| idx + 1)..];
+    pub(crate) fn plan_compress(&self, options: &HeadOptions) -> Option<ConvertJob> {
+        let PartList { list, hot_count, .. } = &self.parts;
+        let end = list.iter().rposition(|part| !part.is_rows)? + 1;
+        let start = self.parts.border_before(end).max(*hot_count);
+        let unflushed = list.get(start..end).unwrap_or_default();
+        let job = self.plan_merge(unflushed, u64::MAX, &options.convert);
+        job.or_else(|| {
+            let bytes_max = options.hot_bytes_max / self.bits.shard_count() as u64 / HOT_SHARE;
+            let end = list[..*hot_count].iter().rposition(|part| !part.is_rows)? + 1;
+            self.plan_merge(&list[..end], bytes_max, &options.convert)
+        })
+    }
+
+    /// A merge of the last of `run` that are segments of together at most `bytes_max`.
+    fn plan_merge(
+        &self,
+        run: &[ListedPart],
+        bytes_max: u64,
+        options: &ConvertOptions,
+    ) -> Option<ConvertJob> {
+        let mut bytes = run.last()?.heap_bytes();
+        let more = run.windows(2).rev().take_while(|pair| {
+            bytes += pair[0].heap_bytes();
+            !pair[0].is_rows && follows(pair) && bytes <= bytes_max
+        });
+        let run = &run[run.len() - 1 - more.count()..];
         let count = mergeable_count(
             run.iter().rev().map(|part| part.generation_count()),
             options.segment_fan_in,

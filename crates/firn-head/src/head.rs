@@ -77,6 +77,8 @@ pub struct HeadStats {
     pub state_bytes: u64,
     /// Bytes of flushed parts that still serve queries.
     pub hot_bytes: u64,
+    /// How many such parts there are.
+    pub hot_count: u64,
     /// Bytes of column blocks that were used and are free. Not part of the other fields, except
     /// `block_bytes`.
     pub free_bytes: u64,
@@ -319,9 +321,9 @@ impl Head {
         (shard.parts.waiting_count() >= waiting_min).then(|| shard.plan_convert(None))?
     }
 
-    /// Plans a merge of small segments, which packs them harder.
+    /// Plans a merge of small segments, unflushed or hot, which packs them harder.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
-        let options = &self.options.convert;
+        let options = &self.options;
         let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_compress(options));
         jobs.max_by_key(ConvertJob::input_bytes)
     }
@@ -474,6 +476,7 @@ impl Head {
             stats.row_count += open_rows;
             stats.state_bytes += shard.state_bytes();
             stats.hot_bytes += shard.parts.hot().iter().map(|part| part.heap_bytes()).sum::<u64>();
+            stats.hot_count += shard.parts.hot().len() as u64;
             for part in shard.parts.unflushed() {
                 stats.row_count += part.row_count;
                 let (bytes, count) = match part.is_rows {

@@ -38,7 +38,7 @@ const ARENA_BYTES_MAX: usize = 3 << 30;
 pub(crate) struct Shard {
     pub(crate) id: ShardId,
     pub(crate) budget: Budget,
-    bits: ShardBits,
+    pub(crate) bits: ShardBits,
     pub(crate) options: HeadOptions,
     pub(crate) parts: PartList,
     /// Arenas with rows that may still become visible, oldest first; the last one grows.

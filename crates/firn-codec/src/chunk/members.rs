@@ -9,7 +9,7 @@
     )
 )]
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
 
@@ -221,17 +221,18 @@ impl<'a> MembersBody<'a> {
         range: TimeRange,
         out: &mut MemberColumn,
     ) -> Result<bool> {
-        if let Some(mut base) = self.only_base() {
-            let Some(member) = self.walk().seek(slot)? else { return Ok(true) };
-            let times = TimeColumn::take(start, base.entry_count, &mut base.bytes)?;
-            return append_samples(&times, member.bytes, range, out);
+        let Some(member) = self.walk().seek(slot)? else { return Ok(true) };
+        let subset = match member.shape.checked_sub(self.bases.len()) {
+            None => None,
+            Some(idx) => Some(self.subsets.get(idx).ok_or_else(|| cut("subsets"))?),
+        };
+        let base = self.bases.get(subset.map_or(member.shape, |subset| subset.base));
+        let Base { entry_count, mut bytes } = *base.ok_or_else(|| cut("bases"))?;
+        let times = TimeColumn::take(start, entry_count, &mut bytes)?;
+        match subset {
+            None => append_samples(&times, member.bytes, range, out),
+            Some(subset) => append_subset(&times, subset.entries, member.bytes, range, out),
         }
-        let batch = self.read(start, Slots::Some(&[slot]), range, &mut 0)?;
-        let mut columns = batch.columns.iter();
-        Ok(columns.all(|column| {
-            let times = batch.times.get(column.time_idx as usize);
-            times.is_some_and(|times| out.append(times, column))
-        }))
     }
 
     pub(super) fn read(
@@ -269,6 +270,43 @@ impl<'a> MembersBody<'a> {
         *touched = touched.saturating_add(touched_bytes).saturating_add(lookups);
         Ok(batch)
     }
+}
+
+/// As [`append_samples`] for a column with values at `entries` of `times` only.
+fn append_subset(
+    times: &TimeColumn,
+    entries: Postings<'_>,
+    bytes: &[u8],
+    range: TimeRange,
+    out: &mut MemberColumn,
+) -> Result<bool> {
+    let kept = times.entries_in(range);
+    let before = out.times.len();
+    let (mut from, mut is_known) = (0usize, true);
+    entries.for_each_until(|entry| {
+        let entry = index_of(entry);
+        if entry >= kept.end {
+            is_known = entry < times.len();
+            return ControlFlow::Break(());
+        }
+        match times.get(entry) {
+            Some(ts) if entry >= kept.start => out.times.push(ts),
+            _ => from = from.saturating_add(1),
+        }
+        ControlFlow::Continue(())
+    })?;
+    if !is_known {
+        return Err(corrupt("subset has entries outside of its base"));
+    }
+    let Some(&first) = out.times.get(before) else { return Ok(true) };
+    if before.checked_sub(1).and_then(|last| out.times.get(last)).is_some_and(|last| *last >= first)
+    {
+        out.times.truncate(before);
+        return Ok(false);
+    }
+    let to = from.saturating_add(out.times.len()).saturating_sub(before);
+    decode_values(bytes, index_of(entries.len()), from..to, &mut out.scratch, &mut out.values)?;
+    Ok(true)
 }
 
 /// The shapes cut to a range. Each is computed once, and only if a member uses it.

@@ -11,37 +11,87 @@ use crate::postings::encode_postings;
 use crate::time_column::encode_times;
 use crate::varint::encode_varint;
 
-/// The shapes of a chunk and the shape of each member. Shape numbers count the bases first, then
-/// the subsets.
+/// A selection of this many equidistant entries is a base of its own: it takes no more bytes, and a
+/// reader passes no entry of another base. Members with intervals of their own are such selections.
+const REGULAR_ENTRIES_MIN: usize = 16;
+
+/// The shapes of a chunk and the shape of each member.
 pub(super) struct Shapes {
     pub(super) bases: Vec<Times>,
     /// Index of the base and the entries in it.
     subsets: Vec<(usize, Vec<u64>)>,
-    members: Vec<usize>,
+    members: Vec<Shape>,
+}
+
+/// The timestamps of a member's values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// All entries of the base at this index.
+    Base(usize),
+    /// The subset at this index.
+    Subset(usize),
 }
 
 impl Shapes {
     pub(super) fn of(batch: &ColumnBatch) -> Shapes {
         let assigned = assign_bases(&batch.times);
         let mut shapes = Shapes { bases: assigned.bases, subsets: Vec::new(), members: Vec::new() };
-        let mut known: HashMap<(usize, Option<&[u64]>), usize> = HashMap::new();
+        let mut known: HashMap<(usize, Option<&[u64]>), Shape> = HashMap::new();
         for column in &batch.columns {
             let time_idx = column.time_idx as usize;
             let bits = column.presence.as_ref().filter(|presence| !presence.is_full());
             let shape = *known.entry((time_idx, bits.map(Presence::words))).or_insert_with(|| {
                 let (base, entries) = &assigned.columns[time_idx];
-                let entries = match (entries, bits) {
-                    (None, None) => return *base,
-                    (None, Some(bits)) => bits.iter().map(|idx| idx as u64).collect(),
-                    (Some(entries), None) => entries.clone(),
-                    (Some(entries), Some(bits)) => bits.iter().map(|idx| entries[idx]).collect(),
-                };
-                shapes.subsets.push((*base, entries));
-                shapes.bases.len() + shapes.subsets.len() - 1
+                match (entries, bits) {
+                    (None, None) => Shape::Base(*base),
+                    (None, Some(bits)) => {
+                        shapes.selection(*base, bits.iter().map(|idx| idx as u64).collect())
+                    }
+                    (Some(entries), None) => shapes.selection(*base, entries.clone()),
+                    (Some(entries), Some(bits)) => {
+                        shapes.selection(*base, bits.iter().map(|idx| entries[idx]).collect())
+                    }
+                }
             });
             shapes.members.push(shape);
         }
+        shapes.drop_first_base_if_unused();
         shapes
+    }
+
+    fn selection(&mut self, base: usize, entries: Vec<u64>) -> Shape {
+        let times = || entries.iter().map(|&entry| self.bases[base][entry as usize]);
+        if entries.len() >= REGULAR_ENTRIES_MIN && is_equidistant(times()) {
+            let own = times().collect();
+            self.bases.push(own);
+            return Shape::Base(self.bases.len() - 1);
+        }
+        self.subsets.push((base, entries));
+        Shape::Subset(self.subsets.len() - 1)
+    }
+
+    /// The base of all timestamps is not needed if all of its selections are bases.
+    fn drop_first_base_if_unused(&mut self) {
+        let is_used = self.members.contains(&Shape::Base(0))
+            || self.subsets.iter().any(|(base, _)| *base == 0);
+        if is_used || self.bases.len() < 2 {
+            return;
+        }
+        self.bases.remove(0);
+        self.subsets.iter_mut().for_each(|(base, _)| *base -= 1);
+        for shape in &mut self.members {
+            if let Shape::Base(base) = shape {
+                *base -= 1;
+            }
+        }
+    }
+
+    /// Its number in the chunk: bases first, then subsets.
+    fn number(&self, shape: Shape) -> u64 {
+        match shape {
+            Shape::Base(idx) => idx as u64,
+            Shape::Subset(idx) => (self.bases.len() + idx) as u64,
+        }
     }
 
     pub(super) fn time_range(&self) -> TimeRange {
@@ -66,7 +116,7 @@ impl Shapes {
         }
         if self.bases.len() + self.subsets.len() > 1 {
             for run in self.members.chunk_by(|a, b| a == b) {
-                encode_varint(run[0] as u64, out);
+                encode_varint(self.number(run[0]), out);
                 encode_varint(run.len() as u64 - 1, out);
             }
         }
@@ -100,6 +150,15 @@ fn assign_bases(times: &[Times]) -> BaseAssignment {
     }
     let columns = times.iter().map(|times| (0, entries_among(&all, times))).collect();
     BaseAssignment { bases: vec![Arc::from(all)], columns }
+}
+
+fn is_equidistant(times: impl Iterator<Item = Timestamp> + Clone) -> bool {
+    let mut pairs = times.clone().zip(times.skip(1));
+    let mut first = None;
+    pairs.all(|(before, after)| {
+        let step = after.wrapping_sub(before);
+        *first.get_or_insert(step) == step
+    })
 }
 
 /// The indexes of `times` in `all`, which contains them; `None` if they are all of it.

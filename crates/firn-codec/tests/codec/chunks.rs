@@ -137,13 +137,13 @@ proptest! {
     #[test]
     fn members_of_large_groups_are_found(
         kinds in prop::collection::vec((0u8..4, 0u8..3), 1..300),
+        entry_count in prop_oneof![Just(6i64), Just(60)],
         mask in any::<u64>(),
     ) {
         let mut cells = Cells::new();
         for (slot, (kind, shape)) in kinds.iter().enumerate() {
             let ts_of = |idx: i64| 1_000 + idx * 10;
-            let entries = (0..6i64).filter(|idx| *shape == 0 || idx % (i64::from(*shape) + 1) == 0);
-            for idx in entries {
+            for idx in (0..entry_count).step_by(usize::from(*shape) + 1) {
                 let value = match kind {
                     0 => 1.0,
                     1 => 2.5,
@@ -246,6 +246,33 @@ fn five_minutes_of_one_member_touch_two_percent_of_the_bytes_at_most() {
             "everything is {touched}"
         );
     }
+}
+
+/// Ten members with half the interval of the eleventh have a time column of a few bytes. As a
+/// selection of the entries of the other they took more, and a reader of one passed all entries.
+#[test]
+fn members_with_another_interval_have_a_time_column_of_their_own() {
+    let mut cells = Cells::new();
+    for idx in 0..240 {
+        let slots = if idx % 2 == 0 { 0..11 } else { 10..11 };
+        cells.extend(slots.map(|slot| ((slot, idx * 15_000), (idx as f64).to_bits())));
+    }
+    let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
+    let outline = Chunk::open(&bytes).unwrap().outline().unwrap();
+    let mut counts: Vec<usize> = outline.times.iter().map(|times| times.entry_count).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [120, 240]);
+    assert!(outline.times.iter().all(|times| times.bytes < 8), "{:?}", outline.times);
+    // Without the eleventh, the union of all timestamps is not stored.
+    cells.retain(|&(slot, ts), _| slot < 5 || (slot < 10 && ts >= 1_800_000));
+    cells.retain(|&(slot, ts), _| slot >= 5 || ts < 1_800_000);
+    let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
+    let outline = Chunk::open(&bytes).unwrap().outline().unwrap();
+    assert_eq!(outline.times.iter().map(|times| times.entry_count).collect::<Vec<_>>(), [60, 60]);
+    assert_eq!(
+        cells_of(&Chunk::open(&bytes).unwrap().read(Slots::All, TimeRange::ALL).unwrap()),
+        cells
+    );
 }
 
 /// Two timestamps that are 2^64 - 1 apart: reading once lost the second.

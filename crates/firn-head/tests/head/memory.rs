@@ -476,3 +476,23 @@ fn an_unused_snapshot_pins_no_memory() {
     world.check_budget();
     assert_eq!(world.budget.usage().by_pool[Pool::Hot as usize], 0);
 }
+
+/// A flush leaves segments of several sizes. Without merges, a database with little to flush each
+/// time collected them, and a query of the last hours sought in each.
+#[test]
+fn hot_segments_are_merged_up_to_a_share_of_their_memory() {
+    for (hot_bytes_max, counts) in [(4 << 20, 1..4), (200 << 10, 4..9)] {
+        let mut world = World::new(1, |options| options.hot_bytes_max = hot_bytes_max);
+        for step in 0..60 {
+            for row in 0..10 {
+                let ts = i64::from(step * 10 + row) * 15_000;
+                world.put(&(0..20).map(|group| (group, 0, ts, (ts as f64).sin())).collect());
+            }
+            assert!(world.flush());
+            while world.convert() || world.compress() {}
+        }
+        let hot_count = world.head.stats().hot_count;
+        assert!(counts.contains(&hot_count), "{hot_count} of {hot_bytes_max} bytes");
+        world.check();
+    }
+}
