@@ -5,12 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use firn_model::{PATTERN_DEPTH_MAX, pattern_tree_bytes, rust_group_name, rust_pattern_anywhere};
-use firn_promql::go_quote;
+use firn_promql::{go_quote, parse_float};
 use regex::{Captures, Regex, RegexBuilder};
 
 use super::exec::{Run, too_long};
 use super::float::{format_float, four_digits};
-use super::number::parse_float;
 use super::text::{
     join_host_port, query_escape, split_host_port, title, to_lower, to_upper, url_path,
 };
