@@ -81,7 +81,7 @@ pub use inspect::{
     DatabaseLocation, InspectGroups, check_folder, inspect_cardinality, inspect_groups,
     inspect_table, inspect_tables,
 };
-pub use machine::raise_open_files;
+pub use net::raise_open_files;
 pub use proxy::Proxy;
 pub use remote_write::push_request;
 pub use server::{HostProcess, Server};
