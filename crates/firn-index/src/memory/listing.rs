@@ -160,7 +160,7 @@ impl<'a> MemoryValues<'a> {
         held.cover(2 * before + (more_text + more_pairs * size_of::<PairText>()) as u64)?;
         texts.reserve_exact(more_text);
         pairs.reserve_exact(more_pairs);
-        held.shrink(held.bytes().saturating_sub(bytes(texts, pairs)));
+        held.shrink_to(bytes(texts, pairs));
         Ok(())
     }
 

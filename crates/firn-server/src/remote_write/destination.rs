@@ -421,7 +421,7 @@ impl Feed {
         self.samples.clear();
         self.samples.shrink_to(to.share.window_len_max(0));
         let kept = samples_bytes(to.share.window_len_max(0));
-        self.memory.shrink(self.memory.bytes().saturating_sub(kept));
+        self.memory.shrink_to(kept);
     }
 
     fn save_position(&mut self) -> Result<()> {

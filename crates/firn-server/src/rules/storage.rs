@@ -122,7 +122,7 @@ impl<'a> RuleStorage<'a> {
     /// How long each rule took, and the memory of the series that the group keeps.
     pub(super) fn finish(self) -> (Vec<Duration>, Reservation) {
         let mut work = self.work.into_inner();
-        work.held.shrink(work.held.bytes().saturating_sub(work.series_bytes));
+        work.held.shrink_to(work.series_bytes);
         (work.rule_times, work.held)
     }
 
