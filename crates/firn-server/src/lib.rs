@@ -38,6 +38,7 @@ mod admin_listener;
 mod answer;
 mod app;
 mod cache_server;
+mod clock;
 mod collect;
 pub mod config;
 mod database;

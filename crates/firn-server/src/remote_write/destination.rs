@@ -21,7 +21,8 @@ use super::share::{MemoryShare, WINDOW_LEN_MAX, samples_bytes};
 use super::window::{
     OutgoingSample, RequestLimits, SendWindow, batch_bytes_max, batch_request, batches,
 };
-use crate::app::{App, clock_ms};
+use crate::app::App;
+use crate::clock::clock_ms;
 use crate::collect::USER_AGENT;
 use crate::metadata::Metadata;
 use crate::throttle::Throttle;
