@@ -243,8 +243,7 @@ impl Collector {
         self.answer
             .series
             .retain(|series| !series.floats.is_empty() || !series.histograms.is_empty());
-        let unused = self.held.bytes().saturating_sub(self.answer.heap_bytes() as u64);
-        self.held.shrink(unused);
+        self.held.shrink_to(self.answer.heap_bytes() as u64);
         (self.answer, self.held)
     }
 

@@ -720,7 +720,7 @@ impl ResultState {
             + self.shares.heap_bytes();
         let reserved = self.memory.bytes();
         if held <= reserved {
-            self.memory.shrink(reserved - held);
+            self.memory.shrink_to(held);
             return true;
         }
         self.memory.grow(held - reserved).is_ok()

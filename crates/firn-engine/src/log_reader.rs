@@ -147,7 +147,7 @@ impl LogReader {
         let read = self.read_on(samples, count_max, until);
         // Entries may have added less than was reserved for them.
         let kept = self.decoder.heap_bytes().next_multiple_of(MEMORY_STEP_BYTES);
-        self.memory.shrink(self.memory.bytes().saturating_sub(kept));
+        self.memory.shrink_to(kept);
         read
     }
 

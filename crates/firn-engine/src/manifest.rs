@@ -16,10 +16,12 @@ use crate::edit::{Edit, Room};
 use crate::manifest_format::{
     HEADER_BYTES, ManifestCopy, RECORD_HEADER_BYTES, VERSION, decode_copies, header, record,
 };
-use crate::unnamed::COPIES_MARK;
 
 /// The folder of the manifest.
 pub(crate) const FOLDER: &str = "manifest";
+/// Marks the index files as copies of those on the slow tier. It is in the folder of the manifest,
+/// so that both get lost together; the next manifest file replaces it.
+pub(crate) const COPIES_MARK: &str = "manifest/index-is-a-copy";
 // Preallocated, so that an append changes no file metadata. A flush writes about 200 bytes.
 const FILE_BYTES: u64 = 256 << 10;
 const COPIES: [&str; 2] = ["a", "b"];

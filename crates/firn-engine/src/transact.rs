@@ -331,7 +331,7 @@ impl Transaction<'_> {
         held.grow(size_of_val(&*members) as u64)?;
         let deleted = Tombstone::new(made_ms, range, members);
         held.cover(deleted.heap_bytes())?;
-        held.shrink(held.bytes().saturating_sub(deleted.heap_bytes()));
+        held.shrink_to(deleted.heap_bytes());
         self.memory.merge(held);
         match same {
             Some(idx) => {

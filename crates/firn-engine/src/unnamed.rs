@@ -9,12 +9,8 @@ use std::fmt;
 use firn_env::{Disk, Env, OpenMode};
 use firn_model::{Error, ErrorKind, Result};
 
-use crate::manifest::FOLDER;
+use crate::manifest::{COPIES_MARK, FOLDER};
 use crate::slow::segments::INDEX_FOLDER;
-
-/// The mark: the index files are copies of those on the slow tier. It is in the folder of the
-/// manifest, so that both get lost together; the next manifest file replaces it.
-pub(crate) const COPIES_MARK: &str = "manifest/index-is-a-copy";
 
 /// The number of files in a folder without a manifest.
 pub(crate) struct UnnamedFiles {

@@ -174,7 +174,7 @@ impl Versions {
     fn settle_memory(&mut self) {
         let deleted_bytes = Tombstone::OWN_BYTES * self.deletes.len() as u64;
         let bytes = table_bytes(&self.points) + table_bytes(&self.pieces) + deleted_bytes;
-        self.memory.shrink(self.memory.bytes().saturating_sub(bytes));
+        self.memory.shrink_to(bytes);
     }
 
     /// Drops entries that no transaction that began at `oldest` or later needs: deletes at once,

@@ -245,7 +245,7 @@ impl SeriesWalk {
         self.batch.truncate(self.batch.len().div_ceil(2));
         self.batch.iter_mut().for_each(|samples| samples.cut(from));
         let needed = self.list_bytes + (self.sample_count() * SAMPLE_BYTES) as u64;
-        self.held.shrink(self.held.bytes().saturating_sub(needed));
+        self.held.shrink_to(needed);
         Ok(if is_one { (window_ms / WINDOW_GROWTH).max(1) } else { window_ms })
     }
 

@@ -23,7 +23,7 @@ use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
 use crate::sent_secrets::SentSecrets;
 use crate::tls::TlsSource;
 use crate::tokens::Tokens;
-use crate::{FetchError, credentials};
+use crate::{FetchError, credentials, with_causes};
 
 /// A client of the configuration: `basic_auth`, `tls_config`, `proxy_url` and their like. Shared by
 /// all targets of a job.
@@ -432,17 +432,6 @@ async fn read_refusal(response: hyper::Response<Incoming>) -> Option<Vec<u8>> {
         }
     }
     Some(bytes)
-}
-
-/// An error with those behind it: hyper shows only the outermost.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

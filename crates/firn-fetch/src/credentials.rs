@@ -10,7 +10,6 @@ use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
 use crate::FetchError;
-use crate::proxy::unescape;
 
 /// # Errors
 /// If `config` refers to secrets that only a secret manager has.
@@ -83,6 +82,13 @@ pub(crate) fn of_address(uri: &Uri) -> Option<String> {
     let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
     Some(basic(&unescape(name), &unescape(password)))
+}
+
+/// `%XX` as bytes.
+pub(crate) fn unescape(text: &str) -> String {
+    // Not a form: a plus sign is one.
+    let text = text.replace('+', "%2B");
+    form_urlencoded::parse(text.as_bytes()).next().map_or(text.clone(), |(name, _)| name.into())
 }
 
 /// Sets `Authorization`.

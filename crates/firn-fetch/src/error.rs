@@ -63,3 +63,14 @@ impl From<Error> for FetchError {
         FetchError::Credentials(error.to_string())
     }
 }
+
+/// An error with those behind it: hyper shows only the outermost.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}

@@ -53,6 +53,6 @@ mod test_config;
 pub use body::{Bodies, Body};
 pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
-pub use error::FetchError;
+pub use error::{FetchError, with_causes};
 pub use lines::Lines;
 pub use outgoing::Purpose;

@@ -7,9 +7,8 @@ use firn_model::{Budget, Pool, Reservation};
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 
-use crate::FetchError;
-use crate::client::with_causes;
 use crate::connect::Open;
+use crate::error::{FetchError, with_causes};
 use crate::sent_secrets::SentSecrets;
 
 /// The lines of an answer. Dropping it closes the connection.

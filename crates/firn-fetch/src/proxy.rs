@@ -7,7 +7,7 @@ use firn_model::Secret;
 use hyper::Uri;
 
 use crate::FetchError;
-use crate::credentials::basic;
+use crate::credentials::{basic, unescape};
 
 /// The proxies of a client.
 #[derive(Debug)]
@@ -144,13 +144,6 @@ impl Proxy {
     pub(crate) fn authorization(&self) -> Option<String> {
         self.user.as_ref().map(|(name, password)| basic(name, password.expose()))
     }
-}
-
-/// `%XX` as bytes.
-pub(crate) fn unescape(text: &str) -> String {
-    // Not a form: a plus sign is one.
-    let text = text.replace('+', "%2B");
-    form_urlencoded::parse(text.as_bytes()).next().map_or(text.clone(), |(name, _)| name.into())
 }
 
 impl Bypass {

@@ -208,8 +208,7 @@ impl PoolState {
             self.usage.free_bytes -= page_bytes;
             self.usage.allocated_bytes -= page_bytes;
         }
-        let surplus_bytes = self.held.bytes().saturating_sub(self.usage.free_bytes);
-        self.held.shrink(surplus_bytes);
+        self.held.shrink_to(self.usage.free_bytes);
     }
 }
 

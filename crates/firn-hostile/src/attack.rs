@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::client::{Answer, Request};
+use crate::client::{Answer, CLOSED, Request};
 use crate::server::{Setup, Target};
 
 /// Attacks of one kind, on one server.
@@ -136,11 +136,6 @@ pub(crate) fn deaf(connections: usize, seconds: u64, request: Request) -> Action
 pub(crate) fn script(run: impl Fn(&Target) -> Vec<Answer> + 'static) -> Action {
     Action::Script(Box::new(run))
 }
-
-/// In place of a status: the server closed the connection without a response.
-pub(crate) const CLOSED: u16 = 0;
-/// In place of a status: the connection is open and the server silent.
-pub(crate) const SILENT: u16 = 1;
 
 /// A further check of all responses.
 pub(crate) type Check = Box<dyn Fn(&[Answer], &Target) -> Result<(), String>>;
@@ -303,6 +298,7 @@ impl Expect {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::SILENT;
 
     fn answer(status: u16, body: &str) -> Answer {
         Answer {

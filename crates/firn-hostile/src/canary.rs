@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::attack::CLOSED;
-use crate::client::{Answer, TEXT, exchange_to_end, form, get, post};
+use crate::client::{Answer, CLOSED, TEXT, exchange_to_end, form, get, post};
 use crate::families::base_s;
 use crate::server::{Kind, Target, insist};
 use crate::wire::{Message, series, snappy};

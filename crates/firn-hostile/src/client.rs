@@ -5,10 +5,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::attack::{CLOSED, SILENT};
 use crate::server::Target;
 use crate::wire::encode;
 
+/// In place of a status: the server closed the connection without a response.
+pub(crate) const CLOSED: u16 = 0;
+/// In place of a status: the connection is open and the server silent.
+pub(crate) const SILENT: u16 = 1;
 /// In place of a status: the response is not HTTP.
 pub(crate) const TEXT: u16 = 2;
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::attack::{Action, Attack, CLOSED, Expect, Family, SILENT};
+use crate::attack::{Action, Attack, Expect, Family};
 use crate::canary::Canary;
 use crate::client::{
-    Answer, Connection, Request, connect_all, deaf_connections, exchange, exchange_or_silence,
-    first_answer,
+    Answer, CLOSED, Connection, Request, SILENT, connect_all, deaf_connections, exchange,
+    exchange_or_silence, first_answer,
 };
 use crate::families;
 use crate::report::{FamilyResult, PEAK_BYTES_MAX, Report};

@@ -263,7 +263,7 @@ impl<'b> RunList<'b> {
         let runs = match held {
             Some(mut held) if runs.len() > RUNS_UNRESERVED => {
                 runs.shrink_to_fit();
-                held.shrink(held.bytes().saturating_sub((runs.capacity() * RUN_BYTES) as u64));
+                held.shrink_to((runs.capacity() * RUN_BYTES) as u64);
                 Runs::Many(Arc::new(HeldRuns { runs, _held: held }))
             }
             _ => Runs::Few(SmallVec::from_slice(&runs)),
@@ -292,7 +292,7 @@ impl<'b> RunList<'b> {
         }
         self.runs.reserve_exact(after - before);
         if let Some(held) = &mut self.held {
-            held.shrink(held.bytes().saturating_sub((after * RUN_BYTES) as u64));
+            held.shrink_to((after * RUN_BYTES) as u64);
         }
         true
     }

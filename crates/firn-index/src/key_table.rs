@@ -144,8 +144,7 @@ impl KeyTable {
     /// As [`KeyTable::hold_others`].
     pub(crate) fn finish(mut self, bytes: u64) -> Result<(Vec<Labels>, Reservation)> {
         self.hold_others(bytes)?;
-        let unused = self.held.bytes() - (self.key_bytes + bytes);
-        self.held.shrink(unused);
+        self.held.shrink_to(self.key_bytes + bytes);
         Ok((self.keys, self.held))
     }
 }

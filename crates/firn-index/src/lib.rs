@@ -38,8 +38,8 @@
 //!
 //! Reading order: `options`, `pair`, `lock`, `id_set`, `matches`, `key_table`, `memory`, `sealed`,
 //! `definition`, `group_rules`, `catalog`, `version`, `limits`, `known_refs`, `jobs`, `index`,
-//! `matched`, `view`, `listing`, `cardinality`. Imports: `index` uses `jobs`, which uses `version`,
-//! which uses `memory` and `sealed`.
+//! `matched`, `view`, `presence`, `listing`, `cardinality`. Imports: `index` uses `jobs`, which
+//! uses `version`, which uses `memory` and `sealed`.
 //!
 //! Terms: `docs/glossary.md`.
 
@@ -63,6 +63,7 @@ mod matches;
 mod memory;
 mod options;
 mod pair;
+mod presence;
 mod sealed;
 #[cfg(test)]
 mod tests;
@@ -75,8 +76,8 @@ pub use index::Index;
 pub use jobs::{
     Liveness, LostSeries, MergeJob, ReadCopy, Removal, Repaired, SealJob, WRITE_BUFFER_BYTES,
 };
-pub use listing::{LookupOutcome, Presence};
 pub use matched::MatchedSeries;
 pub use matches::{GroupMatch, Matches, Member, Members};
 pub use options::{GroupBy, IndexOptions, SeriesLimits};
+pub use presence::{LookupOutcome, Presence};
 pub use view::{GroupInfo, IndexStats, IndexView};

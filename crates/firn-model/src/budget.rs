@@ -494,6 +494,11 @@ impl Reservation {
     /// in [`Reservation::take`], fewer are released.
     pub fn take_exactly(&mut self, bytes: u64) {
         self.take(bytes.saturating_sub(self.bytes));
+        self.shrink_to(bytes);
+    }
+
+    /// Releases all but `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
         self.shrink(self.bytes.saturating_sub(bytes));
     }
 

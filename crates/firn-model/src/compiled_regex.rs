@@ -156,7 +156,7 @@ impl CompiledRegex {
         let cache = automaton.create_cache();
         let fixed_bytes = (states.memory_usage() + size_of::<CompiledRegex>()) as u64;
         // The reservation of the compilation was larger.
-        held.shrink(held.bytes().saturating_sub(fixed_bytes + cache_bytes(&cache)));
+        held.shrink_to(fixed_bytes + cache_bytes(&cache));
         let state_count = states.states().len();
         let working = Mutex::new(WorkingMemory { cache, held });
         Ok(CompiledRegex { automaton, state_count, fixed_bytes, working })
@@ -190,7 +190,7 @@ impl CompiledRegex {
         if cache.memory_usage() > KEPT_CACHE_BYTES_MAX {
             *cache = self.automaton.create_cache();
             let bytes = self.fixed_bytes + cache_bytes(cache);
-            held.shrink(held.bytes().saturating_sub(bytes));
+            held.shrink_to(bytes);
         }
         held.keep_for(Pool::Cache);
     }

@@ -182,7 +182,7 @@ impl Payload {
             Err(_) => (bytes, Packing::Plain),
         };
         if let Some(held) = &mut held {
-            held.shrink(held.bytes().saturating_sub(bytes.capacity() as u64));
+            held.shrink_to(bytes.capacity() as u64);
         }
         Payload { bytes, packing, held }
     }

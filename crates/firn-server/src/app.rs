@@ -15,6 +15,7 @@ use crate::access::Gate;
 use crate::access::account::User;
 use crate::access::line_log::LineLog;
 use crate::answer::{ApiError, ApiErrorKind};
+use crate::clock::{clock_ms, monotonic_ns};
 use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
@@ -581,18 +582,6 @@ impl QueryDesk {
             )
         }
     }
-}
-
-/// The machine's clock. The database has its own, which exists only once it is open.
-pub(crate) fn clock_ms() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as Timestamp)
-}
-
-/// Nanoseconds since a fixed time of this process.
-pub(crate) fn monotonic_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 /// A gauge that is one higher as long as this lives.

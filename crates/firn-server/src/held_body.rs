@@ -36,7 +36,7 @@ impl HeldBody {
             self.held.cover((self.bytes.capacity() + capacity) as u64)?;
             self.bytes.reserve_exact(capacity - self.bytes.len());
             let capacity = self.bytes.capacity() as u64;
-            self.held.shrink(self.held.bytes().saturating_sub(capacity));
+            self.held.shrink_to(capacity);
         }
         Ok(&mut self.bytes)
     }

@@ -336,7 +336,7 @@ impl Ingest {
         work.new_bytes = work.new_series_bytes(labels.added_bytes);
         let DecodeMemory { held, body_bytes, unpacked_bytes } = memory;
         let wanted = work.new_bytes.saturating_add((unpacked_bytes + work.needed_bytes()) as u64);
-        held.shrink(held.bytes().saturating_sub(wanted));
+        held.shrink_to(wanted);
         let resolved = self
             .db
             .budget()
@@ -544,7 +544,7 @@ impl Ingest {
         decoding.work.labels.clear();
         decoding.work.labels.shrink_to(LABELS_KEPT_MAX);
         let bytes = (decoding.unpacked.capacity() + decoding.work.needed_bytes()) as u64;
-        decoding.held.shrink(decoding.held.bytes().saturating_sub(bytes));
+        decoding.held.shrink_to(bytes);
         let mut idle = self.idle.lock();
         let kept_bytes: u64 = idle.iter().map(|kept| kept.held.bytes()).sum();
         if kept_bytes + bytes <= KEPT_BYTES_MAX {

@@ -38,6 +38,7 @@ mod admin_listener;
 mod answer;
 mod app;
 mod cache_server;
+mod clock;
 mod collect;
 pub mod config;
 mod database;
@@ -81,7 +82,7 @@ pub use inspect::{
     DatabaseLocation, InspectGroups, check_folder, inspect_cardinality, inspect_groups,
     inspect_table, inspect_tables,
 };
-pub use machine::raise_open_files;
+pub use net::raise_open_files;
 pub use proxy::Proxy;
 pub use remote_write::push_request;
 pub use server::{HostProcess, Server};

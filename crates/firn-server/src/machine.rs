@@ -7,15 +7,12 @@ use std::path::Path;
 use firn_model::{Error, Result};
 
 use crate::config::ByteSize;
-use crate::net::PENDING_MAX;
 
 /// Assumed if neither `/proc/meminfo` nor a control group can be read: a small machine.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 // Control groups of version 1 report a number near this without a limit: the largest multiple of a
 // page.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
-// Tables, log segments and index files that are open at the same time, with room for a merge.
-const DATABASE_FILES: u64 = 256;
 
 /// Memory that this process may use, in bytes: that of the machine, or the smallest limit of its
 /// control groups.
@@ -42,50 +39,6 @@ pub(crate) fn warn_of(memory: ByteSize) -> Option<String> {
 /// `None` where neither the machine's memory nor a limit can be read.
 fn known_memory_bytes() -> Option<u64> {
     memory_bytes_of(&|path| fs::read_to_string(path).ok())
-}
-
-/// Connections that the limit on open files leaves to a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UsableConnections {
-    pub(crate) admitted: usize,
-    pub(crate) pending: usize,
-}
-
-/// Raises this process's limit on open files as far as the system allows. Returns a warning if that
-/// is too few for `connections_max` connections, pending ones and the files of a database.
-pub fn raise_open_files(connections_max: u64) -> Option<String> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // If it fails, the current limit holds.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    // `None` is no limit.
-    let files = getrlimit(Resource::Nofile).current?;
-    let wanted = connections_max.saturating_add(PENDING_MAX as u64).saturating_add(DATABASE_FILES);
-    (files < wanted).then(|| {
-        let connections_max = usize::try_from(connections_max).unwrap_or(usize::MAX);
-        let usable = connections_within(connections_max, files).admitted;
-        format!(
-            "{files} files may be open, and --connections-max={connections_max} needs {wanted}: \
-             the limit is {usable} connections; raise that on files (ulimit -n, LimitNOFILE)"
-        )
-    })
-}
-
-/// At most `connections_max` and [`PENDING_MAX`], and together no more than the limit on open files
-/// allows beside the files of a database.
-pub(crate) fn usable_connections(connections_max: usize) -> UsableConnections {
-    connections_within(connections_max, firn_env::open_files_max())
-}
-
-/// Of few files, connections have half. A quarter of these may be pending.
-fn connections_within(connections_max: usize, files: u64) -> UsableConnections {
-    let usable = files.saturating_sub(DATABASE_FILES).max(files / 2);
-    let usable = usize::try_from(usable).unwrap_or(usize::MAX);
-    let pending = (usable / 4).clamp(1, PENDING_MAX);
-    UsableConnections {
-        admitted: connections_max.min(usable.saturating_sub(pending)).max(1),
-        pending,
-    }
 }
 
 // Its stack, the stack of its signal handlers, and a guard page below each.
@@ -248,21 +201,6 @@ mod tests {
         assert!(check_mappings(usize::MAX, 65_530, 1_000).is_err());
         check_thread_mappings(1).unwrap();
         assert!(check_thread_mappings(1 << 40).is_err());
-    }
-
-    #[test]
-    fn connections_leave_files_for_the_database() {
-        let within = |files| {
-            let usable = connections_within(512, files);
-            (usable.admitted, usable.pending)
-        };
-        assert_eq!(within(u64::MAX), (512, PENDING_MAX));
-        assert_eq!(within(1_024), (512, PENDING_MAX));
-        // 444 in all, then 100 and 32.
-        assert_eq!(within(700), (333, 111));
-        assert_eq!(within(200), (75, 25));
-        assert_eq!(within(64), (24, 8));
-        assert_eq!(within(0), (1, 1));
     }
 
     #[test]

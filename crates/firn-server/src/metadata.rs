@@ -375,7 +375,7 @@ impl StoredMetrics {
         self.counts.evicted += (before - self.by_name.len()) as u64;
         self.version += 1;
         if let Some(held) = &mut self.held {
-            held.shrink(held.bytes().saturating_sub(self.bytes));
+            held.shrink_to(self.bytes);
         }
     }
 }

@@ -10,7 +10,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::access::line_log::LineLog;
 use crate::access::{Gate, GateOptions};
-use crate::app::{App, clock_ms};
+use crate::app::App;
+use crate::clock::clock_ms;
 use crate::collect::{self, Collect, ConfigPart};
 use crate::config::ServeConfig;
 use crate::database;

@@ -4,59 +4,21 @@
 //! know, keys that are set twice and values of other types are collected in the [`Decoder`]; a
 //! violation of a section's own rules ends the decoding at once, as in Prometheus.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use firn_model::{Budget, Error, ErrorKind, Reservation, Secret};
+use firn_model::{Budget, Reservation};
 
-use super::node::{Document, Node, NodeValue, UnknownKeys};
-use super::scalar::Kind;
-use crate::text::{message, quoted};
+use super::failure::Failure;
+use super::node::{Document, Node, NodeValue};
+use crate::text::message;
 
-/// A decoding that ended, with the line where it is known.
-#[derive(Debug)]
-pub struct Failure {
-    text: String,
-    line: Option<usize>,
-    kind: ErrorKind,
-}
-
-impl Failure {
-    /// A mistake in the document, without a line. The text may repeat parts of the document.
-    pub fn new(text: impl AsRef<str>) -> Failure {
-        Failure::of_lines(message(text.as_ref()))
-    }
-
-    /// Mistakes, each on a line of its own.
-    fn of_lines(text: String) -> Failure {
-        Failure { text, line: None, kind: ErrorKind::Invalid }
-    }
-
-    /// A decoding that was refused for lack of memory.
-    pub(crate) fn of_memory(error: &Error) -> Failure {
-        Failure { text: format!("yaml: {error}"), line: None, kind: error.kind().clone() }
-    }
-
-    /// The same failure at `line`, unless it has a line.
-    pub fn at(mut self, line: usize) -> Failure {
-        self.line = self.line.or(Some(line));
-        self
-    }
-
-    /// The error that a caller returns: `Invalid`, or that of the budget.
-    pub fn into_error(self) -> Error {
-        Error::new(self.kind.clone(), self.to_string())
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)?;
-        match self.line {
-            Some(line) => write!(f, " (line {line})"),
-            None => Ok(()),
-        }
-    }
+/// The handling of keys that a section does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownKeys {
+    /// They are errors.
+    Refused,
+    /// They are ignored.
+    Ignored,
 }
 
 /// The errors of a document that do not end its decoding, and the work that it may still cause.
@@ -127,7 +89,7 @@ impl Decoder {
     }
 
     /// Reserves the memory of a value of `bytes` and of its text. A list grows to twice its length.
-    fn reserve(&mut self, node: &Node, bytes: usize) -> Result<(), Failure> {
+    pub(crate) fn reserve(&mut self, node: &Node, bytes: usize) -> Result<(), Failure> {
         let text_bytes = match &node.value {
             NodeValue::Scalar(text, _) => text.len().saturating_add(TEXT_BYTES),
             _ => 0,
@@ -137,7 +99,7 @@ impl Decoder {
         self.held.cover(self.bytes).map_err(|error| Failure::of_memory(&error))
     }
 
-    fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
+    pub(crate) fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
         if self.type_errors.len() < TYPE_ERRORS_MAX {
             let text = message(&text.to_string());
             self.type_errors.push(format!("line {}: {text}", node.line));
@@ -236,6 +198,29 @@ pub fn from_document_within<T: Field>(
     Document::parse_within(text, budget)?.decode(out, UnknownKeys::Refused)
 }
 
+impl Document {
+    /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
+    /// memory of the values, an upper estimate, which the caller keeps as long as them.
+    ///
+    /// # Errors
+    /// All keys that are not known and all values of wrong types, or the first violation of a
+    /// section's own rules; no memory.
+    pub fn decode<T: Field>(
+        &mut self,
+        out: &mut T,
+        unknown: UnknownKeys,
+    ) -> Result<Reservation, Failure> {
+        let held = self.held.split(0);
+        let Some(root) = &self.root else { return Ok(held) };
+        if matches!(root.value, NodeValue::Null) {
+            return Ok(held);
+        }
+        let mut decoder = Decoder::new(unknown, held);
+        decode(out, root, &mut decoder)?;
+        decoder.finish()
+    }
+}
+
 /// Reads a node. `false` after type errors.
 pub fn decode<T: Field>(out: &mut T, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
     decoder.charge(1)?;
@@ -266,7 +251,7 @@ pub fn read_section<S: Section + Field>(
     Ok(true)
 }
 
-type Entries = [(std::rc::Rc<Node>, std::rc::Rc<Node>)];
+pub(crate) type Entries = [(std::rc::Rc<Node>, std::rc::Rc<Node>)];
 
 fn read_entries<S: Section>(
     section: &mut S,
@@ -296,7 +281,7 @@ fn read_entries<S: Section>(
 }
 
 /// The mappings of a merge key, from the weakest to the strongest.
-fn merged(node: &Node) -> Result<Vec<&Entries>, Failure> {
+pub(crate) fn merged(node: &Node) -> Result<Vec<&Entries>, Failure> {
     let mapping = |node: &'_ Node| matches!(node.value, NodeValue::Map(_));
     let wrong = || {
         Failure::new("yaml: map merge requires map or sequence of maps as the value").at(node.line)
@@ -335,618 +320,4 @@ pub fn text_of<'n>(
 /// The places of secrets in a value of `T` that is below `key`.
 pub fn paths_below<T: Field>(key: &str) -> impl Iterator<Item = String> {
     T::secret_paths().into_iter().map(move |path| format!("/{key}{path}"))
-}
-
-/// Declares a section: a struct with a key for each field. Fields that are marked `omit` are
-/// printed only if they differ from null. The keys of inlined sections belong to the section too.
-#[macro_export]
-macro_rules! section {
-    (
-        $(#[$meta:meta])*
-        $vis:vis struct $name:ident: $type_name:literal {
-            $( $(#[$field_meta:meta])* $field:ident: $ty:ty = $key:literal $($omit:ident)?, )*
-        }
-        $( inline { $( $(#[$inline_meta:meta])* $inline:ident: $inline_ty:ty, )* } )?
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Debug, PartialEq)]
-        $vis struct $name {
-            $(
-                #[doc = concat!("The key `", $key, "`.")]
-                $(#[$field_meta])*
-                $vis $field: $ty,
-            )*
-            $( $(
-                #[doc = concat!("Keys of [`", stringify!($inline_ty), "`] in this section.")]
-                $(#[$inline_meta])*
-                $vis $inline: $inline_ty,
-            )* )?
-        }
-
-        impl $crate::Section for $name {
-            const TYPE: &'static str = $type_name;
-
-            #[allow(unused_variables)]
-            fn read_key(
-                &mut self,
-                key: &str,
-                node: &$crate::Node,
-                decoder: &mut $crate::Decoder,
-            ) -> Result<Option<bool>, $crate::Failure> {
-                match key {
-                    $( $key => $crate::decode(&mut self.$field, node, decoder).map(Some), )*
-                    _ => {
-                        $( $(
-                            let known = $crate::Section::read_key(
-                                &mut self.$inline, key, node, decoder,
-                            )?;
-                            if known.is_some() {
-                                return Ok(known);
-                            }
-                        )* )?
-                        Ok(None)
-                    }
-                }
-            }
-
-            fn encode_keys(&self, keys: &mut Vec<(String, $crate::Encoded)>) {
-                $(
-                    let is_omitted = false $( || {
-                        const { $crate::assert_omit(stringify!($omit)) };
-                        $crate::Field::is_zero(&self.$field)
-                    } )?;
-                    if !is_omitted {
-                        keys.push(($key.to_owned(), $crate::Field::encode(&self.$field)));
-                    }
-                )*
-                $( $( $crate::Section::encode_keys(&self.$inline, keys); )* )?
-            }
-        }
-
-        impl $crate::Field for $name {
-            fn type_name() -> String {
-                $type_name.to_owned()
-            }
-
-            fn zero() -> Self {
-                $name {
-                    $( $field: <$ty as $crate::Field>::zero(), )*
-                    $( $( $inline: <$inline_ty as $crate::Field>::zero(), )* )?
-                }
-            }
-
-            fn read(
-                &mut self,
-                node: &$crate::Node,
-                decoder: &mut $crate::Decoder,
-            ) -> Result<bool, $crate::Failure> {
-                $crate::read_section(self, node, decoder)
-            }
-
-            fn encode(&self) -> $crate::Encoded {
-                let mut keys = Vec::new();
-                $crate::Section::encode_keys(self, &mut keys);
-                $crate::Encoded::Map(keys)
-            }
-
-            fn is_zero(&self) -> bool {
-                true
-                    $( && $crate::Field::is_zero(&self.$field) )*
-                    $( $( && $crate::Field::is_zero(&self.$inline) )* )?
-            }
-
-            fn secret_paths() -> Vec<String> {
-                #[allow(unused_mut)]
-                let mut paths = Vec::new();
-                $( paths.extend($crate::paths_below::<$ty>($key)); )*
-                $( $( paths.extend(<$inline_ty as $crate::Field>::secret_paths()); )* )?
-                paths
-            }
-
-            fn each_path(&mut self, key: &'static str, visit: &mut $crate::PathVisitor<'_>) {
-                $( $crate::Field::each_path(&mut self.$field, $key, visit); )*
-                $( $( $crate::Field::each_path(&mut self.$inline, key, visit); )* )?
-            }
-        }
-    };
-}
-
-/// The only mark of a field.
-pub const fn assert_omit(mark: &str) {
-    assert!(matches!(mark.as_bytes(), b"omit"), "fields may be marked `omit` only");
-}
-
-/// Declares an enum whose values are words. `Unset` is null. `fold` prepares the text, `unknown`
-/// is the error for other words; an `empty` text may have a value.
-#[macro_export]
-macro_rules! words {
-    (
-        $(#[$meta:meta])*
-        pub enum $name:ident: $type_name:literal {
-            $( $(#[$variant_meta:meta])* $variant:ident = $word:literal, )*
-        }
-        fold $fold:expr;
-        unknown $unknown:expr;
-        $( empty $empty:ident; )?
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub enum $name {
-            /// Neither set nor a default.
-            #[default]
-            Unset,
-            $(
-                #[doc = concat!("`", $word, "`.")]
-                $(#[$variant_meta])*
-                $variant,
-            )*
-        }
-
-        impl $name {
-            /// The word; empty for [`Self::Unset`].
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $name::Unset => "",
-                    $( $name::$variant => $word, )*
-                }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<$name, String> {
-                let fold: fn(&str) -> String = $fold;
-                let unknown: fn(&str) -> String = $unknown;
-                match fold(text).as_str() {
-                    $( $word => Ok($name::$variant), )*
-                    $( "" => Ok($name::$empty), )?
-                    _ => Err(unknown(text)),
-                }
-            }
-        }
-
-        impl $crate::Field for $name {
-            fn type_name() -> String {
-                $type_name.to_owned()
-            }
-
-            fn zero() -> Self {
-                $name::Unset
-            }
-
-            fn read(
-                &mut self,
-                node: &$crate::Node,
-                decoder: &mut $crate::Decoder,
-            ) -> Result<bool, $crate::Failure> {
-                let text = $crate::text_of(node, decoder, "string")?;
-                let Some(text) = text else { return Ok(false) };
-                *self = text
-                    .parse()
-                    .map_err(|error: String| $crate::Failure::new(error).at(node.line))?;
-                Ok(true)
-            }
-
-            fn encode(&self) -> $crate::Encoded {
-                $crate::Encoded::Text(self.as_str().to_owned())
-            }
-
-            fn is_zero(&self) -> bool {
-                *self == $name::Unset
-            }
-        }
-    };
-}
-
-impl Field for String {
-    fn type_name() -> String {
-        "string".to_owned()
-    }
-
-    fn zero() -> String {
-        String::new()
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let Some(text) = text_of(node, decoder, "string")? else { return Ok(false) };
-        text.clone_into(self);
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Text(self.clone())
-    }
-
-    fn is_zero(&self) -> bool {
-        self.is_empty()
-    }
-}
-
-impl Field for Secret {
-    fn type_name() -> String {
-        "config.plain".to_owned()
-    }
-
-    fn zero() -> Secret {
-        Secret::new("")
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let Some(text) = text_of(node, decoder, "config.plain")? else { return Ok(false) };
-        *self = Secret::new(text);
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        if self.is_zero() { Encoded::Null } else { Encoded::Text("<secret>".to_owned()) }
-    }
-
-    fn is_zero(&self) -> bool {
-        self.expose().is_empty()
-    }
-
-    fn secret_paths() -> Vec<String> {
-        vec![String::new()]
-    }
-}
-
-impl Field for bool {
-    fn type_name() -> String {
-        "bool".to_owned()
-    }
-
-    fn zero() -> bool {
-        false
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let NodeValue::Scalar(_, Kind::Switch(switch)) = node.value else {
-            decoder.type_error::<bool>(node);
-            return Ok(false);
-        };
-        *self = switch;
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Word(self.to_string())
-    }
-
-    fn is_zero(&self) -> bool {
-        !self
-    }
-}
-
-impl Field for i64 {
-    fn type_name() -> String {
-        "int".to_owned()
-    }
-
-    fn zero() -> i64 {
-        0
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Word(self.to_string())
-    }
-
-    fn is_zero(&self) -> bool {
-        *self == 0
-    }
-}
-
-impl Field for u64 {
-    fn type_name() -> String {
-        "uint".to_owned()
-    }
-
-    fn zero() -> u64 {
-        0
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Word(self.to_string())
-    }
-
-    fn is_zero(&self) -> bool {
-        *self == 0
-    }
-}
-
-/// A whole number; a fraction is cut off, as in Prometheus.
-fn read_whole<T: TryFrom<i128> + Field>(
-    out: &mut T,
-    node: &Node,
-    decoder: &mut Decoder,
-) -> Result<bool, Failure> {
-    let number = match node.value {
-        NodeValue::Scalar(_, Kind::Whole(number)) => Some(number),
-        #[expect(clippy::cast_possible_truncation, reason = "saturates, then checked by try_from")]
-        NodeValue::Scalar(_, Kind::Float(number)) if number.is_finite() => Some(number as i128),
-        _ => None,
-    };
-    match number.and_then(|number| T::try_from(number).ok()) {
-        Some(number) => {
-            *out = number;
-            Ok(true)
-        }
-        None => {
-            decoder.type_error::<T>(node);
-            Ok(false)
-        }
-    }
-}
-
-impl Field for f64 {
-    fn type_name() -> String {
-        "float64".to_owned()
-    }
-
-    fn zero() -> f64 {
-        0.0
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        *self = match node.value {
-            #[expect(clippy::cast_precision_loss, reason = "the nearest number is the value")]
-            NodeValue::Scalar(_, Kind::Whole(number)) => number as f64,
-            NodeValue::Scalar(_, Kind::Float(number)) => number,
-            _ => {
-                decoder.type_error::<f64>(node);
-                return Ok(false);
-            }
-        };
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Word(match *self {
-            number if number.is_nan() => ".nan".to_owned(),
-            f64::INFINITY => ".inf".to_owned(),
-            f64::NEG_INFINITY => "-.inf".to_owned(),
-            number => number.to_string(),
-        })
-    }
-
-    fn is_zero(&self) -> bool {
-        *self == 0.0
-    }
-}
-
-impl<T: Field> Field for Option<T> {
-    fn type_name() -> String {
-        T::type_name()
-    }
-
-    fn zero() -> Option<T> {
-        None
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        self.get_or_insert_with(T::zero).read(node, decoder)
-    }
-
-    fn encode(&self) -> Encoded {
-        self.as_ref().map_or(Encoded::Null, T::encode)
-    }
-
-    fn is_zero(&self) -> bool {
-        self.is_none()
-    }
-
-    fn secret_paths() -> Vec<String> {
-        T::secret_paths()
-    }
-
-    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
-        if let Some(value) = self {
-            value.each_path(key, visit);
-        }
-    }
-}
-
-impl<T: Field> Field for Vec<T> {
-    fn type_name() -> String {
-        format!("[]{}", T::type_name())
-    }
-
-    fn zero() -> Vec<T> {
-        Vec::new()
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let NodeValue::List(nodes) = &node.value else {
-            decoder.type_error::<Self>(node);
-            return Ok(false);
-        };
-        self.clear();
-        for node in nodes {
-            let mut item = T::zero();
-            if decode(&mut item, node, decoder)? {
-                self.push(item);
-            }
-        }
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::List(self.iter().map(T::encode).collect())
-    }
-
-    fn is_zero(&self) -> bool {
-        self.is_empty()
-    }
-
-    fn secret_paths() -> Vec<String> {
-        paths_below::<T>("[]").collect()
-    }
-
-    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
-        self.iter_mut().for_each(|item| item.each_path(key, visit));
-    }
-}
-
-/// A list in which a null is an error of the section that contains the list.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Items<T> {
-    items: Vec<T>,
-    has_null: bool,
-}
-
-impl<T> Items<T> {
-    /// Whether the file has a null in the list. Never in a checked configuration.
-    pub fn has_null(&self) -> bool {
-        self.has_null
-    }
-
-    /// The items.
-    pub fn items_mut(&mut self) -> &mut Vec<T> {
-        &mut self.items
-    }
-}
-
-impl<T> std::ops::Deref for Items<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        &self.items
-    }
-}
-
-impl<T> From<Vec<T>> for Items<T> {
-    fn from(items: Vec<T>) -> Items<T> {
-        Items { items, has_null: false }
-    }
-}
-
-impl<T: Field> Field for Items<T> {
-    fn type_name() -> String {
-        format!("[]*{}", T::type_name())
-    }
-
-    fn zero() -> Items<T> {
-        Items { items: Vec::new(), has_null: false }
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let NodeValue::List(nodes) = &node.value else {
-            decoder.type_error::<Self>(node);
-            return Ok(false);
-        };
-        *self = Items::zero();
-        for node in nodes {
-            if matches!(node.value, NodeValue::Null) {
-                self.has_null = true;
-                continue;
-            }
-            let mut item = T::zero();
-            if decode(&mut item, node, decoder)? {
-                self.items.push(item);
-            }
-        }
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        self.items.encode()
-    }
-
-    fn is_zero(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    fn secret_paths() -> Vec<String> {
-        paths_below::<T>("[]").collect()
-    }
-
-    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
-        self.items.each_path(key, visit);
-    }
-}
-
-// A key, and the part of a map's node that may be unused.
-const ENTRY_BYTES: usize = 48;
-// Half of the entries that the smallest map has room for: a reservation is for twice of it.
-const SMALLEST_MAP: usize = 5;
-
-impl<T: Field> Field for BTreeMap<String, T> {
-    fn type_name() -> String {
-        format!("map[string]{}", T::type_name())
-    }
-
-    fn zero() -> BTreeMap<String, T> {
-        BTreeMap::new()
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        let NodeValue::Map(entries) = &node.value else {
-            decoder.type_error::<Self>(node);
-            return Ok(false);
-        };
-        if !entries.is_empty() {
-            decoder.reserve(node, SMALLEST_MAP.saturating_mul(size_of::<(String, T)>()))?;
-        }
-        let mut own = BTreeMap::new();
-        for (key_node, node) in entries {
-            if matches!(key_node.value, NodeValue::Merge) {
-                for entries in merged(node)? {
-                    for (key, node) in entries {
-                        decoder.reserve(key, ENTRY_BYTES)?;
-                        let mut value = T::zero();
-                        if let Some(key) = text_of(key, decoder, "string")?
-                            && decode(&mut value, node, decoder)?
-                        {
-                            self.insert(key.to_owned(), value);
-                        }
-                    }
-                }
-                continue;
-            }
-            decoder.reserve(key_node, ENTRY_BYTES)?;
-            let Some(key) = text_of(key_node, decoder, "string")? else { continue };
-            let mut value = T::zero();
-            if !decode(&mut value, node, decoder)? {
-                continue;
-            }
-            if own.contains_key(key) {
-                let key = quoted(key.as_bytes());
-                decoder.error(node, format_args!("key {key} already set in map"));
-                continue;
-            }
-            own.insert(key.to_owned(), value);
-        }
-        self.append(&mut own);
-        Ok(true)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Map(self.iter().map(|(key, value)| (key.clone(), value.encode())).collect())
-    }
-
-    fn is_zero(&self) -> bool {
-        self.is_empty()
-    }
-
-    fn secret_paths() -> Vec<String> {
-        paths_below::<T>("{}").collect()
-    }
-
-    fn each_path(&mut self, key: &'static str, visit: &mut PathVisitor<'_>) {
-        self.values_mut().for_each(|value| value.each_path(key, visit));
-    }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::decode::{Decoder, Encoded, Failure, Field, text_of};
+use super::decode::{Decoder, Encoded, Field, text_of};
+use super::failure::Failure;
 use super::node::Node;
 use super::text::quoted;
 

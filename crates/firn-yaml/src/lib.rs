@@ -17,8 +17,8 @@
 //! **Invariants**: the bytes, values, levels and aliases of a document are bounded; the memory of a
 //! tree and of its values is reserved before they exist; nothing panics on input.
 //!
-//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `node`, `decode`,
-//! `duration`, `placed`, `raw_text`, `emit`.
+//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `failure`, `node`,
+//! `decode`, `section`, `fields`, `duration`, `placed`, `raw_text`, `emit`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -34,23 +34,28 @@
 mod decode;
 mod duration;
 mod emit;
+mod failure;
+mod fields;
 mod node;
 mod placed;
 mod raw_text;
 mod scalar;
+mod section;
 mod text;
 mod tokens;
 
-#[doc(hidden)]
-pub use decode::assert_omit;
 pub use decode::{
-    Checked, Decoder, Encoded, Failure, Field, Items, PathVisitor, Section, decode,
+    Checked, Decoder, Encoded, Field, PathVisitor, Section, UnknownKeys, decode,
     from_document_within, paths_below, read_section, text_of,
 };
 pub use duration::Millis;
 pub use emit::print;
-pub use node::{Document, Node, NodeValue, UnknownKeys};
+pub use failure::Failure;
+pub use fields::Items;
+pub use node::{Document, Node, NodeValue};
 pub use placed::Placed;
 pub use raw_text::RawText;
 pub use scalar::Kind;
+#[doc(hidden)]
+pub use section::assert_omit;
 pub use text::quoted;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use firn_model::{Budget, Pool, Reservation};
 use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, Tag};
 
-use super::decode::{Decoder, Failure, Field, decode};
+use super::failure::Failure;
 use super::scalar::{Kind, kind_of};
 use super::tokens::{MeteredText, TokenMeter};
 
@@ -20,16 +20,7 @@ pub struct Document {
     /// The line of the first alias, if the document has one.
     pub alias_line: Option<usize>,
     /// The memory of the tree.
-    held: Reservation,
-}
-
-/// The handling of keys that a section does not know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnknownKeys {
-    /// They are errors.
-    Refused,
-    /// They are ignored.
-    Ignored,
+    pub(super) held: Reservation,
 }
 
 /// A node. A node with an anchor is shared by its aliases.
@@ -126,27 +117,6 @@ impl Document {
         };
         let more_line = root.as_ref().and_then(|_| reader.more_line());
         Ok(Document { root, more_line, alias_line: reader.alias_line, held: reader.held })
-    }
-
-    /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
-    /// memory of the values, an upper estimate, which the caller keeps as long as them.
-    ///
-    /// # Errors
-    /// All keys that are not known and all values of wrong types, or the first violation of a
-    /// section's own rules; no memory.
-    pub fn decode<T: Field>(
-        &mut self,
-        out: &mut T,
-        unknown: UnknownKeys,
-    ) -> Result<Reservation, Failure> {
-        let held = self.held.split(0);
-        let Some(root) = &self.root else { return Ok(held) };
-        if matches!(root.value, NodeValue::Null) {
-            return Ok(held);
-        }
-        let mut decoder = Decoder::new(unknown, held);
-        decode(out, root, &mut decoder)?;
-        decoder.finish()
     }
 }
 
@@ -347,6 +317,7 @@ fn decode_base64(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::UnknownKeys;
 
     fn parse(text: &str) -> Result<Option<Rc<Node>>, Failure> {
         Document::parse(text).map(|document| document.root)

@@ -1,6 +1,7 @@
 //! Values with their place in the document.
 
-use super::decode::{Decoder, Encoded, Failure, Field, PathVisitor};
+use super::decode::{Decoder, Encoded, Field, PathVisitor};
+use super::failure::Failure;
 use super::node::Node;
 
 /// A value with its place; both numbers are 0 for a value that the document does not have.

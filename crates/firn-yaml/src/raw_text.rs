@@ -1,6 +1,7 @@
 //! Texts of which Prometheus checks the encoding later, or never.
 
-use super::decode::{Decoder, Encoded, Failure, Field, text_of};
+use super::decode::{Decoder, Encoded, Field, text_of};
+use super::failure::Failure;
 use super::node::{Node, NodeValue};
 
 /// A text, or the bytes of a `!!binary` that are no UTF-8.

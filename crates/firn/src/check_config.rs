@@ -1,21 +1,18 @@
 //! `firn check config`: checks files of Prometheus, with the output and the exit codes of promtool.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
 
 use clap::Args;
 use firn_collect::check::{CheckedConfig, check_config, too_long_interval};
-use firn_collect::config::{Files, LoadOptions, Millis};
-use firn_model::Budget;
+use firn_collect::config::{LoadOptions, Millis};
 use firn_server::UnsupportedParts;
-use firn_server::given_file::{read_document_once, read_stream};
 
 use crate::check_rules::{
     DUPLICATE_RULES, Findings, RuleChecks, applies, check_files, unknown_keys,
     warn_of_unknown_lints,
 };
+use crate::local_files::LocalFiles;
 use crate::output;
 
 /// `firn check config`.
@@ -128,54 +125,4 @@ fn lint_intervals(check: &CheckConfig, checked: &CheckedConfig) -> Findings {
         output::report_line(&format!("  FAILED: {found}"));
     }
     Findings { has_errors: false, has_lints: found.is_some() }
-}
-
-/// The files of this machine: regular ones, and pipes that the shell has opened.
-pub(crate) struct LocalFiles;
-
-/// A list of 100,000 targets has some 10 MB.
-const FILE_BYTES_MAX: u64 = 64 << 20;
-
-/// Reads a file as [`LocalFiles`] does.
-///
-/// # Errors
-/// As [`read_document_once`].
-pub(crate) fn read_file(path: &Path) -> io::Result<String> {
-    read_document_once(path, FILE_BYTES_MAX)
-}
-
-/// Reads all of standard input.
-///
-/// # Errors
-/// As [`read_stream`].
-pub(crate) fn read_input() -> io::Result<String> {
-    read_stream(io::stdin().lock(), FILE_BYTES_MAX)
-}
-
-/// The memory of a configuration and of one file of targets: aliases of YAML make large ones of
-/// small files.
-const EXPANDED_BYTES_MAX: u64 = 512 << 20;
-
-impl Files for LocalFiles {
-    fn budget(&self) -> Budget {
-        static BUDGET: OnceLock<Budget> = OnceLock::new();
-        BUDGET.get_or_init(|| Budget::unlimited().part(EXPANDED_BYTES_MAX)).clone()
-    }
-
-    fn read(&self, path: &Path) -> io::Result<String> {
-        read_file(path)
-    }
-
-    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
-        let names = std::fs::read_dir(folder)?;
-        names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
-    }
-
-    fn exists(&self, path: &Path) -> bool {
-        path.exists()
-    }
-
-    fn has_name(&self, path: &Path) -> bool {
-        path.symlink_metadata().is_ok()
-    }
 }

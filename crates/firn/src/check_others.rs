@@ -13,7 +13,7 @@ use firn_collect::config::{LoadOptions, Millis, ScrapeConfig};
 use firn_server::{Result, UserFile, one_line};
 use serde_json::{Map, Value, json};
 
-use crate::check_config::LocalFiles;
+use crate::local_files::LocalFiles;
 use crate::output::{self, JsonList};
 
 /// `firn check web-config`.

@@ -10,7 +10,7 @@ use firn_rules::file::{
     FileGroup, MORE_DOCUMENTS, ReadOptions, RuleFile, UnknownKeys, duplicates, duplicates_text,
 };
 
-use crate::check_config::{LocalFiles, read_file, read_input};
+use crate::local_files::{LocalFiles, read_file, read_input};
 use crate::output;
 
 /// `firn check rules`.

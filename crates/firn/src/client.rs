@@ -14,7 +14,7 @@ use firn_model::Budget;
 use firn_server::Secret;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::check_config::{LocalFiles, read_file};
+use crate::local_files::{LocalFiles, read_file};
 
 /// The flag of commands that send requests.
 #[derive(Clone, Debug, Default, Args)]

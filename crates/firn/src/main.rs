@@ -28,6 +28,7 @@ mod debug;
 mod go_text;
 mod http;
 mod inspect;
+mod local_files;
 mod output;
 mod promql;
 mod promtool_arguments;

@@ -14,9 +14,9 @@ use firn_model::{Labels, METRIC_NAME, Sample};
 use firn_server::metadata::Metadata;
 use firn_server::{Error, push_request};
 
-use crate::check_config::{read_file, read_input};
 use crate::client::{ClientFile, ExtraHeader, ServerAddress, ServerClient};
 use crate::go_text::GoDuration;
+use crate::local_files::{read_file, read_input};
 use crate::output;
 
 /// `firn push`.

@@ -16,8 +16,8 @@ use firn_server::wire::relabel::rule_json;
 use firn_server::{Error, Result, one_line};
 use serde_json::{Map, Value, json};
 
-use crate::check_config::{LocalFiles, read_file};
 use crate::check_others::report_unknown_job;
+use crate::local_files::{LocalFiles, read_file};
 use crate::output;
 
 /// `firn relabel`.

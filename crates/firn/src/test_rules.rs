@@ -18,8 +18,8 @@ use firn_rules::unit_test::{
 use firn_server::given_file::OutputFile;
 use firn_server::is_same_file;
 
-use crate::check_config::LocalFiles;
 use crate::check_rules::read_rules;
+use crate::local_files::LocalFiles;
 use crate::output;
 
 /// `firn test`.

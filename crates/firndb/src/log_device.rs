@@ -12,11 +12,8 @@ use firn_env::given_file::read_document;
 use firn_env::{Disk, LocalDisk, MemoryDisk, OpenMode};
 use firn_model::{Error, Result};
 
-use crate::open::check_data_folder;
-use crate::own_folder::OwnFolder;
+use crate::own_folder::{OwnFolder, RECORD, check_data_folder};
 
-/// The file in the database's folder; absent if the log is in files beside the tables.
-pub(crate) const RECORD: &str = "log-device";
 /// Above the longest path.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 

@@ -15,7 +15,7 @@ use firn_model::{Error, ErrorKind, Reservation, Result};
 
 use crate::Db;
 use crate::log_device::LogDevice;
-use crate::own_folder::{OwnFolder, OwnFolderKind, is_database};
+use crate::own_folder::{OwnFolder, OwnFolderKind, check_data_folder, in_database, is_database};
 
 /// The end of the name of an incomplete copy.
 const UNFINISHED: &str = ".unfinished";
@@ -73,32 +73,6 @@ pub fn inspection_env(folder: &Path, slow_tier: &str) -> Result<Env> {
     };
     let disk = overlay(folder.join("fast"), false)?;
     Ok(Env { disk, log, bucket, clock: Arc::new(SystemClock::new()) })
-}
-
-/// # Errors
-/// `Invalid` if `folder` has no database and is among the files of another one. A snapshot is a
-/// database.
-pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
-    match folder.join("fast").is_dir() {
-        true => Ok(()),
-        false => {
-            OwnFolder::around(folder, None).map_or(Ok(()), |own| Err(in_database(folder, &own)))
-        }
-    }
-}
-
-fn in_database(folder: &Path, own: &OwnFolder) -> Error {
-    let folder = folder.display();
-    match own.kind {
-        OwnFolderKind::Slow => {
-            let tier = own.path.display();
-            Error::invalid(format!(
-                "{folder} is in the slow tier of a database: choose another data folder, and \
-                 {tier} as its slow tier"
-            ))
-        }
-        _ => Error::invalid(format!("{folder} is in {own}: choose another data folder")),
-    }
 }
 
 /// # Errors

@@ -5,8 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use firn_env::{is_bucket_folder, real_path};
-
-use crate::log_device::RECORD;
+use firn_model::{Error, Result};
 
 /// A folder, or the record of the log's device, that belongs to a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +28,9 @@ pub enum OwnFolderKind {
     /// The record of the log's device.
     LogDevice,
 }
+
+/// The record of the log's device; absent if the log is in files beside the tables.
+pub(crate) const RECORD: &str = "log-device";
 
 /// The names in the folder of a database.
 const NAMES: [(&str, OwnFolderKind); 4] = [
@@ -60,6 +62,32 @@ impl OwnFolder {
             Some(OwnFolder { path: folder.to_owned(), kind })
         });
         of_data.chain(of_others).max_by_key(|own| own.path.as_os_str().len())
+    }
+}
+
+/// # Errors
+/// `Invalid` if `folder` has no database and is among the files of another one. A snapshot is a
+/// database.
+pub(crate) fn check_data_folder(folder: &Path) -> Result<()> {
+    match folder.join("fast").is_dir() {
+        true => Ok(()),
+        false => {
+            OwnFolder::around(folder, None).map_or(Ok(()), |own| Err(in_database(folder, &own)))
+        }
+    }
+}
+
+pub(crate) fn in_database(folder: &Path, own: &OwnFolder) -> Error {
+    let folder = folder.display();
+    match own.kind {
+        OwnFolderKind::Slow => {
+            let tier = own.path.display();
+            Error::invalid(format!(
+                "{folder} is in the slow tier of a database: choose another data folder, and \
+                 {tier} as its slow tier"
+            ))
+        }
+        _ => Error::invalid(format!("{folder} is in {own}: choose another data folder")),
     }
 }
 

@@ -13,6 +13,7 @@ use firndb::{
     CancelToken, CheckReport, Db, Labels, Options, QueryOptions, QueryTime, RecoveryProgress,
     ResultOptions, inspection_env, local_env,
 };
+use tempfile::TempDir;
 
 /// The special files.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,11 +49,22 @@ fn open(folder: &Path) -> firndb::Result<Db> {
     Db::open(local_env(folder).unwrap(), Options::default())
 }
 
+fn create() -> (TempDir, Db) {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path()).unwrap();
+    (folder, db)
+}
+
 fn put(db: &Db) {
     let labels = Labels::from_pairs([("__name__", "up"), ("instance", "here")]).unwrap();
     for step in 0..100 {
         db.put(&labels, db.now_ms() - step * 1_000, 1.0).unwrap();
     }
+}
+
+fn put_and_close(db: Db) {
+    put(&db);
+    db.close().unwrap();
 }
 
 fn check(db: &Db, repairs: bool) -> CheckReport {
@@ -69,11 +81,8 @@ fn file_in(folder: &Path, ending: &str) -> PathBuf {
 #[test]
 fn a_table_that_is_no_file_is_damaged_and_repaired() {
     for special in SPECIALS {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path()).unwrap();
-        put(&db);
-        db.close().unwrap();
-        drop(db);
+        let (folder, db) = create();
+        put_and_close(db);
         let table = file_in(&folder.path().join("fast/tables"), ".fst");
         replace(&table, special);
         let db = open(folder.path()).unwrap();
@@ -84,9 +93,7 @@ fn a_table_that_is_no_file_is_damaged_and_repaired() {
             assert!(finding.loss.is_some() && finding.is_repaired == repairs, "{finding:?}");
             assert!(finding.error.to_string().contains("expected a file"), "{}", finding.error);
         }
-        put(&db);
-        db.close().unwrap();
-        drop(db);
+        put_and_close(db);
         // A folder stays: its contents are none of the database.
         assert_eq!(table.exists(), special == Special::Folder, "{special:?}");
         let db = open(folder.path()).unwrap();
@@ -98,12 +105,9 @@ fn a_table_that_is_no_file_is_damaged_and_repaired() {
 #[test]
 fn the_position_of_a_reader_that_is_no_file_is_replaced_or_named() {
     for special in SPECIALS {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path()).unwrap();
+        let (folder, db) = create();
         db.log_reader("remote-write-1").unwrap();
-        put(&db);
-        db.close().unwrap();
-        drop(db);
+        put_and_close(db);
         replace(&folder.path().join("fast/readers/remote-write-1"), special);
         let slow_tier = folder.path().join("slow").to_string_lossy().into_owned();
         let env = inspection_env(folder.path(), &slow_tier).unwrap();
@@ -168,11 +172,8 @@ fn a_result_cache_that_cannot_be_used_costs_results_only() {
 #[test]
 fn an_index_file_that_is_no_file_is_put_back_or_forgotten() {
     for special in SPECIALS {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path()).unwrap();
-        put(&db);
-        db.close().unwrap();
-        drop(db);
+        let (folder, db) = create();
+        put_and_close(db);
         replace(&file_in(&folder.path().join("fast/index"), ".seg"), special);
         for repair_index in [false, true] {
             let options = Options { repair_index, ..Options::default() };

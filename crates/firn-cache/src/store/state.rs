@@ -655,9 +655,8 @@ impl StoreState {
     pub(super) fn settle_memory(&mut self) -> u64 {
         let held = self.held_bytes();
         let reservation = &mut self.memory.reservation;
-        let reserved = reservation.bytes();
-        reservation.shrink(reserved.saturating_sub(held));
-        let more = held.saturating_sub(reserved);
+        reservation.shrink_to(held);
+        let more = held.saturating_sub(reservation.bytes());
         if more == 0 || reservation.grow(more).is_ok() {
             return 0;
         }

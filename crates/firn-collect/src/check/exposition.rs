@@ -9,17 +9,8 @@ use std::collections::HashSet;
 use firn_model::{Error, METRIC_NAME, MetricType, Result};
 use firn_yaml::quoted;
 
-use super::metrics::{Family, MetricFamilies};
+use super::metrics::{ExposedSample, Family, MetricFamilies};
 use crate::scrape::parse_value;
-
-/// A line of a sample.
-pub(super) struct ExposedSample {
-    pub(super) family: String,
-    /// Its labels in order of the line, without the bound of a histogram or a summary.
-    pub(super) labels: Vec<(String, String)>,
-    /// Whether it is a bucket or a quantile: its bound is a number.
-    pub(super) has_bound: bool,
-}
 
 /// A line that is read from the left. Past its end the input ends.
 struct Cursor<'a> {

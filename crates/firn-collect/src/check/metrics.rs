@@ -7,8 +7,6 @@ use std::io::{BufRead, BufReader, Read};
 
 use firn_model::{Error, MetricType, Result, one_line};
 
-use super::exposition::ExposedSample;
-
 /// The longest line. Long lines are help texts; the labels of a series have at most 1 MiB.
 const LINE_BYTES_MAX: usize = 16 << 20;
 /// Bytes that are read at a time.
@@ -19,6 +17,15 @@ const MEMORY_BYTES_MAX: usize = 512 << 20;
 const SERIES_BYTES: usize = 40;
 /// The memory of a family without its name.
 const FAMILY_BYTES: usize = 2 * size_of::<Family>();
+
+/// A line of a sample.
+pub(super) struct ExposedSample {
+    pub(super) family: String,
+    /// Its labels in order of the line, without the bound of a histogram or a summary.
+    pub(super) labels: Vec<(String, String)>,
+    /// Whether it is a bucket or a quantile: its bound is a number.
+    pub(super) has_bound: bool,
+}
 
 /// A metric family of a body.
 #[derive(Clone, Debug, Default)]

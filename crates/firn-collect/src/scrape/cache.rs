@@ -13,6 +13,7 @@ use firn_model::{
     Slot, Timestamp,
 };
 
+use super::held::Held;
 use super::labels::ExposedLabels;
 use super::negotiate::BodyFormat;
 use super::protobuf::to_text;
@@ -484,27 +485,6 @@ impl ScrapeCache {
                 batch.push(series, ts, STALE_NAN);
             }
         }
-    }
-}
-
-/// The memory of a scrape.
-pub(super) struct Held<'s> {
-    pub(super) reservation: &'s mut Reservation,
-    /// The bytes of this scrape. The reservation may have more from an earlier one.
-    pub(super) bytes: u64,
-}
-
-impl Held<'_> {
-    pub(super) fn add(&mut self, bytes: usize) -> Result<()> {
-        let bytes = self.bytes.saturating_add(bytes as u64);
-        self.reservation.cover(bytes)?;
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    /// The scrape uses `bytes` for something else.
-    fn subtract(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 

@@ -8,12 +8,13 @@
 //!
 //! Source: Heracles (PVLDB 2021), sections 4.1 to 4.3: a target is a group, a scrape is one row.
 //!
-//! Reading order: `number`, `labels`, `text`, `protobuf`, `negotiate`, `texts`, `cache`,
+//! Reading order: `number`, `held`, `labels`, `text`, `protobuf`, `negotiate`, `texts`, `cache`,
 //! `schedule`, `request`, `target_scraper`.
 
 mod cache;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod held;
 mod labels;
 mod negotiate;
 mod number;

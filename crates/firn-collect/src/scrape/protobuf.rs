@@ -10,7 +10,7 @@ use std::io::Write;
 use firn_model::protobuf::{Reader, WireType, malformed, wrong_type};
 use firn_model::{Error, Result, excerpt};
 
-use super::cache::Held;
+use super::held::Held;
 use super::number::push_bound;
 
 /// Each bucket repeats the labels of its histogram, so the text may be far longer than the body.

@@ -170,7 +170,7 @@ impl ScrapeScratch {
     /// Releases the memory that the batch does not use.
     fn release_unused(&mut self) {
         let used = self.batch.heap_bytes();
-        self.held.shrink(self.held.bytes().saturating_sub(used));
+        self.held.shrink_to(used);
     }
 }
 

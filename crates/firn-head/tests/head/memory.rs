@@ -4,24 +4,9 @@ use std::ops::Range;
 
 use firn_codec::{GroupColumns, Slots};
 use firn_head::{Head, HeadOptions, bound_bytes};
-use firn_model::{
-    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
-    TimeRange,
-};
+use firn_model::{Budget, GroupId, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot, TimeRange};
 
-use crate::world::World;
-
-fn put(head: &Head, budget: &Budget, batch: &mut RowBatch, seq: u64) {
-    batch.sort(head.shard_bits());
-    let mut given = budget.reserve(Pool::Head, bound_bytes(batch)).unwrap();
-    for rows in batch.by_shard() {
-        let mut writer = head.shard(rows.shard);
-        writer.encode(CommitSeq(seq), rows, 1);
-        writer.stage(LogPosition(seq), &mut given);
-        drop(writer);
-        head.publish(rows.shard, LogPosition(seq));
-    }
-}
+use crate::world::{World, put};
 
 /// One row each of groups of `members`.
 fn round(groups: Range<u64>, members: u32, ts: i64, batch: &mut RowBatch) {

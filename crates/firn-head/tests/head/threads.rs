@@ -6,11 +6,27 @@ use std::sync::{Arc, RwLock};
 use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
 use firn_head::{Head, HeadOptions, HeadSnapshot};
 use firn_model::{
-    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
-    TimeRange,
+    Budget, CommitSeq, GroupId, RowBatch, SeriesRef, ShardBits, ShardId, Slot, TimeRange,
 };
 
-use crate::world::{StopOnDrop, points};
+use crate::world::{StopOnDrop, points, put};
+
+/// A head of one shard that converts early.
+fn head(budget: &Budget) -> Head {
+    let mut options = HeadOptions::default();
+    options.convert.rows_per_group_max = 16;
+    options.convert.segment_fan_in = 2;
+    Head::new(ShardBits::for_count(1), options, budget.clone())
+}
+
+/// Writes groups, slots and values at time `row`.
+fn write(head: &Head, budget: &Budget, row: u64, cells: impl IntoIterator<Item = (u64, u32, f64)>) {
+    let mut batch = RowBatch::default();
+    for (group, slot, value) in cells {
+        batch.push(SeriesRef { group: GroupId(group), slot: Slot(slot) }, row as i64, value);
+    }
+    put(head, budget, &mut batch, row + 1);
+}
 
 /// Row `n` of group `g` is at time `n` with value `n * 10 + g`, in two pieces of one commit. A
 /// reader must see rows 0..k of every group without a gap. k is at least the number that was
@@ -19,11 +35,8 @@ use crate::world::{StopOnDrop, points};
 fn invariant_3_concurrent_readers_see_whole_prefixes() {
     const ROWS: u64 = 3_000;
     const GROUPS: u64 = 3;
-    let mut options = HeadOptions::default();
-    options.convert.rows_per_group_max = 16;
-    options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
-    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
+    let head = head(&budget);
     let published = AtomicU64::new(0);
     let done = AtomicBool::new(false);
 
@@ -41,23 +54,9 @@ fn invariant_3_concurrent_readers_see_whole_prefixes() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut batch = RowBatch::default();
             for row in 0..ROWS {
-                batch.clear();
-                for group in 0..GROUPS {
-                    for slot in 0..2 {
-                        let series = SeriesRef { group: GroupId(group), slot: Slot(slot) };
-                        batch.push(series, row as i64, (row * 10 + group) as f64);
-                    }
-                }
-                batch.sort(head.shard_bits());
-                for rows in batch.by_shard() {
-                    let mut writer = head.shard(rows.shard);
-                    writer.encode(CommitSeq(row + 1), rows, row / 500);
-                    writer.stage(LogPosition(row + 1), &mut budget.empty(Pool::Head));
-                    drop(writer);
-                    head.publish(rows.shard, LogPosition(row + 1));
-                }
+                let cells = |group| [0, 1].map(|slot| (group, slot, (row * 10 + group) as f64));
+                write(&head, &budget, row, (0..GROUPS).flat_map(cells));
                 published.store(row + 1, Ordering::Release);
             }
             done.store(true, Ordering::Release);
@@ -99,11 +98,8 @@ type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
 #[test]
 fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_released() {
     const ROWS: u64 = 5_000;
-    let mut options = HeadOptions::default();
-    options.convert.rows_per_group_max = 16;
-    options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
-    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
+    let head = head(&budget);
     // The lock stands for the engine's view lock.
     let tables: RwLock<Tables> = RwLock::default();
     let published = AtomicU64::new(0);
@@ -138,19 +134,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_released() {
         *tables = Arc::new(tables.iter().cloned().chain(chunks).collect());
         head.flushed(&job);
     };
-    let write = |row: u64| {
-        let mut batch = RowBatch::default();
-        let series = SeriesRef { group: GroupId(0), slot: Slot(0) };
-        batch.push(series, row as i64, row as f64);
-        batch.sort(head.shard_bits());
-        for rows in batch.by_shard() {
-            let mut writer = head.shard(rows.shard);
-            writer.encode(CommitSeq(row + 1), rows, row / 500);
-            writer.stage(LogPosition(row + 1), &mut budget.empty(Pool::Head));
-            drop(writer);
-            head.publish(rows.shard, LogPosition(row + 1));
-        }
-    };
+    let write = |row: u64| write(&head, &budget, row, [(0, 0, row as f64)]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let _ends = StopOnDrop(&done);

@@ -72,6 +72,19 @@ impl Mutant {
     ];
 }
 
+/// Writes `batch` in the commit and at the position `seq`. A segment of the log has 500 of them.
+pub(crate) fn put(head: &Head, budget: &Budget, batch: &mut RowBatch, seq: u64) {
+    batch.sort(head.shard_bits());
+    let mut given = budget.reserve(Pool::Head, bound_bytes(batch)).unwrap();
+    for rows in batch.by_shard() {
+        let mut writer = head.shard(rows.shard);
+        writer.encode(CommitSeq(seq), rows, seq / 500);
+        writer.stage(LogPosition(seq), &mut given);
+        drop(writer);
+        head.publish(rows.shard, LogPosition(seq));
+    }
+}
+
 pub(crate) struct World {
     /// Shared with threads that need only the head.
     pub(crate) head: Arc<Head>,

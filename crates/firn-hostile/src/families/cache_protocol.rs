@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use crate::attack::{
-    Action, Attack, CLOSED, Expect, Family, SILENT, attack, hold, raw, script, status,
-};
-use crate::client::{Answer, TEXT, exchange, exchange_to_end};
+use crate::attack::{Action, Attack, Expect, Family, attack, hold, raw, script, status};
+use crate::client::{Answer, CLOSED, SILENT, TEXT, exchange, exchange_to_end};
 use crate::server::{Setup, Target};
 
 pub(crate) fn family() -> Family {

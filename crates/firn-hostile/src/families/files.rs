@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::{base_s, query, write, write_made};
-use crate::attack::{Attack, CLOSED, Expect, Family, SILENT, attack, flood, ok, script, status};
-use crate::client::{Answer, get, post};
+use crate::attack::{Attack, Expect, Family, attack, flood, ok, script, status};
+use crate::client::{Answer, CLOSED, SILENT, get, post};
 use crate::server::{Setup, Target};
 use crate::wire::{Message, noise, one_series, series};
 

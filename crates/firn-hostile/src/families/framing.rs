@@ -2,10 +2,9 @@
 
 use super::{query, write};
 use crate::attack::{
-    Attack, CLOSED, Expect, Family, SILENT, attack, bad, not_served, ok, raw, script, status,
-    survived, written,
+    Attack, Expect, Family, attack, bad, not_served, ok, raw, script, status, survived, written,
 };
-use crate::client::{Answer, TEXT, get, post, request};
+use crate::client::{Answer, CLOSED, SILENT, TEXT, get, post, request};
 use crate::server::Setup;
 use crate::wire::{Message, false_snappy, gzip_bomb, snappy, zstd};
 

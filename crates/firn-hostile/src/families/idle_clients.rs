@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::query;
-use crate::attack::{Attack, CLOSED, Family, SILENT, attack, hold, ok, script, status};
-use crate::client::{Connection, first_answer, get};
+use crate::attack::{Attack, Family, attack, hold, ok, script, status};
+use crate::client::{CLOSED, Connection, SILENT, first_answer, get};
 use crate::server::Setup;
 
 pub(crate) fn family() -> Family {

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 
 use super::{base_s, query, range};
-use crate::attack::{Attack, CLOSED, Expect, Family, attack, flood, ok, script, status};
-use crate::client::{Request, form, get, post, request};
+use crate::attack::{Attack, Expect, Family, attack, flood, ok, script, status};
+use crate::client::{CLOSED, Request, form, get, post, request};
 use crate::server::Setup;
 use crate::wire::{Message, snappy};
 

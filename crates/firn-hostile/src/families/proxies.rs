@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use super::origin::{ESCAPED, PASSWORD, PREFIX};
 use crate::attack::{
-    Attack, CLOSED, Expect, Family, SILENT, attack, deaf, drip, flood, hold, ok, raw, script,
-    status,
+    Attack, Expect, Family, attack, deaf, drip, flood, hold, ok, raw, script, status,
 };
-use crate::client::{Answer, Request, form, get, post, request};
+use crate::client::{Answer, CLOSED, Request, SILENT, form, get, post, request};
 use crate::server::{Setup, Target};
 
 pub(crate) fn family() -> Family {

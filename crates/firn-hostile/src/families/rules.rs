@@ -189,7 +189,7 @@ fn expressions() -> Vec<Attack> {
         attack(
             "deaf readers of the alerts",
             deaf(40, 3, get("/api/v1/alerts")),
-            unaffected().or(crate::attack::SILENT),
+            unaffected().or(crate::client::SILENT),
         ),
     ]
 }

@@ -505,7 +505,7 @@ fn hanging() -> Vec<Attack> {
         attack(
             "deaf readers of the targets",
             crate::attack::deaf(40, 3, get("/api/v1/targets")),
-            readers().or(crate::attack::SILENT),
+            readers().or(crate::client::SILENT),
         ),
         attack(
             "parameters of the lists",

@@ -4,10 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{base_s, query, range, write};
-use crate::attack::{
-    Attack, CLOSED, Family, SILENT, attack, deaf, drip, hold, ok, script, status, written,
-};
-use crate::client::{Answer, Request, first_answer, form, get, post};
+use crate::attack::{Attack, Family, attack, deaf, drip, hold, ok, script, status, written};
+use crate::client::{Answer, CLOSED, Request, SILENT, first_answer, form, get, post};
 use crate::server::{Setup, Target, insist};
 use crate::wire::{Message, one_series, snappy};
 

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use super::{base_s, query, range, write};
 use crate::attack::{
-    Action, Attack, CLOSED, Expect, Family, SILENT, attack, deaf, flood, hold, ok, raw, script,
-    status, written,
+    Action, Attack, Expect, Family, attack, deaf, flood, hold, ok, raw, script, status, written,
 };
-use crate::client::{Answer, Connection, TEXT, all_answers, get, post};
+use crate::client::{Answer, CLOSED, Connection, SILENT, TEXT, all_answers, get, post};
 use crate::server::{Setup, Target};
 use crate::wire::one_series;
 

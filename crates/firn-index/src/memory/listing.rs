@@ -3,12 +3,12 @@
 use firn_model::{GroupId, Pool, QueryContext, Reservation, Result, RwLock, Slot};
 
 use crate::id_set::{IdSet, RunList};
-use crate::listing::{LookupOutcome, Presence};
 use crate::matches::{MatchClass, MatchClasses};
 use crate::memory::index::{MemoryIndex, Watermark};
 use crate::memory::matching::{MemberFinder, find_member, read_list};
 use crate::memory::pairs::PairEntry;
 use crate::memory::posting::PostingList;
+use crate::presence::{LookupOutcome, Presence};
 
 /// The values of one name, ascending, with a lookup of the matched series that have each.
 #[derive(Debug)]
@@ -160,7 +160,7 @@ impl<'a> MemoryValues<'a> {
         held.cover(2 * before + (more_text + more_pairs * size_of::<PairText>()) as u64)?;
         texts.reserve_exact(more_text);
         pairs.reserve_exact(more_pairs);
-        held.shrink(held.bytes().saturating_sub(bytes(texts, pairs)));
+        held.shrink_to(bytes(texts, pairs));
         Ok(())
     }
 

@@ -15,11 +15,11 @@ use smallvec::SmallVec;
 
 use crate::id_set::{IdSet, RunList};
 use crate::key_table::KeyTable;
-use crate::listing::{LookupOutcome, Presence};
 use crate::matches::{GroupMatch, MatchClass, MatchClasses, Member, Members, groups_bytes};
 use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::keys::Keys;
 use crate::memory::posting::PostingList;
+use crate::presence::{LookupOutcome, Presence};
 
 /// The split of the groups by one matcher.
 #[derive(Debug)]

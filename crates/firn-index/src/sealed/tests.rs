@@ -10,9 +10,9 @@ use firn_model::{
 use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
-use crate::listing::LookupOutcome;
 use crate::matches::{GroupMatch, unite};
 use crate::memory::pairs::Pairs;
+use crate::presence::LookupOutcome;
 use crate::sealed::testing::file;
 use crate::sealed::{
     Builder, HashedLabels, MergeFilter, OpenGroup, PairSource, PartHint, PartInput, Sealed,

@@ -160,7 +160,7 @@ impl Evaluator<'_> {
             self.meter.reserve_labels(one.labels.as_encoded().len())?;
             self.meter.reserve_entries(1)?;
             let bound = one.labels.get("le").unwrap_or("");
-            let Some(upper) = parse_float(bound).filter(|upper| !upper.is_nan()) else {
+            let Some(upper) = parse_float(bound).ok().filter(|upper| !upper.is_nan()) else {
                 let name = match self.options.delayed_name_removal {
                     true => one.labels.metric_name(),
                     false => "",

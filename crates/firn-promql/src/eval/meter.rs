@@ -195,7 +195,7 @@ impl Meter {
 
     /// The reservation of everything that is still held.
     pub(crate) fn into_reservation(mut self) -> Reservation {
-        self.reservation.shrink(self.reservation.bytes().saturating_sub(self.held_bytes));
+        self.reservation.shrink_to(self.held_bytes);
         self.reservation
     }
 }

@@ -72,8 +72,10 @@ fn number(text: &str) -> Result<f64, String> {
         Some(unsigned) => (true, unsigned),
         None => (false, text),
     };
+    // A number of PromQL has no binary exponent.
+    let is_plain = !unsigned.starts_with(['+', '-']) && !unsigned.contains(['p', 'P']);
     let value = match parse_number(unsigned) {
-        Ok(value) if !unsigned.starts_with(['+', '-']) => value,
+        Ok(value) if is_plain => value,
         _ => return Err(format!("no number: {text:?}")),
     };
     Ok(if is_negative { -value } else { value })
@@ -112,6 +114,7 @@ mod tests {
             "sum:+1",
             "schema:+1",
             "sum:--1",
+            "sum:0x1p1",
         ] {
             assert!(parse(text).is_err(), "{text}");
         }

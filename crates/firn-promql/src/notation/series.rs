@@ -340,35 +340,15 @@ fn signed(text: &str) -> Result<i64, String> {
 /// The number at the start of `text`, and the text after it.
 fn number(text: &str) -> Option<(f64, &str)> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let negative = text.starts_with('-');
-    let lower = unsigned.to_ascii_lowercase();
-    let len = if lower.starts_with("inf") || lower.starts_with("nan") {
-        3
-    } else {
-        let bytes = unsigned.as_bytes();
-        let is_grouping = |at: usize| {
-            bytes[at] == b'_'
-                && at > 0
-                && bytes[at - 1].is_ascii_digit()
-                && bytes.get(at + 1).is_some_and(u8::is_ascii_digit)
-        };
-        let digits = |from: usize| {
-            let is_part =
-                |at: &usize| bytes[*at].is_ascii_digit() || bytes[*at] == b'.' || is_grouping(*at);
-            (from..bytes.len()).take_while(is_part).count()
-        };
-        let mut len = digits(0);
-        if matches!(bytes.get(len), Some(b'e' | b'E')) {
-            let sign = usize::from(matches!(bytes.get(len + 1), Some(b'+' | b'-')));
-            let exponent = digits((len + 1 + sign).min(bytes.len()));
-            if exponent > 0 {
-                len += 1 + sign + exponent;
-            }
-        }
-        len
-    };
-    let value = parse_number(unsigned.get(..len)?).ok()?;
-    Some((if negative { -value } else { value }, &unsigned[len..]))
+    let mut after_exponent = false;
+    let end = unsigned.find(|c| {
+        let is_end = c == 'x' || matches!(c, '+' | '-') && !after_exponent;
+        after_exponent = matches!(c, 'e' | 'E');
+        is_end
+    });
+    let (number, rest) = unsigned.split_at(end.unwrap_or(unsigned.len()));
+    let value = parse_number(number).ok()?;
+    Some((if text.starts_with('-') { -value } else { value }, rest))
 }
 
 #[cfg(test)]

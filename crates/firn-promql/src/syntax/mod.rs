@@ -39,8 +39,8 @@ pub(crate) use duration::{format_duration, parse_duration_ms};
 pub(crate) use error::line_column;
 pub(crate) use function::FunctionId;
 pub(crate) use lexer::check_series;
-pub(crate) use quote::{format_f, format_g, parse_float, parse_number, unquote};
-pub use quote::{go_quote, go_quote_char, is_printable};
+pub(crate) use quote::{format_f, format_g, parse_number, unquote};
+pub use quote::{go_quote, go_quote_char, is_printable, parse_float, parse_uint};
 pub(crate) use size::matchers_bytes;
 
 /// Byte positions `start..end` in the query text.

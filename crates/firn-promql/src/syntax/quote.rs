@@ -64,23 +64,27 @@ pub fn is_printable(c: char) -> bool {
 }
 
 /// A number as Go's `ParseFloat` reads it: decimal, or hexadecimal with a binary exponent, of the
-/// size of a double, with underscores between digits, NaN without a sign. `None` for anything else.
-pub(crate) fn parse_float(text: &str) -> Option<f64> {
-    if !underscores_are_inside(text) {
-        return None;
-    }
+/// size of a double, with underscores between digits, NaN without a sign.
+///
+/// # Errors
+/// Go's message.
+pub fn parse_float(text: &str) -> Result<f64, String> {
+    let error =
+        |why| Err(format!("strconv.ParseFloat: parsing {}: {why}", go_quote(text.as_bytes())));
     let plain = text.replace('_', "").to_ascii_lowercase();
     let digits = plain.strip_prefix(['+', '-']).unwrap_or(&plain);
-    if let Some(hex) = digits.strip_prefix("0x") {
-        let value = parse_hex(hex)?;
-        return Some(if plain.starts_with('-') { -value } else { value });
-    }
-    let value = plain.parse::<f64>().ok()?;
+    let value = match digits.strip_prefix("0x") {
+        Some(hex) if plain.starts_with('-') => parse_hex(hex).map(|value| -value),
+        Some(hex) => parse_hex(hex),
+        None => plain.parse::<f64>().ok(),
+    };
+    let is_signed_nan = |value: &f64| value.is_nan() && text.starts_with(['+', '-']);
     let is_number = text.bytes().any(|byte| byte.is_ascii_digit());
-    if value.is_nan() && text.starts_with(['+', '-']) || value.is_infinite() && is_number {
-        return None;
+    match value.filter(|value| underscores_are_inside(text) && !is_signed_nan(value)) {
+        Some(value) if value.is_infinite() && is_number => error("value out of range"),
+        Some(value) => Ok(value),
+        None => error("invalid syntax"),
     }
-    Some(value)
 }
 
 /// `1.8p-3`, hexadecimal digits with a binary exponent, rounded to the nearest double.
@@ -128,8 +132,7 @@ fn parse_hex(text: &str) -> Option<f64> {
     // Exact: the product is a double, and so is the number between the two factors.
     let scale = i32::try_from(scale.clamp(-1_200, 1_200)).ok()?;
     let first = scale.div_euclid(2);
-    let value = bits as f64 * 2_f64.powi(first) * 2_f64.powi(scale.saturating_sub(first));
-    value.is_finite().then_some(value)
+    Some(bits as f64 * 2_f64.powi(first) * 2_f64.powi(scale.saturating_sub(first)))
 }
 
 /// Whether each underscore is between digits, or between a prefix such as `0x` and a digit.
@@ -208,25 +211,15 @@ pub(crate) fn unquote(token: &str) -> Option<Vec<u8>> {
 /// A number as Go parses it: an integer with base prefix (leading 0 is octal) and underscores, else
 /// a float. `Err` is the message of Go's parser.
 pub(crate) fn parse_number(text: &str) -> Result<f64, String> {
-    let complain =
-        |why| Err(format!("strconv.ParseFloat: parsing {}: {why}", go_quote(text.as_bytes())));
-    if !underscores_are_inside(text) {
-        return complain("invalid syntax");
-    }
-    if let Some(integer) = parse_integer(text) {
-        return Ok(integer as f64);
-    }
-    let plain = text.replace('_', "");
-    match plain.parse::<f64>() {
-        Ok(value) if value.is_infinite() && plain.bytes().any(|b| b.is_ascii_digit()) => {
-            complain("value out of range")
-        }
-        Ok(value) => Ok(value),
-        Err(_) => complain("invalid syntax"),
+    match parse_uint(text).and_then(|value| i64::try_from(value).ok()) {
+        Some(integer) => Ok(integer as f64),
+        None => parse_float(text),
     }
 }
 
-fn parse_integer(text: &str) -> Option<i64> {
+/// An integer without a sign as Go's `ParseUint` reads it: decimal, or with the prefix `0x`, `0o`,
+/// `0b` or `0`, with underscores between digits. `None` for anything else.
+pub fn parse_uint(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let (digits, base) = match lower.as_bytes() {
         [b'0', b'x', ..] => (&lower[2..], 16),
@@ -237,8 +230,9 @@ fn parse_integer(text: &str) -> Option<i64> {
     };
     let digits = digits.replace('_', "");
     // `from_str_radix` would accept a sign here.
-    digits.bytes().all(|b| b.is_ascii_alphanumeric()).then_some(())?;
-    i64::from_str_radix(&digits, base).ok()
+    let is_integer = digits.bytes().all(|b| b.is_ascii_alphanumeric());
+    (is_integer && underscores_are_inside(text)).then_some(())?;
+    u64::from_str_radix(&digits, base).ok()
 }
 
 /// Like Go's `%g`: shortest digits, exponent form below 1e-4 and from 1e6 on.
@@ -301,7 +295,7 @@ mod tests {
     #[test]
     fn floats_are_those_of_go() {
         for (text, value) in [("1_0", 10.0), ("1_0.5e1_0", 10.5e10), (".5", 0.5), ("1.", 1.0)] {
-            assert_eq!(parse_float(text), Some(value), "{text}");
+            assert_eq!(parse_float(text), Ok(value), "{text}");
         }
         for (text, value) in [
             ("0x1p-2", 0.25),
@@ -320,18 +314,19 @@ mod tests {
             ("0x1.fffffffffffffp1023", f64::MAX),
             ("0x10000000000000000000000p-88", 1.0),
         ] {
-            assert_eq!(parse_float(text), Some(value), "{text}");
+            assert_eq!(parse_float(text), Ok(value), "{text}");
         }
-        for text in
-            ["0x1", "0x1.8", "0xp1", "0x.p1", "0x1p", "0x1p+", "0x1p1.0", "0x1g0p1", "0x1p1024"]
-        {
-            assert_eq!(parse_float(text), None, "{text}");
+        assert_eq!(parse_float("-Infinity"), Ok(f64::NEG_INFINITY));
+        assert!(parse_float("nAn").is_ok_and(f64::is_nan));
+        for text in [
+            "0x1", "0x1.8", "0xp1", "0x.p1", "0x1p", "0x1p+", "0x1p1.0", "0x1g0p1", "+nan", "_1",
+            "1_", "1_e999", "1__0", "1_.5", "", " 1", "in_f", "1e", "1e_5", "++1", "one",
+        ] {
+            let error = parse_float(text).unwrap_err();
+            assert!(error.ends_with("invalid syntax"), "{text}: {error}");
         }
-        assert_eq!(parse_float("-Infinity"), Some(f64::NEG_INFINITY));
-        assert!(parse_float("nAn").is_some_and(f64::is_nan));
-        for text in ["+nan", "1e400", "-1e400", "_1", "1_", "1__0", "1_.5", "", " 1", "in_f", "1e"]
-        {
-            assert_eq!(parse_float(text), None, "{text}");
+        for text in ["1e400", "-1e400", "0x1p1024"] {
+            assert!(parse_float(text).unwrap_err().ends_with("value out of range"), "{text}");
         }
     }
 

@@ -119,7 +119,7 @@ impl RuleFile {
         let groups = check::check(file, options, &mut held)?;
         // The values of the text took the memory of all keys that a rule may have, twice.
         let bytes = groups.iter().map(FileGroup::text_bytes).fold(0, usize::saturating_add) as u64;
-        held.shrink(held.bytes().saturating_sub(bytes));
+        held.shrink_to(bytes);
         Ok((RuleFile { groups, has_more_documents }, held))
     }
 }

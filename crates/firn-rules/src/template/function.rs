@@ -5,16 +5,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use firn_model::{PATTERN_DEPTH_MAX, pattern_tree_bytes, rust_group_name, rust_pattern_anywhere};
-use firn_promql::go_quote;
+use firn_promql::{go_quote, parse_float};
 use regex::{Captures, Regex, RegexBuilder};
 
 use super::exec::{Run, too_long};
 use super::float::{format_float, four_digits};
-use super::number::parse_float;
 use super::text::{
     join_host_port, query_escape, split_host_port, title, to_lower, to_upper, url_path,
 };
-use super::time::time_text;
+use super::time::{seconds, time_text};
 use super::value::{Indirection, IntType, Sample, UintType, Value, ValueMap};
 
 /// The steps that a query counts.
@@ -373,7 +372,7 @@ fn to_float(value: &Value) -> Result<f64, String> {
         Value::String(text) => parse_float(text),
         Value::Int(value, IntType::Int | IntType::Int64) => Ok(*value as f64),
         Value::Uint(value, UintType::Uint64) => Ok(*value as f64),
-        Value::Int(ns, IntType::Duration) => Ok(super::method::seconds(*ns)),
+        Value::Int(ns, IntType::Duration) => Ok(seconds(*ns)),
         other => Err(format!("can't convert {} to float", other.type_name())),
     }
 }

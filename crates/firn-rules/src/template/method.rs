@@ -4,8 +4,8 @@ use firn_promql::histogram_text;
 
 use super::function::{Parameter, Signature};
 use super::time::{
-    DateTime, TIME_NS_MAX, duration_text, format_time, month_name, round_duration, time_go_text,
-    time_text, truncate_duration, weekday_name,
+    DateTime, TIME_NS_MAX, duration_text, format_time, month_name, round_duration, seconds,
+    time_go_text, time_text, truncate_duration, units, weekday_name,
 };
 use super::value::{Indirection, IntType, Value};
 
@@ -148,18 +148,6 @@ fn time_method(ns: i128, name: &str, args: &[Value]) -> Option<Value> {
         "GoString" => Value::text(time_go_text(ns)),
         _ => return None,
     })
-}
-
-/// Seconds of nanoseconds, as Go divides.
-pub(super) fn seconds(ns: i64) -> f64 {
-    units(ns, 1_000_000_000)
-}
-
-/// The whole units and the fraction are divided separately, as in Go.
-fn units(ns: i64, unit_ns: i64) -> f64 {
-    let whole = ns.checked_div(unit_ns).unwrap_or(0);
-    let rest = ns.checked_rem(unit_ns).unwrap_or(0);
-    whole as f64 + rest as f64 / unit_ns as f64
 }
 
 fn duration_method(ns: i64, name: &str, args: &[Value]) -> Option<Value> {

@@ -1,6 +1,6 @@
 //! Numbers and characters as Go reads them from text.
 
-use firn_promql::go_quote;
+use firn_promql::{go_quote, parse_float, parse_uint};
 
 /// A number of a template. Its syntax may fit several types.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,113 +99,6 @@ pub(super) fn parse_int(text: &str) -> Option<i64> {
     }
 }
 
-/// An integer without a sign: decimal, or with the prefix `0x`, `0o`, `0b` or `0`.
-fn parse_uint(text: &str) -> Option<u64> {
-    let prefixes = [("0x", 16), ("0X", 16), ("0o", 8), ("0O", 8), ("0b", 2), ("0B", 2), ("0", 8)];
-    let prefixed = prefixes
-        .iter()
-        .find_map(|(prefix, radix)| Some((text.strip_prefix(prefix)?, *radix)))
-        .filter(|_| text.len() > 1);
-    let (digits, radix) = prefixed.unwrap_or((text, 10));
-    if !has_separators_inside(digits, prefixed.is_some()) {
-        return None;
-    }
-    let plain = digits.replace('_', "");
-    // `from_str_radix` would accept a sign here.
-    plain.chars().all(|c| c.is_digit(radix)).then_some(())?;
-    u64::from_str_radix(&plain, radix).ok()
-}
-
-/// Whether each underscore is between digits, or between a prefix and a digit.
-fn has_separators_inside(digits: &str, is_prefixed: bool) -> bool {
-    let mut after_digit = is_prefixed;
-    for byte in digits.bytes() {
-        if byte == b'_' && !after_digit {
-            return false;
-        }
-        after_digit = byte.is_ascii_hexdigit();
-    }
-    !digits.ends_with('_') && !digits.contains("_.") && !digits.contains("_p")
-}
-
-/// A float as Go's `ParseFloat` reads it.
-///
-/// # Errors
-/// Go's message.
-pub(super) fn parse_float(text: &str) -> Result<f64, String> {
-    let fault =
-        |why| Err(format!("strconv.ParseFloat: parsing {}: {why}", go_quote(text.as_bytes())));
-    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
-    let lower = unsigned.to_ascii_lowercase();
-    let special = match lower.as_str() {
-        "inf" | "infinity" => Some(f64::INFINITY),
-        "nan" if unsigned.len() == text.len() => Some(f64::NAN),
-        _ => None,
-    };
-    if let Some(value) = special {
-        return Ok(sign * value);
-    }
-    if !lower.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
-        return fault("invalid syntax");
-    }
-    let magnitude = match lower.strip_prefix("0x") {
-        Some(digits) if has_separators_inside(digits, true) => parse_hex_float(digits),
-        Some(_) => None,
-        // An `e` between digits is no separator.
-        None if has_separators_inside(&lower, false)
-            && !lower.contains("_e")
-            && !lower.contains("e_") =>
-        {
-            lower.replace('_', "").parse::<f64>().ok()
-        }
-        None => None,
-    };
-    match magnitude {
-        None => fault("invalid syntax"),
-        Some(value) if value.is_infinite() => fault("value out of range"),
-        Some(value) => Ok(sign * value),
-    }
-}
-
-/// `1.8p-3`: hexadecimal digits and a decimal exponent of 2.
-fn parse_hex_float(text: &str) -> Option<f64> {
-    let (digits, exponent) = text.split_once('p')?;
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    let mut mantissa = 0u64;
-    let mut scale = 0i64;
-    let mut count = 0u32;
-    for (digit, is_fraction) in
-        whole.chars().map(|c| (c, false)).chain(fraction.chars().map(|c| (c, true)))
-    {
-        if digit == '_' {
-            continue;
-        }
-        let value = u64::from(digit.to_digit(16)?);
-        count = 1;
-        if mantissa < 1 << 58 {
-            mantissa = mantissa << 4 | value;
-            scale = scale.saturating_sub(if is_fraction { 4 } else { 0 });
-        } else {
-            // Beyond the precision: a digit only decides the rounding.
-            mantissa |= u64::from(value != 0);
-            scale = scale.saturating_add(if is_fraction { 0 } else { 4 });
-        }
-    }
-    let exponent = exponent.replace('_', "").parse::<i64>().ok()?.saturating_add(scale);
-    if count == 0 {
-        return None;
-    }
-    let mut value = mantissa as f64;
-    let mut left = i32::try_from(exponent.clamp(-4_000, 4_000)).ok()?;
-    while left != 0 && value != 0.0 && value.is_finite() {
-        let step = left.clamp(-500, 500);
-        value *= 2f64.powi(step);
-        left = left.saturating_sub(step);
-    }
-    Some(value)
-}
-
 /// A character of a quoted text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Escaped {
@@ -275,24 +168,6 @@ fn hex(digits: &str, radix: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn floats_are_read_as_in_go() {
-        let f = |text: &str| parse_float(text).unwrap();
-        assert_eq!(f(".12"), 0.12);
-        assert_eq!(f("1_000.5"), 1000.5);
-        assert_eq!(f("0x1.8p-1"), 0.75);
-        assert_eq!(f("0x.8p1"), 1.0);
-        assert_eq!(f("-iNf"), f64::NEG_INFINITY);
-        assert!(f("nan").is_nan());
-        for wrong in [
-            "", "one", "+nan", "1e", "_1", "1_", "1__0", "1_.5", "0x1", "0xp1", " 1", "1e_5", "++1",
-        ] {
-            let error = parse_float(wrong).unwrap_err();
-            assert!(error.ends_with("invalid syntax"), "{wrong}: {error}");
-        }
-        assert!(parse_float("1e400").unwrap_err().ends_with("value out of range"));
-    }
 
     #[test]
     fn numbers_fit_the_types_of_their_syntax() {

@@ -301,6 +301,18 @@ fn push_year(out: &mut String, year: i64) -> std::fmt::Result {
     write!(out, "{sign}{:04}", year.unsigned_abs())
 }
 
+/// Seconds of nanoseconds, as Go divides.
+pub(super) fn seconds(ns: i64) -> f64 {
+    units(ns, 1_000_000_000)
+}
+
+/// The whole units and the fraction are divided separately, as in Go.
+pub(super) fn units(ns: i64, unit_ns: i64) -> f64 {
+    let whole = ns.checked_div(unit_ns).unwrap_or(0);
+    let rest = ns.checked_rem(unit_ns).unwrap_or(0);
+    whole as f64 + rest as f64 / unit_ns as f64
+}
+
 /// As Go's `Duration.String`: `1h2m0.5s`.
 #[expect(clippy::arithmetic_side_effects, reason = "divisors are constants")]
 pub(super) fn duration_text(ns: i64) -> String {

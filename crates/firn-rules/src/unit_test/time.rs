@@ -3,13 +3,11 @@
 use std::fmt::Write;
 
 use firn_model::Timestamp;
+use firn_promql::parse_float;
 
 /// Milliseconds since 1970 of a number of seconds or of a time in RFC 3339.
 pub(super) fn parse_time(text: &str) -> Option<Timestamp> {
-    // Go's numbers may have `_` between digits.
-    let plain = text.replace('_', "");
-    let number = if has_grouped_digits(text) { plain.as_str() } else { text };
-    match number.parse::<f64>() {
+    match parse_float(text) {
         Ok(seconds) if seconds.is_finite() => {
             #[expect(clippy::cast_possible_truncation, reason = "saturates")]
             let ms = (seconds * 1_000.0).trunc() as i64;
@@ -47,16 +45,6 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let minutes = minutes.checked_add(minute)?.checked_sub(offset_minutes)?;
     let seconds = minutes.checked_mul(60)?.checked_add(second)?;
     seconds.checked_mul(1_000)?.checked_add(ms.parse().ok()?)
-}
-
-/// Whether each `_` of a number is between digits.
-fn has_grouped_digits(text: &str) -> bool {
-    let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_digit);
-    let bytes = text.as_bytes();
-    let is_between = |at: usize| {
-        is_digit(bytes.get(at.wrapping_sub(1))) && is_digit(bytes.get(at.wrapping_add(1)))
-    };
-    (0..bytes.len()).filter(|at| bytes.get(*at) == Some(&b'_')).all(is_between)
 }
 
 /// Numbers of digits alone, as many and as long as `lens`.

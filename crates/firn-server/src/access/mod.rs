@@ -37,7 +37,7 @@ use self::files::{CUT_REST, VersionFiles};
 use self::line_log::{InputFile, LineLog};
 use self::login::{Accounts, Credentials, LoginRefusal, Logins, TokenDigest};
 use self::web_config::{ClientAuth, ClientRules, ConfigMemory};
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 use crate::wire::number::rfc3339;

@@ -195,7 +195,7 @@ impl<S> Next<S> {
     /// Releases the memory that neither the waiting rows nor `other` use.
     fn release_to(&mut self, other: &RowBatch) {
         let used = self.group.rows.heap_bytes() + other.heap_bytes();
-        self.held.shrink(self.held.bytes().saturating_sub(used));
+        self.held.shrink_to(used);
     }
 }
 

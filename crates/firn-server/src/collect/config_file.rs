@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::files::LocalFiles;
 use super::support::keys_without_effect;
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 

@@ -143,8 +143,7 @@ impl Families {
             is_used
         });
         self.bytes = self.bytes.saturating_sub(freed);
-        let over = self.held.bytes().saturating_sub(self.bytes + self.bytes / 8);
-        self.held.shrink(over);
+        self.held.shrink_to(self.bytes + self.bytes / 8);
         let missing = self.bytes.saturating_sub(self.held.bytes());
         self.held.take(missing);
     }

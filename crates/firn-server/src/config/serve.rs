@@ -16,7 +16,7 @@ use super::values::{
     SlowTier, Span, Switch, Unlimited, Unset, Zero,
 };
 use crate::access::GateOptions;
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 use crate::http::hostname;
 use crate::machine;
 use crate::rules::RuleOptions;

@@ -13,7 +13,8 @@ use firndb::Db;
 use serde_json::{Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, write_error_json};
-use crate::app::{App, clock_ms};
+use crate::app::App;
+use crate::clock::clock_ms;
 use crate::http::auth::Caller;
 use crate::http::params::{Params, parse_bool};
 use crate::http::roles::{Access, Methods, Routes};

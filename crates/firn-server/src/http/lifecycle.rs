@@ -83,7 +83,7 @@ async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<
         if held.bytes() < text.capacity() as u64 {
             held = app.metrics_memory.reserve(app, text.len() as u64)?;
         }
-        held.shrink(held.bytes().saturating_sub(text.capacity() as u64));
+        held.shrink_to(text.capacity() as u64);
         Ok(Payload::new(text, packing, Some(held)))
     };
     let payload = match last_bytes > METRICS_BYTES_HERE_MAX {

@@ -13,7 +13,8 @@ use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::access::account::User;
 use crate::answer::{ApiError, JSON, Packing, Payload};
-use crate::app::{App, QueryDesk, Ready, clock_ms, monotonic_ns};
+use crate::app::{App, QueryDesk, Ready};
+use crate::clock::{clock_ms, monotonic_ns};
 use crate::held_body::HeldBody;
 use crate::http::auth::Caller;
 use crate::http::params::Params;

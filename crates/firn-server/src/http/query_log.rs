@@ -8,7 +8,7 @@ use firndb::QueryTime;
 use serde_json::{Map, Value, json};
 
 use crate::answer::ApiError;
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 use crate::http::auth::Caller;
 use crate::wire::number::rfc3339;
 use crate::wire::query_stats::{Timings, cost_fields, timing_fields};

@@ -250,7 +250,7 @@ fn whole(app: &App, mut reading: Reading, queries: Vec<ReadQuery>) -> Result<Pay
         Error::too_large(why).because(e)
     })?;
     drop(message);
-    held.shrink(held.bytes().saturating_sub(packed.capacity() as u64));
+    held.shrink_to(packed.capacity() as u64);
     Ok(Payload::new(packed, Packing::Plain, Some(held)))
 }
 

@@ -7,7 +7,8 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
-use crate::app::{App, clock_ms};
+use crate::app::App;
+use crate::clock::clock_ms;
 use crate::http::Shared;
 use crate::http::params::{Params, url_budget};
 use crate::http::roles::{Access, Methods, Routes};

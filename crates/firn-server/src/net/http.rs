@@ -23,7 +23,7 @@ use super::service::{Accepted, BoundService, Service, Stopping, stopped};
 use super::socket::{Exchange, Socket};
 use super::table::{ConnectionHandle, ConnectionTable};
 use crate::answer;
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 
 /// The usual [`HttpOptions::buffer_bytes_max`]. With hyper's default of 400 KiB this buffer would
 /// be most of the memory of an idle sender.

@@ -17,65 +17,16 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::limits::ConnectionLimits;
 use crate::access::network;
-use crate::machine::usable_connections;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 
-/// Connections that are not admitted: those before their first request, and those whose request
-/// waits for admission or needs none. Fewer if the process may have few open files.
-pub(crate) const PENDING_MAX: usize = 128;
 /// A connection is not evicted before this time: its request may have arrived already, and its task
 /// waits for a thread.
 const YOUNG_FOR: Duration = Duration::from_millis(25);
 /// A request waits this long for admission.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Limits of a service's connections.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionLimits {
-    pub(crate) connections_max: usize,
-    pub(crate) pending_max: usize,
-    /// Of one client: an address, or an IPv6 network of 64 bits.
-    pub(crate) per_client_max: usize,
-    /// The same for clients on this machine.
-    pub(crate) per_local_client_max: usize,
-}
-
-impl ConnectionLimits {
-    /// Without `per_client_max` a client may have half of the connections, and one on this machine
-    /// all of them.
-    pub(crate) fn new(connections_max: usize, per_client_max: Option<usize>) -> ConnectionLimits {
-        ConnectionLimits {
-            connections_max,
-            pending_max: PENDING_MAX,
-            per_client_max: per_client_max.unwrap_or(connections_max.div_ceil(2)),
-            per_local_client_max: per_client_max.unwrap_or(connections_max),
-        }
-    }
-
-    /// The same, reduced to the connections that the limit on open files allows.
-    pub(crate) fn within_open_files(
-        connections_max: usize,
-        per_client_max: Option<usize>,
-    ) -> ConnectionLimits {
-        let usable = usable_connections(connections_max);
-        let limits = ConnectionLimits::new(usable.admitted, per_client_max);
-        ConnectionLimits { pending_max: usable.pending, ..limits }
-    }
-
-    /// Requests that wait for admission; further ones are refused at once. The other pending
-    /// connections are left to requests that need no admission.
-    fn waiting_max(&self) -> usize {
-        self.pending_max / 2
-    }
-
-    /// Evicted connections that still have their descriptors. Their tasks close them at once, but a
-    /// flood would be accepted faster.
-    fn closing_max(&self) -> usize {
-        (self.pending_max / 4).max(1)
-    }
-}
 
 /// The open connections of a service.
 #[derive(Debug)]
@@ -559,6 +510,7 @@ impl Drop for Raised<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::limits::PENDING_MAX;
 
     fn table_of(connections_max: usize, per_client_max: usize) -> Arc<ConnectionTable> {
         ConnectionTable::new(ConnectionLimits {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Method, Request, Response};
 use firn_env::given_file::read_once;
+use firn_fetch::with_causes;
 use firn_model::{Error, Result};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -24,7 +25,6 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout_at};
 
 use super::BUFFER_BYTES_MAX;
-use super::origin::causes;
 use crate::config::{CacheConfig, FilePath, Or, Unset};
 
 // An unreachable host must not block a dashboard for minutes.
@@ -81,7 +81,7 @@ impl OriginClient {
             (sent, _) => sent,
         }
         .map_err(|error| match error {
-            SendError::Failed(error) => causes(error.to_string(), &error),
+            SendError::Failed(error) => with_causes(&error),
             SendError::Stalled => "no progress within --origin-timeout".to_owned(),
         })
     }

@@ -54,7 +54,7 @@ use self::range::is_in_key;
 use crate::access::Gate;
 use crate::admin_listener::AdminListener;
 use crate::answer::{JSON, Packing, Payload, no_content, text};
-use crate::app::clock_ms;
+use crate::clock::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
 use crate::flights::Flights;
 use crate::http::auth::{self, Caller, is_permitted};

@@ -12,6 +12,7 @@ use axum::http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{Method, Request, Response, StatusCode, Uri};
 use bytes::Bytes;
+use firn_fetch::with_causes;
 use firn_model::{Error, Reservation, Result, Timestamp};
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming, SizeHint};
@@ -129,7 +130,7 @@ impl Origin {
                 let cut = Arc::clone(&cut);
                 Body::new(body.map_err(move |error| {
                     // The first error is the last item of a body.
-                    let _ = cut.set(causes(error.to_string(), &error));
+                    let _ = cut.set(with_causes(&error));
                     error
                 }))
             }
@@ -173,7 +174,7 @@ impl Origin {
                 None => return with_sentence(Response::from_parts(parts, Body::empty())),
                 Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
                 Some(Err(error)) => {
-                    return unreachable_origin(&self.url, &causes(error.to_string(), &error));
+                    return unreachable_origin(&self.url, &with_causes(&error));
                 }
             };
             if !data.is_empty() {
@@ -301,7 +302,7 @@ where
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             self.timer = None;
             return Poll::Ready(frame.map(|frame| {
-                let frame = frame.map_err(|e| io::Error::other(causes(e.to_string(), &e)))?;
+                let frame = frame.map_err(|e| io::Error::other(with_causes(&e)))?;
                 self.clock.moved(frame.data_ref().map_or(0, Bytes::len));
                 Ok(frame)
             }));
@@ -467,16 +468,6 @@ fn not_forwarded() -> Response<Body> {
 
 fn failure(status: StatusCode, kind: &str, error: &str) -> Response<Body> {
     Payload::new(json::failure(kind, error), Packing::Plain, None).answer(status, JSON)
-}
-
-/// `text` with the causes of `error`.
-pub(super) fn causes(mut text: String, error: &dyn std::error::Error) -> String {
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 #[cfg(test)]

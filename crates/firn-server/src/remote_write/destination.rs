@@ -21,7 +21,8 @@ use super::share::{MemoryShare, WINDOW_LEN_MAX, samples_bytes};
 use super::window::{
     OutgoingSample, RequestLimits, SendWindow, batch_bytes_max, batch_request, batches,
 };
-use crate::app::{App, clock_ms};
+use crate::app::App;
+use crate::clock::clock_ms;
 use crate::collect::USER_AGENT;
 use crate::metadata::Metadata;
 use crate::throttle::Throttle;
@@ -421,7 +422,7 @@ impl Feed {
         self.samples.clear();
         self.samples.shrink_to(to.share.window_len_max(0));
         let kept = samples_bytes(to.share.window_len_max(0));
-        self.memory.shrink(self.memory.bytes().saturating_sub(kept));
+        self.memory.shrink_to(kept);
     }
 
     fn save_position(&mut self) -> Result<()> {

@@ -108,7 +108,7 @@ impl OutgoingLabels {
         let is_full = self.recent_bytes + bytes > self.bytes_max / 2;
         if is_full || self.memory.grow(bytes).is_err() {
             self.older = std::mem::take(&mut self.recent);
-            self.memory.shrink(self.memory.bytes().saturating_sub(self.recent_bytes));
+            self.memory.shrink_to(self.recent_bytes);
             self.recent_bytes = 0;
             if self.memory.grow(bytes).is_err() {
                 return;

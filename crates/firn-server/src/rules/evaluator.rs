@@ -15,11 +15,11 @@ use firndb::{Db, QueryOptions};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::load::EvaluationSettings;
-use super::manager::RuleOptions;
 use super::metrics::{RuleCounters, TimeSum};
+use super::options::{RuleLimits, RuleOptions};
 use super::saved;
 use super::stage::StageQueries;
-use super::storage::{RuleLimits, RuleStorage, SeriesCache};
+use super::storage::{RuleStorage, SeriesCache};
 use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
 use super::templates::BoundedTemplates;
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};

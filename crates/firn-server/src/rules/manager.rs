@@ -1,64 +1,26 @@
 //! The threads that evaluate groups, and the way of a configuration to them.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use firn_collect::config::{Config, Files};
-use firn_model::{Budget, CancelToken, Error, Pool, QueryContext, Reservation, Result, Timestamp};
-use firndb::{Db, QueryOptions};
+use firn_model::{CancelToken, Error, Pool, QueryContext, Reservation, Result};
+use firndb::Db;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::MissedTickBehavior;
 
 use super::evaluator::GroupEvaluator;
 use super::load::{LoadedRules, load};
+use super::options::RuleOptions;
 use super::view::ShownGroup;
 use crate::collect::{Apply, ConfigPart, LoadedFile, LocalFiles};
 use crate::machine::check_thread_mappings;
 use crate::metrics_text::MetricsText;
 use crate::net::{Stopping, stopped};
 use crate::notify::{CheckedAlertmanagers, Notifier};
-
-/// Settings of the evaluation of rules.
-#[derive(Clone)]
-pub(crate) struct RuleOptions {
-    /// Groups, and rules of a group that do not read each other's results, that are evaluated at
-    /// the same time.
-    pub(crate) thread_count: usize,
-    /// Memory of all rules and their notifications, which nothing else uses while there are rules.
-    pub(crate) budget: Budget,
-    pub(crate) memory_bytes: u64,
-    pub(crate) query: QueryOptions,
-    /// Of one query.
-    pub(crate) timeout: Duration,
-    /// The age of the oldest state of an alert that a start restores.
-    pub(crate) outage_ms: i64,
-    /// The time that a restored alert stays pending at least.
-    pub(crate) grace_ms: i64,
-    /// The time between two deliveries of an alert.
-    pub(crate) resend_ms: i64,
-    /// Alerts that wait for one Alertmanager.
-    pub(crate) queue_len_max: usize,
-    /// The labels of this server, which replace those of the configuration.
-    pub(crate) external_labels: BTreeMap<String, String>,
-    /// Called by a thread without work.
-    pub(crate) on_idle: fn(),
-    /// The current time.
-    pub(crate) clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
-}
-
-impl fmt::Debug for RuleOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuleOptions")
-            .field("thread_count", &self.thread_count)
-            .field("memory_bytes", &self.memory_bytes)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Evaluates the rules of the configuration.
 #[derive(Debug)]

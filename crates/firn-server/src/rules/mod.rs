@@ -14,13 +14,14 @@
 //! evaluation; memory of results, series and texts of alerts is reserved first; alerts are saved
 //! before they are sent.
 //!
-//! Reading order: `view`, `load`, `table`, `watch`, `stage`, `storage`, `templates`, `saved`,
-//! `evaluator`, `manager`, `metrics`.
+//! Reading order: `options`, `view`, `load`, `table`, `watch`, `stage`, `storage`, `templates`,
+//! `saved`, `evaluator`, `manager`, `metrics`.
 
 mod evaluator;
 mod load;
 mod manager;
 mod metrics;
+mod options;
 mod saved;
 mod stage;
 mod storage;
@@ -32,5 +33,6 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::manager::{RuleManager, RuleOptions};
+pub(crate) use self::manager::RuleManager;
+pub(crate) use self::options::RuleOptions;
 pub(crate) use self::view::{LastEvaluation, RuleOutcome, ShownGroup};

@@ -13,7 +13,7 @@ use firn_promql::{QueryOutput, SharedExprs, SharedResults};
 use firndb::{Db, Snapshot};
 use parking_lot::{Condvar, Mutex};
 
-use super::storage::RuleLimits;
+use super::options::RuleLimits;
 use super::watch::QueryWatch;
 
 /// The queries of the rules of a stage. A thread takes a batch: queries that share parts.

@@ -11,24 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_model::{
-    Budget, CancelToken, Error, ErrorKind, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
+    CancelToken, Error, ErrorKind, LabelLimits, Labels, METRIC_NAME, Matcher, PointValue,
     QueryContext, Reservation, Result, RowBatch, SeriesRef, TimeRange, Timestamp, is_stale_nan,
 };
 use firn_promql::{HeldMemory, QueryOutput, SharedExprs, Value, prepare};
 use firn_rules::group::{ALERT_NAME, ALERTS, ALERTS_FOR_STATE, ForStateSample, ResultRow, Storage};
-use firndb::{Db, ForeignMember, QueryOptions, QueryTime};
+use firndb::{Db, ForeignMember, QueryTime};
 
+use super::options::RuleLimits;
 use super::stage::{StageQueries, StageResult};
 use super::watch::QueryWatch;
-
-/// Limits of queries of rules.
-#[derive(Clone, Debug)]
-pub(super) struct RuleLimits {
-    pub(super) query: QueryOptions,
-    pub(super) timeout: Duration,
-    /// The memory of all rules together.
-    pub(super) budget: Budget,
-}
 
 /// The references of the series that a group wrote at its last evaluation.
 #[derive(Debug, Default)]
@@ -122,7 +114,7 @@ impl<'a> RuleStorage<'a> {
     /// How long each rule took, and the memory of the series that the group keeps.
     pub(super) fn finish(self) -> (Vec<Duration>, Reservation) {
         let mut work = self.work.into_inner();
-        work.held.shrink(work.held.bytes().saturating_sub(work.series_bytes));
+        work.held.shrink_to(work.series_bytes);
         (work.rule_times, work.held)
     }
 

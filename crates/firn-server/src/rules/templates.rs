@@ -67,7 +67,7 @@ impl<'a> BoundedTemplates<'a> {
         let reserve = |bytes: usize| {
             let held = &mut *working.borrow_mut();
             held.cover(bytes as u64).map_err(|error| self.refuse(&error))?;
-            held.shrink(held.bytes().saturating_sub(bytes as u64));
+            held.shrink_to(bytes as u64);
             Ok(())
         };
         let expanded = self.templates.expand_within(text, rule, (point, slot), &reserve)?;
@@ -122,7 +122,7 @@ impl Expand for BoundedTemplates<'_> {
         let memory = &mut *self.memory.borrow_mut();
         memory.used_bytes = memory.used_bytes.saturating_sub(bytes);
         // The queries of the next rules may need it.
-        memory.held.shrink(memory.held.bytes().saturating_sub(memory.used_bytes));
+        memory.held.shrink_to(memory.used_bytes);
     }
 
     fn is_short_of_memory(&self) -> bool {

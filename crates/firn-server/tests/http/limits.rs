@@ -3,11 +3,10 @@
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
 
-use crate::Running;
 use crate::client::{Answer, api, api_error, form, get, import, send, url};
 use crate::write_request::{Message, series};
+use crate::{Running, wait_until};
 
 /// A server with 500 series that runs one query at a time.
 fn with_one_place() -> Running {
@@ -37,14 +36,6 @@ fn metric(at: SocketAddr, name: &str) -> f64 {
     let text = get(at, "/metrics").text();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
-}
-
-pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::yield_now();
-    }
 }
 
 /// The evaluation stops long before its end, no response is sent, and its slot is free.

@@ -27,7 +27,7 @@ mod xor_decoder;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Command, FromArgMatches};
 use firn_server::{Flags, HostProcess, ServeConfig, Server};
@@ -83,4 +83,24 @@ fn try_start(data: &Path, args: &[&str]) -> firn_server::Result<Server> {
 fn wait_until_ready(server: &mut Server) {
     let ready = server.wait_until_ready(Duration::from_secs(60)).expect("the database opens");
     assert!(ready, "the database takes over a minute to open");
+}
+
+/// Attempts again and again until there is a value. An error describes the state instead of it.
+///
+/// # Panics
+/// After a minute, with the last error: the test cannot continue.
+fn wait_for<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match attempt() {
+            Ok(value) => return value,
+            Err(found) => assert!(Instant::now() < deadline, "still {found}"),
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// As [`wait_for`], for a condition.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    wait_for(|| is_so().then_some(()).ok_or_else(|| format!("not: {what}")));
 }

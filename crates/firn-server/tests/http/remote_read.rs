@@ -2,12 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
 
-use crate::Running;
 use crate::client::{Answer, form, get, import, send, unchunk};
 use crate::write_request::{Message, series};
-use crate::xor_decoder;
+use crate::{Running, wait_until, xor_decoder};
 
 const STALE_NAN: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
 const SAMPLES: u64 = 0;
@@ -160,14 +158,6 @@ fn metric(at: SocketAddr, name: &str) -> f64 {
     line.trim().parse().expect("a number")
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited a minute for {what}");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn both_formats_return_the_same_requested_samples() {
     let server = Running::start(&["--remote-read-frame-bytes=1KiB"]);
@@ -216,7 +206,7 @@ fn both_formats_return_the_same_requested_samples() {
     let answer = ask(at, &request(&queries[..1], &[STREAM]));
     assert!(frame_count(&answer) > 4, "a long series continues in further frames");
     assert!(metric(at, "firn_query_read_samples_total") >= 3_000.0);
-    wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
+    wait_until("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
 }
 
 /// Before, a stream reserved three frames first: with these settings each was 422.
@@ -294,7 +284,7 @@ fn bad_requests_are_refused_in_plain_text() {
     for method in ["GET", "PUT"] {
         assert_eq!(send(at, method, "/api/v1/read", &[], b"").status, 405);
     }
-    wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
+    wait_until("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
 }
 
 #[test]
@@ -366,7 +356,7 @@ fn a_slow_client_costs_no_memory_and_a_disconnected_one_is_dropped() {
         let one = [matcher(0, "number", "007"), matcher(0, "part", "3")];
         samples(at, &[query(0, 1_000, &one)])
     });
-    wait_for("the second read", || metric(at, "firn_remote_read_requests") == 2.0);
+    wait_until("the second read", || metric(at, "firn_remote_read_requests") == 2.0);
     // Memory holds a few frames, and the amount read is the capacity of the sockets.
     let query_bytes = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
     assert!(query_bytes < 8.0 * 1_048_576.0, "{query_bytes} bytes");
@@ -374,10 +364,10 @@ fn a_slow_client_costs_no_memory_and_a_disconnected_one_is_dropped() {
     drop(slow);
     let found = waiting.join().expect("no panic");
     assert_eq!(found[0][0].1.len(), 2);
-    wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
+    wait_until("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
     // A part that a thread was reading for the disconnected client is finished and dropped.
     let reserved = || metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
-    wait_for("the memory of all reads", || reserved() == 0.0);
+    wait_until("the memory of all reads", || reserved() == 0.0);
     let read = metric(at, "firn_query_read_samples_total") - before;
     assert!(read < 1_900_000.0, "{read} samples were read for clients that took few of them");
 
@@ -395,7 +385,7 @@ fn a_client_that_takes_nothing_is_cut_and_sees_it() {
     let at = server.at();
     write_much(at);
     let mut stalled = stalled(at);
-    wait_for("the cut", || metric(at, "firn_remote_read_requests") == 0.0);
+    wait_until("the cut", || metric(at, "firn_remote_read_requests") == 0.0);
     let mut rest = Vec::new();
     // The connection may be reset, or be closed in the middle of the body.
     let _ = stalled.read_to_end(&mut rest);

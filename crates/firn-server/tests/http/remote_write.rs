@@ -2,11 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
-use crate::Running;
 use crate::client::{Answer, api, get, send};
 use crate::write_request::{Message, send_block, series};
+use crate::{Running, wait_for, wait_until};
 
 const T: i64 = 1_700_000_000_000;
 
@@ -293,13 +292,6 @@ fn receivers_that_hang_hold_a_quarter_of_the_memory() {
     };
     let held =
         |server: &Running| metrics(server, "firn_memory_reserved_bytes{pool=\"requests\"}")[0];
-    let wait = |server: &Running, is_done: &dyn Fn() -> bool| {
-        let done = (0..6_000).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            is_done()
-        });
-        assert!(done, "{}", get(server.at(), "/metrics").text());
-    };
     let long = "x".repeat(150);
     let write = |server: &Running| {
         for part in 0..80 {
@@ -314,15 +306,19 @@ fn receivers_that_hang_hold_a_quarter_of_the_memory() {
     write(&without);
     let server = Running::start(&[&config, "--memory=128MiB"]);
     let shards = || metrics(&server, "prometheus_remote_storage_shards_max{");
-    wait(&server, &|| shards().len() == RECEIVERS);
+    wait_until("all receivers have shards", || shards().len() == RECEIVERS);
     write(&server);
     let pending = || metrics(&server, "prometheus_remote_storage_samples_pending{");
-    wait(&server, &|| pending().iter().filter(|count| **count > 0.0).count() == RECEIVERS);
     // A reader of the log reserves its state in steps of 1 MiB.
-    let readers = RECEIVERS as f64 * f64::from(1 << 20);
-    let held = held(&server) - held(&without) - readers;
+    let others = RECEIVERS as f64 * f64::from(1 << 20) + held(&without);
     let quarter = f64::from(32 << 20);
-    assert!(held > quarter / 4.0 && held < quarter, "{held}");
+    wait_for(|| {
+        let (held, waiting) = (held(&server) - others, pending());
+        assert!(held < quarter, "{held}");
+        let all_wait = waiting.iter().filter(|count| **count > 0.0).count() == RECEIVERS;
+        let is_so = all_wait && held > quarter / 4.0;
+        is_so.then_some(()).ok_or_else(|| format!("{held} bytes, {waiting:?} samples"))
+    });
 }
 
 /// The metrics were below `min_shards` while few samples waited.
@@ -337,18 +333,17 @@ fn there_are_never_fewer_shards_than_configured() {
     for body in ["", &format!("m 1 {T}\n")] {
         let path = "/api/v1/import/prometheus";
         assert_eq!(send(server.at(), "POST", path, &[], body.as_bytes()).status, 204);
-        let is_met = (0..1_000).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
+        wait_for(|| {
             let text = get(server.at(), "/metrics").text();
             let shows = |name: &str, value: &str| {
                 let name = format!("prometheus_remote_storage_{name}{{");
                 text.lines().any(|line| line.starts_with(&name) && line.ends_with(value))
             };
             let pending = if body.is_empty() { " 0" } else { " 1" };
-            shows("samples_pending", pending)
+            let is_met = shows("samples_pending", pending)
                 && shows("shards", " 2")
-                && shows("shards_desired", " 2")
+                && shows("shards_desired", " 2");
+            if is_met { Ok(()) } else { Err(text) }
         });
-        assert!(is_met, "{}", get(server.at(), "/metrics").text());
     }
 }

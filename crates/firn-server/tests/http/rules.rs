@@ -1,12 +1,11 @@
 //! Rules, alerts and Alertmanagers over HTTP.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::client::{api, api_error, get, import, send};
-use crate::{Running, start_in, wait_until_ready};
+use crate::{Running, start_in, wait_until, wait_until_ready};
 use tempfile::TempDir;
 
 const CONFIG: &str = "global: {evaluation_interval: 100ms, external_labels: {dc: eu}}\n\
@@ -41,14 +40,6 @@ fn write(folder: &TempDir, rules: &[(&str, &str)]) {
     }
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "waited for {what}");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-}
-
 fn names(rules: &Value) -> Vec<String> {
     let groups = rules["groups"].as_array().expect("a list");
     let rules = groups.iter().flat_map(|group| group["rules"].as_array().expect("a list"));
@@ -60,7 +51,7 @@ fn rules_are_evaluated_and_listed() {
     let server = start(&[("a.yml", RULES)]);
     import(server.at(), "x{job=\"a\"} 3\nx{job=\"b\"} 1\n");
     let group = |idx: usize| api(server.at(), "rules", &[])["groups"][idx].clone();
-    wait_for("an alert", || {
+    wait_until("an alert", || {
         group(0)["rules"][1]["alerts"].as_array().is_some_and(|a| !a.is_empty())
     });
     let (first, second) = (group(0), group(1));
@@ -120,11 +111,11 @@ fn rules_are_evaluated_and_listed() {
     ] {
         assert_eq!(never[key], want, "{never}");
     }
-    wait_for("results", || {
+    wait_until("results", || {
         let result = api(server.at(), "query", &[("query", "x:sum")])["result"].clone();
         result[0]["value"][1] == "4" && result[0]["metric"]["team"] == "a"
     });
-    wait_for("ALERTS", || {
+    wait_until("ALERTS", || {
         let query = [("query", "ALERTS{alertname=\"High\",alertstate=\"firing\",job=\"a\"}")];
         api(server.at(), "query", &query)["result"][0]["value"][1] == "1"
     });
@@ -201,7 +192,7 @@ fn alertmanagers_and_metrics_are_listed() {
     let metrics = || get(server.at(), "/metrics").text();
     for prefix in ["firn", "prometheus"] {
         let evaluations = format!("{prefix}_rule_evaluations_total{{rule_group=\"{file};one\"}} ");
-        wait_for("an evaluation", || {
+        wait_until("an evaluation", || {
             let metrics = metrics();
             let line = metrics.lines().find_map(|line| line.strip_prefix(&evaluations));
             line.is_some_and(|count| count != "0")
@@ -212,7 +203,7 @@ fn alertmanagers_and_metrics_are_listed() {
         assert!(metrics().contains(&failed), "{}", metrics());
     }
     import(server.at(), "x{job=\"a\"} 3\n");
-    wait_for("a failed delivery", || {
+    wait_until("a failed delivery", || {
         let metrics = metrics();
         let errors = "prometheus_notifications_errors_total{alertmanager=\"http://127.0.0.1:1/api/v2/alerts\"} ";
         metrics.lines().any(|line| line.strip_prefix(errors).is_some_and(|count| count != "0"))

@@ -7,15 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::Running;
 use crate::client::{api, get, send};
-use crate::limits::wait_until;
+use crate::{Running, wait_for, wait_until};
 
 /// A target that answers every request with the same bytes, until it is dropped.
 struct TargetServer {
@@ -144,8 +143,7 @@ fn wait_for_targets(
     at: SocketAddr,
     mut condition: impl FnMut(&BTreeMap<String, Value>) -> bool,
 ) -> BTreeMap<String, Value> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    wait_for(|| {
         let data = api(at, "targets", &[("state", "active")]);
         let targets: BTreeMap<String, Value> = data["activeTargets"]
             .as_array()
@@ -156,12 +154,8 @@ fn wait_for_targets(
                 (address.to_owned(), target.clone())
             })
             .collect();
-        if condition(&targets) {
-            return targets;
-        }
-        assert!(Instant::now() < deadline, "the targets stay {targets:#?}");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
+        if condition(&targets) { Ok(targets) } else { Err(format!("{targets:#?}")) }
+    })
 }
 
 fn health(targets: &BTreeMap<String, Value>, address: SocketAddr) -> &str {
@@ -179,15 +173,11 @@ fn values(at: SocketAddr, query: &str) -> BTreeMap<String, String> {
 fn wait_for_values(at: SocketAddr, query: &str, want: &[(SocketAddr, &str)]) {
     let want: BTreeMap<String, String> =
         want.iter().map(|(address, value)| (address.to_string(), (*value).to_owned())).collect();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    wait_for(|| {
         let found = values(at, query);
-        if found == want {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{query} stays {found:?}, expected {want:?}");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
+        let is_so = found == want;
+        is_so.then_some(()).ok_or_else(|| format!("{query} is {found:?}, expected {want:?}"))
+    });
 }
 
 const BODY: &str = "# HELP a_total Number of a.\n# TYPE a_total counter\na_total{x=\"1\"} 5\n\
@@ -601,18 +591,11 @@ fn limits_of_series_refuse_only_the_series_beyond_them() {
         let rest = text.split_once(name).expect("the counter").1;
         rest.lines().next().and_then(|value| value.parse::<f64>().ok()).expect("a number")
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while rejected(&get(at, "/metrics").text()) < 20.0 {
-        assert!(Instant::now() < deadline, "no series is refused");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
+    wait_until("series are refused", || rejected(&get(at, "/metrics").text()) >= 20.0);
     // Five reports, and as many others as there is room.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let count = || api(at, "query", &[("query", "count(m)")])["result"][0]["value"][1].clone();
-    while count() != "10" {
-        assert!(Instant::now() < deadline, "{}", count());
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
+    wait_until("ten are stored", || {
+        api(at, "query", &[("query", "count(m)")])["result"][0]["value"][1] == "10"
+    });
     wait_for_values(at, "m{x=\"00\"}", &[(target.address, "0")]);
     wait_for_values(at, "up", &[(target.address, "1")]);
 }

@@ -4,8 +4,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use crate::client::{api, get, import, send};
-use crate::limits::wait_until;
-use crate::{Running, start_in};
+use crate::{Running, start_in, wait_until};
 
 #[test]
 fn pages_and_health_answer() {
@@ -198,16 +197,10 @@ fn limits_on_series_do_not_concern_its_own_metrics() {
         "--label-name-bytes-max=64",
         "--label-value-bytes-max=64",
     ]);
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    loop {
-        let query = format!("count by (job) ({{job=\"{job}\",__name__=~\"firn_.*\"}}) > 100");
-        let data = api(server.at(), "query", &[("query", &query)]);
-        if data["result"][0]["metric"]["job"] == job {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "limits refuse its own series: {data}");
-        std::thread::yield_now();
-    }
+    let query = format!("count by (job) ({{job=\"{job}\",__name__=~\"firn_.*\"}}) > 100");
+    wait_until("its own series are within the limits", || {
+        api(server.at(), "query", &[("query", &query)])["result"][0]["metric"]["job"] == job
+    });
     // The outcome of a scrape is stored after its samples.
     let target = || api(server.at(), "targets", &[])["activeTargets"][0].clone();
     wait_until("the target is up", || target()["health"] == "up");
@@ -232,15 +225,9 @@ fn limits_on_series_do_not_concern_its_own_metrics() {
 fn it_scrapes_itself_from_the_first_second() {
     let server = Running::start(&["--self-scrape=1h"]);
     let query = format!("up{{job=\"firndb-self\",instance=\"{}\"}}", server.at());
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    loop {
-        let data = api(server.at(), "query", &[("query", &query)]);
-        if data["result"][0]["value"][1] == "1" {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "no sample of its own: {data}");
-        std::thread::yield_now();
-    }
+    wait_until("it has a sample of its own", || {
+        api(server.at(), "query", &[("query", &query)])["result"][0]["value"][1] == "1"
+    });
     // Metadata is stored after the samples.
     let metric = "firn_engine_written_samples_total";
     wait_until("the type of a metric is known", || {

@@ -1,25 +1,20 @@
 //! Targets, metadata, rules and alerts.
 
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
 
-use crate::Running;
 use crate::client::{api, api_error, get, send, url};
 use crate::write_request::Message;
+use crate::{Running, wait_for};
 
 /// A server that has scraped itself.
 fn scraped() -> (Running, Value) {
     let server = Running::start(&["--self-scrape=1h"]);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    let data = wait_for(|| {
         let data = api(server.at(), "targets", &[]);
-        if data["activeTargets"][0]["health"] != "unknown" {
-            return (server, data);
-        }
-        assert!(Instant::now() < deadline, "it never scrapes itself: {data}");
-        std::thread::yield_now();
-    }
+        let is_scraped = data["activeTargets"][0]["health"] != "unknown";
+        if is_scraped { Ok(data) } else { Err(data.to_string()) }
+    });
+    (server, data)
 }
 
 #[test]

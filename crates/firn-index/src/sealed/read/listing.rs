@@ -15,7 +15,7 @@ use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Pool, QueryContext, Reservation, Result, Slot};
 
 use crate::id_set::{IdSet, RunList, skip_to};
-use crate::listing::{LookupOutcome, Presence};
+use crate::presence::{LookupOutcome, Presence};
 use crate::sealed::format::lists::{BUNCH_LISTS, PairPostings, PostingBunch, TableKind};
 use crate::sealed::format::shapes::{PartReader, PartRecord, Shape};
 use crate::sealed::format::strings::StringWalk;

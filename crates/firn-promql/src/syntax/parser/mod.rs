@@ -75,7 +75,7 @@ pub fn prepare(text: &str, context: &QueryContext) -> firn_model::Result<Expr> {
     // The tokens are freed, and most words take less than the reservation.
     let tree_bytes = expr.heap_bytes();
     held.grow(tree_bytes.saturating_sub(held.bytes()))?;
-    held.shrink(held.bytes().saturating_sub(tree_bytes));
+    held.shrink_to(tree_bytes);
     expr._held = Some(Arc::new(held));
     expr.compile(context)?;
     expr.held_bytes = tree_bytes.saturating_add(expr.regex_bytes());
@@ -136,7 +136,7 @@ pub fn parse_selector(text: &str, context: &QueryContext) -> firn_model::Result<
     drop(parser);
     // Storage copies the list.
     let kept_bytes = super::matchers_bytes(&matchers) as u64;
-    held.shrink(held.bytes().saturating_sub(kept_bytes.saturating_mul(2)));
+    held.shrink_to(kept_bytes.saturating_mul(2));
     context.kept.add(held);
     Ok(matchers)
 }

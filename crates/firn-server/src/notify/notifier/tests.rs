@@ -1,5 +1,6 @@
 //! Deliveries to servers on loopback.
 
+use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender as ChannelSender, channel};
@@ -109,12 +110,21 @@ fn metrics(notifier: &Notifier) -> String {
     text.finish()
 }
 
-fn wait_for_metric(notifier: &Notifier, line: &str) {
+/// Waits until `find` returns `wanted`.
+fn wait_for<T: Debug + PartialEq>(wanted: T, find: impl Fn() -> T) {
     let began = Instant::now();
-    while !metrics(notifier).contains(line) {
-        assert!(began.elapsed() < WAIT_MAX, "{line}\n{}", metrics(notifier));
+    loop {
+        let found = find();
+        if found == wanted {
+            return;
+        }
+        assert!(began.elapsed() < WAIT_MAX, "{found:?}, expected {wanted:?}");
         std::thread::park_timeout(Duration::from_millis(5));
     }
+}
+
+fn wait_for_metric(notifier: &Notifier, line: &str) {
+    wait_for(Some(line), || metrics(notifier).contains(line).then_some(line));
 }
 
 #[test]
@@ -296,20 +306,16 @@ fn alertmanagers_of_files_are_discovered() {
     let section =
         format!("{{alertmanagers: [{{file_sd_configs: [{{files: ['{path}']}}], {entry}}}]}}");
     apply(&notifier, &section).unwrap();
-    let wait_for = |ports: &[u16]| {
+    let wait_for_ports = |ports: &[u16]| {
         let wanted: Vec<String> =
             ports.iter().map(|port| format!("http://127.0.0.1:{port}/api/v2/alerts")).collect();
-        let began = Instant::now();
-        while notifier.urls().0 != wanted {
-            assert!(began.elapsed() < WAIT_MAX, "{:?}", notifier.urls());
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+        wait_for(wanted, || notifier.urls().0);
     };
-    wait_for(&[1, 3]);
+    wait_for_ports(&[1, 3]);
     let next = folder.path().join("next.yml");
     std::fs::write(&next, "[{targets: ['127.0.0.1:1', '127.0.0.1:2']}]").unwrap();
     std::fs::rename(&next, &list).unwrap();
-    wait_for(&[1, 2, 3]);
+    wait_for_ports(&[1, 2, 3]);
     notifier.stop(Duration::ZERO);
 }
 
@@ -326,13 +332,6 @@ fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays(
         std::fs::write(&next, format!("[{{targets: [{}]}}]", targets.join(","))).unwrap();
         std::fs::rename(&next, &list).unwrap();
     };
-    let wait_for = |is_done: &dyn Fn() -> bool, what: &str| {
-        let began = Instant::now();
-        while !is_done() {
-            assert!(began.elapsed() < WAIT_MAX, "{what}");
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-    };
     write(3, 1);
     let budget = Budget::unlimited().part_of_setting(8 << 20, "--rule-memory");
     let options = NotifyOptions { queue_len_max: 9, budget, queue_bytes_max: 1 << 20 };
@@ -341,10 +340,10 @@ fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays(
     let path = list.display();
     apply(&notifier, &format!("{{alertmanagers: [{{file_sd_configs: [{{files: ['{path}']}}]}}]}}"))
         .unwrap();
-    wait_for(&|| notifier.urls().0.len() == 3, "three");
+    wait_for(3, || notifier.urls().0.len());
     let used_bytes = notifier.destination_budget.usage().used_bytes;
     write(1_000, 1);
-    wait_for(&|| !notifier.discovery_failures().is_empty(), "no list is refused");
+    wait_for(1, || notifier.discovery_failures().len());
     let warning = notifier.discovery_failures().concat();
     assert!(warning.contains("list fewer, or raise --rule-memory"), "{warning}");
     assert_eq!(notifier.urls().0.len(), 3);
@@ -353,11 +352,11 @@ fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays(
     for port in [2, 3] {
         write(60, port);
         let ends = format!(":{port}/api/v2/alerts");
-        let is_replaced = || {
+        let replaced = || {
             let (active, _) = notifier.urls();
-            active.len() == 60 && active.iter().all(|url| url.ends_with(&ends))
+            (active.len(), active.iter().all(|url| url.ends_with(&ends)))
         };
-        wait_for(&is_replaced, "sixty");
+        wait_for((60, true), replaced);
         assert_eq!(notifier.discovery_failures(), [""; 0]);
     }
     notifier.stop(Duration::ZERO);
