@@ -152,7 +152,7 @@ pub fn check(path: &Path, setting: &str) -> Result<()> {
 /// pipe that is read. A write that would wait fails.
 ///
 /// A link as the last part of the path is followed only if it belongs to root or to the user of
-/// this process. Other users who may write to the folder cannot choose the file that grows.
+/// this process. Other users with access to the folder cannot choose the file that grows.
 ///
 /// # Errors
 /// Those of opening, and `InvalidInput` for another kind or a link of another user.
@@ -360,7 +360,7 @@ mod tests {
         open_log(Path::new("/dev/null")).unwrap();
     }
 
-    /// Before, a user who may write to the folder of a log made the server append to any of its
+    /// Before, a user with access to the folder of a log made the server append to any of its
     /// files: by a link in place of the log, at the next reopening.
     #[test]
     fn links_of_other_users_are_no_logs() {
