@@ -2,14 +2,17 @@
 //! pipe that no program serves would otherwise block a start, a reload or a stop. The same is true
 //! of the files that tools write.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 use firn_model::{Error, Result};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, readlinkat};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 /// Longest file; lists of authorities have some hundred kilobytes, a user some hundred bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -18,6 +21,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 pub const PEM_BYTES_MAX: u64 = 1 << 20;
 /// Longest file of a password or a token, which is a part of a header.
 pub const CREDENTIAL_BYTES_MAX: u64 = 64 << 10;
+/// Longest chain of links to a log: `/dev/stdout` is one of two.
+const LINKS_MAX: usize = 8;
 
 /// Reads a file that is read once, at the start: a regular file, or a pipe that the process has
 /// already open, as the shell passes `<(command)`. `setting` names it in messages.
@@ -146,15 +151,40 @@ pub fn check(path: &Path, setting: &str) -> Result<()> {
 /// Opens a log to append to it, and creates it if it is missing: a file, a character device, or a
 /// pipe that is read. A write that would wait fails.
 ///
+/// A link as the last part of the path is followed only if it belongs to root or to the user of
+/// this process. Other users with access to the folder cannot choose the file that grows.
+///
 /// # Errors
-/// Those of opening, and `InvalidInput` for another kind.
+/// Those of opening, and `InvalidInput` for another kind or a link of another user.
 pub fn open_log(path: &Path) -> io::Result<File> {
-    let opened = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(nonblocking())
-        .open(path);
+    open_log_trusting(path, |owner| owner == 0 || owner == geteuid().as_raw())
+}
+
+fn open_log_trusting(path: &Path, is_trusted: impl Fn(u32) -> bool) -> io::Result<File> {
+    let mut path = path.to_owned();
+    let mut opened = open_log_by(&path, OFlags::NOFOLLOW);
+    for _ in 0..LINKS_MAX {
+        let is_link = opened.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::LOOP));
+        if !is_link {
+            break;
+        }
+        let (owner, target) = read_link(&path)?;
+        if !is_trusted(owner) {
+            return Err(refused(&format!(
+                "{} is a link of the user {owner}; expected a file, or a link of root or of the \
+                 server's user",
+                path.display()
+            )));
+        }
+        // A descriptor of this process is a link that only the system can follow.
+        if is_in_own_descriptors(&path) {
+            opened = open_log_by(&path, OFlags::empty());
+            break;
+        }
+        path.pop();
+        path.push(target);
+        opened = open_log_by(&path, OFlags::NOFOLLOW);
+    }
     let file = opened.map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::NXIO) => refused("it is a pipe that no program reads, or a socket"),
         _ => e,
@@ -167,6 +197,23 @@ pub fn open_log(path: &Path) -> io::Result<File> {
             name_of(kind)
         ))),
     }
+}
+
+fn open_log_by(path: &Path, flags: OFlags) -> io::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nonblocking() | flags.bits().cast_signed())
+        .open(path)
+}
+
+/// Owner and target of a link, both of the same link if another program replaces it meanwhile.
+fn read_link(path: &Path) -> io::Result<(u32, PathBuf)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    let link = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let target = readlinkat(&link, "", Vec::new())?;
+    Ok((link.metadata()?.uid(), PathBuf::from(OsStr::from_bytes(target.to_bytes()))))
 }
 
 /// A file that a tool writes at a path of its user. [`OutputFile::replace`] removes its contents.
@@ -271,12 +318,12 @@ fn cannot_read(path: &Path, setting: &str, why: io::Error) -> Error {
 
 /// Whether `path` is a descriptor of this process: `/dev/stdin`, `/dev/fd/3`.
 fn is_own_descriptor(path: &Path) -> bool {
+    is_in_own_descriptors(path) || is_in_own_descriptors(&fs::read_link(path).unwrap_or_default())
+}
+
+fn is_in_own_descriptors(path: &Path) -> bool {
     let Ok(own) = fs::canonicalize("/proc/self/fd") else { return false };
-    let link = fs::read_link(path).unwrap_or_default();
-    let is_in = |path: &Path| {
-        path.parent().is_some_and(|folder| fs::canonicalize(folder).is_ok_and(|at| at == own))
-    };
-    is_in(path) || is_in(&link)
+    path.parent().is_some_and(|folder| fs::canonicalize(folder).is_ok_and(|at| at == own))
 }
 
 #[cfg(test)]
@@ -311,6 +358,45 @@ mod tests {
         let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&pipe);
         open_log(&pipe).unwrap();
         open_log(Path::new("/dev/null")).unwrap();
+    }
+
+    /// Before, a user with access to the folder of a log made the server append to any of its
+    /// files: by a link in place of the log, at the next reopening.
+    #[test]
+    fn links_of_other_users_are_no_logs() {
+        use std::io::Write;
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("key"), "key").unwrap();
+        symlink("key", at("one")).unwrap();
+        symlink(at("one"), at("two")).unwrap();
+        symlink("new", at("dangling")).unwrap();
+        symlink("round", at("round")).unwrap();
+        symlink("/proc/self/fd/0", at("descriptor")).unwrap();
+        for name in ["one", "two", "dangling", "round", "descriptor"] {
+            let error = open_log_trusting(&at(name), |_| false).unwrap_err().to_string();
+            assert!(error.contains("is a link of the user"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(at("key")).unwrap(), "key");
+        assert!(!at("new").exists());
+        let own = |owner: u32| owner == geteuid().as_raw();
+        for name in ["one", "two", "dangling"] {
+            open_log_trusting(&at(name), own).unwrap().write_all(b"+").unwrap();
+        }
+        assert_eq!(fs::read_to_string(at("key")).unwrap(), "key++");
+        assert_eq!(fs::read_to_string(at("new")).unwrap(), "+");
+        assert!(open_log_trusting(&at("round"), own).is_err());
+        let (mut reader, writer) = io::pipe().unwrap();
+        let descriptor = Path::new("/dev/fd").join(writer.as_raw_fd().to_string());
+        symlink(&descriptor, at("pipe")).unwrap();
+        for path in [&descriptor, &at("pipe")] {
+            open_log(path).unwrap().write_all(b"-").unwrap();
+        }
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "--");
     }
 
     /// Before, a tool waited for ever for a program that reads the pipe.

@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -382,16 +382,13 @@ fn leads_to(path: &Path, file: &File) -> bool {
 /// another program opens its other end.
 ///
 /// # Errors
-/// `Corrupt` for a pipe, a socket or a folder; otherwise that of the system.
+/// `Corrupt` for anything but a regular file; otherwise that of the system.
 pub(crate) fn open_file(options: &mut OpenOptions, verb: &str, path: &Path) -> Result<File> {
     let file = open_now(options, nonblocking(), verb, path)?;
     let kind = file.metadata().map_err(|e| io_error(verb, path, e))?.file_type();
-    // The length of a device is 0, so nothing is read from it.
-    if kind.is_file() || kind.is_char_device() {
-        Ok(file)
-    } else {
-        Err(no_file(name_of(kind), path))
-    }
+    // The length of a device is 0: it would be an empty file, and bytes that are written to it can
+    // be lost.
+    if kind.is_file() { Ok(file) } else { Err(no_file(name_of(kind), path)) }
 }
 
 /// As [`open_file`], for the file of a lock, which is a regular file and no link.
@@ -609,6 +606,7 @@ mod tests {
         let pipe = |path: &Path| mkfifoat(CWD, path, Mode::from_raw_mode(0o600)).unwrap();
         pipe(&disk.root().join("pipe"));
         fs::create_dir(disk.root().join("folder")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", disk.root().join("device")).unwrap();
         for mode in [OpenMode::Read, OpenMode::Write] {
             let error = disk.open("pipe", mode).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
@@ -617,6 +615,10 @@ mod tests {
             let error = disk.open("folder", mode).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
             assert!(error.to_string().contains("it is a folder"), "{error}");
+            // Before, it was an empty file.
+            let error = disk.open("device", mode).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            assert!(error.to_string().contains("it is a device"), "{error}");
         }
         let error = disk.remove("folder").unwrap_err().to_string();
         assert!(error.contains("data/folder: it is a folder, expected a file"), "{error}");
@@ -709,10 +711,9 @@ mod tests {
     /// The device that is always full stands for a disk without a free byte.
     #[test]
     fn a_full_disk_is_reported_as_unavailable() {
-        let (_folder, disk) = disk();
-        std::os::unix::fs::symlink("/dev/full", disk.root().join("full")).unwrap();
-        let file = disk.open("full", OpenMode::Write).unwrap();
-        expect_full(file.write_at(0, b"x"), "some/data/full");
+        let path = PathBuf::from("some/data/full");
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        expect_full(LocalFile { path, file }.write_at(0, b"x"), "some/data/full");
     }
 
     #[test]

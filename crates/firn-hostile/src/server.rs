@@ -53,6 +53,8 @@ pub(crate) struct Setup {
     /// `RLIMIT_FSIZE`: a file that would grow beyond it fails as on a full disk, and regular writes
     /// may be refused.
     file_bytes_max: Option<u64>,
+    /// `RLIMIT_NOFILE`; that of this program without.
+    open_files_max: Option<u64>,
     /// Sent with every request that is not anonymous.
     authorization: Option<String>,
     /// Sent first on the connections of probes to a cache.
@@ -85,6 +87,7 @@ impl Setup {
             prepare: None,
             series: 0,
             file_bytes_max: None,
+            open_files_max: None,
             authorization: None,
             token: None,
             has_tls: false,
@@ -122,6 +125,12 @@ impl Setup {
         self
     }
 
+    /// With few open files.
+    pub(crate) fn open_files_max(mut self, count: u64) -> Setup {
+        self.open_files_max = Some(count);
+        self
+    }
+
     /// With credentials.
     pub(crate) fn authorized(mut self, authorization: &str) -> Setup {
         self.authorization = Some(authorization.to_owned());
@@ -150,7 +159,7 @@ pub(crate) struct Server {
     child: Child,
     program: PathBuf,
     arguments: Vec<String>,
-    file_bytes_max: Option<u64>,
+    limits: String,
     /// Its attackers' view.
     pub(crate) target: Target,
     log_folder: PathBuf,
@@ -288,12 +297,12 @@ impl Server {
             folder,
             origin,
         };
-        let file_bytes_max = setup.file_bytes_max;
-        let child = spawn(program, &arguments, file_bytes_max, &target)?;
+        let limits = limits(setup);
+        let child = spawn(program, &arguments, &limits, &target)?;
         let program = program.to_path_buf();
         let log_folder = target.folder().to_path_buf();
         let mut server =
-            Server { child, program, arguments, file_bytes_max, target, log_folder, starts: 1 };
+            Server { child, program, arguments, limits, target, log_folder, starts: 1 };
         server.wait_until_healthy()?;
         Ok(server)
     }
@@ -318,7 +327,7 @@ impl Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.starts += 1;
-        self.child = spawn(&self.program, &self.arguments, self.file_bytes_max, &self.target)?;
+        self.child = spawn(&self.program, &self.arguments, &self.limits, &self.target)?;
         spawned(self.pid());
         self.wait_until_healthy()
     }
@@ -373,15 +382,20 @@ impl Drop for Server {
     }
 }
 
+/// Commands of the shell that becomes the server.
+fn limits(setup: &Setup) -> String {
+    let file_bytes = setup.file_bytes_max.map(|bytes| format!("ulimit -f {}; ", bytes >> 9));
+    let open_files = setup.open_files_max.map(|count| format!("ulimit -n {count}; "));
+    let limits = file_bytes.into_iter().chain(open_files).collect::<String>();
+    format!("{limits}ulimit -v {}; ", ADDRESS_SPACE_MIB << 10)
+}
+
 fn spawn(
     program: &Path,
     arguments: &[String],
-    file_bytes_max: Option<u64>,
+    limits: &str,
     target: &Target,
 ) -> Result<Child, String> {
-    // The shell sets limits on itself, then becomes the server.
-    let files = file_bytes_max.map(|bytes| format!("ulimit -f {}; ", bytes >> 9));
-    let limits = format!("{}ulimit -v {}; ", files.unwrap_or_default(), ADDRESS_SPACE_MIB << 10);
     let log = fs::OpenOptions::new().create(true).append(true).open(target.folder().join("log"));
     let log = log.map_err(|e| format!("cannot open the log: {e}"))?;
     let stdout = log.try_clone().map_err(|e| format!("cannot open the log: {e}"))?;

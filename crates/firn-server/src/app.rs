@@ -168,7 +168,7 @@ impl App {
     /// read nevertheless.
     pub(crate) fn reload(&self) -> Result<()> {
         if let Some(log) = &self.query_log {
-            log.reopen();
+            log.reopen(self.gate.forbidden().inputs);
         }
         let collect = self.collect.as_ref().map_or(Ok(()), |collect| collect.file.reload());
         self.gate.reload().and(collect)

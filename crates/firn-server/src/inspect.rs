@@ -13,8 +13,8 @@ use firndb::{
     GroupCost, GroupCosts, GroupId, Level, Options, RecoveryProgress, TableId, TableRecord,
 };
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
 
+use crate::scratch::ScratchFolder;
 use crate::wire::number::{parse_unit_duration_ms, rfc3339};
 
 /// A database to inspect.
@@ -291,7 +291,7 @@ pub fn check_folder(
 /// index.
 struct Opened {
     db: Db,
-    _scratch: Option<TempDir>,
+    _scratch: Option<ScratchFolder>,
 }
 
 impl Deref for Opened {
@@ -310,12 +310,11 @@ fn open(place: &DatabaseLocation, or_else: &str) -> Result<Opened> {
     }
     let in_folder = place.folder.join("slow").display().to_string();
     let slow_tier = slow_tier.unwrap_or(&in_folder);
-    let scratch = tempfile::Builder::new()
-        .prefix("firn-inspect-")
-        .tempdir()
+    let scratch = ScratchFolder::new()
         .map_err(|e| Error::unavailable("cannot make a temporary folder").because(e))?;
     let options = Options { read_only: true, ..Options::default() };
-    let db = firndb::replica_env(scratch.path(), slow_tier)
+    // Below the folder, which has a lock of its own.
+    let db = firndb::replica_env(&scratch.path().join("replica"), slow_tier)
         .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()))
         .map_err(|error| error.context(format!("cannot open the slow tier {slow_tier}")))?;
     Ok(Opened { db, _scratch: Some(scratch) })

@@ -58,6 +58,7 @@ mod notify;
 mod proxy;
 mod remote_write;
 mod rules;
+mod scratch;
 mod self_scrape;
 pub mod sender_cache;
 mod server;

@@ -8,8 +8,8 @@ use firn_model::{Budget, Error, Result, Timestamp};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
+use crate::access::Gate;
 use crate::access::line_log::LineLog;
-use crate::access::{Gate, GateOptions};
 use crate::app::App;
 use crate::clock::clock_ms;
 use crate::collect::{self, Collect, ConfigPart};
@@ -76,10 +76,12 @@ impl Server {
         // Until the database is open, nothing else uses much.
         let start_budget = Budget::new(config.memory_bytes());
         let inputs = collect.as_ref().map(Collect::inputs).transpose()?.unwrap_or_default();
-        let options = GateOptions { inputs, ..config.gate_options() };
+        let mut options = config.gate_options();
+        options.forbidden.inputs.extend(inputs);
         let gate = Arc::new(Gate::open(options, start_budget, on_idle)?);
         let query_log = config.query_log.get();
-        let query_log = query_log.map(|path| LineLog::open(&path.0, "--query-log", &gate.inputs()));
+        let query_log =
+            query_log.map(|path| LineLog::open(&path.0, "--query-log", gate.forbidden()));
         let bound = BoundService::bind("firn-http", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
         let admin_bound = match config.admin_listen.get() {

@@ -4,7 +4,9 @@ use std::fmt;
 
 use firn_yaml::quoted;
 
-/// An address. Printing hides its password.
+/// An address. Printing hides its password, and all that may be one: a text such as
+/// `user:password@host` is a scheme and a path by the rules of Go, and a password with `/`, `?` or
+/// `#` ends the host.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Url {
     text: String,
@@ -20,17 +22,18 @@ impl Url {
     /// # Errors
     /// Go's text.
     pub fn parse(text: &str) -> Result<Url, String> {
-        parse(text).map_err(|error| format!("parse {}: {error}", quoted(hidden(text).as_bytes())))
+        parse(text).map_err(|error| {
+            // A part of the text is in some errors. It may be one of a password.
+            let is_shown = !text.contains('@') || !error.starts_with(INVALID_PORT);
+            let error = if is_shown { error.as_str() } else { INVALID_PORT };
+            format!("parse {}: {error}", quoted(hidden(text).as_bytes()))
+        })
     }
 
     /// `text` as it may be shown: an address without its password, and any other text without the
     /// parts that may be secret.
     pub fn shown(text: &str) -> String {
-        match Url::parse(text) {
-            // Without a host, `user:password@host` looks like a scheme and a path.
-            Ok(url) if !url.host.is_empty() => url.to_string(),
-            _ => hidden(text),
-        }
+        Url::parse(text).map_or_else(|_| hidden(text), |url| url.to_string())
     }
 
     /// The address with its password.
@@ -41,6 +44,12 @@ impl Url {
     /// The scheme in lower case; empty in a relative address.
     pub fn scheme(&self) -> &str {
         &self.scheme
+    }
+
+    /// Whether the host may be the beginning of `user:password@host`.
+    fn may_hide_password(&self) -> bool {
+        let has_port = self.host.contains(':') && !self.host.ends_with(']');
+        (self.host.is_empty() || has_port) && self.text.contains('@')
     }
 
     /// Host and port; empty if there are none.
@@ -56,6 +65,7 @@ impl fmt::Display for Url {
         });
         match parts {
             Some((before, behind)) => write!(f, "{before}xxxxx{behind}"),
+            None if self.may_hide_password() => f.write_str(&hidden(&self.text)),
             None => f.write_str(&self.text),
         }
     }
@@ -66,6 +76,9 @@ impl fmt::Debug for Url {
         write!(f, "{:?}", self.to_string())
     }
 }
+
+/// Go's text, with the port behind it.
+const INVALID_PORT: &str = "invalid port";
 
 /// `text`, which is no address, without the parts that may be secret.
 fn hidden(text: &str) -> String {
@@ -155,7 +168,7 @@ fn check_host(host: &str) -> Result<(), String> {
         None => after_host.is_empty(),
     };
     if !is_port {
-        return Err(format!("invalid port {} after host", quoted(after_host.as_bytes())));
+        return Err(format!("{INVALID_PORT} {} after host", quoted(after_host.as_bytes())));
     }
     let invalid = |c: &char| c.is_ascii() && (*c <= ' ' || "\"<>\\^`{|}".contains(*c));
     if let Some(c) = host.chars().find(invalid) {
@@ -223,10 +236,41 @@ mod tests {
             ("http://u:hunter2@h:b/", "http://xxxxx@xxxxx/"),
             ("mail@example.org", "mail@example.org"),
             ("h:1", "h:1"),
+            ("unix:///var/run/a@b.sock", "unix:///var/run/a@b.sock"),
+            ("https://token@h/a@b", "https://token@h/a@b"),
+            ("http://h/a@b?c=d@e", "http://h/a@b?c=d@e"),
         ] {
             assert_eq!(Url::shown(text), want);
         }
-        let error = Url::parse("http://user:hunter2@host:b/").unwrap_err();
-        assert!(!error.contains("hunter2"), "{error}");
+    }
+
+    /// Before, an address without a scheme, and one with a password that is not escaped, were in
+    /// errors with the password or a part of it.
+    #[test]
+    fn passwords_in_wrong_places_are_hidden() {
+        for text in [
+            "user:hunter2@host",
+            "user:hunter2@host:2375",
+            "user:hunter2@host/path?query#fragment",
+            "tcp:user:hunter2@host",
+            "tcp:/user:hunter2@host",
+            "tcp:///user:hunter2@host",
+            "/user:hunter2@host",
+            "http:user:hunter2@host:1",
+            "http://user:hunter2@host:b/",
+            "http://user:hunter2/x@host/",
+            "http://user:hunter2?x@host/",
+            "http://user:hunter2#x@host/",
+            "http://user:12/hunter2@host/",
+            "http://user:12?hunter2@host/",
+            "http://user:12#hunter2@host:1/",
+        ] {
+            let shown = match Url::parse(text) {
+                Ok(url) => format!("{url} {url:?}"),
+                Err(error) => error,
+            };
+            let shown = format!("{shown} {}", Url::shown(text));
+            assert!(!shown.contains("hunter2"), "{text}: {shown}");
+        }
     }
 }

@@ -56,6 +56,9 @@ impl ConsulTargets {
             "http" | "https" => ApiHost::http(&format!("{scheme}://{address}")),
             "unix" => ApiHost::unix(address),
             _ => {
+                // A password with `://` is in front of it.
+                let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+                let scheme = if is_word { scheme } else { "" };
                 let expected = "expected one such as HOST:PORT, http, https or unix:///PATH";
                 return Err(Error::invalid(format!(
                     "consul_sd_configs of {place}: scheme {scheme:?} of the server: {expected}"

@@ -9,7 +9,7 @@ use crate::wire::{Message, series, snappy};
 
 pub(crate) fn family() -> Family {
     Family::new("answers", Setup::database(&["--query-timeout=5s"]))
-        .because("the data of this family", [large_labels()])
+        .because("the data of this family", [large_labels(), underscores()])
         .because("an answer is reserved before it is written", answers())
 }
 
@@ -42,8 +42,31 @@ fn large_labels() -> Attack {
     attack("series with labels of 4 kB", write_all, status([204, 429, 503])).quick()
 }
 
+/// Writes series with names of underscores, of which an escape makes twice as many.
+fn underscores() -> Attack {
+    let write = |first: usize| {
+        write_made(move || {
+            (first..first + BATCH).fold(Message::default(), |request, n| {
+                let name = |c: char| format!("{c}{}{n}", "_".repeat(900));
+                let names = ['a', 'b', 'c', 'd'].map(name);
+                let mut labels = vec![("__name__", "underscores"), ("job", "large")];
+                labels.extend(names.iter().map(|name| (name.as_str(), "v")));
+                request.message(1, series(&labels, &[(base_s() * 1_000, n as f64)]))
+            })
+        })
+    };
+    let write_all = script(move |target| {
+        (0..SERIES_COUNT).step_by(BATCH).map(|first| write(first).send(target)).collect()
+    });
+    attack("series with names of underscores", write_all, status([204, 400, 429, 503])).quick()
+}
+
 fn answers() -> Vec<Attack> {
     let accepting = |accept: &str| get("/federate?match[]=large").header("Accept", accept);
+    let escaped = |scheme: &str| {
+        let accept = format!("text/plain;version=1.0.0;escaping={scheme}");
+        get("/federate?match[]=underscores").header("Accept", accept)
+    };
     let matcher = Message::default().bytes(2, "__name__").bytes(3, "large");
     let read_query = Message::default().varint(2, (base_s() * 1_000) as u64).message(3, matcher);
     let rows: Vec<(&str, Request)> = vec![
@@ -62,6 +85,8 @@ fn answers() -> Vec<Attack> {
         ("count_values of each", query(r#"count by (instance, text) (large)"#)),
         ("a query with statistics", form("/api/v1/query", [("query", "large"), ("stats", "all")])),
         ("federation", accepting("text/plain")),
+        ("federation of names with dots", escaped("dots")),
+        ("federation of names with values", escaped("values")),
         (
             "federation in OpenMetrics",
             accepting("application/openmetrics-text;version=1.0.0;escaping=values"),

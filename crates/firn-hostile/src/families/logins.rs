@@ -19,6 +19,7 @@ pub(crate) fn family() -> Family {
         .because("wrong credentials are refused, whatever their form", wrong())
         .because("a role permits the endpoints of its row and no others", roles())
         .because("the matcher of a user is part of every selection", matcher())
+        .because("a user whose matcher is not readable gets no other series", [empty_matchers()])
         .because("logins cost bounded work and are slowed after failures", floods())
         .because("credentials are shown nowhere", secrets())
 }
@@ -330,6 +331,35 @@ fn roles() -> Vec<Attack> {
         .quick(),
     );
     attacks.into_iter().map(Attack::quick).collect()
+}
+
+/// Versions of the file in which keys of a user have no value, or which are cut there.
+fn empty_matchers() -> Attack {
+    let act = script(|target| {
+        let (before, behind) = USERS.split_once("    matchers: '").unwrap_or_default();
+        let behind = behind.split_once('\n').map_or("", |(_, behind)| behind);
+        let path = target.folder().join("web.yml");
+        let mut answers = Vec::new();
+        for value in ["", "~", "null", "''", "'{}'", "[]", "{}"] {
+            let _ = fs::write(&path, format!("{before}    matchers: {value}\n{behind}"));
+            post("/-/reload").send(target);
+            answers.push(by("scoped", query("load")).send(target));
+        }
+        let _ = fs::write(&path, format!("{before}    matchers:"));
+        post("/-/reload").send(target);
+        answers.push(by("scoped", query("load")).send(target));
+        let _ = fs::write(&path, USERS);
+        answers.push(post("/-/reload").send(target));
+        answers
+    });
+    let expect = status([200, 401, 403, 429]).within(60).check(|answers, _| {
+        let queries = answers.split_last().map_or(answers, |(_, queries)| queries);
+        match queries.iter().enumerate().find(|(_, answer)| answer.text().contains("/path/2")) {
+            Some((idx, answer)) => Err(format!("version {idx}: {}", answer.excerpt())),
+            None => Ok(()),
+        }
+    });
+    attack("matchers without a value", act, expect).quick()
 }
 
 fn matcher() -> Vec<Attack> {

@@ -7,6 +7,7 @@ mod alertmanagers;
 mod browsers;
 mod cache_protocol;
 mod collecting;
+mod connections;
 mod deletes;
 mod discovery;
 mod discovery_apis;
@@ -21,6 +22,7 @@ mod metadata;
 mod neighbours;
 mod proxies;
 mod queries;
+mod receivers;
 mod regexes;
 mod rows;
 mod rules;
@@ -67,6 +69,8 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     discovery_apis::family,
     rules::family,
     alertmanagers::family,
+    receivers::family,
+    connections::family,
 ];
 
 /// The time at which this program started, seconds. The load ends here, and queries are evaluated

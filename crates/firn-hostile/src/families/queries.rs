@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{base_s, query, range};
+use super::{base_s, query, range, write};
 use crate::attack::{
-    Attack, Expect, Family, attack, bad, flood, limited, ok, script, status, survived,
+    Action, Attack, Expect, Family, attack, bad, flood, limited, ok, script, status, survived,
 };
 use crate::client::{Answer, Request, form, get, post};
-use crate::server::Setup;
-use crate::wire::{Message, encode, label, snappy};
+use crate::server::{Setup, insist};
+use crate::wire::{Message, encode, label, series, snappy};
 
 pub(crate) fn family() -> Family {
     Family::new("queries", Setup::database(&["--query-timeout=5s"]))
@@ -120,6 +120,38 @@ fn label_functions() -> Vec<Attack> {
     ]
 }
 
+/// Info metrics of some instances of the load; the answer has a label for each metric.
+fn info_of(metrics: usize, instances: usize) -> Action {
+    const BATCH: usize = 2_000;
+    script(move |target| {
+        let all: Vec<(usize, usize)> =
+            (0..metrics).flat_map(|m| (0..instances).map(move |i| (m, i))).collect();
+        let write_batch = |batch: &[(usize, usize)]| {
+            let message = batch.iter().fold(Message::default(), |message, (metric, instance)| {
+                let (name, instance) =
+                    (format!("of{metrics}_{metric}_info"), format!("host-{instance:03}"));
+                let label = format!("l{metric}");
+                let labels = [
+                    ("__name__", name.as_str()),
+                    ("instance", instance.as_str()),
+                    ("job", "load"),
+                    (label.as_str(), "v"),
+                ];
+                message.message(1, series(&labels, &[(base_s() * 1_000, 1.0)]))
+            });
+            insist(
+                target.limit(Duration::from_secs(5)),
+                || write(message.clone()).send(target),
+                204,
+            )
+        };
+        let mut answers: Vec<Answer> = all.chunks(BATCH).map(write_batch).collect();
+        let text = format!("info(load, {{__name__=~\"of{metrics}_.*_info\"}})");
+        answers.push(query(text).send(target));
+        answers
+    })
+}
+
 fn large_outputs() -> Vec<Attack> {
     vec![
         attack("all series in 11,000 steps", range("load", 10_999), limited()).quick(),
@@ -172,6 +204,8 @@ fn large_outputs() -> Vec<Attack> {
             refused_or_small(),
         ),
         attack("info of everything", query("info(load)"), refused_or_small()),
+        attack("info of 300 metrics", info_of(300, 20), refused_or_small().or(204).within(15)),
+        attack("info of 20,000 metrics", info_of(20_000, 1), refused_or_small().or(204).within(15)),
         attack(
             "an outer join by group_left with 30 labels",
             query(format!(
@@ -457,10 +491,14 @@ fn parameters() -> Vec<Attack> {
             post("/api/v1/query")
                 .header("Content-Type", "application/x-www-form-urlencoded")
                 .make(|| b"a&".repeat(5 << 20)),
-            // It never fits.
-            status([422]),
+            bad(),
         )
         .quick(),
+        attack(
+            "30,000 parameters in the URLs of 200 clients",
+            flood(200, 2, get(format!("/api/v1/query?{}", "a&".repeat(30_000)))),
+            bad().or(503),
+        ),
         attack(
             "a form with percent signs",
             post("/api/v1/query")

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use firn_model::{Error, Labels, METRIC_NAME, Result};
 
 use super::fold::Fold;
-use super::meter::Meter;
+use super::meter::{Meter, POINTS_PER_CHECK};
 use super::top;
-use super::vector::{ABSENT, VectorSeries, is_absent};
+use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent};
 use crate::functions::quantile::quantile;
 use crate::histogram;
 use crate::syntax::{AggregateOp, format_f};
@@ -59,7 +59,7 @@ impl Groups {
     }
 
     /// The members of every group.
-    fn lists(&self) -> Vec<Vec<usize>> {
+    pub(super) fn lists(&self) -> Vec<Vec<usize>> {
         let mut lists = vec![Vec::new(); self.labels.len()];
         for (idx, &group) in self.of.iter().enumerate() {
             lists[group].push(idx);
@@ -98,14 +98,17 @@ pub(crate) fn reduce(
         AggregateOp::Quantile => {
             // The values of one step.
             meter.reserve_items(series.len(), 8)?;
-            quantiles(param, series, &groups, step_count)
+            quantiles(param, series, &groups, step_count, meter)?
         }
         op if Fold::can(op) => {
             let mut fold = Fold::new(op, step_count);
             meter.reserve((groups.labels.len() as u64).saturating_mul(fold.group_bytes()))?;
             groups.labels.iter().for_each(|_| fold.open_group());
-            series.iter().zip(&groups.of).for_each(|(one, &group)| fold.add(group, &one.values));
-            fold.finish()
+            for (one, &group) in series.iter().zip(&groups.of) {
+                meter.check_canceled()?;
+                fold.add(group, &one.values);
+            }
+            fold.finish(meter)?
         }
         _ => Vec::new(),
     };
@@ -116,7 +119,9 @@ pub(crate) fn reduce(
     let named = groups.labels.into_iter().zip(drops).zip(columns);
     let series =
         named.map(|((labels, drop_name), values)| VectorSeries::floats(labels, drop_name, values));
-    Ok(series.filter(|series| !series.is_empty()).collect())
+    let mut series = series.collect();
+    drop_empty(&mut series, meter)?;
+    Ok(series)
 }
 
 fn quantiles(
@@ -124,20 +129,24 @@ fn quantiles(
     series: &[VectorSeries],
     groups: &Groups,
     step_count: usize,
-) -> Vec<Vec<f64>> {
+    meter: &Meter,
+) -> Result<Vec<Vec<f64>>> {
     let mut scratch = Vec::new();
     let lists = groups.lists();
     let mut column = |members: &Vec<usize>| {
         let mut values = vec![ABSENT; step_count];
         for (step, value) in values.iter_mut().enumerate() {
             scratch.clear();
-            let all = members.iter().map(|&idx| series[idx].values[step]);
-            scratch.extend(all.filter(|value| !is_absent(*value)));
+            for members in members.chunks(POINTS_PER_CHECK) {
+                meter.check_canceled()?;
+                let all = members.iter().map(|&idx| series[idx].values[step]);
+                scratch.extend(all.filter(|value| !is_absent(*value)));
+            }
             if !scratch.is_empty() {
                 *value = quantile(param[step], &mut scratch);
             }
         }
-        values
+        Ok(values)
     };
     lists.iter().map(&mut column).collect()
 }
@@ -171,7 +180,7 @@ pub(crate) fn select(
             param.iter().map(|&limit| (limit as i64).max(0) as usize).collect();
         let lists = groups.lists();
         top::reserve(&counts, &lists, meter)?;
-        return Ok(top::select(op == AggregateOp::Topk, &counts, series, &lists));
+        return top::select(op == AggregateOp::Topk, &counts, series, &lists, meter);
     }
     for one in &series {
         meter.reserve_items(one.values.len(), if one.histograms.is_empty() { 8 } else { 16 })?;
@@ -179,19 +188,27 @@ pub(crate) fn select(
     let nothing = |series: &VectorSeries| {
         VectorSeries::floats(Labels::empty(), false, vec![ABSENT; series.values.len()])
     };
-    let mut kept: Vec<VectorSeries> = series.iter().map(nothing).collect();
+    let mut kept: Vec<VectorSeries> = Vec::with_capacity(series.len());
+    for one in &series {
+        meter.check_canceled()?;
+        kept.push(nothing(one));
+    }
     let mut order = Vec::new();
     for mut members in groups.lists() {
         if op == AggregateOp::Limitk {
-            members.sort_unstable_by(|&a, &b| series[a].labels.cmp(&series[b].labels));
+            meter.sort_by(&mut members, |&a, &b| series[a].labels.cmp(&series[b].labels))?;
         }
         for (step, &limit) in param.iter().enumerate() {
             meter.check_canceled()?;
-            let mut present: Vec<usize> =
-                members.iter().copied().filter(|&idx| series[idx].has_point(step)).collect();
+            let mut present: Vec<usize> = Vec::new();
+            for members in members.chunks(POINTS_PER_CHECK) {
+                meter.check_canceled()?;
+                let all = members.iter().copied();
+                present.extend(all.filter(|&idx| series[idx].has_point(step)));
+            }
             match op {
                 AggregateOp::LimitRatio => {
-                    present.retain(|&idx| in_ratio(&series[idx].labels, limit));
+                    meter.retain(&mut present, |idx| in_ratio(&series[*idx].labels, limit))?;
                 }
                 _ => {
                     // Counts are truncated; values below 1 select nothing.
@@ -312,6 +329,7 @@ pub(crate) fn count_values(
             let slot = match last {
                 Some((bits, slot)) if bits == value.to_bits() => slot,
                 _ => {
+                    meter.check_canceled()?;
                     let labels = one.labels.with(name, &format_f(value));
                     let labels = group_labels(&labels, &grouping, without);
                     output.slot(&labels, false, step_count, meter)?
@@ -323,6 +341,7 @@ pub(crate) fn count_values(
         }
         let histograms = one.histograms.iter().enumerate();
         for (step, histogram) in histograms.filter_map(|(step, h)| Some((step, h.as_ref()?))) {
+            meter.check_canceled()?;
             let labels = one.labels.with(name, &histogram::text(histogram));
             let labels = group_labels(&labels, &grouping, without);
             let slot = output.slot(&labels, false, step_count, meter)?;
@@ -331,8 +350,8 @@ pub(crate) fn count_values(
         }
     }
     // `topk` around it keeps ties in order, which must not depend on the values of other steps.
-    let mut output = output.finish();
-    output.sort_by(|a, b| a.labels.cmp(&b.labels));
+    let mut output = output.finish(meter)?;
+    meter.sort_by(&mut output, |a, b| a.labels.cmp(&b.labels))?;
     Ok(output)
 }
 

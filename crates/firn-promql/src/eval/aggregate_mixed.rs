@@ -7,7 +7,7 @@ use firn_model::{Histogram, Labels, Result};
 
 use super::aggregate::{Groups, reduce};
 use super::meter::Meter;
-use super::vector::{ABSENT, VectorSeries, is_absent, keep_floats};
+use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent, keep_floats};
 use crate::histogram::{MeanHistogram, Operation, Remark, Remarks, SumHistogram};
 use crate::syntax::AggregateOp;
 
@@ -36,40 +36,40 @@ pub(crate) fn reduce_mixed(
     notes: &mut AggregateNotes,
     meter: &mut Meter,
 ) -> Result<Vec<VectorSeries>> {
-    meter.reserve_items(series.len(), size_of::<usize>())?;
+    meter.reserve_items(series.len(), 3 * size_of::<usize>())?;
     for labels in &groups.labels {
         // A column of floats and one of histograms.
         meter.reserve_series(labels.as_encoded().len(), step_count.saturating_mul(2))?;
         meter.reserve_entries(1)?;
     }
-    let (labels, of) = (groups.labels.clone(), groups.of.clone());
+    let (labels, of, lists) = (groups.labels.clone(), groups.of.clone(), groups.lists());
     let floats = reduce(op, param, &series, groups, step_count, meter)?;
     if series.iter().all(|series| series.histograms.is_empty()) {
         return Ok(floats);
     }
     let mut floats: HashMap<Labels, VectorSeries> =
         floats.into_iter().map(|series| (series.labels.clone(), series)).collect();
-    let mut results: Vec<VectorSeries> = labels
-        .into_iter()
-        .map(|labels| {
-            let empty = || VectorSeries::floats(labels.clone(), false, vec![ABSENT; step_count]);
-            floats.remove(&labels).unwrap_or_else(empty)
-        })
-        .collect();
+    let mut results: Vec<VectorSeries> = Vec::with_capacity(labels.len());
+    for labels in labels {
+        meter.check_canceled()?;
+        let found = floats.remove(&labels);
+        let empty = || VectorSeries::floats(labels, false, vec![ABSENT; step_count]);
+        results.push(found.unwrap_or_else(empty));
+    }
     for (one, &group) in series.iter().zip(&of) {
         results[group].drop_name |= one.drop_name;
     }
     match op {
         AggregateOp::Sum | AggregateOp::Avg => {
             let is_sum = op == AggregateOp::Sum;
-            for (group, result) in results.iter_mut().enumerate() {
-                let members = series.iter().zip(&of).filter(|(_, of)| **of == group);
-                let members: Vec<&VectorSeries> = members.map(|(series, _)| series).collect();
-                total_group(is_sum, &members, result, notes);
+            for (members, result) in lists.iter().zip(&mut results) {
+                let members: Vec<&VectorSeries> = members.iter().map(|&idx| &series[idx]).collect();
+                total_group(is_sum, &members, result, notes, meter)?;
             }
         }
         AggregateOp::Count | AggregateOp::Group => {
             for (one, &group) in series.iter().zip(&of) {
+                meter.check_canceled()?;
                 for step in (0..step_count).filter(|&step| one.histogram(step).is_some()) {
                     let value = &mut results[group].values[step];
                     let more = op == AggregateOp::Count && !is_absent(*value);
@@ -77,17 +77,20 @@ pub(crate) fn reduce_mixed(
                 }
             }
         }
-        _ => notes.ignored |= ignore(&mut series),
+        _ => notes.ignored |= ignore(&mut series, meter)?,
     }
-    results.retain(|series| !series.is_empty());
+    drop_empty(&mut results, meter)?;
     Ok(results)
 }
 
 /// Removes histograms; returns whether there was one.
-pub(crate) fn ignore(series: &mut Vec<VectorSeries>) -> bool {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+pub(crate) fn ignore(series: &mut Vec<VectorSeries>, meter: &Meter) -> Result<bool> {
     let any = series.iter().any(VectorSeries::has_histograms);
-    keep_floats(series);
-    any
+    keep_floats(series, meter)?;
+    Ok(any)
 }
 
 enum Total {
@@ -101,8 +104,10 @@ fn total_group(
     members: &[&VectorSeries],
     result: &mut VectorSeries,
     notes: &mut AggregateNotes,
-) {
+    meter: &Meter,
+) -> Result<()> {
     for step in 0..result.values.len() {
+        meter.check_canceled()?;
         let found = members.iter().filter_map(|member| Some((*member, member.histogram(step)?)));
         let found: Vec<(&VectorSeries, &Arc<Histogram>)> = found.collect();
         if found.is_empty() {
@@ -113,30 +118,33 @@ fn total_group(
             notes.mixed_kinds = true;
             continue;
         }
-        if let Some(histogram) = total_step(is_sum, &found, notes) {
+        if let Some(histogram) = total_step(is_sum, &found, notes, meter)? {
             result.set_histogram(step, Arc::new(histogram));
         }
     }
+    Ok(())
 }
 
 fn total_step(
     is_sum: bool,
     found: &[(&VectorSeries, &Arc<Histogram>)],
     notes: &mut AggregateNotes,
-) -> Option<Histogram> {
-    let ((_, first), rest) = found.split_first()?;
+    meter: &Meter,
+) -> Result<Option<Histogram>> {
+    let Some(((_, first), rest)) = found.split_first() else { return Ok(None) };
     let mut total = match is_sum {
         true => Total::Sum(SumHistogram::of(first)),
         false => Total::Mean(MeanHistogram::of(first)),
     };
     for (series, histogram) in rest {
+        meter.check_canceled()?;
         let added = match &mut total {
             Total::Sum(sum) => sum.add(histogram),
             Total::Mean(mean) => mean.add(histogram),
         };
         if added.is_err() {
             notes.misfits.push(series.labels.metric_name().to_owned());
-            return None;
+            return Ok(None);
         }
     }
     let (histogram, met) = match total {
@@ -149,5 +157,5 @@ fn total_step(
     if met.bounds_differed {
         notes.remarks.insert(Remark::BoundsDiffered(Operation::Aggregation));
     }
-    Some(histogram)
+    Ok(Some(histogram))
 }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use firn_model::{Error, Histogram, Labels, METRIC_NAME, PointValue, ResetHint, Result};
 
-use super::meter::Meter;
+use super::meter::{Meter, POINTS_PER_CHECK};
 use super::vector::{
-    ABSENT, OutputSeries, VectorSeries, is_absent, is_metadata_label, labels_text,
+    ABSENT, OutputSeries, VectorSeries, drop_empty, is_absent, is_metadata_label, labels_text,
 };
 use crate::histogram::{self, Operation, Remark, RunningHistogram};
 use crate::syntax::{BinaryOp, Cardinality, Matching};
@@ -169,6 +169,9 @@ fn added(
 
 /// Computes `op` between each point of `series` and the scalar of its step. With `swapped` the
 /// scalar is the left operand.
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
 pub(crate) fn with_scalar(
     op: BinaryOp,
     series: &mut Vec<VectorSeries>,
@@ -176,13 +179,18 @@ pub(crate) fn with_scalar(
     swapped: bool,
     return_bool: bool,
     notes: &mut PointNotes,
-) {
+    meter: &Meter,
+) -> Result<()> {
     for one in series.iter_mut() {
         if wants_histograms(op) || !one.histograms.is_empty() {
-            points_with_scalar(op, one, scalar, swapped, return_bool, notes);
+            points_with_scalar(op, one, scalar, swapped, return_bool, notes, meter)?;
             continue;
         }
-        for (value, &scalar) in one.values.iter_mut().zip(scalar) {
+        let points = one.values.iter_mut().zip(scalar);
+        for (step, (value, &scalar)) in points.enumerate() {
+            if step % POINTS_PER_CHECK == 0 {
+                meter.check_canceled()?;
+            }
             if is_absent(*value) {
                 continue;
             }
@@ -201,7 +209,7 @@ pub(crate) fn with_scalar(
             };
         }
     }
-    series.retain(|series| !series.is_empty());
+    drop_empty(series, meter)
 }
 
 /// The same for a series that may contain histograms.
@@ -212,8 +220,10 @@ fn points_with_scalar(
     swapped: bool,
     return_bool: bool,
     notes: &mut PointNotes,
-) {
+    meter: &Meter,
+) -> Result<()> {
     for (step, &scalar) in scalar.iter().enumerate() {
+        meter.check_canceled()?;
         let Some(point) = series.point(step) else { continue };
         let number = Operand::Float(scalar);
         let (lhs, rhs) = match swapped {
@@ -240,6 +250,7 @@ fn points_with_scalar(
         };
         series.set(step, value);
     }
+    Ok(())
 }
 
 /// `and`, `or`, `unless`.
@@ -282,7 +293,7 @@ pub(crate) fn sets(
         !series.is_empty()
     };
     let (mut kept, mut filtered) = if op == BinaryOp::Or { (lhs, rhs) } else { (Vec::new(), lhs) };
-    filtered.retain_mut(filter);
+    meter.retain(&mut filtered, filter)?;
     if kept.is_empty() {
         return Ok(filtered);
     }
@@ -352,15 +363,15 @@ impl VectorOperation<'_> {
         let (many, one) = if self.swapped() { (rhs, lhs) } else { (lhs, rhs) };
         // Candidates and flags of each step, for one group at a time.
         meter.reserve_items(self.step_count, 8)?;
-        let active = self.active_steps(&many, &one);
+        let active = self.active_steps(&many, &one, meter)?;
         let mut output = OutputSeries::default();
         for (signature, group) in &self.groups(&many, &one, meter)? {
             meter.check_canceled()?;
-            let candidates = self.one_side(signature, group, &one, &active)?;
+            let candidates = self.one_side(signature, group, &one, &active, meter)?;
             let sides = Sides { many: &many, one: &one, candidates: &candidates, active: &active };
             self.group(signature, group, &sides, &mut output, notes, meter)?;
         }
-        Ok(output.finish())
+        output.finish(meter)
     }
 
     fn swapped(&self) -> bool {
@@ -374,20 +385,26 @@ impl VectorOperation<'_> {
     }
 
     /// Steps without a point on one side have no result and no error, unless values are filled in.
-    fn active_steps(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<bool> {
-        let any = |series: &[VectorSeries]| {
+    fn active_steps(
+        &self,
+        many: &[VectorSeries],
+        one: &[VectorSeries],
+        meter: &Meter,
+    ) -> Result<Vec<bool>> {
+        let any = |series: &[VectorSeries]| -> Result<Vec<bool>> {
             let mut steps = vec![false; self.step_count];
             for series in series {
+                meter.check_canceled()?;
                 for (step, any) in steps.iter_mut().enumerate() {
                     *any |= series.has_point(step);
                 }
             }
-            steps
+            Ok(steps)
         };
         if self.fills() != (None, None) {
-            return vec![true; self.step_count];
+            return Ok(vec![true; self.step_count]);
         }
-        any(many).into_iter().zip(any(one)).map(|(many, one)| many && one).collect()
+        Ok(any(many)?.into_iter().zip(any(one)?).map(|(many, one)| many && one).collect())
     }
 
     /// The groups, ordered by the first series with their signature.
@@ -428,9 +445,11 @@ impl VectorOperation<'_> {
         group: &Group,
         one: &[VectorSeries],
         active: &[bool],
+        meter: &Meter,
     ) -> Result<Vec<u32>> {
         let mut candidates = vec![NONE; self.step_count];
         for &idx in &group.one {
+            meter.check_canceled()?;
             for step in 0..self.step_count {
                 if !active[step] || !one[idx].has_point(step) {
                     continue;
@@ -474,10 +493,12 @@ impl VectorOperation<'_> {
             && !group.one.iter().any(|&idx| has_histograms(&one[idx]));
         let mut seen = MatchedSteps::new(self.matching.cardinality, self.step_count);
         for &idx in &group.many {
-            meter.check_canceled()?;
             let series = &many[idx];
             let mut pair = PairResult::default();
             for step in 0..self.step_count {
+                if !is_plain || step % POINTS_PER_CHECK == 0 {
+                    meter.check_canceled()?;
+                }
                 if !active[step] || !series.has_point(step) {
                     continue;
                 }

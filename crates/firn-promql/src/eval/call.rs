@@ -4,8 +4,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use firn_model::{Error, Grouping, Histogram, Labels, METRIC_NAME, MatchOp, Matcher, Result};
 
+use super::meter::{Meter, POINTS_PER_CHECK};
 use super::vector::{
-    ABSENT, Evaluated, VectorSeries, is_absent, keep_floats, same_labels_error, strip_names,
+    ABSENT, Evaluated, VectorSeries, drop_empty, is_absent, keep_floats, same_labels_error,
+    strip_names,
 };
 use super::window::Steps;
 use super::{Evaluator, map_points};
@@ -36,7 +38,7 @@ impl<'a> Evaluator<'a> {
             }
             F::Scalar => {
                 let series = self.vector(&args[0], steps)?;
-                return Ok(Evaluated::Scalar(only_values(&series, steps.count)));
+                return Ok(Evaluated::Scalar(only_values(&series, steps.count, &self.meter)?));
             }
             F::Vector => {
                 let values = self.scalar(&args[0], steps)?;
@@ -45,7 +47,7 @@ impl<'a> Evaluator<'a> {
             F::Absent => {
                 let series = self.vector(&args[0], steps)?;
                 self.meter.reserve_series(args[0].heap_bytes(), steps.count)?;
-                absent(&series, &args[0], steps.count)?
+                absent(&series, &args[0], steps.count, &self.meter)?
             }
             F::Timestamp => self.timestamp(&args[0], steps)?,
             F::Sort | F::SortDesc | F::SortByLabel | F::SortByLabelDesc => {
@@ -79,8 +81,8 @@ impl<'a> Evaluator<'a> {
             _ => match math::of_one_number(function) {
                 Some(map) => {
                     let mut series = self.vector(&args[0], steps)?;
-                    keep_floats(&mut series);
-                    map_points(&mut series, map);
+                    keep_floats(&mut series, &self.meter)?;
+                    map_points(&mut series, map, &self.meter)?;
                     self.drop_names(&mut series)?;
                     series
                 }
@@ -110,12 +112,16 @@ impl<'a> Evaluator<'a> {
         number: impl Fn(&Histogram) -> f64,
     ) -> Result<Vec<VectorSeries>> {
         let mut series = self.vector(&args[0], steps)?;
-        series.retain(VectorSeries::has_histograms);
+        self.meter.retain(&mut series, |series| series.has_histograms())?;
         self.meter.reserve_items(steps.count, 8)?;
         for one in &mut series {
             let histograms = std::mem::take(&mut one.histograms);
-            let numbers = histograms.iter().map(|h| h.as_ref().map_or(ABSENT, |h| number(h)));
-            one.values = numbers.collect();
+            let mut numbers = Vec::with_capacity(histograms.len());
+            for histogram in &histograms {
+                self.meter.check_canceled()?;
+                numbers.push(histogram.as_ref().map_or(ABSENT, |h| number(h)));
+            }
+            one.values = numbers;
         }
         self.drop_names(&mut series)?;
         Ok(series)
@@ -129,6 +135,7 @@ impl<'a> Evaluator<'a> {
             self.meter.reserve_items(steps.count, 8)?;
             let times = step_seconds(steps);
             for series in &mut series {
+                self.meter.check_canceled()?;
                 for (step, &time) in times.iter().enumerate() {
                     if series.has_point(step) {
                         series.values[step] = time;
@@ -155,8 +162,8 @@ impl<'a> Evaluator<'a> {
             return Ok(vec![VectorSeries::floats(Labels::empty(), false, values)]);
         };
         let mut series = self.vector(arg, steps)?;
-        keep_floats(&mut series);
-        map_points(&mut series, |value| date_part(function, value));
+        keep_floats(&mut series, &self.meter)?;
+        map_points(&mut series, |value| date_part(function, value), &self.meter)?;
         self.drop_names(&mut series)?;
         Ok(series)
     }
@@ -170,12 +177,15 @@ impl<'a> Evaluator<'a> {
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         let mut series = self.vector(&args[0], steps)?;
-        keep_floats(&mut series);
+        keep_floats(&mut series, &self.meter)?;
         let numbers =
             args[1..].iter().map(|arg| self.scalar(arg, steps)).collect::<Result<Vec<_>>>()?;
         let number = |idx: usize, step: usize| numbers.get(idx).map(|values| values[step]);
         for series in &mut series {
             for (step, value) in series.values.iter_mut().enumerate() {
+                if step % POINTS_PER_CHECK == 0 {
+                    self.meter.check_canceled()?;
+                }
                 if is_absent(*value) {
                     continue;
                 }
@@ -193,7 +203,7 @@ impl<'a> Evaluator<'a> {
                 *value = if high < low { ABSENT } else { math::clamp(*value, low, high) };
             }
         }
-        series.retain(|series| !series.is_empty());
+        drop_empty(&mut series, &self.meter)?;
         self.drop_names(&mut series)?;
         Ok(series)
     }
@@ -232,7 +242,7 @@ impl<'a> Evaluator<'a> {
         if function == FunctionId::AbsentOverTime {
             self.remarks.clear();
             self.meter.reserve_series(window.heap_bytes(), steps.count)?;
-            return absent(&series, window, steps.count);
+            return absent(&series, window, steps.count, &self.meter);
         }
         let pushed_name = match (&window.kind, grouping) {
             (NodeKind::Matrix(_), Grouping::Series) | (NodeKind::Subquery(_), _) => None,
@@ -240,19 +250,22 @@ impl<'a> Evaluator<'a> {
             _ => None,
         };
         self.note_remarks(window.span, pushed_name);
-        self.note_range_call(function, args, &params, &series, pushed_name);
+        self.note_range_call(function, args, &params, &series, pushed_name)?;
         if plan::keeps_name(function) {
             return Ok(series);
         }
         if self.options.delayed_name_removal {
             series.iter_mut().for_each(|series| series.drop_name = true);
-        } else if *grouping == Grouping::Series && strip_names(&mut series) {
+        } else if *grouping == Grouping::Series && strip_names(&mut series, &self.meter)? {
             // In contrast to other functions, these do not merge series with equal labels and
             // disjoint steps.
             self.meter.reserve_entries(series.len())?;
             let mut seen = HashSet::new();
-            if !series.iter().all(|series| seen.insert(series.labels.clone())) {
-                return Err(same_labels_error());
+            for one in &series {
+                self.meter.check_canceled()?;
+                if !seen.insert(one.labels.clone()) {
+                    return Err(same_labels_error());
+                }
             }
         }
         Ok(series)
@@ -280,7 +293,7 @@ impl<'a> Evaluator<'a> {
             return Ok(None);
         };
         // A group has a point at each step at which one of its members has a point.
-        self.note_range_call(function, args, &params, &series, plan::fixed_name(matchers));
+        self.note_range_call(function, args, &params, &series, plan::fixed_name(matchers))?;
         let marks = self.options.delayed_name_removal && !plan::keeps_name(function);
         series.iter_mut().for_each(|series| series.drop_name = marks);
         Ok(Some(series))
@@ -321,17 +334,20 @@ impl<'a> Evaluator<'a> {
         params: &[Vec<f64>],
         series: &[VectorSeries],
         pushed_name: Option<&str>,
-    ) {
+    ) -> Result<()> {
         match function {
             FunctionId::Rate | FunctionId::Increase => {
                 let is_float = |series: &&VectorSeries| {
                     series.histograms.is_empty() || !series.values.iter().all(|v| is_absent(*v))
                 };
-                let own = series.iter().filter(is_float).map(|series| series.labels.metric_name());
-                let names: BTreeSet<&str> = match pushed_name {
-                    Some(name) => series.iter().find(is_float).map(|_| name).into_iter().collect(),
-                    None => own.collect(),
-                };
+                let mut names: BTreeSet<&str> = BTreeSet::new();
+                for one in series.iter().filter(is_float) {
+                    self.meter.check_canceled()?;
+                    names.insert(pushed_name.unwrap_or(one.labels.metric_name()));
+                    if pushed_name.is_some() {
+                        break;
+                    }
+                }
                 let counts = ["_total", "_sum", "_count", "_bucket"];
                 for name in names {
                     if !name.is_empty() && !counts.iter().any(|suffix| name.ends_with(suffix)) {
@@ -341,6 +357,7 @@ impl<'a> Evaluator<'a> {
             }
             FunctionId::QuantileOverTime => {
                 for (step, &q) in params.first().into_iter().flatten().enumerate() {
+                    self.meter.check_canceled()?;
                     let used = || series.iter().any(|series| !is_absent(series.values[step]));
                     if !(0.0..=1.0).contains(&q) && used() {
                         self.notes.invalid_quantile(args[0].span, q);
@@ -349,6 +366,7 @@ impl<'a> Evaluator<'a> {
             }
             _ => {}
         }
+        Ok(())
     }
 }
 
@@ -368,10 +386,14 @@ fn step_seconds(steps: &Steps) -> Vec<f64> {
 }
 
 /// The value of the only series at each step; NaN if there is none or more than one.
-fn only_values(series: &[VectorSeries], step_count: usize) -> Vec<f64> {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+fn only_values(series: &[VectorSeries], step_count: usize, meter: &Meter) -> Result<Vec<f64>> {
     let mut values = vec![ABSENT; step_count];
     let mut is_many = vec![false; step_count];
     for series in series {
+        meter.check_canceled()?;
         for (step, &value) in series.values.iter().enumerate() {
             if !is_absent(value) {
                 is_many[step] |= !is_absent(values[step]);
@@ -382,13 +404,22 @@ fn only_values(series: &[VectorSeries], step_count: usize) -> Vec<f64> {
     let one = |(value, is_many): (f64, bool)| {
         if is_many || is_absent(value) { f64::NAN } else { value }
     };
-    values.into_iter().zip(is_many).map(one).collect()
+    Ok(values.into_iter().zip(is_many).map(one).collect())
 }
 
 /// A series of ones for the steps at which `series` has no point.
-fn absent(series: &[VectorSeries], arg: &Node, step_count: usize) -> Result<Vec<VectorSeries>> {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+fn absent(
+    series: &[VectorSeries],
+    arg: &Node,
+    step_count: usize,
+    meter: &Meter,
+) -> Result<Vec<VectorSeries>> {
     let mut values = vec![1.0; step_count];
     for series in series {
+        meter.check_canceled()?;
         for (step, value) in values.iter_mut().enumerate() {
             if series.has_point(step) {
                 *value = ABSENT;

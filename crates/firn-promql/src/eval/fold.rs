@@ -4,6 +4,9 @@
 //! A step's accumulator receives its values in the order of the members that have one, independent
 //! of all other steps. So a step of a range query has the same bits as an instant query.
 
+use firn_model::Result;
+
+use super::meter::Meter;
 use super::vector::{ABSENT, has_absent, is_absent};
 use crate::functions::kahan::{Mean, Sum, TAME_MAX};
 use crate::syntax::AggregateOp;
@@ -65,8 +68,11 @@ impl Fold {
     }
 
     /// The groups' columns.
-    pub(crate) fn finish(self) -> Vec<Vec<f64>> {
-        self.columns.finish()
+    ///
+    /// # Errors
+    /// As [`Meter::check_canceled`].
+    pub(crate) fn finish(self, meter: &Meter) -> Result<Vec<Vec<f64>>> {
+        self.columns.finish(meter)
     }
 }
 
@@ -74,7 +80,7 @@ trait GroupColumns: Send {
     fn step_bytes(&self) -> usize;
     fn open(&mut self, step_count: usize);
     fn add(&mut self, group: usize, values: &[f64]);
-    fn finish(self: Box<Self>) -> Vec<Vec<f64>>;
+    fn finish(self: Box<Self>, meter: &Meter) -> Result<Vec<Vec<f64>>>;
 }
 
 /// Accumulators that are valid results at any time, absent ones included.
@@ -104,8 +110,8 @@ impl<F: Fn(&mut f64, f64) + Send> GroupColumns for PlainColumns<F> {
         }
     }
 
-    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
-        self.groups
+    fn finish(self: Box<Self>, _: &Meter) -> Result<Vec<Vec<f64>>> {
+        Ok(self.groups)
     }
 }
 
@@ -170,12 +176,14 @@ impl GroupColumns for SumColumns {
         }
     }
 
-    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
+    fn finish(self: Box<Self>, meter: &Meter) -> Result<Vec<Vec<f64>>> {
         let value = |(sum, rest): (f64, f64)| {
             if is_absent(sum) { ABSENT } else { Sum { sum, rest }.value() }
         };
-        let column =
-            |group: SumColumn| group.sums.into_iter().zip(group.rests).map(value).collect();
+        let column = |group: SumColumn| {
+            meter.check_canceled()?;
+            Ok(group.sums.into_iter().zip(group.rests).map(value).collect())
+        };
         self.groups.into_iter().map(column).collect()
     }
 }
@@ -218,9 +226,12 @@ impl<A: Accumulator> GroupColumns for Accumulators<A> {
         }
     }
 
-    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
+    fn finish(self: Box<Self>, meter: &Meter) -> Result<Vec<Vec<f64>>> {
         let value = |step: Option<A>| step.map_or(ABSENT, A::value);
-        let column = |group: Vec<Option<A>>| group.into_iter().map(value).collect();
+        let column = |group: Vec<Option<A>>| {
+            meter.check_canceled()?;
+            Ok(group.into_iter().map(value).collect())
+        };
         self.groups.into_iter().map(column).collect()
     }
 }
@@ -303,7 +314,8 @@ mod tests {
         let mut fold = Fold::new(op, members[0].len());
         fold.open_group();
         members.iter().for_each(|values| fold.add(0, values));
-        fold.finish().remove(0)
+        let meter = Meter::new(u64::MAX, &firn_model::QueryContext::unbounded());
+        fold.finish(&meter).unwrap().remove(0)
     }
 
     proptest! {

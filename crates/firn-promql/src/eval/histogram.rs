@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use firn_model::{Histogram, Labels, Result};
 
 use super::evaluator::Evaluator;
-use super::vector::{ABSENT, OutputSeries, VectorSeries, is_absent};
+use super::meter::Meter;
+use super::vector::{ABSENT, OutputSeries, VectorSeries, drop_empty, is_absent};
 use super::window::Steps;
 use crate::functions::classic::{self, Bucket};
 use crate::histogram;
@@ -34,7 +35,7 @@ impl Evaluator<'_> {
         for group in &groups {
             self.meter.check_canceled()?;
             self.meter.reserve_series(0, steps.count)?;
-            found.push(self.group_quantile(group, &series, &quantiles, args[1].span, steps));
+            found.push(self.group_quantile(group, &series, &quantiles, args[1].span, steps)?);
         }
         self.finish(found)
     }
@@ -61,7 +62,7 @@ impl Evaluator<'_> {
         for quantiles in &all {
             for group in &groups {
                 self.meter.check_canceled()?;
-                let column = self.group_quantile(group, &series, quantiles, args[0].span, steps);
+                let column = self.group_quantile(group, &series, quantiles, args[0].span, steps)?;
                 for (step, &value) in column.values.iter().enumerate() {
                     if is_absent(value) {
                         continue;
@@ -72,7 +73,7 @@ impl Evaluator<'_> {
                 }
             }
         }
-        let mut found = output.finish();
+        let mut found = output.finish(&self.meter)?;
         self.drop_names(&mut found)?;
         Ok(found)
     }
@@ -91,8 +92,8 @@ impl Evaluator<'_> {
             self.meter.check_canceled()?;
             self.meter.reserve_series(0, steps.count)?;
             let name = group.labels.metric_name();
-            let notes = &mut self.notes;
-            found.push(group.column(&series, steps, |step, histogram| match histogram {
+            let (notes, meter) = (&mut self.notes, &self.meter);
+            found.push(group.column(&series, steps, meter, |step, histogram| match histogram {
                 StepHistogram::Classic(buckets) => {
                     classic::fraction(lower[step], upper[step], buckets)
                 }
@@ -101,14 +102,14 @@ impl Evaluator<'_> {
                     effect.into_iter().for_each(|e| notes.nan_observations(span, name, e));
                     value
                 }
-            }));
+            })?);
         }
         self.finish(found)
     }
 
     /// Drops series without a value, and metric names.
     fn finish(&mut self, mut found: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
-        found.retain(|series| !series.is_empty());
+        drop_empty(&mut found, &self.meter)?;
         self.drop_names(&mut found)?;
         Ok(found)
     }
@@ -120,13 +121,13 @@ impl Evaluator<'_> {
         quantiles: &[f64],
         span: Span,
         steps: &Steps,
-    ) -> VectorSeries {
+    ) -> Result<VectorSeries> {
         let name = match self.options.delayed_name_removal {
             true => group.labels.metric_name().to_owned(),
             false => String::new(),
         };
-        let notes = &mut self.notes;
-        group.column(series, steps, |step, histogram| match histogram {
+        let (notes, meter) = (&mut self.notes, &self.meter);
+        group.column(series, steps, meter, |step, histogram| match histogram {
             StepHistogram::Classic(buckets) => {
                 let (value, forced) = classic::quantile(quantiles[step], buckets, steps.at(step));
                 if let Some(forced) = forced {
@@ -179,9 +180,12 @@ impl Evaluator<'_> {
         // of the order of series.
         for group in &mut groups {
             let labels = |bucket: &(f64, usize)| &series[bucket.1].labels;
-            group.bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| labels(a).cmp(labels(b))));
+            self.meter.sort_by(&mut group.bounds, |a, b| {
+                a.0.total_cmp(&b.0).then_with(|| labels(a).cmp(labels(b)))
+            })?;
         }
         for (idx, one) in series.iter().enumerate().filter(|(_, one)| one.has_histograms()) {
+            self.meter.check_canceled()?;
             self.meter.reserve_items(2, size_of::<BucketGroup>())?;
             self.meter.reserve_entries(1)?;
             let group = *by_labels.entry(one.labels.clone()).or_insert_with_key(|labels| {
@@ -227,15 +231,20 @@ impl BucketGroup {
     }
 
     /// Applies `compute` to the histogram of each step.
+    ///
+    /// # Errors
+    /// As [`Meter::check_canceled`].
     fn column(
         &self,
         series: &[VectorSeries],
         steps: &Steps,
+        meter: &Meter,
         mut compute: impl FnMut(usize, StepHistogram<'_>) -> f64,
-    ) -> VectorSeries {
+    ) -> Result<VectorSeries> {
         let mut buckets = Vec::with_capacity(self.bounds.len());
         let mut values = vec![ABSENT; steps.count];
         for (step, value) in values.iter_mut().enumerate() {
+            meter.check_canceled()?;
             buckets.clear();
             for &(upper, idx) in &self.bounds {
                 let count = series[idx].values[step];
@@ -250,7 +259,7 @@ impl BucketGroup {
                 None => *value = compute(step, StepHistogram::Classic(&mut buckets)),
             }
         }
-        VectorSeries::floats(self.labels.clone(), false, values)
+        Ok(VectorSeries::floats(self.labels.clone(), false, values))
     }
 }
 

@@ -73,6 +73,7 @@ impl Evaluator<'_> {
         // By metric name, then by identifying labels.
         let mut by_target: BTreeMap<String, BTreeMap<Labels, Candidates>> = BTreeMap::new();
         for (idx, series) in info.iter().enumerate() {
+            self.meter.check_canceled()?;
             // Identifying labels and an entry in each of three lists.
             self.meter.reserve_labels(series.labels.as_encoded().len())?;
             self.meter.reserve_entries(3)?;
@@ -121,7 +122,7 @@ impl Evaluator<'_> {
                 last = Some((newest, slot));
             }
         }
-        Ok(output.finish())
+        output.finish(&self.meter)
     }
 
     /// The info series of all targets among `base`; their values are the times of their samples in
@@ -136,11 +137,18 @@ impl Evaluator<'_> {
         let mut matchers = Vec::new();
         for name in IDENTIFYING {
             let of_base = base.iter().filter(|series| !info_selector.is_info(&series.labels));
+            let mut bytes = 0;
+            for series in of_base.clone() {
+                self.meter.check_canceled()?;
+                bytes += series.labels.get(name).map_or(0, str::len);
+            }
             // Each value at most three times, escaped: in a set, in the pattern, in its literals.
-            let bytes = of_base.clone().filter_map(|series| series.labels.get(name)).map(str::len);
-            self.meter.reserve_items(bytes.sum::<usize>() + base.len() * 24, 6)?;
-            let values: BTreeSet<String> =
-                of_base.filter_map(|series| series.labels.get(name)).map(regex::escape).collect();
+            self.meter.reserve_items(bytes + base.len() * 24, 6)?;
+            let mut values: BTreeSet<String> = BTreeSet::new();
+            for series in of_base {
+                self.meter.check_canceled()?;
+                values.extend(series.labels.get(name).map(regex::escape));
+            }
             if !values.is_empty() {
                 let any = values.into_iter().collect::<Vec<_>>().join("|");
                 matchers.push(Matcher::new(name, MatchOp::Regex, any)?);

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use firn_model::{Error, Labels, METRIC_NAME, PATTERN_DEPTH_MAX, Result, excerpt, rust_pattern};
 
 use super::evaluator::Evaluator;
+use super::meter::Meter;
 use super::template::Template;
 use super::vector::{VectorSeries, is_absent, keep_floats, merge_same_labels};
 use super::window::Steps;
@@ -207,8 +208,8 @@ impl Evaluator<'_> {
         // A stable sort copies up to all entries.
         self.meter.reserve_items(series.len(), size_of::<VectorSeries>())?;
         if matches!(function, FunctionId::Sort | FunctionId::SortDesc) {
-            keep_floats(&mut series);
-            sort_by_value(&mut series, function == FunctionId::SortDesc);
+            keep_floats(&mut series, &self.meter)?;
+            sort_by_value(&mut series, function == FunctionId::SortDesc, &mut self.meter)?;
             return Ok(series);
         }
         // The place of each name in the list. No label has a name that is not UTF-8.
@@ -229,11 +230,11 @@ impl Evaluator<'_> {
             keys.push(key);
         }
         let mut order: Vec<usize> = (0..series.len()).collect();
-        order.sort_by(|&a, &b| {
+        self.meter.sort_by(&mut order, |&a, &b| {
             let by_labels = || series[a].labels.cmp(&series[b].labels);
             let order = compare_keys(&keys[a], &keys[b]).then_with(by_labels);
             if function == FunctionId::SortByLabelDesc { order.reverse() } else { order }
-        });
+        })?;
         drop(keys);
         let mut series: Vec<Option<VectorSeries>> = series.into_iter().map(Some).collect();
         Ok(order.into_iter().filter_map(|idx| series[idx].take()).collect())
@@ -268,18 +269,26 @@ fn take_at<'k>(key: &mut &[(usize, &'k str)], place: usize) -> &'k str {
 ///
 /// Equal values keep their order. NaNs reverse theirs: Prometheus sorts by insertion, and its
 /// comparison puts any value in front of a NaN, even another NaN.
-fn sort_by_value(series: &mut [VectorSeries], descending: bool) {
+///
+/// # Errors
+/// As [`Meter::sort_by`].
+fn sort_by_value(
+    series: &mut Vec<VectorSeries>,
+    descending: bool,
+    meter: &mut Meter,
+) -> Result<()> {
     let value = |series: &VectorSeries| {
         let value = series.values.first().copied();
         value.filter(|value| !is_absent(*value)).unwrap_or(f64::NAN)
     };
-    series.sort_by(|a, b| {
+    meter.sort_by(series, |a, b| {
         let (a, b) = (value(a), value(b));
         let order = if descending { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
         order.unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
-    });
+    })?;
     let numbers = series.partition_point(|one| !value(one).is_nan());
     series[numbers..].reverse();
+    Ok(())
 }
 
 /// The number of classes of characters in `pattern` that may have many ranges.
@@ -314,6 +323,8 @@ fn capture_groups_max(pattern: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::QueryContext;
+
     use super::*;
 
     #[test]
@@ -348,7 +359,8 @@ mod tests {
         let all = [(nan, "a"), (1.0, "b"), (nan, "c"), (-0.0, "d"), (0.0, "e"), (nan, "f")];
         let order = |descending| {
             let mut list: Vec<_> = all.iter().map(|(value, name)| series(*value, name)).collect();
-            sort_by_value(&mut list, descending);
+            let mut meter = Meter::new(u64::MAX, &QueryContext::unbounded());
+            sort_by_value(&mut list, descending, &mut meter).unwrap();
             list.iter().map(|one| one.labels.get("n").unwrap()).collect::<String>()
         };
         assert_eq!((order(false), order(true)), ("debfca".to_owned(), "bdefca".to_owned()));

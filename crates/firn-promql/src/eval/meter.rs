@@ -5,6 +5,8 @@
 //! per series and step, a label set per series, an entry per group. `tests/promql/memory.rs` checks
 //! every function and operator with an allocator that counts.
 
+use std::cmp::Ordering;
+
 use firn_model::{CancelToken, Error, Pool, QueryContext, Reservation, Result, Sample};
 
 use super::tally::SampleStats;
@@ -21,6 +23,10 @@ const MAP_ENTRY_BYTES: usize = 64;
 const AHEAD_BYTES: u64 = 16 << 10;
 /// The memory of a label set beside its text: the two counts of an `Arc`.
 const LABELS_BYTES: usize = 16;
+/// Points that a loop computes between two checks for cancellation: 0.1 ms of a power or a date.
+pub(crate) const POINTS_PER_CHECK: usize = 8 << 10;
+/// Items that are sorted between two checks: some 20 ms if they are compared by labels.
+const SORTED_PER_CHECK: usize = 32 << 10;
 
 /// Counts held samples and bytes; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a
 /// node.
@@ -32,6 +38,9 @@ pub(crate) struct Meter {
     /// Of `held_bytes` and some bytes ahead.
     reservation: Reservation,
     cancel: CancelToken,
+    /// Calls of [`Meter::check_canceled`].
+    #[cfg(test)]
+    checks: std::cell::Cell<u64>,
     /// Samples read from storage.
     pub(crate) read: u64,
     /// The largest number of samples held at one time.
@@ -51,8 +60,18 @@ impl Meter {
     pub(crate) fn new(samples_max: u64, context: &QueryContext) -> Meter {
         let reservation = context.budget.empty(Pool::Query);
         let cancel = context.cancel.clone();
-        let (held, held_bytes, read, peak, samples) = (0, 0, 0, 0, None);
-        Meter { samples_max, held, held_bytes, reservation, cancel, read, peak, samples }
+        Meter {
+            samples_max,
+            held: 0,
+            held_bytes: 0,
+            reservation,
+            cancel,
+            #[cfg(test)]
+            checks: std::cell::Cell::default(),
+            read: 0,
+            peak: 0,
+            samples: None,
+        }
     }
 
     pub(crate) fn mark(&self) -> MeterMark {
@@ -137,13 +156,100 @@ impl Meter {
         self.reserve_items(count, MAP_ENTRY_BYTES)
     }
 
-    /// Fails once the query was cancelled. Called once per series by loops that may take long for
-    /// each.
+    /// Fails once the query was cancelled. Called once per series by each loop over series: their
+    /// number has no other bound than memory. Loops that take long for a point call it more often,
+    /// because a subquery may have millions of steps.
     ///
     /// # Errors
     /// `Timeout` or `Canceled`.
     pub(crate) fn check_canceled(&self) -> Result<()> {
+        #[cfg(test)]
+        self.checks.set(self.checks.get() + 1);
         self.cancel.check()
+    }
+
+    /// The number of checks for cancellation so far.
+    #[cfg(test)]
+    pub(crate) fn check_count(&self) -> u64 {
+        self.checks.get()
+    }
+
+    /// As `Vec::retain_mut`, for series or lists of similar length.
+    ///
+    /// # Errors
+    /// As [`Meter::check_canceled`].
+    pub(crate) fn retain<T>(
+        &self,
+        items: &mut Vec<T>,
+        mut keep: impl FnMut(&mut T) -> bool,
+    ) -> Result<()> {
+        let mut checked = Ok(());
+        items.retain_mut(|item| {
+            if checked.is_ok() {
+                checked = self.check_canceled();
+            }
+            checked.is_err() || keep(item)
+        });
+        checked
+    }
+
+    /// Sorts a list of any length; equal items keep their order. The memory of long ones is
+    /// reserved.
+    ///
+    /// # Errors
+    /// As [`Meter::check_canceled`] and [`Meter::reserve`].
+    pub(crate) fn sort_by<T>(
+        &mut self,
+        items: &mut Vec<T>,
+        mut compare: impl FnMut(&T, &T) -> Ordering,
+    ) -> Result<()> {
+        if items.len() <= SORTED_PER_CHECK {
+            items.sort_by(compare);
+            return self.check_canceled();
+        }
+        self.reserve_items(items.len(), 2 * size_of::<T>())?;
+        let mut rest = std::mem::take(items).into_iter();
+        let mut runs = Vec::new();
+        while rest.len() > 0 {
+            self.check_canceled()?;
+            let mut run: Vec<T> = rest.by_ref().take(SORTED_PER_CHECK).collect();
+            run.sort_by(&mut compare);
+            runs.push(run);
+        }
+        drop(rest);
+        while runs.len() > 1 {
+            let mut pairs = runs.into_iter();
+            runs = Vec::new();
+            while let Some(first) = pairs.next() {
+                runs.push(match pairs.next() {
+                    Some(second) => self.merge(first, second, &mut compare)?,
+                    None => first,
+                });
+            }
+        }
+        *items = runs.pop().unwrap_or_default();
+        Ok(())
+    }
+
+    /// Merges two sorted lists.
+    fn merge<T>(
+        &self,
+        first: Vec<T>,
+        second: Vec<T>,
+        compare: &mut impl FnMut(&T, &T) -> Ordering,
+    ) -> Result<Vec<T>> {
+        let mut merged = Vec::with_capacity(first.len() + second.len());
+        let (mut first, mut second) = (first.into_iter().peekable(), second.into_iter().peekable());
+        while let (Some(a), Some(b)) = (first.peek(), second.peek()) {
+            if merged.len() % SORTED_PER_CHECK == 0 {
+                self.check_canceled()?;
+            }
+            let next = if compare(a, b).is_le() { first.next() } else { second.next() };
+            merged.extend(next);
+        }
+        merged.extend(first);
+        merged.extend(second);
+        Ok(merged)
     }
 
     /// Starts counting for a grid of `step_count` steps, if statistics are requested. Returns the
@@ -162,8 +268,13 @@ impl Meter {
         let mut samples = 0;
         let bytes = match result {
             Evaluated::Vector(series) => {
-                samples = series.iter().map(|one| one.point_count() as u64).sum();
-                series.iter().map(bytes_of).sum()
+                let mut bytes = 0;
+                for one in series {
+                    self.check_canceled()?;
+                    samples += one.point_count() as u64;
+                    bytes += bytes_of(one);
+                }
+                bytes
             }
             Evaluated::Scalar(values) => size_of_val(&values[..]) as u64,
             Evaluated::Text(bytes) => bytes.len() as u64,
@@ -213,4 +324,37 @@ pub(crate) fn bytes_of(series: &VectorSeries) -> u64 {
     let places = series.histograms.len() * size_of::<usize>() + histograms;
     let labels = SERIES_BYTES + series.labels.as_encoded().len();
     (series.values.len() * 8 + labels + places) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_are_sorted_as_short_ones() {
+        let mut meter = Meter::new(u64::MAX, &QueryContext::unbounded());
+        for len in [0, 1, SORTED_PER_CHECK, SORTED_PER_CHECK + 1, 5 * SORTED_PER_CHECK + 7] {
+            let keys = (0..len as u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50);
+            let mut items: Vec<(u64, usize)> = keys.zip(0..).collect();
+            let mut expected = items.clone();
+            expected.sort_by_key(|item| item.0);
+            meter.sort_by(&mut items, |a, b| a.0.cmp(&b.0)).unwrap();
+            assert!(items == expected, "{len}");
+        }
+    }
+
+    #[test]
+    fn sorting_a_long_list_ends_when_the_query_is_cancelled() {
+        let context = QueryContext::unbounded();
+        let mut meter = Meter::new(u64::MAX, &context);
+        let mut compared = 0_u64;
+        let mut items: Vec<usize> = (0..1 << 20).rev().collect();
+        let sorted = meter.sort_by(&mut items, |a, b| {
+            compared += 1;
+            context.cancel.cancel();
+            a.cmp(b)
+        });
+        assert!(sorted.is_err());
+        assert!(compared <= (SORTED_PER_CHECK * 17) as u64, "{compared}");
+    }
 }

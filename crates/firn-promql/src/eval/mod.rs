@@ -10,6 +10,8 @@ pub(crate) mod aggregate;
 mod aggregate_mixed;
 pub(crate) mod binary;
 mod call;
+#[cfg(test)]
+mod cancellation;
 mod detail;
 mod evaluator;
 mod fold;
@@ -48,7 +50,7 @@ use binary::{PointNote, PointNotes, VectorOperation};
 use detail::HistogramDetail;
 use evaluator::Evaluator;
 use fold::Fold;
-use meter::Meter;
+use meter::{Meter, POINTS_PER_CHECK};
 use notes::Notes;
 use tally::SampleStats;
 use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
@@ -209,8 +211,9 @@ impl<'a> Evaluator<'a> {
         match &mut result {
             Evaluated::Scalar(values) => values.iter_mut().for_each(|value| *value = -*value),
             Evaluated::Vector(series) => {
-                map_points(series, |value| -value);
+                map_points(series, |value| -value, &self.meter)?;
                 for point in series.iter_mut().flat_map(|series| &mut series.histograms) {
+                    self.meter.check_canceled()?;
                     *point = point.take().map(|h| Arc::new(scaled(&h, -1.0)));
                 }
                 self.drop_names(series)?;
@@ -239,7 +242,8 @@ impl<'a> Evaluator<'a> {
             _ => return Err(Error::internal("a string operand passed the type check")),
         };
         let mut found = PointNotes::new();
-        binary::with_scalar(op, &mut series, &scalar, swapped, binary.return_bool, &mut found);
+        let (return_bool, meter) = (binary.return_bool, &self.meter);
+        binary::with_scalar(op, &mut series, &scalar, swapped, return_bool, &mut found, meter)?;
         self.note_points(span, op, found);
         if renames {
             self.drop_names(&mut series)?;
@@ -343,7 +347,7 @@ impl<'a> Evaluator<'a> {
         let span = aggregate.expr.span;
         if op.selects_series() {
             let is_limit = matches!(op, AggregateOp::Limitk | AggregateOp::LimitRatio);
-            if !is_limit && aggregate_mixed::ignore(&mut series) {
+            if !is_limit && aggregate_mixed::ignore(&mut series, &self.meter)? {
                 self.notes.ignored_histogram(span, op.text());
             }
             let groups = Groups::new(&series, grouping, without, is_keyed, &mut self.meter)?;
@@ -468,7 +472,7 @@ impl<'a> Evaluator<'a> {
             series.iter_mut().for_each(|series| series.drop_name = true);
             return Ok(());
         }
-        if vector::strip_names(series) {
+        if vector::strip_names(series, &self.meter)? {
             *series = vector::merge_same_labels(std::mem::take(series), &mut self.meter)?;
         }
         Ok(())
@@ -484,27 +488,36 @@ impl<'a> Evaluator<'a> {
             let column_count = series.iter().map(columns).sum::<usize>();
             self.meter.reserve_items(count, column_count.saturating_mul(8))?;
         }
-        Ok(broadcast(one, count))
+        broadcast(one, count, &self.meter)
     }
 }
 
 /// Applies `map` to every point.
-fn map_points(series: &mut [VectorSeries], map: impl Fn(f64) -> f64) {
-    for value in series.iter_mut().flat_map(|series| series.values.iter_mut()) {
-        if !is_absent(*value) {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+fn map_points(series: &mut [VectorSeries], map: impl Fn(f64) -> f64, meter: &Meter) -> Result<()> {
+    for values in series.iter_mut().flat_map(|one| one.values.chunks_mut(POINTS_PER_CHECK)) {
+        meter.check_canceled()?;
+        for value in values.iter_mut().filter(|value| !is_absent(**value)) {
             *value = map(*value);
         }
     }
+    Ok(())
 }
 
 /// Repeats the value of one step for `count` steps.
-fn broadcast(one: Evaluated, count: usize) -> Evaluated {
-    match one {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+fn broadcast(one: Evaluated, count: usize, meter: &Meter) -> Result<Evaluated> {
+    Ok(match one {
         Evaluated::Scalar(values) => {
             Evaluated::Scalar(vec![values.first().copied().unwrap_or(ABSENT); count])
         }
         Evaluated::Vector(mut series) => {
             for series in &mut series {
+                meter.check_canceled()?;
                 series.values = vec![series.values.first().copied().unwrap_or(ABSENT); count];
                 if let Some(histogram) = series.histograms.first().cloned() {
                     series.histograms = vec![histogram; count];
@@ -513,5 +526,5 @@ fn broadcast(one: Evaluated, count: usize) -> Evaluated {
             Evaluated::Vector(series)
         }
         text @ Evaluated::Text(_) => text,
-    }
+    })
 }

@@ -41,14 +41,18 @@ impl Evaluator<'_> {
                 let label_bytes: usize =
                     series.iter().map(|one| one.labels.as_encoded().len()).sum();
                 if is_range {
-                    let bytes = |one: &VectorSeries| {
-                        matrix_bytes(one.labels.as_encoded().len(), one.point_count())
-                    };
-                    let held = series.iter().map(bytes).sum();
+                    let mut held = 0;
+                    for one in &series {
+                        self.meter.check_canceled()?;
+                        held += matrix_bytes(one.labels.as_encoded().len(), one.point_count());
+                    }
                     self.meter.reserve(held)?;
                     let mut matrix: Vec<Series> = Vec::with_capacity(series.len());
-                    matrix.extend(series.into_iter().map(|series| to_series(series, steps)));
-                    self.sort_by_labels(&mut matrix);
+                    for one in series {
+                        self.meter.check_canceled()?;
+                        matrix.push(to_series(one, steps));
+                    }
+                    self.sort_by_labels(&mut matrix)?;
                     self.meter.keep(mark, held)?;
                     return Ok(Value::Matrix(matrix));
                 }
@@ -56,12 +60,12 @@ impl Evaluator<'_> {
                 let held = series.len() * (size_of::<VectorPoint>() + 16) + label_bytes;
                 let histograms = series.iter().flat_map(|one| &one.histograms).flatten();
                 let histograms: usize = histograms.map(|h| h.heap_bytes()).sum();
-                let point = |series: VectorSeries| {
-                    let value = series.point(0)?;
-                    Some(VectorPoint { labels: series.labels, ts, value })
-                };
                 let mut points = Vec::with_capacity(series.len());
-                points.extend(series.into_iter().filter_map(point));
+                for one in series {
+                    self.meter.check_canceled()?;
+                    let Some(value) = one.point(0) else { continue };
+                    points.push(VectorPoint { labels: one.labels, ts, value });
+                }
                 self.meter.keep(mark, (held + histograms) as u64)?;
                 Ok(Value::Vector(points))
             }
@@ -74,18 +78,17 @@ impl Evaluator<'_> {
             NodeKind::Subquery(subquery) => {
                 let all = self.raw_grid(subquery, steps)?;
                 self.meter.reserve_entries(all.len())?;
-                unite(all)?
+                unite(all, &self.meter)?
             }
             _ => Vec::new(),
         };
-        self.sort_by_labels(&mut matrix);
+        self.sort_by_labels(&mut matrix)?;
         Ok(Value::Matrix(matrix))
     }
 
-    fn sort_by_labels(&self, matrix: &mut [Series]) {
-        let stats = &self.context.stats;
-        // No two series have the same labels; an unstable sort takes no memory.
-        stats.timed(&stats.sort_ns, || matrix.sort_unstable_by(|a, b| a.labels.cmp(&b.labels)));
+    fn sort_by_labels(&mut self, matrix: &mut Vec<Series>) -> Result<()> {
+        let (stats, meter) = (&self.context.stats, &mut self.meter);
+        stats.timed(&stats.sort_ns, || meter.sort_by(matrix, |a, b| a.labels.cmp(&b.labels)))
     }
 }
 
@@ -108,6 +111,7 @@ fn drop_marked_names(
 ) -> Result<Vec<VectorSeries>> {
     let mut changed = false;
     for one in series.iter_mut().filter(|series| series.drop_name) {
+        meter.check_canceled()?;
         one.labels = one.labels.filter(|name| !is_metadata_label(name));
         one.drop_name = false;
         changed = true;
@@ -116,10 +120,14 @@ fn drop_marked_names(
 }
 
 /// The same for series with points at times of their own.
-fn unite(all: Vec<(Series, bool)>) -> Result<Vec<Series>> {
+///
+/// # Errors
+/// `Invalid` if two of them have a point at the same time, and as [`Meter::check_canceled`].
+fn unite(all: Vec<(Series, bool)>, meter: &Meter) -> Result<Vec<Series>> {
     let mut by_labels: HashMap<Labels, usize> = HashMap::new();
     let mut united: Vec<Series> = Vec::new();
     for (mut series, drop_name) in all {
+        meter.check_canceled()?;
         if drop_name {
             series.labels = series.labels.filter(|name| !is_metadata_label(name));
         }

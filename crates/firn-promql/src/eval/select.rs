@@ -187,7 +187,7 @@ impl Evaluator<'_> {
             return Ok(None);
         }
         done?;
-        let columns = sink.labels.into_iter().zip(sink.fold.finish());
+        let columns = sink.labels.into_iter().zip(sink.fold.finish(sink.meter)?);
         let series = columns.map(|(labels, values)| VectorSeries::floats(labels, false, values));
         let series = series.collect();
         self.meter.samples = stats;

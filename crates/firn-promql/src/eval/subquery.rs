@@ -126,6 +126,11 @@ impl Evaluator<'_> {
             }
             (points, series.drop_name)
         };
-        Ok(grid.series.iter().map(named).filter(|(series, _)| !series.is_empty()).collect())
+        let mut found = Vec::with_capacity(grid.series.len());
+        for series in &grid.series {
+            self.meter.check_canceled()?;
+            found.extend(Some(named(series)).filter(|(series, _)| !series.is_empty()));
+        }
+        Ok(found)
     }
 }

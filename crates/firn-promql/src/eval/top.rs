@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use firn_model::Result;
 
 use super::meter::Meter;
-use super::vector::{ABSENT, VectorSeries, is_absent};
+use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent};
 
 /// Up to this number the points are kept sorted by insertion; more are sorted at the end.
 const KEPT_IN_ORDER_MAX: usize = 128;
@@ -30,17 +30,22 @@ pub(super) fn reserve(counts: &[usize], groups: &[Vec<usize>], meter: &mut Meter
 ///
 /// A series without selected points is dropped. In an instant query the series of a group are
 /// returned in the order of their values, otherwise in their original order.
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
 pub(super) fn select(
     greatest_first: bool,
     counts: &[usize],
     mut series: Vec<VectorSeries>,
     groups: &[Vec<usize>],
-) -> Vec<VectorSeries> {
+    meter: &mut Meter,
+) -> Result<Vec<VectorSeries>> {
     let mut best: Vec<Vec<(f64, usize)>> = vec![Vec::new(); counts.len()];
     let mut order = Vec::new();
     for members in groups {
         best.iter_mut().for_each(Vec::clear);
         for &idx in members {
+            meter.check_canceled()?;
             let steps = best.iter_mut().zip(counts).zip(&series[idx].values);
             for ((best, &count), &value) in steps {
                 if !is_absent(value) && count > 0 {
@@ -49,13 +54,14 @@ pub(super) fn select(
             }
         }
         for &idx in members {
+            meter.check_canceled()?;
             series[idx].values.fill(ABSENT);
             series[idx].histograms.clear();
         }
         for (step, best) in best.iter_mut().enumerate() {
             if counts[step] > KEPT_IN_ORDER_MAX {
                 // Stable, so that the first of equal values are selected.
-                best.sort_by(|a, b| nan_last(greatest_first, a.0, b.0));
+                meter.sort_by(best, |a, b| nan_last(greatest_first, a.0, b.0))?;
                 best.truncate(counts[step]);
             }
             best.iter().for_each(|&(value, idx)| series[idx].values[step] = value);
@@ -66,10 +72,10 @@ pub(super) fn select(
     }
     if counts.len() == 1 {
         let mut series: Vec<Option<VectorSeries>> = series.into_iter().map(Some).collect();
-        return order.iter().filter_map(|&idx| series[idx].take()).collect();
+        return Ok(order.iter().filter_map(|&idx| series[idx].take()).collect());
     }
-    series.retain(|one| !one.is_empty());
-    series
+    drop_empty(&mut series, meter)?;
+    Ok(series)
 }
 
 /// Inserts a value into the best `count`, if it is one of them.
@@ -98,7 +104,7 @@ fn nan_last(greatest_first: bool, a: f64, b: f64) -> Ordering {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::Labels;
+    use firn_model::{Labels, QueryContext};
     use proptest::prelude::*;
 
     use super::*;
@@ -127,7 +133,9 @@ mod tests {
                 let labels = Labels::from_pairs([("i", format!("{idx:02}").as_str())]).unwrap();
                 VectorSeries::floats(labels, false, values.clone())
             });
-            let kept = select(greatest_first, &[count; 3], all.collect(), &groups);
+            let mut meter = Meter::new(u64::MAX, &QueryContext::unbounded());
+            let all = all.collect();
+            let kept = select(greatest_first, &[count; 3], all, &groups, &mut meter).unwrap();
             let mut expected = vec![vec![ABSENT; 3]; values.len()];
             for (group, step) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
                 let mut present: Vec<usize> = (0..values.len())

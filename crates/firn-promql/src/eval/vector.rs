@@ -151,12 +151,25 @@ pub(crate) fn histogram_points(histogram: &Histogram) -> usize {
 }
 
 /// Drops histograms, for functions that support floats only.
-pub(crate) fn keep_floats(series: &mut Vec<VectorSeries>) {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+pub(crate) fn keep_floats(series: &mut Vec<VectorSeries>, meter: &Meter) -> Result<()> {
     if series.iter().all(|series| series.histograms.is_empty()) {
-        return;
+        return Ok(());
     }
-    series.iter_mut().for_each(|series| series.histograms = Vec::new());
-    series.retain(|series| !series.is_empty());
+    meter.retain(series, |series| {
+        series.histograms = Vec::new();
+        !series.is_empty()
+    })
+}
+
+/// Drops series without a point.
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+pub(crate) fn drop_empty(series: &mut Vec<VectorSeries>, meter: &Meter) -> Result<()> {
+    meter.retain(series, |series| !series.is_empty())
 }
 
 /// The value of an expression over all steps.
@@ -177,10 +190,14 @@ pub(crate) fn same_labels_error() -> Error {
 
 /// Drops the name and its companions from all series. Returns whether two of them may now have
 /// equal labels: not if all of them had one name and no companions.
-pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
+///
+/// # Errors
+/// As [`Meter::check_canceled`].
+pub(crate) fn strip_names(series: &mut [VectorSeries], meter: &Meter) -> Result<bool> {
     let mut first_name: Option<String> = None;
     let mut may_collide = false;
     for one in series {
+        meter.check_canceled()?;
         let name = one.labels.metric_name();
         match &first_name {
             None => first_name = Some(name.to_owned()),
@@ -190,7 +207,7 @@ pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
         may_collide |= names.any(|name| name == b"__type__" || name == b"__unit__");
         one.labels = one.labels.filter(|name| !is_metadata_label(name));
     }
-    may_collide
+    Ok(may_collide)
 }
 
 /// Merges series with equal labels, in the order of first appearance.
@@ -206,6 +223,7 @@ pub(crate) fn merge_same_labels(
     let mut merged: Vec<VectorSeries> = Vec::new();
     let mut by_labels: HashMap<Labels, usize> = HashMap::with_capacity(series.len());
     for one in series {
+        meter.check_canceled()?;
         match by_labels.get(&one.labels) {
             None => {
                 by_labels.insert(one.labels.clone(), merged.len());
@@ -304,9 +322,12 @@ impl OutputSeries {
     }
 
     /// The series with at least one point.
-    pub(crate) fn finish(mut self) -> Vec<VectorSeries> {
-        self.series.retain(|series| !series.is_empty());
-        self.series
+    ///
+    /// # Errors
+    /// As [`Meter::check_canceled`].
+    pub(crate) fn finish(mut self, meter: &Meter) -> Result<Vec<VectorSeries>> {
+        drop_empty(&mut self.series, meter)?;
+        Ok(self.series)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Which rules of a group read results of earlier ones, and which may run at the same time.
 
+use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
 
-use firn_model::{METRIC_NAME, Matcher};
+use firn_model::{METRIC_NAME, MatchOp, Matcher};
 use firn_promql::{Expr, Node, NodeKind, Selector};
 
 use super::alert::{ALERT_NAME, ALERTS, ALERTS_FOR_STATE};
@@ -30,35 +31,99 @@ pub struct RuleLinks {
     pub newest_dependency: Option<usize>,
 }
 
+/// Names that all patterns of a group are compared with, at most: 0.1 s.
+const NAMES_COMPARED_MAX: usize = 1 << 20;
+
 /// The links of each rule. A selector without a matcher on the name may read anything: then each
-/// rule has dependencies and dependents. O(rules * selectors).
+/// rule has dependencies and dependents. So it is in a group with very many rules and patterns,
+/// such as 1,500 of both. O(rules + selectors), and O(rules) for each pattern.
 pub fn rule_links(rules: &[RuleShape<'_>]) -> Vec<RuleLinks> {
     let alone = RuleLinks { no_dependents: true, no_dependencies: true, newest_dependency: None };
     let mut links = vec![alone; rules.len()];
     if rules.len() < 2 {
         return links;
     }
+    let (mut recordings, mut alerts) = (Sources::default(), Sources::default());
+    let mut compared = 0;
     for (idx, rule) in rules.iter().enumerate() {
         let mut selectors = Vec::new();
         collect(&rule.expr.root, &mut selectors);
-        let (earlier, rest) = links.split_at_mut(idx);
-        let Some(own) = rest.first_mut() else { break };
+        let mut newest = None;
         for selector in selectors {
             let Some(name) = matcher_on(selector, METRIC_NAME) else {
                 return all_linked(rules.len());
             };
-            for (source_idx, source) in rules.iter().enumerate().take(idx) {
-                if reads(selector, name, source)
-                    && let Some(source_links) = earlier.get_mut(source_idx)
-                {
-                    source_links.no_dependents = false;
-                    own.no_dependencies = false;
-                    own.newest_dependency = own.newest_dependency.max(Some(source_idx));
-                }
+            newest = newest.max(recordings.read(Some(name), &mut links, &mut compared));
+            if name.matches(ALERTS) || name.matches(ALERTS_FOR_STATE) {
+                let alert = matcher_on(selector, ALERT_NAME);
+                newest = newest.max(alerts.read(alert, &mut links, &mut compared));
+            }
+            if compared > NAMES_COMPARED_MAX {
+                return all_linked(rules.len());
             }
         }
+        if let Some(own) = links.get_mut(idx) {
+            own.no_dependencies = newest.is_none();
+            own.newest_dependency = newest;
+        }
+        let sources = if rule.is_alert { &mut alerts } else { &mut recordings };
+        sources.add(rule.name, idx);
     }
     links
+}
+
+/// Earlier rules of a kind.
+#[derive(Default)]
+struct Sources<'a> {
+    all: SourceRules,
+    by_name: HashMap<&'a str, SourceRules>,
+}
+
+/// Earlier rules that are read together.
+#[derive(Default)]
+struct SourceRules {
+    rules: Vec<usize>,
+    /// The first of them are known to have dependents.
+    read_count: usize,
+}
+
+impl<'a> Sources<'a> {
+    fn add(&mut self, name: &'a str, idx: usize) {
+        self.all.rules.push(idx);
+        self.by_name.entry(name).or_default().rules.push(idx);
+    }
+
+    /// Records that a rule reads those with a name that passes `name`, and returns the last of
+    /// them. Adds the number of compared names to `compared`.
+    fn read(
+        &mut self,
+        name: Option<&Matcher>,
+        links: &mut [RuleLinks],
+        compared: &mut usize,
+    ) -> Option<usize> {
+        let Some(name) = name else { return self.all.read(links) };
+        if name.op() == MatchOp::Equal {
+            return self.by_name.get_mut(name.value())?.read(links);
+        }
+        *compared = compared.saturating_add(self.by_name.len());
+        if *compared > NAMES_COMPARED_MAX {
+            return None;
+        }
+        let passed = self.by_name.iter_mut().filter(|(known, _)| name.matches(known));
+        passed.filter_map(|(_, rules)| rules.read(links)).max()
+    }
+}
+
+impl SourceRules {
+    fn read(&mut self, links: &mut [RuleLinks]) -> Option<usize> {
+        for &idx in self.rules.iter().skip(self.read_count) {
+            if let Some(links) = links.get_mut(idx) {
+                links.no_dependents = false;
+            }
+        }
+        self.read_count = self.rules.len();
+        self.rules.last().copied()
+    }
 }
 
 /// Each rule reads the one before it.
@@ -101,15 +166,6 @@ pub fn batches(links: &[RuleLinks]) -> Vec<Vec<usize>> {
     batches.push(indexes(&|links| !links.no_dependencies && links.no_dependents));
     batches.retain(|batch| !batch.is_empty());
     batches
-}
-
-/// Whether `selector`, whose matcher on the name is `name`, may select results of `source`.
-fn reads(selector: &Selector, name: &Matcher, source: &RuleShape<'_>) -> bool {
-    if !source.is_alert {
-        return name.matches(source.name);
-    }
-    (name.matches(ALERTS) || name.matches(ALERTS_FOR_STATE))
-        && matcher_on(selector, ALERT_NAME).is_none_or(|alert| alert.matches(source.name))
 }
 
 fn matcher_on<'a>(selector: &'a Selector, label: &str) -> Option<&'a Matcher> {
@@ -222,6 +278,29 @@ mod tests {
         check(&["!a = x", "b = ALERTS_FOR_STATE"], &[&[0], &[1]]);
         check(&["!a = x", "b = a"], &[&[0, 1]]);
         check(&["a = x", "b = ALERTS"], &[&[0, 1]]);
+        check(
+            &["!a = x", "!c = x", "b = {__name__=~\"A.*\",alertname=~\"c|d\"}"],
+            &[&[0, 1], &[2]],
+        );
+    }
+
+    /// Before, each selector was compared with each earlier rule: 3 * 10^9 comparisons here, and
+    /// more for patterns, at each start and reload.
+    #[test]
+    fn groups_of_very_many_rules_are_linked_in_linear_time() {
+        const COUNT: usize = 80_000;
+        let expr = |text: &str| prepare(text, &QueryContext::unbounded()).unwrap();
+        let names: Vec<String> = (0..COUNT).map(|idx| format!("r{idx}")).collect();
+        let of = |expr: &Expr| {
+            let shapes = names.iter().map(|name| RuleShape { name, is_alert: false, expr });
+            rule_links(&shapes.collect::<Vec<_>>())
+        };
+        let links = of(&expr("r7 + r70000"));
+        assert_eq!(links[COUNT - 1].newest_dependency, Some(70_000));
+        assert_eq!(links[8].newest_dependency, Some(7));
+        assert!(links[7].no_dependencies && !links[7].no_dependents && links[8].no_dependents);
+        // More patterns than can be compared: the group is sequential.
+        assert_eq!(of(&expr("{__name__=~'.*7'}")), all_linked(COUNT));
     }
 
     #[test]

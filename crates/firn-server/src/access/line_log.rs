@@ -1,8 +1,10 @@
 //! Logs of JSON lines: the audit log and the query log. A request never waits for them and never
 //! fails because of them: lines wait in a bounded queue, and those without room are counted.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +39,7 @@ struct LogState {
 
 enum Message {
     Line(Vec<u8>),
-    Reopen,
+    Reopen(Vec<InputFile>),
 }
 
 /// The destination of lines.
@@ -51,6 +53,7 @@ enum Sink {
 
 struct LogFile {
     path: PathBuf,
+    forbidden: ForbiddenFiles,
     file: Option<File>,
     /// A part of the last line is missing, and the other part cannot be removed, so the next line
     /// begins with the end of that one.
@@ -72,6 +75,40 @@ pub(crate) struct InputFile {
     pub(crate) path: PathBuf,
 }
 
+/// Finds the folder of the process's own data that a file is in, for messages.
+type FindOwnFolder = Arc<dyn Fn(&Path) -> Option<String> + Send + Sync>;
+
+/// The files to which no line may be appended. They are compared at each opening: the path of a log
+/// may have become a link meanwhile.
+#[derive(Clone, Default)]
+pub(crate) struct ForbiddenFiles {
+    /// Files that the process reads.
+    pub(crate) inputs: Vec<InputFile>,
+    /// Files in folders of databases and caches.
+    pub(crate) own: Option<FindOwnFolder>,
+}
+
+impl fmt::Debug for ForbiddenFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForbiddenFiles").field("inputs", &self.inputs).finish_non_exhaustive()
+    }
+}
+
+impl ForbiddenFiles {
+    fn check(&self, path: &Path) -> io::Result<()> {
+        let shown = path.display();
+        let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        if let Some(input) = self.inputs.iter().find(|input| is_same_file(path, &input.path)) {
+            let setting = &input.setting;
+            return refuse(format!("{shown} is also the file of {setting}; choose another file"));
+        }
+        match self.own.as_ref().and_then(|own| own(path)) {
+            Some(own) => refuse(format!("{shown} is in {own}; choose another file")),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Whether a log of this name is standard error.
 pub(crate) fn is_stderr(path: &Path) -> bool {
     STDERR.iter().any(|name| path == Path::new(name))
@@ -82,22 +119,17 @@ impl LineLog {
     /// messages.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be opened or is one of `inputs`, `Unavailable` without a
+    /// `Invalid` if the file cannot be opened or is a forbidden one, `Unavailable` without a
     /// thread.
     pub(crate) fn open(
         path: &Path,
         setting: &'static str,
-        inputs: &[InputFile],
+        forbidden: ForbiddenFiles,
     ) -> Result<LineLog> {
-        let same = inputs.iter().find(|input| is_same_file(path, &input.path));
-        if let Some(input) = same.filter(|_| !is_stderr(path)) {
-            return Err(Error::invalid(format!(
-                "{setting}: {} is also the file of {}; choose another file",
-                path.display(),
-                input.setting
-            )));
+        if !is_stderr(path) {
+            forbidden.check(path).map_err(|e| Error::invalid(format!("{setting}: {e}")))?;
         }
-        let sink = Sink::open(path).map_err(|e| {
+        let sink = Sink::open(path, forbidden).map_err(|e| {
             Error::invalid(format!("{setting}: cannot open {}", path.display())).because(e)
         })?;
         let (sender, receiver) = sync_channel(QUEUE_LEN_MAX);
@@ -128,11 +160,12 @@ impl LineLog {
         }
     }
 
-    /// Opens the file again, which another program may have moved away.
-    pub(crate) fn reopen(&self) {
+    /// Opens the file again, which another program may have moved away. `inputs` are the files that
+    /// the process reads now.
+    pub(crate) fn reopen(&self, inputs: Vec<InputFile>) {
         if let Some(sender) = &self.sender {
             // A full queue means that the thread hangs in a write.
-            let _ = sender.try_send(Message::Reopen);
+            let _ = sender.try_send(Message::Reopen(inputs));
         }
     }
 
@@ -166,7 +199,7 @@ fn write(receiver: &Receiver<Message>, mut sink: Sink, state: &LogState, setting
                 if written.is_ok() { &state.written } else { &state.dropped }.add(1);
                 written
             }
-            Message::Reopen => sink.reopen(),
+            Message::Reopen(inputs) => sink.reopen(inputs),
         };
         match written {
             Ok(()) => has_failed = false,
@@ -181,15 +214,16 @@ fn write(receiver: &Receiver<Message>, mut sink: Sink, state: &LogState, setting
 }
 
 impl Sink {
-    fn open(path: &Path) -> io::Result<Sink> {
+    fn open(path: &Path, forbidden: ForbiddenFiles) -> io::Result<Sink> {
         if !is_stderr(path) {
-            return LogFile::open(path).map(Sink::File);
+            return LogFile::open(path, forbidden).map(Sink::File);
         }
         // Opened a second time, a pipe or a terminal does not make a writer wait. A regular file
         // would have two ends, and a socket cannot be opened.
         match rustix::fs::fstat(io::stderr()).map(|found| found.st_mode) {
             Ok(mode) if has_second_opening(mode) => {
-                let opened = LogFile::open(Path::new("/proc/self/fd/2"));
+                let path = Path::new("/proc/self/fd/2");
+                let opened = LogFile::open(path, ForbiddenFiles::default());
                 Ok(opened.map_or(Sink::Stderr { is_torn: false }, Sink::File))
             }
             _ => Ok(Sink::Stderr { is_torn: false }),
@@ -205,11 +239,12 @@ impl Sink {
         }
     }
 
-    fn reopen(&mut self) -> io::Result<()> {
+    fn reopen(&mut self, inputs: Vec<InputFile>) -> io::Result<()> {
         match self {
             Sink::Stderr { .. } => Ok(()),
             Sink::File(file) => {
-                *file = LogFile::open(&file.path)?;
+                file.forbidden.inputs = inputs;
+                *file = LogFile::open(&file.path, file.forbidden.clone())?;
                 Ok(())
             }
         }
@@ -222,17 +257,21 @@ fn has_second_opening(mode: u32) -> bool {
 }
 
 impl LogFile {
-    fn open(path: &Path) -> io::Result<LogFile> {
+    fn open(path: &Path, forbidden: ForbiddenFiles) -> io::Result<LogFile> {
+        forbidden.check(path)?;
         let file = open_log(path)?;
         // An earlier process may have been killed, or its disk full, in the middle of a line.
-        let is_torn = is_regular(&file) && ends_within_line(path);
-        Ok(LogFile { path: path.to_owned(), file: Some(file), is_torn })
+        let is_torn = is_regular(&file) && ends_within_line(&file);
+        Ok(LogFile { path: path.to_owned(), forbidden, file: Some(file), is_torn })
     }
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(open_log(&self.path)?),
+            None => {
+                self.forbidden.check(&self.path)?;
+                self.file.insert(open_log(&self.path)?)
+            }
         };
         let was_torn = self.is_torn;
         let Err((error, len)) = write_line(file, line, &mut self.is_torn) else { return Ok(()) };
@@ -283,9 +322,11 @@ fn remove_end(file: &mut File, len: usize) -> io::Result<()> {
 }
 
 /// Whether a regular file has a last line without its end. One that cannot be read has none.
-fn ends_within_line(path: &Path) -> bool {
+fn ends_within_line(file: &File) -> bool {
     let mut last = [0];
-    let read = File::open(path).and_then(|mut file| {
+    // Not by its path, where another program may have put a pipe meanwhile.
+    let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let read = opened.and_then(|mut file| {
         file.seek(SeekFrom::End(-1))?;
         file.read_exact(&mut last)
     });
@@ -311,17 +352,21 @@ fn write_whole(file: &mut impl Write, bytes: &[u8]) -> Result<(), (io::Error, us
 mod tests {
     use super::*;
 
+    fn open(path: &Path) -> LineLog {
+        LineLog::open(path, "--audit-log", ForbiddenFiles::default()).unwrap()
+    }
+
     #[test]
     fn lines_are_appended_and_the_file_can_be_moved() {
         let folder = tempfile::tempdir().unwrap();
         let (path, moved) = (folder.path().join("log"), folder.path().join("log.1"));
-        let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
+        let log = open(&path);
         log.push(b"one".to_vec());
         while log.counts().0 < 1 {
             std::thread::yield_now();
         }
         std::fs::rename(&path, &moved).unwrap();
-        log.reopen();
+        log.reopen(Vec::new());
         log.push(b"two".to_vec());
         drop(log);
         assert_eq!(std::fs::read_to_string(&moved).unwrap(), "one\n");
@@ -334,7 +379,7 @@ mod tests {
     fn a_line_that_is_written_in_part_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let mut file = LogFile::open(&path).unwrap();
+        let mut file = LogFile::open(&path, ForbiddenFiles::default()).unwrap();
         file.write(b"first\n").unwrap();
         let opened = file.file.as_mut().unwrap();
         opened.write_all(b"par").unwrap();
@@ -355,7 +400,7 @@ mod tests {
         let path = folder.path().join("log");
         for (before, after) in [("", "new\n"), ("a\n", "a\nnew\n"), ("a\n{\"b", "a\n{\"b\nnew\n")] {
             std::fs::write(&path, before).unwrap();
-            let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
+            let log = open(&path);
             log.push(b"new".to_vec());
             drop(log);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
@@ -368,22 +413,59 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key.pem");
         std::fs::write(&key, "a key").unwrap();
-        let inputs = [InputFile { setting: "key_file".to_owned(), path: key.clone() }];
+        let inputs = vec![InputFile { setting: "key_file".to_owned(), path: key.clone() }];
+        let forbidden = ForbiddenFiles { inputs, own: None };
         let link = folder.path().join("audit.log");
         std::fs::hard_link(&key, &link).unwrap();
         for path in [&key, &link] {
-            let error = LineLog::open(path, "--audit-log", &inputs).unwrap_err().to_string();
+            let opened = LineLog::open(path, "--audit-log", forbidden.clone());
+            let error = opened.unwrap_err().to_string();
             let is_named = error.starts_with("--audit-log: ") && error.contains("of key_file;");
             assert!(is_named, "{error}");
         }
         let other = folder.path().join("other.log");
-        drop(LineLog::open(&other, "--audit-log", &inputs).unwrap());
+        drop(LineLog::open(&other, "--audit-log", forbidden).unwrap());
         assert_eq!(std::fs::read_to_string(&key).unwrap(), "a key");
+    }
+
+    /// Before, only the start compared the files: SIGHUP, and a line after a failed one, opened the
+    /// file of another setting or of the database behind a link that had replaced the log.
+    #[test]
+    fn a_log_that_became_another_file_is_not_reopened() {
+        use std::os::unix::fs::symlink;
+
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["web.yml", "rules.yml", "manifest"] {
+            std::fs::write(at(name), "text").unwrap();
+        }
+        let input = |name: &str| InputFile { setting: name.to_owned(), path: at(name) };
+        let own: FindOwnFolder = Arc::new(|path: &Path| {
+            is_same_file(path, &path.with_file_name("manifest")).then(String::new)
+        });
+        let forbidden = ForbiddenFiles { inputs: vec![input("web.yml")], own: Some(own) };
+        let mut file = LogFile::open(&at("log"), forbidden).unwrap();
+        file.write(b"line\n").unwrap();
+        let now = || vec![input("web.yml"), input("rules.yml")];
+        for name in ["web.yml", "rules.yml", "manifest"] {
+            std::fs::remove_file(at("log")).unwrap();
+            symlink(at(name), at("log")).unwrap();
+            let mut sink = Sink::File(file);
+            assert!(sink.reopen(now()).is_err(), "{name}");
+            // The file that is open stays until it fails.
+            sink.write(b"line\n").unwrap();
+            let Sink::File(open) = sink else { panic!("a log in standard error") };
+            file = LogFile { file: None, ..open };
+            assert!(file.write(b"line\n").is_err(), "{name}");
+            assert_eq!(std::fs::read_to_string(at(name)).unwrap(), "text");
+            std::fs::remove_file(at("log")).unwrap();
+            file.write(b"line\n").unwrap();
+        }
     }
 
     #[test]
     fn a_failing_device_drops_lines_and_blocks_nobody() {
-        let log = LineLog::open(Path::new("/dev/full"), "--audit-log", &[]).unwrap();
+        let log = open(Path::new("/dev/full"));
         for _ in 0..3 * QUEUE_LEN_MAX {
             log.push(vec![b'x'; 100]);
         }
@@ -391,7 +473,8 @@ mod tests {
         drop(log);
         assert_eq!((state.written.get(), state.dropped.get()), (0, 3 * QUEUE_LEN_MAX as u64));
         assert_eq!(state.queued_bytes.load(Ordering::Relaxed), 0);
-        assert!(LineLog::open(Path::new("/nowhere/x"), "--audit-log", &[]).is_err());
+        let nowhere = Path::new("/nowhere/x");
+        assert!(LineLog::open(nowhere, "--audit-log", ForbiddenFiles::default()).is_err());
     }
 
     /// A pipe whose reader stops: neither a reopening nor the stop waits for it, and a line of
@@ -405,11 +488,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
-        assert!(LineLog::open(&path, "--audit-log", &[]).is_err());
+        assert!(LineLog::open(&path, "--audit-log", ForbiddenFiles::default()).is_err());
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut reader =
             std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
-        let mut file = LogFile::open(&path).unwrap();
+        let mut file = LogFile::open(&path, ForbiddenFiles::default()).unwrap();
         let line = [&[b'x'; 40_000][..], b"\n"].concat();
         while file.write(&line).is_ok() {}
         assert!(file.is_torn);
@@ -419,10 +502,10 @@ mod tests {
         let _ = reader.read_to_end(&mut received);
         assert!(received.ends_with(b"x\nlast\n"));
 
-        let log = LineLog::open(&path, "--audit-log", &[]).unwrap();
+        let log = open(&path);
         let state = Arc::clone(&log.state);
         drop(reader);
-        log.reopen();
+        log.reopen(Vec::new());
         log.push(b"lost".to_vec());
         drop(log);
         assert_eq!((state.written.get(), state.dropped.get()), (0, 1));

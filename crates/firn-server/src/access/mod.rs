@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use self::account::{Roles, TokenBucket, User};
 pub(crate) use self::files::SeenFile;
 use self::files::{CUT_REST, VersionFiles};
-use self::line_log::{InputFile, LineLog};
+use self::line_log::{ForbiddenFiles, LineLog};
 use self::login::{Accounts, Credentials, LoginRefusal, Logins, TokenDigest};
 use self::web_config::{ClientAuth, ClientRules, ConfigMemory};
 use crate::clock::clock_ms;
@@ -56,8 +56,8 @@ pub(crate) struct GateOptions {
     pub(crate) requires_auth: bool,
     /// A token that is not in the file and has all roles (`--token-file`).
     pub(crate) token: Option<Secret>,
-    /// Other files that the process reads.
-    pub(crate) inputs: Vec<InputFile>,
+    /// Other files that the process reads, and those of its own data.
+    pub(crate) forbidden: ForbiddenFiles,
     /// The protocol inside TLS speaks HTTP.
     pub(crate) is_http: bool,
     /// Users with matchers are refused: the listener cannot apply them.
@@ -153,9 +153,9 @@ impl Gate {
     pub(crate) fn open(options: GateOptions, budget: Budget, on_idle: fn()) -> Result<Gate> {
         let (used, policy) = load(&options, &budget);
         let policy = policy?;
-        let inputs: Vec<InputFile> = used.inputs().chain(options.inputs.iter().cloned()).collect();
+        let forbidden = forbidden(&used, &options);
         let audit = options.audit_log.as_deref();
-        let audit = audit.map(|path| LineLog::open(path, "--audit-log", &inputs)).transpose()?;
+        let audit = audit.map(|path| LineLog::open(path, "--audit-log", forbidden)).transpose()?;
         policy.warn_of_dates();
         let may_log_in = options.file.is_some() || options.token.is_some();
         let logins = may_log_in.then(|| Logins::start(on_idle)).transpose()?;
@@ -209,10 +209,9 @@ impl Gate {
         Ok(())
     }
 
-    /// The files that the process reads: those of the current version, and those of the options.
-    pub(crate) fn inputs(&self) -> Vec<InputFile> {
-        let files = self.files.lock();
-        files.used.inputs().chain(self.options.inputs.iter().cloned()).collect()
+    /// The files that are no logs: those of the current version, and those of the options.
+    pub(crate) fn forbidden(&self) -> ForbiddenFiles {
+        forbidden(&self.files.lock().used, &self.options)
     }
 
     /// The current version of the file.
@@ -237,7 +236,7 @@ impl Gate {
     /// Those of the file. The previous version stays.
     pub(crate) fn reload(&self) -> Result<()> {
         if let Some(audit) = &self.audit {
-            audit.reopen();
+            audit.reopen(self.forbidden().inputs);
         }
         if self.options.file.is_none() {
             return Ok(());
@@ -533,6 +532,13 @@ impl Policy {
     }
 }
 
+/// The files of a version and of the options, to which no line may be appended.
+fn forbidden(files: &VersionFiles, options: &GateOptions) -> ForbiddenFiles {
+    let mut forbidden = options.forbidden.clone();
+    forbidden.inputs.extend(files.inputs());
+    forbidden
+}
+
 /// Reads the file of `options` and those that it names.
 fn load(options: &GateOptions, budget: &Budget) -> LoadedVersion {
     let mut files = VersionFiles::new(budget);
@@ -588,6 +594,7 @@ fn policy(options: &GateOptions, config: WebConfig) -> Result<Policy> {
 
 #[cfg(test)]
 mod tests {
+    use super::line_log::InputFile;
     use super::*;
 
     #[test]
@@ -634,7 +641,7 @@ mod tests {
             let options = GateOptions {
                 file: Some(at("web.yml")),
                 audit_log: Some(at(name)),
-                inputs: vec![input],
+                forbidden: ForbiddenFiles { inputs: vec![input], own: None },
                 ..GateOptions::default()
             };
             Gate::open(options, Budget::unlimited(), || ())
@@ -648,7 +655,7 @@ mod tests {
             let error = open(name).unwrap_err().to_string();
             assert!(error.contains(&format!("is also the file of {setting};")), "{error}");
         }
-        assert_eq!(open("audit.log").unwrap().inputs().len(), 4);
+        assert_eq!(open("audit.log").unwrap().forbidden().inputs.len(), 4);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The settings of `firn cache`, alone and with `--proxy`.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use firn_model::{Error, Result, Secret};
 
 use super::declare::{SettingValue, Settings, kebab_case, settings};
@@ -17,6 +20,7 @@ use firn_env::real_path;
 use firndb::OwnFolder;
 
 use crate::access::GateOptions;
+use crate::access::line_log::ForbiddenFiles;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -151,17 +155,7 @@ impl CacheConfig {
             return Err(reader.refuse("value-bytes-max", expected));
         }
         let logs = [("audit-log", &self.audit_log)];
-        let inputs = [
-            ("web-config", &self.web_config),
-            ("token-file", &self.token_file),
-            ("origin-ca-file", &self.origin_ca_file),
-            ("origin-identity-file", &self.origin_identity_file),
-        ];
-        log_files::check(reader, &logs, &inputs, |log| {
-            let is_own = real_path(log).starts_with(real_path(&self.data));
-            let own = is_own.then(|| format!("--data, {}", self.data));
-            own.or_else(|| OwnFolder::around(log, None).map(|own| own.to_string()))
-        })?;
+        log_files::check(reader, &logs, &self.inputs(), self.own_folders())?;
         let admin = self.admin_listen.get();
         let listens = [Some(&self.listen), admin.as_ref()].into_iter().flatten();
         if let Some(origin) = self.proxy.get()
@@ -191,6 +185,26 @@ impl CacheConfig {
         self.value_bytes_max.get().map_or(default, |size| size.0)
     }
 
+    /// The settings of files that are read.
+    fn inputs(&self) -> [(&'static str, &Or<Unset, FilePath>); 4] {
+        [
+            ("web-config", &self.web_config),
+            ("token-file", &self.token_file),
+            ("origin-ca-file", &self.origin_ca_file),
+            ("origin-identity-file", &self.origin_identity_file),
+        ]
+    }
+
+    /// Finds the folder of the cache or of a database that a file is in.
+    fn own_folders(&self) -> impl Fn(&Path) -> Option<String> + Send + Sync + use<> {
+        let data = self.data.clone();
+        move |path| {
+            let is_own = real_path(path).starts_with(real_path(&data));
+            let own = is_own.then(|| format!("--data, {data}"));
+            own.or_else(|| OwnFolder::around(path, None).map(|own| own.to_string()))
+        }
+    }
+
     /// Users and TLS of the listener.
     pub(crate) fn gate_options(&self, token: Option<Secret>) -> GateOptions {
         let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
@@ -199,7 +213,10 @@ impl CacheConfig {
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
             token,
-            inputs: Vec::new(),
+            forbidden: ForbiddenFiles {
+                inputs: log_files::input_files(&self.inputs()),
+                own: Some(Arc::new(self.own_folders())),
+            },
             is_http: true,
             refuses_matchers: true,
         }

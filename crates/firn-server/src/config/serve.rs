@@ -1,6 +1,7 @@
 //! The settings of `firn serve`.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use firn_model::{Budget, LabelLimits, Result};
@@ -16,6 +17,7 @@ use super::values::{
     SlowTier, Span, Switch, Unlimited, Unset, Zero,
 };
 use crate::access::GateOptions;
+use crate::access::line_log::ForbiddenFiles;
 use crate::clock::clock_ms;
 use crate::http::hostname;
 use crate::machine;
@@ -425,12 +427,7 @@ impl ServeConfig {
             return Err(reader.refuse("rule-memory", expected));
         }
         let logs = [("audit-log", &self.audit_log), ("query-log", &self.query_log)];
-        let inputs =
-            [("web-config", &self.web_config), ("prometheus-config", &self.prometheus_config)];
-        log_files::check(reader, &logs, &inputs, |log| {
-            let own = OwnFolder::around(log, Some(&self.data));
-            own.or_else(|| self.slow_tier.around(log))
-        })
+        log_files::check(reader, &logs, &self.inputs(), self.own_folders())
     }
 
     /// Names the setting with the most threads, with the number that the others leave to it.
@@ -464,6 +461,20 @@ impl ServeConfig {
         (needed > self.memory).then_some(needed)
     }
 
+    /// The settings of files that are read.
+    fn inputs(&self) -> [(&'static str, &Or<Unset, FilePath>); 2] {
+        [("web-config", &self.web_config), ("prometheus-config", &self.prometheus_config)]
+    }
+
+    /// Finds the folder of a database that a file is in.
+    fn own_folders(&self) -> impl Fn(&Path) -> Option<String> + Send + Sync + use<> {
+        let (data, slow_tier) = (self.data.clone(), self.slow_tier.clone());
+        move |path| {
+            let own = OwnFolder::around(path, Some(&data));
+            own.or_else(|| slow_tier.around(path)).map(|own| own.to_string())
+        }
+    }
+
     /// Users and TLS of the listeners.
     pub(crate) fn gate_options(&self) -> GateOptions {
         let path = |setting: &Or<Unset, FilePath>| setting.get().map(|path| path.0);
@@ -472,7 +483,10 @@ impl ServeConfig {
             audit_log: path(&self.audit_log),
             requires_auth: self.require_auth.is_on(),
             token: None,
-            inputs: Vec::new(),
+            forbidden: ForbiddenFiles {
+                inputs: log_files::input_files(&self.inputs()),
+                own: Some(Arc::new(self.own_folders())),
+            },
             is_http: true,
             refuses_matchers: false,
         }

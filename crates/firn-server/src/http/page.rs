@@ -9,6 +9,7 @@ use axum::http::{Request, Response, StatusCode};
 use axum::response::Redirect;
 
 use crate::answer::{Packing, Payload};
+use crate::http::params::check_count;
 use crate::wire::base64::base64;
 
 const PAGE: &str = include_str!("page.html");
@@ -28,9 +29,10 @@ pub(crate) async fn page(request: Request<Body>) -> Response<Body> {
 /// `/graph`: the path of Prometheus' page in links, `/graph?g0.expr=up`.
 pub(crate) async fn graph(RawQuery(parameters): RawQuery) -> Redirect {
     let parameters = parameters.unwrap_or_default();
-    let mut pairs = form_urlencoded::parse(parameters.as_bytes());
+    let is_read = check_count(parameters.as_bytes()).is_ok();
+    let pairs = is_read.then(|| form_urlencoded::parse(parameters.as_bytes()));
     // Relative, for a proxy in front that adds a prefix.
-    match pairs.find(|(name, _)| name == "g0.expr") {
+    match pairs.into_iter().flatten().find(|(name, _)| name == "g0.expr") {
         Some((_, query)) => {
             let mut fragment = form_urlencoded::Serializer::new(String::new());
             Redirect::to(&format!("./#{}", fragment.append_pair("query", &query).finish()))

@@ -13,6 +13,7 @@ use crate::answer::{text, write_error};
 use crate::app::App;
 use crate::http::auth::Caller;
 use crate::http::body::Packed;
+use crate::http::params::check_count;
 use crate::http::roles::{Access, Methods, Routes};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
@@ -109,6 +110,7 @@ pub(crate) async fn import_exposition(
 fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
     let (mut extra, mut default_ts) = (ExtraLabels::default(), now_ms);
     let query = parts.uri.query().unwrap_or_default();
+    check_count(query.as_bytes())?;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match name.as_ref() {
             "extra_label" => match value.split_once('=') {

@@ -59,6 +59,7 @@ use crate::config::{CacheConfig, OriginUrl};
 use crate::flights::Flights;
 use crate::http::auth::{self, Caller, is_permitted};
 use crate::http::guard::{self, Guard};
+use crate::http::params::check_count;
 use crate::http::roles::{self, Access};
 use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
@@ -351,6 +352,10 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
     }
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
+    // Decoding very many parameters would keep a network thread from other clients.
+    if check_count(&form).and(check_count(query)).is_err() {
+        return shared.pass(parts, Body::from(form)).await;
+    }
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
     let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let settle_ms = shared.config.settle.ms();

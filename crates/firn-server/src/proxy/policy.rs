@@ -18,6 +18,7 @@ use axum::http::{HeaderName, Method, StatusCode};
 use firn_model::excerpt;
 
 use crate::config::PathPatterns;
+use crate::http::params::PARAMETER_COUNT_MAX;
 
 /// Why a request is not forwarded.
 #[derive(Debug, PartialEq, Eq)]
@@ -196,6 +197,11 @@ fn may_have_statements(path: &str) -> bool {
 pub(super) fn check_statements(parameters: &[&[u8]]) -> Result<(), NotForwarded> {
     // Old servers also separate parameters by semicolons.
     let separators: [&[u8]; 2] = [b"&", b"&;"];
+    let is_separator = |byte: &&u8| matches!(byte, b'&' | b';');
+    let has_many = |text: &&[u8]| text.iter().filter(is_separator).count() >= PARAMETER_COUNT_MAX;
+    if parameters.iter().any(has_many) {
+        return Err(unreadable_statements());
+    }
     for (text, separators) in parameters.iter().flat_map(|text| separators.map(|s| (text, s))) {
         for pair in text.split(|byte| separators.contains(byte)) {
             for (name, value) in form_urlencoded::parse(pair) {
@@ -216,7 +222,8 @@ pub(super) fn check_statements(parameters: &[&[u8]]) -> Result<(), NotForwarded>
 /// The refusal of statements that cannot be checked.
 pub(super) fn unreadable_statements() -> NotForwarded {
     let what = "the proxy forwards queries to InfluxDB in the URL, or in a form without encoding of \
-                at most 2 MiB; to forward others, add the path to --proxy-paths";
+                at most 2 MiB, with at most 2048 parameters; to forward others, add the path to \
+                --proxy-paths";
     NotForwarded { status: StatusCode::FORBIDDEN, what: what.to_owned() }
 }
 
@@ -509,7 +516,10 @@ mod tests {
         ] {
             assert_eq!(check_statements(&[text.as_bytes()]), Ok(()), "{text}");
         }
+        let many = ["a&", ";"].map(|part| part.repeat(PARAMETER_COUNT_MAX) + "q=SELECT+1");
         for text in [
+            many[0].as_str(),
+            many[1].as_str(),
             "q=DROP+DATABASE+d",
             "q=drop%20series%20from%20a",
             "q=SELECT+1%3B+DROP+DATABASE+d",

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::message::{MetadataPage, metadata_request};
 use super::metrics::{Named, SenderTotals};
+use super::sent::SentSamples;
 use super::series::{Outgoing, OutgoingLabels};
 use super::share::{MemoryShare, WINDOW_LEN_MAX, samples_bytes};
 use super::window::{
@@ -62,6 +63,9 @@ struct Feed {
     progress: ReaderProgress,
     series: OutgoingLabels,
     samples: Vec<LoggedSample>,
+    sent: SentSamples,
+    /// Samples that the receiver had refused before this window.
+    failed_before: u64,
     /// Of the samples, and of the parts that are made of them.
     memory: Reservation,
     /// The memory of the labels of a part.
@@ -290,6 +294,8 @@ impl Feed {
             progress,
             series,
             samples: Vec::new(),
+            sent: SentSamples::new(budget, to.share.sent_bytes()),
+            failed_before: 0,
             memory: budget.empty(Pool::Requests),
             part_labels: budget.part(to.share.part_labels_bytes()),
             requests: budget.part(to.share.requests_bytes()),
@@ -337,6 +343,7 @@ impl Feed {
         let count_max = if is_retry { usize::MAX } else { count_max };
         let before = self.samples.len();
         let read = self.reader.read(&mut self.samples, count_max, until.as_deref());
+        self.drop_repeated(to, before);
         for sample in self.samples.get(before..).unwrap_or_default() {
             to.totals.note_read(sample.ts);
         }
@@ -357,6 +364,17 @@ impl Feed {
         Ok(())
     }
 
+    /// Leaves out samples behind the first `kept_count` that the receiver has received just before.
+    fn drop_repeated(&mut self, to: &WriteDestination, kept_count: usize) {
+        let Feed { samples, sent, .. } = self;
+        let (read_count, mut idx) = (samples.len(), 0);
+        samples.retain(|sample| {
+            idx += 1;
+            idx <= kept_count || !sent.is_repeated(sample)
+        });
+        to.totals.repeated.add(read_count.saturating_sub(samples.len()) as u64);
+    }
+
     /// The memory of the samples and of a part of them.
     fn used_bytes(&self, to: &WriteDestination) -> u64 {
         let part_len = self.samples.len().min(to.share.window_len_max(0));
@@ -370,6 +388,7 @@ impl Feed {
             true => usize::try_from(self.progress.note).unwrap_or(1).clamp(1, WINDOW_LEN_MAX),
             false => to.shard_count(self.samples.len()),
         };
+        self.failed_before = to.totals.failed.get();
         self.progress.tried = self.reader.positions();
         self.progress.note = self.shard_count as u64;
         to.totals.shards.set(self.shard_count as u64);
@@ -419,6 +438,10 @@ impl Feed {
         self.progress.done = self.progress.tried.clone();
         self.labels_bytes = self.window_labels_bytes / (self.samples.len() as u64).max(1);
         (self.window_labels_bytes, self.sent_count) = (0, 0);
+        // A client may write refused samples again, once their receiver accepts them.
+        if to.totals.failed.get() == self.failed_before {
+            self.samples.iter().for_each(|sample| self.sent.note(sample));
+        }
         self.samples.clear();
         self.samples.shrink_to(to.share.window_len_max(0));
         let kept = samples_bytes(to.share.window_len_max(0));
@@ -829,6 +852,45 @@ mod tests {
         assert!(requests_bytes(&db) <= before && feed.sent_count == 0);
         drop(taken);
         assert!(feed.next_part(&to).unwrap().window.len() > 10);
+    }
+
+    /// Before, two servers that write to each other sent each sample back and forth without end.
+    #[test]
+    fn a_sample_that_returns_is_not_sent_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+        let (db, to) = (Arc::new(db), destination());
+        let mut feed = Feed::open(&to, &db).unwrap();
+        let set = Labels::from_pairs([("a", "b")]).unwrap();
+        let series = db.resolve(&[set]).remove(0).unwrap();
+        let now = clock_ms();
+        let mut sent = |cells: &[(i64, f64)], is_refused: bool| {
+            let mut batch = firndb::RowBatch::default();
+            for &(ts, value) in cells {
+                batch.push(series, now - ts, value);
+                db.write(&mut batch).unwrap();
+                batch = firndb::RowBatch::default();
+            }
+            feed.read(&to, 100).unwrap();
+            let values: Vec<f64> = feed.samples.iter().map(|sample| sample.value).collect();
+            if !values.is_empty() {
+                feed.begin_window(&to).unwrap();
+                to.totals.failed.add(u64::from(is_refused));
+                feed.end_window(&to);
+            }
+            values
+        };
+        assert_eq!(sent(&[(2, 1.0), (1, 2.0), (0, 3.0)], false), [1.0, 2.0, 3.0]);
+        // All of a burst, and beside a new one.
+        assert_eq!(sent(&[(2, 1.0), (1, 2.0), (0, 3.0)], false), Vec::<f64>::new());
+        assert_eq!(sent(&[(1, 2.0), (3, 7.0)], false), [7.0]);
+        assert_eq!(to.totals.repeated.get(), 4);
+        // An update and its reversal.
+        assert_eq!(sent(&[(2, 5.0), (2, 1.0)], false), [5.0, 1.0]);
+        assert_eq!(sent(&[(2, 5.0)], false), [5.0]);
+        // The receiver has not accepted it.
+        assert_eq!(sent(&[(4, 8.0)], true), [8.0]);
+        assert_eq!(sent(&[(4, 8.0)], false), [8.0]);
     }
 
     /// Before, the log counted as read to its end after an error.

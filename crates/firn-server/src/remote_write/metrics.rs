@@ -37,6 +37,8 @@ pub(super) struct SenderTotals {
     pub(super) retried: Number,
     /// Samples that a rule dropped, or whose series was removed.
     pub(super) dropped_series: Number,
+    /// Samples that were sent just before.
+    pub(super) repeated: Number,
     /// Samples beyond `sample_age_limit`.
     pub(super) dropped_old: Number,
     /// Rows that damage of the log made unreadable, or that never fit into the memory.
@@ -167,8 +169,11 @@ pub(super) fn write_text(prefix: &str, all: &[Named<'_>], now_ms: i64, text: &mu
     let name = format!("{prefix}_samples_dropped_total");
     text.family(&name, Kind::Counter, "Samples that were not sent.");
     for to in all {
-        let reasons =
-            [("dropped_series", &to.totals.dropped_series), ("too_old", &to.totals.dropped_old)];
+        let reasons = [
+            ("dropped_series", &to.totals.dropped_series),
+            ("repeated", &to.totals.repeated),
+            ("too_old", &to.totals.dropped_old),
+        ];
         for (reason, count) in reasons {
             let labels = [("remote_name", to.name), ("url", to.url), ("reason", reason)];
             text.sample(&name, &labels, count.get() as f64);

@@ -13,16 +13,19 @@
 //!
 //! **Invariants**: samples of a series are sent in the order of the log; a window is not done
 //! before each of its samples was accepted, refused or dropped by a rule; after a crash the same
-//! window is sent again as the same requests, so a receiver that refuses a request with old samples
-//! as a whole loses no new ones; memory is reserved before it is used, and all memory of a
-//! destination, requests that wait for an answer included, is its share (`share`); the memory of
-//! the requests of a part is reserved with its labels, so that nothing waits while it holds them.
+//! window is sent again as the same requests, except for the samples that `sent` had left out, so a
+//! receiver that refuses a request with old samples as a whole loses no new ones; memory is
+//! reserved before it is used, and all memory of a destination, requests that wait for an answer
+//! included, is its share (`share`); the memory of the requests of a part is reserved with its
+//! labels, so that nothing waits while it holds them.
 //!
-//! Reading order: `message`, `series`, `share`, `window`, `metrics`, `destination`, `writer`.
+//! Reading order: `message`, `series`, `share`, `sent`, `window`, `metrics`, `destination`,
+//! `writer`.
 
 mod destination;
 mod message;
 mod metrics;
+mod sent;
 mod series;
 mod share;
 mod window;

@@ -72,12 +72,18 @@ impl MemoryShare {
         self.bytes / 8
     }
 
+    /// Of the samples that were sent last.
+    pub(super) fn sent_bytes(self) -> u64 {
+        self.bytes / 32
+    }
+
     /// Of the labels that are kept.
     pub(super) fn labels_bytes(self) -> u64 {
         let others = self
             .requests_bytes()
             .saturating_add(self.metadata_bytes())
             .saturating_add(self.part_labels_bytes())
+            .saturating_add(self.sent_bytes())
             .saturating_add(samples_bytes(self.window_len_max(0)));
         self.bytes.saturating_sub(others)
     }
@@ -194,9 +200,10 @@ mod tests {
             let parts = share.requests_bytes()
                 + share.metadata_bytes()
                 + share.part_labels_bytes()
+                + share.sent_bytes()
                 + share.labels_bytes()
                 + samples_bytes(share.window_len_max(0));
-            assert!(parts <= share.bytes && share.labels_bytes() >= share.bytes / 4);
+            assert!(parts <= share.bytes && share.labels_bytes() >= share.bytes / 5);
             let shards = share.shard_count_max();
             assert!(share.request_bytes(shards) * shards as u64 <= share.requests_bytes());
         }

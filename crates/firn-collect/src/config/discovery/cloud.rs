@@ -633,7 +633,7 @@ checked!(StackitDiscovery {
     let has_place = !stackit.endpoint.is_empty() || !stackit.region.is_empty();
     refuse(!has_place, "stackit_sd: endpoint and region missing")?;
     Url::parse(&stackit.endpoint).map_err(|error| {
-        let endpoint = quoted(stackit.endpoint.as_bytes());
+        let endpoint = quoted(Url::shown(&stackit.endpoint).as_bytes());
         format!("stackit_sd: invalid endpoint {endpoint}: {error}")
     })?;
     stackit.http.check()

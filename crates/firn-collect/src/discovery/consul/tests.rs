@@ -18,6 +18,10 @@ fn the_server_may_have_a_scheme_and_a_folder() {
     assert_eq!(f("server: 'c:1', scheme: https"), "https://c:1 ");
     assert_eq!(f("server: 'https://c:1', path_prefix: /a/b/"), "https://c:1/a/b ");
     assert_eq!(f("server: 'unix:///run/consul'"), "http://localhost /run/consul");
+    let mut config = targets("").config().clone();
+    config.server = "user:hunter2://x@c:1".to_owned();
+    let error = ConsulTargets::new(config, "job").unwrap_err().to_string();
+    assert!(error.contains("scheme \"\"") && !error.contains("hunter2"), "{error}");
 }
 
 #[test]

@@ -185,4 +185,8 @@ fn a_daemon_is_behind_a_socket_or_at_an_address() {
         let host = daemon(&Url::parse(url).unwrap(), "key", "job").unwrap();
         assert_eq!((host.base.as_str(), host.unix_socket.as_deref()), (base, socket), "{url}");
     }
+    for url in ["user:hunter2@h:2375", "ftp://user:hunter2@h", "tcp:user:hunter2@h"] {
+        let error = daemon(&Url::parse(url).unwrap(), "key", "job").unwrap_err().to_string();
+        assert!(error.contains("expected an address") && !error.contains("hunter2"), "{error}");
+    }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderName;
+use firn_collect::config::Url;
 use firn_collect::discovery::{ConsulTargets, INDEX_HEADER, TOKEN_HEADER, next_index};
 use firn_collect::pool::DiscoveredGroup;
 use firn_fetch::{Client, Connections, Response};
@@ -62,7 +63,7 @@ impl Run {
     /// Watches the services of `targets`.
     pub(super) async fn consul(self, targets: ConsulTargets, mut times: WatchTimes) {
         times.retry = times.retry.min(Duration::from_millis(targets.refresh_ms()));
-        let server = targets.config().server.clone();
+        let server = Url::shown(&targets.config().server);
         let api = loop {
             match self.open_api(&targets, times).await {
                 Ok(api) => break api,

@@ -107,3 +107,39 @@ async fn no_error_of_a_discovery_shows_a_credential_of_its_request() {
         assert!(!errors.is_empty() && errors.iter().all(shown), "{keys} {body}: {errors:?}");
     }
 }
+
+/// Before, errors of Consul began with the server as it is in the configuration.
+#[tokio::test]
+async fn no_error_of_a_discovery_shows_the_password_of_its_address() {
+    let server = TestServer::start(|_| status(500, "no")).await;
+    let host = format!("127.0.0.1:{}", server.port);
+    for (kind, keys) in [
+        ("consul", "consul_sd_configs: [{server: 'user:hunter2@HOST'}]"),
+        ("consul", "consul_sd_configs: [{server: 'http://user:hunter2@HOST', services: [s]}]"),
+        ("docker", "docker_sd_configs: [{host: 'tcp://user:hunter2@HOST'}]"),
+        (
+            "dockerswarm",
+            "dockerswarm_sd_configs: [{host: 'http://user:hunter2@HOST', role: nodes}]",
+        ),
+        (
+            "ec2",
+            "ec2_sd_configs: [{endpoint: 'http://user:hunter2@HOST', region: r, access_key: k, \
+             secret_key: s}]",
+        ),
+        ("http", "http_sd_configs: [{url: 'http://user:hunter2@HOST/'}]"),
+        (
+            "kubernetes",
+            "kubernetes_sd_configs: [{role: pod, api_server: 'http://user:hunter2@HOST'}]",
+        ),
+    ] {
+        let tasks = DiscoveryTasks::new("scrape", &Budget::new(16 << 20));
+        let work = start(&keys.replace("HOST", &host), Vec::new(), &tasks);
+        while failures(&tasks, kind) == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        work.abort();
+        let errors = tasks.shared.errors.lock().clone();
+        let is_hidden = errors.iter().all(|error| !error.contains("hunter2"));
+        assert!(!errors.is_empty() && is_hidden, "{keys}: {errors:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Targets that hang until the server may open no further file: its connections to other servers
+//! are a quarter of them.
+
+use std::fs;
+
+use super::collecting::{
+    INTERVAL, SECRET, SERVED_TIME_MAX, is_unaffected, reload, setup, state, unaffected,
+};
+use super::peer::{bytes, peer, whole};
+use crate::attack::{Attack, Family, attack, script};
+
+pub(crate) fn family() -> Family {
+    Family::new("connections", setup(&["--alert-resend-delay=1s"]).open_files_max(400))
+        .because(
+            "targets that hang leave connections to scrapes, alerts, discoveries and receivers",
+            [
+                hanging("400 targets that hang at the limit of files", 400, "1s"),
+                hanging("4,000 targets that hang at the limit of files", 4_000, "1s"),
+                hanging("400 targets that hang for long", 400, "10s"),
+            ],
+        )
+        .with_quick(&["400 targets that hang at the limit of files"])
+}
+
+const JSON: &str = "application/json";
+const ALERTS: &str = "/connections-alerts";
+const LIST: &str = "/connections-list";
+const RECEIVER: &str = "/connections-receiver";
+
+fn hanging(name: &'static str, count: usize, timeout: &'static str) -> Attack {
+    let act = script(move |target| {
+        peer().set(ALERTS, bytes(whole(JSON, "{}")));
+        peer().set(LIST, bytes(whole(JSON, "[]")));
+        peer().set(RECEIVER, bytes("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"));
+        let (address, silent) = (peer().address, peer().silent);
+        let groups: Vec<String> = (0..count)
+            .map(|n| format!("{{targets: ['{silent}'], labels: {{n: '{n}'}}}}"))
+            .collect();
+        let auth = format!("basic_auth: {{username: u, password: {SECRET}}}");
+        let jobs = format!(
+            "- job_name: hostile\n  scrape_interval: {timeout}\n  scrape_timeout: {timeout}\n  \
+             {auth}\n  static_configs: [{}]\n\
+             - job_name: listed\n  http_sd_configs: [{{url: 'http://{address}{LIST}', \
+             refresh_interval: 1s, {auth}}}]\n",
+            groups.join(",")
+        );
+        let rules = target.folder().join("rules.yml");
+        let rule = "{alert: A, expr: vector(1)}";
+        let text = format!("groups: [{{name: g, interval: {INTERVAL}, rules: [{rule}]}}]\n");
+        let _ = fs::write(&rules, text);
+        let sections = format!(
+            "rule_files: ['{}']\n\
+             alerting: {{alertmanagers: [{{path_prefix: '{ALERTS}', {auth}, \
+             static_configs: [{{targets: ['{address}']}}]}}]}}\n\
+             remote_write: [{{url: 'http://{address}{RECEIVER}', {auth}}}]\n",
+            rules.display()
+        );
+        let mut answers = vec![reload(target, &jobs, &sections)];
+        // Until all connections of targets hang.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let time_max = target.limit(SERVED_TIME_MAX);
+        if [ALERTS, LIST, RECEIVER].iter().all(|path| peer().wait_for(path, 2, time_max)) {
+            answers.extend(state(target));
+        }
+        answers
+    });
+    let expect = unaffected().within(90).check(|answers, target| {
+        if answers.len() < 2 {
+            return Err("alerts, lists or samples are not sent".to_owned());
+        }
+        is_unaffected(target)?;
+        reload(target, "", "");
+        Ok(())
+    });
+    attack(name, act, expect)
+}
