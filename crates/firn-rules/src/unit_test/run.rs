@@ -343,11 +343,7 @@ impl Running<'_> {
     }
 
     fn parse(&self, expr: &str) -> Result<Expr, String> {
-        prepare(expr, &self.limits.context()).map_err(|error| match expr {
-            // A server has no position for an empty query, promtool has one.
-            "" => error.to_string().replacen("unknown position", "1:1", 1),
-            _ => error.to_string(),
-        })
+        prepare(expr, &self.limits.context()).map_err(|error| error.to_string())
     }
 }
 
@@ -358,13 +354,7 @@ fn expected_sample(
 ) -> Result<(Labels, PointValue), String> {
     let labels = match labels.trim() {
         "" => Labels::empty(),
-        labels => {
-            let line = SeriesLine::parse(labels)?;
-            if !line.items.is_empty() {
-                return Err("unexpected values behind the labels".to_owned());
-            }
-            line.labels
-        }
+        labels => SeriesLine::parse_labels(labels)?,
     };
     if histogram.is_empty() {
         return Ok((labels, PointValue::Float(value)));
