@@ -41,6 +41,7 @@ mod cache_server;
 mod collect;
 pub mod config;
 mod database;
+mod duration_summary;
 mod flights;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -47,7 +47,7 @@ pub use decode::{
     Checked, Decoder, Encoded, Failure, Field, Items, PathVisitor, Section, decode,
     from_document_within, paths_below, read_section, text_of,
 };
-pub use duration::Millis;
+pub use duration::{Millis, go_duration};
 pub use emit::print;
 pub use node::{Document, Node, NodeValue, UnknownKeys};
 pub use placed::Placed;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use firn_model::{KeptMemory, Labels, METRIC_NAME, PointValue, Timestamp, excerpt, one_line};
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{Expr, Value, VectorPoint, prepare};
-use firn_yaml::{Millis, UnknownKeys};
+use firn_yaml::{Millis, UnknownKeys, go_duration};
 
 use super::section::{AlertTest, CaseText, ExpectedSample, ExprTest};
 use super::storage::{Input, SampleStorage};
@@ -15,7 +15,6 @@ use super::templates::LimitedTemplates;
 use super::text::{
     AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, number, samples_text,
 };
-use super::time::go_duration;
 use super::{Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits};
 use crate::AlertTemplates;
 use crate::file::{ReadOptions, RuleFile};
