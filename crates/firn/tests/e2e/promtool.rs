@@ -592,8 +592,8 @@ fn a_push_sends_headers_and_reports_the_response() {
     std::fs::write(folder.path().join("http.yml"), "basic_auth: {username: u, password: p}")
         .unwrap();
     let url = format!("http://{}/write/?tenant=a", refusing.address);
-    let arguments =
-        [&url, "--header", "X-Scope-OrgID=team", "--http.config.file=http.yml", "--timeout=5s"];
+    let client = ["--http.config.file=http.yml", "--timeout=5s", "--remote-write.path="];
+    let arguments = [&[&*url, "--header", "X-Scope-OrgID=team"][..], &client].concat();
     let (code, output, errors) = push(folder.path(), &arguments, "a 1\n");
     assert_eq!((code, output.as_str()), (Some(1), "Parsing standard input\n"));
     assert!(
@@ -602,7 +602,7 @@ fn a_push_sends_headers_and_reports_the_response() {
     );
     let request = refusing.last().to_lowercase();
     for line in [
-        "post /write/?tenant=a http/1.1",
+        "post /write?tenant=a http/1.1",
         "content-type: application/x-protobuf",
         "content-encoding: snappy",
         "x-prometheus-remote-write-version: 0.1.0",
@@ -613,4 +613,46 @@ fn a_push_sends_headers_and_reports_the_response() {
     }
     let wrong = push(folder.path(), &[&url, "--label=x"], "");
     assert!(wrong.0 != Some(0) && wrong.2.contains("expected NAME=VALUE"), "{wrong:?}");
+}
+
+/// As promtool 3.14. Before, the path of remote write had to be part of the address, and nothing
+/// was repeated.
+#[test]
+fn a_push_chooses_path_and_message_and_is_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let push = |server: &Canned, path: &str, more: &[&str]| {
+        let url = format!("http://{}{path}", server.address);
+        push(folder.path(), &[&[&*url][..], more].concat(), "a 1\n")
+    };
+    let succeeds = |server: &Canned, path: &str, more: &[&str], want: &str| {
+        assert_eq!(push(server, path, more).0, Some(0), "{path} {more:?}");
+        assert_eq!(server.last_line_and_body().0, format!("POST {want} HTTP/1.1"));
+    };
+    let server = Canned::start("204 No Content", "");
+    succeeds(&server, "", &[], "/api/v1/write");
+    succeeds(&server, "/x/", &[], "/x/api/v1/write");
+    succeeds(&server, "/x/api/v1/write?a=b", &[], "/x/api/v1/write?a=b");
+    succeeds(&server, "/x", &["--remote-write.path=y/z"], "/x/y/z");
+
+    let v2 = ["--protobuf_message=io.prometheus.write.v2.Request"];
+    let silent = push(&server, "", &v2);
+    assert_eq!(silent.0, Some(1));
+    assert!(silent.2.starts_with("  FAILED: sent v2 request; got 2xx, but PRW 2.0"), "{silent:?}");
+    let status = "204 No Content\r\nX-Prometheus-Remote-Write-Samples-Written: 1";
+    let counting = Canned::start(status, "");
+    succeeds(&counting, "", &v2, "/api/v1/write");
+    let request = counting.last().to_lowercase();
+    for line in [
+        "content-type: application/x-protobuf;proto=io.prometheus.write.v2.request",
+        "x-prometheus-remote-write-version: 2.0.0",
+    ] {
+        assert!(request.lines().any(|found| found == line), "{line}: {request}");
+    }
+    let wrong = push(&server, "", &["--protobuf_message=v2"]);
+    let text = "  FAILED: invalid protobuf message \"v2\", must be prometheus.WriteRequest or \
+                io.prometheus.write.v2.Request\n";
+    assert_eq!(wrong, (Some(1), String::new(), text.to_owned()));
+
+    let busy = [("503 Service Unavailable", "busy"), ("204 No Content", "")];
+    succeeds(&Canned::in_turn(&busy), "", &[], "/api/v1/write");
 }
