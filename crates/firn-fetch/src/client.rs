@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
-    LOCATION, PROXY_AUTHORIZATION,
+    LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER,
 };
 use hyper::{Method, StatusCode, Uri};
 
@@ -111,6 +111,12 @@ impl Response {
     pub fn status_text(&self) -> String {
         StatusCode::from_u16(self.status)
             .map_or_else(|_| self.status.to_string(), |s| s.to_string())
+    }
+
+    /// `Retry-After` in seconds. Dates are ignored.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let seconds = self.headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+        Some(Duration::from_secs(seconds))
     }
 
     /// The text of an error that quotes the body, without the credentials that the request carried.

@@ -12,17 +12,31 @@ use firn_model::{
 
 use crate::histogram::detects_reset;
 
-/// Samples by series. Series with equal `job` and `instance` labels are read as members of one
-/// group, all others alone, so that tests cover both shapes of batches.
+/// Samples by series, which are selected in the order of their first samples. Series with equal
+/// `job` and `instance` labels are read as members of one group, all others alone, so that tests
+/// cover both shapes of batches.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySelect {
-    series: BTreeMap<Labels, BTreeMap<Timestamp, MixedEntry>>,
+    series: BTreeMap<Labels, MemorySeries>,
+    has_no_groups: bool,
+}
+
+#[derive(Clone, Debug)]
+struct MemorySeries {
+    /// The number of older series.
+    position: usize,
+    samples: BTreeMap<Timestamp, MixedEntry>,
 }
 
 impl MemorySelect {
     /// Creates an empty storage.
     pub fn new() -> MemorySelect {
         MemorySelect::default()
+    }
+
+    /// Creates an empty storage without groups: results have the order of the series.
+    pub fn without_groups() -> MemorySelect {
+        MemorySelect { has_no_groups: true, ..MemorySelect::default() }
     }
 
     /// Sets a sample; a later one for the same series and time wins.
@@ -32,7 +46,9 @@ impl MemorySelect {
 
     /// Sets a sample of any kind.
     pub fn push_entry(&mut self, labels: &Labels, ts: Timestamp, entry: MixedEntry) {
-        self.series.entry(labels.clone()).or_default().insert(ts, entry);
+        let position = self.series.len();
+        let new = || MemorySeries { position, samples: BTreeMap::new() };
+        self.series.entry(labels.clone()).or_insert_with(new).samples.insert(ts, entry);
     }
 
     /// Whether it has samples of a series.
@@ -47,7 +63,7 @@ impl MemorySelect {
 
     /// The value of a series at a time.
     pub fn get(&self, labels: &Labels, ts: Timestamp) -> Option<&PointValue> {
-        self.series.get(labels)?.get(&ts).map(|entry| &entry.value)
+        self.series.get(labels)?.samples.get(&ts).map(|entry| &entry.value)
     }
 }
 
@@ -61,14 +77,18 @@ impl Select for MemorySelect {
         let mut keys: Vec<Labels> = Vec::new();
         let mut key_indexes: BTreeMap<Labels, usize> = BTreeMap::new();
         let (mut held, mut bytes) = (context.budget.empty(Pool::Query), 0);
-        let mut groups: BTreeMap<Labels, Vec<MemoryMember>> = BTreeMap::new();
-        for (labels, samples) in self.series.iter().filter(|(labels, _)| matches(labels)) {
+        let mut groups: Vec<Vec<MemoryMember>> = Vec::new();
+        let mut group_indexes: BTreeMap<Labels, usize> = BTreeMap::new();
+        let mut found: Vec<_> = self.series.iter().filter(|(labels, _)| matches(labels)).collect();
+        found.sort_unstable_by_key(|(_, series)| series.position);
+        for (labels, MemorySeries { samples, .. }) in found {
             let key = selection.grouping.key(labels);
             let key_idx = *key_indexes.entry(key).or_insert_with_key(|key| {
                 keys.push(key.clone());
                 keys.len() - 1
             });
-            let grouped = labels.get("job").is_some() && labels.get("instance").is_some();
+            let has_group = labels.get("job").is_some() && labels.get("instance").is_some();
+            let grouped = has_group && !self.has_no_groups;
             let group = match grouped {
                 true => labels.filter(|name| name == "job" || name == "instance"),
                 false => labels.clone(),
@@ -82,9 +102,13 @@ impl Select for MemorySelect {
             let row_bytes = 2 * size_of::<(Timestamp, MixedEntry)>();
             bytes += (SERIES_BYTES + samples.len() * row_bytes) as u64;
             held.cover(bytes)?;
-            groups.entry(group).or_default().push(MemoryMember { key: key_idx as u32, samples });
+            let group_idx = *group_indexes.entry(group).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[group_idx].push(MemoryMember { key: key_idx as u32, samples });
         }
-        Ok(Box::new(MemorySelected { keys, groups: groups.into_values().collect(), _held: held }))
+        Ok(Box::new(MemorySelected { keys, groups, _held: held }))
     }
 }
 

@@ -42,6 +42,7 @@ mod clock;
 mod collect;
 pub mod config;
 mod database;
+mod duration_summary;
 mod flights;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

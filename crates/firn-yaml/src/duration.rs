@@ -1,6 +1,6 @@
 //! Durations as Prometheus writes them.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use super::decode::{Decoder, Encoded, Field, text_of};
@@ -124,6 +124,34 @@ impl Field for Millis {
     }
 }
 
+/// A duration in milliseconds as Go prints it: `1h0m0s`, `1m30.5s`, `500ms`, `0s`.
+pub fn go_duration(ms: i64) -> String {
+    let mut out = String::new();
+    if ms < 0 {
+        out.push('-');
+    }
+    let ms = ms.unsigned_abs();
+    let (seconds, rest) = (ms / 1_000, ms % 1_000);
+    if seconds == 0 {
+        let _ = if rest == 0 { write!(out, "0s") } else { write!(out, "{rest}ms") };
+        return out;
+    }
+    let (hours, minutes, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        let _ = write!(out, "{hours}h");
+    }
+    if seconds >= 60 {
+        let _ = write!(out, "{minutes}m");
+    }
+    let _ = write!(out, "{second}");
+    if rest > 0 {
+        let fraction = format!("{rest:03}");
+        let _ = write!(out, ".{}", fraction.trim_end_matches('0'));
+    }
+    out.push('s');
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -170,6 +198,21 @@ mod tests {
         #[test]
         fn printed_durations_are_read_back(ms in 0..MILLIS_MAX) {
             prop_assert_eq!(Millis(ms).to_string().parse(), Ok(Millis(ms)));
+        }
+    }
+
+    #[test]
+    fn durations_are_printed_as_in_go() {
+        for (ms, want) in [
+            (0, "0s"),
+            (500, "500ms"),
+            (1_000, "1s"),
+            (90_500, "1m30.5s"),
+            (300_000, "5m0s"),
+            (3_600_000, "1h0m0s"),
+            (-60_000, "-1m0s"),
+        ] {
+            assert_eq!(go_duration(ms), want);
         }
     }
 }

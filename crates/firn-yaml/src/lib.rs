@@ -48,7 +48,7 @@ pub use decode::{
     Checked, Decoder, Encoded, Field, PathVisitor, Section, UnknownKeys, decode,
     from_document_within, paths_below, read_section, text_of,
 };
-pub use duration::Millis;
+pub use duration::{Millis, go_duration};
 pub use emit::print;
 pub use failure::Failure;
 pub use fields::Items;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use firn_model::{Budget, Pool, Reservation};
-use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, Tag};
+use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, Span, Tag};
 
 use super::failure::Failure;
 use super::scalar::{Kind, kind_of};
@@ -107,7 +107,17 @@ impl Document {
         let nodes_left = NODES_MAX;
         let anchors = HashMap::new();
         let alias_line = None;
-        let mut reader = Reader { parser, meter, anchors, nodes_left, held, bytes, alias_line };
+        let mut reader = Reader {
+            parser,
+            lines: Lines { rest: text, line: 1 },
+            last_end: Marker::default(),
+            meter,
+            anchors,
+            nodes_left,
+            held,
+            bytes,
+            alias_line,
+        };
         let root = loop {
             match reader.next()? {
                 Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
@@ -122,6 +132,10 @@ impl Document {
 
 struct Reader<'a> {
     parser: Parser<'a, BufferedInput<MeteredText<'a>>>,
+    /// The lines from that of the last block scalar on.
+    lines: Lines<'a>,
+    /// The end of the last event.
+    last_end: Marker,
     meter: Rc<TokenMeter>,
     anchors: HashMap<usize, Rc<Node>>,
     nodes_left: usize,
@@ -131,7 +145,66 @@ struct Reader<'a> {
     alias_line: Option<usize>,
 }
 
+/// Lines of a text.
+struct Lines<'a> {
+    rest: &'a str,
+    /// The number of the first line of `rest`, from 1.
+    line: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// Takes the lines before `line`. Returns the last of them that is not blank, with its number.
+    fn take_before(&mut self, line: usize) -> Option<(usize, &'a str)> {
+        let mut found = None;
+        while self.line < line && !self.rest.is_empty() {
+            let (text, behind) =
+                self.rest.split_at(self.rest.find(['\n', '\r']).unwrap_or(self.rest.len()));
+            if !text.trim_ascii().is_empty() {
+                found = Some((self.line, text));
+            }
+            self.rest =
+                ["\r\n", "\n", "\r"].iter().find_map(|end| behind.strip_prefix(end)).unwrap_or("");
+            self.line = self.line.saturating_add(1);
+        }
+        found
+    }
+}
+
+/// The place, in characters, of the indicator of a block scalar in the line with its header, from
+/// the place `from` on.
+fn indicator_place(line: &str, from: usize) -> Option<usize> {
+    let is_header_end = |behind: &str| {
+        let is_option = |c: char| matches!(c, '+' | '-') || c.is_ascii_digit();
+        let behind = behind.trim_start_matches(is_option);
+        let text = behind.trim_start_matches([' ', '\t']);
+        text.is_empty() || (text.len() < behind.len() && text.starts_with('#'))
+    };
+    let mut places = line.char_indices().enumerate().skip(from);
+    let found = places.find(|(_, (at, c))| {
+        matches!(c, '|' | '>') && line.get(at.saturating_add(1)..).is_some_and(is_header_end)
+    });
+    found.map(|(place, _)| place)
+}
+
 impl<'a> Reader<'a> {
+    /// The start of an event as in Prometheus. The parser's start of a block scalar without a tag
+    /// and an anchor is that of its contents, unless the text ends before them.
+    fn start_of(&mut self, event: &Event<'a>, span: Span) -> Marker {
+        let Event::Scalar(text, ScalarStyle::Literal | ScalarStyle::Folded, 0, None) = event else {
+            return span.start;
+        };
+        let is_blank = text.chars().all(|c| c == '\n');
+        if is_blank && span.start.index() != span.end.index() {
+            return span.start;
+        }
+        let Some((line, header)) = self.lines.take_before(span.start.line()) else {
+            return span.start;
+        };
+        let from = if self.last_end.line() == line { self.last_end.col() } else { 0 };
+        let place = indicator_place(header, from);
+        place.map_or(span.start, |place| Marker::new(span.start.index(), line, place))
+    }
+
     fn next(&mut self) -> Result<Option<(Event<'a>, Marker)>, Failure> {
         self.meter.begin_step();
         let step = self.parser.next();
@@ -140,7 +213,11 @@ impl<'a> Reader<'a> {
         }
         match step {
             None => Ok(None),
-            Some(Ok((event, span))) => Ok(Some((event, span.start))),
+            Some(Ok((event, span))) => {
+                let start = self.start_of(&event, span);
+                self.last_end = span.end;
+                Ok(Some((event, start)))
+            }
             Some(Err(error)) => {
                 let line = error.marker().line();
                 Err(Failure::new(format!("yaml: line {line}: {}", error.info())))
@@ -342,6 +419,41 @@ mod tests {
         let want = "!!map1:1 !!str1:1 !!seq2:3 !!map2:5 !!str2:5 !!str2:8 !!str3:5 !!seq3:8 \
                     !!int3:9 !!map3:12 !!str3:13 !!int3:16";
         assert_eq!(found.join(" "), want);
+    }
+
+    #[test]
+    fn a_block_scalar_begins_at_its_indicator() {
+        for (text, want) in [
+            ("a: |\n  b\n", "1:4"),
+            ("a:   >-2   # | x\n\n    b\n", "1:6"),
+            ("a:\n  |+\n  b\n", "2:3"),
+            ("a:\r\n  |\r\n\r\n  b\r\n", "2:3"),
+            ("a:\r  |\r  b\r", "2:3"),
+            ("\u{feff}\u{e9}\u{e9}: |\n  b\n", "1:5"),
+            // The key looks like a header.
+            ("\"a | # b\": |\n  b\n", "1:12"),
+            ("a | b: >\n  b\n", "1:8"),
+            ("? a\n: |\n  b", "2:3"),
+            // Its contents look like one, or do not exist.
+            ("a: |\n  c: |\n", "1:4"),
+            ("a: |\n  |\n", "1:4"),
+            ("a: |\n", "1:4"),
+            ("a: |+\n\n", "1:4"),
+            ("a: |\n\n# c\n", "1:4"),
+            // A tag or an anchor is the start.
+            ("a: !!str |\n  b\n", "1:4"),
+            ("a: &x\n  |\n  b\n", "1:4"),
+        ] {
+            let node = parse(text).unwrap().unwrap();
+            let NodeValue::Map(entries) = &node.value else { panic!("{text:?}") };
+            let value = &entries[0].1;
+            assert_eq!(format!("{}:{}", value.line, value.column), want, "{text:?}");
+        }
+        let node = parse("- |\n  a\n- - >\n\n    b\n  - |-\n- |\n c").unwrap().unwrap();
+        let NodeValue::List(items) = &node.value else { panic!() };
+        let NodeValue::List(inner) = &items[1].value else { panic!() };
+        let all = [&items[0], &inner[0], &inner[1], &items[2]];
+        assert_eq!(all.map(|node| (node.line, node.column)), [(1, 3), (3, 5), (6, 5), (7, 3)]);
     }
 
     #[test]

@@ -104,6 +104,38 @@ impl ServerAddress {
     pub(crate) fn rest(&self) -> &str {
         &self.rest
     }
+
+    /// Whether its path ends with `path`, except for slashes at the end.
+    pub(crate) fn ends_with(&self, path: &str) -> bool {
+        self.base.ends_with(path)
+    }
+
+    /// The address with `path` behind its own one. Empty parts, `.` and `..` are resolved.
+    pub(crate) fn with_path(&self, path: &str) -> ServerAddress {
+        let (scheme, behind) = self.base.split_once("://").unwrap_or(("http", &self.base));
+        let (host, own) = behind.split_at(behind.find('/').unwrap_or(behind.len()));
+        let parts = path_parts(path_parts(Vec::new(), own), path);
+        let mut base = format!("{scheme}://{host}");
+        for part in &parts {
+            base.push('/');
+            base.push_str(part);
+        }
+        let slash = if parts.is_empty() { "/" } else { "" };
+        let rest = format!("{slash}{}", self.rest.trim_start_matches('/'));
+        ServerAddress { base, rest, login: self.login.clone() }
+    }
+}
+
+/// `parts`, then those of `path`.
+fn path_parts<'p>(mut parts: Vec<&'p str>, path: &'p str) -> Vec<&'p str> {
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts
 }
 
 /// Escapes of a URL replaced. These characters have a meaning in forms only.
@@ -269,6 +301,28 @@ mod tests {
             let login = address(text).map(|(_, login)| login);
             assert_eq!(login, Ok(Some((user.to_owned(), password.to_owned()))), "{text}");
         }
+    }
+
+    #[test]
+    fn a_path_is_added_as_promtool_does_it() {
+        for (text, path, want) in [
+            ("http://h:1", "/api/v1/write", "http://h:1/api/v1/write"),
+            ("http://h:1/", "api/v1/write/", "http://h:1/api/v1/write"),
+            ("http://h:1/x//y/", "/api/v1/write", "http://h:1/x/y/api/v1/write"),
+            ("http://h:1/x/../y", "../z", "http://h:1/z"),
+            ("http://h:1/x/", "", "http://h:1/x"),
+            ("http://h:1/x/", "/x", "http://h:1/x/x"),
+            ("http://h:1/x/?a=b/", "/y", "http://h:1/x/y?a=b/"),
+            ("http://h:1?a=b", "/y", "http://h:1/y?a=b"),
+            ("http://h:1?a=b", "", "http://h:1/?a=b"),
+        ] {
+            let address: ServerAddress = text.parse().expect(text);
+            let joined = address.with_path(path);
+            assert_eq!(format!("{}{}", joined.base, joined.rest()), want, "{text} {path}");
+        }
+        let address: ServerAddress = "http://u:p@h:1/x/?a=b".parse().expect("an address");
+        assert!(address.with_path("/x").login.is_some());
+        assert!(address.ends_with("/x") && !address.ends_with("/y"));
     }
 
     #[test]

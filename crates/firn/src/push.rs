@@ -8,9 +8,11 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
+use firn_collect::config::WriteMessage;
 use firn_collect::scrape::{Entry, ExposedLabels, MetadataItem, Parser};
 use firn_fetch::Content;
 use firn_model::{Labels, METRIC_NAME, Sample};
+use firn_promql::go_quote;
 use firn_server::metadata::Metadata;
 use firn_server::{Error, push_request};
 
@@ -31,13 +33,13 @@ pub(crate) struct Push {
 
 #[derive(Debug, Subcommand)]
 enum Pushed {
-    /// Send metrics in the text format by remote write 1.0
+    /// Send metrics in the text format by remote write
     Metrics(PushMetrics),
 }
 
 #[derive(Debug, Args)]
 struct PushMetrics {
-    /// The address of remote write, such as http://localhost:9420/api/v1/write
+    /// The address of the server, such as http://localhost:9420
     #[arg(value_name = "URL")]
     address: ServerAddress,
 
@@ -56,6 +58,19 @@ struct PushMetrics {
     /// A header of the requests; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     header: Vec<ExtraHeader>,
+
+    /// The message: prometheus.WriteRequest or io.prometheus.write.v2.Request
+    #[arg(
+        long = "protobuf_message",
+        value_name = "NAME",
+        default_value = "prometheus.WriteRequest"
+    )]
+    protobuf_message: String,
+
+    /// The path behind that of the address; by default /api/v1/write, unless the address ends with
+    /// it
+    #[arg(long = "remote-write.path", value_name = "PATH")]
+    path: Option<String>,
 }
 
 /// A label of `--label`: `NAME=VALUE` or `NAME:VALUE`.
@@ -65,12 +80,22 @@ struct PushedLabel {
     value: String,
 }
 
-/// The headers of a request of remote write 1.0.
-const HEADERS: [&str; 2] = ["Content-Encoding=snappy", "X-Prometheus-Remote-Write-Version=0.1.0"];
+const DEFAULT_PATH: &str = "/api/v1/write";
 const JOB: &str = "job";
 const EXPORTED_JOB: &str = "exported_job";
-/// Of the text of a response, as promtool shows it.
-const ERROR_CHARS_MAX: usize = 256;
+/// Requests after the first one, as in promtool.
+const RETRIES_MAX: u32 = 10;
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// The most of `Retry-After` that is added to a backoff.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+const TOO_MANY_REQUESTS: u16 = 429;
+/// Of a receiver of version 2.0: one of them is in each response.
+const WRITTEN_HEADERS: [&str; 3] = [
+    "X-Prometheus-Remote-Write-Samples-Written",
+    "X-Prometheus-Remote-Write-Histograms-Written",
+    "X-Prometheus-Remote-Write-Exemplars-Written",
+];
 /// The memory of parsed samples: a text of 64 MiB may have 16 million, which took 2 GB.
 const PARSED_BYTES_MAX: usize = 512 << 20;
 /// The memory of a sample, or of the metadata of a metric, without its texts.
@@ -89,13 +114,52 @@ impl FromStr for PushedLabel {
     }
 }
 
+/// The destination of all files.
+struct Receiver<'a> {
+    server: ServerClient,
+    message: WriteMessage,
+    /// Behind the address.
+    rest: &'a str,
+    timeout: Duration,
+}
+
+/// A request that failed.
+struct PushFailure {
+    text: String,
+    /// The least time before another attempt; `None` if there is none.
+    retry_after: Option<Duration>,
+}
+
 /// Sends all files. A file that fails does not stop the others.
 pub(crate) fn run(push: &Push) -> ExitCode {
     let Pushed::Metrics(metrics) = &push.subject;
-    let fixed = HEADERS.map(|header| ExtraHeader::from(header.to_owned()));
+    let address = match &metrics.path {
+        Some(path) => metrics.address.with_path(path),
+        None if metrics.address.ends_with(DEFAULT_PATH) => metrics.address.with_path(""),
+        None => metrics.address.with_path(DEFAULT_PATH),
+    };
+    let message = match metrics.protobuf_message.as_str() {
+        "io.prometheus.write.v2.Request" => Some(WriteMessage::V2),
+        "prometheus.WriteRequest" => Some(WriteMessage::V1),
+        _ => None,
+    };
+    let version = if message == Some(WriteMessage::V2) { "2.0.0" } else { "0.1.0" };
+    let version = format!("X-Prometheus-Remote-Write-Version={version}");
+    let fixed = ["Content-Encoding=snappy".to_owned(), version].map(ExtraHeader::from);
     let headers: Vec<ExtraHeader> = fixed.into_iter().chain(metrics.header.clone()).collect();
-    let mut server = match push.client.client(&metrics.address, &headers) {
-        Ok(server) => server,
+    let server = push.client.client(&address, &headers).and_then(|server| {
+        let message = message.ok_or_else(|| {
+            format!(
+                "  FAILED: invalid protobuf message {}, must be prometheus.WriteRequest or \
+                 io.prometheus.write.v2.Request",
+                go_quote(metrics.protobuf_message.as_bytes())
+            )
+        })?;
+        let timeout = Duration::from_nanos(u64::try_from(metrics.timeout.0).unwrap_or(0));
+        Ok(Receiver { server, message, rest: address.rest(), timeout })
+    });
+    let mut receiver = match server {
+        Ok(receiver) => receiver,
         Err(error) => {
             output::report_line(&error);
             return ExitCode::FAILURE;
@@ -105,7 +169,7 @@ pub(crate) fn run(push: &Push) -> ExitCode {
     let mut send = |read: std::io::Result<String>, from: &str, what: &str| {
         let sent = read.map_err(|error| error.to_string()).and_then(|text| {
             output::announce_line(&format!("Parsing {from}"));
-            send(&mut server, metrics, &text)
+            receiver.send(&text, &metrics.label)
         });
         match sent {
             Ok(()) => {
@@ -129,26 +193,64 @@ pub(crate) fn run(push: &Push) -> ExitCode {
     if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn send(server: &mut ServerClient, metrics: &PushMetrics, text: &str) -> Result<(), String> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
-    let (samples, metadata) = parse(text, &metrics.label, now).map_err(|e| e.to_string())?;
-    let content = Content {
-        is_put: false,
-        is_secret: false,
-        media_type: "application/x-protobuf".to_owned(),
-        bytes: push_request(&samples, &metadata).into(),
-    };
-    let timeout = Duration::from_nanos(u64::try_from(metrics.timeout.0).unwrap_or(0));
-    let response = server
-        .send(metrics.address.rest(), Some(content), timeout)
-        .map_err(|error| error.to_string())?;
-    if (200..300).contains(&response.status) {
-        return Ok(());
+impl Receiver<'_> {
+    /// Sends the metrics of a text, and repeats a request whose failure may be temporary.
+    fn send(&mut self, text: &str, extra: &[PushedLabel]) -> Result<(), String> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+        let (samples, metadata) = parse(text, extra, now).map_err(|e| e.to_string())?;
+        let body = push_request(self.message, &samples, &metadata);
+        drop((samples, metadata));
+        let mut backoff = BACKOFF_MIN;
+        for _ in 0..RETRIES_MAX {
+            match self.attempt(body.clone()) {
+                Ok(()) => return Ok(()),
+                Err(PushFailure { text, retry_after: None }) => return Err(text),
+                Err(PushFailure { retry_after: Some(least), .. }) => {
+                    std::thread::sleep(backoff + least.min(RETRY_AFTER_MAX));
+                    backoff = (2 * backoff).min(BACKOFF_MAX);
+                }
+            }
+        }
+        self.attempt(body).map_err(|failure| failure.text)
     }
-    let body = String::from_utf8_lossy(&response.body);
-    let shown: String = body.trim_end().chars().take(ERROR_CHARS_MAX).collect();
-    Err(format!("server returned HTTP status {}: {shown}", response.status_text()))
+
+    fn attempt(&mut self, body: Vec<u8>) -> Result<(), PushFailure> {
+        let media_type = match self.message {
+            WriteMessage::V2 => "application/x-protobuf;proto=io.prometheus.write.v2.Request",
+            _ => "application/x-protobuf",
+        };
+        let media_type = media_type.to_owned();
+        let content = Content { is_put: false, is_secret: false, media_type, bytes: body.into() };
+        let sent = self.server.send(self.rest, Some(content), self.timeout);
+        let response = sent.map_err(|error| PushFailure {
+            text: error.to_string(),
+            retry_after: Some(Duration::ZERO),
+        })?;
+        let is_written = |name: &&str| response.headers.get(*name).is_some_and(|v| !v.is_empty());
+        match response.status {
+            200..300 if self.message != WriteMessage::V2 => Ok(()),
+            200..300 if WRITTEN_HEADERS.iter().any(is_written) => Ok(()),
+            200..300 => Err(PushFailure {
+                text: "sent v2 request; got 2xx, but PRW 2.0 response header statistics indicate \
+                       0 samples, 0 histograms and 0 exemplars were accepted; assuming failure \
+                       e.g. the target only supports PRW 1.0 prometheus.WriteRequest, but does not \
+                       check the Content-Type header correctly"
+                    .to_owned(),
+                retry_after: None,
+            }),
+            status => {
+                let body = String::from_utf8_lossy(&response.body);
+                let name = response.status_text();
+                let text = format!("server returned HTTP status {name}: {}", body.trim_end());
+                let is_temporary = status / 100 == 5 || status == TOO_MANY_REQUESTS;
+                Err(PushFailure {
+                    text,
+                    retry_after: is_temporary.then(|| response.retry_after().unwrap_or_default()),
+                })
+            }
+        }
+    }
 }
 
 type ParsedText = (Vec<(Labels, Sample)>, Vec<(Box<str>, Metadata)>);

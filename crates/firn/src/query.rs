@@ -146,7 +146,8 @@ pub(crate) fn run(query: &Query) -> ExitCode {
         Request::Range(request) => range(query, request),
         Request::Series(request) => series(query, request),
         Request::Labels(request) => labels(query, request),
-        Request::Analyze(request) => analyze::run(request, &query.client),
+        // Its output is printed while it runs.
+        Request::Analyze(request) => analyze::run(request, &query.client).map(|()| String::new()),
     };
     let printed = printed.and_then(|text| output::print(&text).map_err(|e| e.to_string()));
     match printed {
@@ -255,8 +256,13 @@ fn query_error(error: String) -> String {
 
 /// Milliseconds of an optional time.
 fn time_or(text: Option<&str>, name: &str, default: i64) -> Result<i64, String> {
+    time_or_text(text, default).map_err(|(_, error)| format!("error parsing {name} time: {error}"))
+}
+
+/// As [`time_or`], with the text and its mistake as the error.
+fn time_or_text(text: Option<&str>, default: i64) -> Result<i64, (&str, String)> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(default) };
-    parse_time(text).map_err(|error| format!("error parsing {name} time: {error}"))
+    parse_time(text).map_err(|error| (text, error.to_string()))
 }
 
 fn now_ms() -> i64 {

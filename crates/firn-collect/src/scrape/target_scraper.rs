@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firn_model::{
     Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, STALE_NAN, SeriesRef, Timestamp,
@@ -134,6 +134,8 @@ pub struct TargetScraper {
     /// The stale markers of the batch that is being written.
     marked: Vec<SeriesRef>,
     status: TargetStatus,
+    /// When the last scrape began.
+    begun: Option<Instant>,
 }
 
 /// The values that the scrapers of a server share.
@@ -199,6 +201,7 @@ impl TargetScraper {
             owed: Vec::new(),
             marked: Vec::new(),
             status: TargetStatus::default(),
+            begun: None,
         }
     }
 
@@ -255,6 +258,12 @@ impl TargetScraper {
         let ts = self.schedule.start(now);
         self.status.last_scrape = Some(now);
         ts
+    }
+
+    /// A scrape begins at `now`. Returns the time since the previous one began.
+    pub fn begin(&mut self, now: Instant) -> Option<Duration> {
+        let previous = self.begun.replace(now)?;
+        Some(now.saturating_duration_since(previous))
     }
 
     /// A scrape with the time `ts` has its answer. Its samples, stale markers and report are one

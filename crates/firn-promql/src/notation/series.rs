@@ -8,7 +8,9 @@ use firn_model::{Histogram, HistogramBucket, Labels, METRIC_NAME, STALE_NAN, exc
 use super::histogram;
 use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
 use crate::histogram::RunningHistogram;
-use crate::syntax::{check_series, go_quote, parse_duration_ms, parse_number, unquote};
+use crate::syntax::{
+    check_metric, check_series, go_quote, parse_duration_ms, parse_number, unquote,
+};
 
 /// The maximum number of items after expansion of repeats.
 const ITEMS_MAX: usize = 1_000_000;
@@ -32,12 +34,21 @@ impl SeriesLine {
             return Ok(series);
         }
         match repeated {
-            Some(name) => {
-                let name = go_quote(name.as_bytes());
-                Err(format!("label name {name} is not unique: invalid sample"))
-            }
+            Some(name) => Err(format!("{}: invalid sample", not_unique(&name))),
             None if series.labels.is_empty() => Err("empty labelset: invalid sample".to_owned()),
             None => Ok(series),
+        }
+    }
+
+    /// Parses the labels of an expected sample, as strictly as promtool.
+    ///
+    /// # Errors
+    /// As [`SeriesLine::parse_strictly`].
+    pub fn parse_labels(text: &str) -> Result<Labels, String> {
+        let repeated = check_metric(text).map_err(|error| error.to_string())?;
+        match repeated {
+            Some(name) => Err(not_unique(&name)),
+            None => Cursor { rest: text.trim_start() }.labels(true),
         }
     }
 
@@ -47,7 +58,7 @@ impl SeriesLine {
     /// The first mistake.
     pub fn parse(line: &str) -> Result<SeriesLine, String> {
         let mut cursor = Cursor { rest: line };
-        let labels = cursor.labels()?;
+        let labels = cursor.labels(false)?;
         let has_starts = cursor.accept("@st");
         let (mut items, mut starts) = (Vec::new(), Vec::new());
         let mut bucket_bytes = 0;
@@ -62,6 +73,10 @@ impl SeriesLine {
         }
         Ok(SeriesLine { labels, items, starts: has_starts.then_some(starts) })
     }
+}
+
+fn not_unique(name: &str) -> String {
+    format!("label name {} is not unique", go_quote(name.as_bytes()))
 }
 
 fn too_many_items() -> String {
@@ -94,8 +109,12 @@ impl<'a> Cursor<'a> {
         taken
     }
 
-    fn labels(&mut self) -> Result<Labels, String> {
+    /// `has_blanks`: whether the labels may follow the name after blanks.
+    fn labels(&mut self, has_blanks: bool) -> Result<Labels, String> {
         let name = self.take_while(|c| c == '_' || c == ':' || c.is_ascii_alphanumeric());
+        if has_blanks {
+            self.skip_blanks();
+        }
         // The last value of a label counts.
         let mut pairs = BTreeMap::from([(METRIC_NAME.to_owned(), name.to_owned())]);
         if self.accept("{") {
@@ -108,7 +127,11 @@ impl<'a> Cursor<'a> {
                 self.skip_blanks();
                 if self.accept("=") {
                     self.skip_blanks();
-                    pairs.insert(label, self.string()?);
+                    let value = self.string()?;
+                    // The name before the braces wins.
+                    if name.is_empty() || label != METRIC_NAME {
+                        pairs.insert(label, value);
+                    }
                 } else {
                     pairs.insert(METRIC_NAME.to_owned(), label);
                 }
@@ -430,7 +453,7 @@ mod tests {
         assert!(SeriesLine::parse("{a=1} 2").is_err());
     }
 
-    /// The texts are those of promtool 2.42.
+    /// The texts are those of promtool.
     #[test]
     fn mistakes_are_those_of_promtool() {
         let f = |line: &str, want: &str| {
@@ -478,6 +501,50 @@ mod tests {
         f("a 1.5e", &format!("1:3: parse error: error parsing number: {float}"));
         let repeats = "invalid repetition in series values: strconv.ParseUint: parsing";
         f("a 1x2.5", &format!("1:5: parse error: {repeats} \"2.5\": invalid syntax"));
+        // It was infinite.
+        let float = "strconv.ParseFloat: parsing \"1e400\": value out of range";
+        f("a 1e400", &format!("1:3: parse error: error parsing number: {float}"));
+        // The last name won.
+        f(r#"{"m",__name__="x"} 1"#, r#"label name "__name__" is not unique: invalid sample"#);
+        let series = SeriesLine::parse_strictly(r#"m{__name__="x"} 1"#).unwrap();
+        assert_eq!(series.labels.to_string(), "m");
+    }
+
+    /// Before, `m{a}` was the series `a`, and other mistakes had texts of their own.
+    #[test]
+    fn labels_of_expected_samples_are_checked() {
+        let f = |text: &str| SeriesLine::parse_labels(text).map(|labels| labels.to_string());
+        for (text, want) in [
+            ("m", "m"),
+            (" m {a=\"1\"} # c", "m{a=\"1\"}"),
+            ("m # c", "m"),
+            ("{}", "{}"),
+            ("by{a='1',}", "by{a=\"1\"}"),
+            ("{\"a b\", c=\"d\"}", "{\"a b\",c=\"d\"}"),
+            ("m{__name__=\"x\"}", "m"),
+        ] {
+            assert_eq!(f(text).as_deref(), Ok(want), "{text}");
+        }
+        for (text, want) in [
+            ("m{a}", "1:4: parse error: unexpected \"}\" in label set, expected \"=\""),
+            ("m{a=\"1\"", "1:8: parse error: unexpected end of input inside braces"),
+            ("m m", "1:3: parse error: unexpected identifier \"m\""),
+            ("m 1", "1:3: parse error: unexpected number \"1\""),
+            ("m[5m]", "1:2: parse error: unexpected \"[\""),
+            ("m offset 1m", "1:3: parse error: unexpected <offset>"),
+            ("1m", "1:1: parse error: unexpected duration \"1m\""),
+            ("m{a=~\"1\"}", "1:4: parse error: unexpected <op:=~> in label set, expected \"=\""),
+            ("\u{e9}", "1:1: parse error: unexpected character: '\u{e9}'"),
+            ("m{\u{e9}=\"1\"}", "1:3: parse error: unexpected character inside braces: '\u{e9}'"),
+            ("m @ 5", "1:3: parse error: unexpected <op:@>"),
+            ("sum(m)", "1:4: parse error: unexpected \"(\""),
+            ("\"m\"", "1:1: parse error: unexpected string \"\\\"m\\\"\""),
+            ("NaN", "1:1: parse error: unexpected number \"NaN\""),
+            ("on{a=\"1\"}", "1:1: parse error: unexpected <on>"),
+            ("m{a=\"1\",a=\"2\"}", "label name \"a\" is not unique"),
+        ] {
+            assert_eq!(f(text).unwrap_err(), want, "{text}");
+        }
     }
 
     #[test]
@@ -490,6 +557,8 @@ mod tests {
             "by{by='x', sum=`1`,} 1",
             "{__name__=\"a\"} 1",
             "a{b=\"\",b=\"1\"} 1",
+            // It was taken for a quoted `b`.
+            "a{aba=\"1\",b=\"1\"} 1",
             "a{b=\"1\",b=\"2\"} _",
             "stale 1",
             "_x2 1x2",

@@ -2,7 +2,7 @@
 
 mod series;
 
-pub(crate) use series::check_series;
+pub(crate) use series::{check_metric, check_series};
 
 use super::error::ParseError;
 use super::quote::{go_quote, go_quote_char, is_printable};

@@ -452,7 +452,7 @@ impl Refusal {
     }
 }
 
-fn is_template(text: &str) -> bool {
+pub(super) fn is_template(text: &str) -> bool {
     text.contains("{{")
 }
 

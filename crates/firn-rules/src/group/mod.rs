@@ -132,6 +132,13 @@ impl Rule {
         RuleShape { name: self.name(), is_alert, expr: self.expr() }
     }
 
+    /// Whether a template of the rule runs queries, which may read anything.
+    fn has_queries_in_templates(&self) -> bool {
+        let Rule::Alerting(rule) = self else { return false };
+        let mut texts = rule.labels.values().chain(rule.annotations.values());
+        texts.any(|text| alert::is_template(text) && text.contains("query"))
+    }
+
     /// Whether a reload keeps the rule: all its texts are equal.
     pub fn is_same(&self, other: &Rule) -> bool {
         // A reload uses running expressions again, so that texts are rarely compared.
@@ -250,7 +257,12 @@ impl Group {
     /// A group with `rules`. `is_restored` for a group that a reload added: only groups at the
     /// start of the process restore their alerts.
     pub fn new(options: GroupOptions, rules: Vec<Rule>, is_restored: bool) -> Group {
-        let links = rule_links(&rules.iter().map(Rule::shape).collect::<Vec<_>>());
+        let mut links = rule_links(&rules.iter().map(Rule::shape).collect::<Vec<_>>());
+        for (idx, (rule, links)) in rules.iter().zip(&mut links).enumerate() {
+            if rule.has_queries_in_templates() {
+                links.newest_dependency = idx.checked_sub(1);
+            }
+        }
         let stages = dependency::stages(&links).map(|stage| {
             let rules = rules.iter().take(stage.end).skip(stage.start);
             Arc::new(SharedExprs::new(rules.map(|rule| Arc::clone(rule.expr())).collect()))

@@ -330,3 +330,17 @@ fn series_of_alerts_that_end_with_a_restart_get_a_marker() {
     );
     assert_eq!(evaluate(&mut new, 5, &storage).len(), 2);
 }
+
+/// Before, a query of a template saw the results of the last evaluation.
+#[test]
+fn a_stage_ends_before_a_template_with_a_query() {
+    let mut alert = rule("!c = y");
+    let Rule::Alerting(with_query) = &mut alert else { panic!() };
+    with_query.annotations.insert("text".to_owned(), "{{ query \"b\" | first }}".to_owned());
+    let options = group(&[]).options().clone();
+    let rules = vec![rule("a = x"), rule("b = x"), alert, rule("d = x")];
+    let mut group = Group::new(options, rules, true);
+    let storage = TestStorage::default();
+    evaluate(&mut group, 1, &storage);
+    assert_eq!(storage.stages.take(), [2, 2]);
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use firn_model::{KeptMemory, Labels, METRIC_NAME, PointValue, Timestamp, excerpt, one_line};
 use firn_promql::notation::{SeriesItem, SeriesLine};
 use firn_promql::{Expr, Value, VectorPoint, prepare};
-use firn_yaml::{Millis, UnknownKeys};
+use firn_yaml::{Millis, UnknownKeys, go_duration};
 
 use super::section::{AlertTest, CaseText, ExpectedSample, ExprTest};
 use super::storage::{Input, SampleStorage};
@@ -15,7 +15,6 @@ use super::templates::LimitedTemplates;
 use super::text::{
     AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, number, samples_text,
 };
-use super::time::go_duration;
 use super::{Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits};
 use crate::AlertTemplates;
 use crate::file::{ReadOptions, RuleFile};
@@ -343,11 +342,7 @@ impl Running<'_> {
     }
 
     fn parse(&self, expr: &str) -> Result<Expr, String> {
-        prepare(expr, &self.limits.context()).map_err(|error| match expr {
-            // A server has no position for an empty query, promtool has one.
-            "" => error.to_string().replacen("unknown position", "1:1", 1),
-            _ => error.to_string(),
-        })
+        prepare(expr, &self.limits.context()).map_err(|error| error.to_string())
     }
 }
 
@@ -358,13 +353,7 @@ fn expected_sample(
 ) -> Result<(Labels, PointValue), String> {
     let labels = match labels.trim() {
         "" => Labels::empty(),
-        labels => {
-            let line = SeriesLine::parse(labels)?;
-            if !line.items.is_empty() {
-                return Err("unexpected values behind the labels".to_owned());
-            }
-            line.labels
-        }
+        labels => SeriesLine::parse_labels(labels)?,
     };
     if histogram.is_empty() {
         return Ok((labels, PointValue::Float(value)));

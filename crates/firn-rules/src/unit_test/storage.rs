@@ -54,7 +54,8 @@ impl StoredSamples {
 impl SampleStorage<'_> {
     pub(super) fn new(subquery_step_ms: i64, limits: &TestLimits) -> SampleStorage<'_> {
         let held = limits.budget.empty(Pool::Query);
-        let stored = RefCell::new(StoredSamples { select: MemorySelect::new(), bytes: 0, held });
+        let stored =
+            RefCell::new(StoredSamples { select: MemorySelect::without_groups(), bytes: 0, held });
         SampleStorage { stored, subquery_step_ms, limits }
     }
 
@@ -142,11 +143,21 @@ impl Input {
     ) -> Result<Input, String> {
         let mut samples = Vec::new();
         let mut held = limits.budget.empty(Pool::Query);
-        for input in series {
+        // promtool makes a script of them, whose first line is a command: a text of several lines
+        // is several series, and an empty line or a comment ends the script.
+        let mut line_number: usize = 1;
+        'script: for input in series {
             let text = format!("{} {}", input.series, input.values);
-            // promtool makes a script of them: a text of several lines is several series.
-            for line in text.trim().lines().map(str::trim).take_while(|line| !line.is_empty()) {
-                let line = SeriesLine::parse_strictly(line)?;
+            for line in text.split('\n').map(str::trim) {
+                if line.is_empty() || line.starts_with('#') {
+                    break 'script;
+                }
+                line_number = line_number.saturating_add(1);
+                let parsed = SeriesLine::parse_strictly(line);
+                let line = parsed.map_err(|error| match error.strip_prefix("1:") {
+                    Some(error) => format!("{line_number}:{error}"),
+                    None => error,
+                })?;
                 let count = samples.len().saturating_add(line.items.len());
                 if count > SAMPLES_MAX {
                     return Err(format!("the input series have more than {SAMPLES_MAX} samples"));

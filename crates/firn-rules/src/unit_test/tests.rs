@@ -43,7 +43,7 @@ fn groups_run_in_order_and_see_input_up_to_each_time() {
          team=\"x\"}', value: 8}]}\n  - {expr: a, eval_time: 3m30s, exp_samples: [{labels: \
          'a{job=\"j\"}', value: 4}]}\n  - {expr: 'ALERTS', eval_time: 3m}\n  - {expr: 'count(a) + \
          1', eval_time: 0, exp_samples: [{value: 2}]}\n  - {expr: '3', eval_time: 0, exp_samples: \
-         [{value: 3}]}\n",
+         [{labels: ' ', value: 3}]}\n",
     );
     assert_eq!(failures(&test), [""; 0]);
     // Without an order `late` reads the result of the previous minute.
@@ -124,11 +124,16 @@ fn wrong_tests_and_rules_fail() {
         ),
         (
             "tests:\n- input_series: [{series: 'a{', values: '1'}]\n".to_owned(),
-            "1:4: parse error: unexpected character inside braces: '1'",
+            "2:4: parse error: unexpected character inside braces: '1'",
         ),
         (
             "tests:\n- input_series: [{series: 'a', values: \"1\\n2\"}]\n".to_owned(),
-            "1:1: parse error: unexpected number \"2\" in series values",
+            "3:1: parse error: unexpected number \"2\" in series values",
+        ),
+        (
+            "tests:\n- input_series: [{series: a, values: 1}, {series: b, values: 1z}]\n"
+                .to_owned(),
+            "3:3: parse error: bad number syntax: \"1\"",
         ),
         (
             "tests:\n- input_series: [{series: 'a{b=\"1\",b=\"2\"}', values: 1}]\n".to_owned(),
@@ -136,7 +141,7 @@ fn wrong_tests_and_rules_fail() {
         ),
         (
             "tests:\n- promql_expr_test: [{expr: '', eval_time: 1m}]\n".to_owned(),
-            "expr: \"\", time: 1m, err: 1:1: parse error: no expression found in input",
+            "expr: \"\", time: 1m, err: unknown position: parse error: no expression found in input",
         ),
     ] {
         let got = failures(&test);
@@ -259,6 +264,74 @@ fn templates_see_external_labels_and_query_the_input() {
                 query \"a\" | first | value }}'}}\n";
     let reports = file.run(&[RuleSource { path: "r.yml", text }], &RunTests::default());
     assert_eq!(reports[0].failures, [""; 0]);
+}
+
+/// Before, the next series was read, as if each were a script of its own.
+#[test]
+fn an_empty_line_or_a_comment_ends_the_series() {
+    let none = |series: &str| {
+        let test = format!(
+            "tests:\n- input_series: [{{series: x, values: 1}}, {series}, {{series: z, values: 1z}}]\n\
+             \x20 promql_expr_test: [{{expr: '{{__name__=~\"x|y\"}}', exp_samples: [{{labels: x, \
+             value: 1}}]}}]\n"
+        );
+        assert_eq!(failures(&test), [""; 0], "{series}");
+    };
+    none("{series: '', values: ''}");
+    none("{series: '# y', values: 1}");
+    none("{series: x, values: \"1\\n\"}");
+    none("{series: x, values: \"1\\n\\ny 1\"}");
+}
+
+/// Before, queries returned series in the order of their labels, and templates did not see results
+/// of earlier rules of the same evaluation.
+#[test]
+fn templates_see_series_in_the_order_of_their_creation() {
+    let rules = "groups:
+- name: g
+  rules:
+  - {record: r, expr: m}
+  - {record: s, expr: max by (a) (m)}
+  - alert: A
+    expr: vector(1)
+    annotations:
+      m: '{{ range query \"m\" }}{{ .Labels.a }}{{ .Labels.b }} {{ end }}'
+      or: '{{ range query \"n or m\" }}{{ .Labels.a }}{{ .Labels.b }} {{ end }}'
+      sum: '{{ range query \"sum by (a) (m)\" }}{{ .Labels.a }} {{ end }}'
+      range: '{{ range query \"sum_over_time(m[5m])\" }}{{ .Labels.a }}{{ .Labels.b }} {{ end }}'
+      on: '{{ range query \"m * on (a, b) r\" }}{{ .Labels.a }}{{ .Labels.b }} {{ end }}'
+      r: '{{ range query \"r\" }}{{ .Labels.a }}{{ .Labels.b }} {{ end }}'
+      s: '{{ range query \"s\" }}{{ .Labels.a }} {{ end }}'
+      job: '{{ range query \"j\" }}{{ .Labels.instance }}{{ .Labels.a }} {{ end }}'
+";
+    let test = "tests:
+- input_series:
+  - {series: 'm{a=\"z\", b=\"1\"}', values: '1 1'}
+  - {series: 'm{a=\"c\", b=\"2\"}', values: '_ 1'}
+  - {series: 'm{a=\"y\", b=\"3\"}', values: '1 1'}
+  - {series: 'n{a=\"x\", b=\"4\"}', values: '1 1'}
+  - {series: 'm{a=\"z\", b=\"0\"}', values: '1 1'}
+  - {series: 'j{a=\"2\", job=\"j\", instance=\"i\"}', values: '1 1'}
+  - {series: 'j{a=\"1\", job=\"j\", instance=\"h\"}', values: '1 1'}
+  - {series: 'j{a=\"1\", job=\"j\", instance=\"i\"}', values: '1 1'}
+  alert_rule_test:
+  - eval_time: 1m
+    alertname: A
+    exp_alerts:
+    - exp_annotations:
+        m: 'z1 y3 z0 c2 '
+        or: 'x4 z1 y3 z0 c2 '
+        sum: 'z y c '
+        range: 'z1 y3 z0 c2 '
+        on: 'z1 y3 z0 c2 '
+        r: 'z1 y3 z0 c2 '
+        s: 'z y c '
+        job: 'i2 h1 i1 '
+";
+    let rules = RuleSource { path: "r.yml", text: rules };
+    let reports = parse(test).unwrap().run(&[rules], &RunTests::default());
+    let failures: Vec<_> = reports.into_iter().flat_map(|report| report.failures).collect();
+    assert_eq!(failures, [""; 0], "{}", failures.join("\n"));
 }
 
 fn limited_failures(test: &str, limits: TestLimits) -> Vec<String> {

@@ -1,7 +1,5 @@
 //! Times of test files, and durations as Go prints them.
 
-use std::fmt::Write;
-
 use firn_model::Timestamp;
 use firn_promql::parse_float;
 
@@ -103,34 +101,6 @@ pub fn date_and_time(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}", days + 1)
 }
 
-/// As Go prints a duration: `1h0m0s`, `1m30.5s`, `500ms`, `0s`.
-pub(super) fn go_duration(ms: i64) -> String {
-    let mut out = String::new();
-    if ms < 0 {
-        out.push('-');
-    }
-    let ms = ms.unsigned_abs();
-    let (seconds, rest) = (ms / 1_000, ms % 1_000);
-    if seconds == 0 {
-        let _ = if rest == 0 { write!(out, "0s") } else { write!(out, "{rest}ms") };
-        return out;
-    }
-    let (hours, minutes, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 {
-        let _ = write!(out, "{hours}h");
-    }
-    if seconds >= 60 {
-        let _ = write!(out, "{minutes}m");
-    }
-    let _ = write!(out, "{second}");
-    if rest > 0 {
-        let fraction = format!("{rest:03}");
-        let _ = write!(out, ".{}", fraction.trim_end_matches('0'));
-    }
-    out.push('s');
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,21 +136,6 @@ mod tests {
         for seconds in [0, 951_782_399, 951_782_400, 1_709_202_600, 1_735_689_599, 4_102_444_800] {
             let ms = i64::try_from(seconds).unwrap() * 1_000;
             assert_eq!(parse_time(&format!("{}Z", date_and_time(seconds))), Some(ms));
-        }
-    }
-
-    #[test]
-    fn durations_are_printed_as_in_go() {
-        for (ms, want) in [
-            (0, "0s"),
-            (500, "500ms"),
-            (1_000, "1s"),
-            (90_500, "1m30.5s"),
-            (300_000, "5m0s"),
-            (3_600_000, "1h0m0s"),
-            (-60_000, "-1m0s"),
-        ] {
-            assert_eq!(go_duration(ms), want);
         }
     }
 }

@@ -234,8 +234,11 @@ fn now(app: &App) -> Timestamp {
 /// One scrape, or the end of a target.
 async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
     let Some(running) = collector.running.get() else { return };
-    let Due { id, scraper, work } = due;
+    let Due { id, mut scraper, work } = due;
     let begun = Instant::now();
+    if matches!(work, Work::Scrape { .. }) {
+        running.totals.begun(&mut scraper, begun);
+    }
     let fetched = match &work {
         Work::Scrape { refused: Some(refused), .. } => {
             Some(Err(FetchFailure::Other(refused.to_string())))
@@ -489,6 +492,7 @@ impl Collector {
             let is_job = |name: &String| file.jobs.iter().any(|job| job.job_name == *name);
             synced.retain(|name, _| is_job(name));
             clients.retain(|name, _| is_job(name));
+            running.totals.retain_jobs(is_job);
             // The file was checked before it was accepted.
             tasks.set(providers(&file).unwrap_or_default());
             *current = Some(Arc::clone(&file));
@@ -503,8 +507,9 @@ impl Collector {
                 continue;
             }
             let groups = lists.iter().flat_map(|list| &list.groups);
+            let begun = Instant::now();
             let report = pools.sync(name, groups, now);
-            running.totals.synced(name, &report);
+            running.totals.synced(name, &report, begun.elapsed());
             if report.is_ok() {
                 synced.insert(name.clone(), lists);
             }

@@ -2,14 +2,16 @@
 //! use.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firn_collect::pool::{ScrapePools, SyncReport};
 use firn_collect::scrape::TargetScraper;
 use firn_model::Result;
+use firn_yaml::go_duration;
 use parking_lot::Mutex;
 
 use super::families::Families;
+use crate::duration_summary::{DurationSummary, write_durations};
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 use crate::throttle::EventCount;
@@ -27,29 +29,56 @@ pub(crate) struct ScrapeTotals {
     repeated: Counter,
     out_of_bounds: Counter,
     clients_failed: Counter,
-    /// By job: targets that cannot be scraped, and lists that could not be used.
-    syncs_failed: Mutex<BTreeMap<String, SyncFailures>>,
+    /// By interval in milliseconds: the times between two scrapes of a target.
+    interval_lengths: Mutex<BTreeMap<i64, DurationSummary>>,
+    /// By job.
+    syncs: Mutex<BTreeMap<String, JobSyncs>>,
 }
 
-/// The failures of lists of a job.
-#[derive(Debug, Default)]
-struct SyncFailures {
-    count: u64,
-    lines: EventCount,
+/// The lists of targets of a job.
+#[derive(Debug)]
+struct JobSyncs {
+    /// Targets that cannot be scraped, and lists that could not be used.
+    failed_count: u64,
+    failure_lines: EventCount,
+    lengths: DurationSummary,
 }
+
+// Other intervals are not part of the metrics: each takes 4 KiB, and each target may have its own.
+const INTERVALS_MAX: usize = 64;
+const SCRAPES_KEPT: usize = 256;
+// Lists seldom change: this is 512 bytes for each job.
+const SYNCS_KEPT: usize = 32;
 
 impl ScrapeTotals {
-    /// The list of a job was set.
-    pub(super) fn synced(&self, job: &str, report: &Result<SyncReport>) {
+    /// A scrape begins.
+    pub(super) fn begun(&self, scraper: &mut TargetScraper, now: Instant) {
+        let Some(length) = scraper.begin(now) else { return };
+        let mut lengths = self.interval_lengths.lock();
+        let interval_ms = scraper.interval_ms();
+        if lengths.len() < INTERVALS_MAX || lengths.contains_key(&interval_ms) {
+            let none = || DurationSummary::new(SCRAPES_KEPT, now);
+            lengths.entry(interval_ms).or_insert_with(none).add(length, now);
+        }
+    }
+
+    /// The list of a job was set, which took `length`.
+    pub(super) fn synced(&self, job: &str, report: &Result<SyncReport>, length: Duration) {
         let exceeds_limit = report.as_ref().is_ok_and(|report| report.exceeds_limit);
         self.over_target_limit.add(u64::from(exceeds_limit));
         let failed_count = report.as_ref().map_or(1, |report| report.failed_count as u64);
+        let now = Instant::now();
         let is_due = {
-            let mut jobs = self.syncs_failed.lock();
-            let failures = jobs.entry(job.to_owned()).or_default();
-            failures.count += failed_count;
+            let mut jobs = self.syncs.lock();
+            let syncs = jobs.entry(job.to_owned()).or_insert_with(|| JobSyncs {
+                failed_count: 0,
+                failure_lines: EventCount::default(),
+                lengths: DurationSummary::new(SYNCS_KEPT, now),
+            });
+            syncs.lengths.add(length, now);
+            syncs.failed_count += failed_count;
             let count = failed_count + u64::from(exceeds_limit);
-            count > 0 && failures.lines.note(count, Instant::now()).is_some()
+            count > 0 && syncs.failure_lines.note(count, now).is_some()
         };
         match report {
             _ if !is_due => {}
@@ -70,6 +99,11 @@ impl ScrapeTotals {
                 );
             }
         }
+    }
+
+    /// Forgets the lists of all other jobs.
+    pub(super) fn retain_jobs(&self, is_job: impl Fn(&String) -> bool) {
+        self.syncs.lock().retain(|name, _| is_job(name));
     }
 
     /// The client of a job could not be made.
@@ -185,9 +219,25 @@ impl ScrapeTotals {
         }
         let name = format!("{prefix}_target_sync_failed_total");
         text.family(&name, Kind::Counter, "Targets that cannot be scraped, and refused lists.");
-        for (job, failures) in self.syncs_failed.lock().iter() {
-            text.sample(&name, &[("scrape_job", job.as_str())], failures.count as f64);
+        let mut syncs = self.syncs.lock();
+        for (job, syncs) in syncs.iter() {
+            text.sample(&name, &[("scrape_job", job.as_str())], syncs.failed_count as f64);
         }
+        let now = Instant::now();
+        let lengths = syncs
+            .iter_mut()
+            .map(|(job, syncs)| (Some(("scrape_job", job.as_str())), &mut syncs.lengths));
+        let name = format!("{prefix}_target_sync_length");
+        let help = "Times that setting the list of targets of a job took.";
+        write_durations((&name, help), &mut lengths.collect::<Vec<_>>(), now, text);
+        drop(syncs);
+        let mut intervals = self.interval_lengths.lock();
+        let names: Vec<String> = intervals.keys().map(|ms| go_duration(*ms)).collect();
+        let labels = names.iter().map(|name| Some(("interval", name.as_str())));
+        let lengths = labels.zip(intervals.values_mut());
+        let name = format!("{prefix}_target_interval_length");
+        let help = "Times between the beginnings of two scrapes of a target.";
+        write_durations((&name, help), &mut lengths.collect::<Vec<_>>(), now, text);
     }
 }
 
@@ -208,13 +258,13 @@ mod tests {
         let lines = lines_of(|| {
             for _ in 0..1_000 {
                 for job in ["a", "b"] {
-                    totals.synced(job, &Ok(SyncReport::default()));
-                    totals.synced(job, &failed);
+                    totals.synced(job, &Ok(SyncReport::default()), Duration::ZERO);
+                    totals.synced(job, &failed, Duration::ZERO);
                 }
             }
         });
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert!(lines[0].contains("first"), "{lines:?}");
-        assert_eq!(totals.syncs_failed.lock()["a"].count, 2_000);
+        assert_eq!(totals.syncs.lock()["a"].failed_count, 2_000);
     }
 }

@@ -54,12 +54,11 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
     let timeout = app.config.query_timeout.duration();
     let deadline = tokio::time::Instant::now() + timeout;
     let asked = ready.query(&caller.user, timeout, move |_, context| {
-        Ok((params.selectors(context)?, params.range()?))
+        params.require_selector()?;
+        let range = params.range()?;
+        Ok((params.required_selectors(context)?, range))
     });
     let (selectors, range) = match asked.await {
-        Ok((selectors, _)) if selectors.is_empty() => {
-            return ApiError::bad_data("no match[] parameter provided").into_response();
-        }
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };

@@ -178,7 +178,7 @@ fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, Ap
         Some(_) => return Err(ApiError::parameter("lone", "expected true or false")),
     };
     let limit = params.limit()?;
-    Ok(GroupListRequest { selectors: params.selectors(context)?, with_lone, limit })
+    Ok(GroupListRequest { selectors: params.required_selectors(context)?, with_lone, limit })
 }
 
 /// `GET /api/v1/groups`.

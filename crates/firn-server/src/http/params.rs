@@ -195,14 +195,40 @@ impl Params {
     }
 
     /// `match[]`: selectors, each with at least one matcher that an absent label does not pass,
-    /// compiled within the limits of `context`. Runs on a query thread.
+    /// compiled within the limits of `context`. Runs on a query thread. As in Prometheus, an error
+    /// does not name the parameter.
     pub(crate) fn selectors(&self, context: &QueryContext) -> Result<Vec<Vec<Matcher>>, ApiError> {
+        self.selectors_or(context, |why| ApiError::bad_data(why.to_string()))
+    }
+
+    /// The same for endpoints that need one. An error names the parameter.
+    pub(crate) fn required_selectors(
+        &self,
+        context: &QueryContext,
+    ) -> Result<Vec<Vec<Matcher>>, ApiError> {
+        self.selectors_or(context, |why| ApiError::parameter("match[]", why))
+    }
+
+    /// Fails without a selector.
+    pub(crate) fn require_selector(&self) -> Result<(), ApiError> {
+        match self.all("match[]").next() {
+            Some(_) => Ok(()),
+            None => Err(ApiError::bad_data("no match[] parameter provided")),
+        }
+    }
+
+    fn selectors_or(
+        &self,
+        context: &QueryContext,
+        wrong: fn(Error) -> ApiError,
+    ) -> Result<Vec<Vec<Matcher>>, ApiError> {
         let parse = |text| {
-            let matchers = firn_promql::parse_selector(text, context)
-                .map_err(|why| refused(why, |why| ApiError::parameter("match[]", why)))?;
+            let matchers =
+                firn_promql::parse_selector(text, context).map_err(|why| refused(why, wrong))?;
             if matchers.iter().all(Matcher::matches_absent) {
-                let why = "match[] must contain at least one non-empty matcher";
-                return Err(ApiError::parameter("match[]", why));
+                return Err(wrong(Error::invalid(
+                    "match[] must contain at least one non-empty matcher",
+                )));
             }
             Ok(matchers)
         };

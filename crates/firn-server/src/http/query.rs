@@ -77,7 +77,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
         let start = params.required_time("start")?;
         let end = params.required_time("end")?;
         if end < start {
-            let why = "end timestamp must not be before start timestamp";
+            let why = "end timestamp must not be before start time";
             return Err(ApiError::parameter("end", why));
         }
         let step_ns = match params.duration_ns("step")? {

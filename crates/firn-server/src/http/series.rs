@@ -41,12 +41,9 @@ impl ListingRequest {
 /// `/api/v1/series`.
 pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
-        if asked.selectors.is_empty() {
-            return Err(ApiError::bad_data("no match[] parameter provided"));
-        }
         Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    answer(app, request, list, json::push_labels, json::labels_bytes).await
+    answer(app, request, check_series, list, json::push_labels, json::labels_bytes).await
 }
 
 /// `/api/v1/labels`.
@@ -58,7 +55,7 @@ pub(crate) async fn label_names(
         Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
     let push = |name: &String, out: &mut Vec<u8>| json::push_string(name, out);
-    answer(app, request, list, push, |name| json::string_bytes(name)).await
+    answer(app, request, check_list, list, push, |name| json::string_bytes(name)).await
 }
 
 /// `/api/v1/label/<name>/values`.
@@ -71,7 +68,7 @@ pub(crate) async fn label_values(
         Err(error) => return error.into_response(),
     };
     // Each value is written as it is found.
-    computed(app, request, check, move |db, asked, context, packing| {
+    computed(app, request, check_list, move |db, asked, context, packing| {
         let mut body = HeldBody::success(context)?;
         body.push("[")?;
         let (mut count, limit) = (0, asked.limit_plus_one());
@@ -115,6 +112,7 @@ type ListResult<T> = Result<(Vec<T>, Reservation), ApiError>;
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
+    check: fn(&Params, &QueryContext) -> Result<ListingRequest, ApiError>,
     list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
     bytes_max: fn(&T) -> usize,
@@ -135,9 +133,16 @@ async fn answer<T: 'static>(
     .await
 }
 
-fn check(params: &Params, context: &QueryContext) -> Result<ListingRequest, ApiError> {
-    let limit = params.limit()?;
-    let range = params.range()?;
+/// The parameters of the list of series.
+fn check_series(params: &Params, context: &QueryContext) -> Result<ListingRequest, ApiError> {
+    params.require_selector()?;
+    let (limit, range) = (params.limit()?, params.range()?);
+    Ok(ListingRequest { selectors: params.required_selectors(context)?, range, limit })
+}
+
+/// The parameters of lists of names and values.
+fn check_list(params: &Params, context: &QueryContext) -> Result<ListingRequest, ApiError> {
+    let (limit, range) = (params.limit()?, params.range()?);
     Ok(ListingRequest { selectors: params.selectors(context)?, range, limit })
 }
 

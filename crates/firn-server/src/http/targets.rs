@@ -80,14 +80,12 @@ async fn targets(State(app): State<Shared>, request: Request<Body>) -> Response<
 fn own_targets(app: &App, filter: &TargetFilter) -> Value {
     let own = app.target.iter().filter(|target| filter.active && filter.shows_pool(&target.job));
     let active: Vec<Value> = own.map(active_target).collect();
-    let mut dropped_counts = Map::new();
-    if let Some(target) = app.target.as_ref().filter(|_| filter.dropped) {
-        dropped_counts.insert(target.job.clone(), json!(0));
-    }
+    let counts: BTreeMap<&str, usize> =
+        app.target.iter().map(|target| (target.job.as_str(), 0)).collect();
     json!({
         "activeTargets": active,
         "droppedTargets": [],
-        "droppedTargetCounts": dropped_counts,
+        "droppedTargetCounts": filter.dropped.then_some(counts),
     })
 }
 
@@ -152,8 +150,7 @@ fn all_targets(
         .iter()
         .map(|(pool, labels)| json!({ "discoveredLabels": label_map(labels), "scrapePool": pool }));
     push_values(&mut body, dropped)?;
-    let counts = if filter.dropped { counts } else { BTreeMap::new() };
-    let counts = json!(counts).to_string();
+    let counts = json!(filter.dropped.then_some(counts)).to_string();
     body.push(r#"],"droppedTargetCounts":"#)?;
     body.push(&counts)?;
     body.push("}")?;

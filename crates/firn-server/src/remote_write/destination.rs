@@ -670,9 +670,9 @@ impl WriteDestination {
             format!("server returned HTTP status {}: {line}", response.status_text())
         };
         let wait = || {
-            let seconds = response.headers.get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+            let least = response.retry_after()?.min(Duration::from_secs(3_600));
             // At once is no time: the backoff counts.
-            (seconds > 0).then(|| Duration::from_secs(seconds).min(Duration::from_secs(3_600)))
+            (!least.is_zero()).then_some(least)
         };
         match response.status {
             200..300 => SendOutcome::Accepted,

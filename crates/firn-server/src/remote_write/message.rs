@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use firn_collect::config::WriteMessage;
-use firn_model::{Error, Labels, Result, Sample, encode_varint};
+use firn_model::{Error, Labels, MetricType, Result, Sample, encode_varint};
 use snap::raw::{Encoder, max_compress_len};
 
 use crate::metadata::Metadata;
@@ -135,16 +135,44 @@ pub(super) fn metadata_request(metadata: &[NamedMetadata]) -> Vec<u8> {
     pack(&out)
 }
 
-/// The packed request of samples and metadata, of version 1.0.
-pub fn push_request(samples: &[(Labels, Sample)], metadata: &[(Box<str>, Metadata)]) -> Vec<u8> {
-    let (mut out, mut one) = (Vec::new(), Vec::new());
-    for (labels, sample) in samples {
-        let labels = encode_labels(labels);
-        let samples = vec![(sample.ts, sample.value)];
-        push_series(&SeriesSamples { labels: &labels, samples }, &mut one, &mut out);
-    }
-    push_metadata(metadata, &mut out);
-    pack(&out)
+/// The packed request of samples and metadata. `metadata` is sorted by name.
+pub fn push_request(
+    message: WriteMessage,
+    samples: &[(Labels, Sample)],
+    metadata: &[(Box<str>, Metadata)],
+) -> Vec<u8> {
+    let labels: Vec<EncodedLabels> =
+        samples.iter().map(|(labels, _)| encode_labels(labels)).collect();
+    let series = labels.iter().zip(samples).map(|(labels, (_, sample))| SeriesSamples {
+        labels,
+        samples: vec![(sample.ts, sample.value)],
+    });
+    let series: Vec<SeriesSamples<'_>> = series.collect();
+    let body = match message {
+        WriteMessage::V2 => write_2(&series, |name| metadata_of(name, metadata).cloned()),
+        _ => {
+            let mut body = write_1(&series);
+            push_metadata(metadata, &mut body);
+            body
+        }
+    };
+    pack(&body)
+}
+
+/// The metadata of the family of a series.
+fn metadata_of<'m>(name: &str, sorted: &'m [NamedMetadata]) -> Option<&'m Metadata> {
+    let of = |name: &str| {
+        let idx = sorted.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
+        sorted.get(idx).map(|(_, metadata)| metadata)
+    };
+    let has_parts = |metadata: &&Metadata| {
+        matches!(
+            metadata.kind,
+            MetricType::Histogram | MetricType::GaugeHistogram | MetricType::Summary
+        )
+    };
+    let family = |suffix: &&str| of(name.strip_suffix(suffix)?).filter(has_parts);
+    of(name).or_else(|| ["_bucket", "_sum", "_count"].iter().find_map(family))
 }
 
 fn push_metadata(metadata: &[NamedMetadata], out: &mut Vec<u8>) {
@@ -260,7 +288,7 @@ fn pack(body: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::{MetricType, STALE_NAN_BITS};
+    use firn_model::STALE_NAN_BITS;
     use snap::raw::Decoder;
 
     use super::*;
@@ -271,6 +299,37 @@ mod tests {
 
     fn none(_: &str) -> Option<Metadata> {
         None
+    }
+
+    /// Version 2.0 has no list of metadata: each series has that of its family.
+    #[test]
+    fn pushed_series_of_a_histogram_have_its_metadata() {
+        let named = |name: &str, kind| (Box::from(name), Metadata::new(kind, name, ""));
+        let all = [
+            named("a", MetricType::Gauge),
+            named("h", MetricType::Histogram),
+            named("h_count", MetricType::Counter),
+        ];
+        for (name, want) in [
+            ("a", Some("a")),
+            ("a_sum", None),
+            ("h", Some("h")),
+            ("h_bucket", Some("h")),
+            ("h_count", Some("h_count")),
+            ("h_max", None),
+        ] {
+            let found = metadata_of(name, &all).map(|metadata| &*metadata.help);
+            assert_eq!(found, want, "{name}");
+        }
+        let labels = Labels::from_pairs([("__name__", "h_sum")]).unwrap();
+        let samples = [(labels, Sample { ts: 1, value: 2.0 })];
+        let packed = push_request(WriteMessage::V2, &samples, &all);
+        let expected = b"\x22\x00\x22\x08__name__\x22\x05h_sum\x22\x01h\x2a\x19\x0a\x02\x01\x02\
+            \x12\x0b\x09\0\0\0\0\0\0\0\x40\x10\x01\x2a\x06\x08\x03\x18\x03\x20\x00";
+        assert_eq!(Decoder::new().decompress_vec(&packed).unwrap(), expected);
+        let packed = push_request(WriteMessage::V1, &samples, &all);
+        let body = Decoder::new().decompress_vec(&packed).unwrap();
+        assert!(body.starts_with(b"\x0a\x20\x0a\x11\x0a\x08__name__\x12\x05h_sum"), "{body:x?}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use firndb::{Db, QueryOptions};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::load::EvaluationSettings;
-use super::metrics::{RuleCounters, TimeSum};
+use super::metrics::RuleCounters;
 use super::options::{RuleLimits, RuleOptions};
 use super::saved;
 use super::stage::StageQueries;
@@ -308,9 +308,9 @@ impl GroupEvaluator {
         began: Instant,
     ) {
         shown.counters.evaluated(rules.len(), evaluation.failure_count);
-        self.counters.groups.add(TimeSum::one(began.elapsed()));
+        self.counters.groups.add(began.elapsed());
         for (rule, outcome) in shown.rules.iter().zip(rules) {
-            self.counters.rules.add(TimeSum::one(outcome.took));
+            self.counters.rules.add(outcome.took);
             if let Some(error) = &outcome.last_error {
                 let group = shown.key();
                 tracing::debug!(group, rule = rule.name(), %error, "a rule failed");

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::templates::TemplateCounters;
 use super::view::ShownGroup;
+use crate::duration_summary::{DurationSummary, write_durations};
 use crate::metrics_text::{Kind, MetricsText};
 
 /// Counters of all groups together.
@@ -25,26 +26,21 @@ pub(super) struct RuleCounters {
 }
 
 /// Durations of some events.
-#[derive(Debug, Default)]
-pub(super) struct Times(Mutex<TimeSum>);
+#[derive(Debug)]
+pub(super) struct Times(Mutex<DurationSummary>);
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TimeSum {
-    count: u64,
-    seconds: f64,
-}
+// 16 KiB.
+const TIMES_KEPT: usize = 1_024;
 
-impl TimeSum {
-    pub(super) fn one(took: Duration) -> TimeSum {
-        TimeSum { count: 1, seconds: took.as_secs_f64() }
+impl Default for Times {
+    fn default() -> Times {
+        Times(Mutex::new(DurationSummary::new(TIMES_KEPT, Instant::now())))
     }
 }
 
 impl Times {
-    pub(super) fn add(&self, more: TimeSum) {
-        let mut sum = self.0.lock();
-        sum.count = sum.count.saturating_add(more.count);
-        sum.seconds += more.seconds;
+    pub(super) fn add(&self, took: Duration) {
+        self.0.lock().add(took, Instant::now());
     }
 }
 
@@ -78,13 +74,11 @@ impl RuleCounters {
             self.failed_loads.load(Ordering::Relaxed) as f64,
         );
         for (name, help, times) in [
-            ("rule_evaluation_duration_seconds", "Durations of evaluations of rules.", &self.rules),
-            ("rule_group_duration_seconds", "Durations of evaluations of groups.", &self.groups),
+            ("rule_evaluation_duration", "Durations of evaluations of rules.", &self.rules),
+            ("rule_group_duration", "Durations of evaluations of groups.", &self.groups),
         ] {
-            let (name, sum) = (format!("{prefix}_{name}"), *times.0.lock());
-            text.family(&name, Kind::Summary, help);
-            text.sample(&format!("{name}_sum"), &[], sum.seconds);
-            text.sample(&format!("{name}_count"), &[], sum.count as f64);
+            let (name, mut times) = (format!("{prefix}_{name}"), times.0.lock());
+            write_durations((&name, help), &mut [(None, &mut *times)], Instant::now(), text);
         }
         if groups.is_empty() {
             return;

@@ -301,6 +301,9 @@ fn slots_that_pass_during_an_evaluation_are_counted_and_skipped() {
     }
     assert!(metrics.contains("# TYPE prometheus_rule_evaluation_duration_seconds summary\n"));
     assert!(metrics.contains("prometheus_rule_evaluation_duration_seconds_count 6\n"));
+    assert!(metrics.contains("prometheus_rule_evaluation_duration_histogram_seconds_count 6\n"));
+    let quantile = "prometheus_rule_group_duration_seconds{quantile=\"0.99\"} 0.";
+    assert!(metrics.contains(quantile), "{metrics}");
     assert!(metrics.contains("prometheus_template_text_expansions_total 0\n"));
 }
 

@@ -92,6 +92,8 @@ fn bad_deletes_are_reported_and_delete_nothing() {
         assert!(error.contains(want), "{params:?}: {error}");
     };
     f(&[], "no match[] parameter provided");
+    f(&[("start", "soon")], "no match[] parameter provided");
+    f(&[("match[]", "a{"), ("start", "soon")], "invalid parameter \"start\"");
     f(&[("match[]", "a{")], "invalid parameter \"match[]\"");
     f(&[("match[]", "{}")], "invalid parameter \"match[]\"");
     f(&[("match[]", "rate(a[5m])")], "invalid parameter \"match[]\"");

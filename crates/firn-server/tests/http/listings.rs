@@ -165,14 +165,16 @@ fn errors_have_prometheus_wording() {
         assert!(text.starts_with(want), "{path} {params:?}: {text}");
     };
     f("series", &[], "no match[] parameter provided");
+    f("series", &[("limit", "x"), ("start", "soon")], "no match[] parameter provided");
     for path in ["series", "labels", "label/job/values"] {
         let ok = ("match[]", "up");
-        f(path, &[ok, ("match[]", "{")], "invalid parameter \"match[]\": 1:2: parse error: ");
-        let empty = "invalid parameter \"match[]\": match[] must contain at least one non-empty \
-                     matcher";
-        f(path, &[ok, ("match[]", "{}")], empty);
-        f(path, &[("match[]", "{a=~'.*'}")], empty);
-        f(path, &[("match[]", "{a!='b'}")], empty);
+        // Before, all of them named the parameter.
+        let named = if path == "series" { "invalid parameter \"match[]\": " } else { "" };
+        f(path, &[ok, ("match[]", "{")], &format!("{named}1:2: parse error: "));
+        let empty = format!("{named}match[] must contain at least one non-empty matcher");
+        f(path, &[ok, ("match[]", "{}")], &empty);
+        f(path, &[("match[]", "{a=~'.*'}")], &empty);
+        f(path, &[("match[]", "{a!='b'}")], &empty);
         f(path, &[ok, ("start", "soon")], "invalid parameter \"start\": ");
         f(path, &[ok, ("end", "soon")], "invalid parameter \"end\": ");
         f(path, &[ok, ("limit", "-1")], "invalid parameter \"limit\": ");

@@ -90,7 +90,7 @@ fn wrong_parameters_are_named() {
     let range = |start, end, step| [("query", "1"), ("start", start), ("end", end), ("step", step)];
     f("query_range", &range("", "1", "1"), r#"invalid parameter "start""#);
     f("query_range", &range("1", "", "1"), r#"invalid parameter "end""#);
-    f("query_range", &range("2", "1", "1"), "end timestamp must not be before start");
+    f("query_range", &range("2", "1", "1"), "end timestamp must not be before start time");
     f(
         "query_range",
         &range("1", "2", ""),

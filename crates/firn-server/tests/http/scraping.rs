@@ -259,11 +259,18 @@ fn a_target_is_scraped_listed_and_described() {
     assert!(yaml.starts_with("global:\n  scrape_interval: 500ms\n"), "{yaml}");
     assert!(yaml.contains("password: <secret>\n") && !yaml.contains("hidden"), "{yaml}");
     assert_eq!(api(at, "status/runtimeinfo", &[])["reloadConfigSuccess"], true);
+    let second = "prometheus_target_interval_length_seconds_count{interval=\"500ms\"} ";
+    wait_until("a second scrape", || get(at, "/metrics").text().contains(second));
     let metrics = get(at, "/metrics").text();
     for line in [
         "prometheus_config_last_reload_successful 1\n",
         "prometheus_target_scrape_pool_targets{scrape_job=\"app\"} 1\n",
         "prometheus_sd_discovered_targets{name=\"scrape\",config=\"app\"} 2\n",
+        "prometheus_target_sync_length_seconds_count{scrape_job=\"app\"} ",
+        "prometheus_target_sync_length_seconds{scrape_job=\"app\",quantile=\"0.5\"} 0",
+        "prometheus_target_interval_length_seconds{interval=\"500ms\",quantile=\"0.01\"} ",
+        "prometheus_target_interval_length_histogram_seconds_bucket{interval=\"500ms\",le=\"0.1\"} ",
+        "firn_target_interval_length_seconds_count{interval=\"500ms\"} ",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }

@@ -1,16 +1,18 @@
-//! `firn query analyze`: statistics of the buckets of histograms over a time.
+//! `firn query analyze`: how many buckets of histograms are populated over a time.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::{self, Write};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 
 use clap::Args;
-use firn_promql::go_quote;
 use firn_server::one_line;
 
-use super::result::{Bucket, Histogram, LabelMap, QueryResult, Series, metric_text};
-use super::{api, now_ms, seconds, time_or};
+use super::result::{
+    Bucket, Histogram, QueryResult, Sample, Series, Time, labels_text, metric_text,
+};
+use super::{api, now_ms, seconds, time_or_text};
 use crate::client::{ClientFile, ServerAddress, ServerClient};
 use crate::go_text::GoDuration;
+use crate::output;
 
 #[derive(Debug, Args)]
 pub(super) struct Analyze {
@@ -18,7 +20,7 @@ pub(super) struct Analyze {
     #[arg(long, value_name = "URL")]
     server: ServerAddress,
 
-    /// Kind of histograms: classichistograms or nativehistograms
+    /// Type of the metrics: histogram
     #[arg(long = "type", value_name = "TYPE")]
     kind: String,
 
@@ -30,31 +32,38 @@ pub(super) struct Analyze {
     #[arg(long, allow_negative_numbers = true)]
     time: Option<String>,
 
-    /// Selector of series, with the suffix _sum of classic histograms; may be repeated
+    /// Selector of native histograms, or of the _bucket series of classic ones; may be repeated
     #[arg(long = "match", value_name = "SELECTOR", required = true)]
     selectors: Vec<String>,
 }
 
-/// The minimum, the sum and the maximum of some numbers.
+const HEADER: &str = "\
+Bucket stats for each histogram series over time
+------------------------------------------------
+First the min, avg, and max number of populated buckets, followed by the total
+number of buckets (only if different from the max number of populated buckets
+which is typical for classic but not native histograms).
+
+";
+const FOOTER: &str = "
+Aggregated bucket stats
+-----------------------
+Each line shows min/avg/max over the series above.
+";
+
+/// The populated buckets of one histogram over its samples.
 #[derive(Clone, Copy, Debug)]
-struct FigureRange {
+struct BucketStats {
     min: i64,
     sum: i64,
     max: i64,
-}
-
-/// The buckets of one histogram, over all pairs of successive samples.
-#[derive(Clone, Copy, Debug)]
-struct BucketStats {
-    pair_count: i64,
-    changed: FigureRange,
-    delta: FigureRange,
-    populated: FigureRange,
+    sample_count: i64,
+    /// The buckets of all samples, populated or not.
     bucket_count: i64,
 }
 
 /// A distribution of one figure over all histograms.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Distribution {
     min: i64,
     max: i64,
@@ -62,279 +71,177 @@ struct Distribution {
     mean: f64,
 }
 
-/// The distributions of all figures, and how often each number of buckets changed.
+/// The distributions of the figures of [`BucketStats`].
 #[derive(Debug)]
 struct Totals {
-    figures: [Distribution; 10],
-    changes: BTreeMap<i64, u64>,
+    min: Distribution,
+    mean: Distribution,
+    max: Distribution,
+    bucket_count: Distribution,
 }
 
-const FIGURES: [&str; 10] = [
-    "minChanged",
-    "avgChanged",
-    "maxChanged",
-    "minDelta",
-    "avgDelta",
-    "maxDelta",
-    "minPop",
-    "avgPop",
-    "maxPop",
-    "total",
-];
-
-/// The output.
+/// Prints the statistics, as far as the first error.
 ///
 /// # Errors
 /// promtool's text.
-pub(super) fn run(request: &Analyze, client: &ClientFile) -> Result<String, String> {
-    let is_native = match request.kind.as_str() {
-        "nativehistograms" => true,
-        "classichistograms" => false,
-        kind => {
-            return Err(format!(
-                "analyze type is {kind}, must be 'classichistograms' or 'nativehistograms'"
-            ));
-        }
-    };
+pub(super) fn run(request: &Analyze, client: &ClientFile) -> Result<(), String> {
+    if request.kind != "histogram" {
+        return Err(format!("analyze type is {}, must be 'histogram'", request.kind));
+    }
     let mut server = client.client(&request.server, &[])?;
-    let time = time_or(request.time.as_deref(), "query", now_ms())?;
-    if !is_native && let Some(wrong) = request.selectors.iter().find(|one| !has_sum(one)) {
-        return Err(format!(
-            "every classic histogram matcher must have a '_sum' suffix in the metric name, but \
-             the matcher '{wrong}' does not"
-        ));
-    }
-    let (mut out, mut totals) = (String::new(), Totals::new());
-    let duration = request.duration;
+    let time = time_or_text(request.time.as_deref(), now_ms())
+        .map_err(|(text, error)| format!("error parsing time '{text}': {error}"))?;
+    let print = |text: &str| output::print(text).map_err(|error| error.to_string());
+    print(HEADER)?;
+    let (mut native, mut classic) = (Totals::new(), Totals::new());
     for selector in &request.selectors {
-        if is_native {
-            let all = matrix(&mut server, &format!("{selector}[{duration}]"), time)?;
-            for series in &all {
-                let Some(stats) = native_stats(&series.histograms, &mut totals) else { continue };
-                let _ = writeln!(out, "{}={stats}", metric_text(&series.metric));
-                totals.add(&stats);
+        let all = matrix(&mut server, format!("{selector}[{}]", request.duration), time)?;
+        let mut buckets_of = BTreeMap::<String, Vec<Series>>::new();
+        for series in all {
+            if !series.samples.is_empty() {
+                if let Some(name) = classic_name(&series) {
+                    buckets_of.entry(name).or_default().push(series);
+                }
+            } else if let Some(stats) = native_stats(&series.histograms) {
+                print(&format!("- {} (native): {stats}\n", metric_text(&series.metric)))?;
+                native.add(&stats);
             }
-        } else {
-            let query = format!("last_over_time({selector}[{duration}])");
-            let found = match send(&mut server, query, time)? {
-                QueryResult::Vector(found) => found,
-                _ => return Err("query for metrics resulted in non-Vector".to_owned()),
-            };
-            for series in found {
-                let query = bucket_selector(series.metric, duration);
-                let mut buckets = matrix(&mut server, &query, time)?;
-                let Some(stats) = classic_stats(&mut buckets, &mut totals)? else { continue };
-                let _ = writeln!(out, "{}={stats}", one_line(&query));
-                totals.add(&stats);
+        }
+        for (name, mut buckets) in buckets_of {
+            if let Some(stats) = classic_stats(&mut buckets)? {
+                print(&format!("- {name} (classic): {stats}\n"))?;
+                classic.add(&stats);
             }
         }
     }
-    let _ = write!(out, "{totals}");
-    Ok(out)
+    print(FOOTER)?;
+    for (kind, totals) in [("Native", native), ("Classic", classic)] {
+        if totals.min.count > 0 {
+            print(&format!("\n{kind} {totals}\n"))?;
+        }
+    }
+    Ok(())
 }
 
-fn send(server: &mut ServerClient, query: String, time: i64) -> Result<QueryResult, String> {
-    api::query(server, "/api/v1/query", &vec![("query", query), ("time", seconds(time))])
-}
-
-fn matrix(server: &mut ServerClient, query: &str, time: i64) -> Result<Vec<Series>, String> {
-    match send(server, query.to_owned(), time)? {
-        QueryResult::Matrix(found) => Ok(found),
-        _ => Err("query of buckets resulted in non-Matrix".to_owned()),
+fn matrix(server: &mut ServerClient, query: String, time: i64) -> Result<Vec<Series>, String> {
+    let params = vec![("query", query), ("time", seconds(time))];
+    match api::query(server, "/api/v1/query", &params) {
+        Ok(QueryResult::Matrix(found)) => Ok(found),
+        Ok(_) => Err("query of buckets resulted in non-Matrix".to_owned()),
+        // Unlike other queries, promtool prints no body here.
+        Err(error)
+            if error.starts_with("client_error: ") || error.starts_with("server_error: ") =>
+        {
+            Err(error.split(" (detail: ").next().unwrap_or_default().to_owned())
+        }
+        Err(error) => Err(error),
     }
 }
 
-/// Whether a word of `selector` ends with `_sum`.
-fn has_sum(selector: &str) -> bool {
-    sum_ends(selector).next().is_some()
-}
-
-/// The places of `_sum` at the end of a word.
-fn sum_ends(text: &str) -> impl Iterator<Item = usize> {
-    text.match_indices("_sum").map(|(at, found)| at + found.len()).filter(|end| {
-        let next = text[*end..].chars().next();
-        next.is_none_or(|c| c != '_' && !c.is_ascii_alphanumeric())
-    })
-}
-
-/// The selector of the buckets beside a series whose name ends with `_sum`.
-fn bucket_selector(mut labels: LabelMap, duration: GoDuration) -> String {
-    let name = labels.remove("__name__").unwrap_or_default();
-    let mut buckets = String::new();
-    let mut copied = 0;
-    for end in sum_ends(&name) {
-        buckets.push_str(&name[copied..end - "_sum".len()]);
-        buckets.push_str("_bucket");
-        copied = end;
-    }
-    buckets.push_str(&name[copied..]);
-    let pair = |(name, value): (&String, &String)| {
-        let is_plain = |c: char| c == '_' || c.is_ascii_alphanumeric();
-        let name =
-            if name.chars().all(is_plain) { name.clone() } else { go_quote(name.as_bytes()) };
-        format!("{name}={}", go_quote(value.as_bytes()))
-    };
-    let pairs: Vec<String> = labels.iter().map(pair).collect();
-    format!("{buckets}{{{}}}[{duration}]", pairs.join(","))
+/// The name and the labels of a classic histogram, if `series` is one of its buckets.
+fn classic_name(series: &Series) -> Option<String> {
+    let mut labels = series.metric.clone();
+    labels.remove("le")?;
+    let name = labels.remove("__name__").filter(|name| name.ends_with("_bucket"))?;
+    Some(format!("{}{}", one_line(&name), labels_text(&labels)))
 }
 
 /// `None` for fewer than two samples. The samples of all buckets must have the same times.
-fn classic_stats(
-    buckets: &mut [Series],
-    totals: &mut Totals,
-) -> Result<Option<BucketStats>, String> {
+fn classic_stats(buckets: &mut [Series]) -> Result<Option<BucketStats>, String> {
     let sample_count = buckets.first().map_or(0, |bucket| bucket.samples.len());
     if sample_count < 2 {
         return Ok(None);
     }
+    // As in promtool, a bound that is no number is 0.
     let bound = |series: &Series| -> f64 {
-        series.metric.get("le").and_then(|le| parsed_bound(le)).unwrap_or(0.0)
+        series.metric.get("le").and_then(|le| le.parse::<f64>().ok()).unwrap_or(0.0) + 0.0
     };
     buckets.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
-    let mut stats = BucketStats::new(buckets.len());
-    let mut previous = counts_at(buckets, 0)?;
-    for idx in 1..sample_count {
-        let current = counts_at(buckets, idx)?;
-        let deltas = current.iter().zip(&previous).map(|(a, b)| a.saturating_sub(*b));
-        let deltas: Vec<i64> = deltas.filter(|delta| *delta != 0).collect();
-        let populated = current.iter().filter(|count| **count != 0).count();
-        stats.add(&deltas, populated, totals);
-        previous = current;
+    let mut stats = BucketStats::new();
+    for idx in 0..sample_count {
+        stats.add(populated_at(buckets, idx)?);
     }
+    stats.bucket_count = buckets.len() as i64;
     Ok(Some(stats))
 }
 
-fn parsed_bound(text: &str) -> Option<f64> {
-    match text {
-        "+Inf" => Some(f64::INFINITY),
-        text => text.parse().ok(),
-    }
-}
-
-/// The counts of the single buckets, from the cumulative ones.
-fn counts_at(buckets: &[Series], idx: usize) -> Result<Vec<i64>, String> {
-    let misaligned = || "matrix result is not time aligned".to_owned();
-    let mut counts = Vec::with_capacity(buckets.len());
-    let mut previous: Option<(i64, f64)> = None;
+/// The number of populated buckets at a time: those whose cumulative count is not that of the
+/// previous one. Buckets from the first one without the sample are empty.
+fn populated_at(buckets: &[Series], idx: usize) -> Result<usize, String> {
+    let mut populated = 0;
+    let mut previous: Option<Sample> = None;
     for bucket in buckets {
-        let sample = bucket.samples.get(idx).ok_or_else(misaligned)?;
-        let below = match previous {
-            Some((time, _)) if time != sample.time.0 => return Err(misaligned()),
-            Some((_, value)) => value,
-            None => 0.0,
-        };
-        counts.push((sample.value - below) as i64);
-        previous = Some((sample.time.0, sample.value));
+        let Some(sample) = bucket.samples.get(idx) else { break };
+        if previous.is_some_and(|previous| previous.time != sample.time) {
+            return Err("matrix result is not time aligned".to_owned());
+        }
+        let delta = sample.value - previous.map_or(0.0, |previous| previous.value);
+        // A count that is NaN or infinite is not 0.
+        populated += usize::from(delta.is_nan() || delta.abs() >= 1.0);
+        previous = Some(*sample);
     }
-    Ok(counts)
+    Ok(populated)
 }
 
 /// `None` for fewer than two histograms.
-fn native_stats(
-    histograms: &[(super::result::Time, Histogram)],
-    totals: &mut Totals,
-) -> Option<BucketStats> {
-    let counts = |histogram: &Histogram| -> HashMap<(i32, u64, u64), f64> {
-        let key = |bucket: &Bucket| {
-            (bucket.boundaries, (bucket.lower + 0.0).to_bits(), (bucket.upper + 0.0).to_bits())
-        };
-        histogram.buckets.iter().flatten().map(|bucket| (key(bucket), bucket.count)).collect()
-    };
-    let (first, rest) = histograms.split_first()?;
-    if rest.is_empty() {
+fn native_stats(histograms: &[(Time, Histogram)]) -> Option<BucketStats> {
+    if histograms.len() < 2 {
         return None;
     }
-    let mut stats = BucketStats::new(0);
-    let mut previous = counts(&first.1);
-    let mut all: std::collections::HashSet<_> = previous.keys().copied().collect();
-    for (_, histogram) in rest {
-        let current = counts(histogram);
-        all.extend(current.keys());
-        let mut deltas = Vec::new();
-        for (key, count) in &current {
-            match previous.get(key) {
-                None => deltas.push(*count as i64),
-                Some(before) if before != count => deltas.push((before - count).abs() as i64),
-                Some(_) => {}
-            }
-        }
-        let gone = previous.iter().filter(|(key, _)| !current.contains_key(*key));
-        deltas.extend(gone.map(|(_, count)| *count as i64));
-        stats.add(&deltas, histogram.buckets.as_ref().map_or(0, Vec::len), totals);
-        previous = current;
+    let key = |bucket: &Bucket| {
+        (bucket.boundaries, (bucket.lower + 0.0).to_bits(), (bucket.upper + 0.0).to_bits())
+    };
+    let mut stats = BucketStats::new();
+    let mut all = HashSet::new();
+    for (_, histogram) in histograms {
+        let buckets = histogram.buckets.as_deref().unwrap_or_default();
+        all.extend(buckets.iter().map(key));
+        stats.add(buckets.len());
     }
     stats.bucket_count = all.len() as i64;
     Some(stats)
 }
 
-impl FigureRange {
-    const NONE: FigureRange = FigureRange { min: i64::MAX, sum: 0, max: 0 };
-
-    fn add(&mut self, number: i64) {
-        self.min = self.min.min(number);
-        self.sum = self.sum.saturating_add(number);
-        self.max = self.max.max(number);
-    }
-}
-
 impl BucketStats {
-    fn new(bucket_count: usize) -> BucketStats {
-        BucketStats {
-            pair_count: 0,
-            changed: FigureRange::NONE,
-            delta: FigureRange::NONE,
-            populated: FigureRange::NONE,
-            bucket_count: bucket_count as i64,
-        }
+    fn new() -> BucketStats {
+        BucketStats { min: i64::MAX, sum: 0, max: 0, sample_count: 0, bucket_count: 0 }
     }
 
-    /// A pair of samples: the changes of the changed buckets, and the buckets that are not empty.
-    fn add(&mut self, deltas: &[i64], populated: usize, totals: &mut Totals) {
-        let changed = deltas.len() as i64;
-        *totals.changes.entry(changed).or_default() += 1;
-        self.pair_count += 1;
-        self.changed.add(changed);
-        let sum = |sum: i64, delta: &i64| sum.saturating_add(delta.saturating_abs());
-        self.delta.add(deltas.iter().fold(0, sum));
-        self.populated.add(populated as i64);
+    /// A sample with this number of populated buckets.
+    fn add(&mut self, populated: usize) {
+        let populated = populated as i64;
+        self.min = self.min.min(populated);
+        self.sum = self.sum.saturating_add(populated);
+        self.max = self.max.max(populated);
+        self.sample_count += 1;
     }
 
-    fn mean(&self, spread: &FigureRange) -> f64 {
-        spread.sum as f64 / self.pair_count as f64
+    fn mean(&self) -> f64 {
+        self.sum as f64 / self.sample_count as f64
     }
 }
 
 impl fmt::Display for BucketStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |spread: &FigureRange| {
-            format!("{}/{:.3}/{}", spread.min, self.mean(spread), spread.max)
-        };
-        write!(
-            f,
-            "Bucket stats (min/avg/max) - number of buckets changed: {} total delta of changed \
-             buckets: {} number of populated buckets: {}. total number of buckets: {}",
-            text(&self.changed),
-            text(&self.delta),
-            text(&self.populated),
-            self.bucket_count
-        )
+        write!(f, "{}/{:.3}/{}", self.min, self.mean(), self.max)?;
+        match self.max == self.bucket_count {
+            true => Ok(()),
+            false => write!(f, "/{}", self.bucket_count),
+        }
     }
 }
 
 impl Totals {
     fn new() -> Totals {
         let none = Distribution { min: i64::MAX, max: 0, count: 0, mean: 0.0 };
-        Totals { figures: [none; 10], changes: BTreeMap::new() }
+        Totals { min: none, mean: none, max: none, bucket_count: none }
     }
 
     fn add(&mut self, stats: &BucketStats) {
-        let spreads = [&stats.changed, &stats.delta, &stats.populated];
-        let numbers = spreads
-            .into_iter()
-            .flat_map(|spread| [spread.min, stats.mean(spread) as i64, spread.max]);
-        for (figure, number) in self.figures.iter_mut().zip(numbers.chain([stats.bucket_count])) {
-            figure.add(number);
-        }
+        self.min.add(stats.min);
+        self.mean.add(stats.mean() as i64);
+        self.max.add(stats.max);
+        self.bucket_count.add(stats.bucket_count);
     }
 }
 
@@ -348,15 +255,24 @@ impl Distribution {
     }
 }
 
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:.3}/{}", self.min, self.mean, self.max)
+    }
+}
+
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, Distribution { min, max, mean, .. }) in FIGURES.iter().zip(&self.figures) {
-            writeln!(f, "{name} - min/avg/max: {min}/{mean:.3}/{max}")?;
+        write!(
+            f,
+            "histogram series ({} in total):\n- min populated: {}\n- avg populated: {}\n\
+             - max populated: {}",
+            self.min.count, self.min, self.mean, self.max
+        )?;
+        match self.max == self.bucket_count {
+            true => Ok(()),
+            false => write!(f, "\n- total: {}", self.bucket_count),
         }
-        writeln!(f, "count - {}", self.figures[0].count)?;
-        let changes: Vec<String> =
-            self.changes.iter().map(|(changed, count)| format!("{changed}:{count}")).collect();
-        writeln!(f, "&{{map[{}]}}", changes.join(" "))
     }
 }
 
@@ -372,59 +288,58 @@ mod tests {
     }
 
     #[test]
-    fn only_the_suffix_of_a_word_is_the_sum() {
-        for (selector, want) in [
-            ("a_sum", true),
-            ("a_sum{b=\"c\"}", true),
-            ("a_summary", false),
-            ("a_sum_b", false),
-            ("a", false),
-            ("a_sum:b", true),
-        ] {
-            assert_eq!(has_sum(selector), want, "{selector}");
-        }
-        let labels = [("__name__", "a_sum_sum"), ("b", "x\"y"), ("c.d", "")];
-        let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let hour = GoDuration(3_600_000_000_000);
-        let want = r#"a_sum_bucket{b="x\"y","c.d"=""}[1h0m0s]"#;
-        assert_eq!(bucket_selector(labels.into_iter().collect(), hour), want);
+    fn buckets_of_a_histogram_have_its_name() {
+        let all = series(
+            r#"{"resultType":"matrix","result":[
+            {"metric":{"__name__":"a_bucket","le":"1","b":"x\"y","B":""},"values":[]},
+            {"metric":{"__name__":"a_bucket","le":"1"},"values":[]},
+            {"metric":{"__name__":"a_bucket"},"values":[]},
+            {"metric":{"__name__":"a_count","le":"1"},"values":[]},
+            {"metric":{"le":"1"},"values":[]}]}"#,
+        );
+        let names: Vec<_> = all.iter().map(classic_name).collect();
+        let some = |text: &str| Some(text.to_owned());
+        let want = [some(r#"a_bucket{B="", b="x\"y"}"#), some("a_bucket{}"), None, None, None];
+        assert_eq!(names, want);
     }
 
-    // Counts of the single buckets: 1 1 1, then 1 2 4, then 1 2 6.
+    // Counts of the single buckets: 1 1 1, then 1 0 4, then 1 0 0.
     #[test]
-    fn classic_buckets_are_compared_time_by_time() {
+    fn populated_classic_buckets_are_counted_time_by_time() {
         let mut buckets = series(
             r#"{"resultType":"matrix","result":[
-            {"metric":{"le":"+Inf"},"values":[[1,"3"],[2,"7"],[3,"9"]]},
-            {"metric":{"le":"1"},"values":[[1,"2"],[2,"3"],[3,"3"]]},
+            {"metric":{"le":"+Inf"},"values":[[1,"3"],[2,"5"],[3,"1"]]},
+            {"metric":{"le":"1"},"values":[[1,"2"],[2,"1"],[3,"1"]]},
             {"metric":{"le":"0.5"},"values":[[1,"1"],[2,"1"],[3,"1"]]}]}"#,
         );
-        let mut totals = Totals::new();
-        let stats = classic_stats(&mut buckets, &mut totals).expect("aligned").expect("enough");
-        assert_eq!(
-            stats.to_string(),
-            "Bucket stats (min/avg/max) - number of buckets changed: 1/1.500/2 total delta of \
-             changed buckets: 2/3.000/4 number of populated buckets: 3/3.000/3. total number of \
-             buckets: 3"
-        );
-        totals.add(&stats);
-        let text = totals.to_string();
-        assert!(text.starts_with("minChanged - min/avg/max: 1/1.000/1\navgChanged"), "{text}");
-        assert!(text.ends_with("total - min/avg/max: 3/3.000/3\ncount - 1\n&{map[1:1 2:1]}\n"));
+        let stats = classic_stats(&mut buckets).expect("aligned").expect("enough");
+        assert_eq!(stats.to_string(), "1/2.000/3");
+        let stats = classic_stats(&mut buckets[..1]).expect("aligned").expect("enough");
+        assert_eq!(stats.to_string(), "1/1.000/1");
+        buckets.iter_mut().for_each(|bucket| bucket.samples.truncate(1));
+        assert!(classic_stats(&mut buckets).expect("aligned").is_none());
+        assert!(classic_stats(&mut []).expect("aligned").is_none());
     }
 
     #[test]
-    fn buckets_with_other_times_are_an_error() {
-        for values in [r#"[[1,"3"],[2.5,"7"]]"#, r#"[[1,"3"]]"#, "[]"] {
+    fn buckets_may_lack_samples_but_not_have_others() {
+        for (values, want) in [
+            (r#"[[1,"5"],[2,"7"]]"#, Ok("1/1.500/2".to_owned())),
+            // The second sample of the second bucket does not exist.
+            (r#"[[1,"5"]]"#, Ok("1/1.500/2".to_owned())),
+            ("[]", Ok("1/1.000/1/2".to_owned())),
+            (r#"[[1,"NaN"],[2,"+Inf"]]"#, Ok("2/2.000/2".to_owned())),
+            (r#"[[1,"3.5"],[2,"7.9"]]"#, Ok("1/1.000/1/2".to_owned())),
+            (r#"[[1,"3"],[2.5,"7"]]"#, Err("matrix result is not time aligned".to_owned())),
+        ] {
             let mut buckets = series(&format!(
                 r#"{{"resultType":"matrix","result":[
                 {{"metric":{{"le":"1"}},"values":[[1,"3"],[2,"7"]]}},
                 {{"metric":{{"le":"2"}},"values":{values}}}]}}"#
             ));
-            let error = classic_stats(&mut buckets, &mut Totals::new()).expect_err(values);
-            assert_eq!(error, "matrix result is not time aligned");
+            let stats = classic_stats(&mut buckets).map(|stats| stats.expect("enough").to_string());
+            assert_eq!(stats, want, "{values}");
         }
-        assert!(classic_stats(&mut [], &mut Totals::new()).expect("no error").is_none());
     }
 
     #[test]
@@ -432,16 +347,24 @@ mod tests {
         let all = series(
             r#"{"resultType":"matrix","result":[{"metric":{"a":"b"},"histograms":[
             [1,{"count":"3","sum":"1","buckets":[[0,"0","1","2"],[0,"1","2","1"]]}],
-            [2,{"count":"4","sum":"1","buckets":[[0,"0","1","2"],[0,"2","4","2"]]}]]}]}"#,
+            [2,{"count":"4","sum":"1","buckets":[[0,"0","1","2"],[0,"2","4","2"]]}],
+            [3,{"count":"0","sum":"0"}]]}]}"#,
         );
+        let stats = native_stats(&all[0].histograms).expect("enough");
+        assert_eq!(stats.to_string(), "0/1.333/2/3");
+        assert!(native_stats(&all[0].histograms[..1]).is_none());
+    }
+
+    #[test]
+    fn totals_have_the_number_of_buckets_if_it_differs() {
         let mut totals = Totals::new();
-        let stats = native_stats(&all[0].histograms, &mut totals).expect("enough");
-        assert_eq!(
-            stats.to_string(),
-            "Bucket stats (min/avg/max) - number of buckets changed: 2/2.000/2 total delta of \
-             changed buckets: 3/3.000/3 number of populated buckets: 2/2.000/2. total number of \
-             buckets: 3"
-        );
-        assert!(native_stats(&all[0].histograms[..1], &mut totals).is_none());
+        totals.add(&BucketStats { min: 1, sum: 7, max: 4, sample_count: 2, bucket_count: 4 });
+        let same = "histogram series (1 in total):\n- min populated: 1/1.000/1\n\
+                    - avg populated: 3/3.000/3\n- max populated: 4/4.000/4";
+        assert_eq!(totals.to_string(), same);
+        totals.add(&BucketStats { min: 0, sum: 2, max: 1, sample_count: 2, bucket_count: 6 });
+        let other = "histogram series (2 in total):\n- min populated: 0/0.500/1\n\
+                     - avg populated: 1/2.000/3\n- max populated: 1/2.500/4\n- total: 4/5.000/6";
+        assert_eq!(totals.to_string(), other);
     }
 }

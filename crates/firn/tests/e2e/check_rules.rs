@@ -167,7 +167,11 @@ fn mistakes_are_those_of_promtool() {
     ] {
         let text = format!("tests: [{{input_series: [{{series: '{series}', values: {values}}}]}}]");
         std::fs::write(files.folder().join("series.yml"), text).expect("a file");
-        check(&["test", "rules", "series.yml"], "");
+        let arguments = ["test", "rules", "series.yml"];
+        let (got, want) = (files.firn(&arguments, ""), files.run(promtool, &arguments, ""));
+        // Version 3 counts lines from that of the command before the series.
+        let errors = got.errors.replace("\n2:", "\n1:");
+        assert_eq!((got.code, &errors), (want.code, &want.errors), "{series} {values}");
     }
 }
 

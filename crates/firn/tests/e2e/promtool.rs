@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::http::{encode, get};
 use crate::process::{Process, firn, free_address, installed, wait_for, wait_until_ready};
 
-/// A server with one response for all requests. It keeps the last request.
+/// A server whose last response is that of all further requests. It keeps the last request.
 struct Canned {
     address: SocketAddr,
     request: Arc<Mutex<String>>,
@@ -22,18 +22,30 @@ struct Canned {
 
 impl Canned {
     fn start(status: &str, body: &str) -> Canned {
+        Canned::in_turn(&[(status, body)])
+    }
+
+    /// `responses` are statuses, with headers behind them, and bodies.
+    fn in_turn(responses: &[(&str, &str)]) -> Canned {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let response = format!(
-            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
+        let response = |(status, body): &(&str, &str)| {
+            format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            )
+        };
+        let mut responses: Vec<String> = responses.iter().rev().map(response).collect();
         let request = Arc::new(Mutex::new(String::new()));
         let last = Arc::clone(&request);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { return };
                 *last.lock().unwrap() = read_request(&mut stream);
+                let response = match responses.len() {
+                    1 => responses[0].clone(),
+                    _ => responses.pop().unwrap(),
+                };
                 // A client that has read enough is no failure of the server.
                 let _ = stream.write_all(response.as_bytes());
             }
@@ -149,6 +161,64 @@ fn queries_are_those_of_promtool() {
             assert_eq!(sorted(&sent), sorted(&wanted), "{all:?}");
         }
     }
+}
+
+/// The output is that of promtool 3.14. Before, types and output were those of older versions.
+#[test]
+fn buckets_of_histograms_are_analyzed() {
+    let folder = tempfile::tempdir().unwrap();
+    let matrix = r#"{"status":"success","data":{"resultType":"matrix","result":[
+        {"metric":{"__name__":"b_bucket","le":"+Inf","job":"j"},"values":[[1,"5"],[2,"9"]]},
+        {"metric":{"__name__":"b_bucket","le":"1","job":"j"},"values":[[1,"5"],[2,"8"]]},
+        {"metric":{"__name__":"a_bucket","le":"1"},"values":[[1,"0"],[2,"0"]]},
+        {"metric":{"__name__":"a_bucket","le":"2"},"values":[[1,"0"],[2,"1"]]},
+        {"metric":{"__name__":"c_bucket","le":"2"},"values":[[1,"0"]]},
+        {"metric":{"__name__":"b_sum","job":"j"},"values":[[1,"5"],[2,"9"]]},
+        {"metric":{"__name__":"n","job":"j"},"histograms":[
+            [1,{"count":"3","sum":"1","buckets":[[0,"0","1","2"],[0,"1","2","1"]]}],
+            [2,{"count":"3","sum":"1","buckets":[[0,"0","1","2"],[0,"2","4","1"]]}]]},
+        {"metric":{"__name__":"o"},"histograms":[[2,{"count":"0","sum":"0"}]]}]}}"#;
+    let server = Canned::start("200 OK", matrix);
+    let address = format!("--server=http://{}", server.address);
+    let analyze = |kind: &str, address: &str, more: &[&str]| {
+        let kind = format!("--type={kind}");
+        let all = ["query", "analyze", &*kind, address, "--match={x=\"y\"}"];
+        run_firn(folder.path(), &[&all[..], more].concat())
+    };
+    let head = "Bucket stats for each histogram series over time\n\
+        ------------------------------------------------\n\
+        First the min, avg, and max number of populated buckets, followed by the total\n\
+        number of buckets (only if different from the max number of populated buckets\n\
+        which is typical for classic but not native histograms).\n\n";
+    let want = "- n{job=\"j\"} (native): 2/2.000/2/3\n\
+        - a_bucket{} (classic): 0/0.500/1/2\n\
+        - b_bucket{job=\"j\"} (classic): 1/1.500/2\n\
+        \nAggregated bucket stats\n-----------------------\n\
+        Each line shows min/avg/max over the series above.\n\n\
+        Native histogram series (1 in total):\n- min populated: 2/2.000/2\n\
+        - avg populated: 2/2.000/2\n- max populated: 2/2.000/2\n- total: 3/3.000/3\n\n\
+        Classic histogram series (2 in total):\n- min populated: 0/0.500/1\n\
+        - avg populated: 0/0.500/1\n- max populated: 1/1.500/2\n- total: 2/2.000/2\n";
+    let found = analyze("histogram", &address, &["--duration=90m", "--time=5"]);
+    assert_eq!(found, (Some(0), format!("{head}{want}"), String::new()));
+    let (line, body) = server.last_line_and_body();
+    assert_eq!(line, "POST /api/v1/query HTTP/1.1");
+    assert_eq!(body, "query=%7Bx%3D%22y%22%7D%5B1h30m0s%5D&time=5");
+
+    let wrong = |error: &str, output: &str, outcome: Outcome| {
+        assert_eq!(outcome, (Some(1), output.to_owned(), format!("{error}\n")));
+    };
+    let kind = "analyze type is classichistograms, must be 'histogram'";
+    wrong(kind, "", analyze("classichistograms", &address, &[]));
+    let time = "error parsing time 'x': cannot parse \"x\" to a valid timestamp";
+    wrong(time, "", analyze("histogram", &address, &["--time=x"]));
+    let body = r#"{"status":"error","errorType":"bad_data","error":"no"}"#;
+    let refusing = Canned::start("400 Bad Request", body);
+    let refusing = format!("--server=http://{}", refusing.address);
+    wrong("bad_data: no", head, analyze("histogram", &refusing, &[]));
+    let busy = Canned::start("503 Service Unavailable", "busy");
+    let busy = format!("--server=http://{}", busy.address);
+    wrong("server_error: server error: 503", head, analyze("histogram", &busy, &[]));
 }
 
 /// The limits of lists are 9,999 hours from now.
@@ -522,8 +592,8 @@ fn a_push_sends_headers_and_reports_the_response() {
     std::fs::write(folder.path().join("http.yml"), "basic_auth: {username: u, password: p}")
         .unwrap();
     let url = format!("http://{}/write/?tenant=a", refusing.address);
-    let arguments =
-        [&url, "--header", "X-Scope-OrgID=team", "--http.config.file=http.yml", "--timeout=5s"];
+    let client = ["--http.config.file=http.yml", "--timeout=5s", "--remote-write.path="];
+    let arguments = [&[&*url, "--header", "X-Scope-OrgID=team"][..], &client].concat();
     let (code, output, errors) = push(folder.path(), &arguments, "a 1\n");
     assert_eq!((code, output.as_str()), (Some(1), "Parsing standard input\n"));
     assert!(
@@ -532,7 +602,7 @@ fn a_push_sends_headers_and_reports_the_response() {
     );
     let request = refusing.last().to_lowercase();
     for line in [
-        "post /write/?tenant=a http/1.1",
+        "post /write?tenant=a http/1.1",
         "content-type: application/x-protobuf",
         "content-encoding: snappy",
         "x-prometheus-remote-write-version: 0.1.0",
@@ -543,4 +613,46 @@ fn a_push_sends_headers_and_reports_the_response() {
     }
     let wrong = push(folder.path(), &[&url, "--label=x"], "");
     assert!(wrong.0 != Some(0) && wrong.2.contains("expected NAME=VALUE"), "{wrong:?}");
+}
+
+/// As promtool 3.14. Before, the path of remote write had to be part of the address, and nothing
+/// was repeated.
+#[test]
+fn a_push_chooses_path_and_message_and_is_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let push = |server: &Canned, path: &str, more: &[&str]| {
+        let url = format!("http://{}{path}", server.address);
+        push(folder.path(), &[&[&*url][..], more].concat(), "a 1\n")
+    };
+    let succeeds = |server: &Canned, path: &str, more: &[&str], want: &str| {
+        assert_eq!(push(server, path, more).0, Some(0), "{path} {more:?}");
+        assert_eq!(server.last_line_and_body().0, format!("POST {want} HTTP/1.1"));
+    };
+    let server = Canned::start("204 No Content", "");
+    succeeds(&server, "", &[], "/api/v1/write");
+    succeeds(&server, "/x/", &[], "/x/api/v1/write");
+    succeeds(&server, "/x/api/v1/write?a=b", &[], "/x/api/v1/write?a=b");
+    succeeds(&server, "/x", &["--remote-write.path=y/z"], "/x/y/z");
+
+    let v2 = ["--protobuf_message=io.prometheus.write.v2.Request"];
+    let silent = push(&server, "", &v2);
+    assert_eq!(silent.0, Some(1));
+    assert!(silent.2.starts_with("  FAILED: sent v2 request; got 2xx, but PRW 2.0"), "{silent:?}");
+    let status = "204 No Content\r\nX-Prometheus-Remote-Write-Samples-Written: 1";
+    let counting = Canned::start(status, "");
+    succeeds(&counting, "", &v2, "/api/v1/write");
+    let request = counting.last().to_lowercase();
+    for line in [
+        "content-type: application/x-protobuf;proto=io.prometheus.write.v2.request",
+        "x-prometheus-remote-write-version: 2.0.0",
+    ] {
+        assert!(request.lines().any(|found| found == line), "{line}: {request}");
+    }
+    let wrong = push(&server, "", &["--protobuf_message=v2"]);
+    let text = "  FAILED: invalid protobuf message \"v2\", must be prometheus.WriteRequest or \
+                io.prometheus.write.v2.Request\n";
+    assert_eq!(wrong, (Some(1), String::new(), text.to_owned()));
+
+    let busy = [("503 Service Unavailable", "busy"), ("204 No Content", "")];
+    succeeds(&Canned::in_turn(&busy), "", &[], "/api/v1/write");
 }

@@ -5,6 +5,8 @@
 
 use std::collections::HashSet;
 
+use firn_model::METRIC_NAME;
+
 use super::{Lexer, Token, TokenKind, is_word, word_kind};
 use crate::syntax::parser::is_metric_name;
 use crate::syntax::{BinaryOp, ParseError, Span, unquote};
@@ -61,7 +63,7 @@ enum ValueToken {
 /// The first mistake, with Prometheus' text and position.
 pub(crate) fn check_series(text: &str) -> Result<Option<String>, ParseError> {
     let mut lexer = Lexer::new(text);
-    let repeated = lexer.labels()?;
+    let repeated = lexer.labels(" in series values")?;
     let mut place = GrammarState::Begin;
     loop {
         let (token, span) = lexer.value_token()?;
@@ -104,11 +106,25 @@ pub(crate) fn check_series(text: &str) -> Result<Option<String>, ParseError> {
     }
 }
 
+/// Checks a series without values, and returns the first label that it has twice.
+///
+/// # Errors
+/// As [`check_series`].
+pub(crate) fn check_metric(text: &str) -> Result<Option<String>, ParseError> {
+    let mut lexer = Lexer::new(text);
+    let repeated = lexer.labels("")?;
+    let after = lexer.next()?;
+    match after.kind {
+        TokenKind::Eof => Ok(repeated),
+        _ => Err(lexer.refuse(after, "")),
+    }
+}
+
 /// A name that may be quoted.
-fn label_name(text: &str) -> String {
+fn label_name(kind: TokenKind, text: &str) -> String {
     match unquote(text) {
-        Some(name) => String::from_utf8_lossy(&name).into_owned(),
-        None => text.to_owned(),
+        Some(name) if kind == TokenKind::String => String::from_utf8_lossy(&name).into_owned(),
+        _ => text.to_owned(),
     }
 }
 
@@ -131,13 +147,18 @@ impl Lexer<'_> {
         self.error(token.span.start as usize, what)
     }
 
-    /// Steps over the name and the labels. Returns the first label that is repeated.
-    fn labels(&mut self) -> Result<Option<String>, ParseError> {
+    /// Steps over the name and the labels, between which no blanks may be if there is a context.
+    /// Returns the first label that is repeated.
+    fn labels(&mut self, context: &str) -> Result<Option<String>, ParseError> {
         let (mut names, mut repeated) = (HashSet::new(), None);
         let first = self.next()?;
-        if first.kind != TokenKind::LeftBrace {
+        let has_name = first.kind != TokenKind::LeftBrace;
+        if has_name {
             if !is_metric_name(first.kind) {
-                return Err(self.refuse(first, " in series values"));
+                return Err(self.refuse(first, context));
+            }
+            if context.is_empty() {
+                self.skip_blanks();
             }
             if self.bytes.get(self.at) != Some(&b'{') {
                 return Ok(None);
@@ -164,13 +185,16 @@ impl Lexer<'_> {
                 if value.kind != TokenKind::String {
                     return Err(self.refuse(value, " in label set, expected string"));
                 }
-                let name = label_name(name.text(self.input));
-                // Empty labels are none.
+                let name = label_name(name.kind, name.text(self.input));
+                // Empty labels are none, and the name before the braces replaces one inside.
                 let is_set = value.text(self.input).len() > 2;
-                if is_set && repeated.is_none() {
+                let is_replaced = has_name && name == METRIC_NAME;
+                if is_set && !is_replaced && repeated.is_none() {
                     repeated = names.replace(name);
                 }
                 after = self.next()?;
+            } else if repeated.is_none() {
+                repeated = names.replace(METRIC_NAME.to_owned());
             }
             match after.kind {
                 TokenKind::Comma => {}
@@ -243,11 +267,14 @@ impl Lexer<'_> {
         if next.is_some_and(|byte| is_word(byte) && byte != b'x') {
             return Err(self.error(start, format!("bad number syntax: {}", quoted(self))));
         }
-        if has_exponent && exponent == self.at {
-            let why = format!("strconv.ParseFloat: parsing {}: invalid syntax", quoted(self));
-            return Err(self.error(start, format!("error parsing number: {why}")));
-        }
-        Ok(ValueToken::Number)
+        let plain = self.input.get(start..self.at).unwrap_or("").replace('_', "");
+        let why = match plain.parse::<f64>() {
+            _ if has_exponent && exponent == self.at => "invalid syntax",
+            Ok(f64::INFINITY) => "value out of range",
+            _ => return Ok(ValueToken::Number),
+        };
+        let why = format!("strconv.ParseFloat: parsing {}: {why}", quoted(self));
+        Err(self.error(start, format!("error parsing number: {why}")))
     }
 
     /// `1_000`: a `_` between digits belongs to the number.

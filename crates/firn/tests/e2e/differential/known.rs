@@ -14,7 +14,7 @@ struct KnownDifference {
     same: fn(theirs: &str, ours: &str) -> bool,
 }
 
-const ERROR_TEXTS: [KnownDifference; 9] = [
+const ERROR_TEXTS: [KnownDifference; 8] = [
     KnownDifference {
         reason: "2.x does not name the parameter in all errors",
         is_v2: true,
@@ -53,11 +53,6 @@ const ERROR_TEXTS: [KnownDifference; 9] = [
             theirs == "1:1: parse error: no expression found in input"
                 && ours.ends_with("unknown position: parse error: no expression found in input")
         },
-    },
-    KnownDifference {
-        reason: "2.x calls it a time",
-        is_v2: true,
-        same: |theirs, ours| theirs.replace("before start time", "before start timestamp") == ours,
     },
     KnownDifference {
         reason: "2.x accepts durations only; later versions accept numbers and computations too",
