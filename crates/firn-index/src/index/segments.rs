@@ -266,7 +266,7 @@ impl Index {
     }
 
     /// The bytes of all sealed segment files by their use; the sum is
-    /// [`IndexStats::segment_bytes`].
+    /// [`crate::IndexStats::segment_bytes`].
     pub fn sealed_bytes_by_use(&self) -> Vec<(&'static str, u64)> {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
         for segment in &self.version().sealed {

@@ -207,7 +207,7 @@ fn a_request_that_never_finds_memory_is_refused_for_good() {
     refused(&import, 413, "split or shorten it");
     let typed = [("Content-Type", "application/x-www-form-urlencoded")];
     let form = send(server.at(), "POST", "/api/v1/query", &typed, &b"a&".repeat(1 << 20));
-    refused(&form, 422, "a form of 2097152 bytes");
+    refused(&form, 400, "expected at most 2048");
     let json = [("Content-Type", "application/json")];
     let body = format!("{{\"groups\":[{{\"group\":1,\"slots\":[{}0]}}]}}", "1,".repeat(4 << 20));
     let groups = send(server.at(), "POST", "/api/v1/groups/write", &json, body.as_bytes());
