@@ -208,27 +208,26 @@ impl Shard {
         if bytes <= JOB_BYTES_MAX { (count, effort) } else { (0, Effort::Fast) }
     }
 
-    /// The youngest unflushed segments, once `segment_fan_in` of about one size exist, or else the
-    /// youngest hot ones. Each value is packed again about log(arenas per flush) to the base
-    /// `segment_fan_in` times. Two segments suffice if their chunks have under `rows_per_chunk_min`
-    /// rows, because most of their bytes are headers.
-    ///
-    /// Hot segments are merged because a flush leaves the sizes that it finds, up to two of each,
-    /// and many more under heavy load; a query of the last hours seeks in all of them. They are
-    /// merged up to a share of the hot memory, because a merged segment is released as one.
+    /// The youngest unflushed segments, once `segment_fan_in` of about one size exist. Each value
+    /// is packed again about log(arenas per flush) to the base `segment_fan_in` times. Two segments
+    /// suffice if their chunks have under `rows_per_chunk_min` rows, because most of their bytes
+    /// are headers.
     ///
     /// Source: ByteSeries, sections 3.3 and 4.3 (points per series of a static segment).
-    pub(crate) fn plan_compress(&self, options: &HeadOptions) -> Option<ConvertJob> {
-        let PartList { list, hot_count, .. } = &self.parts;
-        let end = list.iter().rposition(|part| !part.is_rows)? + 1;
-        let start = self.parts.border_before(end).max(*hot_count);
-        let unflushed = list.get(start..end).unwrap_or_default();
-        let job = self.plan_merge(unflushed, u64::MAX, &options.convert);
-        job.or_else(|| {
-            let bytes_max = options.hot_bytes_max / self.bits.shard_count() as u64 / HOT_SHARE;
-            let end = list[..*hot_count].iter().rposition(|part| !part.is_rows)? + 1;
-            self.plan_merge(&list[..end], bytes_max, &options.convert)
-        })
+    pub(crate) fn plan_compress(&self, options: &ConvertOptions) -> Option<ConvertJob> {
+        let end = self.parts.list.iter().rposition(|part| !part.is_rows)? + 1;
+        let start = self.parts.border_before(end).max(self.parts.hot_count);
+        self.plan_merge(self.parts.list.get(start..end)?, u64::MAX, options)
+    }
+
+    /// As [`Shard::plan_compress`] for hot segments, up to a share of the hot memory, because a
+    /// merged segment is released as one. A flush leaves the sizes that it finds, up to two of
+    /// each, and many more under heavy load; a query of the last hours seeks in all of them.
+    pub(crate) fn plan_compress_hot(&self, options: &HeadOptions) -> Option<ConvertJob> {
+        let hot = self.parts.hot();
+        let end = hot.iter().rposition(|part| !part.is_rows)? + 1;
+        let bytes_max = options.hot_bytes_max / self.bits.shard_count() as u64 / HOT_SHARE;
+        self.plan_merge(&hot[..end], bytes_max.min(JOB_BYTES_MAX), &options.convert)
     }
 
     /// A merge of the last of `run` that are segments of together at most `bytes_max`.

@@ -321,11 +321,16 @@ impl Head {
         (shard.parts.waiting_count() >= waiting_min).then(|| shard.plan_convert(None))?
     }
 
-    /// Plans a merge of small segments, unflushed or hot, which packs them harder.
+    /// Plans a merge of small segments, which packs them harder: of hot ones if no unflushed ones
+    /// are due.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
         let options = &self.options;
-        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_compress(options));
-        jobs.max_by_key(ConvertJob::input_bytes)
+        let largest = |plan: &dyn Fn(&Shard) -> Option<ConvertJob>| {
+            let jobs = self.shards.iter().filter_map(|shard| plan(&shard.lock()));
+            jobs.max_by_key(ConvertJob::input_bytes)
+        };
+        largest(&|shard| shard.plan_compress(&options.convert))
+            .or_else(|| largest(&|shard| shard.plan_compress_hot(options)))
     }
 
     /// Applies the outcome of a conversion. Returns `false`, and changes nothing, if its inputs

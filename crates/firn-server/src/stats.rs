@@ -250,6 +250,11 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         ("firn_head_encoder_bytes", "Memory of the row encoders.", stats.head.state_bytes),
         ("firn_head_hot_bytes", "Flushed memory that still answers queries.", stats.head.hot_bytes),
         (
+            "firn_head_hot_parts",
+            "Parts of the flushed memory, in each of which a query seeks.",
+            stats.head.hot_count,
+        ),
+        (
             "firn_head_block_bytes",
             "Memory of column blocks, used and free.",
             stats.head.block_bytes,
