@@ -52,6 +52,8 @@ pub struct Cost {
     pub cpu_ms: f64,
     /// The highest resident memory during the measurement, above that before it.
     pub memory_bytes: u64,
+    /// Pages that the kernel mapped into the process: memory that it returned and took again.
+    pub page_faults: f64,
 }
 
 /// Waits until flushes and compactions end, and at least `time_min`, so that their CPU is not
@@ -81,11 +83,15 @@ pub fn measure(
     let memory_before: Vec<u64> = contenders.iter().map(|c| c.server.start_peak()).collect();
     let mut latencies_ms = vec![Vec::new(); contenders.len()];
     let mut cpus_ms = vec![Vec::new(); contenders.len()];
+    let mut page_faults = vec![Vec::new(); contenders.len()];
     for round in 0..rounds.count {
         for (idx, contender) in contenders.iter().enumerate() {
             // Other numbers than those of checked answers, the same for each program.
             let first = 1_000_000 * (round as u64 + 1);
+            let faults_before = contender.server.page_faults();
             let (cpu_ms, mut latency_ms) = measure_round(contender, rounds, first, target);
+            let faults = contender.server.page_faults() - faults_before;
+            page_faults[idx].push(faults as f64 / latency_ms.len() as f64);
             cpus_ms[idx].push(cpu_ms);
             latencies_ms[idx].append(&mut latency_ms);
         }
@@ -97,6 +103,7 @@ pub fn measure(
             latency_ms: median(std::mem::take(&mut latencies_ms[idx])),
             cpu_ms: median(std::mem::take(&mut cpus_ms[idx])),
             memory_bytes: contender.server.peak().saturating_sub(memory_before[idx]),
+            page_faults: median(std::mem::take(&mut page_faults[idx])),
         })
         .collect()
 }

@@ -231,12 +231,16 @@ impl Program {
 /// # Panics
 /// If the process has ended.
 pub fn process_cpu_s(pid: u32) -> f64 {
+    let ticks: u64 = process_stat(pid, [11, 12]).iter().sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// Fields of `/proc/PID/stat`, counted after the name in parentheses, which may contain blanks.
+fn process_stat<const N: usize>(pid: u32, wanted: [usize; N]) -> [u64; N] {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server runs");
-    // The name in parentheses may contain blanks; the fields are counted after it.
     let fields: Vec<&str> =
         stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 = [11, 12].iter().map(|&idx| fields[idx].parse::<u64>().unwrap_or(0)).sum();
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    wanted.map(|idx| fields[idx].parse().unwrap_or(0))
 }
 
 impl Server {
@@ -272,6 +276,14 @@ impl Server {
     /// If the process has ended.
     pub fn cpu_s(&self) -> f64 {
         process_cpu_s(self.child.id())
+    }
+
+    /// Pages that the kernel has mapped into it since its start, without those read from a device.
+    ///
+    /// # Panics
+    /// If the process has ended.
+    pub fn page_faults(&self) -> u64 {
+        process_stat(self.child.id(), [7])[0]
     }
 
     /// Waits, a minute at most, until it has merged the loaded data, which is not measured.

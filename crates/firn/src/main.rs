@@ -115,7 +115,7 @@ const WRONG_PROMETHEUS_CONFIG: u8 = 2;
 
 fn main() -> ExitCode {
     allocator::share_system_arena();
-    allocator::purge_without_delay();
+    allocator::purge_soon();
     signals::set_up_for_commands();
     let arguments = Arguments::try_parse_from(given_arguments(std::env::args_os()))
         .unwrap_or_else(|error| exit_with(&error));

@@ -446,7 +446,12 @@ mod tests {
     }
 
     fn query(class: Class, age: Age, client_count: usize, cpu_ms: &[f64]) -> QueryFigure {
-        let cost = |&cpu_ms: &f64| Cost { latency_ms: 2.0 * cpu_ms, cpu_ms, memory_bytes: 0 };
+        let cost = |&cpu_ms: &f64| Cost {
+            latency_ms: 2.0 * cpu_ms,
+            cpu_ms,
+            memory_bytes: 0,
+            page_faults: 0.0,
+        };
         QueryFigure {
             run: run(Labelling::Lone, Size::Usual, age),
             class,
