@@ -122,10 +122,17 @@ impl Flusher {
         Ok(())
     }
 
-    /// Whether a flush is requested or due. `has_deletes`: some are in the log only.
-    /// `definition_bytes` of definitions were logged in total.
-    pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool, definition_bytes: u64) -> bool {
-        let (row_count, unflushed_bytes) = rooms.head.unflushed();
+    /// Whether a flush is requested or due. `unflushed`: rows of the head and their bytes.
+    /// `has_deletes`: some are in the log only. `definition_bytes` of definitions were logged in
+    /// total.
+    pub(crate) fn is_due(
+        &self,
+        rooms: &Rooms,
+        unflushed: (u64, u64),
+        has_deletes: bool,
+        definition_bytes: u64,
+    ) -> bool {
+        let (row_count, unflushed_bytes) = unflushed;
         let has_definitions = self.unflushed_definition_bytes(definition_bytes) > 0;
         if row_count == 0 && !has_deletes && !has_definitions {
             // The lane would not sleep while a request waits.

@@ -131,9 +131,10 @@ impl Engine {
         let rooms = &self.rooms;
         self.pressure.keep_room(rooms);
         let has_deletes = !self.ledger.tombstones.unflushed().is_empty();
-        let has_rows = rooms.head.unflushed().0 > 0;
-        if self.flusher.is_due(rooms, has_deletes, self.definitions.logged_bytes())
-            || (has_rows && pressure::are_new_series_large(&rooms.index.stats(), &rooms.options))
+        let unflushed = rooms.head.unflushed();
+        if self.flusher.is_due(rooms, unflushed, has_deletes, self.definitions.logged_bytes())
+            || (unflushed.0 > 0
+                && pressure::are_new_series_large(&rooms.index.stats(), &rooms.options))
         {
             self.flush()?;
             return Ok(Some(Step::Flush));

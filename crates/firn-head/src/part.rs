@@ -35,11 +35,14 @@ pub(crate) struct Part {
     pub(crate) memory: Arc<PartMemory>,
 }
 
-/// A part in a shard's list, with the field that readers check first. So a scan of the list touches
-/// no part that is not needed.
+/// A part in a shard's list, with the fields that readers and maintenance check first. So a scan of
+/// the list touches no part that is not needed.
 #[derive(Clone)]
 pub(crate) struct ListedPart {
     range: TimeRange,
+    pub(crate) row_count: u64,
+    heap_bytes: u64,
+    pub(crate) is_rows: bool,
     part: Arc<Part>,
 }
 
@@ -226,11 +229,23 @@ impl Part {
 
 impl ListedPart {
     pub(crate) fn new(part: Part) -> ListedPart {
-        ListedPart { range: part.range, part: Arc::new(part) }
+        ListedPart {
+            range: part.range,
+            row_count: part.row_count,
+            heap_bytes: part.heap_bytes(),
+            is_rows: part.is_rows,
+            part: Arc::new(part),
+        }
     }
 
     pub(crate) fn range(&self) -> TimeRange {
         self.range
+    }
+
+    /// Bytes held.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        debug_assert_eq!(self.heap_bytes, self.part.heap_bytes(), "a part in a list never changes");
+        self.heap_bytes
     }
 
     pub(crate) fn is(&self, part: &Arc<Part>) -> bool {
