@@ -1,6 +1,7 @@
-//! Repository rules: which room may use which, the English of comments and messages, names,
-//! documents. Every rule is checked on every file in under two seconds.
+//! Repository rules: which room may use which, circles of files, the English of comments and
+//! messages, names, documents. Every rule is checked on every file in under two seconds.
 
+mod circles;
 mod documents;
 mod lexer;
 mod names;
@@ -46,12 +47,14 @@ pub(crate) fn check(paths: &[String]) -> Result<(), String> {
     documents::check_glossary(&mut breaches);
     documents::check_decisions(&mut breaches);
     let mut types = names::TypeNames::default();
+    let mut modules = circles::ModuleGraph::default();
     for file in files_below(Path::new(".")) {
         let path = file.to_string_lossy().trim_start_matches("./").to_owned();
         let Ok(text) = fs::read_to_string(&file) else { continue };
-        check_file(&path, &text, &mut types, &mut breaches);
+        check_file(&path, &text, (&mut types, &mut modules), &mut breaches);
     }
     types.check_duplicates(&mut breaches);
+    modules.check(&mut breaches);
     let selected = |breach: &Breach| {
         let inside = |path: &String| {
             let path = path.trim_start_matches("./").trim_end_matches('/');
@@ -72,12 +75,18 @@ pub(crate) fn check(paths: &[String]) -> Result<(), String> {
     Err(format!("{} breaches of the repository's rules", breaches.len()))
 }
 
-fn check_file(path: &str, text: &str, types: &mut names::TypeNames, breaches: &mut Vec<Breach>) {
+fn check_file(
+    path: &str,
+    text: &str,
+    (types, modules): (&mut names::TypeNames, &mut circles::ModuleGraph),
+    breaches: &mut Vec<Breach>,
+) {
     match path.rsplit('.').next() {
         Some("rs") => {
             let source = lexer::lex(text);
             prose::check_rust(path, text, &source, breaches);
             types.check_file(path, &source, breaches);
+            modules.add_file(path, &source);
             rooms::check_rust(path, &source, breaches);
         }
         Some("md") => {

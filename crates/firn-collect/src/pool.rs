@@ -7,7 +7,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
-use firn_model::{ErrorKind, Labels, Pool, Reservation, Result, SeriesRef, Timestamp};
+use firn_model::{
+    ErrorKind, HEAP_BLOCK_BYTES, Labels, Pool, Reservation, Result, SeriesRef, Timestamp,
+};
 
 use crate::config::{LabelSet, ScrapeConfig};
 use crate::relabel::LabelEditor;
@@ -623,8 +625,6 @@ impl ScrapePool {
 // The series of a target's report, and a scrape that waits. They are reserved later, so a list for
 // which there is no room is refused: otherwise its targets take the memory of all other scrapes.
 const ROOM_BYTES_PER_TARGET: u64 = 4 << 10;
-// A block of the allocator, beside its contents.
-const BLOCK_BYTES: usize = 16;
 // A table has up to 16/7 times as many places as entries, each with a byte of its own.
 const PLACES_PER_ENTRY: usize = 3;
 // The memory of a target, without its labels: its places in the tables of slots, of label sets and
@@ -640,7 +640,7 @@ const TARGET_BYTES: usize = PLACES_PER_ENTRY
     + size_of::<Target>()
     + size_of::<TargetScraper>()
     + size_of::<TargetStatus>()
-    + 5 * BLOCK_BYTES;
+    + 5 * HEAP_BLOCK_BYTES;
 
 /// The memory of a target, without that of its series.
 fn target_bytes(target: &Target) -> u64 {
@@ -651,7 +651,7 @@ fn target_bytes(target: &Target) -> u64 {
 
 /// The memory of labels in a list that grows.
 fn labels_bytes(labels: &Labels) -> u64 {
-    const OWN_BYTES: usize = 2 * size_of::<Labels>() + 2 * BLOCK_BYTES;
+    const OWN_BYTES: usize = 2 * size_of::<Labels>() + 2 * HEAP_BLOCK_BYTES;
     OWN_BYTES.saturating_add(labels.as_encoded().len()) as u64
 }
 
@@ -661,11 +661,11 @@ const END_TRIES_MS: i64 = 600_000;
 // How long an end waits for a scrape of a target with the same labels.
 const RETRY_MS: i64 = 1_000;
 
-/// When the series of a target that leaves become stale: late enough that samples of a successor
-/// have come.
 // A smaller step delays work by as much and needs no new plan.
 const SET_BACK_MS_MIN: i64 = 1_000;
 
+/// When the series of a target that leaves become stale: late enough that samples of a successor
+/// have come.
 fn end_at(scraper: &TargetScraper) -> Timestamp {
     let interval_ms = scraper.interval_ms();
     scraper.next_at().saturating_add(interval_ms).saturating_add(interval_ms / 10)

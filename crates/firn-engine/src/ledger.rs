@@ -68,7 +68,7 @@ impl Ledger {
     }
 
     /// Writes the whole manifest again if another program has removed or replaced it, unless the
-    /// folder is not `is_ours`. Returns whether.
+    /// folder is not `is_ours`. Returns whether it was written.
     ///
     /// # Errors
     /// `Unavailable` if the disk fails or is full.

@@ -126,7 +126,7 @@ fn text_of_document(bytes: Vec<u8>) -> io::Result<String> {
 /// Checks the file of the variable `SSL_CERT_FILE`, which libraries open without a check.
 ///
 /// # Errors
-/// `Invalid` if it is of another kind. A missing file is none of theirs.
+/// As [`check`].
 pub fn check_authorities() -> Result<()> {
     const VARIABLE: &str = "SSL_CERT_FILE";
     std::env::var_os(VARIABLE).map_or(Ok(()), |path| check(Path::new(&path), VARIABLE))

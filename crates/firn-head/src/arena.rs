@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::growing::{FIRST_BUCKET_BYTES, Growing};
 use crate::payload::LocalGroup;
-use crate::words::{BLOCK_BYTES, Words};
+use crate::words::{self, Words};
 
 /// Groups per page: 1 KiB, so that a shard with few active groups stays small.
 const PAGE_GROUPS: usize = 256;
@@ -38,7 +38,7 @@ const SHORTCUT_ROW_BYTES_MIN: usize = 24;
 
 /// The most bytes of an arena with its first row.
 pub(crate) const ARENA_BYTES_MIN: usize =
-    size_of::<Arena>() + BLOCK_BYTES + PAGE_BYTES + 3 * FIRST_BUCKET_BYTES;
+    size_of::<Arena>() + words::BLOCK_BYTES + PAGE_BYTES + 3 * FIRST_BUCKET_BYTES;
 const PAGE_BYTES: usize =
     PAGE_GROUPS * size_of::<AtomicU32>() + PAGE_SHORTCUTS * size_of::<Shortcut>();
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::{Answer, CLOSED, Request};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 
 /// Attacks of one kind, on one server.
 pub(crate) struct Family {

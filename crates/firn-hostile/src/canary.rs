@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::client::{Answer, CLOSED, TEXT, exchange_to_end, form, get, post};
+use crate::client::{Answer, CLOSED, TEXT, exchange_to_end, form, get, insist, post};
 use crate::families::base_s;
-use crate::server::{Kind, Target, insist};
+use crate::target::{Kind, Target};
 use crate::wire::{Message, series, snappy};
 
 /// After an attack the server may be busy for this time.

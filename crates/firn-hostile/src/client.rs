@@ -1,11 +1,11 @@
 //! A client without manners: sends any bytes, and reports any outcome as an answer.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::server::Target;
+use crate::dial::Connection;
+use crate::target::Target;
 use crate::wire::encode;
 
 /// In place of a status: the server closed the connection without a response.
@@ -199,15 +199,16 @@ impl Request {
     }
 }
 
-/// A connection to the target.
-pub(crate) trait Connection: Read + Write + Send {
-    /// The socket below.
-    fn socket(&self) -> &TcpStream;
-}
-
-impl Connection for TcpStream {
-    fn socket(&self) -> &TcpStream {
-        self
+/// Sends a request until the server accepts it or `time_max` has passed: after an attack it may
+/// still be busy, which is not a loss of data.
+pub(crate) fn insist(time_max: Duration, send: impl Fn() -> Answer, wanted: u16) -> Answer {
+    let start = Instant::now();
+    loop {
+        let answer = send();
+        if answer.status == wanted || start.elapsed() > time_max {
+            return answer;
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Connections to the target, with TLS or without.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,19 @@ use rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
 };
 
-use crate::client::Connection;
-
 const WRITE_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// A connection to the target.
+pub(crate) trait Connection: Read + Write + Send {
+    /// The socket below.
+    fn socket(&self) -> &TcpStream;
+}
+
+impl Connection for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
 
 /// Makes connections to one address.
 #[derive(Clone)]

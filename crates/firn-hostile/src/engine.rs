@@ -9,12 +9,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::attack::{Action, Attack, Expect, Family};
 use crate::canary::Canary;
 use crate::client::{
-    Answer, CLOSED, Connection, Request, SILENT, connect_all, deaf_connections, exchange,
-    exchange_or_silence, first_answer,
+    Answer, CLOSED, Request, SILENT, connect_all, deaf_connections, exchange, exchange_or_silence,
+    first_answer,
 };
+use crate::dial::Connection;
 use crate::families;
 use crate::report::{FamilyResult, PEAK_BYTES_MAX, Report};
-use crate::server::{Kind, Server, Target};
+use crate::server::Server;
+use crate::target::{Kind, Target};
 use crate::watch::{Observation, Watch};
 
 /// A noisy machine delays a health check now and then: an attack that fails for its latency alone

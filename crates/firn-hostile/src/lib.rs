@@ -1,8 +1,8 @@
 //! Hostile: attacks on a running server, and the proof after each that it withstood them.
 //!
 //! **Owns** the tables of attacks (`families`), one file per family; a raw client that sends any
-//! bytes (`client`, `dial`, `wire`); the server under attack with its limits (`server`), the
-//! measurements during an attack (`watch`), the data that must survive (`canary`), and free
+//! bytes (`client`, `dial`, `wire`); the server under attack with its limits (`target`, `server`),
+//! the measurements during an attack (`watch`), the data that must survive (`canary`), and free
 //! addresses of servers (`address`), which the end-to-end tests use too.
 //!
 //! **Never** is part of the product, and uses none of its code: a shared mistake would hide itself.
@@ -14,8 +14,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `attack`, `engine`, `families`, `watch`, `canary`, `server`, `client`, `dial`,
-//! `wire`, `address`.
+//! Reading order: `attack`, `engine`, `families`, `watch`, `canary`, `server`, `client`, `target`,
+//! `dial`, `wire`, `address`.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ mod engine;
 mod families;
 mod report;
 mod server;
+mod target;
 mod watch;
 mod wire;
 

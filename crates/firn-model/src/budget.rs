@@ -14,6 +14,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use crate::lock_order::{assert_may_reclaim, reclaiming};
 use crate::{Error, ErrorKind, Result};
 
+/// The memory of a block of the allocator, beside its contents: its header and its rounding.
+pub const HEAP_BLOCK_BYTES: usize = 16;
+
 /// A kind of memory user. Pools share one limit; metrics and thresholds are per pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {

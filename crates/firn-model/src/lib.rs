@@ -51,7 +51,7 @@ mod select;
 mod time;
 
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
-pub use budget::{Budget, BudgetUsage, Pool, RaisedLimit, Reclaim, Reservation};
+pub use budget::{Budget, BudgetUsage, HEAP_BLOCK_BYTES, Pool, RaisedLimit, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use compiled_regex::{CompiledRegex, RegexAllowance, RegexSearch, pattern_tree_bytes};
 pub use error::{Error, ErrorKind, Result, SeriesLimit, system_text};

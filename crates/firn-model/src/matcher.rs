@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use crate::pattern::Pattern;
-use crate::{CompiledRegex, QueryContext, Result};
+use crate::{CompiledRegex, HEAP_BLOCK_BYTES, QueryContext, Result};
 
 /// The comparison of a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,11 +47,10 @@ impl Matcher {
 
     /// The memory that the matcher refers to, without that of its compiled pattern.
     pub fn heap_bytes(&self) -> usize {
-        // Blocks of the allocator: of two texts, and of the lock that clones share.
-        const BLOCK_BYTES: usize = 16;
+        // Of the lock that clones share, with its block.
         const LOCK_BYTES: usize = 48;
         let lock = self.regex.as_ref().map_or(0, |_| LOCK_BYTES);
-        let texts = self.name.capacity() + self.value.capacity() + 2 * BLOCK_BYTES;
+        let texts = self.name.capacity() + self.value.capacity() + 2 * HEAP_BLOCK_BYTES;
         texts + self.pattern.heap_bytes() + lock
     }
 

@@ -3,7 +3,7 @@
 //! Most regular expressions of dashboards are lists of literals (`a|b|c`) or a literal next to
 //! `.*`. They need no automaton: literals are looked up, prefixes and substrings are compared.
 
-use crate::MatchOp;
+use crate::{HEAP_BLOCK_BYTES, MatchOp};
 
 /// The values that a matcher accepts before negation (for `!=` and `!~`: the values it rejects).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +30,15 @@ pub enum Pattern {
 impl Pattern {
     /// The memory of its texts.
     pub(crate) fn heap_bytes(&self) -> usize {
-        // A block of an allocator, beside its text.
-        const BLOCK_BYTES: usize = 16;
         match self {
             Pattern::Any | Pattern::NonEmpty | Pattern::Regex => 0,
             Pattern::OneOf(texts) => {
-                let text_bytes = texts.iter().map(|text| text.capacity() + BLOCK_BYTES);
+                let text_bytes = texts.iter().map(|text| text.capacity() + HEAP_BLOCK_BYTES);
                 texts.capacity() * size_of::<String>() + text_bytes.sum::<usize>()
             }
-            Pattern::Prefix { text, .. } | Pattern::Contains(text) => text.capacity() + BLOCK_BYTES,
+            Pattern::Prefix { text, .. } | Pattern::Contains(text) => {
+                text.capacity() + HEAP_BLOCK_BYTES
+            }
         }
     }
 

@@ -15,8 +15,8 @@ use crate::access::Gate;
 use crate::answer::text;
 use crate::config::{CacheConfig, Or};
 use crate::http::auth;
+use crate::http::auth::Access;
 use crate::http::guard::{self, Guard};
-use crate::http::roles::Access;
 use crate::net::{
     BUFFER_BYTES_MAX, BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve,
 };

@@ -19,12 +19,10 @@ use crate::clock::{clock_ms, monotonic_ns};
 use crate::collect::Collect;
 use crate::config::ServeConfig;
 use crate::http::guard::Guard;
-use crate::http::lifecycle::MetricsMemory;
 use crate::http::turns::{Turn, Turns};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
-use crate::metadata_file;
-use crate::metrics_text::{Kind, MetricsText};
+use crate::metrics_text::{Kind, MetricsMemory, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
 use crate::remote_write::RemoteWriter;
 use crate::rules::RuleManager;
@@ -249,7 +247,6 @@ impl App {
     /// `Unavailable` when a thread cannot be started.
     pub(crate) fn become_ready(&self, db: Arc<Db>) -> Result<()> {
         let config = &self.config;
-        metadata_file::load(&self.metadata, &db);
         if let Some(target) = &self.target {
             target.metadata.open(db.budget());
         }

@@ -244,6 +244,7 @@ fn open(
                     let external_url = app.config.external_url(&app.listens);
                     app.gate.limit_memory(db.budget());
                     app.rules.open(&db, &external_url, runtime.clone())?;
+                    metadata_file::load(&app.metadata, &db);
                     app.become_ready(db)
                 });
             if opened.is_ok() {

@@ -89,71 +89,47 @@ impl Field for bool {
     }
 }
 
-impl Field for i64 {
-    fn type_name() -> String {
-        "int".to_owned()
-    }
+macro_rules! whole_number_field {
+    ($type:ty, $type_name:literal) => {
+        impl Field for $type {
+            fn type_name() -> String {
+                $type_name.to_owned()
+            }
 
-    fn zero() -> i64 {
-        0
-    }
+            fn zero() -> $type {
+                0
+            }
 
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder)
-    }
+            fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
+                let number = whole_number(node).and_then(|number| number.try_into().ok());
+                match number {
+                    Some(number) => *self = number,
+                    None => decoder.type_error::<$type>(node),
+                }
+                Ok(number.is_some())
+            }
 
-    fn encode(&self) -> Encoded {
-        Encoded::Word(self.to_string())
-    }
+            fn encode(&self) -> Encoded {
+                Encoded::Word(self.to_string())
+            }
 
-    fn is_zero(&self) -> bool {
-        *self == 0
-    }
+            fn is_zero(&self) -> bool {
+                *self == 0
+            }
+        }
+    };
 }
 
-impl Field for u64 {
-    fn type_name() -> String {
-        "uint".to_owned()
-    }
-
-    fn zero() -> u64 {
-        0
-    }
-
-    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
-        read_whole(self, node, decoder)
-    }
-
-    fn encode(&self) -> Encoded {
-        Encoded::Word(self.to_string())
-    }
-
-    fn is_zero(&self) -> bool {
-        *self == 0
-    }
-}
+whole_number_field!(i64, "int");
+whole_number_field!(u64, "uint");
 
 /// A whole number; a fraction is cut off, as in Prometheus.
-fn read_whole<T: TryFrom<i128> + Field>(
-    out: &mut T,
-    node: &Node,
-    decoder: &mut Decoder,
-) -> Result<bool, Failure> {
-    let number = match node.value {
+fn whole_number(node: &Node) -> Option<i128> {
+    match node.value {
         NodeValue::Scalar(_, Kind::Whole(number)) => Some(number),
-        #[expect(clippy::cast_possible_truncation, reason = "saturates, then checked by try_from")]
+        #[expect(clippy::cast_possible_truncation, reason = "saturates; the field's type is less")]
         NodeValue::Scalar(_, Kind::Float(number)) if number.is_finite() => Some(number as i128),
         _ => None,
-    };
-    match number.and_then(|number| T::try_from(number).ok()) {
-        Some(number) => {
-            *out = number;
-            Ok(true)
-        }
-        None => {
-            decoder.type_error::<T>(node);
-            Ok(false)
-        }
     }
 }
 

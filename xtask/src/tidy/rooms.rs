@@ -83,8 +83,9 @@ const ASYNC_ALLOWED: [&str; 5] = [
     "crates/firn-env/src/remote",
     "crates/firn-bench/",
 ];
-// A global allocator that counts, a mapped file and memory that outlives power loss: the compiler
-// cannot check these, so each file proves them in its `SAFETY` comments.
+// Allocators that count, calls of the program's allocator, handlers of signals, a mapped file and
+// memory that outlives power loss: the compiler cannot check these, so each file proves them in its
+// `SAFETY` comments.
 const UNSAFE_ALLOWED: [&str; 8] = [
     "fuzz/src/allocator.rs",
     "crates/firn/src/allocator.rs",

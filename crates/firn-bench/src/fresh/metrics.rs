@@ -2,27 +2,29 @@
 
 use crate::index::scatter;
 
-use super::shape::{SenderShape, SentSeries};
+use super::shape::{LabelForm, SenderShape, SentSeries};
 use super::walk::Walk;
 
 use Walk::{Constant, Count, Decimal, Fraction, Level, Pages, Seconds};
 
-/// The series of source `source` with the labels `tags`, each sorted by label name.
-pub(crate) fn series(
-    shape: SenderShape,
-    source: usize,
-    tags: Vec<(String, String)>,
-) -> Vec<SentSeries> {
-    let mut all = Adder { tags, series: Vec::with_capacity(shape.series_per_source()), clock: 0 };
-    match shape {
-        SenderShape::Tsbs => tsbs(&mut all),
-        SenderShape::Telegraf => telegraf(&mut all),
-        SenderShape::Otlp => otlp(&mut all, source),
-        SenderShape::Cadvisor => cadvisor(&mut all, source),
-        SenderShape::Iot => iot(&mut all, source),
-        SenderShape::Random => random(&mut all, source),
+impl SenderShape {
+    /// The series of source number `source`; the same every time.
+    pub fn series(self, source: usize, form: LabelForm) -> Vec<SentSeries> {
+        let mut tags = self.tags(source, form);
+        let (name, value) = self.source_label(source, form);
+        tags.push((name.to_owned(), value));
+        let mut all =
+            Adder { tags, series: Vec::with_capacity(self.series_per_source()), clock: 0 };
+        match self {
+            SenderShape::Tsbs => tsbs(&mut all),
+            SenderShape::Telegraf => telegraf(&mut all),
+            SenderShape::Otlp => otlp(&mut all, source),
+            SenderShape::Cadvisor => cadvisor(&mut all, source),
+            SenderShape::Iot => iot(&mut all, source),
+            SenderShape::Random => random(&mut all, source),
+        }
+        all.series
     }
-    all.series
 }
 
 /// The series of one source so far.

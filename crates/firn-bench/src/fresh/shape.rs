@@ -4,7 +4,6 @@
 use crate::devops::REGIONS;
 use crate::index::scatter;
 
-use super::metrics;
 use super::walk::Walk;
 
 /// A kind of sender.
@@ -129,16 +128,8 @@ impl SenderShape {
         }
     }
 
-    /// The series of source number `source`; the same every time.
-    pub fn series(self, source: usize, form: LabelForm) -> Vec<SentSeries> {
-        let mut tags = self.tags(source, form);
-        let (name, value) = self.source_label(source, form);
-        tags.push((name.to_owned(), value));
-        metrics::series(self, source, tags)
-    }
-
     /// The labels that all series of a source share, except for the source's name.
-    fn tags(self, source: usize, form: LabelForm) -> Vec<(String, String)> {
+    pub(super) fn tags(self, source: usize, form: LabelForm) -> Vec<(String, String)> {
         let pick = |salt: u64, of: u64| scatter(source as u64 * 64 + salt) % of;
         let is_grouped = form == LabelForm::Grouped;
         let mut tags: Vec<(String, String)> = Vec::new();

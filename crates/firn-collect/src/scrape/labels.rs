@@ -1,6 +1,17 @@
 //! The labels of an exposed series before those of its target.
 
-use super::text::LabelSink;
+/// The pairs of a series that a [`super::Parser`] reads, `__name__` among them. `()` checks them
+/// only.
+pub trait LabelSink {
+    /// Removes all pairs.
+    fn clear(&mut self);
+
+    /// Adds a pair.
+    fn push(&mut self, name: &str, value: &str);
+
+    /// The memory of its texts and pairs, which a parser limits.
+    fn bytes(&self) -> usize;
+}
 
 /// Label pairs in the order of the line, `__name__` first. Reused from line to line, so that it
 /// allocates only for the longest line so far.
@@ -33,6 +44,16 @@ impl ExposedLabels {
     pub(super) fn heap_bytes(&self) -> usize {
         let ends = self.ends.capacity().saturating_mul(size_of::<(usize, usize)>());
         self.text.capacity().saturating_add(ends)
+    }
+}
+
+impl LabelSink for () {
+    fn clear(&mut self) {}
+
+    fn push(&mut self, _: &str, _: &str) {}
+
+    fn bytes(&self) -> usize {
+        0
     }
 }
 

@@ -29,7 +29,7 @@ use cache::SAMPLE_LIMIT_TEXT;
 pub use cache::{
     ExtraReport, ScrapeCache, ScrapeCounts, ScrapeOptions, ScrapeReport, ScrapedBody, SeriesSource,
 };
-pub use labels::ExposedLabels;
+pub use labels::{ExposedLabels, LabelSink};
 pub use negotiate::{BodyFormat, accept_header};
 pub use number::parse_value;
 pub use request::ScrapeRequest;
@@ -37,4 +37,4 @@ pub use schedule::{Schedule, phase_seed};
 pub use target_scraper::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store, TargetScraper, TargetStatus,
 };
-pub use text::{Entry, LabelSink, MetadataItem, Parser, SampleLine, at_line, series_len};
+pub use text::{Entry, MetadataItem, Parser, SampleLine, at_line, series_len};

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use firn_model::{Error, METRIC_NAME, MetricType, Result, Timestamp, excerpt};
 
-use super::labels::ExposedLabels;
+use super::labels::{ExposedLabels, LabelSink};
 use super::number::{parse_millis, parse_seconds, parse_value, push_bound, short_value};
 
 /// Texts of one series. They are copied several times before the limits on labels apply to them.
@@ -61,28 +61,6 @@ pub(crate) enum BoundLabel {
     Le = 1,
     /// `quantile` of a summary.
     Quantile = 2,
-}
-
-/// The pairs of a series that a [`Parser`] reads, `__name__` among them. `()` checks them only.
-pub trait LabelSink {
-    /// Removes all pairs.
-    fn clear(&mut self);
-
-    /// Adds a pair.
-    fn push(&mut self, name: &str, value: &str);
-
-    /// The memory of its texts and pairs, which a parser limits.
-    fn bytes(&self) -> usize;
-}
-
-impl LabelSink for () {
-    fn clear(&mut self) {}
-
-    fn push(&mut self, _: &str, _: &str) {}
-
-    fn bytes(&self) -> usize {
-        0
-    }
 }
 
 /// Walks a body line by line, without allocation once its buffers have grown.

@@ -3,7 +3,7 @@
 use super::{base_s, load_labels};
 use crate::attack::{Attack, Expect, Family, attack, ok, status};
 use crate::client::{Request, form, get, post, request};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{one_series, snappy};
 
 pub(crate) fn family() -> Family {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::attack::{Action, Attack, Expect, Family, attack, hold, raw, script, status};
 use crate::client::{Answer, CLOSED, SILENT, TEXT, exchange, exchange_to_end};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 
 pub(crate) fn family() -> Family {
     Family::new("cache", Setup::cache(&["--size=64MiB", "--connections-max=64", "--idle=20s"]))

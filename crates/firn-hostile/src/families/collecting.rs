@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::peer::{Behaviour, bytes, peer, wait_until, whole};
 use crate::attack::{Attack, Expect, attack, script, status};
 use crate::client::{Answer, get, post};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 
 /// The password and the token of every client of the configuration.
 pub(crate) const SECRET: &str = "sekret-of-the-configuration";

@@ -3,7 +3,7 @@
 use super::{base_s, write};
 use crate::attack::{Attack, Family, attack, script, status, written};
 use crate::client::{Answer, Request, form, post};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 use crate::wire::{Message, series};
 
 const SERIES: usize = 500;

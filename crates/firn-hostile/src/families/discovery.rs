@@ -15,7 +15,7 @@ use super::peer::{
 };
 use crate::attack::{Attack, Family, attack, script};
 use crate::client::get;
-use crate::server::Target;
+use crate::target::Target;
 use crate::wire::{gzip_bomb, noise};
 
 /// In the short run.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{base_s, query, write, write_made};
 use crate::attack::{Attack, Expect, Family, attack, flood, ok, script, status};
 use crate::client::{Answer, CLOSED, SILENT, get, post};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 use crate::wire::{Message, noise, one_series, series};
 
 /// Files of at most 4 MiB: the log, tables and the index fail as on a full disk.

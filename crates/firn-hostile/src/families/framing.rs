@@ -5,7 +5,7 @@ use crate::attack::{
     Attack, Expect, Family, attack, bad, not_served, ok, raw, script, status, survived, written,
 };
 use crate::client::{Answer, CLOSED, SILENT, TEXT, get, post, request};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, false_snappy, gzip_bomb, snappy, zstd};
 
 pub(crate) fn family() -> Family {

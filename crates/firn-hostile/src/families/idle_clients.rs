@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::query;
 use crate::attack::{Attack, Family, attack, hold, ok, script, status};
-use crate::client::{CLOSED, Connection, SILENT, first_answer, get};
-use crate::server::Setup;
+use crate::client::{CLOSED, SILENT, first_answer, get};
+use crate::dial::Connection;
+use crate::target::Setup;
 
 pub(crate) fn family() -> Family {
     Family::new("idle", Setup::database(&["--connections-max=64", "--query-timeout=5s"]).empty())

@@ -3,7 +3,7 @@
 use super::json;
 use crate::attack::{Attack, Expect, Family, attack, bad, flood, status, survived};
 use crate::client::{Request, post};
-use crate::server::Setup;
+use crate::target::Setup;
 
 const GROUPS: &str = "/api/v1/groups";
 const ROWS: &str = "/api/v1/groups/write";

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{base_s, json, query, write_made};
 use crate::attack::{Attack, Family, attack, flood, script, status};
 use crate::client::{Request, form, get};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, encode, series};
 
 pub(crate) fn family() -> Family {

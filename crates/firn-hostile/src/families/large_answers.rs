@@ -4,7 +4,7 @@
 use super::{base_s, json, query, range, write_made};
 use crate::attack::{Attack, Family, attack, flood, script, status};
 use crate::client::{Request, form, get, post};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, series, snappy};
 
 pub(crate) fn family() -> Family {

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{base_s, query, range};
 use crate::attack::{Attack, Expect, Family, attack, flood, ok, script, status};
 use crate::client::{CLOSED, Request, form, get, post, request};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, snappy};
 
 pub(crate) fn family() -> Family {

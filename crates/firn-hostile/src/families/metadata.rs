@@ -3,7 +3,7 @@
 use super::{base_s, write_made};
 use crate::attack::{Attack, Family, attack, flood, ok, script, status, survived};
 use crate::client::{Request, get, post};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, noise};
 
 pub(crate) fn family() -> Family {

@@ -36,7 +36,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::attack::Family;
 use crate::client::{Request, form, post};
-use crate::server::Target;
+use crate::target::Target;
 use crate::wire::{Message, series, snappy};
 
 /// Every family, in the order in which they run.

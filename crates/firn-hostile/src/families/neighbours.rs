@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{base_s, json, query, range, write, write_made};
 use crate::attack::{Action, Attack, Expect, Family, attack, script, status};
-use crate::client::{Answer, Request, deaf_connections, form, get, post};
-use crate::server::{Setup, Target, insist};
+use crate::client::{Answer, Request, deaf_connections, form, get, insist, post};
+use crate::target::{Setup, Target};
 use crate::wire::{Message, noise, series, snappy};
 
 /// A regular request is accepted within this time, or a retry of it.

@@ -7,7 +7,7 @@ use crate::attack::{
     Attack, Expect, Family, attack, deaf, drip, flood, hold, ok, raw, script, status,
 };
 use crate::client::{Answer, CLOSED, Request, SILENT, form, get, post, request};
-use crate::server::{Setup, Target};
+use crate::target::{Setup, Target};
 
 pub(crate) fn family() -> Family {
     let setup = Setup::proxy(&["--size=64MiB", "--answer-bytes-max=4MiB", "--connections-max=64"]);

@@ -6,8 +6,8 @@ use super::{base_s, query, range, write};
 use crate::attack::{
     Action, Attack, Expect, Family, attack, bad, flood, limited, ok, script, status, survived,
 };
-use crate::client::{Answer, Request, form, get, post};
-use crate::server::{Setup, insist};
+use crate::client::{Answer, Request, form, get, insist, post};
+use crate::target::Setup;
 use crate::wire::{Message, encode, label, series, snappy};
 
 pub(crate) fn family() -> Family {

@@ -8,7 +8,7 @@ use super::peer::{Behaviour, bytes, coded, dripping, endless, peer, redirect, si
 use super::{base_s, write_made};
 use crate::attack::{Attack, Expect, Family, attack, script};
 use crate::client::Answer;
-use crate::server::Target;
+use crate::target::Target;
 use crate::wire::{Message, noise, series};
 
 /// In the short run.

@@ -3,7 +3,7 @@
 use super::{json, query};
 use crate::attack::{Attack, Expect, Family, attack, flood, limited, ok, status};
 use crate::client::{Request, form, get, post};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, encode, snappy};
 
 pub(crate) fn family() -> Family {

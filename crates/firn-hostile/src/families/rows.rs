@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use super::{base_s, write_made};
 use crate::attack::{Action, Attack, Expect, Family, attack, flood, status};
 use crate::client::{Request, form};
-use crate::server::Setup;
+use crate::target::Setup;
 use crate::wire::{Message, series};
 
 /// Age of the first row: no row is younger than the present.

@@ -7,7 +7,7 @@ use super::collecting::{INTERVAL, SERVED_TIME_MAX, reload, setup, state, unaffec
 use super::peer::{bytes, peer, wait_until, whole};
 use crate::attack::{Action, Attack, Family, attack, deaf, flood, script, status};
 use crate::client::{deaf_connections, get, post};
-use crate::server::Target;
+use crate::target::Target;
 use crate::wire::noise;
 
 /// In the short run.
@@ -127,7 +127,7 @@ fn files() -> Vec<Attack> {
         file("a forged line of the log in a rule", || {
             group(format!(
                 "  - {{alert: \"a\\n{}\", expr: 'x{{', labels: {{\"a\\n\": b}}}}",
-                crate::server::FORGED
+                crate::target::FORGED
             ))
         }),
     ]

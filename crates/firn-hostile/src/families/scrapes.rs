@@ -9,7 +9,7 @@ use super::peer::{
 };
 use crate::attack::{Attack, Expect, Family, attack, flood, script};
 use crate::client::{Answer, get};
-use crate::server::Target;
+use crate::target::Target;
 use crate::wire::{Message, gzip, gzip_bomb, noise, push_varint};
 
 /// In the short run.
@@ -330,7 +330,7 @@ fn malformed() -> Vec<Attack> {
         target(
             "a forged line of the log",
             "",
-            bytes(whole(METRICS, format!("a{{b=\"\n{}\"}} x\n\r\x1b[2J", crate::server::FORGED))),
+            bytes(whole(METRICS, format!("a{{b=\"\n{}\"}} x\n\r\x1b[2J", crate::target::FORGED))),
         ),
         target("an empty name", "", plain(b"{} 1\n{\"\"} 1\n")),
         target("a label twice", "", plain(b"a{b=\"1\",b=\"2\"} 1\n")),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::{base_s, query, range, write};
 use crate::attack::{Attack, Family, attack, deaf, drip, hold, ok, script, status, written};
-use crate::client::{Answer, CLOSED, Request, SILENT, first_answer, form, get, post};
-use crate::server::{Setup, Target, insist};
+use crate::client::{Answer, CLOSED, Request, SILENT, first_answer, form, get, insist, post};
+use crate::target::{Setup, Target};
 use crate::wire::{Message, one_series, snappy};
 
 pub(crate) fn family() -> Family {

@@ -10,8 +10,9 @@ use super::{base_s, query, range, write};
 use crate::attack::{
     Action, Attack, Expect, Family, attack, deaf, flood, hold, ok, raw, script, status, written,
 };
-use crate::client::{Answer, CLOSED, Connection, SILENT, TEXT, all_answers, get, post};
-use crate::server::{Setup, Target};
+use crate::client::{Answer, CLOSED, SILENT, TEXT, all_answers, get, post};
+use crate::dial::Connection;
+use crate::target::{Setup, Target};
 use crate::wire::one_series;
 
 const CERTIFICATE: &str = include_str!("test-certificate.pem");

@@ -6,8 +6,8 @@ use super::{base_s, json, load_labels, write, write_made};
 use crate::attack::{
     Attack, Family, attack, bad, flood, limited, ok, script, status, survived, written,
 };
-use crate::client::{Request, post};
-use crate::server::{FORGED, Setup, insist};
+use crate::client::{Request, insist, post};
+use crate::target::{FORGED, Setup};
 use crate::wire::{
     BYTES, GROUP, Message, VARINT, gzip, gzip_bomb, label, noise, one_series, sample, series,
     snappy,

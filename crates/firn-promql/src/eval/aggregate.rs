@@ -7,8 +7,9 @@ use firn_model::{Error, Labels, METRIC_NAME, Result};
 
 use super::fold::Fold;
 use super::meter::{Meter, POINTS_PER_CHECK};
+use super::series::drop_empty;
 use super::top;
-use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent};
+use super::vector::{ABSENT, VectorSeries, is_absent};
 use crate::functions::quantile::quantile;
 use crate::histogram;
 use crate::syntax::{AggregateOp, format_f};
@@ -318,7 +319,7 @@ pub(crate) fn count_values(
     if !without {
         grouping.push(name.to_owned());
     }
-    let mut output = super::vector::OutputSeries::default();
+    let mut output = super::series::OutputSeries::default();
     for one in series {
         meter.check_canceled()?;
         let mut last: Option<(u64, usize)> = None;

@@ -7,7 +7,8 @@ use firn_model::{Histogram, Labels, Result};
 
 use super::aggregate::{Groups, reduce};
 use super::meter::Meter;
-use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent, keep_floats};
+use super::series::{drop_empty, keep_floats};
+use super::vector::{ABSENT, VectorSeries, is_absent};
 use crate::histogram::{MeanHistogram, Operation, Remark, Remarks, SumHistogram};
 use crate::syntax::AggregateOp;
 

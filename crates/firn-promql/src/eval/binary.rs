@@ -11,9 +11,8 @@ use std::sync::Arc;
 use firn_model::{Error, Histogram, Labels, METRIC_NAME, PointValue, ResetHint, Result};
 
 use super::meter::{Meter, POINTS_PER_CHECK};
-use super::vector::{
-    ABSENT, OutputSeries, VectorSeries, drop_empty, is_absent, is_metadata_label, labels_text,
-};
+use super::series::{OutputSeries, drop_empty};
+use super::vector::{ABSENT, VectorSeries, is_absent, is_metadata_label, labels_text};
 use crate::histogram::{self, Operation, Remark, RunningHistogram};
 use crate::syntax::{BinaryOp, Cardinality, Matching};
 
@@ -298,7 +297,7 @@ pub(crate) fn sets(
         return Ok(filtered);
     }
     kept.append(&mut filtered);
-    super::vector::merge_same_labels(kept, meter)
+    super::series::merge_same_labels(kept, meter)
 }
 
 /// The labels by which series match.

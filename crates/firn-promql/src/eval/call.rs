@@ -5,10 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 use firn_model::{Error, Grouping, Histogram, Labels, METRIC_NAME, MatchOp, Matcher, Result};
 
 use super::meter::{Meter, POINTS_PER_CHECK};
-use super::vector::{
-    ABSENT, Evaluated, VectorSeries, drop_empty, is_absent, keep_floats, same_labels_error,
-    strip_names,
-};
+use super::series::{drop_empty, keep_floats, strip_names};
+use super::vector::{ABSENT, Evaluated, VectorSeries, is_absent, same_labels_error};
 use super::window::Steps;
 use super::{Evaluator, map_points};
 use crate::functions::calendar::date_part;

@@ -7,7 +7,8 @@ use firn_model::{Histogram, Labels, Result};
 
 use super::evaluator::Evaluator;
 use super::meter::Meter;
-use super::vector::{ABSENT, OutputSeries, VectorSeries, drop_empty, is_absent};
+use super::series::{OutputSeries, drop_empty};
+use super::vector::{ABSENT, VectorSeries, is_absent};
 use super::window::Steps;
 use crate::functions::classic::{self, Bucket};
 use crate::histogram;

@@ -9,7 +9,8 @@ use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, PointVa
 
 use super::evaluator::Evaluator;
 use super::kernel::{Kernel, NewestTimes};
-use super::vector::{OutputSeries, VectorSeries, is_absent, labels_text};
+use super::series::OutputSeries;
+use super::vector::{VectorSeries, is_absent, labels_text};
 use super::window::{Frame, MixedSamples, Samples, Steps, is_stale};
 use crate::histogram::Remarks;
 use crate::plan;

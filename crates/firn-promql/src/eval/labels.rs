@@ -10,8 +10,9 @@ use firn_model::{Error, Labels, METRIC_NAME, PATTERN_DEPTH_MAX, Result, excerpt,
 
 use super::evaluator::Evaluator;
 use super::meter::Meter;
+use super::series::{keep_floats, merge_same_labels};
 use super::template::Template;
-use super::vector::{VectorSeries, is_absent, keep_floats, merge_same_labels};
+use super::vector::{VectorSeries, is_absent};
 use super::window::Steps;
 use crate::functions::natural;
 use crate::syntax::{FunctionId, Node, NodeKind, Span};

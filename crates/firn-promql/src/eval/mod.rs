@@ -1,10 +1,11 @@
 //! Evaluation over all steps and all series at once.
 //!
-//! A node evaluates to columns (`vector`), which are read through windows (`window`, `scan`,
-//! `kernel`, `select`). Reading order after those: `evaluator`, this file (the nodes), `call`,
-//! `histogram`, `labels`, `template`, `info`, `aggregate`, `aggregate_mixed` (with histograms),
-//! `binary`, `subquery`, `output`. Beside them: `meter` (limits), `tally` (statistics), `detail`
-//! and `totals` (histograms read without buckets) and `notes` (annotations).
+//! A node evaluates to columns (`vector`, and lists of them: `series`), which are read through
+//! windows (`window`, `scan`, `kernel`, `select`). Reading order after those: `evaluator`, this
+//! file (the nodes), `call`, `histogram`, `labels`, `template`, `info`, `aggregate`,
+//! `aggregate_mixed` (with histograms), `binary`, `subquery`, `output`. Beside them: `meter`
+//! (limits), `tally` (statistics), `detail` and `totals` (histograms read without buckets) and
+//! `notes` (annotations).
 
 pub(crate) mod aggregate;
 mod aggregate_mixed;
@@ -24,6 +25,7 @@ pub(crate) mod notes;
 mod output;
 mod scan;
 mod select;
+mod series;
 mod subquery;
 pub(crate) mod tally;
 mod template;
@@ -472,8 +474,8 @@ impl<'a> Evaluator<'a> {
             series.iter_mut().for_each(|series| series.drop_name = true);
             return Ok(());
         }
-        if vector::strip_names(series, &self.meter)? {
-            *series = vector::merge_same_labels(std::mem::take(series), &mut self.meter)?;
+        if series::strip_names(series, &self.meter)? {
+            *series = series::merge_same_labels(std::mem::take(series), &mut self.meter)?;
         }
         Ok(())
     }

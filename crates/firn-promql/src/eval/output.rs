@@ -6,9 +6,8 @@ use firn_model::{Labels, Result, Sample};
 
 use super::evaluator::Evaluator;
 use super::meter::{Meter, matrix_bytes};
-use super::vector::{
-    Evaluated, VectorSeries, is_absent, is_metadata_label, merge_same_labels, same_labels_error,
-};
+use super::series::merge_same_labels;
+use super::vector::{Evaluated, VectorSeries, is_absent, is_metadata_label, same_labels_error};
 use super::window::Steps;
 use crate::syntax::{Node, NodeKind, ValueType};
 use crate::value::{HistogramPoint, Series, Value, VectorPoint};

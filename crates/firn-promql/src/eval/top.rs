@@ -6,7 +6,8 @@ use std::cmp::Ordering;
 use firn_model::Result;
 
 use super::meter::Meter;
-use super::vector::{ABSENT, VectorSeries, drop_empty, is_absent};
+use super::series::drop_empty;
+use super::vector::{ABSENT, VectorSeries, is_absent};
 
 /// Up to this number the points are kept sorted by insertion; more are sorted at the end.
 const KEPT_IN_ORDER_MAX: usize = 128;

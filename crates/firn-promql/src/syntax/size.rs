@@ -1,14 +1,11 @@
 //! The memory of a parsed query.
 
-use firn_model::{Matcher, Reservation};
+use firn_model::{HEAP_BLOCK_BYTES, Matcher, Reservation};
 
 use super::{
     Aggregate, Binary, DurationExpr, Expr, Length, MatrixSelector, Node, NodeKind, Selector, Span,
     Subquery,
 };
-
-/// A block of an allocator, beside its contents.
-const BLOCK_BYTES: usize = 16;
 
 impl Expr {
     /// The memory of the expression, without that of compiled patterns.
@@ -20,7 +17,7 @@ impl Expr {
         // The blocks of the expression, its text, its list of patterns and its reservation, each
         // with two counts.
         const OWN_BYTES: usize =
-            size_of::<Expr>() + size_of::<Reservation>() + 4 * (BLOCK_BYTES + 16);
+            size_of::<Expr>() + size_of::<Reservation>() + 4 * (HEAP_BLOCK_BYTES + 16);
         let own = OWN_BYTES.saturating_add(self.text.len()).saturating_add(sum(regexes));
         own.saturating_add(self.root.heap_bytes()) as u64
     }
@@ -31,7 +28,7 @@ impl Node {
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.kind {
             NodeKind::Number { .. } => 0,
-            NodeKind::String(bytes) => bytes.capacity().saturating_add(BLOCK_BYTES),
+            NodeKind::String(bytes) => bytes.capacity().saturating_add(HEAP_BLOCK_BYTES),
             NodeKind::Selector(selector) => boxed::<Selector>(selector.heap_bytes()),
             NodeKind::Matrix(matrix) => {
                 let range = matrix.range.heap_bytes();
@@ -65,7 +62,8 @@ impl Node {
 
 impl Selector {
     fn heap_bytes(&self) -> usize {
-        let name = self.name.as_ref().map_or(0, |name| name.capacity().saturating_add(BLOCK_BYTES));
+        let name =
+            self.name.as_ref().map_or(0, |name| name.capacity().saturating_add(HEAP_BLOCK_BYTES));
         let matchers = matchers_bytes(&self.matchers);
         name.saturating_add(matchers).saturating_add(self.offset.heap_bytes())
     }
@@ -101,20 +99,20 @@ pub(crate) fn matchers_bytes(matchers: &Vec<Matcher>) -> usize {
 }
 
 fn names_bytes(names: &Vec<String>) -> usize {
-    let texts = names.iter().map(|name| name.capacity().saturating_add(BLOCK_BYTES));
+    let texts = names.iter().map(|name| name.capacity().saturating_add(HEAP_BLOCK_BYTES));
     list_bytes(names).saturating_add(sum(texts))
 }
 
 /// The memory of a box, with that below its contents.
 fn boxed<T>(below: usize) -> usize {
-    size_of::<T>().saturating_add(BLOCK_BYTES).saturating_add(below)
+    size_of::<T>().saturating_add(HEAP_BLOCK_BYTES).saturating_add(below)
 }
 
 /// The memory of a list, without that below its elements.
 fn list_bytes<T>(list: &Vec<T>) -> usize {
     match list.capacity() {
         0 => 0,
-        capacity => capacity.saturating_mul(size_of::<T>()).saturating_add(BLOCK_BYTES),
+        capacity => capacity.saturating_mul(size_of::<T>()).saturating_add(HEAP_BLOCK_BYTES),
     }
 }
 

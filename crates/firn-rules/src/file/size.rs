@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use firn_model::HEAP_BLOCK_BYTES;
+
 use super::FileGroup;
 use crate::group::Rule;
-
-/// A block of an allocator, beside its contents.
-const BLOCK_BYTES: usize = 16;
 
 impl FileGroup {
     /// The memory of the group and its texts.
@@ -24,7 +23,8 @@ fn rule_bytes(rule: &Rule) -> usize {
     };
     let maps = maps.into_iter().flatten().map(map_bytes);
     // A running rule is a block with two counts.
-    let own = size_of::<Rule>().saturating_add(2 * BLOCK_BYTES).saturating_add(string_bytes(name));
+    let own =
+        size_of::<Rule>().saturating_add(2 * HEAP_BLOCK_BYTES).saturating_add(string_bytes(name));
     maps.fold(own, usize::saturating_add)
 }
 
@@ -40,10 +40,10 @@ pub(super) fn map_bytes(map: &BTreeMap<String, String>) -> usize {
     };
     let texts =
         map.iter().map(|(name, value)| string_bytes(name).saturating_add(string_bytes(value)));
-    let nodes = node_count.saturating_mul(NODE_BYTES.saturating_add(BLOCK_BYTES));
+    let nodes = node_count.saturating_mul(NODE_BYTES.saturating_add(HEAP_BLOCK_BYTES));
     texts.fold(nodes, usize::saturating_add)
 }
 
 fn string_bytes(text: &String) -> usize {
-    text.capacity().saturating_add(BLOCK_BYTES)
+    text.capacity().saturating_add(HEAP_BLOCK_BYTES)
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use firn_promql::go_quote;
 use regex::Regex;
 
-use super::function::{Parameter, Signature, signature};
 use super::method;
 use super::node::{Call, Choice, Command, Node, Operand, OperandKind, Pipe};
 use super::number::Number;
 use super::print::{action_text, sprintf};
+use super::signature::{Parameter, Signature, signature};
 use super::value::{AlertData, IntType, ListType, Sample, UintType, Value};
 use super::{Environment, MissingKey, Result, Template, TemplateError};
 

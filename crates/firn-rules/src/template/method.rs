@@ -2,7 +2,7 @@
 
 use firn_promql::histogram_text;
 
-use super::function::{Parameter, Signature};
+use super::signature::{Parameter, Signature};
 use super::time::{
     DateTime, TIME_NS_MAX, duration_text, format_time, month_name, round_duration, seconds,
     time_go_text, time_text, truncate_duration, units, weekday_name,

@@ -7,8 +7,8 @@
 //! Known differences: there are no complex numbers, texts are valid UTF-8, a list that is sorted
 //! leaves the original unsorted, and pointers are equal if their values are.
 //!
-//! Reading order: `lex`, `number`, `node`, `parse`, `value`, `exec`, `function`, `builtin`,
-//! `method`, `print`, `float`, `time`, `text`.
+//! Reading order: `lex`, `number`, `node`, `parse`, `value`, `signature`, `exec`, `function`,
+//! `builtin`, `method`, `print`, `float`, `time`, `text`.
 
 #![warn(
     clippy::indexing_slicing,
@@ -27,6 +27,7 @@ mod node;
 mod number;
 mod parse;
 mod print;
+mod signature;
 mod text;
 mod time;
 mod value;
@@ -100,7 +101,7 @@ impl Template {
     /// # Errors
     /// The first mistake.
     pub fn parse(name: &str, text: &str) -> Result<Template, TemplateError> {
-        let trees = parse::parse(name, text, |name| function::signature(name).is_some())?;
+        let trees = parse::parse(name, text, |name| signature::signature(name).is_some())?;
         Ok(Template { name: name.to_owned(), text: text.to_owned(), trees })
     }
 

@@ -17,7 +17,6 @@ use crate::access::account::User;
 use crate::access::login::{Credentials, LoginRefusal};
 use crate::access::{AuditEntry, Gate, ip_of};
 use crate::answer::{JSON, Packing, Payload, text};
-use crate::http::roles::Access;
 use crate::net::ClientAddress;
 use crate::wire::json as api;
 
@@ -68,6 +67,23 @@ impl Caller {
             details,
         });
     }
+}
+
+/// The access that an endpoint needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    /// Everyone, also without a login: probes.
+    Open,
+    /// Role `read`. Users with matchers see their series only.
+    Read,
+    /// Role `read`, and no matchers: the response describes the whole server.
+    ReadServer,
+    /// Role `write`.
+    Write,
+    /// Both roles: the request reads and writes.
+    ReadWrite,
+    /// Role `admin`.
+    Admin,
 }
 
 /// Whether `user` may call an endpoint.

@@ -16,11 +16,11 @@ use crate::answer::{
 };
 use crate::app::App;
 use crate::held_body::HeldBody;
-use crate::http::auth::Caller;
+use crate::http::auth::{Access, Caller};
 use crate::http::body::Packed;
 use crate::http::computed::computed;
 use crate::http::params::{Params, of_path};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::ingest::groups::GroupsOutcome;

@@ -11,10 +11,10 @@ use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
 use crate::answer::{ApiError, JSON, Packing, Payload, no_content};
-use crate::http::auth::Caller;
+use crate::http::auth::{Access, Caller};
 use crate::http::computed::computed;
 use crate::http::params::{Params, refused};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::wire::json;
 use crate::wire::tree::push_tree;

@@ -1,20 +1,19 @@
 //! Health, and requests that concern the process itself.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 
-use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
+use firn_model::{Error, ErrorKind};
 use serde_json::Value;
 
 use crate::answer::{Packing, Payload, text};
 use crate::app::App;
 use crate::http::admin::result_text;
-use crate::http::auth::Caller;
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::auth::{Access, Caller};
+use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, unready};
 
 /// Paths that are answered at every limit of connections.
@@ -37,51 +36,22 @@ pub(crate) fn routes() -> Routes {
         .route(Access::Admin, Methods::Get, "/-/quit", not_by_get)
 }
 
-/// The memory of texts of `/metrics` until their clients have read them.
-#[derive(Debug)]
-pub(crate) struct MetricsMemory {
-    /// Of the texts of a server with few targets and rules, at every state of the database.
-    own: Budget,
-    /// The length of the last text: the next one has probably a similar one.
-    last_bytes: AtomicU64,
-}
-
-// Some dozen short texts that clients read slowly.
-const METRICS_BYTES_MAX: u64 = 4 << 20;
 // A longer text is made on another thread: it takes milliseconds.
 const METRICS_BYTES_HERE_MAX: u64 = 256 << 10;
-
-impl MetricsMemory {
-    pub(crate) fn new() -> MetricsMemory {
-        let own = Budget::unlimited().part(METRICS_BYTES_MAX);
-        MetricsMemory { own, last_bytes: AtomicU64::new(0) }
-    }
-
-    /// A text of this length was made.
-    pub(crate) fn note(&self, bytes: usize) {
-        self.last_bytes.store(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Reserves a text that grows to twice its length.
-    fn reserve(&self, app: &App, text_bytes: u64) -> Result<Reservation> {
-        let bytes = 2 * text_bytes;
-        self.own.reserve(Pool::Query, bytes).or_else(|error| match app.ready() {
-            // A network thread reclaims nothing.
-            Some(ready) => ready.db.budget().of_free().reserve(Pool::Query, bytes),
-            None => Err(error),
-        })
-    }
-}
 
 /// `/metrics`.
 async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let packing = Packing::of(request.headers());
-    let last_bytes = app.metrics_memory.last_bytes.load(Ordering::Relaxed);
+    let last_bytes = app.metrics_memory.last_bytes();
     let answer = move |app: &App| {
-        let mut held = app.metrics_memory.reserve(app, last_bytes)?;
+        let reserve = |bytes| {
+            let budget = app.ready().map(|ready| ready.db.budget());
+            app.metrics_memory.reserve(budget, bytes)
+        };
+        let mut held = reserve(last_bytes)?;
         let text = app.metrics().into_bytes();
         if held.bytes() < text.capacity() as u64 {
-            held = app.metrics_memory.reserve(app, text.len() as u64)?;
+            held = reserve(text.len() as u64)?;
         }
         held.shrink_to(text.capacity() as u64);
         Ok(Payload::new(text, packing, Some(held)))

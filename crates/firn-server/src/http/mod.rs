@@ -37,7 +37,8 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 
 use crate::answer::{client_gone, no_content, text};
 use crate::app::{App, Ready};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::auth::Access;
+use crate::http::roles::{Methods, Routes};
 use crate::net::{BUFFER_BYTES_MAX, ClientAddress, HttpOptions};
 use crate::threads::on_network_thread;
 

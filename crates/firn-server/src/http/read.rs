@@ -26,9 +26,9 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use crate::access::account::UserQuery;
 use crate::answer::{ApiError, Packing, Payload, text, with_retry_after};
 use crate::app::{App, CancelOnDrop};
-use crate::http::auth::Caller;
+use crate::http::auth::{Access, Caller};
 use crate::http::body::{self, BodyLimit, HeldBytes};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, ready};
 use crate::throttle::Throttle;
 use crate::wire::remote_read::{

@@ -11,24 +11,8 @@ use axum::http::{Method, Request};
 use axum::middleware::{Next, from_fn};
 use axum::routing::{MethodFilter, on};
 
-use crate::http::{Face, Shared, auth};
-
-/// The access that an endpoint needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Access {
-    /// Everyone, also without a login: probes.
-    Open,
-    /// Role `read`. Users with matchers see their series only.
-    Read,
-    /// Role `read`, and no matchers: the response describes the whole server.
-    ReadServer,
-    /// Role `write`.
-    Write,
-    /// Both roles: the request reads and writes.
-    ReadWrite,
-    /// Role `admin`.
-    Admin,
-}
+use crate::http::auth::{self, Access};
+use crate::http::{Face, Shared};
 
 /// The methods of an endpoint. `GET` includes `HEAD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

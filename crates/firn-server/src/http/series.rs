@@ -10,9 +10,10 @@ use firn_yaml::quoted;
 use crate::answer::ApiError;
 use crate::held_body::HeldBody;
 use crate::http::Shared;
+use crate::http::auth::Access;
 use crate::http::computed::computed;
 use crate::http::params::{Params, of_path};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::wire::json;
 use firndb::Db;
 

@@ -10,8 +10,9 @@ use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::App;
 use crate::clock::clock_ms;
 use crate::http::Shared;
+use crate::http::auth::Access;
 use crate::http::params::{Params, url_budget};
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::wire;
 use crate::wire::number::rfc3339;
 

@@ -11,10 +11,10 @@ use firn_model::{Error, Result, excerpt};
 
 use crate::answer::{text, write_error};
 use crate::app::App;
-use crate::http::auth::Caller;
+use crate::http::auth::{Access, Caller};
 use crate::http::body::Packed;
 use crate::http::params::check_count;
-use crate::http::roles::{Access, Methods, Routes};
+use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
 use crate::tally::Protocol;

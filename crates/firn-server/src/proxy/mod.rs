@@ -57,10 +57,10 @@ use crate::answer::{JSON, Packing, Payload, no_content, text};
 use crate::clock::clock_ms;
 use crate::config::{CacheConfig, OriginUrl};
 use crate::flights::Flights;
-use crate::http::auth::{self, Caller, is_permitted};
+use crate::http::auth::{self, Access, Caller, is_permitted};
 use crate::http::guard::{self, Guard};
 use crate::http::params::check_count;
-use crate::http::roles::{self, Access};
+use crate::http::roles;
 use crate::machine::warn_if_readable;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::net::{BoundService, ConnectionLimits, ConnectionTable, HttpOptions, Service, serve};
@@ -373,36 +373,7 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
     if !is_own {
         shared.numbers.collapsed.add(1);
     }
-    match answered {
-        Answered::Json(bytes, found, _held) => {
-            // Each client has a copy of its own until it has read it, packed or not.
-            let copies = 2 * bytes.len() as u64;
-            let Ok(held) = shared.answers.reserve(Pool::Requests, copies) else {
-                return shared.pass(parts, Body::from(form)).await;
-            };
-            let packing = Packing::of(&parts.headers);
-            let pack = move || Payload::new(bytes.to_vec(), packing, Some(held));
-            // Compressing a long answer takes as long as a short query.
-            match tokio::task::spawn_blocking(pack).await {
-                Ok(payload) => {
-                    let mut response = payload.answer(StatusCode::OK, JSON);
-                    response.headers_mut().insert(CACHE_HEADER, HeaderValue::from_static(found));
-                    response
-                }
-                Err(_) => text(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    "compressing the response panicked, which is a bug; see the log\n",
-                ),
-            }
-        }
-        // It may have a cookie or be another client's own.
-        Answered::AsIs(fetched, _held) if !is_own && !fetched.may_be_shared(is_in_key) => {
-            shared.pass(parts, Body::from(form)).await
-        }
-        Answered::AsIs(fetched, held) => fetched.answer(held),
-        Answered::Pass => shared.pass(parts, Body::from(form)).await,
-        Answered::Failed(why) => shared.origin.unreachable(&why),
-    }
+    shared.deliver(answered, is_own, parts, form).await
 }
 
 impl ProxyState {
@@ -420,6 +391,49 @@ impl ProxyState {
     async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
         self.numbers.passed.add(1);
         self.origin.pass(parts, body).await
+    }
+
+    /// The response to one of the clients that wait for `answered`. Its own request was made if
+    /// `is_own`, else an equal one of another client.
+    async fn deliver(
+        &self,
+        answered: Answered,
+        is_own: bool,
+        parts: Parts,
+        form: Bytes,
+    ) -> Response<Body> {
+        match answered {
+            Answered::Json(bytes, found, _held) => {
+                // Each client has a copy of its own until it has read it, packed or not.
+                let copies = 2 * bytes.len() as u64;
+                let Ok(held) = self.answers.reserve(Pool::Requests, copies) else {
+                    return self.pass(parts, Body::from(form)).await;
+                };
+                let packing = Packing::of(&parts.headers);
+                let pack = move || Payload::new(bytes.to_vec(), packing, Some(held));
+                // Compressing a long answer takes as long as a short query.
+                match tokio::task::spawn_blocking(pack).await {
+                    Ok(payload) => {
+                        let mut response = payload.answer(StatusCode::OK, JSON);
+                        response
+                            .headers_mut()
+                            .insert(CACHE_HEADER, HeaderValue::from_static(found));
+                        response
+                    }
+                    Err(_) => text(
+                        StatusCode::INTERNAL_SERVER_ERROR,
+                        "compressing the response panicked, which is a bug; see the log\n",
+                    ),
+                }
+            }
+            // It may have a cookie or be another client's own.
+            Answered::AsIs(fetched, _held) if !is_own && !fetched.may_be_shared(is_in_key) => {
+                self.pass(parts, Body::from(form)).await
+            }
+            Answered::AsIs(fetched, held) => fetched.answer(held),
+            Answered::Pass => self.pass(parts, Body::from(form)).await,
+            Answered::Failed(why) => self.origin.unreachable(&why),
+        }
     }
 
     /// Responds from the cache, and fetches the missing part from the origin.

@@ -254,31 +254,44 @@ pub(super) async fn run(
             continue;
         }
         waits_since = None;
-        while feed.sent_count < feed.samples.len() {
-            let made_for = Arc::clone(&to);
-            let (back, part) = moved(feed, move |feed| feed.next_part(&made_for)).await;
-            feed = back;
-            let part = match part {
-                Ok(part) => part,
-                Err(error) => {
-                    to.complain("a request cannot be prepared", &error);
-                    if pause(RETRY, &mut stopping).await {
-                        return;
-                    }
-                    continue;
-                }
-            };
-            let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.undelivered_bytes();
-            let work = (part, behind_bytes);
-            if !send_part(&to, &shared, work, &mut connections, &stopping).await {
-                return;
-            }
-        }
+        let sent = send_window(feed, &to, &shared, &mut connections, &mut stopping).await;
+        let Some(back) = sent else { return };
+        feed = back;
         feed.end_window(&to);
         // A failure to store it is noticed before the next window; a crash before that repeats
         // this one.
         stored = Instant::now().checked_sub(STORE_INTERVAL).unwrap_or_else(Instant::now);
     }
+}
+
+/// Sends the parts of a window. Returns `None` if `stopping` came first.
+async fn send_window(
+    mut feed: Feed,
+    to: &Arc<WriteDestination>,
+    shared: &SenderContext,
+    connections: &mut Vec<Connections>,
+    stopping: &mut watch::Receiver<bool>,
+) -> Option<Feed> {
+    while feed.sent_count < feed.samples.len() {
+        let made_for = Arc::clone(to);
+        let (back, part) = moved(feed, move |feed| feed.next_part(&made_for)).await;
+        feed = back;
+        let part = match part {
+            Ok(part) => part,
+            Err(error) => {
+                to.complain("a request cannot be prepared", &error);
+                if pause(RETRY, stopping).await {
+                    return None;
+                }
+                continue;
+            }
+        };
+        let behind_bytes: &(dyn Fn() -> u64 + Sync) = &|| feed.undelivered_bytes();
+        if !send_part(to, shared, (part, behind_bytes), connections, stopping).await {
+            return None;
+        }
+    }
+    Some(feed)
 }
 
 impl Feed {

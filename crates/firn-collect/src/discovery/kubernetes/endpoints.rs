@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use firn_model::Result;
 
 use super::super::names::{host_port, label_name};
-use super::cluster::{Cluster, GroupBuilder};
-use super::labels::{MetaLabels, containers};
+use super::labels::{GroupBuilder, MetaLabels, containers};
 use super::objects::{
     Address, Container, ContainerPort, EndpointSlice, Endpoints, ObjectReference, Pod, Service,
     ServicePort, SliceEndpoint, SlicePort,
 };
 use super::roles::set_service;
+use super::stored::Cluster;
 use crate::targets::ADDRESS;
 
 /// The label of a slice with the name of its service.

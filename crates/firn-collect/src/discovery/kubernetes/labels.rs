@@ -1,8 +1,12 @@
-//! The labels that several roles share.
+//! The labels that several roles share, and targets under construction.
 
+use firn_model::{Reservation, Result};
+
+use super::super::label_set_bytes;
 use super::super::names::label_name;
-use super::cluster::Cluster;
 use super::objects::{Container, ContainerPort, Metadata, Named, Node, Pod};
+use super::stored::Cluster;
+use crate::config::LabelSet;
 use crate::config::discovery::AttachMetadata;
 
 /// Labels under construction. A later value of a name replaces an earlier one.
@@ -128,8 +132,8 @@ impl MetaLabels {
     }
 }
 
-impl From<MetaLabels> for crate::config::LabelSet {
-    fn from(labels: MetaLabels) -> crate::config::LabelSet {
+impl From<MetaLabels> for LabelSet {
+    fn from(labels: MetaLabels) -> LabelSet {
         labels.0.into_iter().collect()
     }
 }
@@ -138,4 +142,29 @@ impl From<MetaLabels> for crate::config::LabelSet {
 pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = (&Container, bool)> {
     let containers = pod.spec.containers.iter().map(|container| (container, false));
     containers.chain(pod.spec.init_containers.iter().map(|container| (container, true)))
+}
+
+/// The targets of an object under construction.
+pub(super) struct GroupBuilder<'b> {
+    pub(super) targets: Vec<LabelSet>,
+    pub(super) held: &'b mut Reservation,
+}
+
+impl GroupBuilder<'_> {
+    /// # Errors
+    /// `Busy` without memory.
+    pub(super) fn push(&mut self, target: MetaLabels) -> Result<()> {
+        let target = self.charged(target)?;
+        self.targets.push(target);
+        Ok(())
+    }
+
+    pub(super) fn charged(&mut self, labels: MetaLabels) -> Result<LabelSet> {
+        let labels = LabelSet::from(labels);
+        // A growing list has up to twice its length.
+        let bytes =
+            label_set_bytes(&labels).saturating_add(size_of::<LabelSet>().saturating_mul(2));
+        self.held.grow(bytes as u64)?;
+        Ok(labels)
+    }
 }

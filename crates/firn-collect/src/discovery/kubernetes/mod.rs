@@ -8,15 +8,16 @@ mod cluster;
 mod endpoints;
 mod labels;
 mod objects;
+mod resource;
 mod roles;
+mod stored;
 mod watch;
 
 #[cfg(test)]
 mod tests;
 
 pub use access::ClusterAccess;
-pub use cluster::{ClusterState, ObjectEvents, ObjectList, StoredObject};
-pub use watch::{PageEnd, Resource, WatchEvent, WatchSpec, refusal};
-
-use endpoints::{build_endpoint_slice, build_endpoints};
-use roles::{build_ingress, build_node, build_pod, build_service};
+pub use cluster::{ClusterState, ObjectEvents};
+pub use resource::{Resource, WatchSpec};
+pub use stored::{ObjectList, StoredObject};
+pub use watch::{PageEnd, WatchEvent, refusal};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use firn_model::HEAP_BLOCK_BYTES;
 use serde::{Deserialize, Deserializer};
 
 use crate::json::JsonCounts;
@@ -11,18 +12,15 @@ pub(super) trait HeapBytes {
     fn heap_bytes(&self) -> usize;
 }
 
-// The header of a block of the allocator, and its rounding.
-const BLOCK_BYTES: usize = 16;
-
 impl HeapBytes for String {
     fn heap_bytes(&self) -> usize {
-        self.capacity().saturating_add(BLOCK_BYTES)
+        self.capacity().saturating_add(HEAP_BLOCK_BYTES)
     }
 }
 
 impl<T: HeapBytes> HeapBytes for Vec<T> {
     fn heap_bytes(&self) -> usize {
-        let own = self.capacity().saturating_mul(size_of::<T>()).saturating_add(BLOCK_BYTES);
+        let own = self.capacity().saturating_mul(size_of::<T>()).saturating_add(HEAP_BLOCK_BYTES);
         self.iter().map(T::heap_bytes).fold(own, usize::saturating_add)
     }
 }

@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use firn_model::Result;
 
 use super::super::names::{host_port, label_name};
-use super::cluster::{Cluster, GroupBuilder};
-use super::labels::{MetaLabels, containers};
+use super::labels::{GroupBuilder, MetaLabels, containers};
 use super::objects::{ContainerStatus, Ingress, Node, Pod, Service};
+use super::stored::Cluster;
 use crate::targets::ADDRESS;
 
 /// One target for each node: its kubelet.
