@@ -24,6 +24,7 @@ use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
 use crate::metrics_text::{Kind, MetricsMemory, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
+use crate::prometheus_names::{self, QueryDurations, QueryLoad};
 use crate::remote_write::RemoteWriter;
 use crate::rules::RuleManager;
 use crate::target::Target;
@@ -86,6 +87,7 @@ pub(crate) struct QueryDesk {
     permits: Arc<Semaphore>,
     waiting: Arc<AtomicU64>,
     running: Arc<AtomicU64>,
+    pub(crate) durations: QueryDurations,
     /// Upper limit of one query, as a part of the memory budget.
     query_bytes_max: u64,
 }
@@ -226,6 +228,7 @@ impl App {
             permits: Arc::new(Semaphore::new(query_count)),
             waiting: Arc::default(),
             running: Arc::default(),
+            durations: QueryDurations::new(Instant::now()),
             query_bytes_max: self.config.query_memory.0,
         };
         Ok(Arc::clone(self.desk.get_or_init(|| Arc::new(desk))))
@@ -321,7 +324,7 @@ impl App {
         }
         self.guard.write_text(&mut text);
         if let Some(collect) = &self.collect {
-            collect.write_text(&mut text);
+            collect.write_text(self.rules.notifier().discovery(), &mut text);
         }
         self.rules.write_text("firn", &mut text);
         if self.config.prometheus_metric_names.is_on() && self.rules.is_configured() {
@@ -355,7 +358,20 @@ impl App {
                 usage.bytes as f64,
             );
             self.metadata.write_text(&mut text);
-            crate::stats::write_text(&ready.db.stats(), &mut text);
+            let stats = ready.db.stats();
+            crate::stats::write_text(&stats, &mut text);
+            if self.config.prometheus_metric_names.is_on() && self.collect.is_some() {
+                let desk = &ready.desk;
+                let [running, waiting] =
+                    [&desk.running, &desk.waiting].map(|count| count.load(Ordering::Relaxed));
+                let queries = QueryLoad {
+                    query_count: running + waiting,
+                    thread_count: self.config.query_concurrency_max.0,
+                    durations: &desk.durations,
+                };
+                let is_sending = self.remote_write.is_configured();
+                prometheus_names::write_text(&queries, &stats, is_sending, &mut text);
+            }
             if let Some(results) = ready.db.result_stats() {
                 crate::stats::write_results(&results, &mut text);
             }

@@ -62,6 +62,11 @@ impl DurationSummary {
         }
     }
 
+    /// The number of durations since the start.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
     /// Begins new windows that are due at `now`.
     fn rotate(&mut self, now: Instant) {
         // After a longer time without durations both windows are empty.

@@ -56,6 +56,7 @@ mod metadata_file;
 mod metrics_text;
 mod net;
 mod notify;
+mod prometheus_names;
 mod proxy;
 mod remote_write;
 mod rules;
@@ -74,7 +75,7 @@ pub mod wire;
 
 pub use access::{NewUser, UserFile, UserSummary, WebConfig, hash_password};
 pub use cache_server::CacheServer;
-pub use collect::{UnsupportedParts, is_of_prometheus_config};
+pub use collect::{FoundTargets, UnsupportedParts, discover, is_of_prometheus_config};
 pub use config::{CacheConfig, DatabaseFlags, Flags, LoadedConfig, ServeConfig};
 pub use firn_env::{given_file, is_same_file};
 pub use firn_model::{Error, ErrorKind, GroupId, Result, Secret, one_line, redacted};

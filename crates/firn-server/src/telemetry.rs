@@ -205,6 +205,16 @@ pub(crate) fn write_process(text: &mut MetricsText) {
     if let Some(threads) = fields.get(17) {
         text.gauge("process_threads", "Threads of the process.", *threads);
     }
+    let machine = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let booted_s = machine.lines().find_map(|line| line.strip_prefix("btime "));
+    let booted_s = booted_s.and_then(|seconds| seconds.parse::<f64>().ok());
+    if let (Some(booted_s), Some(ticks)) = (booted_s, fields.get(19)) {
+        text.gauge(
+            "process_start_time_seconds",
+            "Start time of the process since the epoch.",
+            booted_s + ticks / TICKS_PER_SECOND,
+        );
+    }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     for (field, name, help) in [
         ("VmRSS:", "process_resident_memory_bytes", "Resident memory size."),
@@ -218,6 +228,12 @@ pub(crate) fn write_process(text: &mut MetricsText) {
     }
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
         text.gauge("process_open_fds", "Open file descriptors.", open.count() as f64);
+    }
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let files = files.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    if let Some(files) = files {
+        text.gauge("process_max_fds", "Open file descriptors at most.", files);
     }
 }
 
@@ -243,7 +259,9 @@ mod tests {
             "firn_http_request_duration_seconds_bucket{handler=\"/api/v1/query\",le=\"0.005\"} 1\n"
         ));
         assert!(text.contains("{handler=\"a\\\"b\\\\c\\nd\",le=\"60.0\"} 0\n"), "{text}");
-        assert!(text.contains("process_resident_memory_bytes "), "{text}");
+        for name in ["resident_memory_bytes", "start_time_seconds", "max_fds", "open_fds"] {
+            assert!(text.contains(&format!("\nprocess_{name} ")), "{name}: {text}");
+        }
         assert!(decoded.samples.iter().all(|sample| sample.ts == 7));
         assert!(decoded.metadata.entries().iter().any(|(name, known)| {
             **name == *"firn_http_requests_total"

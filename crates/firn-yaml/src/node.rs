@@ -97,6 +97,29 @@ impl Document {
             return Err(Failure::new(text));
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut changed: Option<(String, Reservation)> = None;
+        let mut bytes_left = REPEATED_BYTES_MAX;
+        loop {
+            let text = changed.as_ref().map_or(text, |(text, _)| text);
+            let mut shallow = None;
+            let parsed = Document::parse_text(text, budget, &mut shallow);
+            let (Some(start), Some(left)) = (shallow, bytes_left.checked_sub(text.len())) else {
+                return parsed;
+            };
+            let Some(deeper) = with_indented_scalar(text, start) else { return parsed };
+            let held = budget.reserve(Pool::Requests, deeper.len() as u64);
+            changed = Some((deeper, held.map_err(|error| Failure::of_memory(&error))?));
+            bytes_left = left;
+        }
+    }
+
+    /// Sets `shallow` if the text has a quoted scalar whose lines the parser finds too little
+    /// indented.
+    fn parse_text(
+        text: &str,
+        budget: &Budget,
+        shallow: &mut Option<Marker>,
+    ) -> Result<Document, Failure> {
         let meter = TokenMeter::new(budget.empty(Pool::Requests));
         let parser = Parser::new_from_iter(MeteredText::new(text, &meter));
         // The parser and a node have copies of a scalar, which may be the whole text. That of the
@@ -117,14 +140,11 @@ impl Document {
             held,
             bytes,
             alias_line,
+            shallow: None,
         };
-        let root = loop {
-            match reader.next()? {
-                Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
-                None | Some((Event::StreamEnd | Event::DocumentEnd, _)) => break None,
-                Some((event, marker)) => break Some(reader.node(event, marker, 0)?),
-            }
-        };
+        let root = reader.root();
+        *shallow = reader.shallow;
+        let root = root?;
         let more_line = root.as_ref().and_then(|_| reader.more_line());
         Ok(Document { root, more_line, alias_line: reader.alias_line, held: reader.held })
     }
@@ -143,6 +163,50 @@ struct Reader<'a> {
     /// The memory of the nodes so far.
     bytes: u64,
     alias_line: Option<usize>,
+    /// The start of the quoted scalar that ended the parsing because of its indentation.
+    shallow: Option<Marker>,
+}
+
+// Each scalar with lines that are too little indented costs another reading of the text.
+const REPEATED_BYTES_MAX: usize = 16 << 20;
+
+/// `text` with deeper lines in the quoted scalar at `start`. Prometheus' parser accepts any
+/// indentation there, and blanks at the start of a line are no part of the scalar. `None` if that
+/// changes nothing, or if the text would be too long.
+fn with_indented_scalar(text: &str, start: Marker) -> Option<String> {
+    let (at, quote) = text.char_indices().nth(start.index())?;
+    let (before, rest) = text.split_at_checked(at)?;
+    let (scalar, behind) = rest.split_at_checked(quoted_bytes(rest, quote))?;
+    let indent = " ".repeat(start.col());
+    let mut lines = scalar.split_inclusive('\n');
+    let first = lines.next()?;
+    let mut out = [before, first].concat();
+    for line in lines {
+        let is_indicator = line.starts_with("---") || line.starts_with("...");
+        let len: usize = [out.len(), indent.len(), line.len(), behind.len()].into_iter().sum();
+        if is_indicator || indent.is_empty() || len > TEXT_BYTES_MAX {
+            return None;
+        }
+        out.push_str(&indent);
+        out.push_str(line);
+    }
+    let has_lines = out.len() > before.len().saturating_add(scalar.len());
+    out.push_str(behind);
+    has_lines.then_some(out)
+}
+
+/// The length of the scalar at the start of `text`, with both of its quotes.
+fn quoted_bytes(text: &str, quote: char) -> usize {
+    let mut chars = text.char_indices().skip(1).peekable();
+    while let Some((at, c)) = chars.next() {
+        let is_double = quote == '"';
+        if is_double && c == '\\' {
+            chars.next();
+        } else if c == quote && (is_double || chars.next_if(|next| next.1 == quote).is_none()) {
+            return at.saturating_add(1);
+        }
+    }
+    text.len()
 }
 
 /// Lines of a text.
@@ -220,7 +284,20 @@ impl<'a> Reader<'a> {
             }
             Some(Err(error)) => {
                 let line = error.marker().line();
+                let is_shallow = error.info() == "invalid indentation in quoted scalar";
+                self.shallow = is_shallow.then(|| *error.marker());
                 Err(Failure::new(format!("yaml: line {line}: {}", error.info())))
+            }
+        }
+    }
+
+    /// The value of the first document.
+    fn root(&mut self) -> Result<Option<Rc<Node>>, Failure> {
+        loop {
+            match self.next()? {
+                Some((Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _)) => {}
+                None | Some((Event::StreamEnd | Event::DocumentEnd, _)) => return Ok(None),
+                Some((event, marker)) => return self.node(event, marker, 0).map(Some),
             }
         }
     }
@@ -419,6 +496,36 @@ mod tests {
         let want = "!!map1:1 !!str1:1 !!seq2:3 !!map2:5 !!str2:5 !!str2:8 !!str3:5 !!seq3:8 \
                     !!int3:9 !!map3:12 !!str3:13 !!int3:16";
         assert_eq!(found.join(" "), want);
+    }
+
+    /// As the parser of Prometheus reads them. Before, the files were refused.
+    #[test]
+    fn lines_of_quoted_scalars_may_have_any_indentation() {
+        let text = "a:\n  b:\n  - \"x\n y\n\n  z\\\"\\\n\tw\"\n  - 'it''s\n\"one\"'\n  c: e\n";
+        let root = parse(text).unwrap().unwrap();
+        let mut texts = Vec::new();
+        fn walk(node: &Node, texts: &mut Vec<String>) {
+            match &node.value {
+                NodeValue::Scalar(text, _) => texts.push(format!("{} {text}", node.line)),
+                NodeValue::List(items) => items.iter().for_each(|item| walk(item, texts)),
+                NodeValue::Map(entries) => entries.iter().for_each(|(key, value)| {
+                    walk(key, texts);
+                    walk(value, texts);
+                }),
+                _ => {}
+            }
+        }
+        walk(&root, &mut texts);
+        let want = ["1 a", "2 b", "3 x y\nz\"w", "8 it's \"one\"", "10 c", "10 e"];
+        assert_eq!(texts, want);
+        for text in ["a:\n  b: 'x\n---\n  y'\n", "a:\n  b: 'x\ny\n", "a:\n  b: 'x\ny' z\n"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        // Each scalar costs another reading, up to a bound; so do long lines.
+        let many = "a:\n".to_owned() + &"  - 'x\ny'\n".repeat(2_000);
+        assert!(parse(&many).unwrap_err().to_string().contains("invalid indentation"));
+        let long = format!("a:\n  {}: 'x\n{}'\n", "b".repeat(1_000), "y\n".repeat(20_000));
+        assert!(parse(&long).unwrap_err().to_string().contains("invalid indentation"));
     }
 
     #[test]

@@ -4,13 +4,12 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use firn_collect::check::{
-    FoundJob, MetricFamilies, find_job, for_each_target, remote_discoveries,
-};
+use firn_collect::check::{FoundJob, MetricFamilies, find_job, for_each_target};
 use firn_collect::config::{LoadOptions, Millis, ScrapeConfig};
-use firn_server::{Result, UserFile, one_line};
+use firn_server::{FoundTargets, Result, UserFile, discover, one_line};
 use serde_json::{Map, Value, json};
 
 use crate::local_files::LocalFiles;
@@ -53,7 +52,7 @@ pub(crate) struct CheckDiscovery {
     /// The name of the job
     job: String,
 
-    /// The time to wait for results: accepted as in promtool, files and static targets need none
+    /// The maximum time to wait for discoveries; files and static targets need none
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     timeout: Millis,
 }
@@ -119,7 +118,19 @@ pub(crate) fn run_discovery(check: &CheckDiscovery) -> ExitCode {
             report_unknown_job(&check.job, &jobs);
             return ExitCode::FAILURE;
         }
-        Ok(FoundJob::Job(job)) => print_targets(&job),
+        Ok(FoundJob::Job(job)) => {
+            for key in job.discoveries.unsupported() {
+                let text = format!("WARNING: {key} is not implemented: its targets are not listed");
+                output::report_line(&text);
+            }
+            match discover(&job, Duration::from_millis(check.timeout.as_ms())) {
+                Ok(found) => print_targets(&job, &found),
+                Err(error) => {
+                    output::report_line(&format!("Could not create new discoverer {error}"));
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
         Err(error) => Err(error),
     };
     match printed {
@@ -139,12 +150,12 @@ pub(crate) fn report_unknown_job(name: &str, jobs: &[String]) {
     }
 }
 
-fn print_targets(job: &ScrapeConfig) -> Result<()> {
-    for kind in remote_discoveries(job) {
-        output::report_line(&format!("WARNING: {kind} needs a server: its targets are not listed"));
+fn print_targets(job: &ScrapeConfig, found: &FoundTargets) -> Result<()> {
+    for failure in &found.failures {
+        output::report_line(&format!("WARNING: {failure}"));
     }
     let mut list = JsonList::default();
-    for_each_target(job, &LocalFiles, &mut |target| {
+    for_each_target(job, &LocalFiles, &found.groups, &mut |target| {
         let discovered = object(target.discovered.iter());
         list.push(&match &target.labels {
             Ok(labels) => {

@@ -147,7 +147,7 @@ fn check_text(text: Result<String, String>, path: Option<&Path>, checks: RuleChe
             for mistake in mistakes {
                 output::report_mistakes(&format!("{}{place}{mistake}", checks.indent));
             }
-            output::announce("\n");
+            // promtool ends only its other outcomes with an empty line.
             Findings { has_errors: true, has_lints: false }
         }
         Ok((file, _held)) => {

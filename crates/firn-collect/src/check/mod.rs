@@ -17,6 +17,7 @@ use crate::config::discovery::{Discoveries, TargetGroup};
 use crate::config::{
     Alertmanagers, Config, FilePath, Files, LoadOptions, Millis, ScrapeConfig, TlsConfig, glob,
 };
+use crate::pool::DiscoveredGroup;
 use crate::relabel::LabelEditor;
 use crate::targets::{Target, alertmanager_labels};
 use firn_yaml::quoted;
@@ -114,14 +115,16 @@ pub fn find_job(
 /// Receives a group, and the file that it is from.
 type EachGroup<'a> = dyn FnMut(&TargetGroup, Option<&Path>, &mut LabelEditor) -> Result<()> + 'a;
 
-/// Calls `each` with the targets of the files of `job` and with the static ones, each once, as
-/// `promtool check service-discovery` lists them. One file is in memory at a time.
+/// Calls `each` with the targets of the files of `job`, with the static ones, and with those of
+/// `discovered`, each once, as `promtool check service-discovery` lists them. One file is in memory
+/// at a time.
 ///
 /// # Errors
 /// Those of files of targets, before the first call, and those of `each`.
 pub fn for_each_target(
     job: &ScrapeConfig,
     files: &dyn Files,
+    discovered: &[DiscoveredGroup],
     each: &mut dyn FnMut(CheckedTarget) -> Result<()>,
 ) -> Result<()> {
     let editor = LabelEditor::default();
@@ -130,43 +133,29 @@ pub fn for_each_target(
     // Two hashes with secret keys instead of the labels, which have some hundred bytes.
     let hashers = (RandomState::new(), RandomState::new());
     let mut seen = HashSet::new();
+    let mut list = |target: &LabelSet, shared: &LabelSet, editor: &mut LabelEditor| {
+        let discovered = Target::discovered_labels(job, target, shared, editor)?;
+        if !seen.insert((hashers.0.hash_one(&discovered), hashers.1.hash_one(&discovered))) {
+            return Ok(());
+        }
+        let labels = match Target::populate(job, discovered.clone(), editor) {
+            Ok(target) => Ok(target.map_or(Labels::empty(), |target| target.labels)),
+            Err(error) => Err(error.to_string()),
+        };
+        each(CheckedTarget { discovered, labels })
+    };
     checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, path, editor| {
         let path = path.map(Path::to_string_lossy);
         let of_file = path.iter().map(|path| ("__meta_filepath", &**path));
         let shared: LabelSet = group.labels.iter().chain(of_file).collect();
-        for target in group.members() {
-            let discovered = Target::discovered_labels(job, &target, &shared, editor)?;
-            if !seen.insert((hashers.0.hash_one(&discovered), hashers.1.hash_one(&discovered))) {
-                continue;
-            }
-            let labels = match Target::populate(job, discovered.clone(), editor) {
-                Ok(target) => Ok(target.map_or(Labels::empty(), |target| target.labels)),
-                Err(error) => Err(error.to_string()),
-            };
-            each(CheckedTarget { discovered, labels })?;
-        }
-        Ok(())
-    })
-}
-
-/// The keys of the discoveries of `job` that need a server.
-pub fn remote_discoveries(job: &ScrapeConfig) -> Vec<&'static str> {
-    let discoveries = &job.discoveries;
-    let mut found: Vec<&str> = discoveries.unsupported().collect();
-    for (key, is_empty) in [
-        ("consul_sd_configs", discoveries.consul.is_empty()),
-        ("dns_sd_configs", discoveries.dns.is_empty()),
-        ("docker_sd_configs", discoveries.docker.is_empty()),
-        ("dockerswarm_sd_configs", discoveries.dockerswarm.is_empty()),
-        ("ec2_sd_configs", discoveries.ec2.is_empty()),
-        ("http_sd_configs", discoveries.http.is_empty()),
-        ("kubernetes_sd_configs", discoveries.kubernetes.is_empty()),
-    ] {
-        if !is_empty {
-            found.push(key);
+        group.members().try_for_each(|target| list(&target, &shared, editor))
+    })?;
+    for group in discovered {
+        for target in &group.targets {
+            list(target, &group.labels, &mut checker.editor)?;
         }
     }
-    found
+    Ok(())
 }
 
 /// The first job that is scraped too rarely for queries: each of its samples is stale before the

@@ -116,6 +116,18 @@ mod tests {
         assert_eq!(out, "x");
     }
 
+    /// Was refused.
+    #[test]
+    fn a_name_may_have_several_groups() {
+        let pattern = "(?P<a>x)(?P<b>y)(?<a>z)?";
+        let pattern = Pattern::new(pattern, &mut PatternAllowance::default()).unwrap();
+        let mut slots = Slots::default();
+        assert!(pattern.find("xyz", &mut slots));
+        let mut out = String::new();
+        Template::new("$a$b$3", &pattern).expand("xyz", &slots, (&mut out, 99)).unwrap();
+        assert_eq!(out, "xyz");
+    }
+
     #[test]
     fn references_are_those_of_go() {
         let mut allowance = PatternAllowance::default();

@@ -323,7 +323,8 @@ impl TargetScraper {
             }
             Err(error) => {
                 self.cache.mark_stale(ts, &mut scratch.batch);
-                status.has_no_body = true;
+                // A body of an unknown type is one.
+                status.has_no_body = !answer.as_ref().is_ok_and(|answer| answer.status == "200 OK");
                 status.exceeded_body_limit = matches!(answer, Err(FetchFailure::BodyLimit));
                 if status.exceeded_body_limit {
                     body_bytes = -1;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use axum::http::HeaderName;
-use firn_collect::config::ScrapeConfig;
+use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::discovery::Provider;
 use firn_collect::pool::{Due, ScrapePool, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
@@ -28,10 +28,12 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use super::commits::Commits;
 use super::config_file::{Apply, ConfigPart, LoadedFile};
 use super::discovery::{DiscoveryTasks, TargetList, USER_AGENT};
+use super::failure_log::FailureLogs;
 use super::families::{Families, TargetFamilies};
 use super::files::LocalFiles;
 use super::metrics::ScrapeTotals;
 use super::store::{ScrapeStore, copy_of};
+use crate::access::line_log::ForbiddenFiles;
 use crate::app::App;
 use crate::http::hostname;
 use crate::metrics_text::MetricsText;
@@ -62,6 +64,7 @@ struct Scraping {
     /// Wakes the timer.
     wake: Notify,
     totals: ScrapeTotals,
+    failures: FailureLogs,
     /// While it is held, only the locks of the budget, of lists and of counts are taken.
     state: Mutex<ScrapeState>,
 }
@@ -185,7 +188,7 @@ async fn follow(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping
     let Some(mut lists) = collector.state().map(|state| state.tasks.changes()) else { return };
     loop {
         let (app, shared) = (Arc::clone(&app), Arc::clone(&collector));
-        let setting = tokio::task::spawn_blocking(move || shared.set_targets(now(&app)));
+        let setting = tokio::task::spawn_blocking(move || shared.set_targets(&app));
         if setting.await.is_err() {
             tracing::error!("a list of targets panicked, which is a bug");
         }
@@ -231,12 +234,21 @@ fn now(app: &App) -> Timestamp {
     app.opened().map_or(0, |ready| ready.db.now_ms())
 }
 
+/// The files to which no log of the jobs may append.
+fn forbidden_files(app: &App) -> ForbiddenFiles {
+    let mut forbidden = app.gate.forbidden();
+    let inputs = app.collect.as_ref().map(|collect| collect.inputs().unwrap_or_default());
+    forbidden.inputs.extend(inputs.unwrap_or_default());
+    forbidden
+}
+
 /// One scrape, or the end of a target.
 async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
     let Some(running) = collector.running.get() else { return };
     let Due { id, mut scraper, work } = due;
     let begun = Instant::now();
-    if matches!(work, Work::Scrape { .. }) {
+    let is_scrape = matches!(work, Work::Scrape { .. });
+    if is_scrape {
         running.totals.begun(&mut scraper, begun);
     }
     let fetched = match &work {
@@ -268,7 +280,12 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
         Some(write(&shared, scraper, (&work, fetched), begun, &mut store, scratch))
     });
     match done.await {
-        Ok(Some(outcome)) => running.done(id, outcome, now(&app)),
+        Ok(Some(outcome)) => {
+            if is_scrape {
+                running.failures.add(&outcome.scraper);
+            }
+            running.done(id, outcome, now(&app));
+        }
         // The server stops.
         Ok(None) => {}
         Err(_) if app.ready().is_none() => {}
@@ -401,6 +418,7 @@ impl Collector {
             threads: Mutex::default(),
             wake: Notify::new(),
             totals: ScrapeTotals::default(),
+            failures: FailureLogs::default(),
             state: Mutex::new(state),
         };
         // A second call is a bug; the first state stays.
@@ -468,24 +486,31 @@ impl Collector {
         self.running.get().map(|running| running.state.lock())
     }
 
-    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+    pub(crate) fn write_text(&self, notify: &DiscoveryTasks, text: &mut MetricsText) {
         if let Some(running) = self.running.get() {
             let state = running.state.lock();
             running.totals.write_text(&state.pools, &state.families, text);
-            state.tasks.write_text(text);
+            DiscoveryTasks::write_all(&[&state.tasks, notify], text);
+            drop(state);
+            running.failures.write_text(text);
         }
     }
 
     /// Sets the jobs of the file and the targets of each job whose lists have changed. Needs the
     /// context of the runtime.
-    fn set_targets(&self, now: Timestamp) {
+    fn set_targets(&self, app: &App) {
+        let now = now(app);
         let Some(running) = self.running.get() else { return };
         let Some(file) = self.wanted.borrow().clone() else { return };
+        let is_known = |known: &Arc<LoadedFile>| Arc::ptr_eq(known, &file);
+        if !running.state.lock().file.as_ref().is_some_and(is_known) {
+            running.failures.set(&file.jobs, &forbidden_files(app));
+        }
         let mut state = running.state.lock();
         let ScrapeState {
             pools, families, tasks, clients, connections, synced, file: current, ..
         } = &mut *state;
-        if current.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &file)) {
+        if !current.as_ref().is_some_and(is_known) {
             for name in pools.set_jobs(&file.jobs, now) {
                 synced.remove(&name);
             }
@@ -554,6 +579,7 @@ impl Scraping {
         let elapsed = || begun.elapsed();
         let reported = scraper.read(ts, answer, &elapsed, &mut store, &mut scratch);
         hide_secrets(&mut scraper, fetched);
+        self.failures.add(&scraper);
         let families = account(app, &scraper, &mut store);
         self.state.lock().families.put(id, families);
         let scraped = Scraped { id, scraper, reported };
@@ -692,7 +718,7 @@ impl Scraping {
         };
         client.send(&outgoing, connections).await.map_err(|error| match error {
             FetchError::BodyLimit => FetchFailure::BodyLimit,
-            error => FetchFailure::Other(format!("Get {:?}: {error}", outgoing.url)),
+            error => FetchFailure::Other(format!("Get {:?}: {error}", Url::shown(&outgoing.url))),
         })
     }
 

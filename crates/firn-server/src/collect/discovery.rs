@@ -146,6 +146,13 @@ impl DiscoveryTasks {
         tasks.map(|task| task.state.list.lock().clone()).collect()
     }
 
+    /// The lists of the discoveries of a set whose first refresh is over.
+    pub(crate) fn known_lists(&self, set: &str) -> Vec<Arc<TargetList>> {
+        let sets = self.sets.lock();
+        let tasks = sets.get(set).into_iter().flatten();
+        tasks.filter_map(|task| task.state.list.lock().clone()).collect()
+    }
+
     /// A sentence for each discovery of a set whose last refresh failed.
     pub(crate) fn failures(&self, set: &str) -> Vec<String> {
         let sets = self.sets.lock();
@@ -162,29 +169,44 @@ impl DiscoveryTasks {
         self.shared.changes.subscribe()
     }
 
-    pub(crate) fn write_text(&self, text: &mut MetricsText) {
-        let sets = self.sets.lock();
+    /// Writes the metrics of the discoveries of all parts.
+    pub(crate) fn write_all(all: &[&DiscoveryTasks], text: &mut MetricsText) {
+        let all: Vec<_> = all.iter().map(|tasks| (*tasks, tasks.sets.lock())).collect();
+        let counts: Vec<_> =
+            all.iter().map(|(tasks, _)| (tasks.name, &*tasks.shared.counts)).collect();
         for prefix in ["firn", "prometheus"] {
             let name = format!("{prefix}_sd_discovered_targets");
             text.family(&name, Kind::Gauge, "Targets in the last good lists of discoveries.");
-            for (set, tasks) in sets.iter() {
-                let labels = [("name", self.name), ("config", set.as_str())];
-                let count: usize = tasks.iter().map(|task| task.state.target_count()).sum();
-                text.sample(&name, &labels, count as f64);
+            for (part, sets) in &all {
+                for (set, tasks) in sets.iter() {
+                    let labels = [("name", part.name), ("config", set.as_str())];
+                    let count: usize = tasks.iter().map(|task| task.state.target_count()).sum();
+                    text.sample(&name, &labels, count as f64);
+                }
             }
             let name = format!("{prefix}_sd_refresh_failures_total");
             text.family(&name, Kind::Counter, "Refreshes of discoveries that failed.");
-            for (kind, failures) in KINDS.iter().zip(&self.shared.failures).skip(1) {
-                let labels = [("name", self.name), ("mechanism", *kind)];
-                text.sample(&name, &labels, failures.get() as f64);
+            for (part, _) in &all {
+                for (kind, failures) in KINDS.iter().zip(&part.shared.failures).skip(1) {
+                    let labels = [("name", part.name), ("mechanism", *kind)];
+                    text.sample(&name, &labels, failures.get() as f64);
+                }
+            }
+            let name = format!("{prefix}_sd_updates_total");
+            text.family(&name, Kind::Counter, "New lists of discoveries.");
+            for (part, _) in &all {
+                let count = *part.shared.changes.borrow();
+                text.sample(&name, &[("name", part.name)], count as f64);
             }
             let name = format!("{prefix}_sd_failed_configs");
             let help = "Always 0: a discovery that cannot be made refuses the configuration.";
             text.family(&name, Kind::Gauge, help);
-            for set in sets.keys() {
-                text.sample(&name, &[("name", self.name), ("config", set)], 0.0);
+            for (part, sets) in &all {
+                for set in sets.keys() {
+                    text.sample(&name, &[("name", part.name), ("config", set)], 0.0);
+                }
             }
-            self.shared.counts.write_text(prefix, self.name, text);
+            counts::write_text(prefix, &counts, text);
         }
     }
 }
@@ -551,7 +573,7 @@ mod tests {
         wait_for(&tasks, "j", &["h:3"]).await;
         assert_eq!(failures(&tasks, "http"), 3);
         let mut text = MetricsText::default();
-        tasks.write_text(&mut text);
+        DiscoveryTasks::write_all(&[&tasks], &mut text);
         let text = text.finish();
         let want = "prometheus_sd_discovered_targets{name=\"scrape\",config=\"j\"} 1\n";
         assert!(text.contains(want), "{text}");
@@ -634,7 +656,7 @@ mod tests {
         /// The metric `name`, with labels, under the prefix of Prometheus.
         pub(super) fn metric(&self, name: &str) -> f64 {
             let mut text = MetricsText::default();
-            self.tasks.write_text(&mut text);
+            DiscoveryTasks::write_all(&[&self.tasks], &mut text);
             let text = text.finish();
             let start = format!("prometheus_sd_{name} ");
             let value = text.lines().find_map(|line| line.strip_prefix(&start));

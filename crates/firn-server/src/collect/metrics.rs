@@ -217,11 +217,21 @@ impl ScrapeTotals {
             let count = pool.report().active_count as f64;
             text.sample(&name, &[("scrape_job", job)], count);
         }
+        let name = format!("{prefix}_target_scrape_pool_target_limit");
+        text.family(&name, Kind::Gauge, "Targets of a job at most (target_limit); 0 is no limit.");
+        for (job, pool) in pools.pools() {
+            text.sample(&name, &[("scrape_job", job)], pool.job().target_limit as f64);
+        }
         let name = format!("{prefix}_target_sync_failed_total");
         text.family(&name, Kind::Counter, "Targets that cannot be scraped, and refused lists.");
         let mut syncs = self.syncs.lock();
         for (job, syncs) in syncs.iter() {
             text.sample(&name, &[("scrape_job", job.as_str())], syncs.failed_count as f64);
+        }
+        let name = format!("{prefix}_target_scrape_pool_sync_total");
+        text.family(&name, Kind::Counter, "Lists of targets of a job that were set.");
+        for (job, syncs) in syncs.iter() {
+            text.sample(&name, &[("scrape_job", job.as_str())], syncs.lengths.count() as f64);
         }
         let now = Instant::now();
         let lengths = syncs

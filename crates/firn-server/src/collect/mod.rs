@@ -21,7 +21,9 @@
 mod collector;
 mod commits;
 mod config_file;
+mod discover;
 mod discovery;
+mod failure_log;
 mod families;
 mod files;
 mod metrics;
@@ -36,6 +38,7 @@ use firn_model::{Budget, Result};
 pub(crate) use collector::{Collector, ScrapeState, run};
 pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
+pub use discover::{FoundTargets, discover};
 pub(crate) use discovery::{DiscoveryTasks, TargetList, USER_AGENT};
 pub(crate) use families::Family;
 pub(crate) use files::LocalFiles;
@@ -83,9 +86,10 @@ impl Collect {
         self.collector.stop();
     }
 
-    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+    /// The metrics, with those of `notify`, the discoveries of Alertmanagers.
+    pub(crate) fn write_text(&self, notify: &DiscoveryTasks, text: &mut MetricsText) {
         self.file.write_text(text);
-        self.collector.write_text(text);
+        self.collector.write_text(notify, text);
     }
 }
 

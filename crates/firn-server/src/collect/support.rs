@@ -98,7 +98,6 @@ pub(crate) fn keys_without_effect<'j>(
     }
     for job in jobs {
         for (key, is_set) in [
-            ("scrape_failure_log_file", !job.scrape_failure_log_file.is_empty()),
             ("scrape_native_histograms", job.scrape_native_histograms == Some(true)),
             (
                 "convert_classic_histograms_to_nhcb",

@@ -363,8 +363,8 @@ settings! {
     /// name with the port of --listen.
     external_url: Or<Measured, OriginUrl> = "auto", not_with(&["read-only"]);
 
-    /// Offer the metrics of rules and notifications also under the names of Prometheus, which its
-    /// dashboards and alerts use.
+    /// Offer the metrics of rules, notifications, queries and the database also under the names of
+    /// Prometheus, which its dashboards and alerts use.
     prometheus_metric_names: Switch = "true", not_with(&["read-only"]);
 
     section "Security";

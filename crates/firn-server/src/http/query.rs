@@ -130,6 +130,7 @@ async fn answer(
     let shared = Shared::clone(&app);
     let (desk, context) = source.begin(&user);
     let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
+    let threads = Arc::clone(&desk);
     let answered = desk.run(&user, asked.timeout, context, move |context| {
         let expr = expr(&params, asked.time, context)?;
         drop(params);
@@ -137,6 +138,9 @@ async fn answer(
         let output = evaluator.evaluate(&expr, &asked, context);
         let Some(output) = output.map_err(ApiError::from).transpose() else { return Ok(None) };
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
+        let times = [timings.eval_ns, context.stats.queue_ns.get()].map(Duration::from_nanos);
+        let [evaluated, waited] = times;
+        threads.durations.add(evaluated, waited);
         if let Some(log) = &shared.query_log {
             let read = output.as_ref().map_or(0, |output| output.samples_read);
             let peak = output.as_ref().map(|output| output.samples_peak);

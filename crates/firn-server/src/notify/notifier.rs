@@ -372,6 +372,11 @@ impl Notifier {
         receivers.sets.iter().enumerate().flat_map(failures).collect()
     }
 
+    /// The discoveries of Alertmanagers.
+    pub(crate) fn discovery(&self) -> &DiscoveryTasks {
+        &self.discovery
+    }
+
     /// The metrics under `prefix`.
     pub(crate) fn write_text(&self, prefix: &str, text: &mut MetricsText) {
         let receivers = self.receivers();

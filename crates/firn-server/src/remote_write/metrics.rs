@@ -94,7 +94,7 @@ impl SenderTotals {
 
 type MetricValue = fn(&Named<'_>) -> f64;
 
-const FAMILIES: [(&str, Kind, &str, MetricValue); 15] = [
+const FAMILIES: [(&str, Kind, &str, MetricValue); 16] = [
     ("samples_total", Kind::Counter, "Samples in requests, repeated ones included.", |to| {
         to.totals.samples.get() as f64
     }),
@@ -104,6 +104,12 @@ const FAMILIES: [(&str, Kind, &str, MetricValue); 15] = [
     ("samples_retried_total", Kind::Counter, "Samples in requests that were repeated.", |to| {
         to.totals.retried.get() as f64
     }),
+    (
+        "enqueue_retries_total",
+        Kind::Counter,
+        "Always 0: the log is read only as fast as its samples are sent.",
+        |_| 0.0,
+    ),
     ("samples_pending", Kind::Gauge, "Samples that are being sent.", |to| {
         to.totals.pending.get() as f64
     }),

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::client::{api, api_error, get, import, send};
-use crate::{Running, start_in, wait_until, wait_until_ready};
+use crate::{Running, start_in, wait_for, wait_until, wait_until_ready};
 use tempfile::TempDir;
 
 const CONFIG: &str = "global: {evaluation_interval: 100ms, external_labels: {dc: eu}}\n\
@@ -208,6 +208,61 @@ fn alertmanagers_and_metrics_are_listed() {
         let errors = "prometheus_notifications_errors_total{alertmanager=\"http://127.0.0.1:1/api/v2/alerts\"} ";
         metrics.lines().any(|line| line.strip_prefix(errors).is_some_and(|count| count != "0"))
     });
+}
+
+/// Before, most panels of the dashboards of Prometheus were empty, and failed discoveries of
+/// Alertmanagers had no metric.
+#[test]
+fn the_metrics_of_dashboards_and_alerts_for_prometheus_exist() {
+    let folder = TempDir::new().expect("a folder");
+    let config = "scrape_configs: [{job_name: j, static_configs: [{targets: ['127.0.0.1:1']}]}]\n\
+        remote_write: [{name: far, url: 'http://127.0.0.1:1/w'}]\n\
+        alerting: {alertmanagers: [{file_sd_configs: [{files: ['list.json']}]}]}\n";
+    fs::write(folder.path().join("prometheus.yml"), config).expect("a file");
+    fs::write(folder.path().join("list.json"), "no list").expect("a file");
+    let path = format!("--prometheus-config={}", folder.path().join("prometheus.yml").display());
+    let names = [
+        "build_info{version=",
+        "engine_queries ",
+        "engine_queries_concurrent_max 20",
+        "engine_query_duration_seconds{slice=\"inner_eval\",quantile=\"0.9\"} ",
+        "engine_query_duration_seconds_count{slice=\"queue_time\"} 1\n",
+        "engine_query_duration_histogram_seconds_bucket{slice=\"inner_eval\",le=\"0.1\"} ",
+        "remote_storage_enqueue_retries_total{remote_name=\"far\"",
+        "remote_storage_samples_in_total ",
+        "sd_failed_configs{name=\"notify\",config=",
+        "sd_refresh_failures_total{name=\"notify\",mechanism=\"file\"} ",
+        "sd_updates_total{name=\"scrape\"} ",
+        "target_scrape_pool_sync_total{scrape_job=\"j\"} ",
+        "target_scrape_pool_target_limit{scrape_job=\"j\"} 0",
+        "tsdb_compactions_failed_total 0",
+        "tsdb_head_samples_appended_total{type=\"float\"} ",
+        "tsdb_head_series ",
+    ];
+    for (switch, is_offered) in [("true", true), ("false", false)] {
+        let args = [path.as_str(), &format!("--prometheus-metric-names={switch}")];
+        let mut server = start_in(&folder, &args);
+        wait_until_ready(&mut server);
+        let at = server.listen();
+        api(at, "query", &[("query", "1")]);
+        let none = format!("{}0\n", names[9]);
+        wait_for(|| {
+            let metrics = get(at, "/metrics").text();
+            if metrics.contains(&none) {
+                return Err("no refresh has failed".to_owned());
+            }
+            for (idx, name) in names.iter().enumerate() {
+                // Those of scrapes and discoveries have no switch.
+                let is_always = (8..13).contains(&idx);
+                let found = metrics.contains(&format!("\nprometheus_{name}"));
+                if found != (is_offered || is_always) {
+                    return Err(format!("{name} is {found}: {metrics}"));
+                }
+            }
+            Ok(())
+        });
+        server.stop().expect("a clean stop");
+    }
 }
 
 #[test]

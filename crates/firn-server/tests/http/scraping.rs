@@ -388,6 +388,69 @@ fn bad_answers_have_a_clear_state_and_disturb_nobody() {
     assert!(!metrics.contains("firn_target_scrapes_total{result=\"failed\"} 0\n"));
 }
 
+/// Before, `scrape_failure_log_file` had no effect.
+#[test]
+fn scrapes_without_a_body_are_lines_of_the_log() {
+    let text = "text/plain; version=0.0.4";
+    let cases = [
+        answer("404 Not Found", text, b""),
+        answer("200 OK", text, b"<html>"),
+        answer("200 OK", "text/html", b"<html>"),
+        answer("200 OK", text, BODY.as_bytes()),
+    ];
+    let servers = cases.map(TargetServer::with_answer);
+    let addresses = servers.iter().map(|server| format!("'{}'", server.address));
+    let addresses: Vec<String> = addresses.collect();
+    let jobs = |other: &str| {
+        format!(
+            "- job_name: app\n  scrape_failure_log_file: log\n  \
+             static_configs: [{{targets: [{}]}}]\n\
+             - job_name: other\n  scrape_failure_log_file: {other}\n  \
+             static_configs: [{{targets: ['u:hidden@127.0.0.1:1']}}]\n",
+            addresses.join(", "),
+        )
+    };
+    let files = Files::new(&config(&jobs("prometheus.yml")));
+    let server = files.serve();
+    let at = server.at();
+    let path = files.0.path().join("log");
+    let lines = |path: &PathBuf| -> Vec<Value> {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    wait_for_targets(at, |targets| {
+        let is_tried = |one: &TargetServer| health(targets, one.address) != "unknown";
+        targets.len() == 5 && servers.iter().all(is_tried) && lines(&path).len() > 1
+    });
+    for line in lines(&path) {
+        let url = format!("http://{}/metrics", servers[0].address);
+        assert_eq!((&line["job_name"], &line["target"]), (&json!("app"), &json!(url)), "{line}");
+        assert_eq!(line["msg"], "server returned HTTP status 404 Not Found");
+        assert_eq!(line["level"], "ERROR");
+        assert!(line["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{line}");
+    }
+    // The log is no file that the server reads.
+    let unchanged = std::fs::read_to_string(files.0.path().join("prometheus.yml"));
+    assert_eq!(unchanged.expect("a file"), config(&jobs("prometheus.yml")));
+
+    let moved = files.0.path().join("moved");
+    std::fs::rename(&path, &moved).expect("a file");
+    files.write("prometheus.yml", &config(&jobs("other")));
+    assert_eq!(send(at, "POST", "/-/reload", &[], b"").status, 200);
+    let other = files.0.path().join("other");
+    wait_until("lines of both logs", || [&path, &other].iter().all(|path| !lines(path).is_empty()));
+    let line = &lines(&other)[0];
+    assert_eq!(line["target"], "http://u:xxxxx@127.0.0.1:1/metrics");
+    assert!(!line.to_string().contains("hidden"), "{line}");
+    let targets = api(at, "targets", &[]);
+    let errors = targets["activeTargets"].as_array().expect("a list").iter();
+    let errors: Vec<&str> = errors.filter_map(|target| target["lastError"].as_str()).collect();
+    let is_hidden = |error: &&str| error.contains("u:xxxxx@") && !error.contains("hidden");
+    assert_eq!(errors.into_iter().filter(is_hidden).count(), 1, "{targets}");
+    let dropped = "firn_scrape_failure_log_dropped_lines_total 0\n";
+    assert!(get(at, "/metrics").text().contains(dropped));
+}
+
 #[test]
 fn a_reload_changes_all_or_nothing_and_keeps_unchanged_targets() {
     let (first, second) = (TargetServer::start(BODY), TargetServer::start(BODY));

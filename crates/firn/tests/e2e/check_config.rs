@@ -60,7 +60,7 @@ fn configuration_files_are_checked_as_by_promtool() {
     let wrong = check(folder.path(), &["good.yml"]);
     assert_eq!(wrong.code, Some(1));
     assert!(wrong.errors.starts_with("  FAILED:\n     r.rules: 0:0: group"), "{}", wrong.errors);
-    assert!(wrong.output.ends_with("Checking r.rules\n\n"), "{}", wrong.output);
+    assert!(wrong.output.ends_with("Checking r.rules\n"), "{}", wrong.output);
     write("r.rules", "groups: []\n");
     let lint = ["--lint=too-long-scrape-interval", "--lint-fatal", "good.yml"];
     let long = check(folder.path(), &lint);

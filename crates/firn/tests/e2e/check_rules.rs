@@ -96,7 +96,7 @@ fn rule_files_are_checked_as_by_promtool() {
     );
     let wrong = files.firn(&["check", "rules", "wrong.yml", "rules.yml"], "");
     assert_eq!(wrong.code, Some(1));
-    let want = "Checking wrong.yml\n\nChecking rules.yml\n  SUCCESS: 2 rules found\n\n";
+    let want = "Checking wrong.yml\nChecking rules.yml\n  SUCCESS: 2 rules found\n\n";
     assert_eq!(wrong.output, want);
     let input = files.firn(&["check", "rules"], RULES);
     assert_eq!(input.output, "Checking standard input\n  SUCCESS: 2 rules found\n\n");
@@ -233,20 +233,44 @@ fn metrics_web_configurations_and_targets_are_checked() {
     assert!(lines[2].starts_with("missing.yml FAILED: "), "{web:?}");
     assert_eq!(files.firn(&["check", "web-config", "good.yml"], "").code, Some(0));
 
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let server = std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+
+        let (mut stream, _) = listener.accept().expect("a request");
+        let _ = stream.read(&mut [0; 4_096]);
+        let list = "[{\"targets\": [\"h:1\", \"h:4\"], \"labels\": {\"x\": \"y\"}}]";
+        let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        let answer = format!("{head}Content-Length: {}\r\n\r\n{list}", list.len());
+        stream.write_all(answer.as_bytes()).expect("an answer");
+    });
     write(
         "p.yml",
-        "scrape_configs:\n- job_name: a\n  static_configs: [{targets: ['h:1', 'h:2', 'h:1']}]\n  \
-         dns_sd_configs: [{names: [a]}]\n  relabel_configs: [{source_labels: [__address__], regex: \
-         'h:2', action: drop}]\n",
+        &format!(
+            "scrape_configs:\n- job_name: a\n  \
+             static_configs: [{{targets: ['h:1', 'h:2', 'h:1']}}]\n  \
+             http_sd_configs: [{{url: 'http://{address}/'}}, {{url: 'http://127.0.0.1:1/'}}]\n  \
+             vultr_sd_configs: [{{authorization: {{credentials: x}}}}]\n  \
+             relabel_configs: [{{source_labels: [__address__], regex: 'h:2', action: drop}}]\n"
+        ),
     );
-    let targets = files.firn(&["check", "service-discovery", "p.yml", "a"], "");
+    let targets = files.firn(&["check", "service-discovery", "p.yml", "a", "--timeout=20s"], "");
+    server.join().expect("no panic");
     assert_eq!(targets.code, Some(0), "{targets:?}");
-    assert!(targets.errors.contains("dns_sd_configs needs a server"), "{targets:?}");
+    for warning in ["vultr_sd_configs is not implemented", "the discovery http failed"] {
+        assert_eq!(targets.errors.matches(warning).count(), 1, "{targets:?}");
+    }
     let list = serde_json::from_str::<serde_json::Value>(&targets.output).expect("JSON");
-    assert_eq!(list.as_array().map(Vec::len), Some(2));
+    assert_eq!(list.as_array().map(Vec::len), Some(4));
     assert_eq!(list[0]["labels"]["instance"], "h:1");
     assert_eq!(list[1]["discoveredLabels"]["__address__"], "h:2");
     assert_eq!(list[1]["labels"], serde_json::json!({}));
+    assert_eq!(list[2]["discoveredLabels"]["__meta_url"], format!("http://{address}/"));
+    assert_eq!(
+        (&list[3]["labels"]["instance"], &list[3]["labels"]["x"]),
+        (&"h:4".into(), &"y".into())
+    );
     write("t.json", "[{\"Targets\": [\"h:3\"]}]");
     write(
         "f.yml",

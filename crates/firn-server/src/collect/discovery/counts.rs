@@ -64,41 +64,49 @@ impl DiscoveryCounts {
         self.dns_lookups.add(1);
         self.dns_failures.add(u64::from(!is_good));
     }
+}
 
-    /// Writes the metrics of the part `part`, with names that begin with `prefix`.
-    pub(super) fn write_text(&self, prefix: &str, part: &str, text: &mut MetricsText) {
-        for (name, help, counter) in [
-            (
-                "kubernetes_failures_total",
-                "Lists and watches of Kubernetes that failed.",
-                &self.kubernetes_failures,
-            ),
-            ("consul_rpc_failures_total", "Queries of Consul that failed.", &self.consul_failures),
-            ("dns_lookups_total", "Lookups of names of DNS discoveries.", &self.dns_lookups),
-            (
-                "dns_lookup_failures_total",
-                "Lookups of names of DNS discoveries that failed.",
-                &self.dns_failures,
-            ),
-        ] {
-            let name = format!("{prefix}_sd_{name}");
-            text.family(&name, Kind::Counter, help);
-            text.sample(&name, &[("name", part)], counter.get() as f64);
+/// Writes the metrics of all parts, each with its name, with names that begin with `prefix`.
+pub(super) fn write_text(prefix: &str, all: &[(&str, &DiscoveryCounts)], text: &mut MetricsText) {
+    type Pick = fn(&DiscoveryCounts) -> &Counter;
+    let counters: [(&str, &str, Pick); 4] = [
+        ("kubernetes_failures_total", "Lists and watches of Kubernetes that failed.", |counts| {
+            &counts.kubernetes_failures
+        }),
+        ("consul_rpc_failures_total", "Queries of Consul that failed.", |counts| {
+            &counts.consul_failures
+        }),
+        ("dns_lookups_total", "Lookups of names of DNS discoveries.", |counts| &counts.dns_lookups),
+        (
+            "dns_lookup_failures_total",
+            "Lookups of names of DNS discoveries that failed.",
+            |counts| &counts.dns_failures,
+        ),
+    ];
+    for (name, help, pick) in counters {
+        let name = format!("{prefix}_sd_{name}");
+        text.family(&name, Kind::Counter, help);
+        for (part, counts) in all {
+            text.sample(&name, &[("name", part)], pick(counts).get() as f64);
         }
-        let name = format!("{prefix}_sd_kubernetes_events_total");
-        text.family(&name, Kind::Counter, "Changes of objects that watches of Kubernetes found.");
-        for (role, counters) in ROLES.iter().zip(&self.kubernetes_events) {
+    }
+    let name = format!("{prefix}_sd_kubernetes_events_total");
+    text.family(&name, Kind::Counter, "Changes of objects that watches of Kubernetes found.");
+    for (part, counts) in all {
+        for (role, counters) in ROLES.iter().zip(&counts.kubernetes_events) {
             for (event, counter) in EVENTS.iter().zip(counters) {
-                let labels = [("name", part), ("role", *role), ("event", *event)];
+                let labels = [("name", *part), ("role", *role), ("event", *event)];
                 text.sample(&name, &labels, counter.get() as f64);
             }
         }
-        let name = format!("{prefix}_sd_consul_rpc_duration_seconds");
-        let help = "Durations of queries of Consul; a query waits for changes.";
-        text.family(&name, Kind::Summary, help);
-        for (call, calls) in CALLS.iter().zip(&self.consul_calls) {
+    }
+    let name = format!("{prefix}_sd_consul_rpc_duration_seconds");
+    let help = "Durations of queries of Consul; a query waits for changes.";
+    text.family(&name, Kind::Summary, help);
+    for (part, counts) in all {
+        for (call, calls) in CALLS.iter().zip(&counts.consul_calls) {
             let (count, seconds) = *calls.lock();
-            let labels = [("name", part), ("endpoint", "catalog"), ("call", *call)];
+            let labels = [("name", *part), ("endpoint", "catalog"), ("call", *call)];
             text.sample(&format!("{name}_sum"), &labels, seconds);
             text.sample(&format!("{name}_count"), &labels, count as f64);
         }

@@ -6,7 +6,7 @@ use firn_collect::discovery::Provider;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::super::{DiscoveryTasks, SharedLists, TaskState};
+use super::super::{DiscoveryTasks, SharedLists, TaskState, counts};
 use super::*;
 use crate::metrics_text::MetricsText;
 
@@ -193,7 +193,7 @@ impl ClusterDiscovery {
     /// The counted additions, deletions and updates of pods.
     fn pod_events(&self) -> [String; 3] {
         let mut text = MetricsText::default();
-        self.shared.counts.write_text("prometheus", "scrape", &mut text);
+        counts::write_text("prometheus", &[("scrape", &*self.shared.counts)], &mut text);
         let text = text.finish();
         ["add", "delete", "update"].map(|event| {
             let start = format!(
