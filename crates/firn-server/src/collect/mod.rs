@@ -86,6 +86,7 @@ impl Collect {
     pub(crate) fn write_text(&self, text: &mut MetricsText) {
         self.file.write_text(text);
         self.collector.write_text(text);
+        metrics::write_outgoing(text);
     }
 }
 
