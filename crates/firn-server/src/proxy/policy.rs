@@ -17,6 +17,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, StatusCode};
 use firn_model::excerpt;
 
+use super::FORM_BYTES_MAX;
 use crate::config::PathPatterns;
 use crate::http::params::PARAMETER_COUNT_MAX;
 
@@ -221,10 +222,13 @@ pub(super) fn check_statements(parameters: &[&[u8]]) -> Result<(), NotForwarded>
 
 /// The refusal of statements that cannot be checked.
 pub(super) fn unreadable_statements() -> NotForwarded {
-    let what = "the proxy forwards queries to InfluxDB in the URL, or in a form without encoding of \
-                at most 2 MiB, with at most 2048 parameters; to forward others, add the path to \
-                --proxy-paths";
-    NotForwarded { status: StatusCode::FORBIDDEN, what: what.to_owned() }
+    let what = format!(
+        "the proxy forwards queries to InfluxDB in the URL, or in a form without encoding of at \
+         most {} MiB, with at most {PARAMETER_COUNT_MAX} parameters; to forward others, add \
+         the path to --proxy-paths",
+        FORM_BYTES_MAX >> 20
+    );
+    NotForwarded { status: StatusCode::FORBIDDEN, what }
 }
 
 /// The refusal of a body that has no meaning (RFC 9110, 9.3.1) and that servers understand
