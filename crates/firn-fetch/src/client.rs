@@ -15,7 +15,8 @@ use hyper::header::{
 use hyper::{Method, StatusCode, Uri};
 
 use crate::body::{Bodies, Body, Unpacker};
-use crate::connect::{Connections, Open, Route};
+use crate::connect::{Connections, Open, Reach, Route};
+use crate::fair::ClientId;
 use crate::lines::Lines;
 use crate::outgoing::Purpose;
 use crate::proxy::Proxies;
@@ -34,6 +35,7 @@ pub struct Client {
     tokens: Option<Box<Tokens>>,
     bodies: Bodies,
     purpose: Purpose,
+    id: ClientId,
 }
 
 impl fmt::Debug for Client {
@@ -144,6 +146,7 @@ impl Client {
             config: config.clone(),
             bodies: bodies.clone(),
             purpose: Purpose::Other,
+            id: ClientId::unique(),
         })
     }
 
@@ -151,6 +154,11 @@ impl Client {
     #[must_use]
     pub fn with_purpose(self, purpose: Purpose) -> Client {
         Client { purpose, ..self }
+    }
+
+    /// Its name among the clients that share connections.
+    pub fn id(&self) -> ClientId {
+        self.id
     }
 
     /// Sends a request, follows redirects and reads the body. `connections` are those that earlier
@@ -217,6 +225,7 @@ impl Client {
         let mut uri = asked.clone();
         let content = request.content.as_ref();
         let mut has_credentials = true;
+        let mut reach = Reach::Anywhere;
         for hop in 0..=REDIRECTS_MAX {
             let headers = self.headers(request, content, &uri, has_credentials).await?;
             secrets.add_headers(&headers);
@@ -225,7 +234,7 @@ impl Client {
             }
             let unix_socket = request.unix_socket.as_deref().filter(|_| hop == 0);
             let outgoing = Outgoing { uri: &uri, unix_socket, headers, content };
-            let (response, mut open) = self.exchange(&outgoing, connections).await?;
+            let (response, mut open) = self.exchange(&outgoing, reach, connections).await?;
             if let Some(authorization) = open.proxy_authorization() {
                 secrets.add_header(authorization.as_bytes());
             }
@@ -247,7 +256,8 @@ impl Client {
                 // Browsers and Go's client send a GET instead, whose answer is no receipt of the
                 // samples or alerts in the body.
                 let what = format!(
-                    "the redirect (HTTP status {status}) drops the body of the request: use the                      address to which it leads, or answer 307 or 308"
+                    "the redirect (HTTP status {status}) drops the body of the request: use the \
+                     address to which it leads, or answer 307 or 308"
                 );
                 return Err(FetchError::Transport(what));
             }
@@ -255,6 +265,7 @@ impl Client {
                 let what = "the redirect would send credentials to another host";
                 return Err(FetchError::Transport(what.to_owned()));
             }
+            reach = open.reach();
             if open.drive(read_refusal(response)).await.is_some() {
                 connections.keep(open);
             }
@@ -306,6 +317,7 @@ impl Client {
     async fn exchange(
         &self,
         outgoing: &Outgoing<'_>,
+        reach: Reach,
         connections: &mut Connections,
     ) -> Result<(hyper::Response<Incoming>, Open), FetchError> {
         let uri = outgoing.uri;
@@ -313,14 +325,15 @@ impl Client {
         let tls = if needs_tls { Some(self.tls.current()?) } else { None };
         let tls_hash = tls.as_ref().map_or(0, |tls| tls.hash);
         let route = Route::new(uri, outgoing.unix_socket, &self.proxies, tls_hash)?;
-        if let Some(mut open) = connections.take(&route)
+        if let Some(mut open) = connections.take(&route, reach)
             && let Ok(response) = open.send(outgoing.request(&open)?).await
         {
             return Ok((response, open));
         }
         let tls = tls.map(|tls| (&self.tls, tls.config));
-        let permit = connections.place(self.purpose).await?;
-        let mut open = route.open(tls, &self.proxies, self.bodies.budget(), permit).await?;
+        let permit = connections.place(self.purpose, self.id).await?;
+        let budget = self.bodies.budget();
+        let mut open = route.open(tls, &self.proxies, budget, (permit, reach)).await?;
         match open.send(outgoing.request(&open)?).await {
             Ok(response) => Ok((response, open)),
             Err(error) => Err(FetchError::Transport(with_causes(&error))),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -19,6 +20,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
+use crate::fair::ClientId;
 use crate::frames::{HeadCount, HeadLimit};
 use crate::lookup::lookup;
 use crate::outgoing::{ConnectionPermit, Places, Purpose};
@@ -64,6 +66,24 @@ pub(crate) struct Open {
     /// The memory of buffers and state.
     _held: Reservation,
     permit: ConnectionPermit,
+    /// Whether the server is on this machine, or on the same link without a router.
+    is_near: bool,
+}
+
+/// The machines that a request may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All: the configuration, or a server that is near, names the address.
+    Anywhere,
+    /// A server elsewhere names the address by a redirect. It must not reach servers that only this
+    /// machine can reach, such as this one's API on loopback or a cloud's metadata service.
+    Away,
+}
+
+impl Reach {
+    pub(crate) fn includes(self, is_near: bool) -> bool {
+        self == Reach::Anywhere || !is_near
+    }
 }
 
 /// The address of a connection, and the way to it.
@@ -110,17 +130,22 @@ impl fmt::Debug for Sender {
 }
 
 impl Connections {
-    /// Takes the open connection along `route`.
-    pub(crate) fn take(&mut self, route: &Route) -> Option<Open> {
+    /// Takes the open connection along `route`, if it leads to a machine within `reach`.
+    pub(crate) fn take(&mut self, route: &Route, reach: Reach) -> Option<Open> {
         self.open.retain_mut(|open| !open.is_closed());
-        let idx = self.open.iter().position(|open| open.route == *route)?;
+        let is_usable = |open: &Open| open.route == *route && reach.includes(open.is_near);
+        let idx = self.open.iter().position(is_usable)?;
         Some(self.open.remove(idx))
     }
 
     /// Waits for the place of one more connection.
-    pub(crate) async fn place(&mut self, purpose: Purpose) -> Result<ConnectionPermit, FetchError> {
+    pub(crate) async fn place(
+        &mut self,
+        purpose: Purpose,
+        client: ClientId,
+    ) -> Result<ConnectionPermit, FetchError> {
         self.is_waiting = true;
-        let permit = Places::of_process().take(purpose).await;
+        let permit = Places::of_process().take(purpose, client).await;
         self.is_waiting = false;
         permit
     }
@@ -135,7 +160,7 @@ impl Connections {
 
     /// Keeps a connection for the next request, unless others need its place.
     pub(crate) fn keep(&mut self, open: Open) {
-        if !Places::of_process().has_room_for_idle(open.permit.purpose) {
+        if !Places::of_process().has_room_for_idle(&open.permit) {
             return;
         }
         while self.open.len() >= CONNECTIONS_MAX {
@@ -164,6 +189,11 @@ impl Open {
             Sender::Http1(http1) => drive(&mut http1.connection, work).await,
             Sender::Http2(_) => work.await,
         }
+    }
+
+    /// The machines that a redirect by this server may lead to.
+    pub(crate) fn reach(&self) -> Reach {
+        if self.is_near { Reach::Anywhere } else { Reach::Away }
     }
 
     pub(crate) fn is_http2(&self) -> bool {
@@ -268,12 +298,14 @@ impl Route {
         tls: Option<(&TlsSource, Arc<ClientConfig>)>,
         proxies: &Proxies,
         budget: &Budget,
-        permit: ConnectionPermit,
+        (permit, reach): (ConnectionPermit, Reach),
     ) -> Result<Open, FetchError> {
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let mut held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
+        let mut is_near = false;
         let mut stream = match (&self.unix_socket, &self.proxy) {
             (Some(path), _) => {
+                is_near = true;
                 let connected = UnixStream::connect(path).await;
                 boxed(connected.map_err(|error| {
                     FetchError::transport(
@@ -283,8 +315,16 @@ impl Route {
                 })?)
             }
             (None, Some(proxy)) => self.through(proxy, tls.as_ref(), proxies).await?,
-            (None, None) => boxed(dial(&self.host, self.port).await?),
+            (None, None) => {
+                let stream = dial(&self.host, self.port).await?;
+                is_near = leads_near(&stream);
+                boxed(stream)
+            }
         };
+        if !reach.includes(is_near) {
+            let what = "a server elsewhere redirects to this machine or its link";
+            return Err(FetchError::Transport(what.to_owned()));
+        }
         let mut is_http2 = false;
         if let (true, Some((source, config))) = (self.is_tls, tls) {
             let name = source.server_name(&self.host)?;
@@ -319,7 +359,7 @@ impl Route {
                 .map_err(failed)?;
             Sender::Http1(Box::new(Http1 { sender, connection: Some(connection) }))
         };
-        Ok(Open { route: self, sender, _held: held, permit })
+        Ok(Open { route: self, sender, _held: held, permit, is_near })
     }
 
     /// A stream to the server, or for plain HTTP to its proxy.
@@ -398,6 +438,17 @@ async fn dial(host: &str, port: u16) -> Result<TcpStream, FetchError> {
     // A request is one small write.
     stream.set_nodelay(true).map_err(|error| FetchError::transport("dial tcp", error))?;
     Ok(stream)
+}
+
+/// Whether the other side is this machine, by any of its addresses, or on its link.
+fn leads_near(stream: &TcpStream) -> bool {
+    let (Ok(peer), Ok(own)) = (stream.peer_addr(), stream.local_addr()) else { return true };
+    let is_own = peer.ip() == own.ip();
+    is_own
+        || match peer.ip().to_canonical() {
+            IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+        }
 }
 
 /// Opens a tunnel through an HTTP proxy.
@@ -482,11 +533,11 @@ async fn socks5(
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let mut request = vec![5, 1, 0];
     match host.parse() {
-        Ok(std::net::IpAddr::V4(ip)) => {
+        Ok(IpAddr::V4(ip)) => {
             request.push(1);
             request.extend_from_slice(&ip.octets());
         }
-        Ok(std::net::IpAddr::V6(ip)) => {
+        Ok(IpAddr::V6(ip)) => {
             request.push(4);
             request.extend_from_slice(&ip.octets());
         }

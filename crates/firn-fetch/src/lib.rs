@@ -17,8 +17,8 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `outgoing`, `sent_secrets`, `frames`,
-//! `connect`, `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
+//! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `fair`, `outgoing`, `sent_secrets`,
+//! `frames`, `connect`, `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -37,6 +37,7 @@ mod connect;
 mod credentials;
 pub mod dns;
 mod error;
+mod fair;
 mod frames;
 mod lines;
 mod lookup;
@@ -54,5 +55,6 @@ pub use body::{Bodies, Body};
 pub use client::{Client, Content, Request, Response, Watched};
 pub use connect::Connections;
 pub use error::{FetchError, with_causes};
+pub use fair::{ClientId, FairPlaces, PlacePermit};
 pub use lines::Lines;
 pub use outgoing::Purpose;

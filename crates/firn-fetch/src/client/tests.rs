@@ -238,7 +238,8 @@ async fn a_request_that_waits_for_a_connection_names_the_limit_of_open_files() {
     let server = TestServer::start(|_| Some(b"HTTP/1.1 200 OK\r\n\r\n".to_vec())).await;
     let (places, purpose) = (Places::of_process(), Purpose::Alerts);
     let mut open_connections = Vec::new();
-    while let Ok(permit) = tokio::time::timeout(Duration::ZERO, places.take(purpose)).await {
+    let next = || tokio::time::timeout(Duration::ZERO, places.take(purpose, ClientId::unique()));
+    while let Ok(permit) = next().await {
         open_connections.push(permit.unwrap());
     }
     let client = open(&HttpClient::default()).with_purpose(purpose);
@@ -287,6 +288,36 @@ async fn a_redirect_that_drops_a_body_is_an_error() {
     let error = client.send(&request, &mut Connections::default()).await.unwrap_err().to_string();
     assert!(error.contains("(HTTP status 302) drops the body of the request"), "{error}");
     assert_eq!(server.heads().len(), 1);
+}
+
+/// Before, a receiver elsewhere could delete all series by this server's own API on loopback: a
+/// redirect keeps the method.
+#[tokio::test]
+async fn a_server_elsewhere_cannot_redirect_to_this_machine() {
+    let own = TestServer::start(|_| ok("")).await;
+    let to_own = format!("http://127.0.0.1:{}/api", own.port);
+    // A server elsewhere, behind a proxy.
+    let proxy = TestServer::start(move |head| match head.contains("elsewhere.test/back") {
+        true => Some(
+            format!("HTTP/1.1 307 X\r\nlocation: {to_own}\r\ncontent-length: 0\r\n\r\n").into(),
+        ),
+        false => redirect("http://elsewhere.test/back"),
+    })
+    .await;
+    let keys = format!("proxy_url: {}, no_proxy: 127.0.0.1", proxy.url(""));
+    let client = open(&client_config(&keys));
+    let mut connections = Connections::default();
+    // A connection that an earlier request has left open is not used either.
+    for path in ["/back", "/", "/own", "/back"] {
+        if path == "/own" {
+            client.send(&request(own.url("/")), &mut connections).await.unwrap();
+            continue;
+        }
+        let request = request(format!("http://elsewhere.test{path}"));
+        let error = client.send(&request, &mut connections).await.unwrap_err().to_string();
+        assert!(error.contains("redirects to this machine"), "{path}: {error}");
+    }
+    assert_eq!(own.heads().len(), 1);
 }
 
 // Item 44: no credentials after a redirect to another host.

@@ -144,7 +144,8 @@ fn quantiles(
                 scratch.extend(all.filter(|value| !is_absent(*value)));
             }
             if !scratch.is_empty() {
-                *value = quantile(param[step], &mut scratch);
+                let mut check = |_| meter.check_canceled();
+                *value = quantile(param[step], &mut scratch, &mut check)?;
             }
         }
         Ok(values)

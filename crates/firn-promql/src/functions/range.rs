@@ -4,7 +4,7 @@ use firn_model::{Error, Result, Timestamp};
 
 use super::kahan::Sum;
 use super::partial::{Extreme, OrderedSum, Partial};
-use super::quantile::SortedWindow;
+use super::quantile::{SortedWindow, WorkCheck};
 use super::range_call::{CancelCheck, RangeCall};
 use super::rate::{RateKind, count_pairs, extrapolated, instant, is_change};
 use super::{extended, over_time, partial, quantile, regression};
@@ -69,12 +69,12 @@ impl Kernel for RangeCall<'_> {
             F::TsOfLastOverTime => each(samples, out, |w| w.times.last().map(seconds)),
             F::MadOverTime => {
                 let mut scratch = Vec::new();
-                self.sorted(samples, out, |_, values| {
-                    quantile::median_deviation(values, &mut scratch)
+                self.sorted(samples, out, |_, values, check| {
+                    quantile::median_deviation(values, &mut scratch, check)
                 })?;
             }
-            F::QuantileOverTime => self.sorted(samples, out, |step, values| {
-                quantile::quantile_of_sorted(self.param(0, step), values)
+            F::QuantileOverTime => self.sorted(samples, out, |step, values, _| {
+                Ok(quantile::quantile_of_sorted(self.param(0, step), values))
             })?,
             F::Deriv => self.walked(samples, out, |w| {
                 // Times relative to the first sample keep the numbers small.
@@ -167,14 +167,16 @@ impl RangeCall<'_> {
         &self,
         samples: Samples<'_>,
         out: &mut [f64],
-        mut compute: impl FnMut(usize, &[f64]) -> f64,
+        mut compute: impl FnMut(usize, &[f64], &mut WorkCheck<'_>) -> Result<f64>,
     ) -> Result<()> {
-        let mut check = CancelCheck::new(self.cancel);
+        let mut cancel = CancelCheck::new(self.cancel);
+        let mut check = |count| cancel.step(count);
         let mut moving = SortedWindow::default();
         for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
             if !window.is_empty() {
-                check.step(window.len())?;
-                *out = compute(step, moving.move_to(samples.values, window));
+                check(window.len())?;
+                let values = moving.move_to(samples.values, window, &mut check)?;
+                *out = compute(step, values, &mut check)?;
             }
         }
         Ok(())

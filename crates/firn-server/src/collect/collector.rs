@@ -18,12 +18,15 @@ use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, TargetStatus,
     phase_seed,
 };
-use firn_fetch::{Bodies, Client, Connections, FetchError, Purpose, Request, Response};
+use firn_fetch::{
+    Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
+    Response,
+};
 use firn_model::{Budget, Error, Pool, Result, Timestamp};
 use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Builder;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Notify, watch};
 
 use super::commits::Commits;
 use super::config_file::{Apply, ConfigPart, LoadedFile};
@@ -52,8 +55,8 @@ pub(crate) struct Collector {
 /// The state while the database is open.
 struct Scraping {
     budget: Budget,
-    /// For scrapes of targets whose last scrape has failed.
-    doubtful: Semaphore,
+    /// For scrapes of targets whose last scrape has failed, shared by jobs.
+    doubtful: FairPlaces,
     bodies: Bodies,
     /// The rows that the scraping thread reads.
     scratch: Mutex<ScrapeScratch>,
@@ -255,13 +258,7 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
         Work::Scrape { refused: Some(refused), .. } => {
             Some(Err(FetchFailure::Other(refused.to_string())))
         }
-        Work::Scrape { refused: None, .. } => Some(match running.admit(&scraper).await {
-            Ok(_permit) => match running.fetch(id, &scraper, begun) {
-                Ok(fetching) => fetching.await,
-                Err(error) => Err(FetchFailure::Other(error.to_string())),
-            },
-            Err(failure) => Err(failure),
-        }),
+        Work::Scrape { refused: None, .. } => Some(running.scrape(id, &scraper, begun).await),
         Work::End { .. } => None,
     };
     if let (Work::Scrape { ts, .. }, Some(fetched)) = (&work, &fetched)
@@ -406,7 +403,7 @@ impl Collector {
             sleeps_until: 0,
         };
         let running = Scraping {
-            doubtful: Semaphore::new(doubtful_max(
+            doubtful: FairPlaces::new(doubtful_max(
                 budget.usage().limit_bytes,
                 Purpose::Scrapes.connections_max(),
             )),
@@ -651,18 +648,30 @@ impl Scraping {
         }
     }
 
+    /// The answer of a target.
+    async fn scrape(&self, id: TargetId, scraper: &TargetScraper, begun: Instant) -> ScrapeAnswer {
+        let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
+        let _permit = self.admit(scraper, client.id()).await?;
+        match self.fetch(id, scraper, &client, begun) {
+            Ok(fetching) => fetching.await,
+            Err(error) => Err(FetchFailure::Other(error.to_string())),
+        }
+    }
+
     /// Waits until the target may be scraped. All targets of a job may hang at the same time: those
-    /// whose last scrape has failed, and new ones, leave memory and connections to the others.
+    /// whose last scrape has failed, and new ones, leave memory and connections to the others, and
+    /// those of one job leave some to those of other jobs.
     async fn admit(
         &self,
         scraper: &TargetScraper,
-    ) -> std::result::Result<Option<SemaphorePermit<'_>>, FetchFailure> {
+        job: ClientId,
+    ) -> std::result::Result<Option<PlacePermit>, FetchFailure> {
         let TargetStatus { duration, error, .. } = scraper.status();
         if error.is_none() && !duration.is_zero() {
             return Ok(None);
         }
         let timeout = Duration::from_millis(scraper.target().timeout.as_ms());
-        match tokio::time::timeout(timeout, self.doubtful.acquire()).await {
+        match tokio::time::timeout(timeout, self.doubtful.take(job)).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
             _ => Err(FetchFailure::Other(
                 "context deadline exceeded: too many other targets do not answer".to_owned(),
@@ -680,11 +689,12 @@ impl Scraping {
         &'a self,
         id: TargetId,
         scraper: &'a TargetScraper,
+        client: &'a Client,
         begun: Instant,
     ) -> Result<Pin<Box<impl Future<Output = ScrapeAnswer> + 'a>>> {
         let fetching = async move {
             let mut connections = self.state.lock().connections.remove(&id).unwrap_or_default();
-            let fetched = self.send(scraper, begun, &mut connections).await;
+            let fetched = self.send(scraper, client, begun, &mut connections).await;
             self.state.lock().connections.insert(id, connections);
             fetched
         };
@@ -699,10 +709,10 @@ impl Scraping {
     async fn send(
         &self,
         scraper: &TargetScraper,
+        client: &Client,
         begun: Instant,
         connections: &mut Connections,
     ) -> ScrapeAnswer {
-        let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
         let request = scraper.request(USER_AGENT);
         let headers = request.headers.into_iter();
         let outgoing = Request {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use firn_collect::pool::{ScrapePools, SyncReport};
 use firn_collect::scrape::TargetScraper;
+use firn_fetch::Purpose;
 use firn_model::Result;
 use firn_yaml::go_duration;
 use parking_lot::Mutex;
@@ -248,6 +249,27 @@ impl ScrapeTotals {
         let name = format!("{prefix}_target_interval_length");
         let help = "Times between the beginnings of two scrapes of a target.";
         write_durations((&name, help), &mut lengths.collect::<Vec<_>>(), now, text);
+    }
+}
+
+/// Writes the numbers of connections to other servers.
+pub(super) fn write_outgoing(text: &mut MetricsText) {
+    for (name, help, count) in [
+        (
+            "firn_outgoing_connections",
+            "Open connections to other servers, by purpose.",
+            Purpose::connections_open as fn(Purpose) -> usize,
+        ),
+        (
+            "firn_outgoing_connections_max",
+            "Connections to other servers that may be open, by purpose.",
+            Purpose::connections_max,
+        ),
+    ] {
+        text.family(name, Kind::Gauge, help);
+        for purpose in Purpose::ALL {
+            text.sample(name, &[("purpose", purpose.label())], count(purpose) as f64);
+        }
     }
 }
 

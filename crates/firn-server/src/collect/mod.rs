@@ -90,6 +90,7 @@ impl Collect {
     pub(crate) fn write_text(&self, notify: &DiscoveryTasks, text: &mut MetricsText) {
         self.file.write_text(text);
         self.collector.write_text(notify, text);
+        metrics::write_outgoing(text);
     }
 }
 

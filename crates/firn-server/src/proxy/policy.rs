@@ -17,6 +17,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, StatusCode};
 use firn_model::excerpt;
 
+use super::FORM_BYTES_MAX;
 use crate::config::PathPatterns;
 use crate::http::params::PARAMETER_COUNT_MAX;
 
@@ -223,8 +224,9 @@ pub(super) fn check_statements(parameters: &[&[u8]]) -> Result<(), NotForwarded>
 pub(super) fn unreadable_statements() -> NotForwarded {
     let what = format!(
         "the proxy forwards queries to InfluxDB in the URL, or in a form without encoding of at \
-         most 2 MiB, with at most {PARAMETER_COUNT_MAX} parameters; to forward others, add the \
-         path to --proxy-paths"
+         most {} MiB, with at most {PARAMETER_COUNT_MAX} parameters; to forward others, add \
+         the path to --proxy-paths",
+        FORM_BYTES_MAX >> 20
     );
     NotForwarded { status: StatusCode::FORBIDDEN, what }
 }
