@@ -9,7 +9,7 @@ use super::collecting::{
 use super::peer::{bytes, peer, wait_until, whole};
 use crate::attack::{Attack, Family, attack, script};
 use crate::client::get;
-use crate::server::Target;
+use crate::target::Target;
 
 pub(crate) fn family() -> Family {
     Family::new("connections", setup(&["--alert-resend-delay=1s"]).open_files_max(400))

@@ -383,7 +383,7 @@ impl Feed {
         let (read_count, mut idx) = (samples.len(), 0);
         samples.retain(|sample| {
             idx += 1;
-            idx <= kept_count || !sent.is_repeated(sample)
+            idx <= kept_count || !sent.forget_unless_repeated(sample)
         });
         to.totals.repeated.add(read_count.saturating_sub(samples.len()) as u64);
     }

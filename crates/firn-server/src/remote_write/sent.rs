@@ -34,7 +34,7 @@ impl SentSamples {
 
     /// Whether this very sample was sent, and no other value of its series and time since. If not,
     /// that one is forgotten: the sample is sent next.
-    pub(super) fn is_repeated(&mut self, sample: &LoggedSample) -> bool {
+    pub(super) fn forget_unless_repeated(&mut self, sample: &LoggedSample) -> bool {
         let mark = self.mark(sample);
         let Some(place) = self.place(sample) else { return false };
         let is_repeated = *place == mark;
@@ -83,20 +83,23 @@ mod tests {
         let mut sent = SentSamples::new(&Budget::unlimited(), 1 << 16);
         assert_eq!(sent.marks.len(), 1 << 13);
         let (one, two) = (sample(1, 5, 1.0), sample(1, 5, 2.0));
-        assert!(!sent.is_repeated(&one));
+        assert!(!sent.forget_unless_repeated(&one));
         sent.note(&one);
-        assert!(sent.is_repeated(&one) && sent.is_repeated(&one));
-        assert!(!sent.is_repeated(&sample(2, 5, 1.0)) && !sent.is_repeated(&sample(1, 6, 1.0)));
+        assert!(sent.forget_unless_repeated(&one) && sent.forget_unless_repeated(&one));
+        assert!(
+            !sent.forget_unless_repeated(&sample(2, 5, 1.0))
+                && !sent.forget_unless_repeated(&sample(1, 6, 1.0))
+        );
         // An update and its reversal, before the end of a window and after it.
-        assert!(!sent.is_repeated(&two) && !sent.is_repeated(&one));
+        assert!(!sent.forget_unless_repeated(&two) && !sent.forget_unless_repeated(&one));
         sent.note(&two);
         sent.note(&one);
-        assert!(!sent.is_repeated(&two));
+        assert!(!sent.forget_unless_repeated(&two));
         sent.note(&two);
-        assert!(!sent.is_repeated(&one));
+        assert!(!sent.forget_unless_repeated(&one));
         // Bit for bit.
         sent.note(&sample(1, 7, 0.0));
-        assert!(!sent.is_repeated(&sample(1, 7, -0.0)));
+        assert!(!sent.forget_unless_repeated(&sample(1, 7, -0.0)));
     }
 
     #[test]
@@ -113,6 +116,6 @@ mod tests {
         }
         let mut none = SentSamples::new(&Budget::new(10), 1 << 16);
         none.note(&sample(1, 1, 1.0));
-        assert!(!none.is_repeated(&sample(1, 1, 1.0)));
+        assert!(!none.forget_unless_repeated(&sample(1, 1, 1.0)));
     }
 }
