@@ -21,7 +21,7 @@ unsafe extern "C" {
     fn mi_collect(force: bool);
 }
 
-/// Milliseconds until free pages are returned to the operating system.
+/// Milliseconds until free pages of a server are returned to the operating system.
 ///
 /// A query frees the columns of one group and allocates those of the next. Without a delay each
 /// page is returned and faulted in again: 80,000 faults in a query of 100,000 series, half its CPU
@@ -30,12 +30,21 @@ unsafe extern "C" {
 /// under the load of 40 senders.
 const PURGE_DELAY_MS: c_long = 10;
 
-/// Returns free memory to the operating system soon ([`PURGE_DELAY_MS`]). Idle threads return it at
-/// once ([`release`]).
-#[expect(unsafe_code, reason = "the interface in Rust has no options")]
+/// Returns free memory to the operating system at once: for commands, which read one large text.
+pub(crate) fn purge_at_once() {
+    set_purge_delay(0);
+}
+
+/// Returns free memory after [`PURGE_DELAY_MS`]: for servers. Idle threads return it at once
+/// ([`release`]).
 pub(crate) fn purge_soon() {
+    set_purge_delay(PURGE_DELAY_MS);
+}
+
+#[expect(unsafe_code, reason = "the interface in Rust has no options")]
+fn set_purge_delay(ms: c_long) {
     // SAFETY: it stores a number in an atomic variable; any thread may do that at any time.
-    unsafe { mi_option_set(PURGE_DELAY, PURGE_DELAY_MS) }
+    unsafe { mi_option_set(PURGE_DELAY, ms) }
 }
 
 /// Makes all threads share one arena of the system's allocator, which only C libraries and the

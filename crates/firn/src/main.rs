@@ -115,7 +115,7 @@ const WRONG_PROMETHEUS_CONFIG: u8 = 2;
 
 fn main() -> ExitCode {
     allocator::share_system_arena();
-    allocator::purge_soon();
+    allocator::purge_at_once();
     signals::set_up_for_commands();
     let arguments = Arguments::try_parse_from(given_arguments(std::env::args_os()))
         .unwrap_or_else(|error| exit_with(&error));
@@ -126,13 +126,11 @@ fn main() -> ExitCode {
     };
     let done = match arguments.command {
         Command::Serve(flags) => {
-            output::log_to_stderr();
-            signals::set_up_for_servers();
+            set_up_for_servers();
             serve(&flags)
         }
         Command::Cache(cache) => {
-            output::log_to_stderr();
-            signals::set_up_for_servers();
+            set_up_for_servers();
             cache::cache(&cache)
         }
         Command::Config(config) => config::config(&config),
@@ -168,6 +166,12 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+fn set_up_for_servers() {
+    output::log_to_stderr();
+    signals::set_up_for_servers();
+    allocator::purge_soon();
 }
 
 /// Prints the help, or the mistake in the arguments without the passwords that it repeats, and
