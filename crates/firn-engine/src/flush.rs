@@ -81,7 +81,7 @@ impl Flusher {
     /// Milliseconds that a restart now would replay the log. `row_count` rows are only there, and
     /// `definition_bytes` were logged in total.
     pub(crate) fn replay_ms(&self, rooms: &Rooms, row_count: u64, definition_bytes: u64) -> f64 {
-        let bytes = rooms.log.stats().bytes;
+        let bytes = rooms.log.live_bytes();
         let definition_bytes = self.unflushed_definition_bytes(definition_bytes);
         let work = LoggedWork { bytes, definition_bytes, row_count };
         self.speed.estimate_ms(work, &rooms.options)

@@ -157,7 +157,7 @@ impl Pressure {
                 ),
             ));
         }
-        let log_bytes = rooms.log.stats().bytes;
+        let log_bytes = rooms.log.live_bytes();
         let limit = rooms.options.log_bytes_max.saturating_mul(2);
         if log_bytes > limit {
             rooms.wakeup.request_flush();

@@ -427,6 +427,14 @@ impl Log {
         streams.map(|(found, &floor)| found.read().bytes_from(floor)).sum()
     }
 
+    /// [`LogStats::bytes`] alone, which each insert compares with its limit: one lock per stream.
+    pub fn live_bytes(&self) -> u64 {
+        match self.streams.get() {
+            None => self.found_bytes,
+            Some(streams) => streams.iter().map(Stream::live_bytes).sum(),
+        }
+    }
+
     /// Totals of all streams.
     pub fn stats(&self) -> LogStats {
         let Some(streams) = self.streams.get() else {

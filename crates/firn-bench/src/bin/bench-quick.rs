@@ -1,17 +1,20 @@
 //! Server CPU per million samples and memory per active series, by remote write 1.0, time-major,
-//! 10 labels, at 100k and 1M series: FirnDB beside Prometheus and VictoriaMetrics in one run. Then
-//! FirnDB with TLS and a token beside FirnDB without, in turn. `--only tls` runs this part alone.
+//! 10 labels, at 100k and 1M series: FirnDB beside Prometheus and VictoriaMetrics in one run, and
+//! the bare cost of snappy and of a walk over the protobuf. Then FirnDB with TLS and a token beside
+//! FirnDB without, in turn. `--only tls` runs this part alone.
 
 use std::fs;
+use std::hint::black_box;
 use std::io;
 use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firn_bench::client::Endpoint;
 use firn_bench::load::Load;
 use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::{Program, Server};
 use firn_cache_client::{Tls, TlsOptions};
+use firn_model::protobuf::Reader;
 
 /// The amount of data to send.
 struct Size {
@@ -88,6 +91,11 @@ fn compare_programs(aims: &mut Vec<Aim>) -> io::Result<()> {
             );
             by_program.push((program, figures));
         }
+        let (snappy_s, walk_s) = bare_costs(size)?;
+        println!(
+            "{:6} {:16} {snappy_s:>14.3}\n{:6} {:16} {walk_s:>14.3}",
+            size.name, "snappy alone", size.name, "protobuf alone"
+        );
         let of = |wanted| by_program.iter().find(|entry| entry.0 == wanted).map(|entry| &entry.1);
         if let (Some(ours), Some(theirs)) = (of(Program::Firn), of(Program::Prometheus)) {
             let mut aim = |name: &str, figure: f64, at_most: f64| {
@@ -109,6 +117,46 @@ fn compare_programs(aims: &mut Vec<Aim>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Seconds per million samples, on one thread, to unpack the requests of a scrape, and to walk over
+/// all their fields: no server that reads them can do with less.
+fn bare_costs(size: &Size) -> io::Result<(f64, f64)> {
+    const ROUNDS: usize = 5;
+    let bodies = Load::new(size.series_count).bodies(0);
+    let (mut decoder, mut unpacked) = (snap::raw::Decoder::new(), Vec::new());
+    let (mut snappy_s, mut walk_s) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (mut snappy, mut walk) = (Duration::ZERO, Duration::ZERO);
+        for body in &bodies {
+            let len = snap::raw::decompress_len(body).map_err(io::Error::other)?;
+            unpacked.resize(len, 0);
+            let started = Instant::now();
+            decoder.decompress(body, &mut unpacked).map_err(io::Error::other)?;
+            snappy += started.elapsed();
+            let started = Instant::now();
+            black_box(field_count(Reader::new(&unpacked), 0).map_err(io::Error::other)?);
+            walk += started.elapsed();
+        }
+        let per_million = |time: Duration| time.as_secs_f64() / size.series_count as f64 * 1e6;
+        snappy_s.push(per_million(snappy));
+        walk_s.push(per_million(walk));
+    }
+    Ok((median(snappy_s), median(walk_s)))
+}
+
+/// The number of fields of a write request with its series (1) and their labels and samples (2).
+fn field_count(mut message: Reader<'_>, depth: u32) -> firn_model::Result<u64> {
+    let mut count = 0;
+    while !message.is_done() {
+        let (field, wire) = message.key()?;
+        count += 1;
+        match (depth, field) {
+            (0, 1) | (1, 1 | 2) => count += field_count(message.message()?, depth + 1)?,
+            _ => message.skip(field, wire)?,
+        }
+    }
+    Ok(count)
 }
 
 /// FirnDB with TLS and a token beside FirnDB without, one after the other in each round.
