@@ -477,22 +477,26 @@ mod tests {
         Document::parse(text).map(|document| document.root)
     }
 
+    /// Visits a node before the nodes in it.
+    fn each_node(node: &Node, visit: &mut dyn FnMut(&Node)) {
+        visit(node);
+        match &node.value {
+            NodeValue::List(items) => items.iter().for_each(|item| each_node(item, visit)),
+            NodeValue::Map(entries) => entries.iter().for_each(|(key, value)| {
+                each_node(key, visit);
+                each_node(value, visit);
+            }),
+            _ => {}
+        }
+    }
+
     #[test]
     fn nodes_know_their_line_and_column() {
         let root = parse("a:\n  - b: 'é'\n    c: [1, {x: 2}]\n").unwrap().unwrap();
         let mut found = Vec::new();
-        fn walk(node: &Node, found: &mut Vec<String>) {
+        each_node(&root, &mut |node| {
             found.push(format!("{}{}:{}", node.tag(), node.line, node.column));
-            match &node.value {
-                NodeValue::List(items) => items.iter().for_each(|item| walk(item, found)),
-                NodeValue::Map(entries) => entries.iter().for_each(|(key, value)| {
-                    walk(key, found);
-                    walk(value, found);
-                }),
-                _ => {}
-            }
-        }
-        walk(&root, &mut found);
+        });
         let want = "!!map1:1 !!str1:1 !!seq2:3 !!map2:5 !!str2:5 !!str2:8 !!str3:5 !!seq3:8 \
                     !!int3:9 !!map3:12 !!str3:13 !!int3:16";
         assert_eq!(found.join(" "), want);
@@ -504,18 +508,11 @@ mod tests {
         let text = "a:\n  b:\n  - \"x\n y\n\n  z\\\"\\\n\tw\"\n  - 'it''s\n\"one\"'\n  c: e\n";
         let root = parse(text).unwrap().unwrap();
         let mut texts = Vec::new();
-        fn walk(node: &Node, texts: &mut Vec<String>) {
-            match &node.value {
-                NodeValue::Scalar(text, _) => texts.push(format!("{} {text}", node.line)),
-                NodeValue::List(items) => items.iter().for_each(|item| walk(item, texts)),
-                NodeValue::Map(entries) => entries.iter().for_each(|(key, value)| {
-                    walk(key, texts);
-                    walk(value, texts);
-                }),
-                _ => {}
+        each_node(&root, &mut |node| {
+            if let NodeValue::Scalar(text, _) = &node.value {
+                texts.push(format!("{} {text}", node.line));
             }
-        }
-        walk(&root, &mut texts);
+        });
         let want = ["1 a", "2 b", "3 x y\nz\"w", "8 it's \"one\"", "10 c", "10 e"];
         assert_eq!(texts, want);
         for text in ["a:\n  b: 'x\n---\n  y'\n", "a:\n  b: 'x\ny\n", "a:\n  b: 'x\ny' z\n"] {
