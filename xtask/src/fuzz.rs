@@ -169,8 +169,8 @@ fn fuzz_all(
             match outcome {
                 Ok(found) => println!("== fuzz {name}: ok, {found}, {seconds} s"),
                 Err(why) => {
-                    println!("== fuzz {name}: FAILED: {why}");
-                    failures.lock().expect("no thread panics").push(name);
+                    println!("== fuzz {name}: FAILED, {seconds} s");
+                    failures.lock().expect("no thread panics").push(format!("{name}: {why}"));
                 }
             }
         }
@@ -184,7 +184,7 @@ fn fuzz_all(
     let failures = failures.into_inner().expect("no thread panics");
     match failures.as_slice() {
         [] => Ok(()),
-        names => Err(format!("failed: {}", names.join(", "))),
+        failures => Err(failures.join("\n")),
     }
 }
 

@@ -99,18 +99,26 @@ impl Document {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut changed: Option<(String, Reservation)> = None;
         let mut bytes_left = REPEATED_BYTES_MAX;
-        loop {
+        let mut next = 0;
+        for _ in 0..SHALLOW_SCALARS_MAX {
             let text = changed.as_ref().map_or(text, |(text, _)| text);
             let mut shallow = None;
             let parsed = Document::parse_text(text, budget, &mut shallow);
             let (Some(start), Some(left)) = (shallow, bytes_left.checked_sub(text.len())) else {
                 return parsed;
             };
+            // Deeper lines did not help.
+            if start.index() < next {
+                return parsed;
+            }
+            next = start.index().saturating_add(1);
             let Some(deeper) = with_indented_scalar(text, start) else { return parsed };
             let held = budget.reserve(Pool::Requests, deeper.len() as u64);
             changed = Some((deeper, held.map_err(|error| Failure::of_memory(&error))?));
             bytes_left = left;
         }
+        let text = changed.as_ref().map_or(text, |(text, _)| text);
+        Document::parse_text(text, budget, &mut None)
     }
 
     /// Sets `shallow` if the text has a quoted scalar whose lines the parser finds too little
@@ -167,8 +175,10 @@ struct Reader<'a> {
     shallow: Option<Marker>,
 }
 
-// Each scalar with lines that are too little indented costs another reading of the text.
+// Each scalar with lines that are too little indented costs another reading of the text. Both bound
+// the time: of a large text, and of a short one with thousands of such scalars.
 const REPEATED_BYTES_MAX: usize = 16 << 20;
+const SHALLOW_SCALARS_MAX: usize = 100;
 
 /// `text` with deeper lines in the quoted scalar at `start`. Prometheus' parser accepts any
 /// indentation there, and blanks at the start of a line are no part of the scalar. `None` if that
@@ -178,10 +188,15 @@ fn with_indented_scalar(text: &str, start: Marker) -> Option<String> {
     let (before, rest) = text.split_at_checked(at)?;
     let (scalar, behind) = rest.split_at_checked(quoted_bytes(rest, quote))?;
     let indent = " ".repeat(start.col());
-    let mut lines = scalar.split_inclusive('\n');
+    let mut lines = scalar.split_inclusive(['\n', '\r']);
     let first = lines.next()?;
     let mut out = [before, first].concat();
     for line in lines {
+        // An empty line, or the second half of a line break.
+        if line == "\n" {
+            out.push_str(line);
+            continue;
+        }
         let is_indicator = line.starts_with("---") || line.starts_with("...");
         let len: usize = [out.len(), indent.len(), line.len(), behind.len()].into_iter().sum();
         if is_indicator || indent.is_empty() || len > TEXT_BYTES_MAX {
@@ -518,9 +533,17 @@ mod tests {
         for text in ["a:\n  b: 'x\n---\n  y'\n", "a:\n  b: 'x\ny\n", "a:\n  b: 'x\ny' z\n"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        for text in ["a:\n  b: 'x\r\n\r\ny'\n", "a:\n  b: 'x\ry\r'\n"] {
+            assert!(parse(text).is_ok(), "{text:?}");
+        }
+        // Deeper lines do not help a scalar that itself begins too far to the left.
+        let flow = "a:\n        b: [\n 'x\ny']\n";
+        assert!(parse(flow).unwrap_err().to_string().contains("invalid indentation"));
         // Each scalar costs another reading, up to a bound; so do long lines.
-        let many = "a:\n".to_owned() + &"  - 'x\ny'\n".repeat(2_000);
-        assert!(parse(&many).unwrap_err().to_string().contains("invalid indentation"));
+        let many = |count| "a:\n".to_owned() + &"  - 'x\ny'\n".repeat(count);
+        assert!(parse(&many(SHALLOW_SCALARS_MAX)).is_ok());
+        let error = parse(&many(SHALLOW_SCALARS_MAX + 1)).unwrap_err().to_string();
+        assert!(error.contains("invalid indentation"), "{error}");
         let long = format!("a:\n  {}: 'x\n{}'\n", "b".repeat(1_000), "y\n".repeat(20_000));
         assert!(parse(&long).unwrap_err().to_string().contains("invalid indentation"));
     }
