@@ -63,6 +63,13 @@ impl Matcher {
         Matcher { name, op, value, pattern, regex }
     }
 
+    /// Uses the compiled pattern of `other`, which has the same value, instead of its own: one of
+    /// the two is compiled for both.
+    pub fn share_pattern(&mut self, other: &Matcher) {
+        debug_assert_eq!(self.value, other.value);
+        self.regex.clone_from(&other.regex);
+    }
+
     /// Whether [`Matcher::compile`] has work to do.
     pub fn needs_compiling(&self) -> bool {
         self.regex.as_ref().is_some_and(|regex| regex.get().is_none())

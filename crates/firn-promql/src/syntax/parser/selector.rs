@@ -8,6 +8,8 @@ use crate::syntax::{BinaryOp, BoundaryMode, Length, Node, NodeKind, Selector, go
 
 /// The regular expression that matches no text, as Go prints it.
 const NO_TEXT: &str = r"[^\x00-\x{10FFFF}]";
+/// Matchers among which a repeated pattern is searched.
+const REPEATED_PATTERNS_MAX: usize = 16;
 
 impl Parser<'_> {
     pub(super) fn selector(&mut self) -> Parsed<Node> {
@@ -77,7 +79,7 @@ impl Parser<'_> {
         self.take();
         let value_token = self.expect(TokenKind::String, context, "string")?;
         let span = name_token.span.to(value_token.span);
-        let matcher = match String::from_utf8(self.string_bytes(value_token)?) {
+        let mut matcher = match String::from_utf8(self.string_bytes(value_token)?) {
             Ok(value) => Matcher::parsed(name, op, value),
             // A label has text: it never equals such a value.
             Err(error) => {
@@ -94,7 +96,12 @@ impl Parser<'_> {
             }
         };
         if matcher.needs_compiling() {
-            self.regexes.push((matcher.clone(), span));
+            // Queries repeat a pattern, for example on both sides of an operator.
+            let mut recent = self.regexes.iter().rev().take(REPEATED_PATTERNS_MAX);
+            match recent.find(|(other, _)| other.value() == matcher.value()) {
+                Some((same, _)) => matcher.share_pattern(same),
+                None => self.regexes.push((matcher.clone(), span)),
+            }
         }
         Ok(matcher)
     }
@@ -107,5 +114,28 @@ fn match_op(kind: TokenKind) -> Option<MatchOp> {
         TokenKind::MatchRegex => Some(MatchOp::Regex),
         TokenKind::MatchNotRegex => Some(MatchOp::NotRegex),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::QueryContext;
+
+    use super::*;
+    use crate::syntax::parse;
+
+    #[test]
+    fn a_repeated_pattern_is_compiled_once() {
+        let query = r#"a{x=~"p.q"} + b{x=~"p.q",y!~"p.q",z=~"r.s"}"#;
+        let expr = parse(query).unwrap();
+        let patterns: Vec<&str> = expr.regexes.iter().map(|(matcher, _)| matcher.value()).collect();
+        assert_eq!(patterns, ["p.q", "r.s"]);
+        expr.compile(&QueryContext::unbounded()).unwrap();
+        let NodeKind::Binary(sum) = &expr.root.kind else { panic!("{expr:?}") };
+        let NodeKind::Selector(selector) = &sum.rhs.kind else { panic!("{sum:?}") };
+        let of = |name: &str| selector.matchers.iter().find(|matcher| matcher.name() == name);
+        let [x, y, z] = ["x", "y", "z"].map(|name| of(name).unwrap());
+        assert!([x, y, z].iter().all(|matcher| !matcher.needs_compiling()));
+        assert!(x.matches("p-q") && !y.matches("p-q") && !z.matches("p-q"));
     }
 }
