@@ -28,6 +28,7 @@
 //! commit). `commit_model.rs` tries the interleavings.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_env::DiskFile;
 use firn_model::{Error, LogPosition, Result};
@@ -44,6 +45,8 @@ pub(crate) struct Queue {
     name: String,
     is_memory: bool,
     state: Mutex<QueueState>,
+    /// [`QueueState::end`] of the last append, for readers without the lock.
+    appended_end: AtomicU64,
     /// Waiters of batch `n` use entry `n % 2`. Only the batch in flight and the next one have
     /// waiters.
     done: [Condvar; 2],
@@ -59,8 +62,10 @@ impl Queue {
         unit_bytes: u64,
     ) -> Queue {
         let is_memory = file.memory().is_some();
+        let appended_end = AtomicU64::new(header.base.0);
         let state = Mutex::new(QueueState::new(header, file, unit_bytes));
-        Queue { name, is_memory, state, done: [Condvar::new(), Condvar::new()] }
+        let done = [Condvar::new(), Condvar::new()];
+        Queue { name, is_memory, state, appended_end, done }
     }
 
     /// Whether the device is byte-addressable memory.
@@ -94,6 +99,12 @@ impl Queue {
         self.state.lock().end
     }
 
+    /// As [`Queue::end`] without the lock, which inserts wait for. It does not count the padding of
+    /// the batches since the last append.
+    pub(crate) fn appended_end(&self) -> LogPosition {
+        LogPosition(self.appended_end.load(Ordering::Relaxed))
+    }
+
     /// Whether the path of the current segment's file still leads to it.
     pub(crate) fn is_in_place(&self) -> bool {
         let file = self.state.lock().segment.file();
@@ -121,7 +132,10 @@ impl Queue {
 
     /// Copies entries into the buffer, all into one block. Allocates only when the buffer grows.
     pub(crate) fn append(&self, expected: SegmentNo, entries: &[EntryRef<'_>]) -> PushOutcome {
-        self.state.lock().append(expected, entries)
+        let mut state = self.state.lock();
+        let outcome = state.append(expected, entries);
+        self.appended_end.store(state.end.0, Ordering::Relaxed);
+        outcome
     }
 
     /// Waits until everything up to `position` is committed. `sync` decides whether a batch that

@@ -427,7 +427,7 @@ impl Log {
         streams.map(|(found, &floor)| found.read().bytes_from(floor)).sum()
     }
 
-    /// [`LogStats::bytes`] alone, which each insert compares with its limit: one lock per stream.
+    /// [`LogStats::bytes`] alone, which each insert compares with its limit, without a lock.
     pub fn live_bytes(&self) -> u64 {
         match self.streams.get() {
             None => self.found_bytes,

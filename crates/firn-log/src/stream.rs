@@ -315,7 +315,7 @@ impl Stream {
         let floor = self.floor.load(Ordering::Relaxed);
         let (replayed_end, base) = self.resumed;
         let replayed = replayed_end.0.saturating_sub(floor);
-        replayed + self.queue.end().0.saturating_sub(base.0.max(floor))
+        replayed + self.queue.appended_end().0.saturating_sub(base.0.max(floor))
     }
 
     /// Whether a recovery needs a closed segment.

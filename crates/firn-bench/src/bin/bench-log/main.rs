@@ -1,11 +1,12 @@
 //! Costs and benefits of the log: DecLog's transactions on memory and on a file, the log's own CPU
 //! and bytes, senders that wait for the device and senders that do not, and recovery after a kill.
 //!
-//! `bench-log --only words`, of ycsb, alone, bytes, cpu, senders, server, reads, plain, recovery,
-//! kill; all by default. The folder for temporary files (`TMPDIR`) selects the measured device.
+//! `bench-log --only words`, of ycsb, alone, engine, bytes, cpu, senders, server, reads, plain,
+//! recovery, kill; all by default. The folder for temporary files (`TMPDIR`) selects the device.
 
 mod alone;
 mod cost;
+mod engine;
 mod recovery;
 mod replayed;
 mod senders;
@@ -46,6 +47,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("alone") {
         alone::alone(&mut aims)?;
+    }
+    if wanted("engine") {
+        engine::engine(&mut aims)?;
     }
     if wanted("bytes") {
         cost::bytes(&mut aims)?;
