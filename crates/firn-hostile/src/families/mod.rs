@@ -45,6 +45,7 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     rows::of_few_series,
     rows::of_many_members,
     rows::late,
+    rows::old,
     deletes::family,
     neighbours::family,
     queries::family,
