@@ -18,6 +18,7 @@ mod json_bodies;
 mod labels;
 mod large_answers;
 mod logins;
+mod logs;
 mod metadata;
 mod neighbours;
 mod proxies;
@@ -63,6 +64,7 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     proxies::family,
     tls::family,
     logins::family,
+    logs::family,
     files::full_disk,
     files::folders,
     scrapes::family,
