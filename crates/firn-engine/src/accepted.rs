@@ -11,8 +11,9 @@ use firn_model::{TimeRange, Timestamp};
 /// The timestamps that a write accepts at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedTimes {
-    /// The end of the retention.
+    /// The end of the retention, or of [`PAST_MS_MAX`].
     earliest: Timestamp,
+    has_retention: bool,
     latest: Timestamp,
     /// Times of the last years in seconds. As milliseconds they are some days of January 1970.
     seconds: TimeRange,
@@ -25,7 +26,7 @@ pub struct AcceptedTimes {
 pub enum TimeRefusal {
     /// It is too far after the clock.
     TooFarAhead,
-    /// The retention has dropped data of this age.
+    /// The retention has dropped data of this age, or it is over 100 years old.
     TooOld,
     /// It is in January 1970, and recent if it is read as seconds.
     InSeconds,
@@ -42,13 +43,17 @@ pub struct RefusedTime {
 // Before this time, such as on a machine whose clock was never set, seconds near the clock are too
 // close to 0, where tests and tools write.
 const CLOCK_IS_SET_MS: Timestamp = 1_000_000_000_000;
+/// Without a retention, data may be 100 years old. Each sample could otherwise begin a partition,
+/// and with it a table, of its own: this bounds their number to 6,900.
+const PAST_MS_MAX: i64 = 100 * 366 * 86_400_000;
 // Older data in seconds is not recognised.
 const YEARS_IN_SECONDS: i64 = 10 * 366 * 86_400;
 
 impl AcceptedTimes {
-    /// Times from `past_ms_max` before `now` (`None`: any) to `future_ms_max` after it.
-    pub(crate) fn new(now: Timestamp, past_ms_max: Option<i64>, future_ms_max: i64) -> Self {
-        let earliest = past_ms_max.map_or(Timestamp::MIN, |ms| now.saturating_sub(ms));
+    /// Times from `retention_ms` before `now` (`None`: [`PAST_MS_MAX`]) to `future_ms_max` after
+    /// it.
+    pub(crate) fn new(now: Timestamp, retention_ms: Option<i64>, future_ms_max: i64) -> Self {
+        let earliest = now.saturating_sub(retention_ms.unwrap_or(PAST_MS_MAX));
         let latest = now.saturating_add(future_ms_max);
         let seconds = match now > CLOCK_IS_SET_MS {
             true => {
@@ -58,7 +63,9 @@ impl AcceptedTimes {
             false => TimeRange::EMPTY,
         };
         let after_seconds = if seconds.is_empty() { Timestamp::MIN } else { seconds.end + 1 };
-        AcceptedTimes { earliest, latest, seconds, certain: earliest.max(after_seconds) }
+        let has_retention = retention_ms.is_some();
+        let certain = earliest.max(after_seconds);
+        AcceptedTimes { earliest, has_retention, latest, seconds, certain }
     }
 
     /// The largest accepted timestamp.
@@ -106,6 +113,9 @@ impl fmt::Display for RefusedTime {
                     Some((_, unit)) => write!(f, "; it looks like {unit}, send milliseconds"),
                     None => Ok(()),
                 }
+            }
+            TimeRefusal::TooOld if !times.has_retention => {
+                write!(f, "over 100 years old; times before {} are not stored", times.earliest)
             }
             TimeRefusal::TooOld => write!(
                 f,
@@ -158,8 +168,11 @@ mod tests {
         check(day, NOW - DAY_MS - 1, Some((TooOld, "older than the retention")));
         check(day, 0, Some((TooOld, &(NOW - DAY_MS).to_string())));
         check(day, i64::MIN, Some((TooOld, "older than the retention")));
-        for ts in [NOW - DAY_MS - 1, 1_000, 0, -1, i64::MIN, NOW / 1_000 + 601] {
+        for ts in [NOW - DAY_MS - 1, 1_000, 0, -1, NOW - PAST_MS_MAX, NOW / 1_000 + 601] {
             check(forever, ts, None);
+        }
+        for ts in [NOW - PAST_MS_MAX - 1, i64::MIN] {
+            check(forever, ts, Some((TooOld, "over 100 years old")));
         }
     }
 

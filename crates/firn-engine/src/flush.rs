@@ -16,6 +16,7 @@ use firn_log::Log;
 use firn_model::{
     Error, ErrorKind, GroupId, LogPosition, Mutex, Result, SeriesRef, ShardId, TimeRange, Timestamp,
 };
+use firn_tree::FlushChunks;
 
 use crate::Engine;
 use crate::edit::{Edit, Room};
@@ -331,13 +332,11 @@ impl Engine {
         let none = Tombstones::default();
         let is_forgotten = mutant!(self, TombstonesForgottenAtFlush);
         let tombstones = if is_forgotten { &none } else { &*frozen.tombstones };
-        let known = |chunk| self.only_known(chunk).transpose();
-        let mut chunks = job.chunks(tombstones).filter_map(known);
-        self.rooms.tree.write_level0(
-            &mut chunks,
-            tombstones.through(),
-            self.rooms.wakeup.stopping(),
-        )
+        let chunks = || {
+            let known = |chunk| self.only_known(chunk).transpose();
+            Box::new(job.chunks(tombstones).filter_map(known)) as FlushChunks<'_>
+        };
+        self.rooms.tree.write_level0(&chunks, tombstones.through(), self.rooms.wakeup.stopping())
     }
 
     /// Makes tables, index segment and floors part of the database in one step, and the flushed

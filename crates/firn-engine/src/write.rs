@@ -27,7 +27,7 @@ pub struct WriteReport {
     pub written: u64,
     /// Values refused because their timestamp is later than [`Engine::accepted_times`].
     pub too_far_ahead: u64,
-    /// Values refused because they are older than the retention.
+    /// Values refused because they are older than the retention, or than 100 years.
     pub too_old: u64,
     /// Values refused because their timestamp is in seconds instead of milliseconds.
     pub in_seconds: u64,

@@ -85,5 +85,5 @@ pub use scan::{ColumnRequest, Prefetch, ReadAhead, UpcomingGroup, UpcomingScan};
 pub use scrub::{Damage, LostSamples};
 pub use slow_cache::SlowCacheStats;
 pub use stats::{LevelStats, TrafficStats, TreeStats};
-pub use tree::{SlowTables, Tree};
+pub use tree::{FlushChunks, SlowTables, Tree};
 pub use version::{Directories, PresenceReader, Version};

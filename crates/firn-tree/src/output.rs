@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
-use firn_env::{Env, PutMode};
+use firn_env::{DiskFile, Env, PutMode};
 use firn_model::{
     CancelToken, CommitSeq, Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp,
 };
@@ -18,6 +18,9 @@ use crate::writer::{TableShape, TableWriter, Written};
 
 // A flush with late data of a year writes thousands of tables; it does not need as many files open.
 const OPEN_FILES_MAX: usize = 64;
+// Files that are synced in parallel: a journal writes their names at once. Syncs of the log find
+// other threads.
+const SYNCED_FILES: usize = 4;
 // A canceled flush is completed if it writes at most as many tables. Each costs a sync, and the
 // flush saves the next start a replay.
 const CANCELED_TABLES_MAX: usize = 256;
@@ -62,6 +65,12 @@ pub(crate) struct Outputs<'a> {
     memory: Option<Reservation>,
     /// Cancels a flush of more than [`CANCELED_TABLES_MAX`] tables.
     cancel: Option<&'a CancelToken>,
+    /// Tables that may be begun, and whether one more was needed.
+    tables_max: usize,
+    are_too_many: bool,
+    /// Written files that are not synced yet, and their bytes.
+    unsynced: Vec<Arc<dyn DiskFile>>,
+    unsynced_bytes: u64,
     scratch: Vec<u8>,
 }
 
@@ -85,6 +94,10 @@ impl<'a> Outputs<'a> {
             begun: Vec::new(),
             memory,
             cancel: None,
+            tables_max: usize::MAX,
+            are_too_many: false,
+            unsynced: Vec::new(),
+            unsynced_bytes: 0,
             scratch: Vec::new(),
         }
     }
@@ -92,6 +105,16 @@ impl<'a> Outputs<'a> {
     /// Lets `cancel` end a flush of many tables; a flush of few is completed.
     pub(crate) fn canceled_by(self, cancel: &'a CancelToken) -> Outputs<'a> {
         Outputs { cancel: Some(cancel), ..self }
+    }
+
+    /// One more table than `tables_max` makes [`Outputs::push`] fail.
+    pub(crate) fn of_at_most(self, tables_max: usize) -> Outputs<'a> {
+        Outputs { tables_max, ..self }
+    }
+
+    /// Whether more tables than permitted were needed.
+    pub(crate) fn are_too_many(&self) -> bool {
+        self.are_too_many
     }
 
     /// Adds a group or a slice of it; groups must not descend, and slices of a group must not
@@ -142,6 +165,10 @@ impl<'a> Outputs<'a> {
         };
         if !self.writers.contains_key(&start) {
             self.check_canceled()?;
+            if self.begun.len() >= self.tables_max {
+                self.are_too_many = true;
+                return Err(Error::internal("a flush writes more tables than it may"));
+            }
         }
         let (writer, _) = self.writers.entry(start).or_insert_with(|| {
             let id = TableId(self.ids.fetch_add(1, Ordering::Relaxed));
@@ -185,6 +212,7 @@ impl<'a> Outputs<'a> {
             self.check_canceled()?;
             self.finish_table(writer)?;
         }
+        self.sync_files()?;
         if !self.made.level.is_slow() && !self.done.is_empty() {
             self.env.disk.sync_dir(TABLE_FOLDER)?;
         }
@@ -209,7 +237,15 @@ impl<'a> Outputs<'a> {
         let written = if self.made.level.is_slow() {
             self.upload(writer.finish_bytes())?
         } else {
-            writer.finish_file(&*self.env.disk)?
+            let (written, file) = writer.finish_file(&*self.env.disk)?;
+            self.unsynced_bytes += written.record.bytes;
+            self.unsynced.push(file);
+            if self.unsynced.len() >= SYNCED_FILES
+                || self.unsynced_bytes >= self.options.table_bytes_max
+            {
+                self.sync_files()?;
+            }
+            written
         };
         self.open_files -= usize::from(was_open);
         if let Some(memory) = &mut self.memory {
@@ -217,6 +253,13 @@ impl<'a> Outputs<'a> {
         }
         self.done.push((written.record, written.suffix));
         Ok(())
+    }
+
+    /// Makes the written files durable.
+    fn sync_files(&mut self) -> Result<()> {
+        self.unsynced_bytes = 0;
+        let files = std::mem::take(&mut self.unsynced);
+        self.env.disk.sync_files(&files).into_iter().collect()
     }
 
     /// Puts a table under an unused name: never over an object that a manifest may name, including

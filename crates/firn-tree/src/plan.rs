@@ -179,6 +179,8 @@ fn plan_upload(
         if looked_at.covers(partition.range()) && !looked_at.is_empty() {
             continue;
         }
+        // A flush of many old partitions has made it longer.
+        let new = SlowLengths { old: new.old.max(partition.len()), ..new };
         // Data beside existing level-2 partitions is not late, and need not wait for late data.
         let layout = SlowLayout::of(version, partition.range(), new);
         let target = layout.target(partition.range().start).partition;
@@ -372,21 +374,34 @@ pub(crate) fn slow_lengths(
     }
 }
 
+/// Lengths of level 2 for a flush that touches too many old partitions.
+pub(crate) fn longest_lengths(options: &TreeOptions, now: Timestamp) -> SlowLengths {
+    let oldest = options.oldest_len().max(options.old_len());
+    SlowLengths {
+        recent: options.old_len(),
+        old: oldest,
+        old_before: now.saturating_sub(oldest.as_ms()),
+    }
+}
+
 /// The partition of a flushed sample: its level-2 partition if that exists, else a short one or,
-/// far from now, one of level 2's length, so that an import of years makes few tables.
+/// far from now, one of level 2's length, so that an import of years makes few tables. Of several
+/// layouts, the first by which the partition is far from now.
 pub(crate) fn flush_partition(
-    layout: &SlowLayout,
+    layouts: &[SlowLayout],
     ts: Timestamp,
     now: Timestamp,
     fast: PartitionLen,
 ) -> Partition {
-    let target = layout.target(ts);
-    if !target.bounds.is_empty() {
-        return target.partition;
+    let mut shortest = fast;
+    for layout in layouts {
+        let target = layout.target(ts);
+        let far_ms = target.partition.len().as_ms().saturating_mul(2);
+        let is_far = target.partition.range().end < now.saturating_sub(far_ms);
+        if is_far || !target.bounds.is_empty() {
+            return target.partition;
+        }
+        shortest = shortest.min(target.partition.len());
     }
-    let far_ms = target.partition.len().as_ms().saturating_mul(2);
-    if target.partition.range().end < now.saturating_sub(far_ms) {
-        return target.partition;
-    }
-    Partition::of(ts, fast.min(target.partition.len()))
+    Partition::of(ts, shortest)
 }

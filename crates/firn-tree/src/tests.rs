@@ -16,7 +16,9 @@ use firn_model::{
 };
 use firn_sim::{Rng, Sim};
 
-use crate::{ColumnRequest, Damage, Deletes, Job, TierScope, Tree, TreeOptions, Version};
+use crate::{
+    ColumnRequest, Damage, Deletes, FlushChunks, Job, TierScope, Tree, TreeOptions, Version,
+};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -73,13 +75,23 @@ impl World {
         let first = self.next_seq;
         self.next_seq += 10;
         let seq = SeqRange { min: CommitSeq(first), max: CommitSeq(first + 9) };
-        let mut chunks =
-            groups.into_iter().map(|group| Ok((group, columns_of(samples, group, seq))));
-        let edit = self.tree.write_level0(&mut chunks, CommitSeq(0), &CancelToken::new())?;
+        let chunks = || {
+            let groups = groups.iter();
+            let chunks = groups.map(|&group| Ok((group, columns_of(samples, group, seq))));
+            Box::new(chunks) as FlushChunks<'_>
+        };
+        let edit = self.tree.write_level0(&chunks, CommitSeq(0), &CancelToken::new())?;
         self.parts.push(edit.encode());
         self.tree.apply(&edit)?;
         self.samples.extend(samples);
         Ok(())
+    }
+
+    /// Flushes a sample for each 16 hours of five years.
+    fn flush_far_apart(&mut self, offset_ms: i64) {
+        let (step_ms, end) = (16 * HOUR_MS, self.now() - offset_ms);
+        let start = end - 5 * 365 * 24 * HOUR_MS;
+        self.flush(&regular(1..2, 0..1, start..end, step_ms, 0.5)).unwrap();
     }
 
     fn plan(&self) -> Option<Job> {
@@ -141,12 +153,12 @@ impl World {
     /// samples nearby.
     #[track_caller]
     fn check_present(&self, range: TimeRange, samples: &Samples) {
-        // From a member's first sample in a partition to its last, and no partition is longer.
-        let near = TimeRange::new(
-            range.start.saturating_sub(16 * HOUR_MS),
-            range.end.saturating_add(16 * HOUR_MS),
-        );
         let version = self.tree.version();
+        // From a member's first sample in a partition to its last.
+        let longest_ms = version.tables().map(|record| record.partition.len().as_ms()).max();
+        let near_ms = longest_ms.unwrap_or(0);
+        let near =
+            TimeRange::new(range.start.saturating_sub(near_ms), range.end.saturating_add(near_ms));
         let mut reader = version.presence(range, &Budget::unlimited());
         let mut listed = BTreeSet::new();
         let mut list = |group| _ = listed.insert(group);

@@ -31,6 +31,12 @@ use crate::version::Version;
 // Each opening skips this many ids. A killed process may have put objects under ids that no
 // manifest names; skipping them means that uploads do not meet them one by one.
 const IDS_PER_OPENING: u64 = 1_000;
+// With more tables, a flush of at most 512 MiB makes partitions so small that longer ones are still
+// far below `table_bytes_max`.
+const FLUSH_TABLES_MAX: usize = 1_024;
+
+/// The groups of a flush with their columns, see [`Tree::write_level0`].
+pub type FlushChunks<'c> = Box<dyn Iterator<Item = Result<(GroupId, GroupColumns)>> + 'c>;
 
 /// Tables of all levels. All methods may be called from several threads. Two jobs may run at once
 /// only if the second was planned after the first was applied; a flush may run at any time.
@@ -145,31 +151,45 @@ impl Tree {
     /// Writes a flush as level-0 tables, one per partition that it touches (more if they exceed
     /// `table_bytes_max`). Groups must not descend; slices of one group must not overlap. On
     /// return, files and names are durable; they are orphans until the edit is applied.
-    /// `deletes_through` is the last delete that was applied to `chunks`. `cancel` ends a flush of
-    /// more than 256 tables; a smaller one is completed.
+    /// `deletes_through` is the last delete that was applied to the chunks. `cancel` ends a flush
+    /// of more than 256 tables; a smaller one is completed.
+    ///
+    /// A flush that would begin more than 1,024 tables calls `chunks` a second time, and cuts old
+    /// samples into partitions of the longest length: one sample in each of thousands of partitions
+    /// is a file to sync for each.
     ///
     /// # Errors
     /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Canceled`; `Internal` if
     /// groups descend. The files of a failed flush are removed.
-    pub fn write_level0(
+    pub fn write_level0<'c>(
         &self,
-        chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
+        chunks: &dyn Fn() -> FlushChunks<'c>,
         deletes_through: CommitSeq,
         cancel: &CancelToken,
     ) -> Result<Edit> {
         let now = self.env.clock.now_ms();
         let version = self.version();
         let lengths = self.lengths();
-        let slow = plan::slow_lengths(&self.options, lengths, now);
-        let layout = SlowLayout::of(&version, TimeRange::ALL, slow);
-        let target = |ts| Target {
-            partition: plan::flush_partition(&layout, ts, now, lengths.fast),
-            bounds: Arc::from([]),
-        };
+        let layout = |slow| SlowLayout::of(&version, TimeRange::ALL, slow);
+        let mut layouts = vec![layout(plan::slow_lengths(&self.options, lengths, now))];
         let made = Made { level: Level::Zero, written_ms: now, deletes_through };
-        let mut outputs =
-            Outputs::new(&self.env, &self.ids, &self.options, made, None).canceled_by(cancel);
-        let pushed = push_all(chunks, &mut outputs, &target);
+        let new_outputs =
+            || Outputs::new(&self.env, &self.ids, &self.options, made, None).canceled_by(cancel);
+        let write = |layouts: &[SlowLayout], outputs: &mut Outputs<'_>| {
+            let target = |ts| Target {
+                partition: plan::flush_partition(layouts, ts, now, lengths.fast),
+                bounds: Arc::from([]),
+            };
+            push_all(&mut chunks(), outputs, &target)
+        };
+        let mut outputs = new_outputs().of_at_most(FLUSH_TABLES_MAX);
+        let mut pushed = write(&layouts, &mut outputs);
+        if outputs.are_too_many() {
+            let _no_objects = outputs.discard();
+            layouts.insert(0, layout(plan::longest_lengths(&self.options, now)));
+            outputs = new_outputs();
+            pushed = write(&layouts, &mut outputs);
+        }
         let written = pushed.and_then(|()| outputs.finish());
         match written {
             Ok(written) => {

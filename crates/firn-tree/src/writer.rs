@@ -225,10 +225,10 @@ impl TableWriter {
         if self.tail.len() < self.block_bytes {
             return Ok(());
         }
-        self.write_tail(disk)
+        self.write_tail(disk).map(|_| ())
     }
 
-    fn write_tail(&mut self, disk: &dyn Disk) -> Result<()> {
+    fn write_tail(&mut self, disk: &dyn Disk) -> Result<Arc<dyn DiskFile>> {
         let file = match &self.file {
             Some(file) => Arc::clone(file),
             None => {
@@ -241,7 +241,7 @@ impl TableWriter {
         file.write_at(self.flushed_bytes, &self.tail)?;
         self.flushed_bytes += self.tail.len() as u64;
         self.tail.clear();
-        Ok(())
+        Ok(file)
     }
 
     /// Whether it holds a file open.
@@ -254,14 +254,11 @@ impl TableWriter {
         self.file = None;
     }
 
-    /// Completes the file and makes its bytes durable; the caller syncs the folder.
-    pub(crate) fn finish_file(mut self, disk: &dyn Disk) -> Result<Written> {
+    /// Completes the file; the caller syncs it, and the folder.
+    pub(crate) fn finish_file(mut self, disk: &dyn Disk) -> Result<(Written, Arc<dyn DiskFile>)> {
         let record = self.seal();
-        self.write_tail(disk)?;
-        if let Some(file) = self.file.take() {
-            file.sync()?;
-        }
-        Ok(self.written(record))
+        let file = self.write_tail(disk)?;
+        Ok((self.written(record), file))
     }
 
     /// Completes the bytes of a table that is uploaded.

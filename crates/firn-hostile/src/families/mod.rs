@@ -18,6 +18,7 @@ mod json_bodies;
 mod labels;
 mod large_answers;
 mod logins;
+mod logs;
 mod metadata;
 mod neighbours;
 mod proxies;
@@ -45,6 +46,7 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     rows::of_few_series,
     rows::of_many_members,
     rows::late,
+    rows::old,
     deletes::family,
     neighbours::family,
     queries::family,
@@ -62,6 +64,7 @@ pub(crate) const ALL: &[fn() -> Family] = &[
     proxies::family,
     tls::family,
     logins::family,
+    logs::family,
     files::full_disk,
     files::folders,
     scrapes::family,

@@ -1,16 +1,20 @@
 //! Rows of one value, which take a hundredth of a byte per sample until they are decoded: many of
-//! one series, of thousands of members, late, interleaved; queries of them, and the restart.
+//! one series, of thousands of members, late, interleaved, decades apart; queries of them, and the
+//! restart.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use super::{base_s, write_made};
-use crate::attack::{Action, Attack, Expect, Family, attack, flood, status};
-use crate::client::{Request, form};
+use super::{base_s, write, write_made};
+use crate::attack::{Action, Attack, Expect, Family, attack, bad, flood, script, status};
+use crate::client::{Request, form, post};
 use crate::target::Setup;
 use crate::wire::{Message, series};
 
 /// Age of the first row: no row is younger than the present.
 const AGE_MS: i64 = 7_000_000;
+/// Rows decades apart, and the time between two of them: each is in an old partition of its own.
+const OLD_ROWS: i64 = 29_000;
+const OLD_STEP_MS: i64 = 16 * 3_600_000;
 /// Answers to a flood of queries.
 const READ: [u16; 3] = [200, 422, 503];
 
@@ -32,6 +36,13 @@ pub(crate) fn of_many_members() -> Family {
 pub(crate) fn late() -> Family {
     Family::new("rows-late", setup())
         .because("rows out of order are decoded in slices, also at a start", late_rows())
+}
+
+pub(crate) fn old() -> Family {
+    let setup =
+        Setup::database(&["--query-timeout=5s", "--flush-age-max=1h", "--enable-admin-api"]);
+    Family::new("rows-old", setup)
+        .because("a flush makes few tables of few samples, however far apart", decades())
 }
 
 fn few() -> Vec<Attack> {
@@ -92,6 +103,40 @@ fn late_rows() -> Vec<Attack> {
             written_some(),
         ),
         attack("queries of late rows", read("late"), status(READ)),
+    ]
+}
+
+/// A snapshot waits for the flush.
+fn decades() -> Vec<Attack> {
+    let scattered = |offset_ms: i64| {
+        script(move |target| {
+            let ts = |row: i64| base_ms() - offset_ms - row * OLD_STEP_MS;
+            let request = |first: i64| {
+                let rows = (first..(first + 1_000).min(OLD_ROWS)).rev();
+                let samples: Vec<(i64, f64)> = rows.map(|row| (ts(row), 1.0)).collect();
+                let labels = [("__name__", "old"), ("job", "rows")];
+                write(Message::default().message(1, series(&labels, &samples)))
+            };
+            let requests = (0..OLD_ROWS).step_by(1_000).map(request);
+            let snapshot = post("/api/v1/admin/tsdb/snapshot");
+            requests.chain([snapshot]).map(|request| request.send(target)).collect()
+        })
+    };
+    let hour_ms = 3_600_000;
+    let labels = [("__name__", "ancient"), ("job", "rows")];
+    let ancient = series(&labels, &[(-2_000_000_000_000_000, 1.0), (i64::MIN, 1.0)]);
+    let count = form("/api/v1/query", [("query", "count_over_time(old[60y])")]);
+    vec![
+        attack("a sample in each 16 hours since 1973", scattered(hour_ms), status([200, 204]))
+            .quick(),
+        attack("the same an hour earlier", scattered(2 * hour_ms), status([200, 204])),
+        attack("a query of all of them", count, status([200])),
+        attack(
+            "samples of other millennia",
+            write(Message::default().message(1, ancient)),
+            bad().contains("over 100 years old"),
+        )
+        .quick(),
     ]
 }
 

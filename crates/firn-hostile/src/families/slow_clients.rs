@@ -19,6 +19,8 @@ pub(crate) fn family() -> Family {
 const FORM: &str = "POST /api/v1/query HTTP/1.1\r\nHost: 127.0.0.1\r\n\
                     Content-Type: application/x-www-form-urlencoded\r\n";
 
+const PIPELINED: &str = "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\n\r\n";
+
 fn writers() -> Vec<Attack> {
     let open = || status([SILENT, CLOSED, 400, 408]);
     let body = |length: usize| {
@@ -238,6 +240,12 @@ fn readers() -> Vec<Attack> {
         ),
         attack("60 clients with a remote read", deaf(60, 3, read()), silent()),
         attack("100 clients with metrics", deaf(100, 2, get("/metrics")), silent()),
+        attack(
+            "12 clients with 2,000 requests for metrics in a row",
+            hold(12, 4, PIPELINED.repeat(2_000)),
+            status([200, SILENT, CLOSED]),
+        )
+        .quick(),
         attack(
             "60 clients with a compressed response",
             deaf(60, 3, range("load", 20).header("Accept-Encoding", "gzip")),

@@ -438,7 +438,7 @@ impl Gate {
         }
         let mut details = Map::new();
         if let Some(path) = path {
-            details.insert("path".to_owned(), path.into());
+            details.insert("path".to_owned(), excerpt(path).into());
         }
         let result = match refusal {
             LoginRefusal::Wrong => "rejected",

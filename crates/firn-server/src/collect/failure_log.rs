@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::scrape::TargetScraper;
+use firn_model::excerpt_within;
 use parking_lot::Mutex;
 
 use crate::access::line_log::{ForbiddenFiles, LineLog};
@@ -13,6 +14,9 @@ use crate::clock::clock_ms;
 use crate::metrics_text::MetricsText;
 use crate::wire::json::push_string;
 use crate::wire::number::rfc3339;
+
+/// Longer texts are cut.
+const TEXT_BYTES_MAX: usize = 4_096;
 
 /// The open logs by path.
 #[derive(Debug, Default)]
@@ -75,13 +79,15 @@ impl FailureLogs {
 
 /// The fields of Prometheus, in its order.
 fn line(error: &str, job: &str, target: &str) -> Vec<u8> {
+    // A discovery names the target, and a target repeats its texts in errors.
+    let cut = |text| excerpt_within(text, TEXT_BYTES_MAX);
     let mut line = Vec::new();
     for (name, value) in [
         ("{\"time\":", &*rfc3339(clock_ms())),
         (",\"level\":", "ERROR"),
-        (",\"msg\":", error),
+        (",\"msg\":", &*cut(error)),
         (",\"job_name\":", job),
-        (",\"target\":", target),
+        (",\"target\":", &*cut(target)),
     ] {
         line.extend_from_slice(name.as_bytes());
         push_string(value, &mut line);

@@ -1,6 +1,5 @@
 //! `query` and `query_range`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, CancelToken, Pool, QueryContext, Timestamp, excerpt};
+use firn_model::{Budget, CancelToken, QueryContext, Timestamp};
 use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::access::account::User;
@@ -144,15 +143,7 @@ async fn answer(
         if let Some(log) = &shared.query_log {
             let read = output.as_ref().map_or(0, |output| output.samples_read);
             let peak = output.as_ref().map(|output| output.samples_peak);
-            // The text is copied into a tree and from there into a line that grows.
-            let line_bytes = 4 * json::string_bytes(expr.text()) as u64;
-            let line_held = context.budget.reserve(Pool::Query, line_bytes);
-            let text = match &line_held {
-                Ok(_) => Cow::Borrowed(expr.text()),
-                Err(_) => excerpt(expr.text()),
-            };
-            log.push(sender.line(&text, asked.time, (read, peak), (timings, context)));
-            drop(line_held);
+            log.push(sender.line(expr.text(), asked.time, (read, peak), (timings, context)));
         }
         let output = output?;
         shared.telemetry.samples_read.add(output.samples_read);

@@ -3,7 +3,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use firn_model::{QueryContext, Timestamp};
+use firn_model::{QueryContext, Timestamp, excerpt_within};
 use firndb::QueryTime;
 use serde_json::{Map, Value, json};
 
@@ -12,6 +12,11 @@ use crate::clock::clock_ms;
 use crate::http::auth::Caller;
 use crate::wire::number::rfc3339;
 use crate::wire::query_stats::{Timings, cost_fields, timing_fields};
+
+/// Longer texts of queries are cut: a client may send one of megabytes again and again.
+const QUERY_BYTES_MAX: usize = 16 << 10;
+/// As in responses.
+const ERROR_BYTES_MAX: usize = 4_096;
 
 /// The sender of a query, for its line.
 #[derive(Debug)]
@@ -54,7 +59,10 @@ impl QuerySender {
             .collect();
         let mut line = json!({
             "params": {
-                "query": query, "start": at(start), "end": at(end), "step": step_ms / 1_000,
+                "query": excerpt_within(query, QUERY_BYTES_MAX),
+                "start": at(start),
+                "end": at(end),
+                "step": step_ms / 1_000,
             },
             "stats": { "timings": timings, "samples": { "samplesRead": samples_read } },
             "cost": cost,
@@ -68,8 +76,35 @@ impl QuerySender {
         });
         match outcome {
             Ok(peak) => line["stats"]["samples"]["peakSamples"] = peak.into(),
-            Err(error) => line["error"] = error.text.as_str().into(),
+            Err(error) => line["error"] = excerpt_within(&error.text, ERROR_BYTES_MAX).into(),
         }
         line.to_string().into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::QueryContext;
+
+    use super::*;
+
+    /// Before, 600 queries of 400 kB made 229 MB of log.
+    #[test]
+    fn long_texts_are_cut_and_marked() {
+        let request = Request::get("/api/v1/query").body(Body::empty()).expect("a request");
+        let (sender, context) = (QuerySender::of(&request), QueryContext::unbounded());
+        let check = |text: &str, cut: bool| {
+            let error = ApiError::bad_data(text.to_owned());
+            let costs = (Timings { eval_ns: 1 }, &context);
+            let line = sender.line(text, QueryTime::Instant(0), (0, Err(&error)), costs);
+            let line: Value = serde_json::from_slice(&line).expect("JSON");
+            for (found, most) in [(&line["params"]["query"], 16_500), (&line["error"], 4_200)] {
+                let found = found.as_str().expect("a text");
+                let is_cut = found.len() < most && found.ends_with("é... (400000 bytes)");
+                assert!(if cut { is_cut } else { found == text }, "{}", found.len());
+            }
+        };
+        check("up", false);
+        check(&"é".repeat(200_000), true);
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Socket<S> {
     start: usize,
     /// How many of them contain no end of a head.
     scanned: usize,
+    /// The next head arrived with the previous one, and other connections have had a turn.
+    has_yielded: bool,
     /// Bytes to pass on before the input; the rest starts at `passed`.
     head: Vec<u8>,
     passed: usize,
@@ -172,6 +174,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
             input: Vec::new(),
             start: 0,
             scanned: 0,
+            has_yielded: false,
             head: Vec::new(),
             passed: 0,
             deadline: None,
@@ -200,6 +203,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
 
     /// Reads the next head until it is ready to be passed on. False at the end of the connection.
     fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        // hyper would handle up to 16 pipelined requests in one poll, and a few clients with
+        // thousands of them would delay all others by seconds.
+        if !self.unread().is_empty() && !std::mem::replace(&mut self.has_yielded, true) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         loop {
             if let Some(end) = self.whole_head() {
                 return Poll::Ready(Ok(self.pass_head(end)));
@@ -309,6 +318,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
 
     fn pass(&mut self, head: Vec<u8>) -> bool {
         self.scanned = 0;
+        self.has_yielded = false;
         self.deadline = None;
         self.body_clock = TransferClock::default();
         if !self.handle.set_busy() {

@@ -170,6 +170,22 @@ async fn an_idle_connection_outlives_the_idle_time_of_clients() {
     client.serving.await.unwrap();
 }
 
+/// Before, 16 were answered first, and twenty such clients delayed health checks by two seconds.
+#[tokio::test(start_paused = true)]
+async fn other_clients_are_answered_between_requests_in_a_row() {
+    let (mut greedy, mut other) = (client().await, client().await);
+    // The task of the test itself would run more rarely than spawned ones.
+    let both = tokio::spawn(async move {
+        greedy.send(&GET.repeat(100)).await;
+        assert_eq!(other.ask(GET).await.0, 200);
+        let mut answers = vec![0; 64 << 10];
+        let count = greedy.stream.read(&mut answers).await.unwrap();
+        String::from_utf8_lossy(&answers[..count]).matches("HTTP/1.1 200").count()
+    });
+    let count = both.await.unwrap();
+    assert!((1..=6).contains(&count), "{count} answers");
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_in_a_row_are_answered_in_order_up_to_a_malformed_one() {
     let mut client = client().await;

@@ -581,13 +581,48 @@ fn a_flush_out_of_order_is_refused_and_leaves_nothing() {
     let world = World::new(1, small_options());
     let samples = regular(0..2, 0..1, 0..HOUR_MS, 1_000, 0.0);
     let seq = SeqRange::at(CommitSeq(1));
-    let mut chunks = [1, 0]
-        .into_iter()
-        .map(|group| Ok((GroupId(group), columns_of(&samples, GroupId(group), seq))));
+    let chunks = || {
+        let groups = [1, 0].into_iter().map(GroupId);
+        let chunks = groups.map(|group| Ok((group, columns_of(&samples, group, seq))));
+        Box::new(chunks) as FlushChunks<'_>
+    };
     let cancel = CancelToken::new();
-    let error = world.tree.write_level0(&mut chunks, CommitSeq(0), &cancel).unwrap_err();
+    let error = world.tree.write_level0(&chunks, CommitSeq(0), &cancel).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Internal, "{error}");
     assert!(world.sim.disk.files().is_empty());
+}
+
+/// Before, each 16 hours with a sample were a file to sync: a flush of 28 requests took 90 s.
+#[test]
+fn a_flush_of_samples_decades_apart_makes_few_tables() {
+    let mut world = World::new(1, small_options());
+    world.flush_far_apart(0);
+    let stats = world.tree.stats();
+    let most = 5 * 366 * 24 / 128 + 30;
+    assert!(stats.levels[0].table_count < most, "{stats:?}");
+    world.check();
+    // An overwrite of a part, and late samples beside it.
+    let start = world.now() - 2 * 365 * 24 * HOUR_MS;
+    world.flush(&regular(1..3, 0..1, start..start + 600 * HOUR_MS, 16 * HOUR_MS, 9.0)).unwrap();
+    world.settle();
+    world.check();
+    world.flush_far_apart(5 * HOUR_MS);
+    world.settle();
+    // The late samples wait.
+    let stats = world.tree.stats();
+    assert!(stats.levels.iter().all(|level| level.table_count < most), "{stats:?}");
+    world.check();
+}
+
+/// An import of two months at a time is cut as before.
+#[test]
+fn a_flush_of_few_old_partitions_keeps_their_length() {
+    let mut world = World::new(1, TreeOptions::default());
+    let start = world.now() - 1_000 * 24 * HOUR_MS;
+    world.flush(&regular(1..3, 0..1, start..start + 960 * HOUR_MS, HOUR_MS, 0.5)).unwrap();
+    let version = world.tree.version();
+    assert!(version.tables().all(|record| record.partition.len().as_ms() == 16 * HOUR_MS));
+    assert!((60..=61).contains(&version.tables().count()));
 }
 
 #[test]
