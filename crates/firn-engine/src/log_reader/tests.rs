@@ -31,8 +31,8 @@ fn open_with(sim: &Sim, reader_log_bytes_max: u64, segment_bytes: u64) -> Arc<En
     Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap()
 }
 
-/// Half of the instances have no job: the first of their series are lone, then the index has learned
-/// their groups.
+/// Half of the instances have no job: the first of their series are lone, then the index has
+/// learned their groups.
 fn labels(idx: u64) -> Labels {
     let (metric, instance) = (format!("m{}", idx % 8), format!("i{}", idx / 8));
     let mut pairs = vec![("__name__", metric.as_str()), ("instance", &instance)];
