@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use firn_index::GroupRule;
 use firn_model::{MatchOp, RowBatch, STALE_NAN_BITS};
 use firn_sim::{Rng, Sim, for_seeds};
 
@@ -49,9 +50,24 @@ fn labels(metric: u64, instance: u64) -> Labels {
         .unwrap()
 }
 
+/// Some instances have no job: their series are lone until the index has learned their groups.
+fn some_labels(metric: u64, instance: u64) -> Labels {
+    labels(metric, instance).filter(|name| name != "job" || instance < 2)
+}
+
+/// Defines further series, so that the index learns groups of instances without a job.
+fn learn_groups(engine: &Engine) {
+    let sets: Vec<Labels> = (2..5)
+        .flat_map(|instance| (10..18).map(move |metric| some_labels(metric, instance)))
+        .collect();
+    assert!(engine.resolve(&sets).iter().all(Result::is_ok));
+    let identity = sets[0].filter(|name| name == "instance");
+    assert_ne!(engine.group_rule(&identity), GroupRule::Other);
+}
+
 /// Writes a random piece of some series: short or long, dense or sparse, late or not, with gaps.
 fn write(engine: &Engine, rng: &mut Rng, world: &mut World) {
-    let labels = labels(rng.below(4), rng.below(5));
+    let labels = some_labels(rng.below(4), rng.below(5));
     let series = engine.resolve(std::slice::from_ref(&labels)).remove(0).unwrap();
     let mut batch = RowBatch::default();
     let mut ts = START_MS + rng.between(0, 40) * 3_600_000;
@@ -112,6 +128,9 @@ fn walks_and_a_plain_map_agree() {
         let (engine, mut world) = (engine(), World::new());
         for _ in 0..rng.below(30) {
             write(&engine, &mut rng, &mut world);
+            if rng.chance(0.1) {
+                learn_groups(&engine);
+            }
             if rng.chance(0.1) {
                 delete(&engine, &mut rng, &mut world);
             }

@@ -5,9 +5,10 @@
 //! this file. `FIRN_SEED=s` runs only seed s and prints its trace.
 //!
 //! Random runs: `world` (engine, oracle and the events of a run), `lifecycle` (their order),
-//! `random_transactions`, `faults` (every fault in every job), `pressure`, `outage`, `tiers`
-//! (several machines), `results` (with a result cache), `histories` and `reclaiming` (threads), and
-//! `mutants`, which shows that these runs catch bugs. Single scenarios: all other files.
+//! `random_transactions`, `learned_groups`, `faults` (every fault in every job), `pressure`,
+//! `outage`, `tiers` (several machines), `results` (with a result cache), `histories` and
+//! `reclaiming` (threads), and `mutants`, which shows that these runs catch bugs. Single scenarios:
+//! all other files.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -19,6 +20,7 @@ mod failed_commits;
 mod faults;
 mod garbage;
 mod histories;
+mod learned_groups;
 mod lifecycle;
 mod lists;
 mod lost_index;
@@ -79,6 +81,7 @@ fn invariants_1_2_3_7_engine_and_plain_map_agree_at_every_crash() {
 /// is on the disk, lost or torn. The engine recovers and agrees with the plain map.
 #[test]
 fn every_change_of_a_short_run_survives_a_crash() {
+    let tally = RefCell::new(EventCounts::default());
     for_cases(40, |seed| {
         let change_count = lifecycle::count_changes(seed);
         for crash_at in 0..change_count {
@@ -87,6 +90,10 @@ fn every_change_of_a_short_run_survives_a_crash() {
             lifecycle::run_short(&mut world, Some(crash_at)).unwrap_or_else(|failure| {
                 panic!("seed {seed}, crash at change {crash_at} of {change_count}: {failure}")
             });
+            tally.borrow_mut().add(&world.tally);
         }
     });
+    if std::env::var_os("FIRN_SEED").is_none() {
+        tally.borrow().assert_happened(&["groups learned", "host with lone series and members"]);
+    }
 }

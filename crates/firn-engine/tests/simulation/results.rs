@@ -12,8 +12,8 @@ use firn_cache::{
     StoreOptions,
 };
 use firn_engine::{
-    Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress, Replayed,
-    Snapshot,
+    Engine, EngineOptions, GroupRule, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
+    Replayed, Snapshot,
 };
 use firn_model::{
     Budget, ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext,
@@ -50,6 +50,8 @@ struct CacheTally {
     hits_after_crash: u64,
     crashes: u64,
     failed_writes: u64,
+    /// The times that further series showed groups.
+    learned: u64,
 }
 
 /// Kills, power failures and failing devices hit the engine and its cache at random. All synced
@@ -67,13 +69,14 @@ fn answers_that_outlive_a_crash_equal_the_first_snapshot() {
         all.hits_after_crash += tally.hits_after_crash;
         all.crashes += tally.crashes;
         all.failed_writes += tally.failed_writes;
+        all.learned += tally.learned;
     });
     let all = all.into_inner();
     println!("{all:?}");
     if std::env::var_os("FIRN_SEED").is_some() {
         return;
     }
-    assert!(all.crashes > 100 && all.failed_writes > 50, "{all:?}");
+    assert!(all.crashes > 100 && all.failed_writes > 50 && all.learned > 50, "{all:?}");
     assert!(all.steps_hit * 3 > all.steps, "{all:?}");
     assert!(all.hits_after_crash * 6 > all.steps_after_crash, "{all:?}");
 }
@@ -159,6 +162,16 @@ fn close_after_a_failed_write(seed: u64, is_failing: bool) -> Outcome<u64> {
 
 fn is_injected(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy { .. })
+}
+
+/// Hosts except the first have no job.
+fn labels(name: &str, host: u64) -> Labels {
+    let host_name = format!("h{host}");
+    let mut pairs = vec![("__name__", name), ("instance", host_name.as_str())];
+    if host == 0 {
+        pairs.push(("job", "sim"));
+    }
+    Labels::from_pairs(pairs).expect("valid labels")
 }
 
 impl CacheSimulation {
@@ -267,12 +280,24 @@ impl CacheSimulation {
         (now - back as i64 * STEP_MS).div_euclid(STEP_MS) * STEP_MS
     }
 
+    /// Defines further series of the hosts without a job, so that the index learns their groups.
+    fn learn_groups(&mut self) {
+        let further = |host| (0..8).map(move |idx| labels(&format!("further{idx}"), host));
+        let sets: Vec<Labels> = (1..3).flat_map(further).collect();
+        let engine = self.engine();
+        let resolved = engine.resolve(&sets);
+        let identity = sets[0].filter(|name| name == "instance");
+        if resolved.iter().all(Result::is_ok) && engine.group_rule(&identity) != GroupRule::Other {
+            self.tally.learned += 1;
+        }
+    }
+
     fn random_series(&mut self) -> Option<Vec<SeriesRef>> {
-        let host = format!("h{}", self.rng.below(3));
-        let all = ["m0", "m1", "m2"].map(|name| {
-            let pairs = [("__name__", name), ("job", "sim"), ("instance", &host)];
-            Labels::from_pairs(pairs).expect("valid labels")
-        });
+        let host = self.rng.below(3);
+        if self.rng.chance(0.03) {
+            self.learn_groups();
+        }
+        let all = ["m0", "m1", "m2"].map(|name| labels(name, host));
         let count = 1 + self.rng.below(3) as usize;
         let found = self.engine().resolve(&all[..count]);
         found.into_iter().collect::<firn_model::Result<_>>().ok()

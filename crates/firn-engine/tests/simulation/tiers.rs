@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    CheckReport, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
-    Request,
+    CheckReport, Engine, EngineOptions, GroupRule, HeadOptions, Lane, LogOptions, Mutant,
+    RecoveryProgress, Request,
 };
 use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
@@ -43,11 +43,14 @@ struct Cluster {
     tally: BTreeMap<&'static str, u64>,
 }
 
+/// The series of three hosts. One of them has a job; the index learns the groups of the others.
 fn labels(idx: u64) -> Labels {
-    let host = format!("host-{}", idx % 3);
-    let name = format!("m{idx}");
-    Labels::from_pairs([("__name__", name.as_str()), ("job", "tiers"), ("instance", &host)])
-        .expect("valid labels")
+    let (host, name) = (format!("host-{}", idx % 3), format!("m{idx}"));
+    let mut pairs = vec![("__name__", name.as_str()), ("instance", &host)];
+    if idx.is_multiple_of(3) {
+        pairs.push(("job", "tiers"));
+    }
+    Labels::from_pairs(pairs).expect("valid labels")
 }
 
 fn options(mutant: Option<Mutant>, read_only: bool) -> EngineOptions {
@@ -113,6 +116,7 @@ impl Cluster {
             match self.open(&self.writer.disk, false) {
                 Ok(engine) => {
                     self.writer.engine = Some(engine);
+                    self.learn_groups()?;
                     let seen = self.read_writer()?;
                     return match seen {
                         Some(seen) => self.oracle.settle(&seen),
@@ -123,6 +127,25 @@ impl Cluster {
             }
         }
         Err("the writer does not open in 20 tries".into())
+    }
+
+    /// Defines series from which the index learns groups, unless the rule came back with the index.
+    fn learn_groups(&mut self) -> Outcome<()> {
+        let engine = self.engine();
+        let sets: Vec<Labels> = (100..130).map(labels).collect();
+        let identity = sets[1].filter(|name| name == "instance");
+        if engine.group_rule(&identity) != GroupRule::Other {
+            self.count("groups known");
+            return Ok(());
+        }
+        match engine.resolve(&sets).into_iter().find_map(Result::err) {
+            None if engine.group_rule(&identity) != GroupRule::Other => {
+                self.count("groups learned");
+                Ok(())
+            }
+            None => Err("thirty series do not show the groups of hosts".into()),
+            Some(e) => self.after_error("resolve", &e),
+        }
     }
 
     fn engine(&self) -> Arc<Engine> {
@@ -579,6 +602,8 @@ fn history_outlives_its_machine_and_has_one_writer() {
             "restored",
             "crash in a restore",
             "left behind",
+            "groups learned",
+            "groups known",
         ] {
             assert!(tally.borrow().contains_key(what), "{what} never happened");
         }

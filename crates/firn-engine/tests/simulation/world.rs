@@ -39,6 +39,9 @@ pub(crate) struct EventCounts(BTreeMap<String, u64>);
 const EXCHANGED_BYTES: u64 = 40 << 10;
 // Includes references of series that have left the index.
 const KEPT_REFS_MAX: usize = 60;
+/// Hosts without `job` and `instance`, and their metrics.
+pub(crate) const UNTARGETED_HOSTS: [u64; 6] = [3, 4, 5, 6, 7, 8];
+pub(crate) const UNTARGETED_METRICS: u64 = 5;
 
 /// The samples that one write call puts into a group at one time: all are visible or none.
 pub(crate) type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
@@ -47,7 +50,7 @@ pub(crate) struct World {
     pub(crate) sim: Sim,
     pub(crate) rng: Rng,
     pub(crate) tally: EventCounts,
-    seed: u64,
+    pub(crate) seed: u64,
     /// Start of the hour that all writes are limited to, if any.
     hour_start: Option<Timestamp>,
     pub(crate) mutant: Option<Mutant>,
@@ -86,6 +89,8 @@ pub(crate) struct World {
     /// Flushes in the middle of a tree job.
     interleaved_flushes: Arc<AtomicU64>,
     pub(crate) race: Arc<Mutex<CommitRace>>,
+    /// Series without `job` and `instance` that were lone series.
+    pub(crate) once_lone: BTreeSet<Labels>,
 }
 
 /// A sender that is not notified when series leave the index.
@@ -197,6 +202,12 @@ impl EventCounts {
             "power lost at a fence",
             "slow cache hit",
             "slow cache damage seen",
+            "groups learned",
+            "power lost before learned groups were logged",
+            "power lost after learned groups were logged",
+            "power lost after learned groups were flushed",
+            "host with lone series and members",
+            "member that was a lone series before",
         ]);
         for kind in JobKind::ALL {
             assert!(self.0.contains_key(kind.name()), "{} never happened", kind.name());
@@ -246,6 +257,7 @@ impl World {
             kept: Arc::default(),
             interleaved_flushes: Arc::default(),
             race: Arc::default(),
+            once_lone: BTreeSet::new(),
         };
         if world.may_lose_acknowledged() {
             world.oracle.trust_power(true);
@@ -580,10 +592,15 @@ impl World {
 
     /// Writes a batch of random rows.
     pub(crate) fn write(&mut self) -> Result<(), Failure> {
-        let engine = self.engine();
         let labels = self.random_labels();
+        self.write_rows(&labels).map(|_| ())
+    }
+
+    /// Writes a batch of random rows of some series. Returns whether it was acknowledged.
+    pub(crate) fn write_rows(&mut self, labels: &[Labels]) -> Result<bool, Failure> {
+        let engine = self.engine();
         let mut refs = Vec::new();
-        for (labels, resolved) in labels.iter().zip(engine.resolve(&labels)) {
+        for (labels, resolved) in labels.iter().zip(engine.resolve(labels)) {
             match resolved {
                 Ok(series) => refs.push(series),
                 Err(e) if self.is_short(&e) => {
@@ -592,7 +609,7 @@ impl World {
                     let kept = self.kept.lock();
                     match kept.refs.iter().find(|(known, _)| known == labels) {
                         Some((_, series)) => refs.push(*series),
-                        None => return Ok(()),
+                        None => return Ok(false),
                     }
                 }
                 Err(e) => return Err(Failure(format!("resolve: {e:?}"))),
@@ -631,7 +648,7 @@ impl World {
                     return Err(Failure(format!("{report:?} for {value_count} values")));
                 }
                 begun.into_iter().for_each(|piece| self.oracle.acknowledge(piece));
-                self.check_announced(&pieces)
+                self.check_announced(&pieces).map(|()| true)
             }
             Err(e) => {
                 self.tally.count("write failed");
@@ -639,7 +656,7 @@ impl World {
                     self.tally.count("write refused for memory");
                 }
                 self.trace(|| format!("write of {count} points failed: {e}"));
-                self.after_error(&e)
+                self.after_error(&e).map(|()| false)
             }
         }
     }
@@ -1151,20 +1168,21 @@ impl World {
     }
 
     /// The series of one scrape target, or of a host without `job`: lone series until the index
-    /// groups them by itself.
+    /// groups them by itself, for which [`World::learn_groups`] sends enough of them.
     pub(crate) fn random_labels(&mut self) -> Vec<Labels> {
         let target = self.rng.below(4);
         let count = 1 + self.rng.below(6);
+        let host = if target == 3 { *self.rng.pick(&UNTARGETED_HOSTS) } else { target };
         (0..count)
             .map(|idx| {
-                let name = format!("m{}", (idx + self.rng.below(2)) % 8);
-                let host = if target == 3 { 3 + count % 3 } else { target };
-                let instance = format!("host-{host}");
-                let alone = [("__name__", name.as_str()), ("only", instance.as_str())];
-                let grouped =
+                let metric = (idx + self.rng.below(2)) % 8;
+                if target == 3 {
+                    return untargeted_series(host, metric % UNTARGETED_METRICS);
+                }
+                let (name, instance) = (format!("m{metric}"), format!("host-{host}"));
+                let pairs =
                     [("__name__", name.as_str()), ("job", "sim"), ("instance", instance.as_str())];
-                let pairs = if target == 3 { &alone[..] } else { &grouped[..] };
-                Labels::from_pairs(pairs.iter().copied()).expect("valid labels")
+                Labels::from_pairs(pairs).expect("valid labels")
             })
             .collect::<BTreeSet<_>>()
             .into_iter()
@@ -1195,9 +1213,12 @@ impl World {
             matchers.push(Matcher::equal("__name__", &name));
         }
         if self.rng.chance(0.6) {
-            let host = format!("host-{}", self.rng.below(6));
             let name = *self.rng.pick(&["instance", "instance", "only"]);
-            matchers.push(Matcher::equal(name, &host));
+            let host = match name {
+                "only" => *self.rng.pick(&UNTARGETED_HOSTS),
+                _ => self.rng.below(6),
+            };
+            matchers.push(Matcher::equal(name, format!("host-{host}")));
         }
         matchers
     }
@@ -1245,6 +1266,12 @@ fn name_of(step: Step) -> &'static str {
 
 fn is_power_loss(e: &Error) -> bool {
     *e.kind() == ErrorKind::Closed
+}
+
+/// A series of a host that sends neither `job` nor `instance`.
+pub(crate) fn untargeted_series(host: u64, metric: u64) -> Labels {
+    let (name, host) = (format!("m{metric}"), format!("host-{host}"));
+    Labels::from_pairs([("__name__", name.as_str()), ("only", &host)]).expect("valid labels")
 }
 
 /// Conversions at `arena_bytes_max` bytes per arena, so that short runs of a test convert.

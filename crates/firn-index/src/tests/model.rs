@@ -9,9 +9,13 @@ use firn_model::{
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use super::{SHARDS, disk, open, options};
-use crate::{GroupMatch, Index, IndexView, Liveness, LookupOutcome, Member, Members, Presence};
+use crate::{
+    GroupMatch, GroupRule, Index, IndexView, Liveness, LookupOutcome, Member, Members, Presence,
+};
 
 const NAMES: [&str; 6] = ["__name__", "a", "b", "instance", "job", "zone"];
 const VALUES: [&str; 5] = ["", "v0", "v1", "v2", "w"];
@@ -62,6 +66,15 @@ fn from_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Labels {
     builder.build(&LabelLimits::default()).unwrap()
 }
 
+/// Series of hosts without `job` and `instance`, usually enough to show that a host is a group.
+fn arb_agent_sets() -> impl Strategy<Value = Vec<Labels>> {
+    let pair = (prop::sample::select(&VALUES[1..]), 0..10_u32);
+    let labels = |(host, metric): (&str, u32)| {
+        from_pairs([("__name__", &*format!("m{metric}")), ("a", host)].into_iter())
+    };
+    prop::collection::vec(pair.prop_map(labels), 1..40)
+}
+
 fn arb_matcher() -> impl Strategy<Value = Matcher> {
     let op = prop::sample::select(vec![
         MatchOp::Equal,
@@ -89,6 +102,7 @@ fn arb_op() -> impl Strategy<Value = Op> {
     let sets = prop::collection::vec(arb_labels(), 1..12);
     prop_oneof![
         6 => sets.clone().prop_map(Op::Resolve),
+        2 => arb_agent_sets().prop_map(Op::Resolve),
         2 => (arb_labels(), sets).prop_map(|(labels, members)| {
             let group = labels.filter(|name| ["a", "job"].contains(&name));
             let rest = |l: &Labels| l.filter(|name| !["a", "job"].contains(&name));
@@ -487,6 +501,21 @@ fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef
             assert!(listed.iter().eq(values), "{name}: {listed:?}, want {names:?} {matchers:?}");
         }
     }
+}
+
+/// More than a tenth of the random histories learn groups.
+#[test]
+fn histories_learn_groups() {
+    let mut runner = TestRunner::deterministic();
+    let histories = prop::collection::vec(arb_op(), 1..40);
+    let mut has_learned = || {
+        let ops = histories.new_tree(&mut runner).unwrap().current();
+        let mut world = ModelIndex::new();
+        ops.iter().for_each(|op| world.step(op));
+        world.index.group_rule(&super::labels("a=v0")) != GroupRule::Other
+    };
+    let count = (0..100).filter(|_| has_learned()).count();
+    assert!(count > 10, "{count} of 100 histories learn groups");
 }
 
 proptest! {

@@ -49,7 +49,10 @@ pub(super) fn differences(pair: &Pair) -> Vec<String> {
     let mut differing = Vec::new();
     let seconds = |ms: i64| (ms / 1_000).to_string();
     for (path, parameters) in REQUESTS {
-        let filled = parameters
+        let path = &pair.senders.rename(path);
+        let filled = pair
+            .senders
+            .rename(parameters)
             .replace("$start", &seconds(pair.world.start))
             .replace("$end", &seconds(pair.world.end));
         let parameters: Vec<(&str, &str)> =

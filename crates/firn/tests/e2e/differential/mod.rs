@@ -5,11 +5,15 @@
 //! text. `known` lists where Prometheus 2 may differ, with the reason. A difference is reduced to
 //! the smallest expression that still shows it.
 //!
+//! The senders of the data have `job` and `instance`, or, in a second run, `site` and `device`:
+//! then FirnDB learns the groups, and some of their series stay lone.
+//!
 //! `FIRN_PROMETHEUS` names another Prometheus than the installed one: against 3.x the whole
 //! language is drawn, and samples may be on the edges of windows. `FIRN_SEED=7` runs that seed
 //! alone, `FIRN_SEED_COUNT=20` that number of seeds.
 
 mod answer;
+mod data;
 mod known;
 mod metadata;
 mod pair;
@@ -23,6 +27,7 @@ use firn_promqltest::expressions::{DecisionSource, Dialect, Features, Generator,
 
 use crate::process::{installed, skip};
 use answer::{Answer, Question};
+use data::SenderLabels;
 use pair::Pair;
 
 /// Expressions of one seed, each an instant and a range query.
@@ -39,6 +44,15 @@ const SHOWN_MAX: usize = 30;
 
 #[test]
 fn generated_expressions_have_the_answers_of_prometheus() {
+    compare(SenderLabels::JobAndInstance);
+}
+
+#[test]
+fn nor_do_learned_groups_change_an_answer() {
+    compare(SenderLabels::SiteAndDevice);
+}
+
+fn compare(senders: SenderLabels) {
     let Some(program) = reference() else { return };
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let seeds = match number("FIRN_SEED") {
@@ -47,7 +61,7 @@ fn generated_expressions_have_the_answers_of_prometheus() {
     };
     for seed in seeds {
         println!("again: FIRN_SEED={seed} cargo test --package firn --test e2e differential");
-        compare_seed(&program, seed);
+        compare_seed(&program, seed, senders);
     }
 }
 
@@ -63,8 +77,8 @@ fn reference() -> Option<PathBuf> {
     }
 }
 
-fn compare_seed(program: &Path, seed: u64) {
-    let pair = Pair::start(program, seed);
+fn compare_seed(program: &Path, seed: u64, senders: SenderLabels) {
+    let pair = Pair::start(program, seed, senders);
     let mut generator = Generator::new(&pair.world, pair.dialect, DecisionSource::seeded(seed));
     let times = generator.times();
     let mut count = Count::default();
@@ -73,7 +87,7 @@ fn compare_seed(program: &Path, seed: u64) {
         if idx >= EXPRESSION_COUNT && count.seldom(pair.dialect).is_empty() {
             break;
         }
-        let text = generator.expression();
+        let text = senders.rename(&generator.expression());
         let expr = parse(&text).unwrap_or_else(|e| panic!("{text}\n{e}"));
         if idx < EXPRESSION_COUNT || count.wants(pair.dialect, &expr) {
             count.expression(&expr);
@@ -86,7 +100,7 @@ fn compare_seed(program: &Path, seed: u64) {
             ));
         }
         if idx < EXPRESSION_COUNT && idx % MISTAKE_EVERY == 0 {
-            let text = generator.mistake();
+            let text = senders.rename(&generator.mistake());
             differing.extend(differences(
                 &pair,
                 &text,

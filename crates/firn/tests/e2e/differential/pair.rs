@@ -4,22 +4,22 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
-use firn_promqltest::expressions::{DecisionSource, Dialect, TimeAlignment, World};
+use firn_promqltest::expressions::{Dialect, TimeAlignment, World};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::answer::{Answer, Question, difference};
+use super::data::{Data, SenderLabels};
 use super::known;
 use crate::http;
-use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
-use crate::remote_write::WriteRequest;
+use crate::process::{Process, firn, free_address, wait_until_ready};
 
 /// The two servers and their data.
 pub(super) struct Pair {
     pub(super) dialect: Dialect,
     pub(super) world: World,
+    pub(super) senders: SenderLabels,
     prometheus_at: SocketAddr,
     firn_at: SocketAddr,
     _prometheus: Process,
@@ -28,15 +28,10 @@ pub(super) struct Pair {
 }
 
 const TODAYS_NAME: &str = "double_exponential_smoothing";
-/// Time span of one request: Prometheus accepts samples in order, so it receives these one after
-/// the other.
-const SLICE_MS: i64 = 300_000;
-/// The slices that stay in FirnDB's memory; older ones are flushed to tables.
-const MEMORY_SLICES: usize = 6;
 
 impl Pair {
     /// Starts both and writes the world of `seed`.
-    pub(super) fn start(program: &Path, seed: u64) -> Pair {
+    pub(super) fn start(program: &Path, seed: u64, senders: SenderLabels) -> Pair {
         let folder = tempfile::tempdir().expect("a folder");
         let (prometheus_at, firn_at) = (free_address(), free_address());
         let prometheus = start_prometheus(program, folder.path(), prometheus_at);
@@ -44,10 +39,14 @@ impl Pair {
         let dialect = dialect(prometheus_at);
         let grid = if dialect == Dialect::V2 { TimeAlignment::Off } else { TimeAlignment::On };
         let world = World::new(seed, grid);
-        write(&world, seed, prometheus_at, firn_at);
+        let data = Data { world: &world, senders };
+        data.write_to_prometheus(prometheus_at);
+        data.write_to_firn(seed, firn_at);
+        data.check_groups(firn_at);
         Pair {
             dialect,
             world,
+            senders,
             prometheus_at,
             firn_at,
             _prometheus: prometheus,
@@ -150,7 +149,7 @@ fn start_prometheus(program: &Path, folder: &Path, address: SocketAddr) -> Proce
 
 fn start_firn(folder: &Path, address: SocketAddr) -> Process {
     let mut command = firn(folder, address);
-    command.args(["--self-scrape=never", "--shards=4", "--log-streams=2"]);
+    command.args(["--self-scrape=never", "--shards=4", "--log-streams=2", "--enable-admin-api"]);
     command.args(["--head-flush-bytes=100KiB", "--upload-age-max=5s"]);
     let process = Process::start("firn", folder, &mut command);
     wait_until_ready(address, "/-/ready");
@@ -163,56 +162,4 @@ fn dialect(address: SocketAddr) -> Dialect {
     let version = json["data"]["version"].as_str().unwrap_or_default().to_owned();
     println!("Prometheus {version}");
     if version.starts_with("2.") { Dialect::V2 } else { Dialect::V3 }
-}
-
-/// Prometheus gets everything in order; FirnDB gets some of it late, some of it twice.
-fn write(world: &World, seed: u64, prometheus: SocketAddr, firn: SocketAddr) {
-    let slice_count = ((world.end - world.start) / SLICE_MS) as usize;
-    for slice in 0..slice_count {
-        send(world, slice, prometheus);
-    }
-    let mut choices = DecisionSource::seeded(seed);
-    let flushed = slice_count - MEMORY_SLICES;
-    let mut order: Vec<usize> = (0..flushed).collect();
-    for idx in 0..flushed / 2 {
-        order.swap(choices.below(flushed), idx);
-        order.push(choices.below(flushed));
-    }
-    order.iter().for_each(|slice| send(world, *slice, firn));
-    wait_for("a flush", Duration::from_secs(60), || metric(firn, "firn_flushes_total") > 0.0);
-    (flushed..slice_count).for_each(|slice| send(world, slice, firn));
-    // A flush may have come between.
-    for _ in 0..10 {
-        if metric(firn, "firn_head_rows") > 0.0 {
-            return;
-        }
-        send(world, slice_count - 1, firn);
-    }
-    panic!("nothing is left in memory");
-}
-
-fn send(world: &World, slice: usize, address: SocketAddr) {
-    let from = world.start + slice as i64 * SLICE_MS;
-    let mut request = WriteRequest::default();
-    for series in &world.series {
-        let samples: Vec<(i64, f64)> = series
-            .samples
-            .iter()
-            .filter(|sample| (from..from + SLICE_MS).contains(&sample.0))
-            .copied()
-            .collect();
-        if !samples.is_empty() {
-            let labels: Vec<(&str, &str)> = series.labels.iter().collect();
-            request.series(&labels, &samples);
-        }
-    }
-    let (status, text) = request.send(address);
-    assert!(status == 200 || status == 204, "{address}, slice {slice}: {status} {text}");
-}
-
-/// One of FirnDB's own metrics.
-fn metric(firn: SocketAddr, name: &str) -> f64 {
-    let answer = http::get(firn, "/metrics").expect("metrics");
-    let line = answer.body.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|value| value.trim().parse().ok()).unwrap_or(0.0)
 }
