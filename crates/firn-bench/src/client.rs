@@ -54,6 +54,11 @@ impl Connection {
         }
     }
 
+    /// Accepts this encoding of further answers, which are not decoded.
+    pub fn accept_encoding(&mut self, encoding: &str) {
+        self.headers.push_str(&format!("Accept-Encoding: {encoding}\r\n"));
+    }
+
     /// Sends a remote write request (1.0, snappy).
     ///
     /// # Panics

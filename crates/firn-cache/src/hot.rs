@@ -2,7 +2,8 @@
 //! nothing.
 //!
 //! Each is one range of steps. It is a copy of a range of the store: every trim of the store trims
-//! it too, under the same lock, before the change becomes visible.
+//! it too, under the same lock, before the change becomes visible. Beside it are the texts that
+//! readers made of whole ranges, until the range of the answer changes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,6 +16,10 @@ use crate::answer::{Answer, AnswerSeries};
 const SHARE: u64 = 16;
 /// Approximate memory of an answer besides its series.
 const ANSWER_BYTES: u64 = 256;
+/// Texts beside one answer: clients accept different encodings.
+const TEXTS_MAX: usize = 2;
+/// Memory of a text besides its bytes.
+const TEXT_BYTES: u64 = 64;
 
 /// The most recently used answers.
 #[derive(Debug)]
@@ -42,6 +47,22 @@ struct HotAnswer {
     asked_start: Timestamp,
     asked_before: Timestamp,
     period_end: Timestamp,
+    /// Of ranges inside of `range`.
+    texts: Vec<HotText>,
+    /// Whether a lookup found all of its steps since the last new step, and between the two new
+    /// steps before.
+    is_repeated: bool,
+    was_repeated: bool,
+}
+
+/// The points of a range as text.
+#[derive(Debug)]
+struct HotText {
+    range: TimeRange,
+    /// The kind of text, as the reader numbers it.
+    form: u8,
+    point_count: u64,
+    text: Arc<[u8]>,
 }
 
 impl HotAnswers {
@@ -65,13 +86,75 @@ impl HotAnswers {
         if known.is_empty() || (known.start > range.start && known.end < range.end) {
             return None;
         }
+        hot.is_repeated |= known == range;
+        self.touch(key, range);
+        Some((known, answer))
+    }
+
+    /// The text of all points of `range` and their number, if it is valid for a snapshot with
+    /// `number`.
+    pub(crate) fn text(
+        &mut self,
+        key: &[u8],
+        range: TimeRange,
+        number: CommitSeq,
+        form: u8,
+    ) -> Option<(Arc<[u8]>, u64)> {
+        let hot = self.answers.get(key).filter(|hot| hot.number <= number)?;
+        let known = hot.texts.iter().find(|known| known.range == range && known.form == form)?;
+        let found = (Arc::clone(&known.text), known.point_count);
+        self.touch(key, range);
+        Some(found)
+    }
+
+    /// Whether [`HotAnswers::keep_text`] would keep a text: all points of `range` are here as of a
+    /// snapshot with `number`, and such a range was requested more than once. The answer of a panel
+    /// with a new step at each refresh is never requested again.
+    pub(crate) fn wants_text(&self, key: &[u8], range: TimeRange, number: CommitSeq) -> bool {
+        self.answers.get(key).is_some_and(|hot| {
+            hot.answer.is_some()
+                && hot.number <= number
+                && hot.range.covers(range)
+                && (hot.is_repeated || hot.was_repeated)
+        })
+    }
+
+    /// Keeps the text of all points of `range`, if it is wanted and not too long.
+    pub(crate) fn keep_text(
+        &mut self,
+        key: &[u8],
+        range: TimeRange,
+        number: CommitSeq,
+        form: u8,
+        (text, point_count): (Arc<[u8]>, u64),
+    ) {
+        let is_wanted = self.wants_text(key, range, number);
+        let Some(hot) = self.answers.get_mut(key).filter(|_| is_wanted) else { return };
+        let before = text_bytes(&hot.texts);
+        hot.texts.retain(|known| known.range != range || known.form != form);
+        if hot.texts.len() == TEXTS_MAX {
+            hot.texts.remove(0);
+        }
+        let bytes = hot.bytes - before + text_bytes(&hot.texts);
+        let is_kept = bytes + text.len() as u64 + TEXT_BYTES <= self.bytes_max / SHARE;
+        if is_kept {
+            hot.texts.push(HotText { range, form, point_count, text });
+        }
+        let added = text_bytes(&hot.texts);
+        hot.bytes = hot.bytes - before + added;
+        self.bytes = self.bytes - before + added;
+        self.shrink();
+    }
+
+    /// Records a lookup of `range`.
+    fn touch(&mut self, key: &[u8], range: TimeRange) {
+        let Some(hot) = self.answers.get_mut(key) else { return };
         hot.asked_start = hot.asked_start.min(range.start);
         if let Some(key) = self.uses.remove(&hot.last_use) {
             self.use_count += 1;
             hot.last_use = self.use_count;
             self.uses.insert(hot.last_use, key);
         }
-        Some((known, answer))
     }
 
     /// Announces that `range` will be read from the store; trims until then apply to it. Returns
@@ -126,7 +209,12 @@ impl HotAnswers {
     pub(crate) fn trim(&mut self, key: &[u8], range: TimeRange) -> bool {
         let Some(hot) = self.answers.get_mut(key) else { return false };
         match without(hot.range, range).max_by_key(|part| width(*part)) {
-            Some(longest) => hot.range = longest,
+            Some(longest) if longest == hot.range => {}
+            Some(longest) => {
+                hot.range = longest;
+                let bytes = hot.drop_texts();
+                self.bytes -= bytes;
+            }
             None => self.remove(key),
         }
         true
@@ -159,6 +247,7 @@ impl HotAnswers {
         let bytes = hot.bytes;
         let is_kept = answer.has_only_floats();
         if is_kept {
+            hot.drop_texts();
             hot.append(range, number, answer);
             hot.let_go();
             hot.bytes = heap_bytes(key, hot.answer.as_deref());
@@ -213,6 +302,9 @@ impl HotAnswers {
             asked_start: Timestamp::MAX,
             asked_before: Timestamp::MAX,
             period_end: range.end,
+            texts: Vec::new(),
+            is_repeated: false,
+            was_repeated: false,
         };
         self.answers.insert(Arc::clone(key), hot);
         self.shrink();
@@ -265,6 +357,15 @@ impl HotAnswer {
         series.sort_by(|a, b| a.labels.cmp(&b.labels));
         self.range.end = range.end;
         self.number = self.number.max(number);
+        (self.was_repeated, self.is_repeated) = (self.is_repeated, false);
+    }
+
+    /// Drops all texts, and returns their memory.
+    fn drop_texts(&mut self) -> u64 {
+        let bytes = text_bytes(&self.texts);
+        self.texts.clear();
+        self.bytes -= bytes;
+        bytes
     }
 
     /// Drops steps that sliding windows have left, once per period, so that every client that
@@ -354,6 +455,10 @@ fn points_in(points: &[Sample], range: TimeRange) -> &[Sample] {
 fn only_floats(mut answer: Answer) -> Option<Answer> {
     answer.series.sort_by(|a, b| a.labels.cmp(&b.labels));
     answer.has_only_floats().then_some(answer)
+}
+
+fn text_bytes(texts: &[HotText]) -> u64 {
+    texts.iter().map(|known| known.text.len() as u64 + TEXT_BYTES).sum()
 }
 
 fn heap_bytes(key: &[u8], answer: Option<&Answer>) -> u64 {

@@ -21,7 +21,7 @@
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`,
 //! `store`, `background`, then `answer`, `dependency`, `selectors`, `changes`, `inbox`, `hot`,
-//! `shares`, `result` (with its model), `lock`; `shared`. Terms: `docs/glossary.md`.
+//! `known`, `shares`, `result` (with its model), `lock`; `shared`. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test bounds its waiting"))]
@@ -34,6 +34,7 @@ mod device;
 mod hot;
 mod inbox;
 mod key_index;
+mod known;
 mod lock;
 mod mutant;
 mod policy;
@@ -57,7 +58,10 @@ pub use dependency::{Dependency, Grid, Span};
 #[doc(hidden)]
 pub use mutant::Mutant;
 pub use policy::{EvictionPolicy, PolicyStats, SlabId};
-pub use result::{CachedAnswer, ResultCache, ResultOptions, ResultQuery, ResultStats, Session};
+pub use result::{
+    CachedAnswer, CachedText, QueryRange, ResultCache, ResultOptions, ResultQuery, ResultStats,
+    Session, TextTicket,
+};
 pub use shared::SharedCache;
 pub use store::{
     CachedRange, DeclineReason, Fill, KeySummary, Lookup, OwnerHistory, Point, PointRef, Store,

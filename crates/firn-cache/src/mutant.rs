@@ -48,6 +48,10 @@ pub enum Mutant {
     WindowIgnored,
     /// An answer from a later snapshot is returned to an earlier one.
     LaterAnswerReturned,
+    /// A text is kept although the cache was cleared while it was made.
+    TextOutlivesClear,
+    /// A text is kept beside an answer from a later snapshot.
+    EarlierTextKept,
 }
 
 /// Whether `$holder` has the mutant; the constant `false` without the feature.

@@ -35,6 +35,7 @@ use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
 };
 use crate::hot::{HotAnswers, part_bytes, part_of, width, without};
+use crate::known::KnownQueries;
 use crate::lock;
 use crate::mutant::mutant;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
@@ -125,6 +126,47 @@ pub struct CachedAnswer {
     pub is_too_large: bool,
 }
 
+/// The steps of a query that may be known by its text.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryRange {
+    /// The first step.
+    pub start: Timestamp,
+    /// No step is later.
+    pub end: Timestamp,
+    /// The distance between steps, above 0.
+    pub step_ms: i64,
+    /// How far back a selector looks.
+    pub lookback_ms: i64,
+    /// The samples after this time are here; those before it may have been removed.
+    pub oldest: Option<Timestamp>,
+}
+
+/// The text that a reader has made of a whole cached answer.
+#[derive(Clone, Debug)]
+pub struct CachedText {
+    /// The text.
+    pub text: Arc<[u8]>,
+    /// Number of points of the answer.
+    pub point_count: u64,
+    /// Number of steps of the answer, with points or without.
+    pub step_count: u64,
+}
+
+/// A text that [`ResultCache::keep_text`] keeps.
+#[derive(Debug)]
+pub struct TextTicket {
+    query: Arc<str>,
+    expression: Box<str>,
+    lookback_ms: i64,
+    dependencies: Vec<Dependency>,
+    key: Arc<[u8]>,
+    range: TimeRange,
+    number: CommitSeq,
+    clear_count: u64,
+    form: u8,
+    point_count: u64,
+}
+
 /// Counters of a result cache, and its present size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResultStats {
@@ -136,7 +178,9 @@ pub struct ResultStats {
     pub steps_missed: u64,
     /// Lookups answered from decoded answers in memory: no slab was read.
     pub hot_hits: u64,
-    /// Bytes of decoded answers.
+    /// Lookups answered with a kept text.
+    pub text_hits: u64,
+    /// Bytes of decoded answers and their texts.
     pub hot_bytes: u64,
     /// Answers that were kept, completely or in part.
     pub fills: u64,
@@ -170,6 +214,7 @@ struct ResultState {
     taken: Vec<Change>,
     selectors: Selectors,
     hot: HotAnswers,
+    known: KnownQueries,
     shares: Shares,
     /// How often the cache was cleared.
     clear_count: u64,
@@ -225,6 +270,7 @@ impl ResultCache {
             taken: Vec::new(),
             selectors,
             hot,
+            known: KnownQueries::default(),
             shares,
             clear_count: 0,
             memory,
@@ -343,6 +389,103 @@ impl ResultCache {
         self.state.lock().stats.hot_hits += 1;
         let missing = grid.ends_of(missing);
         Some(CachedAnswer { answer, held, missing, is_too_large: false })
+    }
+
+    /// As [`ResultCache::recall_text`], for a query that was not parsed: its text is that of a
+    /// ticket.
+    pub fn recall_known(
+        &self,
+        query: &str,
+        range: QueryRange,
+        number: CommitSeq,
+        form: u8,
+    ) -> Option<CachedText> {
+        let known = self.state.lock().known.get(query)?;
+        let QueryRange { start, end, step_ms, lookback_ms, oldest } = range;
+        let is_same = known.lookback_ms == lookback_ms
+            && oldest.is_none_or(|oldest| known.needed_from(start) > oldest);
+        let expression = &*known.expression;
+        let dependencies = &[];
+        let question = ResultQuery { expression, start, end, step_ms, lookback_ms, dependencies };
+        is_same.then(|| self.recall_text(&question, number, form))?
+    }
+
+    /// The text in `form` that was kept of the whole answer for a snapshot with `number`.
+    pub fn recall_text(
+        &self,
+        question: &ResultQuery<'_>,
+        number: CommitSeq,
+        form: u8,
+    ) -> Option<CachedText> {
+        let (grid, steps) = question.steps().filter(|known| !known.1.is_empty())?;
+        let key = encode_key(question.expression, grid, question.lookback_ms);
+        let range = grid.cells(steps);
+        self.heard(number);
+        let (text, point_count) = {
+            let mut state = self.state.lock();
+            let found = state.hot.text(&key, range, number, form)?;
+            if self.store.is_off() {
+                return None;
+            }
+            state.stats.hot_hits += 1;
+            state.stats.text_hits += 1;
+            state.count(grid, steps, None);
+            found
+        };
+        let (field, bytes_max) = (FIELD, u64::MAX);
+        let ask = Lookup { key: &key, field, range, number, partial_bytes_min: 0, bytes_max };
+        self.store.count_use(&ask, TimeRange::EMPTY, point_count * size_of::<f64>() as u64);
+        Some(CachedText { text, point_count, step_count: grid.count(steps) })
+    }
+
+    /// A ticket to keep a text in `form` of the whole answer for the snapshot with `number`, which
+    /// has `point_count` points. `query` is the text that was parsed. `None` if the text would not
+    /// be kept: the answer is not in memory, or its steps are not requested repeatedly.
+    pub fn expect_text(
+        &self,
+        session: &Session,
+        question: &ResultQuery<'_>,
+        number: CommitSeq,
+        (form, point_count): (u8, u64),
+        query: &Arc<str>,
+    ) -> Option<TextTicket> {
+        let (grid, steps) = question.steps().filter(|known| !known.1.is_empty())?;
+        let key = encode_key(question.expression, grid, question.lookback_ms);
+        let range = grid.cells(steps);
+        let is_wanted = self.state.lock().hot.wants_text(&key, range, number);
+        let clear_count = session.clear_count;
+        is_wanted.then(|| TextTicket {
+            query: Arc::clone(query),
+            expression: question.expression.into(),
+            lookback_ms: question.lookback_ms,
+            dependencies: question.dependencies.to_vec(),
+            key,
+            range,
+            number,
+            clear_count,
+            form,
+            point_count,
+        })
+    }
+
+    /// Keeps the text of an answer until a change touches one of its steps, or a step is added.
+    ///
+    /// A step that a change has touched since the ticket's snapshot is not in memory, or belongs to
+    /// a later snapshot. So the text is valid if the answer in memory has all of its steps, none
+    /// of them from a later snapshot.
+    pub fn keep_text(&self, ticket: TextTicket, text: &[u8]) {
+        let text: Arc<[u8]> = text.into();
+        let mut state = self.current();
+        if ticket.clear_count == state.clear_count || mutant!(self.options.store, TextOutlivesClear)
+        {
+            let TextTicket { key, range, form, .. } = ticket;
+            let is_earlier = mutant!(self.options.store, EarlierTextKept);
+            let number = if is_earlier { CommitSeq(u64::MAX) } else { ticket.number };
+            state.hot.keep_text(&key, range, number, form, (text, ticket.point_count));
+            let known = (&*ticket.expression, ticket.lookback_ms, &*ticket.dependencies);
+            state.known.add(&ticket.query, known);
+            state.settle();
+        }
     }
 
     /// Answers from the store, and keeps the decoded answer in memory.
@@ -549,6 +692,7 @@ impl ResultCache {
             state.hot = HotAnswers::new(self.options.hot_bytes_max);
         }
         state.hot.clear();
+        state.known.clear();
         state.selectors = Selectors::default();
         state.settle();
     }
@@ -710,6 +854,7 @@ impl ResultState {
             return true;
         }
         self.hot.clear();
+        self.known.clear();
         self.reserve()
     }
 
@@ -717,6 +862,7 @@ impl ResultState {
         let held = self.selectors.heap_bytes()
             + (self.recent.heap_bytes() + INBOX_BYTES_MAX) as u64
             + self.hot.heap_bytes()
+            + self.known.heap_bytes()
             + self.shares.heap_bytes();
         let reserved = self.memory.bytes();
         if held <= reserved {

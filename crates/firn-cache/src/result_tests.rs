@@ -14,7 +14,7 @@ use firn_sim::{Operation, Rng, Sim, for_seeds};
 use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
 use crate::mutant::Mutant;
-use crate::result::{ResultCache, ResultOptions, ResultQuery, ResultStats};
+use crate::result::{QueryRange, ResultCache, ResultOptions, ResultQuery, ResultStats};
 use crate::selectors::matches_all;
 use crate::store::{OwnerHistory, StoreOptions};
 
@@ -67,7 +67,10 @@ struct ResultWorld {
     lookups: u64,
     lookups_with_something: u64,
     steps_compared: u64,
+    texts_compared: u64,
     digest: u64,
+    /// Expression, start, end and step of the last query.
+    last_panel: Option<(usize, Timestamp, Timestamp, i64)>,
 }
 
 fn matcher(name: &str, op: MatchOp, value: &str) -> Matcher {
@@ -204,7 +207,9 @@ impl ResultWorld {
             lookups: 0,
             lookups_with_something: 0,
             steps_compared: 0,
+            texts_compared: 0,
             digest: 0,
+            last_panel: None,
         };
         world.open();
         world
@@ -375,19 +380,36 @@ impl ResultWorld {
         let behind = *self.rng.pick(&[0, 20, 200]);
         let end = (self.now - behind).div_euclid(step_ms) * step_ms + phase;
         let start = end - steps * step_ms;
+        // Equal panels are refreshed one after the other.
+        let repeated = self.last_panel.filter(|_| self.rng.chance(0.4));
+        let panel = repeated.unwrap_or((expression, start, end, step_ms));
+        self.last_panel = Some(panel);
+        let (expression, start, end, step_ms) = panel;
         let expression = &self.expressions[expression];
+        let (text, dependencies) = (expression.text, expression.dependencies.clone());
         let question = ResultQuery {
-            expression: expression.text,
+            expression: text,
             start,
             end,
             step_ms,
             lookback_ms: LOOKBACK_MS,
-            dependencies: &expression.dependencies,
+            dependencies: &dependencies,
         };
         let grid =
             |start, end| (0..).map(move |n| start + n * step_ms).take_while(move |&t| t <= end);
-        let found = self.cache().lookup(&session, &question, frozen.number);
         let want = expression.compute(&frozen.samples, grid(start, end));
+        let want_text = format!("{want:?}");
+        let range = QueryRange { start, end, step_ms, lookback_ms: LOOKBACK_MS, oldest: None };
+        let kept = match self.rng.chance(0.5) {
+            true => self.cache().recall_text(&question, frozen.number, 0),
+            false => self.cache().recall_known(text, range, frozen.number, 0),
+        };
+        if let Some(kept) = kept {
+            assert_eq!(*kept.text, *want_text.as_bytes(), "{text} from {start} to {end}");
+            assert_eq!(kept.point_count, want.point_count() as u64);
+            self.texts_compared += 1;
+        }
+        let found = self.cache().lookup(&session, &question, frozen.number);
         let computed = match found.missing {
             Some((start, end)) => expression.compute(&frozen.samples, grid(start, end)),
             None => Answer::default(),
@@ -404,25 +426,30 @@ impl ResultWorld {
         );
         self.digest =
             self.digest.wrapping_mul(31).wrapping_add(found.missing.map_or(0, |one| one.0) as u64);
-        let Some((start, end)) = found.missing.filter(|_| is_present) else { return };
+        if found.missing.is_some() && !is_present {
+            return;
+        }
         let groups = expression.groups(&frozen.samples).into_iter();
         let groups: Vec<_> = groups
             .zip(&expression.dependencies)
             .map(|(groups, one)| (!self.cache().knows_groups(one)).then_some(groups))
             .collect();
-        let (text, dependencies) = (expression.text, expression.dependencies.clone());
         for _ in 0..*self.rng.pick(&[0, 0, 0, 1, 3]) {
             self.change();
         }
-        let question = ResultQuery {
-            expression: text,
-            start,
-            end,
-            step_ms,
-            lookback_ms: LOOKBACK_MS,
-            dependencies: &dependencies,
-        };
-        self.cache().fill(&session, &question, frozen.number, &groups, &computed);
+        if let Some((start, end)) = found.missing {
+            let question = ResultQuery { start, end, ..question };
+            self.cache().fill(&session, &question, frozen.number, &groups, &computed);
+        }
+        let points = want.point_count() as u64;
+        let ticket =
+            self.cache().expect_text(&session, &question, frozen.number, (0, points), &text.into());
+        if let Some(ticket) = ticket {
+            for _ in 0..*self.rng.pick(&[0, 0, 1]) {
+                self.change();
+            }
+            self.cache().keep_text(ticket, want_text.as_bytes());
+        }
     }
 
     fn restart(&mut self) {
@@ -525,16 +552,17 @@ fn united(found: Answer, computed: &Answer) -> Answer {
 
 #[test]
 fn invariant_9_a_cached_answer_equals_the_computed_one() {
-    let totals = std::cell::Cell::new((0, 0, 0));
+    let totals = std::cell::Cell::new((0, 0, 0, 0));
     let stats = std::cell::Cell::new(ResultStats::default());
     for_seeds(50, |seed| {
         let mut world = ResultWorld::new(seed, None);
         (0..600).for_each(|_| world.step());
-        let (lookups, found, compared) = totals.get();
+        let (lookups, found, compared, texts) = totals.get();
         totals.set((
             lookups + world.lookups,
             found + world.lookups_with_something,
             compared + world.steps_compared,
+            texts + world.texts_compared,
         ));
         let (mut all, own) = (stats.get(), world.cache().stats());
         all.trims += own.trims;
@@ -545,11 +573,13 @@ fn invariant_9_a_cached_answer_equals_the_computed_one() {
         stats.set(all);
         world.digest
     });
-    let (lookups, found, compared) = totals.get();
+    let (lookups, found, compared, texts) = totals.get();
+    println!("{texts} texts");
     println!("{found} of {lookups} answers had something, {compared} steps; {:?}", stats.get());
     assert!(found * 100 > lookups * 60, "{found} of {lookups} answers had something");
     let stats = stats.get();
     assert!(stats.trims > 0 && stats.fill_trims > 0 && stats.fills_refused > 0, "{stats:?}");
+    assert!(texts > 500, "{texts} texts");
     assert!(stats.store.slabs_written > 0, "{stats:?}");
 }
 
@@ -628,6 +658,50 @@ fn an_answer_computed_before_a_clear_is_not_kept() {
         cache.clear();
         assert_eq!(fill(before), mutant.is_some());
         assert!(fill(cache.begin(&Budget::unlimited())));
+    }
+}
+
+/// The text of an answer is kept beside the same answer only: not beside one that was computed
+/// again, after a repair or because a sample changed while the text was made.
+#[test]
+fn a_text_is_not_kept_beside_another_answer() {
+    for mutant in [None, Some(Mutant::TextOutlivesClear), Some(Mutant::EarlierTextKept)] {
+        let expression = &expressions()[0];
+        let question = query_of(expression);
+        let recovered = OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(0) };
+        let (disk, budget) = (Sim::new(1).env().disk, Budget::new(4 << 20));
+        let cache = ResultCache::open(disk, "cache", &budget, options(mutant), Some(recovered));
+        let cache = cache.unwrap();
+        // Until its answer was requested twice without a new step. Returns a ticket for its text.
+        let query = |number| {
+            let (number, session) = (CommitSeq(number), cache.begin(&Budget::unlimited()));
+            for _ in 0..4 {
+                if let Some((start, end)) = cache.lookup(&session, &question, number).missing {
+                    let part = ResultQuery { start, end, ..question };
+                    let groups = [Some(vec![GroupId(1)])];
+                    assert!(cache.fill(&session, &part, number, &groups, &Answer::default()));
+                }
+            }
+            cache
+                .expect_text(&session, &question, number, (0, 0), &"q".into())
+                .expect("it is repeated")
+        };
+        let recalled = |number| cache.recall_text(&question, CommitSeq(number), 0).is_some();
+        cache.keep_text(query(1), b"text");
+        assert!(recalled(1) && !recalled(0), "an earlier snapshot may have another answer");
+
+        let before_clear = query(1);
+        cache.clear();
+        drop(query(1));
+        cache.keep_text(before_clear, b"text");
+        assert_eq!(recalled(1), mutant == Some(Mutant::TextOutlivesClear));
+
+        let before_change = query(1);
+        let (number, groups, range) = (CommitSeq(2), vec![GroupId(1)], TimeRange::at(500));
+        cache.changed(Change { number, groups, range, kind: ChangeKind::Write });
+        drop(query(2));
+        cache.keep_text(before_change, b"text");
+        assert_eq!(recalled(2), mutant == Some(Mutant::EarlierTextKept));
     }
 }
 

@@ -42,6 +42,11 @@ struct FrozenState {
 }
 
 impl Engine {
+    /// The number of a snapshot that is taken now, at least.
+    pub fn visible(&self) -> CommitSeq {
+        self.ledger.sequence.visible()
+    }
+
     /// Freezes the current state. O(shards), no I/O.
     pub fn snapshot(&self) -> Snapshot {
         // The number first: everything visible by then is in the views below.

@@ -24,9 +24,16 @@ pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 /// A finished body, compressed if the client accepts that, with its memory reservation.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    bytes: Vec<u8>,
+    bytes: PayloadBytes,
     packing: Packing,
     held: Option<Reservation>,
+}
+
+#[derive(Debug)]
+enum PayloadBytes {
+    Own(Vec<u8>),
+    /// Of a cache.
+    Shared(Arc<[u8]>),
 }
 
 /// Compression of a body.
@@ -164,15 +171,20 @@ impl Payload {
     /// Compresses `bytes` if the client accepts it and it saves enough. Costs up to 10 ns per byte:
     /// do not call it on an async thread with a large body.
     pub(crate) fn new(bytes: Vec<u8>, packing: Packing, held: Option<Reservation>) -> Payload {
+        let plain = |bytes, held| Payload {
+            bytes: PayloadBytes::Own(bytes),
+            packing: Packing::Plain,
+            held,
+        };
         if packing == Packing::Plain || bytes.len() < PACKED_BYTES_MIN {
-            return Payload { bytes, packing: Packing::Plain, held };
+            return plain(bytes, held);
         }
         let mut held = held;
         // While it is packed both forms exist. Without memory for that, or if it saves less than a
         // quarter, it is sent as it is.
         let packed_bytes_max = bytes.len() / 4 * 3;
         if held.as_mut().is_some_and(|held| held.grow(packed_bytes_max as u64).is_err()) {
-            return Payload { bytes, packing: Packing::Plain, held };
+            return plain(bytes, held);
         }
         let (bytes, packing) = match packing.pack(&bytes, packed_bytes_max) {
             Ok(mut packed) => {
@@ -184,12 +196,31 @@ impl Payload {
         if let Some(held) = &mut held {
             held.shrink_to(bytes.capacity() as u64);
         }
-        Payload { bytes, packing, held }
+        Payload { bytes: PayloadBytes::Own(bytes), packing, held }
+    }
+
+    /// The JSON document of an earlier payload, from its bytes and the packing of its client.
+    pub(crate) fn of_kept_json(bytes: Arc<[u8]>, packing: Packing, held: Reservation) -> Payload {
+        // No packed form begins like a document. Short ones are not packed.
+        let packing = if bytes.first() == Some(&b'{') { Packing::Plain } else { packing };
+        Payload { bytes: PayloadBytes::Shared(bytes), packing, held: Some(held) }
+    }
+
+    /// The body as it will be sent.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            PayloadBytes::Own(bytes) => bytes,
+            PayloadBytes::Shared(bytes) => bytes,
+        }
     }
 
     /// The answer with this body.
     pub(crate) fn answer(self, status: StatusCode, content_type: &'static str) -> Response<Body> {
-        let mut response = Response::new(Body::new(FramedBody::new(self.bytes, self.held)));
+        let body = match self.bytes {
+            PayloadBytes::Own(bytes) => FramedBody::new(bytes, self.held),
+            PayloadBytes::Shared(bytes) => FramedBody::shared(bytes, self.held),
+        };
+        let mut response = Response::new(Body::new(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -237,6 +268,16 @@ impl FramedBody {
         FramedBody { rest, sent: 0, next_held, started: None }
     }
 
+    /// A body of bytes that others use too.
+    fn shared<B, H>(bytes: B, held: H) -> FramedBody
+    where
+        B: AsRef<[u8]> + Send + 'static,
+        H: Send + 'static,
+    {
+        let rest = Bytes::from_owner(SharedBytes { bytes, _held: held });
+        FramedBody { rest, sent: 0, next_held: None, started: None }
+    }
+
     /// Copies the unsent bytes if the client is slow and half was sent, so that the sent half is
     /// released. All copies together are no longer than the body.
     fn release_sent(&mut self) {
@@ -281,22 +322,21 @@ impl axum::body::HttpBody for FramedBody {
     }
 }
 
-/// Bytes that several clients receive, with the reservation of all of them.
-struct SharedBytes {
-    bytes: Bytes,
-    _held: Arc<Reservation>,
+/// Bytes that several clients receive, with a reservation.
+struct SharedBytes<B, H> {
+    bytes: B,
+    _held: H,
 }
 
-impl AsRef<[u8]> for SharedBytes {
+impl<B: AsRef<[u8]>, H> AsRef<[u8]> for SharedBytes<B, H> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
     }
 }
 
 /// A body of shared bytes. The reservation lasts until the last client has received it.
 pub(crate) fn shared_body(bytes: Bytes, held: Arc<Reservation>) -> Body {
-    let rest = Bytes::from_owner(SharedBytes { bytes, _held: held });
-    Body::new(FramedBody { rest, sent: 0, next_held: None, started: None })
+    Body::new(FramedBody::shared(bytes, held))
 }
 
 /// An error of no handler: JSON for paths of the API, one line of text for others.
@@ -547,7 +587,7 @@ mod tests {
             let held = budget.reserve(Pool::Query, bytes.len() as u64).unwrap();
             let payload = Payload::new(bytes.clone(), Packing::Gzip, Some(held));
             assert_eq!(payload.packing, packing);
-            assert!(budget.usage().used_bytes >= payload.bytes.capacity() as u64);
+            assert!(budget.usage().used_bytes >= payload.bytes().len() as u64);
         }
     }
 

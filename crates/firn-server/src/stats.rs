@@ -27,7 +27,7 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
         ),
         (
             "firn_result_cache_hot_bytes",
-            "Memory of answers that are kept decoded.",
+            "Memory of answers that are kept decoded, and of their texts.",
             stats.hot_bytes,
         ),
     ] {
@@ -48,6 +48,11 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
             "firn_result_cache_memory_hits_total",
             "Lookups that decoded answers in memory satisfied.",
             stats.hot_hits,
+        ),
+        (
+            "firn_result_cache_text_hits_total",
+            "Responses that were sent as the text of an equal earlier one.",
+            stats.text_hits,
         ),
         (
             "firn_result_cache_fills_total",

@@ -105,7 +105,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
-pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
+pub use firn_cache::{ResultCache, ResultOptions, ResultStats, TextTicket};
 pub use firn_engine::{
     AcceptedTimes, BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline,
     CommitReport, ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding,
@@ -129,7 +129,7 @@ pub use open::{
     restore,
 };
 pub use own_folder::{OwnFolder, OwnFolderKind};
-pub use query::{QueryOptions, QueryTime, evaluate_history};
+pub use query::{QueryOptions, QueryReply, QueryTime, evaluate_history};
 
 use firn_engine::Engine;
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
+use firn_cache::{QueryRange, TextTicket};
 use firn_model::{
     CancelToken, Error, LabelLimits, Labels, Matcher, Pool, QueryContext, Reservation, Result,
     TimeRange, Timestamp,
@@ -26,6 +28,15 @@ pub enum QueryTime {
         /// The interval, above 0.
         step_ms: i64,
     },
+}
+
+/// The result of [`Db::evaluate_or_recall`].
+#[derive(Debug)]
+pub enum QueryReply {
+    /// The text that was kept of an equal result.
+    Text(Arc<[u8]>),
+    /// The result. With a ticket its text is worth keeping, by [`Db::keep_text`].
+    Output(QueryOutput, Option<TextTicket>),
 }
 
 /// The limits of a query.
@@ -144,6 +155,25 @@ impl Db {
         options: &QueryOptions,
         context: &QueryContext,
     ) -> Result<QueryOutput> {
+        match self.evaluate_or_recall(expr, time, options, context, None)? {
+            QueryReply::Output(output, _) => Ok(output),
+            QueryReply::Text(_) => Err(Error::internal("a text was recalled in place of a result")),
+        }
+    }
+
+    /// Like [`Db::evaluate`], for a caller that makes a text of the result, which depends on
+    /// nothing but the result and `form`. The result cache keeps such texts; `None` uses none.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub fn evaluate_or_recall(
+        &self,
+        expr: &firn_promql::Expr,
+        time: QueryTime,
+        options: &QueryOptions,
+        context: &QueryContext,
+        form: Option<u8>,
+    ) -> Result<QueryReply> {
         let options = eval_options(time, options);
         // Before the result cache shares the matchers with writers.
         expr.compile(context)?;
@@ -151,12 +181,41 @@ impl Db {
         let is_shared = context.scope.is_empty() && options.subquery_step_ms == SUBQUERY_STEP_MS;
         let results = self.results.get().filter(|_| is_shared);
         if let (QueryTime::Range { .. }, Some(results)) = (time, results) {
-            let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
-            if let Some(output) = results.evaluate(&query, || self.snapshot()) {
-                return output;
+            let now_ms = self.now_ms();
+            let query = RangeQuery { expr, options: &options, context, now_ms, form };
+            if let Some(reply) = results.evaluate(&query, || self.snapshot()) {
+                return reply;
             }
         }
-        firn_promql::eval(expr, &self.snapshot(), &options, context)
+        let output = firn_promql::eval(expr, &self.snapshot(), &options, context)?;
+        Ok(QueryReply::Output(output, None))
+    }
+
+    /// The text that [`Db::evaluate_or_recall`] would recall for a query with the text `query`. It
+    /// is not parsed: the cost is that of a lookup in memory. `None` also if an equal query had
+    /// another text.
+    pub fn recall(
+        &self,
+        query: &str,
+        time: QueryTime,
+        options: &QueryOptions,
+        form: u8,
+    ) -> Option<Arc<[u8]>> {
+        let results = self.results.get()?;
+        let QueryTime::Range { start, end, step_ms } = time else { return None };
+        let QueryOptions { lookback_ms, samples_max, subquery_step_ms, .. } = *options;
+        let oldest = results.oldest(self.now_ms());
+        let range = QueryRange { start, end, step_ms, lookback_ms, oldest };
+        let number = self.engine.visible();
+        (subquery_step_ms == SUBQUERY_STEP_MS)
+            .then(|| results.recall(query, (range, samples_max), number, form))?
+    }
+
+    /// Keeps the text of a result for [`Db::evaluate_or_recall`].
+    pub fn keep_text(&self, ticket: TextTicket, text: &[u8]) {
+        if let Some(results) = self.results.get() {
+            results.keep_text(ticket, text);
+        }
     }
 
     /// An instant query of `view` with the results of some nodes of `expr` in it, as

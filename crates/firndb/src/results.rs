@@ -7,17 +7,20 @@
 use std::sync::Arc;
 
 use firn_cache::{
-    Answer, AnswerSeries, Background, Dependency, OwnerHistory, ResultCache, ResultOptions,
-    ResultQuery, ResultStats, Session, Span, StoreOptions,
+    Answer, AnswerSeries, Background, Dependency, OwnerHistory, QueryRange, ResultCache,
+    ResultOptions, ResultQuery, ResultStats, Session, Span, StoreOptions, TextTicket,
 };
 use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
-    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reclaim, Result, Timestamp,
+    ChangeSink, CommitSeq, GroupId, Grouping, Matcher, Pool, QueryContext, Reclaim, Result,
+    Timestamp,
 };
 use firn_promql::{
     Annotations, EvalOptions, Expr, HeldMemory, HistogramPoint, PartResult, QueryOutput, Reach,
     SampleStats, Series, Value, ValueType,
 };
+
+use crate::query::QueryReply;
 
 /// The cache's folder on the fast tier.
 const FOLDER: &str = "cache/results";
@@ -61,6 +64,8 @@ pub(crate) struct RangeQuery<'a> {
     pub(crate) options: &'a EvalOptions,
     pub(crate) context: &'a QueryContext,
     pub(crate) now_ms: Timestamp,
+    /// The kind of text that the caller makes of the result; `None` if it may not be kept.
+    pub(crate) form: Option<u8>,
 }
 
 impl StepCounts {
@@ -133,17 +138,40 @@ impl Results {
         }
     }
 
+    /// The text that was kept of an equal query, by the text of the query alone.
+    pub(crate) fn recall(
+        &self,
+        query: &str,
+        (range, samples_max): (QueryRange, u64),
+        number: CommitSeq,
+        form: u8,
+    ) -> Option<Arc<[u8]>> {
+        let recalled = self.cache.recall_known(query, range, number, form)?;
+        (recalled.point_count <= samples_max).then_some(recalled.text)
+    }
+
+    /// The oldest time at which retention keeps samples.
+    pub(crate) fn oldest(&self, now_ms: Timestamp) -> Option<Timestamp> {
+        self.retention_ms.map(|retention_ms| now_ms.saturating_sub(retention_ms))
+    }
+
     /// Evaluates with the help of the cache. `None` if the query must be evaluated without it.
     pub(crate) fn evaluate(
         &self,
         query: &RangeQuery<'_>,
         snapshot: impl FnOnce() -> Snapshot,
-    ) -> Option<Result<QueryOutput>> {
-        let RangeQuery { options, context, .. } = *query;
+    ) -> Option<Result<QueryReply>> {
+        let RangeQuery { options, context, form, .. } = *query;
         let (expression, dependencies) = self.keepable(query)?;
         let question = question(query, &expression, &dependencies)?;
         let session = self.cache.begin(&context.budget);
         let snapshot = snapshot();
+        let recall = |form| self.cache.recall_text(&question, snapshot.number(), form);
+        if let Some(recalled) = form.and_then(recall) {
+            context.stats.steps_kept.add(recalled.step_count);
+            let is_within = recalled.point_count <= options.samples_max;
+            return is_within.then_some(Ok(QueryReply::Text(recalled.text)));
+        }
         let found = self.cache.lookup(&session, &question, snapshot.number());
         let step_counts = StepCounts::new(&question, found.missing);
         context.stats.steps_kept.add(step_counts.all - step_counts.missing);
@@ -161,7 +189,9 @@ impl Results {
         }
         let Some((start, end)) = found.missing else {
             let answer = matrix(found.answer, Answer::default());
-            return Some(Ok(QueryOutput { samples, ..output(answer, held) }));
+            let output = QueryOutput { samples, ..output(answer, held) };
+            let ticket = self.ticket(&session, &question, snapshot.number(), &output, query);
+            return Some(Ok(QueryReply::Output(output, ticket)));
         };
         let missing = ResultQuery { start, end, ..question };
         let view = QueryView { session, snapshot };
@@ -175,8 +205,31 @@ impl Results {
                 output.samples = samples;
                 output.held.add(held);
             }
-            output
+            let QueryView { session, snapshot } = &view;
+            let ticket = self.ticket(session, &question, snapshot.number(), &output, query);
+            QueryReply::Output(output, ticket)
         }))
+    }
+
+    /// Keeps the text of a result.
+    pub(crate) fn keep_text(&self, ticket: TextTicket, text: &[u8]) {
+        self.cache.keep_text(ticket, text);
+    }
+
+    /// A ticket for the text of a result, if it is worth keeping.
+    fn ticket(
+        &self,
+        session: &Session,
+        question: &ResultQuery<'_>,
+        number: CommitSeq,
+        output: &QueryOutput,
+        query: &RangeQuery<'_>,
+    ) -> Option<TextTicket> {
+        let Value::Matrix(series) = &output.value else { return None };
+        let form = query.form.filter(|_| output.annotations.list.is_empty())?;
+        let points = series.iter().map(|one| one.floats.len() + one.histograms.len());
+        let points = points.sum::<usize>() as u64;
+        self.cache.expect_text(session, question, number, (form, points), &query.expr.shared_text())
     }
 
     /// Computes the missing steps and keeps the result if allowed. A matrix is returned separately.
@@ -294,8 +347,7 @@ impl Results {
     /// The dependencies of the result; `None` if it must be computed.
     fn dependencies(&self, query: &RangeQuery<'_>) -> Option<Vec<Dependency>> {
         let options = query.options;
-        let oldest =
-            self.retention_ms.map(|retention_ms| query.now_ms.saturating_sub(retention_ms));
+        let oldest = self.oldest(query.now_ms);
         let found = firn_promql::dependencies(query.expr, options.lookback_ms)?;
         let mut dependencies = Vec::with_capacity(found.len());
         for one in found {

@@ -12,7 +12,8 @@ use firn_promql::{EvalOptions, Value, parse};
 use firn_sim::{Rng, Sim};
 use firndb::{
     Db, Env, GroupRule, Labels, Lane, LogOptions, MatchOp, Matcher, Options, QueryOptions,
-    QueryTime, RecoveryProgress, ResultOptions, RowBatch, TimeRange, Timestamp, TreeOptions,
+    QueryReply, QueryTime, RecoveryProgress, ResultOptions, RowBatch, TimeRange, Timestamp,
+    TreeOptions,
 };
 
 const STEP_MS: i64 = 15_000;
@@ -73,14 +74,28 @@ fn query_both_with(
 ) -> [String; 2] {
     let options = QueryOptions { lookback_ms, ..QueryOptions::default() };
     let time = QueryTime::Range { start, end, step_ms };
-    let queried = db.query(text, time, &options, &db.context()).map(|output| output.value);
-    let options = EvalOptions { lookback_ms, ..EvalOptions::range(start, end, step_ms) };
     let expr = parse(text).unwrap();
-    let computed = firn_promql::eval(&expr, &db.snapshot(), &options, &db.context());
-    [queried, computed.map(|output| output.value)].map(|value| match value {
-        Ok(value) => bits(&value),
-        Err(e) => panic!("{text}: {e}"),
-    })
+    // Two forms of text, each of which must come back as it was kept.
+    let form = (db.result_stats().unwrap().steps_hit % 2) as u8;
+    let form_text = |value: &Value| format!("{form}{}", bits(value));
+    let queried = match db.recall(text, time, &options, form) {
+        Some(text) => String::from_utf8(text.to_vec()).unwrap(),
+        None => {
+            match db.evaluate_or_recall(&expr, time, &options, &db.context(), Some(form)).unwrap() {
+                QueryReply::Text(text) => String::from_utf8(text.to_vec()).unwrap(),
+                QueryReply::Output(output, ticket) => {
+                    let text = form_text(&output.value);
+                    if let Some(ticket) = ticket {
+                        db.keep_text(ticket, text.as_bytes());
+                    }
+                    text
+                }
+            }
+        }
+    };
+    let options = EvalOptions { lookback_ms, ..EvalOptions::range(start, end, step_ms) };
+    let computed = firn_promql::eval(&expr, &db.snapshot(), &options, &db.context()).unwrap();
+    [queried, form_text(&computed.value)]
 }
 
 /// Every bit of a matrix.

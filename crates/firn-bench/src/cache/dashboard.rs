@@ -11,6 +11,7 @@ use firndb::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::cache::server::CacheServer;
 use crate::client::{Connection, percent_encoded};
 use crate::server::Program;
 use crate::tree;
@@ -147,16 +148,31 @@ pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     Ok((ms(cpu[0]), ms(cpu[1])))
 }
 
-/// CPU per refresh of the same dashboard through a server, ms, with HTTP and JSON of all points.
+/// How the dashboard is requested from a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerRun<'a> {
+    /// `--result-cache`.
+    pub result_cache: &'a str,
+    /// The encoding that the client accepts; empty for none.
+    pub encoding: &'a str,
+    /// Whether `firn cache --proxy` is in front of the server.
+    pub has_proxy: bool,
+}
+
+/// CPU per refresh of the same dashboard through a server, ms, with HTTP and JSON of all points:
+/// that of the server, and that of the proxy.
 ///
 /// # Errors
 /// If the server does not start.
 ///
 /// # Panics
 /// If the server refuses a request.
-pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
+pub fn measure_server(run: ServerRun<'_>) -> std::io::Result<[f64; 2]> {
     const PART_MS: i64 = 2 * HOUR_MS;
-    let server = Program::Firn.start_with(&[&format!("--result-cache={result_cache}")])?;
+    let result_cache = format!("--result-cache={}", run.result_cache);
+    let server = Program::Firn.start_with(&[&result_cache])?;
+    let origin = format!("--proxy=http://{}", server.address);
+    let proxy = run.has_proxy.then(|| CacheServer::start(&[&origin])).transpose()?;
     let mut connection = Connection::open(server.address);
     let mut write = |start: Timestamp, end: Timestamp| {
         let first = start.div_euclid(SCRAPE_MS) * SCRAPE_MS;
@@ -174,11 +190,16 @@ pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
         start += PART_MS;
     }
     server.wait_until_quiet();
-    let mut asker = Connection::open(server.address);
-    let (mut now, mut cpu_s) = (END, 0.0);
+    let mut asker = Connection::open(proxy.as_ref().map_or(server.address, |proxy| proxy.address));
+    if !run.encoding.is_empty() {
+        asker.accept_encoding(run.encoding);
+    }
+    let proxy_cpu_s = || proxy.as_ref().map_or(0.0, CacheServer::threads_cpu_s);
+    let cpu_now_s = || [server.threads_cpu_s(), proxy_cpu_s()];
+    let (mut now, mut cpu_s) = (END, [0.0; 2]);
     for refresh in 0..=REFRESHES {
         write(now, now);
-        let before_s = server.cpu_s();
+        let before_s = cpu_now_s();
         for (window_ms, step_ms) in WINDOWS {
             let end = now.div_euclid(step_ms) * step_ms;
             for text in EXPRESSIONS {
@@ -189,11 +210,13 @@ pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
                 ));
             }
         }
-        // Over forty refreshes: the kernel reports a process' CPU in hundredths of a second.
-        cpu_s += if refresh > 0 { server.cpu_s() - before_s } else { 0.0 };
+        if refresh > 0 {
+            let after_s = cpu_now_s();
+            cpu_s = std::array::from_fn(|idx| cpu_s[idx] + after_s[idx] - before_s[idx]);
+        }
         now += SCRAPE_MS;
     }
-    Ok(cpu_s * 1e3 / REFRESHES as f64)
+    Ok(cpu_s.map(|cpu_s| cpu_s * 1e3 / REFRESHES as f64))
 }
 
 fn resolve(db: &Db) -> firndb::Result<Vec<SeriesRef>> {

@@ -4,6 +4,7 @@
 pub mod bounds;
 pub mod dashboard;
 pub mod policies;
+pub mod server;
 
 use std::collections::{BTreeMap, HashMap};
 

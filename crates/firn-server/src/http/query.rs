@@ -22,7 +22,7 @@ use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, unready};
 use crate::wire::json;
 use crate::wire::query_stats::{StatsLevel, Timings};
-use firndb::{Db, History, QueryOptions, QueryTime};
+use firndb::{Db, History, QueryOptions, QueryReply, QueryTime, TextTicket};
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
@@ -126,6 +126,9 @@ async fn answer(
         Err(error) => return error.into_response(),
     };
     asked.options.samples_max = user.query_samples_max(asked.options.samples_max);
+    if let Some(payload) = recalled(&app, &source, &user, &params, &asked) {
+        return payload.answer(StatusCode::OK, JSON);
+    }
     let shared = Shared::clone(&app);
     let (desk, context) = source.begin(&user);
     let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
@@ -134,26 +137,65 @@ async fn answer(
         let expr = expr(&params, asked.time, context)?;
         drop(params);
         let start_ns = monotonic_ns();
-        let output = evaluator.evaluate(&expr, &asked, context);
-        let Some(output) = output.map_err(ApiError::from).transpose() else { return Ok(None) };
+        let reply = evaluator.evaluate(&expr, &asked, context);
+        let Some(reply) = reply.map_err(ApiError::from).transpose() else { return Ok(None) };
         let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
         let times = [timings.eval_ns, context.stats.queue_ns.get()].map(Duration::from_nanos);
         let [evaluated, waited] = times;
         threads.durations.add(evaluated, waited);
         if let Some(log) = &shared.query_log {
-            let read = output.as_ref().map_or(0, |output| output.samples_read);
-            let peak = output.as_ref().map(|output| output.samples_peak);
+            let samples = reply.as_ref().map(|reply| match reply {
+                QueryReply::Text(_) => (0, 0),
+                QueryReply::Output(output, _) => (output.samples_read, output.samples_peak),
+            });
+            let read = samples.as_ref().map_or(0, |both| both.0);
+            let peak = samples.map(|both| both.1);
             log.push(sender.line(expr.text(), asked.time, (read, peak), (timings, context)));
         }
-        let output = output?;
+        let (output, ticket) = match reply? {
+            QueryReply::Text(text) => {
+                let held = context.budget.reserve(Pool::Query, text.len() as u64)?;
+                return Ok(Some(Payload::of_kept_json(text, asked.packing, held)));
+            }
+            QueryReply::Output(output, ticket) => (output, ticket),
+        };
         shared.telemetry.samples_read.add(output.samples_read);
-        encode(&output, &asked, timings, context).map(Some)
+        let payload = encode(&output, &asked, timings, context)?;
+        if let Some(ticket) = ticket {
+            evaluator.keep_text(ticket, payload.bytes());
+        }
+        Ok(Some(payload))
     });
     match answered.await {
         Ok(Some(payload)) => payload.answer(StatusCode::OK, JSON),
         Ok(None) => unready(&app),
         Err(error) => error.into_response(),
     }
+}
+
+/// The response of an equal query, if it was kept. That takes microseconds and no thread: half of
+/// the CPU of such a query is the change to another thread and back (docs/benchmarks/cache.md).
+fn recalled(
+    app: &App,
+    source: &QuerySource<'_>,
+    user: &User,
+    params: &Params,
+    asked: &QueryRequest,
+) -> Option<Payload> {
+    let QuerySource::Open(ready) = source else { return None };
+    let form = asked.form()?;
+    let is_plain =
+        user.scope().is_empty() && app.query_log.is_none() && asked.timeout.as_millis() > 0;
+    let _counted = is_plain.then(|| user.begin_query())??;
+    let start_ns = monotonic_ns();
+    let query = params.get("query")?;
+    let text = ready.db.recall(query, asked.time, &asked.options, form)?;
+    // Without memory the query is refused like any other.
+    let context = ready.query_context(user, CancelToken::new());
+    let held = context.budget.reserve(Pool::Query, text.len() as u64).ok()?;
+    let took = Duration::from_nanos(monotonic_ns().saturating_sub(start_ns));
+    ready.desk().durations.add(took, Duration::ZERO);
+    Some(Payload::of_kept_json(text, asked.packing, held))
 }
 
 /// [`QuerySource`] on a thread of queries.
@@ -210,14 +252,31 @@ impl Evaluator {
         expr: &Expr,
         asked: &QueryRequest,
         context: &QueryContext,
-    ) -> firn_model::Result<Option<QueryOutput>> {
+    ) -> firn_model::Result<Option<QueryReply>> {
         let (time, options) = (asked.time, &asked.options);
         match self {
-            Evaluator::Open(db) => db.evaluate(expr, time, options, context).map(Some),
+            Evaluator::Open(db) => {
+                db.evaluate_or_recall(expr, time, options, context, asked.form()).map(Some)
+            }
             Evaluator::Opening(history) => {
-                firndb::evaluate_history(history, expr, time, options, context)
+                let output = firndb::evaluate_history(history, expr, time, options, context)?;
+                Ok(output.map(|output| QueryReply::Output(output, None)))
             }
         }
+    }
+
+    fn keep_text(&self, ticket: TextTicket, text: &[u8]) {
+        if let Evaluator::Open(db) = self {
+            db.keep_text(ticket, text);
+        }
+    }
+}
+
+impl QueryRequest {
+    /// The form of the response; `None` if it depends on more than the result and the packing.
+    fn form(&self) -> Option<u8> {
+        let is_plain = self.limit == 0 && self.stats == StatsLevel::None;
+        is_plain.then_some(self.packing as u8)
     }
 }
 

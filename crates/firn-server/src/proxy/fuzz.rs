@@ -44,6 +44,7 @@ pub fn prometheus_answer(data: &[u8]) {
     }
     let envelope = if heads.is_empty() { Envelope::default() } else { heads.envelope() };
     if !heads.is_empty() {
+        restored.stats.clone_from(&matrix.stats);
         assert_eq!(restored.write(envelope), written);
     }
 }

@@ -25,7 +25,7 @@ use firn_model::{Error, Result, TimeRange, Timestamp};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::wire::number::push_time;
+use crate::wire::number::{TimeWriter, push_time};
 
 /// Longer than any label set or value.
 const TEXT_BYTES_MAX: usize = 64 << 20;
@@ -49,6 +49,8 @@ pub(super) struct Matrix {
     text: Vec<u8>,
     series: Vec<MatrixSeries>,
     places: HashMap<Labels, usize>,
+    /// JSON of the statistics of its computation; empty if the answer has none. Not stored.
+    pub(super) stats: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -94,6 +96,9 @@ struct DataText<'a> {
     result_type: &'a str,
     #[serde(borrow)]
     result: Vec<MatrixSeriesText<'a>>,
+    /// Prometheus' statistics, on request.
+    #[serde(borrow)]
+    stats: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -122,6 +127,7 @@ impl Matrix {
             && reply.is_partial != Some(true);
         is_whole.then_some(())?;
         let mut matrix = Matrix::default();
+        matrix.stats = reply.data.stats.map_or_else(Vec::new, |stats| stats.get().into());
         for series in reply.data.result {
             let place = matrix.place(series.metric.get().as_bytes()).ok()?;
             // A matrix does not repeat labels.
@@ -267,10 +273,9 @@ impl Matrix {
                 out.extend_from_slice(b",\"");
                 out.extend_from_slice(name.as_bytes());
                 out.extend_from_slice(b"\":[");
+                let mut times = TimeWriter::new("[", ",");
                 while let Some(point) = points.next() {
-                    out.push(b'[');
-                    push_time(point.ts, &mut out);
-                    out.push(b',');
+                    times.push(point.ts, &mut out);
                     out.extend_from_slice(&self.text[point.place.clone()]);
                     out.push(b']');
                     if points.peek().is_some() {
@@ -281,7 +286,12 @@ impl Matrix {
             }
             out.push(b'}');
         }
-        out.extend_from_slice(b"]}}");
+        out.push(b']');
+        if !self.stats.is_empty() {
+            out.extend_from_slice(b",\"stats\":");
+            out.extend_from_slice(&self.stats);
+        }
+        out.extend_from_slice(b"}}");
         out
     }
 
@@ -290,7 +300,7 @@ impl Matrix {
         let labels: BTreeMap<String, String> = serde_json::from_slice(metric)
             .map_err(|e| Error::corrupt("cached answer", 0, "no label set").because(e))?;
         let labels: Labels = labels.into_iter().collect();
-        let Matrix { text, series, places } = self;
+        let Matrix { text, series, places, .. } = self;
         let place = places.entry(labels).or_insert_with(|| {
             let start = text.len();
             text.extend_from_slice(metric);
@@ -452,6 +462,10 @@ mod tests {
         let victoria = ANSWER.replacen("success\",", "success\",\"isPartial\":false,", 1);
         let (matrix, envelope) = parse(&victoria).unwrap();
         assert_eq!(String::from_utf8(matrix.write(envelope)).unwrap(), victoria);
+        let stats = r#","stats":{"samples":{"peakSamples":1}}}}"#;
+        let with_stats = ANSWER.strip_suffix("}}").unwrap().to_owned() + stats;
+        let (matrix, envelope) = parse(&with_stats).unwrap();
+        assert_eq!(String::from_utf8(matrix.write(envelope)).unwrap(), with_stats);
     }
 
     #[test]

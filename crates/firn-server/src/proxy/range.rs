@@ -8,6 +8,7 @@ use firn_promql::Reach;
 
 use super::matrix::{Envelope, Heads, Matrix};
 use crate::wire::number::{parse_duration_ns, parse_time, push_time};
+use crate::wire::query_stats::StatsLevel;
 
 /// The only field, which stores the answers.
 const FIELD: u64 = 0;
@@ -24,10 +25,12 @@ const QUERY_BYTES_MAX: usize = 128 << 10;
 
 /// Requests with more parameters are forwarded.
 const PARAMETERS_MAX: usize = 64;
-/// Parameters that the key or the lookup contains in parsed form, like `step`.
-const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
+/// Parameters that the key or the lookup contains in parsed form, or on which no step depends.
+const NEUTRAL_PARAMETERS: [&str; 5] = ["query", "start", "end", "step", "stats"];
 /// Parameters with which an answer is more than its steps, or less.
-const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
+const WHOLE_ANSWER_PARAMETERS: [&str; 3] = ["limit", "trace", "debug"];
+/// Statistics of a cached answer: nothing was computed.
+const NO_STATS: &[u8] = br#"{"timings":{"evalTotalTime":0,"resultSortTime":0,"queryPreparationTime":0,"innerEvalTime":0,"execQueueTime":0,"execTotalTime":0},"samples":{"totalQueryableSamples":0,"peakSamples":0}}"#;
 /// Headers that an answer must not depend on: the origin does not receive them with a request whose
 /// answer may be shared, except a part of `Via` (`hop`). All others are part of its key, because
 /// they may name a tenant or a user.
@@ -68,6 +71,8 @@ pub(super) struct RangeRequest {
     /// From its first to its last step.
     steps: TimeRange,
     key: Vec<u8>,
+    /// The origin's statistics of its computation, which is that of the missing steps.
+    stats: StatsLevel,
     /// The last step that the origin will not change any more.
     settled: Timestamp,
 }
@@ -100,6 +105,11 @@ impl RangeRequest {
         if pairs.len() > PARAMETERS_MAX || pairs.iter().enumerate().any(is_repeated) {
             return None;
         }
+        let stats = StatsLevel::named(get("stats").unwrap_or_default());
+        // The origin answers with a warning.
+        if matches!(stats, StatsLevel::Deprecated(_)) {
+            return None;
+        }
         let query = get("query").filter(|query| query.len() <= QUERY_BYTES_MAX)?;
         let (start, end) = (parse_time(get("start")?).ok()?, parse_time(get("end")?).ok()?);
         let step_ns = parse_duration_ns(get("step")?).ok()?;
@@ -122,12 +132,18 @@ impl RangeRequest {
             };
         }
         let key = key(parts, &pairs, &expr.to_string(), start, step_ns / 1_000_000);
-        Some(RangeRequest { pairs, grid, steps, key, settled })
+        Some(RangeRequest { pairs, grid, steps, key, stats, settled })
     }
 
     /// Identifies equal requests: everything that the answer depends on.
     pub(super) fn flight(&self) -> (Vec<u8>, TimeRange) {
-        (self.key.clone(), self.steps)
+        let mut key = self.key.clone();
+        key.push(match self.stats {
+            StatsLevel::All => 2,
+            StatsLevel::Sums => 1,
+            StatsLevel::None | StatsLevel::Deprecated(_) => 0,
+        });
+        (key, self.steps)
     }
 
     /// The cache lookup.
@@ -170,7 +186,15 @@ impl RangeRequest {
             [before, behind] if before.is_empty() => behind.envelope(),
             [before, _] => before.envelope(),
         };
+        // VictoriaMetrics has none there.
+        if missing.is_none() && self.has_stats() && !known.envelope.tells_partial {
+            known.before.stats = NO_STATS.to_vec();
+        }
         Ok(known)
+    }
+
+    fn has_stats(&self) -> bool {
+        self.stats != StatsLevel::None
     }
 
     /// The parameters that request `part` of the steps.
@@ -205,7 +229,8 @@ impl RangeRequest {
         part: TimeRange,
         answer: &[u8],
     ) -> Option<Vec<u8>> {
-        let (computed, envelope) = Matrix::parse(answer, self.grid, part)?;
+        let (mut computed, envelope) = Matrix::parse(answer, self.grid, part)?;
+        (self.has_stats() || computed.stats.is_empty()).then_some(())?;
         let kept = TimeRange { end: part.end.min(self.settled), ..part };
         let kept = if kept.start > kept.end { TimeRange::EMPTY } else { self.grid.steps_in(kept) };
         if !kept.is_empty() {
@@ -222,6 +247,7 @@ impl RangeRequest {
         }
         let mut joined = known.before;
         joined.append(&computed).and_then(|()| joined.append(&known.behind)).ok()?;
+        joined.stats = std::mem::take(&mut computed.stats);
         Some(joined.write(envelope))
     }
 }
@@ -255,7 +281,6 @@ fn key(
     let phase_ms = start.rem_euclid(step_ms);
     let mut others: Vec<&(String, String)> =
         pairs.iter().filter(|(name, _)| !NEUTRAL_PARAMETERS.contains(&name.as_str())).collect();
-    others.retain(|(name, _)| name != "step");
     // Stable: values of one name keep their order.
     others.sort_by(|a, b| a.0.cmp(&b.0));
     let others = others.into_iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
@@ -381,7 +406,7 @@ mod tests {
         {
             assert!(asked(query, &[], &[]).is_none(), "{query}");
         }
-        for more in [("stats", "all"), ("limit", "3"), ("query", "b"), ("step", "15s")] {
+        for more in [("stats", "yes"), ("limit", "3"), ("query", "b"), ("step", "15s")] {
             assert!(asked("a", &[more], &[]).is_none(), "{more:?}");
         }
         assert!(asked("a", &[], &[("cache-control", "no-cache")]).is_none());
@@ -408,6 +433,9 @@ mod tests {
         ] {
             assert_ne!(plain, other);
         }
+        let with_stats = asked("sum by (x) (a)", &[("stats", "all")], &[]).unwrap();
+        assert_eq!(plain, with_stats.key, "the steps are the same");
+        assert_ne!(plain, with_stats.flight().0, "the answer is not");
         let tenant = ("x-scope-orgid", "1");
         assert_ne!(key("a", &[tenant], &[]), key("a", &[], &[tenant]));
         let tenants = |order: [&'static str; 2]| {

@@ -13,7 +13,8 @@ use super::*;
 use crate::config::from_flags;
 
 /// A database of many tenants. It answers every range query with one point, whose label `tenant` is
-/// the first `X-Scope-OrgID` of the request, and with the header in `X-Test-Answer`.
+/// the first `X-Scope-OrgID` of the request, with the header in `X-Test-Answer`, and with
+/// statistics if they are requested.
 struct FakeOrigin {
     address: SocketAddr,
     /// The heads that arrived.
@@ -21,6 +22,8 @@ struct FakeOrigin {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
+
+const ORIGIN_STATS: &str = ",\"stats\":{\"samples\":{\"peakSamples\":7}}";
 
 impl FakeOrigin {
     fn start() -> FakeOrigin {
@@ -45,9 +48,11 @@ impl FakeOrigin {
                 };
                 let tenant = header("x-scope-orgid: ").unwrap_or_else(|| "none".to_owned());
                 let more = header("x-test-answer: ").map(|line| line + "\r\n");
+                let has_stats = head.lines().next().is_some_and(|line| line.contains("stats="));
+                let stats = if has_stats { ORIGIN_STATS } else { "" };
                 let body = format!(
                     "{{\"status\":\"success\",\"data\":{{\"resultType\":\"matrix\",\"result\":\
-                     [{{\"metric\":{{\"tenant\":\"{tenant}\"}},\"values\":[[1000,\"1\"]]}}]}}}}"
+                     [{{\"metric\":{{\"tenant\":\"{tenant}\"}},\"values\":[[1000,\"1\"]]}}]{stats}}}}}"
                 );
                 let answer = format!(
                     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\
@@ -216,6 +221,33 @@ fn answers_that_the_origin_marks_are_not_stored() {
         assert!(!proxy.ask(&header).1, "{answer}");
         assert_eq!(proxy.ask(&header).1, is_stored, "{answer}");
     }
+    proxy.proxy.stop().unwrap();
+}
+
+/// Statistics describe the computation of the request. Before, requests for them were forwarded.
+#[test]
+fn a_request_for_statistics_uses_the_cache() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let send = |more: &str| {
+        let target = format!("/api/v1/query_range?query=up&start=1000&end=1000&step=15{more}");
+        let answer = proxy.send("GET", &target, "");
+        let found = answer.split_once("x-firn-cache: ").map(|(_, behind)| behind);
+        let found = found.and_then(|behind| behind.split("\r\n").next()).map(str::to_owned);
+        (found, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    };
+    let (found, computed) = send("&stats=all");
+    assert_eq!(found.as_deref(), Some("miss"));
+    assert!(computed.contains(ORIGIN_STATS), "{computed}");
+    let (found, plain) = send("");
+    assert_eq!((found.as_deref(), &plain), (Some("hit"), &computed.replace(ORIGIN_STATS, "")));
+    let (found, cached) = send("&stats=true");
+    assert_eq!(found.as_deref(), Some("hit"));
+    let zeros = cached.strip_prefix(plain.strip_suffix("}}").unwrap()).unwrap();
+    assert!(zeros.starts_with(",\"stats\":{\"timings\":{\"evalTotalTime\":0,"), "{zeros}");
+    assert!(serde_json::from_str::<serde_json::Value>(&cached).is_ok(), "{cached}");
+    // Prometheus answers another value with a warning.
+    assert_eq!(send("&stats=yes").0, None);
     proxy.proxy.stop().unwrap();
 }
 

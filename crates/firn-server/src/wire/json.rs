@@ -1,11 +1,11 @@
 //! Prometheus' JSON, written by hand: a query's answer is millions of numbers and nothing else.
 
-use firn_model::{Histogram, Labels, excerpt_within, is_control};
+use firn_model::{Histogram, Labels, Sample, excerpt_within, is_control};
 use firn_promql::{
     BoundedBucket, PointValue, QueryOutput, Series, Value, VectorPoint, all_buckets,
 };
 
-use crate::wire::number::{push_float, push_time};
+use crate::wire::number::{TimeWriter, push_float, push_time};
 
 /// The API's warning when `limit` truncated a response.
 pub const TRUNCATED: &str = "results truncated due to limit";
@@ -283,7 +283,7 @@ fn push_series(series: &Series, out: &mut Vec<u8>) {
     push_labels(&series.labels, out);
     if !series.floats.is_empty() {
         out.extend_from_slice(br#","values":"#);
-        push_array(&series.floats, out, |sample, out| push_point(sample.ts, sample.value, out));
+        push_floats(&series.floats, out);
     }
     if !series.histograms.is_empty() {
         out.extend_from_slice(br#","histograms":"#);
@@ -292,6 +292,20 @@ fn push_series(series: &Series, out: &mut Vec<u8>) {
         });
     }
     out.push(b'}');
+}
+
+/// [`push_point`] of many, as an array.
+fn push_floats(samples: &[Sample], out: &mut Vec<u8>) {
+    let mut times = TimeWriter::new("[", ",\"");
+    out.push(b'[');
+    for sample in samples {
+        times.push(sample.ts, out);
+        push_float(sample.value, out);
+        out.extend_from_slice(b"\"],");
+    }
+    // In place of the last comma.
+    out.pop();
+    out.push(b']');
 }
 
 fn push_point(ts: i64, value: f64, out: &mut Vec<u8>) {
@@ -363,7 +377,7 @@ fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {
 mod tests {
     use std::sync::Arc;
 
-    use firn_model::{HistogramBucket, Sample};
+    use firn_model::HistogramBucket;
     use firn_promql::{Annotations, HeldMemory, HistogramPoint};
 
     use super::*;

@@ -21,18 +21,24 @@ pub const MAX_TIME_TEXT: &str = "+292277025-08-18T07:12:54.999999999Z";
 /// with `e` below 1e-6 and from 1e21 on.
 #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is converted")]
 pub fn push_float(value: f64, out: &mut Vec<u8>) {
+    let magnitude = value.abs();
+    // Integers that a double holds exactly: most samples are counts. Converted and compared, which
+    // is two instructions; `fract` is a call.
+    let integer = value as i64;
+    if magnitude < 9_007_199_254_740_992.0 && integer as f64 == value && integer != 0 {
+        return push_i64(integer, out);
+    }
+    let mut buffer = zmij::Buffer::new();
+    // Between these `zmij` writes no exponent, and a fraction if there is one.
+    if (1e-5..9_007_199_254_740_992.0).contains(&magnitude) {
+        return out.extend_from_slice(buffer.format_finite(value).as_bytes());
+    }
     if value.is_nan() {
         return out.extend_from_slice(b"NaN");
     }
     if value.is_infinite() {
         return out.extend_from_slice(if value > 0.0 { b"+Inf" } else { b"-Inf" });
     }
-    let magnitude = value.abs();
-    if magnitude < 9_007_199_254_740_992.0 && value.fract() == 0.0 && magnitude != 0.0 {
-        // Integers that a double holds exactly: most samples are counts.
-        return push_i64(value as i64, out);
-    }
-    let mut buffer = zmij::Buffer::new();
     let text = buffer.format_finite(value);
     match text.split_once('e') {
         None => out.extend_from_slice(text.strip_suffix(".0").unwrap_or(text).as_bytes()),
@@ -86,6 +92,59 @@ pub fn push_time(ts: Timestamp, out: &mut Vec<u8>) {
             b'0' + (fraction / 10 % 10) as u8,
             b'0' + (fraction % 10) as u8,
         ]);
+    }
+}
+
+/// Appends times as [`push_time`] does, each with the same texts around it. Neighbours share all but
+/// their last digits, which are written over those of the time before.
+#[derive(Debug)]
+pub struct TimeWriter {
+    before: &'static str,
+    behind: &'static str,
+    /// `before`, the last time and `behind`, if it was a time of whole seconds with enough digits.
+    text: Vec<u8>,
+    /// Its seconds without the digits that are replaced.
+    high: i64,
+}
+
+/// Digits of a time that may be replaced, and the number of their combinations.
+const LOW_DIGITS: usize = 5;
+const LOW_COUNT: i64 = 100_000;
+
+impl TimeWriter {
+    /// A writer of times between `before` and `behind`.
+    pub fn new(before: &'static str, behind: &'static str) -> TimeWriter {
+        TimeWriter { before, behind, text: Vec::new(), high: 0 }
+    }
+
+    /// Appends a time and the texts around it.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "divisors are constants; a digit is below 10; `text` is longer than the digits"
+    )]
+    pub fn push(&mut self, ts: Timestamp, out: &mut Vec<u8>) {
+        let (seconds, ms) = (ts / 1_000, ts % 1_000);
+        let (high, low) = (seconds / LOW_COUNT, seconds % LOW_COUNT);
+        let is_whole = ms == 0 && high > 0;
+        if !is_whole || high != self.high {
+            let start = out.len();
+            out.extend_from_slice(self.before.as_bytes());
+            push_time(ts, out);
+            out.extend_from_slice(self.behind.as_bytes());
+            self.high = if is_whole { high } else { 0 };
+            self.text.clear();
+            self.text.extend_from_slice(out.get(start..).unwrap_or_default());
+            return;
+        }
+        let end = self.text.len() - self.behind.len();
+        let digits = self.text.get_mut(end - LOW_DIGITS..end).unwrap_or_default();
+        let mut rest = low;
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        out.extend_from_slice(&self.text);
     }
 }
 
@@ -356,6 +415,32 @@ mod tests {
                 f(value);
             }
             f((bits >> 40 | 1) as f64 * 10_f64.powi((n % 40) as i32 - 16));
+        }
+    }
+
+    #[test]
+    fn a_writer_of_times_writes_each_like_the_first() {
+        let mut writer = TimeWriter::new("[", ",");
+        let mut ts = -3_000_000_i64;
+        for n in 0..200_000_i64 {
+            let (mut text, mut want) = (Vec::new(), b"[".to_vec());
+            writer.push(ts, &mut text);
+            push_time(ts, &mut want);
+            want.push(b',');
+            assert_eq!(text, want, "{ts}");
+            ts += match n % 7 {
+                0 => 1,
+                1 => 999,
+                2 => -1_000,
+                _ => [15_000, 60_000, 1_000_000, 77_777_777_000][(n / 7 % 4) as usize],
+            };
+        }
+        for ts in [i64::MIN, 1_700_000_000_000, i64::MAX, 0, 1_700_000_000_000, 1_699_999_999_999] {
+            let (mut text, mut want) = (Vec::new(), b"[".to_vec());
+            writer.push(ts, &mut text);
+            push_time(ts, &mut want);
+            want.push(b',');
+            assert_eq!(text, want);
         }
     }
 

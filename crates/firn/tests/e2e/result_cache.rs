@@ -65,6 +65,45 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
     assert!(found >= least as f64, "{found} steps were kept, {least} should be");
 }
 
+/// A repeated response is the text of the one before. It has the bytes that formatting the values
+/// has, in each encoding, and is dropped when a sample changes one of its steps.
+#[test]
+fn a_repeated_response_has_the_same_bytes_until_a_sample_changes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64;
+    let end = now.div_euclid(STEP_S) * STEP_S - 300;
+    let start = end - STEPS * STEP_S;
+    let _server = start_with(folder.path(), address, "20m");
+    let samples = |value: f64, step: i64| (1_000 * (start + step * STEP_S), value / step as f64);
+    write(address, &(1..=STEPS).map(|step| samples(1e3, step)).collect::<Vec<_>>());
+    let body = |text: &str, extra: &str, encoding: &str| {
+        let text = http::encode(text);
+        let path = format!(
+            "/api/v1/query_range?query={text}&start={start}&end={end}&step={STEP_S}{extra}"
+        );
+        let accept = [("Accept-Encoding", encoding)];
+        let response = http::request(address, "GET", &path, &accept, b"").expect("an answer");
+        assert_eq!(response.status, 200, "{}", response.body);
+        (response.head.contains(&format!("content-encoding: {encoding}")), response.bytes)
+    };
+    for panel in PANELS {
+        for round in 0..3 {
+            // With a limit no text is kept.
+            let formatted = body(panel, "&limit=1000", "identity");
+            assert_eq!(body(panel, "", "identity"), formatted, "{panel} {round}");
+        }
+        let [packed, again] = ["gzip", "gzip"].map(|encoding| body(panel, "", encoding));
+        assert!(packed.0 && packed == again && packed.1 != body(panel, "", "identity").1);
+    }
+    assert!(metric(address, "firn_result_cache_text_hits_total") >= 6.0);
+    let before = body(PANELS[0], "", "identity");
+    write(address, &[samples(7e5, STEPS / 2)]);
+    let after = body(PANELS[0], "", "identity");
+    assert_ne!(before, after);
+    assert_eq!(after, body(PANELS[0], "&limit=1000", "identity"));
+}
+
 fn start_with(folder: &Path, address: SocketAddr, flush_age: &str) -> Process {
     let mut command = firn(folder, address);
     command.args(["--self-scrape=never", &format!("--flush-age-max={flush_age}")]);
