@@ -129,7 +129,8 @@ pub use open::{
     restore,
 };
 pub use own_folder::{OwnFolder, OwnFolderKind};
-pub use query::{QueryOptions, QueryReply, QueryTime, evaluate_history};
+pub use query::{QueryOptions, QueryTime, evaluate_history};
+pub use results::QueryReply;
 
 use firn_engine::Engine;
 

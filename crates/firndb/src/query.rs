@@ -11,7 +11,7 @@ use firn_model::{
 };
 use firn_promql::{EvalOptions, PartResult, QueryOutput};
 
-use crate::results::RangeQuery;
+use crate::results::{QueryReply, RangeQuery};
 use crate::{Cardinality, Db, History, Snapshot};
 
 /// The evaluation times of a query.
@@ -28,15 +28,6 @@ pub enum QueryTime {
         /// The interval, above 0.
         step_ms: i64,
     },
-}
-
-/// The result of [`Db::evaluate_or_recall`].
-#[derive(Debug)]
-pub enum QueryReply {
-    /// The text that was kept of an equal result.
-    Text(Arc<[u8]>),
-    /// The result. With a ticket its text is worth keeping, by [`Db::keep_text`].
-    Output(QueryOutput, Option<TextTicket>),
 }
 
 /// The limits of a query.
@@ -156,7 +147,7 @@ impl Db {
         context: &QueryContext,
     ) -> Result<QueryOutput> {
         match self.evaluate_or_recall(expr, time, options, context, None)? {
-            QueryReply::Output(output, _) => Ok(output),
+            QueryReply::Output(output, _) => Ok(*output),
             QueryReply::Text(_) => Err(Error::internal("a text was recalled in place of a result")),
         }
     }
@@ -188,7 +179,7 @@ impl Db {
             }
         }
         let output = firn_promql::eval(expr, &self.snapshot(), &options, context)?;
-        Ok(QueryReply::Output(output, None))
+        Ok(QueryReply::Output(Box::new(output), None))
     }
 
     /// The text that [`Db::evaluate_or_recall`] would recall for a query with the text `query`. It

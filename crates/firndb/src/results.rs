@@ -20,7 +20,15 @@ use firn_promql::{
     SampleStats, Series, Value, ValueType,
 };
 
-use crate::query::QueryReply;
+/// The result of [`Db::evaluate_or_recall`](crate::Db::evaluate_or_recall).
+#[derive(Debug)]
+pub enum QueryReply {
+    /// The text that was kept of an equal result.
+    Text(Arc<[u8]>),
+    /// The result. With a ticket its text is worth keeping, by
+    /// [`Db::keep_text`](crate::Db::keep_text).
+    Output(Box<QueryOutput>, Option<TextTicket>),
+}
 
 /// The cache's folder on the fast tier.
 const FOLDER: &str = "cache/results";
@@ -191,7 +199,7 @@ impl Results {
             let answer = matrix(found.answer, Answer::default());
             let output = QueryOutput { samples, ..output(answer, held) };
             let ticket = self.ticket(&session, &question, snapshot.number(), &output, query);
-            return Some(Ok(QueryReply::Output(output, ticket)));
+            return Some(Ok(QueryReply::Output(Box::new(output), ticket)));
         };
         let missing = ResultQuery { start, end, ..question };
         let view = QueryView { session, snapshot };
@@ -207,7 +215,7 @@ impl Results {
             }
             let QueryView { session, snapshot } = &view;
             let ticket = self.ticket(session, &question, snapshot.number(), &output, query);
-            QueryReply::Output(output, ticket)
+            QueryReply::Output(Box::new(output), ticket)
         }))
     }
 

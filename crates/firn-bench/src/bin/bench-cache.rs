@@ -10,7 +10,6 @@
 //! `influxdb`, `dashboard`.
 
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,7 +26,7 @@ use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
 use firn_bench::tree::sets::{Series, Set};
 use firn_cache::{Fill, Lookup, OwnerHistory, Point, SharedCache, Store, StoreOptions, StoreStats};
-use firn_cache_client::{BreakEven, Client, Format, GetRequest, Options};
+use firn_cache_client::{BreakEven, Client, Format, GetRequest};
 use firn_codec::frame::crc32;
 use firn_env::LocalDisk;
 use firn_model::{Budget, CommitSeq, TimeRange};

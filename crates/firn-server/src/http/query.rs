@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, CancelToken, QueryContext, Timestamp};
+use firn_model::{Budget, CancelToken, Pool, QueryContext, Timestamp};
 use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::access::account::User;
@@ -260,7 +260,7 @@ impl Evaluator {
             }
             Evaluator::Opening(history) => {
                 let output = firndb::evaluate_history(history, expr, time, options, context)?;
-                Ok(output.map(|output| QueryReply::Output(output, None)))
+                Ok(output.map(|output| QueryReply::Output(Box::new(output), None)))
             }
         }
     }

@@ -126,8 +126,8 @@ impl Matrix {
             && reply.data.result_type == "matrix"
             && reply.is_partial != Some(true);
         is_whole.then_some(())?;
-        let mut matrix = Matrix::default();
-        matrix.stats = reply.data.stats.map_or_else(Vec::new, |stats| stats.get().into());
+        let stats = reply.data.stats.map_or_else(Vec::new, |stats| stats.get().into());
+        let mut matrix = Matrix { stats, ..Matrix::default() };
         for series in reply.data.result {
             let place = matrix.place(series.metric.get().as_bytes()).ok()?;
             // A matrix does not repeat labels.

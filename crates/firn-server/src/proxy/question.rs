@@ -34,7 +34,7 @@ pub(super) enum Question {
 /// The cached part of its answer.
 #[derive(Debug)]
 pub(super) enum CachedAnswer {
-    Range(range::CachedSteps),
+    Range(Box<range::CachedSteps>),
     Influx(influx::CachedBuckets),
 }
 
@@ -79,7 +79,7 @@ impl Question {
     pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> CachedAnswer {
         match self {
             Question::Range(request) => {
-                CachedAnswer::Range(request.look_up(store, bytes_max, least))
+                CachedAnswer::Range(Box::new(request.look_up(store, bytes_max, least)))
             }
             Question::Influx(request) => {
                 CachedAnswer::Influx(request.look_up(store, bytes_max, least))
@@ -171,7 +171,7 @@ impl Question {
         match (self, cached) {
             (Question::Range(request), CachedAnswer::Range(cached)) => {
                 let missing = cached.missing?;
-                request.join(store, cached, missing, answer)
+                request.join(store, *cached, missing, answer)
             }
             (Question::Influx(request), CachedAnswer::Influx(cached)) => {
                 request.join(store, cached, answer)

@@ -95,8 +95,8 @@ pub fn push_time(ts: Timestamp, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends times as [`push_time`] does, each with the same texts around it. Neighbours share all but
-/// their last digits, which are written over those of the time before.
+/// Appends times as [`push_time`] does, each with the same texts around it. Neighbours share all
+/// but their last digits, which are written over those of the time before.
 #[derive(Debug)]
 pub struct TimeWriter {
     before: &'static str,
@@ -120,7 +120,6 @@ impl TimeWriter {
     /// Appends a time and the texts around it.
     #[expect(
         clippy::arithmetic_side_effects,
-        clippy::cast_possible_truncation,
         reason = "divisors are constants; a digit is below 10; `text` is longer than the digits"
     )]
     pub fn push(&mut self, ts: Timestamp, out: &mut Vec<u8>) {
