@@ -173,8 +173,7 @@ async fn answer(
     }
 }
 
-/// The response of an equal query, if it was kept. That takes microseconds and no thread: half of
-/// the CPU of such a query is the change to another thread and back (docs/benchmarks/cache.md).
+/// The response of an equal query, if it was kept: a lookup in memory, without another thread.
 fn recalled(
     app: &App,
     source: &QuerySource<'_>,
