@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_engine::{
-    Engine, EngineOptions, Lane, LogOptions, ProbePoint, RecoveryProgress, SyncPolicy,
+    Engine, EngineOptions, Lane, LogOptions, Mutant, ProbePoint, RecoveryProgress, SyncPolicy,
 };
 use firn_model::{Labels, Matcher, Result, RowBatch, SeriesRef, TimeRange};
 use firn_sim::{ObservedSamples, Operation, Sim};
@@ -13,10 +13,15 @@ use firn_sim::{ObservedSamples, Operation, Sim};
 const SHARD_COUNT: usize = 4;
 
 fn open(sim: &Sim, log_sync: SyncPolicy) -> Arc<Engine> {
+    open_mutant(sim, log_sync, None)
+}
+
+fn open_mutant(sim: &Sim, log_sync: SyncPolicy, mutant: Option<Mutant>) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: SHARD_COUNT,
         stream_count: Some(2),
         log: LogOptions { segment_bytes: 64 << 10, sync: log_sync },
+        mutant,
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
@@ -64,15 +69,14 @@ fn new_series_have_only_their_own_samples(engine: &Engine) {
 /// durable. Before the failed writer is notified, a second writer writes to the series in the next
 /// segment. After a power failure the second row is there with its series, and the first row is
 /// not.
-#[test]
-fn a_write_after_a_failed_commit_logs_its_definitions() {
+pub(crate) fn write_after_failed_commits(mutant: Option<Mutant>) {
     type Write = fn(&Engine, SeriesRef, i64, f64) -> Result<()>;
     let ways: [Write; 2] = [write, transact];
     for operation in [Operation::Write, Operation::Sync] {
         for (first, second) in ways.into_iter().flat_map(|one| ways.map(|other| (one, other))) {
             for name in ["a", "b", "c", "d"] {
                 let sim = Sim::new(1);
-                let engine = open(&sim, SyncPolicy::Always);
+                let engine = open_mutant(&sim, SyncPolicy::Always, mutant);
                 let series = resolve(&engine, name);
                 let has_written = Arc::new(AtomicBool::new(false));
                 let (weak, writes_now) = (Arc::downgrade(&engine), Arc::clone(&has_written));
@@ -91,12 +95,17 @@ fn a_write_after_a_failed_commit_logs_its_definitions() {
                 assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
                 drop(engine);
                 sim.restart();
-                let engine = open(&sim, SyncPolicy::Always);
+                let engine = open_mutant(&sim, SyncPolicy::Always, mutant);
                 assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
                 new_series_have_only_their_own_samples(&engine);
             }
         }
     }
+}
+
+#[test]
+fn a_write_after_a_failed_commit_logs_its_definitions() {
+    write_after_failed_commits(None);
 }
 
 /// Four writers define new series while every tenth write and sync of the log fails; then the power

@@ -9,6 +9,7 @@ use crate::world::{Failure, World};
 
 const STEPS: u64 = 60;
 const STEPS_SHORT: u64 = 14;
+const WRITES_LONG_LOG: u64 = 500;
 
 /// A complete run with crashes, faults and restarts. Returns the digest of all reads.
 pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
@@ -37,6 +38,19 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
             _ => world.write()?,
         }
     }
+    finish(world)
+}
+
+/// Fills more segments of the log than it keeps for reuse. The power fails at change `nth`, from 1
+/// on, of the flush that removes them.
+pub(crate) fn flush_long_log(world: &mut World, nth: u64) -> Result<u64, Failure> {
+    world.open()?;
+    for _ in 0..WRITES_LONG_LOG {
+        world.write()?;
+    }
+    let next_change = world.sim.faults.change_count() + nth - 1;
+    world.sim.faults.crash_at(next_change);
+    world.flush()?;
     finish(world)
 }
 

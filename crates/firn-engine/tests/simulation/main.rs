@@ -1,7 +1,7 @@
 //! Single-threaded simulation of the engine. A seed determines a simulated world and a run, and all
 //! reads are compared with a plain map, the oracle.
 //!
-//! `FIRN_SEED_COUNT=n` runs n seeds of each test with seeds instead of its own number, 5,000 in
+//! `FIRN_SEED_COUNT=n` runs n seeds of each test with seeds instead of its own number, 3,000 in
 //! this file. `FIRN_SEED=s` runs only seed s and prints its trace.
 //!
 //! Random runs: `world` (engine, oracle and the events of a run), `lifecycle` (their order),
@@ -46,7 +46,7 @@ use world::{EventCounts, World};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const SEEDS: u64 = 5_000;
+const SEEDS: u64 = 3_000;
 
 /// The result of a step of a scenario; the error describes the wrong behaviour.
 type Outcome<T> = Result<T, String>;
@@ -82,7 +82,7 @@ fn invariants_1_2_3_7_engine_and_plain_map_agree_at_every_crash() {
 #[test]
 fn every_change_of_a_short_run_survives_a_crash() {
     let tally = RefCell::new(EventCounts::default());
-    for_cases(40, |seed| {
+    for_cases(24, |seed| {
         let change_count = lifecycle::count_changes(seed);
         for crash_at in 0..change_count {
             let mut world = World::new(seed, None);

@@ -6,9 +6,11 @@ use std::sync::Mutex;
 use firn_engine::Mutant;
 
 use crate::world::{Failure, World};
-use crate::{lifecycle, outage, pressure, results, tiers, transactions};
+use crate::{failed_commits, lifecycle, outage, pressure, results, tiers, transactions};
 
-const SEEDS_MAX: u64 = 2_000;
+const SEEDS_MAX: u64 = 1_000;
+/// The power fails at one of this many changes of a flush.
+const FLUSH_CHANGES_MAX: u64 = 40;
 
 #[test]
 fn every_mutant_is_caught() {
@@ -56,6 +58,21 @@ fn catch_mutant(seed: u64, mutant: Mutant) -> Option<(u64, String)> {
     }
     if mutant == Mutant::UnflushedDeletesNamed {
         return transactions::catch_mutant(seed, mutant).map(|how| (seed, how));
+    }
+    if mutant == Mutant::DefinitionsRequeuedLate {
+        let write = || {
+            failed_commits::write_after_failed_commits(Some(mutant));
+            Ok(0)
+        };
+        return how_it_fails(write).map(|how| (seed, how));
+    }
+    if mutant == Mutant::LogCutBeforeManifest {
+        // Random runs reveal it once in two thousand seeds.
+        let caught = (1..=FLUSH_CHANGES_MAX).find_map(|nth| {
+            let mut world = World::new(seed, Some(mutant));
+            how_it_fails(|| lifecycle::flush_long_log(&mut world, nth))
+        });
+        return caught.map(|how| (seed, how));
     }
     let mut world = World::new(seed, Some(mutant));
     if mutant == Mutant::UnflushedDeletesApplied && !world.may_lose_acknowledged() {

@@ -142,7 +142,7 @@ impl<'a> Connection<'a> {
                 let idle = latest.map_or(idle, |at| at.saturating_duration_since(Instant::now()));
                 let begun = tokio::select! {
                     begun = timeout(idle, self.read_more()) => begun,
-                    () = stopped(&mut stop) => return,
+                    () = stopped(&mut stop) => break,
                 };
                 if !matches!(begun, Ok(Ok(()))) || !self.handle.set_head() {
                     return;
