@@ -49,6 +49,12 @@ fn open(folder: &Path) -> firndb::Result<Db> {
     Db::open(local_env(folder).unwrap(), Options::default())
 }
 
+/// Without background work, which copies files to the slow tier and writes its manifest again.
+fn open_idle(folder: &Path) -> Db {
+    let env = local_env(folder).unwrap();
+    Db::open_idle(env, Options::default(), &RecoveryProgress::default()).unwrap()
+}
+
 fn create() -> (TempDir, Db) {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path()).unwrap();
@@ -172,10 +178,8 @@ fn a_result_cache_that_cannot_be_used_costs_results_only() {
 #[test]
 fn an_index_file_that_is_no_file_is_put_back_or_forgotten() {
     for special in SPECIALS {
-        let (folder, db) = create();
-        put_and_close(db);
-        // With enough time, the background work has made a copy there.
-        let _ = fs::remove_dir_all(folder.path().join("slow/index"));
+        let folder = tempfile::tempdir().unwrap();
+        put_and_close(open_idle(folder.path()));
         replace(&file_in(&folder.path().join("fast/index"), ".seg"), special);
         for repair_index in [false, true] {
             let options = Options { repair_index, ..Options::default() };
@@ -198,7 +202,7 @@ fn a_slow_tiers_manifest_that_is_no_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("slow")).unwrap();
         let manifest = folder.path().join("slow/manifest");
-        let db = open(folder.path()).unwrap();
+        let db = open_idle(folder.path());
         put(&db);
         replace(&manifest, special);
         let report = check(&db, false);
@@ -207,7 +211,7 @@ fn a_slow_tiers_manifest_that_is_no_file_is_named() {
         let texts: Vec<String> = report.findings.iter().map(|f| f.error.to_string()).collect();
         assert!(texts.len() == 1 && texts[0].contains("slow/manifest"), "{special:?}: {texts:?}");
         assert!(texts[0].contains("expected a file; move it away"), "{special:?}: {texts:?}");
-        let db = open(folder.path()).unwrap();
+        let db = open_idle(folder.path());
         assert_eq!(check(&db, true).findings.len(), 1, "{special:?}");
         drop(db);
         fs::remove_dir_all(folder.path().join("fast")).unwrap();
