@@ -47,11 +47,11 @@ struct PushMetrics {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// A label that all samples without such a label get; may be repeated
+    /// A label to add to samples without it; may be repeated
     #[arg(long, value_name = "NAME=VALUE", default_value = "job=promtool")]
     label: Vec<PushedLabel>,
 
-    /// The time for a request
+    /// Time limit of a request
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     timeout: GoDuration,
 
@@ -67,8 +67,7 @@ struct PushMetrics {
     )]
     protobuf_message: String,
 
-    /// The path behind that of the address; by default /api/v1/write, unless the address ends with
-    /// it
+    /// The path to append to the address; by default /api/v1/write, unless the address ends with it
     #[arg(long = "remote-write.path", value_name = "PATH")]
     path: Option<String>,
 }

@@ -92,9 +92,10 @@ const ANSWER_WEIGHT: u64 = 6;
 const ANSWERS_WEIGHT: u64 = 8;
 /// An answer has about this many times the bytes that its points take in slabs.
 const STORED_SHARE: u64 = 2;
-/// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
-/// A clock that is ahead of the database's by half of `--settle`, or by this, is wrong.
+/// A clock that is ahead of the database's by more than half of `--settle` and more than this is
+/// wrong.
 const CLOCK_DIFFERENCE_MS: i64 = 10_000;
+/// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
 const CACHE_HEADER: &str = "x-firn-cache";
 
 /// A running proxy.
