@@ -47,7 +47,7 @@ pub(crate) struct Readers {
 #[derive(Debug)]
 struct StoredReader {
     file: Arc<dyn DiskFile>,
-    /// Of the slot that was written last.
+    /// The number of the slot that was written last.
     number: u64,
     progress: ReaderProgress,
     /// Dropped bytes up to here were counted.

@@ -9,7 +9,8 @@
 //!
 //! Reading order: `promtool_arguments`, `config`, `cache`, `check`, `check_config`, `check_rules`,
 //! `check_others`, `check_server`, `test_rules`, `query`, `push`, `debug`, `relabel`, `promql`,
-//! `tsdb`, `inspect`, `user`, `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
+//! `tsdb`, `inspect`, `user`, `client`, `http`, `local_files`, `go_text`, `output`, `signals`,
+//! `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.

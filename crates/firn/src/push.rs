@@ -89,7 +89,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// The most of `Retry-After` that is added to a backoff.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 const TOO_MANY_REQUESTS: u16 = 429;
-/// Of a receiver of version 2.0: one of them is in each response.
+/// Headers of a receiver of version 2.0: each response has one of them.
 const WRITTEN_HEADERS: [&str; 3] = [
     "X-Prometheus-Remote-Write-Samples-Written",
     "X-Prometheus-Remote-Write-Histograms-Written",

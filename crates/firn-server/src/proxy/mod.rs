@@ -119,7 +119,7 @@ struct ProxyState {
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
     answers: Budget,
-    /// Of the origin, in bytes of its answers.
+    /// The break-even of the origin, in bytes of its answers.
     break_even: Mutex<BreakEven>,
     numbers: ProxyCounters,
     _writer: Background,
