@@ -151,7 +151,8 @@ settings! {
     /// Time that a query may take, waiting included.
     query_timeout: Span = "2m";
 
-    /// Samples that a query may hold in memory at the same time. 0 is no limit other than memory.
+    /// Samples that a query may hold in memory at the same time. 0 means no limit other than
+    /// memory.
     query_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
     /// Memory that a query may use, from 1MiB to --memory. `auto` is a quarter of --memory.
@@ -220,18 +221,18 @@ settings! {
     section "Writes";
 
     /// Number of series beyond which new ones are refused with status 429. Known series are still
-    /// written. 0 is no limit.
+    /// written. 0 means no limit.
     series_max: Or<Zero, Count> = "50000000", unit("series"), not_with(&["read-only"]);
 
-    /// Number of series of one metric name beyond which new ones are refused. 0 is no limit.
+    /// Number of series of one metric name beyond which new ones are refused. 0 means no limit.
     series_per_metric_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
     /// Number of series of one group (--group-by; usually one target or host) beyond which new ones
-    /// are refused. 0 is no limit.
+    /// are refused. 0 means no limit.
     series_per_group_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
     /// New series per second beyond which they are refused. Ten seconds' worth may arrive at once.
-    /// 0 is no limit.
+    /// 0 means no limit.
     new_series_per_second_max: Or<Zero, Count> = "0",
         unit("series per second"), not_with(&["read-only"]);
 
