@@ -254,7 +254,7 @@ impl Logins {
             on_idle,
         };
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
-            .map_err(|_| firn_model::Error::unavailable("the system has no random numbers"))?;
+            .map_err(|_| firn_model::Error::unavailable("the random number generator of the system failed"))?;
         Ok(Logins {
             key,
             known: Mutex::default(),
