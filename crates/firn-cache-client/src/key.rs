@@ -56,7 +56,7 @@ pub fn key_of(statement: &str) -> Result<String> {
 pub fn server_of(key: &str, servers: &[impl AsRef<str>]) -> usize {
     let key_crc = u64::from(crc32fast::hash(key.as_bytes()));
     let score = |server: &str| mixed(u64::from(crc32fast::hash(server.as_bytes())) << 32 | key_crc);
-    // Of two servers with one score, the first by name, in any order of `servers`.
+    // Of servers with the same score the first by name is chosen, in any order of `servers`.
     let best = servers.iter().enumerate().max_by(|(_, a), (_, b)| {
         let (a, b) = (a.as_ref(), b.as_ref());
         (score(a), b).cmp(&(score(b), a))

@@ -2,9 +2,8 @@
 //!
 //! **Owns** connections to the servers, also with TLS, the choice of a server for a key, the key of
 //! a query's statement, and the measurement of the size from which a cached part pays
-//! ([`BreakEven`]). The
-//! same in Python: `clients/python/firn_cache.py`; `clients/vectors.txt` tests both. The protocol:
-//! docs/cache-protocol.md.
+//! ([`BreakEven`]). The client in Python is `clients/python/firn_cache.py`; `clients/vectors.txt`
+//! tests both. The protocol: docs/cache-protocol.md.
 //!
 //! **Never** knows a database, keeps a point, or uses another server when one is down: the caller
 //! computes missing points.

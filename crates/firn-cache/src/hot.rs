@@ -47,7 +47,7 @@ struct HotAnswer {
     asked_start: Timestamp,
     asked_before: Timestamp,
     period_end: Timestamp,
-    /// Of ranges inside of `range`.
+    /// Texts of ranges inside `range`.
     texts: Vec<HotText>,
     /// Whether a lookup found all of its steps since the last new step, and between the two new
     /// steps before.

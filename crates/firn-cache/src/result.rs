@@ -107,7 +107,7 @@ pub struct ResultQuery<'a> {
 pub struct Session {
     defined_count: u64,
     clear_count: u64,
-    /// Of the query: memory for reading, decoding and encoding answers is reserved here.
+    /// The query's budget: memory for reading, decoding and encoding answers is reserved here.
     budget: Budget,
 }
 

@@ -69,8 +69,8 @@ pub fn merge_bytes(sources: &[GroupColumns]) -> u64 {
     if are_apart || one_member(sources).is_some() {
         return (entry_count * size_of::<Timestamp>()) as u64;
     }
-    // Of each plan whether several members have it, and the entries of all plans and of the time
-    // columns that they make.
+    // For each plan, whether several members have it; then the entries of all plans, and of the
+    // time columns that they make.
     let mut planned: HashMap<Vec<(u32, u32)>, bool> = HashMap::new();
     let (mut planned_count, mut time_count) = (0, 0);
     let mut key = Vec::new();

@@ -33,7 +33,7 @@ use crate::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag
 const WITH_MEMBERS: u8 = 1;
 /// The members are those of an earlier tombstone in the same list.
 const LIKE_EARLIER: u8 = 2;
-/// Of the counts of an `Arc`.
+/// The two counts of an `Arc`.
 const ARC_BYTES: usize = 16;
 /// Encoded bytes of a group, at least: the distance to the previous group, and its members.
 const GROUP_BYTES_MIN: usize = 2;

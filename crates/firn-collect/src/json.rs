@@ -55,7 +55,7 @@ impl JsonCounts {
     pub fn of(text: &[u8]) -> JsonCounts {
         let (mut quotes, mut objects) = (0_usize, 0_usize);
         let (mut unquoted, mut longest_text) = (0_usize, 0);
-        // Of the bytes that are no space.
+        // The last byte that is no space.
         let mut last = b' ';
         for &byte in text {
             unquoted = if byte == b'"' { 0 } else { unquoted.saturating_add(1) };

@@ -26,7 +26,7 @@ use crate::replay_time::{FlushPace, LoggedWork, ReplaySpeed};
 use crate::rooms::Rooms;
 use crate::stats::Counter;
 
-/// A shard with as many waiting arenas is converted before a flush and after a delete.
+/// A shard with at least this many waiting arenas is converted before a flush and after a delete.
 const BACKLOG_ARENAS_MIN: usize = 3;
 
 /// The lane of flushes, and when the last one was.

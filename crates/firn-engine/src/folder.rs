@@ -14,9 +14,9 @@ const CLAIMS_MAX: usize = 32;
 /// The writer of the slow tier's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Writer {
-    /// Of the data folder; copies of a folder share it.
+    /// The mark of the data folder; copies of a folder share it.
     pub(crate) mark: u64,
-    /// Of the process; unique.
+    /// The number of the process; unique.
     pub(crate) number: u64,
 }
 

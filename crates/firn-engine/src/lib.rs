@@ -35,13 +35,13 @@
 //! methods take `rooms::Rooms` and each other as arguments. Only `Engine` sees all of them.
 //!
 //! **Reading order**: `rooms`, `ledger`; write path: `accepted`, `write`, `definitions`, `resolve`,
-//! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `pressure`, `changes`; read
-//! path: `snapshot`, `presence`, `listing`, `walk`; readers of the log: `readers`,
-//! `log_reader`; background: `scheduler`, `retention_clock`,
-//! `flush`, `upkeep`, `slow`, `check`, `copy`; opening: `open`, `mend`, `replay`, `replay_time`,
-//! `history`, `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`;
-//! files beside the database: `kept_file`, `metadata`, `alerts`; then `sequence`, `sync`, `lock`,
-//! `wakeup`, `options`, `stats`, `mutants`.
+//! `transact`, `versions`, `commit`, `logged`, `delete`, `tombstones`, `stored_tombstones`,
+//! `pressure`, `changes`; read path: `snapshot`, `presence`, `listing`, `walk`; readers of the log:
+//! `readers`, `log_reader`; background: `scheduler`, `retention_clock`, `flush`, `upkeep`, `slow`,
+//! `check`, `copy`; opening: `open`, `unnamed`, `mend`, `replay`, `replay_time`, `history`,
+//! `replayed`, `recovery`, `manifest`, `manifest_format`, `edit`, `parts`, `folder`; files beside
+//! the database: `kept_file`, `metadata`, `alerts`; then `sequence`, `sync`, `lock`, `wakeup`,
+//! `options`, `stats`, `mutants`.
 //!
 //! Terms: `docs/glossary.md`.
 

@@ -52,7 +52,7 @@ pub struct LogReader {
     name: String,
     followers: Vec<Follower>,
     decoder: LogDecoder,
-    /// Of the decoder.
+    /// The memory of the decoder.
     memory: Reservation,
 }
 

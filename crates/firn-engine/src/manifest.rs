@@ -85,7 +85,7 @@ impl ManifestContents {
                 self.repaired.push(format!("{}: {}", copy.path, what(copy)));
                 continue;
             }
-            let advice = "its other copy is no better, so that edits may be lost: restore a backup";
+            let advice = "no copy is whole, so edits may be lost: restore a backup";
             let what = format!("{}; {advice}", what(copy));
             return Err(Error::corrupt(copy.path.as_str(), copy.file_bytes, what));
         }

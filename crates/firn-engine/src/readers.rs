@@ -47,7 +47,7 @@ pub(crate) struct Readers {
 #[derive(Debug)]
 struct StoredReader {
     file: Arc<dyn DiskFile>,
-    /// Of the slot that was written last.
+    /// The number of the slot that was written last.
     number: u64,
     progress: ReaderProgress,
     /// Dropped bytes up to here were counted.
@@ -286,7 +286,7 @@ fn read(file: &dyn DiskFile, path: &str) -> Result<(u64, ReaderProgress)> {
     let len = usize::try_from(file.len()?).unwrap_or(usize::MAX);
     // Two slots of a log with the most streams.
     if len < SLOT_UNIT || len > SLOT_UNIT + 2 * slot_bytes(usize::from(u16::MAX)) {
-        return Err(Error::corrupt(path, 0, format!("{len} bytes are no log positions")));
+        return Err(Error::corrupt(path, 0, format!("{len} bytes are not log positions")));
     }
     let mut bytes = vec![0; len];
     file.read_at(0, &mut bytes)?;

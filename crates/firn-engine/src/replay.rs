@@ -68,7 +68,7 @@ pub(crate) struct Replay<'a> {
     options: &'a EngineOptions,
     floors: &'a [LogPosition],
     env: &'a Env,
-    /// Of the index, with the memory of writing its new series to a file.
+    /// The memory of the index, with that of writing its new series to a file.
     index_memory: &'a Mutex<Reservation>,
     /// Those of the manifest, to which the replay adds those of the log.
     tombstones: &'a Mutex<StoredTombstones>,
@@ -130,7 +130,7 @@ struct FoundTransactions {
     /// Number of transactions and deletes from the log.
     transaction_count: u64,
     delete_count: u64,
-    /// Of the deletes from the log.
+    /// The times of the deletes from the log.
     changes: ChangeTimes,
 }
 
@@ -142,7 +142,7 @@ type ShardTransactions = BTreeMap<CommitSeq, PayloadRange>;
 /// Read position in a stream.
 #[derive(Default)]
 struct ReadPosition {
-    /// Of the last entry.
+    /// The position of the last entry.
     position: Option<LogPosition>,
     /// Bytes read since the last progress report.
     unreported_bytes: u64,
@@ -546,8 +546,8 @@ struct StreamSurvey {
 /// The base of a shard's rows above the floor.
 #[derive(Clone, Copy, Default)]
 struct RowsBase {
-    /// Of the last payload, up to the first row above the floor, from which on rows need no earlier
-    /// payload.
+    /// The position of the last payload that needs no earlier one, at or before the first row above
+    /// the floor.
     position: LogPosition,
     /// Whether there is a row above the floor.
     is_used: bool,

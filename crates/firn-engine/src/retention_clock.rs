@@ -45,7 +45,7 @@ impl RetentionClock {
         let mut state = self.0.lock();
         let known = state.get_or_insert_with(|| {
             let last_ms = last_use(&tables()).unwrap_or(wall_ms);
-            // Of a longer time only a part may have passed.
+            // The clock may have jumped over a part of a longer time.
             let is_jump = wall_ms.saturating_sub(last_ms) > HOLD_MS;
             ClockState {
                 wall_ms: if is_jump { last_ms } else { wall_ms },

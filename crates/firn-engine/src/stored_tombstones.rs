@@ -24,7 +24,7 @@ use firn_model::{CommitSeq, Reservation, Result, decode_varint, encode_varint};
 pub(crate) struct StoredTombstones {
     list: BTreeMap<CommitSeq, Arc<Tombstone>>,
     members: MemberLists,
-    /// Of the tombstones and of `members`.
+    /// The memory of the tombstones and of `members`.
     memory: Reservation,
 }
 

@@ -60,8 +60,8 @@ pub(crate) struct Versions {
 pub(crate) struct OpenSet(BTreeMap<CommitSeq, usize>);
 
 impl Reads {
-    /// Of a transaction in `context`. They are validated under locks that reclaiming memory may
-    /// need, so the validation takes only free memory.
+    /// The reads of a transaction in `context`. They are validated under locks that reclaiming
+    /// memory may need, so the validation takes only free memory.
     pub(crate) fn new(context: &QueryContext) -> Reads {
         let context = QueryContext::new(context.cancel.clone(), context.budget.of_free());
         Reads { points: HashSet::new(), ranges: Vec::new(), context }

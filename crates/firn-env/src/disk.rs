@@ -196,7 +196,7 @@ pub trait Memory: fmt::Debug + Send + Sync {
 pub fn check_path(path: &DiskPath) -> Result<()> {
     let is_part_bad = |part: &str| matches!(part, "" | "." | "..") || part.contains('\0');
     if !path.is_empty() && path.split('/').any(is_part_bad) {
-        return Err(Error::invalid(format!("{path:?} is no path below a disk's root")));
+        return Err(Error::invalid(format!("{path:?} is not a path below a disk's root")));
     }
     Ok(())
 }

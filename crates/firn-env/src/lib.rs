@@ -20,9 +20,9 @@
 //!
 //! Terms: `docs/glossary.md`.
 //!
-//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `overlay`, `bucket`,
-//! `folder`, `no_objects`, `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`,
-//! `given_file`, `process`.
+//! Reading order: `disk`, `io_error`, `stamp`, `place`, `local`, `syncers`, `mapped`, `lines`,
+//! `memory`, `overlay`, `bucket`, `folder`, `no_objects`, `remote` (`store`, `fetch`, `condition`),
+//! `open`, `copy`, `clock`, `given_file`, `process`.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

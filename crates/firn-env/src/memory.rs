@@ -71,7 +71,7 @@ fn maps_device(folder: &Path) -> Result<bool> {
     // The attribute belongs to files, so a probe file is needed.
     let path = folder.join("probe");
     let failed = |error| io_error("create or remove", &path, error);
-    // Of an earlier process, or a link that another user has planted.
+    // The file is of an earlier process, or a link that another user has planted.
     let _ = std::fs::remove_file(&path);
     let file = File::create_new(&path).map_err(failed)?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);

@@ -69,7 +69,7 @@ const CODE_BYTES_MAX: usize = 64;
 /// A start waits this long for a store that does not answer.
 const ACCESS_WAIT: Duration = Duration::from_secs(5);
 
-/// Of the objects of a listing in memory, about half a million: as many as a manifest may name. A
+/// Memory of the objects of a listing, about half a million: as many as a manifest may name. A
 /// store may list without an end.
 const LIST_BYTES_MAX: usize = 64 << 20;
 

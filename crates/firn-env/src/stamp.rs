@@ -18,7 +18,7 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// Of a file of `len` bytes; `changed` differs after each change, in any unit.
+    /// The stamp of a file of `len` bytes; `changed` differs after each change, in any unit.
     pub fn new(len: u64, changed: [i128; 2]) -> FileStamp {
         FileStamp { len, changed }
     }

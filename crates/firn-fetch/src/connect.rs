@@ -94,7 +94,7 @@ pub(crate) struct Route {
     port: u16,
     unix_socket: Option<String>,
     proxy: Option<Proxy>,
-    /// Of the certificates that the connection was opened with.
+    /// The hash of the certificates that the connection was opened with.
     tls_hash: u64,
 }
 
@@ -106,7 +106,7 @@ enum Sender {
 /// A connection that a task of its own drives, as it serves several streams.
 struct Http2 {
     sender: http2::SendRequest<Full<Bytes>>,
-    /// Of the current request.
+    /// Counts the heads of the current response.
     heads: HeadCount,
 }
 

@@ -143,7 +143,7 @@ impl TlsSource {
                 let chain = certificates(cert, "cert")?;
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|_| {
                     FetchError::Credentials(
-                        "tls_config: key is no unencrypted private key in PEM form".to_owned(),
+                        "tls_config: key is not an unencrypted private key in PEM form".to_owned(),
                     )
                 })?;
                 builder.with_client_auth_cert(chain, key).map_err(failed)?

@@ -81,7 +81,8 @@ pub(crate) struct OpenArena {
     /// Members of the groups with a row here.
     series_count: u64,
     value_count: u64,
-    /// Of the previous arena, or of the one before it if that was sealed before it was full.
+    /// The series of the previous arena, or of the one before it if that was sealed before it was
+    /// full.
     series_count_before: u64,
     /// The arena is full at this many eighths of the usual points and bytes per series.
     full_eighths: u32,

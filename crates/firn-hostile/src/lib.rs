@@ -15,7 +15,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `attack`, `engine`, `families`, `watch`, `canary`, `server`, `client`, `target`,
-//! `dial`, `wire`, `address`.
+//! `dial`, `wire`, `address`, `report`.
 
 #![forbid(unsafe_code)]
 

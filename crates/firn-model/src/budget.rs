@@ -188,7 +188,7 @@ pub struct Reservation {
     budget: Budget,
     pool: Pool,
     bytes: u64,
-    /// Of one request, which holds these bytes beside this reservation.
+    /// For the reservation of one request: bytes that it holds beside this reservation.
     beside: Option<u64>,
 }
 
@@ -428,7 +428,7 @@ impl Reservation {
     /// As [`Budget::reserve`] and [`Budget::of_request`]; the reservation is then unchanged.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
-        // Of one request; a reservation of no request may be that of a whole room.
+        // Only for the reservation of one request: any other may be that of a whole room.
         let held = self.beside.map_or(0, |beside| beside.saturating_add(self.bytes));
         if self.beside.is_some() {
             let all_bytes = held.saturating_add(bytes);

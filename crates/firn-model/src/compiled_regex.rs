@@ -23,14 +23,14 @@ const PATTERN_BYTES_MAX: usize = 256 << 10;
 const TREE_BYTES_PER_BYTE: u64 = 512;
 // A class of Unicode, such as `\pL`, has up to a thousand ranges.
 const UNICODE_CLASS_BYTES: u64 = 32 << 10;
-// Of the compiler of classes beyond ASCII, such as `.`: its table of suffixes has a fixed size.
+// The table of suffixes in the compiler of classes beyond ASCII, such as `.`; its size is fixed.
 const SUFFIX_TABLE_BYTES: u64 = 448 << 10;
 // The states of an automaton are compiled within the first limit, or the next one. So the memory
 // that is reserved for a compilation follows its need.
 const STATE_BYTES_LIMITS: [usize; 4] = [32 << 10, 256 << 10, 2 << 20, 8 << 20];
 // A compilation holds its states twice, and tables beside them.
 const COMPILE_BYTES_PER_BYTE: u64 = 3;
-// Of the part of the automaton that is built while it is used. With less memory it is slower.
+// The part of the automaton that is built while it is used. With less memory it is slower.
 const CACHE_BYTES_MAX: usize = 2 << 20;
 const KEPT_CACHE_BYTES_MAX: usize = 32 << 10;
 // All that a request compiles.

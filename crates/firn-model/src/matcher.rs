@@ -32,8 +32,8 @@ pub struct Matcher {
 
 impl Matcher {
     /// Builds a matcher and compiles its pattern: for patterns of our own, of settings and of
-    /// programs. A pattern of a stranger is parsed ([`Matcher::parsed`]) and compiled within the
-    /// limits of its query.
+    /// programs. A client's pattern is parsed ([`Matcher::parsed`]) and compiled within the limits
+    /// of its query.
     ///
     /// # Errors
     /// `Invalid` for a regular expression that does not compile, `TooLarge` over the limits.
@@ -47,7 +47,7 @@ impl Matcher {
 
     /// The memory that the matcher refers to, without that of its compiled pattern.
     pub fn heap_bytes(&self) -> usize {
-        // Of the lock that clones share, with its block.
+        // The lock that clones share, with its heap block.
         const LOCK_BYTES: usize = 48;
         let lock = self.regex.as_ref().map_or(0, |_| LOCK_BYTES);
         let texts = self.name.capacity() + self.value.capacity() + 2 * HEAP_BLOCK_BYTES;

@@ -100,7 +100,7 @@ impl RowBatch {
             // The sort is stable and takes sorted runs as they are.
             self.cells.sort_by_key(key);
         }
-        // Of equal keys the last was pushed last: keep its value.
+        // Among equal keys the last was pushed last: keep its value.
         self.cells.dedup_by(|later, kept| {
             let same = key(later) == key(kept);
             if same {

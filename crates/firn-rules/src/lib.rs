@@ -7,11 +7,11 @@
 //! writes results and sends alerts.
 //!
 //! **Path through**: [`file::RuleFile::parse`] reads the groups of a file, [`unit_test::TestFile`]
-//! tests them over storage in memory.
-//! [`group::Schedule`] names the slots of a [`group::Group`]. For each slot,
-//! [`group::Group::evaluate`] runs the rules in order through [`group::Storage`], applies results
-//! to the states of alerts, and returns the alerts to send. Labels and annotations are expanded
-//! through [`group::Expand`], which [`AlertTemplates`] implements with [`template::Template`].
+//! tests them over storage in memory. [`group::Schedule`] names the slots of a [`group::Group`].
+//! For each slot, [`group::Group::evaluate`] runs the rules in order through [`group::Storage`],
+//! applies results to the states of alerts, and returns the alerts to send. Labels and annotations
+//! are expanded through [`group::Expand`], which [`AlertTemplates`] implements with
+//! [`template::Template`].
 //!
 //! **Invariants**
 //! - Results depend on slots and query results only.

@@ -32,7 +32,7 @@ pub(crate) struct Payload {
 #[derive(Debug)]
 enum PayloadBytes {
     Own(Vec<u8>),
-    /// Of a cache.
+    /// Bytes that a cache shares.
     Shared(Arc<[u8]>),
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct Ready {
     pub(crate) db: Arc<Db>,
     pub(crate) ingest: Arc<Ingest>,
     writers: Workers<Scratch>,
-    /// Of the threads for writes, those that transactions, deletes and copies may take.
+    /// The write threads that transactions, deletes and copies may take.
     long_writes: Arc<Semaphore>,
     /// The same, and the places of those that wait.
     long_write_places: Arc<Semaphore>,
@@ -206,7 +206,7 @@ impl App {
         }
     }
 
-    /// Starts the threads of queries, if they do not run.
+    /// Starts the query threads, if they do not run.
     ///
     /// # Errors
     /// `Unavailable` when a thread cannot be started.

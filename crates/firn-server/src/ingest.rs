@@ -49,7 +49,7 @@ pub struct Ingest {
 /// Limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct IngestLimits {
-    /// Of one label set.
+    /// The limits of one label set.
     pub labels: LabelLimits,
     /// Bytes of one request, unpacked.
     pub request_bytes_max: usize,
@@ -62,7 +62,7 @@ pub struct IngestLimits {
 pub struct Scratch {
     batch: RowBatch,
     held: Option<Reservation>,
-    /// Of the user of this request, if its rate of new series is limited.
+    /// The rate of new series of this request's user, if it is limited.
     pub(crate) new_series: Option<Arc<TokenBucket>>,
 }
 
@@ -106,7 +106,7 @@ pub struct Outcome {
     /// Set if samples were skipped for a retryable reason, or if the request failed after its
     /// samples were counted.
     pub error: Option<Error>,
-    /// Of the references that its rows are written with.
+    /// The generation of the references that its rows are written with.
     generation: u32,
 }
 
@@ -153,7 +153,7 @@ struct SeriesLabels<'a> {
     added_bytes: u64,
     /// As [`SeriesRules::is_limited`].
     is_limited: bool,
-    /// Of a protocol that writes all or nothing: the error of a request with a refused series.
+    /// For a protocol that writes all or nothing: the error of a request with a refused series.
     refuse_whole: Option<&'a RefuseWhole<'a>>,
 }
 

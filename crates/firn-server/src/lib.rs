@@ -1,9 +1,10 @@
 //! Server: the database over HTTP, and the two kinds of `firn cache`.
 //!
-//! **Owns** listeners and connections; protocols in (remote write 1.0, text exposition, groups) and
-//! out (the query API of Prometheus, federation, remote read); the sender cache; metadata; the
-//! threads on which requests block; scraping by `prometheus.yml` and of itself; rules and the
-//! delivery of alerts; the page at `/`; and the settings.
+//! **Owns** listeners and connections; protocols in (remote write 1.0, text exposition, groups,
+//! transactions) and out (the query API of Prometheus, federation, remote read, outgoing remote
+//! write); the sender cache; metadata; the threads on which requests block; scraping by
+//! `prometheus.yml` and of itself; rules and the delivery of alerts; the page at `/`; and the
+//! settings.
 //!
 //! **Never** touches a file of the database, evaluates a query or orders writes: it uses the
 //! database only through `firndb`. Async ends at [`Ingest`] and at the query threads; calls below
@@ -29,7 +30,10 @@
 //!
 //! Reading order: `config`, `access`, `net`, `server`, `database`, `snapshots`, `answer`,
 //! `held_body`, `app`, `http`, `ingest`, `tally`, `throttle`, `wire`, `sender_cache`, `threads`,
-//! `flights`, `collect`, `rules`, `notify`, `admin_listener`, `proxy`, `cache_server`.
+//! `flights`, `metadata`, `metadata_file`, `collect`, `target`, `self_scrape`, `rules`, `notify`,
+//! `remote_write`, `admin_listener`, `proxy`, `cache_server`; metrics: `metrics_text`, `stats`,
+//! `telemetry`, `duration_summary`, `prometheus_names`; commands: `inspect`, `scratch`; `machine`,
+//! `clock`.
 
 #![forbid(unsafe_code)]
 

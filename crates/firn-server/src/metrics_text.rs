@@ -67,7 +67,8 @@ impl MetricsText {
 /// The memory of texts of `/metrics` until their clients have read them.
 #[derive(Debug)]
 pub(crate) struct MetricsMemory {
-    /// Of the texts of a server with few targets and rules, at every state of the database.
+    /// The memory of the texts of a server with few targets and rules, at every state of the
+    /// database.
     own: Budget,
     /// The length of the last text: the next one has probably a similar one.
     last_bytes: AtomicU64,

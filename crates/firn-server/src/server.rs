@@ -49,7 +49,7 @@ pub struct HostProcess {
     pub is_dedicated: bool,
 }
 
-// Of the listener of `--admin-listen`: monitoring, and an administrator.
+// Connections of the listener of `--admin-listen`: monitoring, and an administrator.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Server {

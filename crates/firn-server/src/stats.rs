@@ -516,7 +516,7 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     text.family(
         name,
         Kind::Gauge,
-        "Bytes read by queries per byte of returned samples since the start by tier.",
+        "Bytes read by queries per stored byte of returned samples since the start by tier.",
     );
     for (tier, amplification) in
         [("fast", tree.fast_read_amplification()), ("slow", tree.slow_read_amplification())]
@@ -554,8 +554,16 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
             "Waits for the slow tier; each reads one or more ranges.",
             traffic.slow_round_trips,
         ),
-        ("firn_block_cache_hits_total", "Slow-tier blocks found in memory.", traffic.cache_hits),
-        ("firn_block_cache_misses_total", "Slow-tier blocks fetched.", traffic.cache_misses),
+        (
+            "firn_block_cache_hits_total",
+            "Lookups of slow-tier blocks that were in memory.",
+            traffic.cache_hits,
+        ),
+        (
+            "firn_block_cache_misses_total",
+            "Lookups of slow-tier blocks that were not in memory.",
+            traffic.cache_misses,
+        ),
         ("firn_flush_written_bytes_total", "Bytes written by flushes.", traffic.flush_bytes),
         ("firn_compactions_total", "Merges of local tables.", traffic.compactions),
         (

@@ -191,7 +191,7 @@ impl Reason {
 }
 
 impl Tally {
-    /// Of a request whose samples are all durable.
+    /// The tally of a request whose samples are all durable.
     pub(crate) fn of_stored(sample_count: u64) -> Tally {
         Tally { received: sample_count, stored: sample_count, ..Tally::default() }
     }

@@ -1,4 +1,4 @@
-//! The only scrape target: the server itself.
+//! The target of the server's scrape of itself.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -60,7 +60,7 @@ pub(crate) fn regions(version: &Version, levels: &[Level]) -> Vec<(TimeRange, Ve
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowLengths {
     pub(crate) recent: PartitionLen,
-    /// Of those that end before `old_before`.
+    /// The length of partitions that end before `old_before`.
     pub(crate) old: PartitionLen,
     pub(crate) old_before: Timestamp,
 }

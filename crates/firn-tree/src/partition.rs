@@ -67,9 +67,9 @@ impl PartitionLen {
 /// Lengths of new partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionLengths {
-    /// Of level 0 and 1.
+    /// The length in level 0 and 1.
     pub fast: PartitionLen,
-    /// Of level 2.
+    /// The length in level 2.
     pub slow: PartitionLen,
 }
 

@@ -25,7 +25,8 @@ use firn_model::{Column, Error, Result, Slot, TimeRange, Timestamp, encode_varin
 
 use crate::partition::Partition;
 
-// A cell is 14 s of the shortest partition, 30 min of the longest: as much as Prometheus' chunks.
+// A cell is 14 s of the shortest partition, 30 min of one of 16 h (as much as Prometheus' chunks),
+// and 4 h of the longest.
 const CELLS: u8 = 32;
 
 /// The cells of a partition.

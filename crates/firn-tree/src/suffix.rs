@@ -85,11 +85,11 @@ pub(crate) struct SuffixBuilder {
     suffix: Suffix,
     /// The sets by their bytes.
     numbers: HashMap<Vec<u8>, u32>,
-    /// Of the open block: rising, none twice.
+    /// The groups of the open block: rising, none twice.
     groups: Vec<u64>,
-    /// Of the groups before the last.
+    /// The set numbers of the groups before the last.
     set_numbers: Vec<u64>,
-    /// Of the last group.
+    /// The members of the last group.
     members: Vec<(Slot, Span)>,
     chunk_count: u32,
     time_range: TimeRange,

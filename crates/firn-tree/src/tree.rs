@@ -566,7 +566,9 @@ fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
     }
     if let Some(first) = foreign.first() {
         let count = foreign.len();
-        tracing::warn!("{count} files in {TABLE_FOLDER} are no tables and stay, such as {first:?}");
+        tracing::warn!(
+            "{count} files in {TABLE_FOLDER} are not tables and stay, such as {first:?}"
+        );
     }
     Ok(())
 }

@@ -163,7 +163,7 @@ impl Version {
         let tables = self.level(level);
         let range_of = |table: &Arc<Table>| table.record.partition.range();
         let start = match level {
-            // Of different lengths, and few.
+            // Its partitions have different lengths, and are few.
             Level::Zero => 0,
             _ => tables.partition_point(|table| range_of(table).end < range.start),
         };

@@ -26,7 +26,7 @@ pub(crate) struct TableWriter {
     salt: u32,
     block_bytes: usize,
     block: BlockBuilder,
-    /// Of tables of the slow tier.
+    /// Packs blocks, for tables of the slow tier.
     packer: Option<Compressor<'static>>,
     suffix: SuffixBuilder,
     /// Bytes after `flushed_bytes` that are not in the file.

@@ -27,12 +27,12 @@ pub(crate) struct Check {
     #[command(flatten)]
     database: DatabaseFlags,
 
-    /// Repair damaged tables and index files: from the slow tier's copy where there is one, else by
-    /// rewriting them without the damaged blocks; the report names lost groups and times
+    /// Repair damaged tables and index files: copy them from the slow tier if it has them, else
+    /// rewrite them without the damaged blocks; the report names lost groups and times
     #[arg(long)]
     repair: bool,
 
-    /// Drop the history if the slow tier has neither a manifest nor any table of it; the
+    /// Drop the history if the slow tier has neither its manifest nor any of its tables; the
     /// database then continues with the data in its folder
     #[arg(long, requires = "repair")]
     forget_lost_history: bool,
@@ -58,7 +58,8 @@ pub(crate) enum Subject {
     WebConfig(CheckWebConfig),
     /// Print the targets of a job before and after relabelling
     ///
-    /// The targets are those of static_configs and file_sd_configs.
+    /// The targets are those that the discoveries of the job list within --timeout. Discoveries
+    /// that are not implemented are named in a warning.
     ServiceDiscovery(CheckDiscovery),
     /// Check whether a server is healthy
     Healthy(CheckServer),

@@ -26,7 +26,7 @@ pub(crate) struct Debug {
 enum DebugSubject {
     /// Fetch metrics and all states
     ///
-    /// A FirnDB server has no profiles of pprof: the archive has none.
+    /// The archive has no pprof profiles, because a FirnDB server has none.
     All(Server),
     /// Fetch metrics
     Metrics(Server),

@@ -14,7 +14,7 @@ use crate::output;
 const TIMEOUT: Duration = Duration::from_secs(150);
 /// Longest response: a report of 10,000 groups has some megabytes.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
-/// Of a response that is no HTTP, in the error.
+/// Bytes of a response that is no HTTP, in the error.
 const START_BYTES: usize = 200;
 /// Time for all parts of a response, each of which has [`TIMEOUT`].
 const RESPONSE_TIME_MAX: Duration = Duration::from_secs(300);

@@ -9,7 +9,8 @@
 //!
 //! Reading order: `promtool_arguments`, `config`, `cache`, `check`, `check_config`, `check_rules`,
 //! `check_others`, `check_server`, `test_rules`, `query`, `push`, `debug`, `relabel`, `promql`,
-//! `tsdb`, `inspect`, `user`, `client`, `http`, `go_text`, `output`, `signals`, `allocator`.
+//! `tsdb`, `inspect`, `user`, `client`, `http`, `local_files`, `go_text`, `output`, `signals`,
+//! `allocator`.
 
 #![deny(unsafe_code)]
 // The macros panic when the output is closed; `output` does not.
@@ -83,16 +84,16 @@ enum Command {
     Check(check::Check),
     /// Run unit tests of rules
     Test(test_rules::Test),
-    /// Query a server of Prometheus' API, as promtool does
+    /// Query a server with the API of Prometheus, as promtool does
     ///
-    /// Exits with 1 if there is no result.
+    /// Exits with 1 if the server does not return a result.
     Query(query::Query),
     /// Send metrics to a server by remote write, as promtool does
     Push(push::Push),
     /// Fetch the diagnostics of a server into debug.tar.gz, as promtool does
     ///
-    /// A FirnDB server has no profiles of pprof. The archive contains metrics, settings, the
-    /// configuration, statistics of the database, targets, rules and alerts.
+    /// The archive has no pprof profiles. It contains metrics, settings, the configuration,
+    /// statistics of the database, targets, rules and alerts.
     Debug(debug::Debug),
     /// Show the labels after each rule of relabelling
     Relabel(relabel::Relabel),

@@ -47,11 +47,11 @@ struct PushMetrics {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// A label that all samples without such a label get; may be repeated
+    /// A label to add to samples without it; may be repeated
     #[arg(long, value_name = "NAME=VALUE", default_value = "job=promtool")]
     label: Vec<PushedLabel>,
 
-    /// The time for a request
+    /// Time limit of a request
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     timeout: GoDuration,
 
@@ -67,8 +67,7 @@ struct PushMetrics {
     )]
     protobuf_message: String,
 
-    /// The path behind that of the address; by default /api/v1/write, unless the address ends with
-    /// it
+    /// The path to append to the address; by default /api/v1/write, unless the address ends with it
     #[arg(long = "remote-write.path", value_name = "PATH")]
     path: Option<String>,
 }
@@ -90,7 +89,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// The most of `Retry-After` that is added to a backoff.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 const TOO_MANY_REQUESTS: u16 = 429;
-/// Of a receiver of version 2.0: one of them is in each response.
+/// Headers of a receiver of version 2.0: each response has one of them.
 const WRITTEN_HEADERS: [&str; 3] = [
     "X-Prometheus-Remote-Write-Samples-Written",
     "X-Prometheus-Remote-Write-Histograms-Written",

@@ -43,7 +43,7 @@ pub(crate) struct Relabel {
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
     rules: Option<PathBuf>,
 
-    /// Form of the output: JSON is that of /api/v1/targets/relabel_steps
+    /// Form of the output; json is the form of /api/v1/targets/relabel_steps
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "text")]
     format: StepsFormat,
 }

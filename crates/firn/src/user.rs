@@ -22,7 +22,7 @@ pub(crate) enum User {
     Token(Named),
     /// Check the file as a server does, and list its users
     ///
-    /// With a name it reads a password or token from standard input and fails if that is wrong.
+    /// With NAME it reads a password or token from standard input and fails if that is wrong.
     Check(Checked),
 }
 
@@ -113,8 +113,11 @@ fn check(checked: &Checked) -> Result<()> {
     let file = UserFile::open(&checked.file.web_config)?;
     if let Some(name) = &checked.name {
         return match file.is_secret_of(name, &secret("Password or token: ")?)? {
-            true => output::print(&format!("{}: right for {name:?}\n", one_line(&path))),
-            false => Err(Error::invalid(format!("{path}: wrong for {name:?}"))),
+            true => {
+                let shown = one_line(&path);
+                output::print(&format!("{shown}: correct password or token for {name:?}\n"))
+            }
+            false => Err(Error::invalid(format!("{path}: wrong password or token for {name:?}"))),
         };
     }
     let mut text = String::new();

@@ -14,8 +14,8 @@
 //! - With the result cache a range query has the same bits as without
 //!   (`invariant_9_a_query_with_the_result_cache_equals_its_evaluation`).
 //!
-//! Terms: `docs/glossary.md`. Reading order: this file, `open`, `log_device`, `query`, `results`,
-//! `groups`, `costs`, `newest`.
+//! Terms: `docs/glossary.md`. Reading order: this file, `open`, `own_folder`, `log_device`,
+//! `query`, `results`, `groups`, `costs`, `newest`.
 //!
 //! ```
 //! use firndb::{Db, Labels, Options, QueryTime, RowBatch, Value, local_env};

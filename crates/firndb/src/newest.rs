@@ -10,7 +10,7 @@ use crate::Db;
 // Few enough that their blocks fit into memory together, enough that a read of cold storage
 // requests many at once.
 const GROUPS_PER_READ: usize = 1_024;
-// Of a list that doubles; the old one exists until it is copied.
+// An entry of a list that doubles; the old one exists until it is copied.
 const ENTRY_BYTES: usize = 3 * size_of::<(Labels, Sample)>();
 
 impl Db {

@@ -30,7 +30,8 @@ const FILE: &str = "checkpoint";
 const FORMAT: FileFormat = FileFormat { kind: *b"CCHK", version: 1, oldest: 1 };
 /// A larger file is not read: about 100 bytes for each of ten million extents.
 const BYTES_MAX: u64 = 1 << 30;
-/// Of the contents: a key with an extent has about 14 bytes, and takes about 200.
+/// Memory of the contents per byte of the file: a key with an extent has about 14 bytes, and takes
+/// about 200.
 const MEMORY_PER_BYTE: u64 = 16;
 
 /// The contents of a checkpoint.

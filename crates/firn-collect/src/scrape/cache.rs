@@ -124,7 +124,7 @@ const RESOLVED_COUNT_MAX: usize = 1_024;
 // Pending label sets that take less are not resolved early: the memory would last for few lines.
 const PIECE_BYTES_MIN: u64 = 128 << 10;
 
-// Of the buffer for the labels of a line, between two scrapes.
+// Size of the buffer for the labels of a line that is kept between two scrapes.
 const LABELS_BYTES_KEPT: usize = 1 << 10;
 
 /// The numbers of a scrape that are stored as series of the target.

@@ -67,9 +67,9 @@ struct Writer<'h, 's> {
     reserved_bytes: usize,
     text_bytes_max: usize,
     exemplar_count: u64,
-    /// Of the metric: `,"name"="value"` for each.
+    /// The labels of the metric: `,"name"="value"` for each.
     labels: Vec<u8>,
-    /// Of the family, escaped.
+    /// The name of the family, escaped.
     name: Vec<u8>,
 }
 

@@ -49,7 +49,7 @@ pub(super) struct FollowedManifest {
 /// The manifest and the index segments that this process put on the slow tier.
 pub(crate) struct Claim {
     pub(super) epoch: u64,
-    /// Of the manifest in place; `None` after a put without an answer.
+    /// The version of the stored manifest; `None` after a put without an answer.
     pub(super) version: Option<String>,
     pub(super) looked_at_ms: Timestamp,
     /// The state from which the manifest in place was made.

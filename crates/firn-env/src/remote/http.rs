@@ -19,15 +19,15 @@ use object_store::client::{
 };
 use object_store::{ClientConfigKey, ClientOptions};
 
-/// Of a successful answer without a range. A page of a listing is the largest: 1,000 keys of up to
-/// 1 KiB with 400 bytes of XML each (S3), or 5,000 of ours with 1 KiB each (Azure).
+/// The longest successful answer without a range. A page of a listing is the largest: 1,000 keys of
+/// up to 1 KiB with 400 bytes of XML each (S3), or 5,000 of ours with 1 KiB each (Azure).
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 
 /// Of XML in such an answer, about: tags and entities. The parser takes up to 100 bytes for each. A
 /// page of Azure with 5,000 objects has 180,000.
 const NODES_MAX: usize = 1 << 18;
 
-/// Of an error; the rest is cut off. Stores send one XML element or JSON object.
+/// The longest text of an error; the rest is cut off. Stores send one XML element or JSON object.
 const ERROR_BYTES_MAX: u64 = 64 << 10;
 
 const USER_AGENT: &str = concat!("firn/", env!("CARGO_PKG_VERSION"));
@@ -145,7 +145,7 @@ impl HttpService for BoundedClient {
             {
                 return Err(refused("the answer is not the requested range".to_owned()));
             }
-            // Of two lengths, the client believes another one than a proxy before the store.
+            // With two lengths, the client may use another one than a proxy in front of the store.
             if parts.headers.contains_key(TRANSFER_ENCODING) && header(CONTENT_LENGTH).is_some() {
                 return Err(refused("the answer has two lengths".to_owned()));
             }

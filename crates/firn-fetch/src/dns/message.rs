@@ -13,7 +13,7 @@ const FORMAT_ERROR: u8 = 1;
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 1_232;
 
 const HEADER_BYTES: usize = 12;
-// Of a name without its last byte, the length of the root.
+// The longest name, without its last byte, which is the length of the root.
 const NAME_BYTES_MAX: usize = 254;
 const LABEL_BYTES_MAX: usize = 63;
 const INTERNET: u16 = 1;

@@ -178,7 +178,7 @@ pub(super) fn fewer_labels(shape: &LabelShape, credit: &mut i64) -> Option<Key> 
                 && stats.members <= GROUP_SLOTS_GOOD as usize
                 && stats.repeats() >= REPEATS_MIN
                 && stats.has_one_time();
-            // Of equal ones, leave out the label with fewer values.
+            // Among equal candidates, leave out the label with fewer values.
             is_good.then(|| {
                 (cost(&stats), distinct(rows.iter().map(|row| row.hash(best & !key))), key)
             })

@@ -183,7 +183,7 @@ impl Parts {
         self.lists.push(&list)
     }
 
-    /// Of the parts of a group from `newest` back, the oldest that begins after `slot`.
+    /// The oldest part that begins after `slot`, among the parts of a group from `newest` back.
     fn part_after(&self, newest: u32, slot: u32) -> Option<u32> {
         let chain = std::iter::successors(Some(newest), |&part_no| self.before(part_no));
         chain.take_while(|&part_no| self.first_slot(part_no) > slot).last()

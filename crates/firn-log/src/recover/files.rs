@@ -68,7 +68,7 @@ pub(super) struct SegmentFile {
     pub(super) header: Option<Header>,
     /// Without a header: the end of the last non-zero byte; `None` if the file was never used.
     pub(super) headless_bytes: Option<u64>,
-    /// Of an unused file: its record of the segment that was current then.
+    /// For an unused file: its record of the segment that was current then.
     current_then: Option<CurrentSegment>,
 }
 

@@ -9,7 +9,7 @@ pub(crate) fn compare(a: &str, b: &str) -> Ordering {
         let (left_part, left_rest) = first_run(left);
         let (right_part, right_rest) = first_run(right);
         let order = match (digits(left_part), digits(right_part)) {
-            // Of any length: more digits, greater number.
+            // Numbers of any length: more digits, greater number.
             (Some(left), Some(right)) => left.len().cmp(&right.len()).then(left.cmp(right)),
             _ => left_part.cmp(right_part),
         };

@@ -103,7 +103,7 @@ pub(super) fn parse_int(text: &str) -> Option<i64> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Escaped {
     Char(char),
-    /// Of an escape that names a byte.
+    /// The byte that an escape names.
     Byte(u8),
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Account {
     refusals_left_out: AtomicU64,
 }
 
-// Of one user, lines of refused requests in the audit log.
+// Lines in the audit log for refused requests of one user.
 const REFUSALS_PER_SECOND: f64 = 1.0;
 const REFUSALS_AT_ONCE: f64 = 60.0;
 

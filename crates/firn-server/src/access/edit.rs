@@ -225,7 +225,7 @@ impl UserFile {
         let mut random = [0; TOKEN_BYTES];
         SystemRandom::new()
             .fill(&mut random)
-            .map_err(|_| Error::unavailable("the system has no random numbers"))?;
+            .map_err(|_| Error::unavailable("the random number generator of the system failed"))?;
         let token = format!("firn_{}", hexadecimal(&random));
         let hash = format!("sha256:{}", hexadecimal(digest(&SHA256, token.as_bytes()).as_ref()));
         let document = self.document()?;

@@ -253,8 +253,9 @@ impl Logins {
             queue_len_max: WAITING_MAX,
             on_idle,
         };
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
-            .map_err(|_| firn_model::Error::unavailable("the system has no random numbers"))?;
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(|_| {
+            firn_model::Error::unavailable("the random number generator of the system failed")
+        })?;
         Ok(Logins {
             key,
             known: Mutex::default(),

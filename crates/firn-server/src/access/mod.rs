@@ -105,7 +105,7 @@ pub(crate) struct Policy {
 #[derive(Debug, Default)]
 struct GateFiles {
     used: VersionFiles,
-    /// Of a later version that cannot be used.
+    /// The files of a later version that cannot be used.
     refused: Option<VersionFiles>,
     /// The memory of a version that was read within the budget of the start.
     moved: Option<Reservation>,

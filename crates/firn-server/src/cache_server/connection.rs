@@ -68,15 +68,15 @@ pub(super) struct Connection<'a> {
     handle: Arc<ConnectionHandle>,
     stop: Stopping,
     accepted: Instant,
-    /// Of the value that is received.
+    /// The clock of the value that is received.
     read_clock: TransferClock,
     /// Received bytes; the unprocessed ones start at `start`.
     buffer: Vec<u8>,
     start: usize,
     client: SocketAddr,
-    /// Of the listener.
+    /// The address of the listener.
     listen: IpAddr,
-    /// Of the user that is logged in.
+    /// The token of the user that is logged in.
     token: Option<TokenDigest>,
     /// Under `version` of the users; all without users, none before the login.
     roles: Option<Roles>,

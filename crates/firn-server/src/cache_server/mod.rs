@@ -64,7 +64,7 @@ struct ServerState {
     /// Bytes that a get may read: the longest value plus one slab, so that every point is readable
     /// regardless of its neighbours.
     read_bytes_max: u64,
-    /// Of the value of one set or get.
+    /// The longest value of one set or get.
     value_bytes_max: usize,
     /// KiB of memory for values that arrive. Their clients may take their time; `room` does not
     /// wait for them.

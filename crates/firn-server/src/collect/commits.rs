@@ -34,7 +34,7 @@ struct Next<S> {
 struct CommitGroup<S> {
     rows: RowBatch,
     scrapes: Vec<S>,
-    /// Of the oldest references.
+    /// The generation of the oldest references.
     generation: u32,
 }
 

@@ -36,7 +36,7 @@ const LISTED_BYTES: u64 = 16;
 const TARGET_BYTES: u64 = 64;
 
 impl TargetFamilies {
-    /// Of the metadata of one scrape.
+    /// The families in the metadata of one scrape.
     pub(crate) fn of(entries: &[(Box<str>, Metadata)]) -> TargetFamilies {
         let family = |(name, metadata): &(Box<str>, Metadata)| Family {
             name: name.clone(),

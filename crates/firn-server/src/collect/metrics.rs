@@ -219,7 +219,8 @@ impl ScrapeTotals {
             text.sample(&name, &[("scrape_job", job)], count);
         }
         let name = format!("{prefix}_target_scrape_pool_target_limit");
-        text.family(&name, Kind::Gauge, "Targets of a job at most (target_limit); 0 is no limit.");
+        let help = "Upper bound of targets of a job (target_limit); 0 means no limit.";
+        text.family(&name, Kind::Gauge, help);
         for (job, pool) in pools.pools() {
             text.sample(&name, &[("scrape_job", job)], pool.job().target_limit as f64);
         }

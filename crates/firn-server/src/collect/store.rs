@@ -14,7 +14,7 @@ use crate::tally::{Reason, Tally};
 pub(crate) struct ScrapeStore<'a> {
     db: &'a Db,
     limits: LabelLimits,
-    /// Of the references of this scrape.
+    /// The generation of the references of this scrape.
     generation: u32,
     /// The fate of its samples.
     pub(crate) tally: Tally,

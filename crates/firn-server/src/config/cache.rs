@@ -53,22 +53,23 @@ settings! {
     /// 0 selects a free one.
     listen: Addresses = "127.0.0.1:9421";
 
-    /// Addresses and ports of other listeners, for health, readiness and metrics, which have a
-    /// thread of their own.
+    /// Addresses and ports of further listeners with a thread of their own, for health, readiness
+    /// and metrics.
     admin_listen: Or<Unset, Addresses> = "none";
 
     /// Folder of the cache. It is created if it is missing.
     data: Folder = "./firn-cache";
 
-    /// Space on disk.
+    /// Space on disk, at least 8MiB.
     size: ByteSize = "1GiB", bounds(FLASH_BYTES_MIN, UNBOUNDED);
 
-    /// Memory for the cache's index and for points that wait for the disk. More than the memory of
-    /// the machine or of the control group is reduced to it, with a warning.
+    /// Memory for the cache's index and for points that wait for the disk, at least 16MiB. More
+    /// than the memory of the machine or of the control group is reduced to it, with a warning.
     memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
-    /// Connections with requests at the same time. Beyond it the oldest connection between two
-    /// requests is closed, and further requests wait. Metrics are answered in any case.
+    /// Connections that have sent a request. At the limit the oldest connection between two
+    /// requests is closed for a new one; without such a connection, further requests wait. Metrics
+    /// are answered in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
@@ -82,16 +83,16 @@ settings! {
     partial_bytes_min: Or<Measured, ByteSize> = "auto", bounds(0, UNBOUNDED);
 
     /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
-    /// with keys of its own (docs/security.md). A running cache reads changes of it, also after
-    /// SIGHUP. `none` admits every client.
+    /// with keys of its own (docs/security.md). A running cache applies changes of the file within
+    /// seconds, or on SIGHUP. `none` admits every client.
     web_config: Or<Unset, FilePath> = "none";
 
-    /// Refuse to start without users or --token-file, and without TLS on an address that others
-    /// reach.
+    /// Refuse to start without users or --token-file, or without TLS on an address that is not
+    /// loopback.
     require_auth: Switch = "false";
 
-    /// File for a JSON line on each reload, refused login and refused request. `stderr` is standard
-    /// error.
+    /// File that receives a JSON line for each reload, refused login and refused request. `stderr`
+    /// is standard error.
     audit_log: Or<Unset, FilePath> = "none";
 
     /// Names and addresses by which clients reach this cache over HTTP, separated by commas, beside
@@ -112,8 +113,7 @@ settings! {
     /// statements that administrate it are refused. `/*` forwards everything.
     proxy_paths: Or<Unset, PathPatterns> = "none", only_with("proxy", "--proxy");
 
-    /// Age from which on the database does not change its samples any more. Younger samples are not
-    /// cached.
+    /// Age at which samples of the database no longer change. Younger samples are not cached.
     settle: Span = "10m", only_with("proxy", "--proxy");
 
     /// Size of a response above which it is forwarded and not cached.
@@ -124,21 +124,22 @@ settings! {
     /// is those of the system.
     origin_ca_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
 
-    /// File with a certificate and its key, both in PEM form, that the origin demands from clients.
+    /// File with a client certificate and its key, both in PEM form, for an origin that demands
+    /// one.
     origin_identity_file: Or<Unset, FilePath> = "none", only_with("proxy", "--proxy");
+
     /// Time after which a database that does not respond, or stops in the middle of a response, has
-    /// failed. A response may take as long in waits, beside the time that its bytes need at 16
-    /// KiB/s.
+    /// failed. The waits within one response may add up to this time, beside the time that its
+    /// bytes need at 16 KiB/s.
     origin_timeout: Span = "5m", only_with("proxy", "--proxy");
 
     section "Without --proxy";
 
-    /// File with the token that clients must send first, in its first line. `none` lets every
-    /// client in.
+    /// File whose first line is the token that clients must send first. `none` admits every client.
     token_file: Or<Unset, FilePath> = "none", not_with(&["proxy"]);
 
-    /// Size of the value of one set or get, at least 1KiB and at most 1/16 of --memory. `auto` is
-    /// the most, up to 8MiB.
+    /// Size of the value of one set or get, from 1KiB to 1/16 of --memory. `auto` is 1/16 of
+    /// --memory, at most 8MiB.
     value_bytes_max: Or<Measured, ByteSize> = "auto",
         bounds(VALUE_BYTES_MIN, VALUE_BYTES_MAX), not_with(&["proxy"]);
 

@@ -38,7 +38,7 @@ const EXPANDED_BYTES_MAX: u64 = 64 << 20;
 
 struct FileEntry {
     text: String,
-    /// Of the key, counted from 1.
+    /// The line of the key, counted from 1.
     line: usize,
 }
 

@@ -81,7 +81,8 @@ pub(super) fn unknown_variables(
     let names = table.iter().map(|setting| setting.variable(prefix));
     let known: Vec<String> = names.chain([format!("{prefix}CONFIG")]).collect();
     let is_other = |rest: &str| {
-        // Of the other command and of clients; of Kubernetes, for a service named `firn`.
+        // Variables of the other command and of clients; those of Kubernetes for a service named
+        // `firn`.
         (prefix == "FIRN_" && rest.starts_with("CACHE_"))
             || rest == "TOKEN"
             || ["SERVICE_", "PORT_"].iter().any(|start| rest.starts_with(start))

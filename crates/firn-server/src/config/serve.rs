@@ -109,23 +109,24 @@ settings! {
     retention: Or<Forever, Span> = "forever",
         bounds(RETENTION_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Upper limit for the tables on the local disk. Near the limit data moves to the slow tier
-    /// sooner, far from it later. `unlimited` moves data at fixed ages.
+    /// Upper limit for the tables on the local disk, at least 64MiB. Near the limit data moves to
+    /// the slow tier sooner, far from it later. `unlimited` moves data at fixed ages.
     fast_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
         bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Upper limit for the tables on the slow tier. Beyond it the oldest data is dropped. A limit
-    /// switches --result-cache off.
+    /// Upper limit for the tables on the slow tier, at least 64MiB. Beyond it the oldest data is
+    /// dropped. A limit switches --result-cache off.
     slow_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
         bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Space on the local disk for blocks that queries have read from the slow tier. The cache
-    /// survives a restart and shrinks when the disk is nearly full. 0 switches it off.
+    /// survives a restart and shrinks when the disk is nearly full. At least 8MiB; 0 switches it
+    /// off.
     slow_cache_bytes_max: Or<Zero, ByteSize> = "1GiB",
         bounds(SLOW_CACHE_BYTES_MIN, UNBOUNDED), only_with("slow-tier", "a remote --slow-tier");
 
     /// The labels that group new series, separated by commas. Series with equal values of all these
-    /// labels share their timestamps. `auto` takes `job` and `instance` or finds the labels from
+    /// labels share their timestamps. `auto` uses `job` and `instance`, or learns the labels from
     /// the series that arrive (docs/groups.md); `none` groups no series. Existing series keep their
     /// groups.
     group_by: GroupLabels = "auto", not_with(&["read-only"]);
@@ -136,9 +137,9 @@ settings! {
 
     section "Memory and queries";
 
-    /// Upper limit for all memory of the database. `auto` is half the memory of the machine or of
-    /// the control group of this process. More than all of that memory is reduced to it, with a
-    /// warning.
+    /// Upper limit for all memory of the database, at least 64MiB. `auto` is half the memory of the
+    /// machine or of the control group of this process. More than all of that memory is reduced to
+    /// it, with a warning.
     memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
         bounds(MEMORY_BYTES_MIN, UNBOUNDED);
 
@@ -150,15 +151,16 @@ settings! {
     /// Time that a query may take, waiting included.
     query_timeout: Span = "2m";
 
-    /// Samples that a query may hold in memory at the same time. 0 is no limit other than memory.
+    /// Samples that a query may hold in memory at the same time. 0 means no limit other than
+    /// memory.
     query_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
-    /// Memory that a query may use. `auto` is a quarter of --memory.
+    /// Memory that a query may use, from 1MiB to --memory. `auto` is a quarter of --memory.
     query_memory: ByteSize = auto(ByteSize(machine::usable(memory.0) / 4)),
         bounds(QUERY_BYTES_MIN, UNBOUNDED);
 
     /// Space in --data for results of range queries: the next refresh of a dashboard computes its
-    /// newest steps only. 0 switches the cache off.
+    /// newest steps only. At least 8MiB; 0 switches the cache off.
     result_cache: Or<Zero, ByteSize> = "1GiB",
         bounds(RESULT_CACHE_BYTES_MIN, UNBOUNDED), not_with(&["read-only", "slow-bytes-max"]);
 
@@ -167,8 +169,9 @@ settings! {
 
     section "Log and flush";
 
-    /// When a write is acknowledged: `always` after the device has it; `never` before that; or a
-    /// duration such as 100ms, which bounds the data that a power failure may lose.
+    /// When a write is acknowledged. `always`: once it is synced to the log's device. `never`: once
+    /// the operating system has it. A duration such as 100ms: the same, with a sync at least this
+    /// often, which bounds the data that a power failure may lose.
     log_sync: LogSync = "always", not_with(&["read-only"]);
 
     /// Device of the log of a new database: `file` is a folder beside its tables; `memory:FOLDER`
@@ -182,13 +185,14 @@ settings! {
     log_streams: Count = auto(Count(stream_count(&log_device.0))),
         unit("streams"), bounds(1, LOG_STREAMS_MAX), not_with(&["read-only"]);
 
-    /// Estimated time of reading the log after a crash that starts a flush. The estimate uses the
-    /// measured speed of this machine. A machine that cannot flush as fast takes longer.
+    /// Time that reading the log may take at the start after a crash. A flush begins before the
+    /// estimate, which uses the measured speed of this machine, exceeds it. A machine that cannot
+    /// flush as fast takes longer.
     restart_time_max: Span = "2s", not_with(&["read-only"]);
 
-    /// Size of the log that starts a flush, at least 16 MiB; unused ends of files count, as killed
-    /// processes leave them. At twice this size, without these ends, writes are refused with status
-    /// 429.
+    /// Size of the log that starts a flush, at least 16MiB. The unused ends of files that killed
+    /// processes leave count. At twice this size, without these ends, writes are refused with
+    /// status 429.
     log_bytes_max: ByteSize = "1GiB", bounds(LOG_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
 
     /// Size of the files of the log that are kept for destinations of `remote_write` which have not
@@ -209,30 +213,30 @@ settings! {
     /// the machine.
     upload_age_max: Span = "4h", not_with(&["read-only"]);
 
-    /// Patches (late data) that may wait beside one part of a partition on the slow tier. One more,
-    /// and they are merged. Each patch costs a query of that part one request; a merge uploads the
-    /// whole part again.
+    /// Patches (late data) that may wait beside one part of a partition on the slow tier, at most
+    /// 32. With one more they are merged. Each patch costs a query of that part one request; a
+    /// merge uploads the whole part again.
     patches_max: Count = "3", unit("patches"), bounds(1, PATCHES_MAX), not_with(&["read-only"]);
 
     section "Writes";
 
     /// Number of series beyond which new ones are refused with status 429. Known series are still
-    /// written. 0 is no limit.
+    /// written. 0 means no limit.
     series_max: Or<Zero, Count> = "50000000", unit("series"), not_with(&["read-only"]);
 
-    /// Number of series of one metric name beyond which new ones are refused. 0 is no limit.
+    /// Number of series of one metric name beyond which new ones are refused. 0 means no limit.
     series_per_metric_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
     /// Number of series of one group (--group-by; usually one target or host) beyond which new ones
-    /// are refused. 0 is no limit.
+    /// are refused. 0 means no limit.
     series_per_group_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
 
     /// New series per second beyond which they are refused. Ten seconds' worth may arrive at once.
-    /// 0 is no limit.
+    /// 0 means no limit.
     new_series_per_second_max: Or<Zero, Count> = "0",
         unit("series per second"), not_with(&["read-only"]);
 
-    /// How far after the server's clock a timestamp may be.
+    /// Time by which a timestamp may be ahead of the server's clock.
     future_max: Span = "10m", not_with(&["read-only"]);
 
     /// Number of labels that one series may have, at least 8.
@@ -265,8 +269,9 @@ settings! {
     /// limit other than memory.
     remote_read_samples_max: Or<Zero, Count> = "50000000", unit("samples");
 
-    /// Size at which a frame of a streamed remote read is closed. A size over 1/16 of
-    /// --query-memory is reduced to that, because a read holds several frames and their samples.
+    /// Size at which a frame of a streamed remote read is closed, from 1KiB to 32MiB. A size over
+    /// 1/16 of --query-memory is reduced to that, because a read holds several frames and their
+    /// samples.
     remote_read_frame_bytes: ByteSize = "1MiB", bounds(FRAME_BYTES_MIN, FRAME_BYTES_MAX);
 
     section "Server";
@@ -275,13 +280,13 @@ settings! {
     /// 0 selects a free one.
     listen: Addresses = "127.0.0.1:9420";
 
-    /// Addresses and ports of other listeners, for health, readiness and metrics, which have a
-    /// thread of their own. /-/quit, /-/reload and /api/v1/admin are then served only there.
+    /// Addresses and ports of further listeners with a thread of their own, for health, readiness
+    /// and metrics. /-/quit, /-/reload and /api/v1/admin are then served only there.
     admin_listen: Or<Unset, Addresses> = "none";
 
-    /// Connections with requests at the same time. Beyond it the oldest connection between two
-    /// requests is closed, and further requests wait. Health, readiness and metrics are answered
-    /// in any case.
+    /// Connections that have sent a request. At the limit the oldest connection between two
+    /// requests is closed for a new one; without such a connection, further requests wait. Health,
+    /// readiness and metrics are answered in any case.
     connections_max: Count = "512", unit("connections"), bounds(1, CONNECTIONS_MAX);
 
     /// The same for each client address, or IPv6 network of 64 bits. `auto` is half of
@@ -316,7 +321,7 @@ settings! {
     self_scrape: Or<Never, Span> = "15s",
         bounds(SELF_SCRAPE_MS_MIN, UNBOUNDED), not_with(&["read-only"]);
 
-    /// Label `job` of the server's own metrics. It differs from the job under which another
+    /// Label `job` of the server's own metrics. Choose another one than the job under which a
     /// Prometheus scrapes this server. The limits on series never refuse these metrics.
     self_scrape_job: LabelValue = "firndb-self",
         only_with("self-scrape", "--self-scrape"), not_with(&["read-only"]);
@@ -337,8 +342,8 @@ settings! {
 
     /// Memory of rules: their expressions, queries, series, alerts and notifications. It is set
     /// aside while there are rules, so that queries of clients cannot use it. An eighth is for
-    /// expressions alone: rules whose results fill the rest can be replaced. `auto` is an eighth
-    /// of --memory.
+    /// expressions alone: rules whose results fill the rest can be replaced. From 8MiB to half of
+    /// --memory; `auto` is an eighth.
     rule_memory: ByteSize =
         auto(ByteSize((machine::usable(memory.0) / 8).max(RULE_BYTES_MIN))),
         bounds(RULE_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
@@ -347,7 +352,7 @@ settings! {
     /// --rules.alert.for-outage-tolerance.
     alert_outage_max: Span = "1h", not_with(&["read-only"]);
 
-    /// Time for which a restored alert stays pending at least. Alerts with a shorter `for` are not
+    /// Shortest time for which a restored alert stays pending. Alerts with a shorter `for` are not
     /// restored; as Prometheus' --rules.alert.for-grace-period.
     alert_grace_period: Span = "10m", not_with(&["read-only"]);
 
@@ -355,12 +360,13 @@ settings! {
     /// --rules.alert.resend-delay.
     alert_resend_delay: Span = "1m", not_with(&["read-only"]);
 
-    /// Alerts that wait for one Alertmanager. Beyond it the oldest are dropped, and counted.
+    /// Alerts that may wait for one Alertmanager. Beyond that number the oldest are dropped and
+    /// counted.
     alert_queue_max: Count = "10000", unit("alerts"), bounds(1, ALERT_QUEUE_MAX),
         not_with(&["read-only"]);
 
-    /// URL under which people reach this server: links in alerts begin with it. `auto` is the host
-    /// name with the port of --listen.
+    /// URL by which users reach this server; links in alerts begin with it. `auto` is the host name
+    /// with the port of --listen.
     external_url: Or<Measured, OriginUrl> = "auto", not_with(&["read-only"]);
 
     /// Offer the metrics of rules, notifications, queries and the database also under the names of
@@ -370,19 +376,19 @@ settings! {
     section "Security";
 
     /// File with TLS, users and their roles, in the format of Prometheus' --web.config.file and
-    /// with keys of its own (docs/security.md). A running server reads changes of it, also after
-    /// SIGHUP. `none` admits every client.
+    /// with keys of its own (docs/security.md). A running server applies changes of the file within
+    /// seconds, or on SIGHUP. `none` admits every client.
     web_config: Or<Unset, FilePath> = "none";
 
-    /// Refuse to start without users, and without TLS on an address that others reach.
+    /// Refuse to start without users, or without TLS on an address that is not loopback.
     require_auth: Switch = "false";
 
-    /// File for a JSON line on each delete, snapshot, range transaction, reload, refused login and
-    /// refused request. `stderr` is standard error.
+    /// File that receives a JSON line for each delete, snapshot, range transaction, reload, refused
+    /// login and refused request. `stderr` is standard error.
     audit_log: Or<Unset, FilePath> = "none";
 
-    /// File for a JSON line on each query, as Prometheus' query_log_file, with user and cost.
-    /// `stderr` is standard error.
+    /// File that receives a JSON line for each query, as Prometheus' query_log_file, with user and
+    /// cost. `stderr` is standard error.
     query_log: Or<Unset, FilePath> = "none";
 }
 

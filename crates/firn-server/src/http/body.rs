@@ -135,7 +135,7 @@ struct ArrivalRate {
 }
 
 impl ArrivalRate {
-    /// Of a body of which `bytes` are here.
+    /// The rate of a body of which `bytes` have arrived.
     fn at(bytes: usize) -> ArrivalRate {
         ArrivalRate { next_check: Instant::now() + RATE_INTERVAL, bytes_before: bytes }
     }

@@ -35,9 +35,9 @@ const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
-/// Of a response that is not a page: nothing in it runs, loads or is framed.
+/// The policy of a response that is not a page: nothing in it runs, loads or is framed.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
-/// Of pages that the proxy's origin serves: they are its own, but no other page frames them.
+/// The policy of pages of the proxy's origin: they are its own, but no other page frames them.
 const FOREIGN_POLICY: &str = "frame-ancestors 'none'";
 
 /// The rules of the listeners of a process.

@@ -197,7 +197,7 @@ fn recalled(
     Some(Payload::of_kept_json(text, asked.packing, held))
 }
 
-/// [`QuerySource`] on a thread of queries.
+/// [`QuerySource`] on a query thread.
 enum Evaluator {
     Open(Arc<Db>),
     Opening(Arc<History>),
@@ -225,7 +225,7 @@ impl QuerySource<'_> {
         }
     }
 
-    /// The threads of queries, and the context of a query of `user`.
+    /// The query threads, and the context of a query of `user`.
     fn begin(&self, user: &User) -> (&Arc<QueryDesk>, QueryContext) {
         let cancel = CancelToken::new();
         match self {

@@ -26,7 +26,7 @@ struct StepsRequest {
     _held: Reservation,
 }
 
-// Of a label while the parameter is read, per byte of its shortest text.
+// Memory of a label while the parameter is read, per byte of its shortest text.
 const BYTES_PER_BYTE: u64 = 32;
 
 /// `/api/v1/targets/relabel_steps`.

@@ -97,7 +97,7 @@ struct ShownTarget {
     status: TargetStatus,
 }
 
-// Of a shown target, with the text of its error.
+// Memory of a shown target, with the text of its error.
 const SHOWN_BYTES: u64 = 512;
 
 /// The list with those of the configuration, by pool and labels; and warnings of pools whose list

@@ -42,7 +42,7 @@ pub(crate) fn routes() -> Routes {
 const TRIES_MAX: u32 = 10;
 // A large transaction that waits for longer, behind others that take long, lets large writes pass.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
-// Of an answer: a time, a value, brackets.
+// A sample in an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 
 /// The limits of a request.
@@ -170,7 +170,7 @@ impl Audit {
 
 /// A decoded request and its memory.
 struct DecodedRequest {
-    /// Of a large body, until its memory is released.
+    /// The turn of a large body, until its memory is released.
     _turn: Option<Turn>,
     operations: Vec<Operation>,
     samples_max: u64,

@@ -37,7 +37,7 @@ use crate::http::auth::Caller;
 pub(crate) struct Turns {
     free: Arc<Semaphore>,
     memory_bytes: u64,
-    /// Of each client with requests that wait: held by the one in the queue.
+    /// The position of each client with waiting requests, held by its request in the queue.
     positions: Mutex<HashMap<TurnClient, Arc<Semaphore>>>,
 }
 

@@ -199,7 +199,8 @@ fn check_encoded(head: &[u8]) -> Result<BodyLength, HeadRefusal> {
 }
 
 /// # Errors
-/// Of a request without one host: programs on the way may choose its server by another one.
+/// Refuses a request without exactly one host: programs on the way may choose its server by another
+/// one.
 fn check_host(request: &httparse::Request<'_, '_>) -> Result<(), HeadRefusal> {
     let is_host = |header: &&httparse::Header<'_>| header.name.eq_ignore_ascii_case("host");
     let mut hosts = request.headers.iter().filter(is_host);
@@ -221,8 +222,9 @@ fn is_authority(host: &[u8]) -> bool {
 }
 
 /// # Errors
-/// Of two lengths, or one that is no number, or a coding other than `chunked`: another program on
-/// the way may have found the end of the body elsewhere, and taken its rest for a request.
+/// The length of the body. Two lengths, one that is no number, and a coding other than `chunked`
+/// are refused: another program on the way may have found the end of the body elsewhere, and taken
+/// its rest for a request.
 fn body_length(request: &httparse::Request<'_, '_>) -> Result<BodyLength, HeadRefusal> {
     let (mut length, mut is_chunked) = (None, false);
     for header in request.headers.iter() {

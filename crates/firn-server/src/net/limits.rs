@@ -11,7 +11,7 @@ const DATABASE_FILES: u64 = 256;
 pub(crate) struct ConnectionLimits {
     pub(crate) connections_max: usize,
     pub(crate) pending_max: usize,
-    /// Of one client: an address, or an IPv6 network of 64 bits.
+    /// Connections of one client: an address, or an IPv6 network of 64 bits.
     pub(crate) per_client_max: usize,
     /// The same for clients on this machine.
     pub(crate) per_local_client_max: usize,
@@ -38,7 +38,8 @@ impl ConnectionLimits {
         ConnectionLimits::within(firn_env::open_files_max(), connections_max, per_client_max)
     }
 
-    /// Of few files, connections have half. A quarter of these may be pending.
+    /// The database keeps its files, at most half of all. Connections have the rest, a quarter of
+    /// which may be pending.
     fn within(
         files: u64,
         connections_max: usize,

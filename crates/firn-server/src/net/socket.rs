@@ -272,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         end
     }
 
-    /// Of bytes that will not be a head, however they continue.
+    /// The refusal of bytes that cannot become a head, however they continue.
     fn early_refusal(&self) -> Option<HeadRefusal> {
         let unread = self.unread();
         if unread.len() > head::HEAD_BYTES_MAX {

@@ -92,9 +92,10 @@ const ANSWER_WEIGHT: u64 = 6;
 const ANSWERS_WEIGHT: u64 = 8;
 /// An answer has about this many times the bytes that its points take in slabs.
 const STORED_SHARE: u64 = 2;
-/// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
-/// A clock that is ahead of the database's by half of `--settle`, or by this, is wrong.
+/// A clock that is ahead of the database's by more than half of `--settle` and more than this is
+/// wrong.
 const CLOCK_DIFFERENCE_MS: i64 = 10_000;
+/// The result of the lookup: `hit`, `partial` or `miss`. Absent if the request was forwarded.
 const CACHE_HEADER: &str = "x-firn-cache";
 
 /// A running proxy.
@@ -118,7 +119,7 @@ struct ProxyState {
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// Memory of all answers in flight. An answer without memory is forwarded, unparsed.
     answers: Budget,
-    /// Of the origin, in bytes of its answers.
+    /// The break-even of the origin, in bytes of its answers.
     break_even: Mutex<BreakEven>,
     numbers: ProxyCounters,
     _writer: Background,

@@ -57,10 +57,10 @@ pub(super) struct Origin {
     url: Url,
     /// `Authorization` of requests without one, if the setting names user and password.
     credentials: Option<HeaderValue>,
-    /// Of this proxy, in forwarded requests.
+    /// The name of this proxy in forwarded requests.
     hop: HopName,
     client: OriginClient,
-    /// Of the body of a response.
+    /// The limits for the body of a response.
     limits: TransferLimits,
 }
 

@@ -11,7 +11,7 @@ use super::{influx, range};
 /// Cached paths end with this; a prefix or tenant may precede it.
 const RANGE_PATH: &str = "/api/v1/query_range";
 const INFLUX_PATH: &str = "/query";
-/// Prometheus' instant queries: the same end, nothing to keep.
+/// Path of Prometheus' instant queries, whose answers are not cached.
 const INSTANT_PATH: &str = "/api/v1/query";
 
 /// Memory of a point of a matrix: two slices as parsed, in a vector that grows, and its place.

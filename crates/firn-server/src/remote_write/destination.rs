@@ -39,7 +39,7 @@ pub(super) struct WriteDestination {
     pub(super) share: MemoryShare,
     /// In metrics.
     pub(super) name: String,
-    /// Of the stored position.
+    /// The name of the stored position.
     pub(super) reader: String,
     pub(super) client: Client,
     pub(super) totals: SenderTotals,
@@ -66,13 +66,13 @@ struct Feed {
     sent: SentSamples,
     /// Samples that the receiver had refused before this window.
     failed_before: u64,
-    /// Of the samples, and of the parts that are made of them.
+    /// The memory of the samples, and of the parts that are made of them.
     memory: Reservation,
     /// The memory of the labels of a part.
     part_labels: Budget,
     /// The memory for making labels, and then of the requests of a part.
     requests: Budget,
-    /// Of the window.
+    /// The shards of the window.
     shard_count: usize,
     /// The first samples of the window, whose parts were sent.
     sent_count: usize,

@@ -113,7 +113,7 @@ const FAMILIES: [(&str, Kind, &str, MetricValue); 16] = [
     ("samples_pending", Kind::Gauge, "Samples that are being sent.", |to| {
         to.totals.pending.get() as f64
     }),
-    ("bytes_total", Kind::Counter, "Bytes of sent bodies, packed.", |to| {
+    ("bytes_total", Kind::Counter, "Bytes of request bodies, compressed.", |to| {
         to.totals.bytes.get() as f64
     }),
     ("metadata_total", Kind::Counter, "Entries of metadata in requests.", |to| {
@@ -128,22 +128,22 @@ const FAMILIES: [(&str, Kind, &str, MetricValue); 16] = [
     ("shards_desired", Kind::Gauge, "Shards that the waiting samples need.", |to| {
         to.totals.shards.get() as f64
     }),
-    ("shards_max", Kind::Gauge, "The most shards.", |to| to.shard_count_max as f64),
-    ("shards_min", Kind::Gauge, "The fewest shards.", |to| to.shard_count_min as f64),
+    ("shards_max", Kind::Gauge, "Upper bound of shards.", |to| to.shard_count_max as f64),
+    ("shards_min", Kind::Gauge, "Lower bound of shards.", |to| to.shard_count_min as f64),
     ("shard_capacity", Kind::Gauge, "Samples that a shard may hold.", |to| to.capacity as f64),
-    ("max_samples_per_send", Kind::Gauge, "The most samples of a request.", |to| {
+    ("max_samples_per_send", Kind::Gauge, "Upper bound of samples per request.", |to| {
         to.samples_per_send_max as f64
     }),
     (
         "queue_highest_sent_timestamp_seconds",
         Kind::Gauge,
-        "The newest timestamp that was sent.",
+        "Newest timestamp that was sent.",
         |to| to.totals.highest_sent_s(),
     ),
     (
         "lost_rows_total",
         Kind::Counter,
-        "Rows that damage of the log made unreadable, or that take over half of the memory.",
+        "Rows that were not sent: their log is damaged, or they take over half of the memory.",
         |to| to.totals.lost_rows.get() as f64,
     ),
 ];
@@ -156,11 +156,11 @@ pub(super) fn write_text(prefix: &str, all: &[Named<'_>], now_ms: i64, text: &mu
     let highest_ms = all.iter().map(|to| to.totals.highest_ms(now_ms)).max().unwrap_or(0);
     text.gauge(
         &format!("{prefix}_highest_timestamp_in_seconds"),
-        "The newest timestamp that is to be sent.",
+        "Newest timestamp to send.",
         highest_ms as f64 / 1e3,
     );
     let name = format!("{prefix}_queue_highest_timestamp_seconds");
-    text.family(&name, Kind::Gauge, "The newest timestamp that is to be sent to a destination.");
+    text.family(&name, Kind::Gauge, "Newest timestamp to send to a destination.");
     for to in all {
         let labels = [("remote_name", to.name), ("url", to.url)];
         text.sample(&name, &labels, to.totals.highest_ms(now_ms) as f64 / 1e3);

@@ -12,7 +12,8 @@ const MEMORY_BYTES_MIN: u64 = 16 << 20;
 const MEMORY_BYTES_MAX: u64 = 256 << 20;
 // The memory of all destinations, in the same way.
 const MEMORY_FRACTION_OF_ALL: u64 = 4;
-// Of one among very many: some hundred samples, and one request. More destinations are refused.
+// The smallest share, among very many: some hundred samples, and one request. More destinations are
+// refused.
 const MEMORY_BYTES_LEAST: u64 = 4 * REQUEST_BYTES_LEAST;
 // A share has as many requests at the same time as it has room for requests of this size: some
 // thousand samples.
@@ -57,27 +58,27 @@ impl MemoryShare {
         MemoryShare { bytes: bytes.min(share) }
     }
 
-    /// Of the requests that wait for an answer.
+    /// The part for requests that wait for an answer.
     pub(super) fn requests_bytes(self) -> u64 {
         self.bytes / 4
     }
 
-    /// Of metadata that is sent on its own.
+    /// The part for metadata that is sent on its own.
     pub(super) fn metadata_bytes(self) -> u64 {
         self.bytes / 8
     }
 
-    /// Of the labels of a part of a window. A part ends where they are used up.
+    /// The part for the labels of a part of a window, which ends where they are used up.
     pub(super) fn part_labels_bytes(self) -> u64 {
         self.bytes / 8
     }
 
-    /// Of the samples that were sent last.
+    /// The part for the samples that were sent last.
     pub(super) fn sent_bytes(self) -> u64 {
         self.bytes / 32
     }
 
-    /// Of the labels that are kept.
+    /// The part for the labels that are kept.
     pub(super) fn labels_bytes(self) -> u64 {
         let others = self
             .requests_bytes()

@@ -18,7 +18,7 @@ pub(crate) struct RuleOptions {
     pub(crate) budget: Budget,
     pub(crate) memory_bytes: u64,
     pub(crate) query: QueryOptions,
-    /// Of one query.
+    /// The time limit of one query.
     pub(crate) timeout: Duration,
     /// The age of the oldest state of an alert that a start restores.
     pub(crate) outage_ms: i64,

@@ -51,7 +51,7 @@ struct EvaluationWork<'a> {
     held: Reservation,
     /// How much of it the results of this evaluation need.
     series_bytes: u64,
-    /// Of the query of each rule, and of the use of its result.
+    /// The time of the query of each rule, and of the use of its result.
     rule_times: Vec<Duration>,
     /// When the last result was applied.
     applied_at: Instant,
@@ -59,7 +59,7 @@ struct EvaluationWork<'a> {
     busy_until: Option<Instant>,
 }
 
-// Of a point that a rule returns: two series with their entries in a map and in a set.
+// Memory of a point that a rule returns: two series with their entries in a map and in a set.
 const SERIES_BYTES: u64 = 512;
 
 fn series_bytes(labels: &Labels) -> u64 {

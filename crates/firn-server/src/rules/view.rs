@@ -54,7 +54,7 @@ pub(super) struct GroupCounters {
     /// Slots that passed, missed ones too.
     pub(super) iterations: AtomicU64,
     pub(super) missed: AtomicU64,
-    /// Of the last restoration of alerts, in nanoseconds.
+    /// Duration of the last restoration of alerts, in nanoseconds.
     pub(super) restore_ns: AtomicU64,
 }
 

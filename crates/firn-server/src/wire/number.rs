@@ -329,7 +329,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + day_of_era - 719_468
 }
 
-/// The other way round: year, month, day.
+/// Year, month and day of a number of days since 1970-01-01: the inverse of the function above.
 #[expect(
     clippy::arithmetic_side_effects,
     reason = "the days of a timestamp in milliseconds are below 2^37"

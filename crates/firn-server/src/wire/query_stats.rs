@@ -51,7 +51,7 @@ impl StatsLevel {
 
     /// The bytes that [`StatsLevel::push`] and the warning take, at most.
     pub fn bytes_max(&self, output: &QueryOutput) -> usize {
-        // Of a step: its time and two numbers.
+        // A step: its time and two numbers.
         const STEP_BYTES: usize = 48;
         let step_count =
             |samples: &SampleStats| samples.queryable_per_step.len() + samples.read_per_step.len();

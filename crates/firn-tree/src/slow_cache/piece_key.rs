@@ -17,7 +17,7 @@ use crate::record::{TableId, TableRecord};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PieceKey {
     pub(super) table: TableId,
-    /// Of the table's record: another database's table of the same id has another one.
+    /// The print of the table's record: another database's table of the same id has another one.
     pub(super) print: u32,
     /// The block's index, or [`PieceKey::SUFFIX`].
     pub(super) piece: u32,

@@ -29,7 +29,7 @@ pub(super) fn build_node(node: &Node, group: &mut GroupBuilder<'_>) -> Result<Me
     let port = node.status.daemon_endpoints.kubelet_endpoint.port;
     target.set_plain(ADDRESS, host_port(&address.address, port));
     target.set_plain("instance", node.metadata.name.as_str());
-    // Of addresses of a kind, the first one counts.
+    // The first address of a kind counts.
     for address in addresses.iter().rev() {
         let kind = label_name(&address.kind);
         target.set(&format!("node_address_{kind}"), address.address.as_str());

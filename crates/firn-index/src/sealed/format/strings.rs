@@ -21,7 +21,7 @@ use crate::sealed::format::varint::take_varint;
 pub(crate) const BLOCK_TEXTS: u64 = 16;
 // The memory of a letter code's table; a code must save more.
 const SAVED_BYTES_MIN: usize = 512;
-/// Of an encoded [`LetterCode`]: counts by length, letters, a varint.
+/// The longest encoded [`LetterCode`]: counts by length, letters, a varint.
 const LETTERS_BYTES_MAX: usize = 8 + 256 + 10;
 /// The memory of a letter code while a file is written: its table, and its encoding in both copies.
 pub(crate) const CODE_BYTES: u64 = 512 + 2 * LETTERS_BYTES_MAX as u64;

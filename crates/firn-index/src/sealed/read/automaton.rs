@@ -247,7 +247,7 @@ impl Automaton for Contains<'_> {
 struct RegexWalk<'r> {
     /// `None` once released: matching single values needs the expression too.
     search: Option<RegexSearch<'r>>,
-    /// Of the automaton's cache, when the walk began.
+    /// How often the automaton's cache had been cleared when the walk began.
     clear_count: usize,
     /// Set when earlier states have become invalid.
     is_exhausted: bool,

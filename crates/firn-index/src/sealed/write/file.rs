@@ -24,7 +24,7 @@ use crate::sealed::write::factor::LabeledMember;
 use crate::sealed::write::pair_union::PairUnion;
 
 const NONE: u32 = u32::MAX;
-// Of a varint of 32 bits.
+// The longest varint of 32 bits.
 const COUNT_BYTES_MAX: usize = 5;
 
 /// All used pairs, numbered by name and value.

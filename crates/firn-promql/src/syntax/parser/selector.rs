@@ -8,7 +8,7 @@ use crate::syntax::{BinaryOp, BoundaryMode, Length, Node, NodeKind, Selector, go
 
 /// The regular expression that matches no text, as Go prints it.
 const NO_TEXT: &str = r"[^\x00-\x{10FFFF}]";
-/// Matchers among which a repeated pattern is searched.
+/// Number of matchers among which a repeated pattern is searched.
 const REPEATED_PATTERNS_MAX: usize = 16;
 
 impl Parser<'_> {

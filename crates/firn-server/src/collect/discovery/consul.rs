@@ -55,7 +55,7 @@ const UPDATES_MAX: usize = 64;
 enum Update {
     Services(BTreeSet<String>, Reservation),
     Group(String, DiscoveredGroup, Reservation),
-    /// Of a service, or of the catalog.
+    /// The query of a service, or of the catalog, failed.
     Failed(Option<String>, String),
 }
 

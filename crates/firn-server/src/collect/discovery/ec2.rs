@@ -163,7 +163,7 @@ impl Ec2Refresher {
             secrets: secrets.map(|(name, text)| (HeaderName::from_static(name), text)).collect(),
             content: Some(Content {
                 is_put: false,
-                // Of a web identity it has the token.
+                // The form contains the token of a web identity.
                 is_secret: true,
                 media_type: request.media_type.to_owned(),
                 bytes: request.form.into(),

@@ -83,7 +83,7 @@ impl SettingType for FilePath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowTier(String);
 
-/// Of locations of the slow tier.
+/// The schemes of locations of the slow tier.
 const SCHEMES: [&str; 6] = ["s3", "s3a", "gs", "az", "azure", "file"];
 
 impl SlowTier {

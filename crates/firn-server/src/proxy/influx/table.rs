@@ -53,7 +53,7 @@ pub(super) struct Buckets<'a> {
     /// The starts of the first and the last one, ms.
     pub(super) range: TimeRange,
     pub(super) interval_ms: i64,
-    /// Of the times in an answer.
+    /// The unit of the times in an answer.
     pub(super) unit_ns: i64,
     /// The row of an empty bucket, if it is returned: the value in each column.
     pub(super) fills: Option<&'a [&'static str]>,
