@@ -108,7 +108,7 @@ pub(crate) fn run(
         let (limits, _ends_watch) = limits();
         options.limits = limits;
         let outcome = run_file(path, &options, &mut rule_paths);
-        print(&outcome);
+        print(&outcome, test.debug);
         outcomes.push((path, outcome));
     }
     let has_failed = outcomes.iter().any(|(_, outcome)| match outcome {
@@ -194,15 +194,15 @@ fn run_file(path: &Path, options: &RunTests, read: &mut HashSet<PathBuf>) -> Out
     Ok(file.run(&rules, options))
 }
 
-fn print(outcome: &Outcome) {
-    for report in outcome.iter().flatten() {
+/// With `has_debug`, prints the beginning, the samples and the end of each test first.
+fn print(outcome: &Outcome, has_debug: bool) {
+    for report in outcome.iter().flatten().filter(|_| has_debug) {
+        let TestReport { name, took, .. } = report;
+        output::report_line(&format!("DEBUG: Starting test {name}"));
         if let Some(samples) = &report.samples {
-            let name = &report.name;
-            output::report_line(&format!(
-                "DEBUG: Dump of all data (input_series and rules) of {name}:"
-            ));
             output::report_lines(samples);
         }
+        output::report_line(&format!("DEBUG: Test {name} finished, took {took:?}"));
     }
     let has_failed = match outcome {
         Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),

@@ -11,6 +11,7 @@ mod text;
 mod time;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use firn_model::{
     Budget, CancelToken, MatchOp, Matcher, QueryContext, Reservation, Result, one_line,
@@ -89,8 +90,10 @@ pub struct TestReport {
     pub name: String,
     /// The failures; none if the test passed.
     pub failures: Vec<String>,
-    /// All samples at the end, if the settings demand them.
+    /// All samples at the end, if the settings demand them and no rule failed.
     pub samples: Option<String>,
+    /// The time of the run.
+    pub took: Duration,
 }
 
 /// Selects tests by name.
@@ -152,7 +155,9 @@ impl TestFile {
             .map(|(idx, test)| {
                 let mut report =
                     TestReport { name: name((idx, &test.name)), ..TestReport::default() };
+                let start = Instant::now();
                 report.samples = run::run(self, test, rules, options, &mut failures);
+                report.took = start.elapsed();
                 report.failures = std::mem::take(&mut failures.texts);
                 report
             })
