@@ -5,9 +5,10 @@ use std::fmt::Write;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use firn_collect::config::glob;
@@ -143,6 +144,11 @@ fn open_output(path: &Path, test_files: &[PathBuf]) -> Result<OutputFile, String
     OutputFile::open(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
+fn since_start() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
 /// The limits of a file. Its time ends with the sender, or after [`FILE_TIME_MAX`].
 fn limits() -> (TestLimits, Sender<()>) {
     let cancel = CancelToken::new();
@@ -153,7 +159,8 @@ fn limits() -> (TestLimits, Sender<()>) {
             watched.time_out();
         }
     });
-    (TestLimits { budget: Budget::unlimited().part(FILE_MEMORY_BYTES_MAX), cancel }, sender)
+    let budget = Budget::unlimited().part(FILE_MEMORY_BYTES_MAX);
+    (TestLimits { budget, cancel, clock: since_start }, sender)
 }
 
 /// Adds the paths of its rules to `read`.

@@ -223,7 +223,7 @@ impl<'a> Checker<'a> {
         let place = format!("scrape job {}", quoted(name.as_bytes()));
         self.unsupported(&job.discoveries, &place);
         self.for_each_group(&job.discoveries, &place, &mut |group, source, editor| {
-            // promtool gives groups of files no name.
+            // Groups of files have no name in promtool.
             let name = match source {
                 GroupSource::File(_) => String::new(),
                 GroupSource::Static(position) => position.to_string(),

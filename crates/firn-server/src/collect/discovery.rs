@@ -14,9 +14,9 @@ mod redirects;
 #[cfg(test)]
 mod test_server;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -395,14 +395,14 @@ impl Run {
 
     /// A file that cannot be read keeps the time of its last good list.
     fn note_file_times(&self, stamps: &[FileStamp], errors: &[(PathBuf, Error)]) {
+        let failed: HashSet<&Path> = errors.iter().map(|(path, _)| path.as_path()).collect();
         let mut times = self.state.file_times.lock();
         let previous = std::mem::take(&mut *times);
         for stamp in stamps {
-            let is_good = errors.iter().all(|(path, _)| *path != stamp.path);
             let since = stamp.modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-            let time = match is_good {
-                true => since.map(|since| since.as_secs_f64()),
-                false => previous.get(&stamp.path).copied(),
+            let time = match failed.contains(stamp.path.as_path()) {
+                false => since.map(|since| since.as_secs_f64()),
+                true => previous.get(&stamp.path).copied(),
             };
             times.extend(time.map(|time| (stamp.path.clone(), time)));
         }
@@ -492,10 +492,8 @@ fn file_stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-    use std::path::Path;
-
     use firn_collect::config::Config;
+    use std::net::SocketAddr;
 
     use super::*;
 

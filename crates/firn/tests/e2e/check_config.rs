@@ -159,8 +159,8 @@ fn links_without_a_target_fail() {
     let all = check(folder.path(), &["all.yml"]);
     assert_eq!(all.code, Some(1), "{}", all.output);
     assert!(all.output.contains("SUCCESS: 3 rule files found"), "{}", all.output);
-    let want = "  FAILED:\n     dead.rules: open dead.rules: no such file or directory\n  \
-                FAILED:\n     loop.rules: open loop.rules: too many levels of symbolic links\n";
+    let want = "  FAILED:\ndead.rules: open dead.rules: no such file or directory\n  \
+                FAILED:\nloop.rules: open loop.rules: too many levels of symbolic links\n";
     assert_eq!(all.errors, want);
     let groups = "file_sd_configs: [{files: ['dead*.yml']}]";
     for (text, want) in [
