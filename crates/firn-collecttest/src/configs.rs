@@ -6,7 +6,7 @@ use std::path::Path;
 use firn_collect::config::{Config, Files, LoadOptions, ScrapeConfig};
 use serde_json::Value;
 
-use super::report::{Report, error_parts, expect_equal, expect_error, read_json};
+use super::report::{Report, error_parts, expect_equal, expect_error, map, read_json};
 
 /// The real files.
 pub(super) struct RealFiles;
@@ -26,8 +26,8 @@ pub(super) fn run(folder: &Path) -> Report {
     let folder = folder.join("configs");
     let index = read_json(&folder.join("index.json"));
     let mut report = Report::default();
-    for (name, case) in index.as_object().unwrap() {
-        report.add(name, check(&folder, name, case));
+    for (name, case) in map(&index) {
+        report.run(name, || check(&folder, name, case));
     }
     report
 }

@@ -48,7 +48,7 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::Configs, Kind::Relabel, Kind::Rules, Kind::Promtool, Kind::Templates, Kind::Targets];
 
-    /// Runs the cases of the kind in `folder` with the program `firn`. Panics on malformed cases.
+    /// Runs the cases of the kind in `folder` with the program `firn`. Panics on a malformed file.
     pub fn run(self, folder: &Path, firn: &Path) -> Report {
         match self {
             Kind::Configs => configs::run(folder),

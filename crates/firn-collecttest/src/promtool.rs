@@ -7,14 +7,14 @@ use firn_collect::config::discovery::TargetGroup;
 use serde_json::Value;
 
 use super::configs::RealFiles;
-use super::report::{Report, error_parts, expect_equal, expect_error, read_json, texts};
+use super::report::{Report, error_parts, expect_equal, expect_error, map, read_json, texts};
 
 pub(super) fn run(folder: &Path, firn: &Path) -> Report {
     let folder = folder.join("promtool");
     let index = read_json(&folder.join("index.json"));
     let mut report = Report::default();
-    for (name, case) in index.as_object().unwrap() {
-        report.add(name, check(&folder, firn, case));
+    for (name, case) in map(&index) {
+        report.run(name, || check(&folder, firn, case));
     }
     report
 }

@@ -6,26 +6,24 @@ use firn_collect::relabel::{LabelEditor, NameScheme, RuleConfig, Rules};
 use firn_model::Labels;
 use serde_json::{Value, json};
 
-use super::report::{Report, expect_equal, expect_error, read_json};
+use super::report::{Report, expect_equal, expect_error, list, read_json};
 
 pub(super) fn run(folder: &Path) -> Report {
     let cases = read_json(&folder.join("relabel.json"));
     let mut report = Report::default();
-    for case in cases["cases"].as_array().unwrap() {
-        report.add(&format!("case {}", case["name"]), relabels(case));
+    for case in list(&cases["cases"]) {
+        report.run(&format!("case {}", case["name"]), || relabels(case));
     }
-    for case in cases["validate"].as_array().unwrap() {
-        report.add(&format!("validate {}", case["name"]), validates(case));
+    for case in list(&cases["validate"]) {
+        report.run(&format!("validate {}", case["name"]), || validates(case));
     }
-    for case in cases["legacy_target_label"].as_array().unwrap() {
-        // A reference makes a template of the name; the action and the groups do not matter.
-        let rule = json!([{ "target_label": case["target_label"] }]).to_string();
-        let valid = Rules::parse(&rule, NameScheme::Legacy).is_ok();
-        let want = case["valid"].as_bool().unwrap();
-        report.add(
-            &format!("target label {}", case["name"]),
-            expect_equal(&valid.to_string(), &want.to_string()),
-        );
+    for case in list(&cases["legacy_target_label"]) {
+        report.run(&format!("target label {}", case["name"]), || {
+            // A reference makes a template of the name; the action and the groups do not matter.
+            let rule = json!([{ "target_label": case["target_label"] }]).to_string();
+            let valid = Rules::parse(&rule, NameScheme::Legacy).is_ok();
+            expect_equal(&valid.to_string(), &case["valid"].to_string())
+        });
     }
     report
 }

@@ -1,5 +1,7 @@
 //! The outcome of cases.
 
+use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
@@ -19,17 +21,33 @@ impl Report {
         self.passed_count + self.failures.len()
     }
 
-    pub(crate) fn add(&mut self, name: &str, result: Result<(), String>) {
-        match result {
+    /// Runs a case. One that panics, as a malformed one does, is a failure.
+    pub(crate) fn run(&mut self, name: &str, case: impl FnOnce() -> Result<(), String>) {
+        let result = catch_unwind(AssertUnwindSafe(case));
+        match result.unwrap_or_else(|_| Err("the case panicked".to_owned())) {
             Ok(()) => self.passed_count += 1,
             Err(failure) => self.failures.push(format!("{name}: {failure}")),
         }
     }
 }
 
+/// A file of cases; null if it does not exist, which is a file without cases.
 pub(crate) fn read_json(path: &Path) -> Value {
-    let text = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let text = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Value::Null,
+        text => text.unwrap_or_else(|e| panic!("{}: {e}", path.display())),
+    };
     serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The cases of the list `value`; none without a list.
+pub(crate) fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// The cases of the map `value`, with their names.
+pub(crate) fn map(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
 }
 
 /// The texts of the list `value`; none without a list.

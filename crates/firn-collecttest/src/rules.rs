@@ -6,14 +6,14 @@ use firn_rules::file::{MORE_DOCUMENTS, ReadOptions, RuleFile, RuleNames};
 use firn_rules::group::{Rule, batches, rule_links};
 use serde_json::Value;
 
-use super::report::{Report, error_parts, expect_equal, expect_error, read_json};
+use super::report::{Report, error_parts, expect_equal, expect_error, map, read_json};
 
 pub(super) fn run(folder: &Path) -> Report {
     let folder = folder.join("rules");
     let index = read_json(&folder.join("index.json"));
     let mut report = Report::default();
-    for (name, case) in index.as_object().unwrap() {
-        report.add(name, check(&folder, name, case));
+    for (name, case) in map(&index) {
+        report.run(name, || check(&folder, name, case));
     }
     report
 }

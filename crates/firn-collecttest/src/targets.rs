@@ -8,16 +8,16 @@ use firn_collect::targets::{Target, sample_labels};
 use firn_model::Labels;
 use serde_json::Value;
 
-use super::report::{Report, expect_equal, read_json};
+use super::report::{Report, expect_equal, list, read_json};
 
 pub(super) fn run(folder: &Path) -> Report {
     let cases = read_json(&folder.join("targets.json"));
     let mut report = Report::default();
-    for case in cases["populate"].as_array().unwrap() {
-        report.add(&format!("populate {}", case["name"]), populates(case));
+    for case in list(&cases["populate"]) {
+        report.run(&format!("populate {}", case["name"]), || populates(case));
     }
-    for case in cases["conflicts"].as_array().unwrap() {
-        report.add(&format!("conflict {}", case["name"]), unites(case));
+    for case in list(&cases["conflicts"]) {
+        report.run(&format!("conflict {}", case["name"]), || unites(case));
     }
     report
 }

@@ -11,7 +11,7 @@ use firn_rules::template::{
 };
 use serde_json::Value as Json;
 
-use super::report::{Report, expect_equal, read_json};
+use super::report::{Report, expect_equal, list, read_json};
 
 const NOW: i64 = 1_353_755_652_000;
 const EXTERNAL_URL: &str = "http://testhost:9090/path/prefix";
@@ -20,12 +20,11 @@ const EXTERNAL_URL: &str = "http://testhost:9090/path/prefix";
 pub(super) fn run(folder: &Path) -> Report {
     let file = read_json(&folder.join("templates.json"));
     let mut report = Report::default();
-    for case in file["cases"].as_array().unwrap() {
-        let result = match expand(case) {
+    for case in list(&file["cases"]) {
+        report.run(&name(case), || match expand(case) {
             Err(_) if case["error"].is_string() => Ok(()),
             result => check(case, result),
-        };
-        report.add(&name(case), result);
+        });
     }
     report
 }
@@ -35,8 +34,8 @@ pub(super) fn run(folder: &Path) -> Report {
 pub fn run_template_lines(lines: &str) -> Report {
     let mut report = Report::default();
     for line in lines.lines() {
-        let case = serde_json::from_str(line).unwrap();
-        report.add(&name(&case), check(&case, expand(&case)));
+        let case: Json = serde_json::from_str(line).unwrap();
+        report.run(&name(&case), || check(&case, expand(&case)));
     }
     report
 }
@@ -120,20 +119,24 @@ fn number(value: &Json) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
+/// A list of values of a type of Go, or one of them.
 fn input(input: &Json) -> Value {
-    let Some(values) = input["values"].as_array() else { return Value::Nil };
-    let list = |kind, item: &dyn Fn(String) -> Value| {
-        Value::List(kind, values.iter().map(|value| item(number(value))).collect::<Arc<[_]>>())
-    };
-    let int = |kind| move |text: String| Value::Int(text.parse().unwrap(), kind);
-    match input["type"].as_str().unwrap() {
-        "float64" => list(ListType::Float, &|text| Value::Float(text.parse().unwrap())),
-        "int" => list(ListType::Int, &int(IntType::Int)),
-        "int64" => list(ListType::Int64, &int(IntType::Int64)),
-        "uint64" => {
-            list(ListType::Uint64, &|text| Value::Uint(text.parse().unwrap(), UintType::Uint64))
+    let Some(name) = input["type"].as_str() else { return Value::Nil };
+    let (kind, item): (ListType, fn(String) -> Value) = match name {
+        "float64" => (ListType::Float, |text| Value::Float(text.parse().unwrap())),
+        "int" => (ListType::Int, |text| Value::Int(text.parse().unwrap(), IntType::Int)),
+        "int64" => (ListType::Int64, |text| Value::Int(text.parse().unwrap(), IntType::Int64)),
+        // As all unsigned numbers, `uint` behaves as the widest one.
+        "uint" | "uint64" => {
+            (ListType::Uint64, |text| Value::Uint(text.parse().unwrap(), UintType::Uint64))
         }
-        "string" => list(ListType::String, &|text| Value::text(text)),
+        "string" => (ListType::String, |text| Value::text(text)),
         other => panic!("unknown type {other}"),
+    };
+    match (&input["values"], &input["value"]) {
+        (Json::Array(values), _) => {
+            Value::List(kind, values.iter().map(|value| item(number(value))).collect::<Arc<[_]>>())
+        }
+        (Json::Null, one) | (one, _) => item(number(one)),
     }
 }

@@ -82,8 +82,8 @@ pub use shared::{SharedExprs, SharedResults};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
-    Subquery, ValueType, go_quote, go_quote_char, is_printable, parse, parse_float, parse_matchers,
-    parse_selector, parse_uint, prepare, tree_bytes,
+    Subquery, ValueType, format_f, format_g, go_quote, go_quote_char, is_printable, parse,
+    parse_float, parse_matchers, parse_selector, parse_uint, prepare, tree_bytes,
 };
 pub use value::{
     Annotation, AnnotationKind, Annotations, HeldMemory, HistogramPoint, PointValue, QueryOutput,

@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Gate;
 use crate::access::account::User;
-use crate::access::line_log::LineLog;
+use crate::access::line_log::ForbiddenFiles;
 use crate::answer::{ApiError, ApiErrorKind};
 use crate::clock::{clock_ms, monotonic_ns};
 use crate::collect::Collect;
@@ -25,6 +25,7 @@ use crate::metadata::MetadataStore;
 use crate::metrics_text::{Kind, MetricsMemory, MetricsText};
 use crate::net::{ConnectionLimits, ConnectionTable};
 use crate::prometheus_names::{self, QueryDurations, QueryLoad};
+use crate::query_log::QueryLog;
 use crate::remote_write::RemoteWriter;
 use crate::rules::RuleManager;
 use crate::target::Target;
@@ -50,8 +51,7 @@ pub(crate) struct App {
     pub(crate) telemetry: Telemetry,
     /// Users and TLS.
     pub(crate) gate: Arc<Gate>,
-    /// `--query-log`.
-    pub(crate) query_log: Option<LineLog>,
+    pub(crate) query_log: Arc<QueryLog>,
     /// `--prometheus-config`.
     pub(crate) collect: Option<Collect>,
     /// Rules and alerts.
@@ -123,7 +123,7 @@ impl App {
         config: ServeConfig,
         on_idle: fn(),
         listens: &[SocketAddr],
-        (gate, query_log): (Arc<Gate>, Option<LineLog>),
+        (gate, query_log): (Arc<Gate>, Arc<QueryLog>),
         (collect, rules, remote_write): ConfigParts,
     ) -> App {
         let interval = config.self_scrape_interval();
@@ -167,11 +167,17 @@ impl App {
     /// Those of the first file that is wrong; its previous version stays, and the other one is
     /// read nevertheless.
     pub(crate) fn reload(&self) -> Result<()> {
-        if let Some(log) = &self.query_log {
-            log.reopen(self.gate.forbidden().inputs);
-        }
         let collect = self.collect.as_ref().map_or(Ok(()), |collect| collect.file.reload());
+        self.query_log.reopen(self.forbidden_files().inputs);
         self.gate.reload().and(collect)
+    }
+
+    /// The files to which no log may append.
+    pub(crate) fn forbidden_files(&self) -> ForbiddenFiles {
+        let mut forbidden = self.gate.forbidden();
+        let file = self.collect.as_ref().map(|collect| collect.file.current());
+        forbidden.inputs.extend(file.and_then(|file| file.inputs().ok()).unwrap_or_default());
+        forbidden
     }
 
     /// Labels that distinguish this server: those of the configuration of Prometheus and of
@@ -314,14 +320,7 @@ impl App {
         self.connections.write_text(&mut text);
         self.telemetry.write_text(&mut text);
         self.gate.write_text(&mut text);
-        if let Some(log) = &self.query_log {
-            let (_, dropped) = log.counts();
-            text.counter(
-                "firn_query_log_dropped_lines_total",
-                "Lines that the query log lost because its device was slow or failed.",
-                dropped as f64,
-            );
-        }
+        self.query_log.write_text(&mut text);
         self.guard.write_text(&mut text);
         if let Some(collect) = &self.collect {
             collect.write_text(self.rules.notifier().discovery(), &mut text);
@@ -368,6 +367,7 @@ impl App {
                     query_count: running + waiting,
                     thread_count: self.config.query_concurrency_max.0,
                     durations: &desk.durations,
+                    lost_log_lines: self.query_log.lost_lines(),
                 };
                 let is_sending = self.remote_write.is_configured();
                 prometheus_names::write_text(&queries, &stats, is_sending, &mut text);

@@ -62,6 +62,7 @@ mod net;
 mod notify;
 mod prometheus_names;
 mod proxy;
+mod query_log;
 mod remote_write;
 mod rules;
 mod scratch;

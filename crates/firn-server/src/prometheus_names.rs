@@ -20,6 +20,8 @@ pub(crate) struct QueryLoad<'a> {
     pub(crate) query_count: u64,
     pub(crate) thread_count: u64,
     pub(crate) durations: &'a QueryDurations,
+    /// `None` without a query log.
+    pub(crate) lost_log_lines: Option<u64>,
 }
 
 const SLICES: [&str; 2] = ["inner_eval", "queue_time"];
@@ -59,6 +61,11 @@ pub(crate) fn write_text(
             "Queries that run at the same time at most.",
             queries.thread_count,
         ),
+        (
+            "engine_query_log_enabled",
+            "1 if queries are logged.",
+            u64::from(queries.lost_log_lines.is_some()),
+        ),
         ("tsdb_head_series", "Series in the index.", stats.index.series_count),
     ] {
         text.gauge(&format!("prometheus_{name}"), help, value as f64);
@@ -78,6 +85,11 @@ pub(crate) fn write_text(
     text.sample(name, &[("type", "float")], written);
     let traffic = &stats.tree.traffic;
     for (name, help, value) in [
+        (
+            "engine_query_log_failures_total",
+            "Lines that the query log has lost.",
+            queries.lost_log_lines.unwrap_or(0),
+        ),
         ("tsdb_compactions_total", "Merges of local tables.", traffic.compactions),
         (
             "tsdb_compactions_failed_total",

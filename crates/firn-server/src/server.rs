@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use crate::access::Gate;
-use crate::access::line_log::LineLog;
 use crate::app::App;
 use crate::clock::clock_ms;
 use crate::collect::{self, Collect, ConfigPart};
@@ -22,6 +21,7 @@ use crate::metadata_file;
 use crate::net::{
     self, BoundService, ConnectionLimits, ConnectionTable, Service, Stopping, stopped, terminated,
 };
+use crate::query_log::QueryLog;
 use crate::remote_write::{self, RemoteWriter};
 use crate::rules::RuleManager;
 use crate::self_scrape;
@@ -63,11 +63,14 @@ impl Server {
         let on_idle = process.release_memory;
         let rules = Arc::new(RuleManager::new(config.rule_options(on_idle)));
         let remote_write = Arc::new(RemoteWriter::new(config.memory_bytes()));
+        let query_log = Arc::new(QueryLog::new(config.query_log.get().map(|path| path.0)));
+        rules.log_queries(&query_log);
         let collect = match config.prometheus_config.get() {
             Some(path) => {
                 let parts: Vec<Arc<dyn ConfigPart>> = vec![
                     Arc::<RuleManager>::clone(&rules),
                     Arc::<RemoteWriter>::clone(&remote_write),
+                    Arc::<QueryLog>::clone(&query_log),
                 ];
                 Some(Collect::open(path.0, parts)?)
             }
@@ -75,13 +78,12 @@ impl Server {
         };
         // Until the database is open, nothing else uses much.
         let start_budget = Budget::new(config.memory_bytes());
-        let inputs = collect.as_ref().map(Collect::inputs).transpose()?.unwrap_or_default();
+        let inputs = collect.as_ref().map(|collect| collect.file.current().inputs());
+        let inputs = inputs.transpose()?.unwrap_or_default();
         let mut options = config.gate_options();
         options.forbidden.inputs.extend(inputs);
         let gate = Arc::new(Gate::open(options, start_budget, on_idle)?);
-        let query_log = config.query_log.get();
-        let query_log =
-            query_log.map(|path| LineLog::open(&path.0, "--query-log", gate.forbidden()));
+        query_log.start(&gate, collect.as_ref())?;
         let bound = BoundService::bind("firn-http", config.listen.all(), on_idle)?;
         let bound = bound.with_gate(&gate)?;
         let admin_bound = match config.admin_listen.get() {
@@ -92,12 +94,11 @@ impl Server {
             }
             None => None,
         };
-        let logs = (gate, query_log.transpose()?);
         let app = Arc::new(App::new(
             config,
             on_idle,
             bound.listens(),
-            logs,
+            (gate, query_log),
             (collect, rules, remote_write),
         ));
         let face = if admin_bound.is_some() { Face::Public } else { Face::Whole };

@@ -4,13 +4,14 @@
 //! know, keys that are set twice and values of other types are collected in the [`Decoder`]; a
 //! violation of a section's own rules ends the decoding at once, as in Prometheus.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use firn_model::{Budget, Reservation};
 
 use super::failure::Failure;
 use super::node::{Document, Node, NodeValue};
-use crate::text::message;
+use crate::text::{message, quoted};
 
 /// The handling of keys that a section does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +22,22 @@ pub enum UnknownKeys {
     Ignored,
 }
 
+/// The version of Go's library whose texts the errors of repeated keys have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// That of configurations, lists of targets and tests.
+    V2,
+    /// That of rule files: it reads no mapping with a repeated key.
+    V3,
+}
+
 /// The errors of a document that do not end its decoding, and the work that it may still cause.
 #[derive(Debug)]
 pub struct Decoder {
     type_errors: Vec<String>,
     nodes_left: usize,
     unknown: UnknownKeys,
+    dialect: Dialect,
     held: Reservation,
     /// The memory of the values so far.
     bytes: u64,
@@ -39,8 +50,9 @@ const TYPE_ERRORS_MAX: usize = 100;
 const TEXT_BYTES: usize = 32;
 
 impl Decoder {
-    pub(crate) fn new(unknown: UnknownKeys, held: Reservation) -> Decoder {
-        Decoder { type_errors: Vec::new(), nodes_left: NODES_MAX, unknown, held, bytes: 0 }
+    pub(crate) fn new(unknown: UnknownKeys, dialect: Dialect, held: Reservation) -> Decoder {
+        let (type_errors, nodes_left) = (Vec::new(), NODES_MAX);
+        Decoder { type_errors, nodes_left, unknown, dialect, held, bytes: 0 }
     }
 
     /// The memory of the values, or the errors of all that were read.
@@ -97,6 +109,39 @@ impl Decoder {
         let bytes = bytes.saturating_mul(2).saturating_add(text_bytes);
         self.bytes = self.bytes.saturating_add(bytes as u64);
         self.held.cover(self.bytes).map_err(|error| Failure::of_memory(&error))
+    }
+
+    /// Records each pair of equal keys, if the dialect reads no mapping with them. Returns whether
+    /// there are any.
+    pub(crate) fn refuses_keys(&mut self, entries: &Entries) -> bool {
+        if self.dialect == Dialect::V2 {
+            return false;
+        }
+        let texts = || {
+            entries.iter().filter_map(|(key, _)| match &key.value {
+                NodeValue::Scalar(text, _) => Some((text.as_str(), &**key)),
+                NodeValue::Merge => Some(("<<", &**key)),
+                _ => None,
+            })
+        };
+        let mut seen = HashSet::new();
+        let repeated: HashSet<&str> =
+            texts().map(|key| key.0).filter(|text| !seen.insert(*text)).collect();
+        let keys: Vec<(&str, &Node)> = texts().filter(|key| repeated.contains(key.0)).collect();
+        for (place, (text, first)) in keys.iter().enumerate() {
+            if self.type_errors.len() >= TYPE_ERRORS_MAX {
+                break;
+            }
+            let (key, line) = (quoted(text.as_bytes()), first.line);
+            let later = keys.iter().skip(place.saturating_add(1));
+            for (_, second) in later.filter(|other| other.0 == *text) {
+                self.error(
+                    second,
+                    format_args!("mapping key {key} already defined at line {line}"),
+                );
+            }
+        }
+        !repeated.is_empty()
     }
 
     pub(crate) fn error(&mut self, node: &Node, text: fmt::Arguments<'_>) {
@@ -195,12 +240,12 @@ pub fn from_document_within<T: Field>(
     out: &mut T,
     budget: &Budget,
 ) -> Result<Reservation, Failure> {
-    Document::parse_within(text, budget)?.decode(out, UnknownKeys::Refused)
+    Document::parse_within(text, budget)?.decode_as(out, UnknownKeys::Refused, Dialect::V2)
 }
 
 impl Document {
-    /// Reads the document into `out`, which keeps its value if the document is empty. Returns the
-    /// memory of the values, an upper estimate, which the caller keeps as long as them.
+    /// Reads the document, a rule file, into `out`, which keeps its value if the document is empty.
+    /// Returns the memory of the values, an upper estimate, which the caller keeps as long as them.
     ///
     /// # Errors
     /// All keys that are not known and all values of wrong types, or the first violation of a
@@ -210,12 +255,21 @@ impl Document {
         out: &mut T,
         unknown: UnknownKeys,
     ) -> Result<Reservation, Failure> {
+        self.decode_as(out, unknown, Dialect::V3)
+    }
+
+    fn decode_as<T: Field>(
+        &mut self,
+        out: &mut T,
+        unknown: UnknownKeys,
+        dialect: Dialect,
+    ) -> Result<Reservation, Failure> {
         let held = self.held.split(0);
         let Some(root) = &self.root else { return Ok(held) };
         if matches!(root.value, NodeValue::Null) {
             return Ok(held);
         }
-        let mut decoder = Decoder::new(unknown, held);
+        let mut decoder = Decoder::new(unknown, dialect, held);
         decode(out, root, &mut decoder)?;
         decoder.finish()
     }
@@ -241,6 +295,7 @@ pub fn read_section<S: Section + Field>(
     let before = decoder.type_errors.len();
     section.start();
     match &node.value {
+        NodeValue::Map(entries) if decoder.refuses_keys(entries) => {}
         NodeValue::Map(entries) => read_entries(section, entries, decoder)?,
         _ => decoder.type_error::<S>(node),
     }
@@ -258,7 +313,7 @@ fn read_entries<S: Section>(
     entries: &Entries,
     decoder: &mut Decoder,
 ) -> Result<(), Failure> {
-    let mut keys = std::collections::HashSet::new();
+    let mut keys = HashSet::new();
     for (key_node, node) in entries {
         if matches!(key_node.value, NodeValue::Merge) {
             for entries in merged(node)? {

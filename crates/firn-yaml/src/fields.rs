@@ -339,6 +339,9 @@ impl<T: Field> Field for BTreeMap<String, T> {
             decoder.type_error::<Self>(node);
             return Ok(false);
         };
+        if decoder.refuses_keys(entries) {
+            return Ok(false);
+        }
         if !entries.is_empty() {
             decoder.reserve(node, SMALLEST_MAP.saturating_mul(size_of::<(String, T)>()))?;
         }

@@ -52,7 +52,10 @@ const TOO_LONG_INTERVAL: &str = "too-long-scrape-interval";
 
 /// Checks the files in order and prints a line for each, then their rule files.
 pub(crate) fn run(check: &CheckConfig) -> ExitCode {
-    warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES, TOO_LONG_INTERVAL]);
+    // As in promtool, `none` takes the warnings away, too.
+    if !check.applies_none() {
+        warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES, TOO_LONG_INTERVAL]);
+    }
     let check_all = |path: &PathBuf| check_file(check, path);
     let findings = check.files.iter().map(check_all).fold(Findings::default(), Findings::and);
     findings.exit_code(check.lint_fatal)
@@ -102,7 +105,6 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
     }
     let interval = lint_intervals(check, &checked);
     let checks = RuleChecks {
-        indent: "     ",
         finds_duplicates: check.applies(DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
@@ -110,9 +112,13 @@ fn check_file(check: &CheckConfig, path: &Path) -> Findings {
 }
 
 impl CheckConfig {
+    fn applies_none(&self) -> bool {
+        self.lint.iter().any(|given| given == "none")
+    }
+
     /// As in promtool, `none` takes the other lints away.
     fn applies(&self, lint: &str) -> bool {
-        !self.lint.iter().any(|given| given == "none") && applies(&self.lint, lint)
+        !self.applies_none() && applies(&self.lint, lint)
     }
 }
 

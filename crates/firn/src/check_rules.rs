@@ -45,8 +45,6 @@ pub(crate) struct Findings {
 /// The settings of a check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleChecks {
-    /// Before each mistake and before the finding of a lint.
-    pub(crate) indent: &'static str,
     /// Whether duplicate rules are found.
     pub(crate) finds_duplicates: bool,
     /// The handling of unknown keys.
@@ -79,7 +77,6 @@ impl Findings {
 pub(crate) fn run(check: &CheckRules) -> ExitCode {
     warn_of_unknown_lints(&check.lint, &[DUPLICATE_RULES]);
     let checks = RuleChecks {
-        indent: "",
         finds_duplicates: applies(&check.lint, DUPLICATE_RULES),
         unknown: unknown_keys(check.ignore_unknown_fields),
     };
@@ -103,8 +100,10 @@ pub(crate) fn applies(lints: &[String], lint: &str) -> bool {
 /// Prints promtool's warning for each lint that is not `known`.
 pub(crate) fn warn_of_unknown_lints(lints: &[String], known: &[&str]) {
     let is_known = |lint: &str| ["all", "none"].contains(&lint) || known.contains(&lint);
-    for lint in lints.iter().filter(|lint| !is_known(lint)) {
-        output::announce_line(&format!("WARNING: unknown lint option {lint}"));
+    // An empty list has no unknown ones.
+    let is_empty = matches!(lints, [lint] if lint.is_empty());
+    for lint in lints.iter().filter(|lint| !is_known(lint) && !is_empty) {
+        output::announce_line(&format!("WARNING: unknown lint option: {lint:?}"));
     }
 }
 
@@ -145,7 +144,7 @@ fn check_text(text: Result<String, String>, path: Option<&Path>, checks: RuleChe
             output::report("  FAILED:\n");
             let place = path.map_or(String::new(), |path| format!("{}: ", path.display()));
             for mistake in mistakes {
-                output::report_mistakes(&format!("{}{place}{mistake}", checks.indent));
+                output::report_mistakes(&format!("{place}{mistake}"));
             }
             // promtool ends only its other outcomes with an empty line.
             Findings { has_errors: true, has_lints: false }
@@ -169,7 +168,7 @@ fn lint(groups: &[FileGroup], checks: RuleChecks) -> Findings {
     match found {
         Some(text) => {
             output::report("  FAILED:\n");
-            output::report_lines(&format!("{}{text}", checks.indent));
+            output::report_lines(&text);
             Findings { has_errors: false, has_lints: true }
         }
         None => {

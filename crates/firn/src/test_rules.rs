@@ -5,9 +5,10 @@ use std::fmt::Write;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use firn_collect::config::glob;
@@ -108,7 +109,7 @@ pub(crate) fn run(
         let (limits, _ends_watch) = limits();
         options.limits = limits;
         let outcome = run_file(path, &options, &mut rule_paths);
-        print(&outcome);
+        print(&outcome, test.debug);
         outcomes.push((path, outcome));
     }
     let has_failed = outcomes.iter().any(|(_, outcome)| match outcome {
@@ -143,6 +144,11 @@ fn open_output(path: &Path, test_files: &[PathBuf]) -> Result<OutputFile, String
     OutputFile::open(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
+fn since_start() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
 /// The limits of a file. Its time ends with the sender, or after [`FILE_TIME_MAX`].
 fn limits() -> (TestLimits, Sender<()>) {
     let cancel = CancelToken::new();
@@ -153,7 +159,8 @@ fn limits() -> (TestLimits, Sender<()>) {
             watched.time_out();
         }
     });
-    (TestLimits { budget: Budget::unlimited().part(FILE_MEMORY_BYTES_MAX), cancel }, sender)
+    let budget = Budget::unlimited().part(FILE_MEMORY_BYTES_MAX);
+    (TestLimits { budget, cancel, clock: since_start }, sender)
 }
 
 /// Adds the paths of its rules to `read`.
@@ -194,15 +201,15 @@ fn run_file(path: &Path, options: &RunTests, read: &mut HashSet<PathBuf>) -> Out
     Ok(file.run(&rules, options))
 }
 
-fn print(outcome: &Outcome) {
-    for report in outcome.iter().flatten() {
+/// With `has_debug`, prints the beginning, the samples and the end of each test first.
+fn print(outcome: &Outcome, has_debug: bool) {
+    for report in outcome.iter().flatten().filter(|_| has_debug) {
+        let TestReport { name, took, .. } = report;
+        output::report_line(&format!("DEBUG: Starting test {name}"));
         if let Some(samples) = &report.samples {
-            let name = &report.name;
-            output::report_line(&format!(
-                "DEBUG: Dump of all data (input_series and rules) of {name}:"
-            ));
             output::report_lines(samples);
         }
+        output::report_line(&format!("DEBUG: Test {name} finished, took {took:?}"));
     }
     let has_failed = match outcome {
         Ok(reports) => reports.iter().any(|report| !report.failures.is_empty()),

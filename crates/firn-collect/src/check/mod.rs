@@ -112,8 +112,17 @@ pub fn find_job(
     })
 }
 
-/// Receives a group, and the file that it is from.
-type EachGroup<'a> = dyn FnMut(&TargetGroup, Option<&Path>, &mut LabelEditor) -> Result<()> + 'a;
+/// The origin of a group.
+#[derive(Clone, Copy)]
+enum GroupSource<'a> {
+    /// A file of targets.
+    File(&'a Path),
+    /// The position in `static_configs`.
+    Static(usize),
+}
+
+/// Receives a group and its origin.
+type EachGroup<'a> = dyn FnMut(&TargetGroup, GroupSource<'_>, &mut LabelEditor) -> Result<()> + 'a;
 
 /// Calls `each` with the targets of the files of `job`, with the static ones, and with those of
 /// `discovered`, each once, as `promtool check service-discovery` lists them. One file is in memory
@@ -144,8 +153,11 @@ pub fn for_each_target(
         };
         each(CheckedTarget { discovered, labels })
     };
-    checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, path, editor| {
-        let path = path.map(Path::to_string_lossy);
+    checker.for_each_group(&job.discoveries, &job.job_name, &mut |group, source, editor| {
+        let path = match source {
+            GroupSource::File(path) => Some(path.to_string_lossy()),
+            GroupSource::Static(_) => None,
+        };
         let of_file = path.iter().map(|path| ("__meta_filepath", &**path));
         let shared: LabelSet = group.labels.iter().chain(of_file).collect();
         group.members().try_for_each(|target| list(&target, &shared, editor))
@@ -210,11 +222,17 @@ impl<'a> Checker<'a> {
         }
         let place = format!("scrape job {}", quoted(name.as_bytes()));
         self.unsupported(&job.discoveries, &place);
-        self.for_each_group(&job.discoveries, &place, &mut |group, _, editor| {
+        self.for_each_group(&job.discoveries, &place, &mut |group, source, editor| {
+            // Groups of files have no name in promtool.
+            let name = match source {
+                GroupSource::File(_) => String::new(),
+                GroupSource::Static(position) => position.to_string(),
+            };
             for (idx, target) in group.members().enumerate() {
                 let discovered = Target::discovered_labels(job, &target, &group.labels, editor)?;
-                Target::populate(job, discovered, editor)
-                    .map_err(|error| error.context(format_args!("instance {idx} in group")))?;
+                Target::populate(job, discovered, editor).map_err(|error| {
+                    error.context(format_args!("instance {idx} in group {name}"))
+                })?;
             }
             Ok(())
         })
@@ -237,8 +255,7 @@ impl<'a> Checker<'a> {
         self.warnings.extend(discoveries.unsupported().map(warning));
     }
 
-    /// Calls `each` with the groups of all files of `discoveries`, with their file, then with the
-    /// static ones.
+    /// Calls `each` with the groups of all files of `discoveries`, then with the static ones.
     fn for_each_group(
         &mut self,
         discoveries: &Discoveries,
@@ -257,11 +274,15 @@ impl<'a> Checker<'a> {
             for path in paths {
                 let (groups, _held) = TargetGroup::read_held(&path, files)
                     .map_err(|error| error.context(format_args!("checking SD file {name}")))?;
-                let mut each_group = |group| each(group, Some(&path), &mut self.editor);
+                let mut each_group =
+                    |group| each(group, GroupSource::File(&path), &mut self.editor);
                 groups.iter().try_for_each(&mut each_group)?;
             }
         }
-        discoveries.static_groups.iter().try_for_each(|group| each(group, None, &mut self.editor))
+        let mut groups = discoveries.static_groups.iter().enumerate();
+        groups.try_for_each(|(position, group)| {
+            each(group, GroupSource::Static(position), &mut self.editor)
+        })
     }
 
     fn certificates(&self, tls: &TlsConfig) -> Result<()> {

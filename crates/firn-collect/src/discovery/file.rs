@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use firn_model::{Pool, Reservation, Result};
+use firn_model::{Error, Pool, Reservation, Result};
 
 use super::{discovered, discovered_bytes, heap_bytes};
 use crate::config::discovery::{FileDiscovery, TargetGroup};
@@ -46,8 +46,8 @@ impl FileTargets {
     }
 
     /// Reads `paths` again. A file that cannot be read keeps its groups; a file that was removed
-    /// loses them. Returns a message for each file with a mistake.
-    pub fn refresh(&mut self, paths: &[PathBuf], files: &dyn Files) -> Vec<String> {
+    /// loses them. Returns the files with a mistake, each with its reason.
+    pub fn refresh(&mut self, paths: &[PathBuf], files: &dyn Files) -> Vec<(PathBuf, Error)> {
         let mut errors = Vec::new();
         let mut read = BTreeMap::new();
         for path in paths {
@@ -56,7 +56,7 @@ impl FileTargets {
                     read.insert(path.clone(), list);
                 }
                 Err(error) => {
-                    errors.push(format!("{}: {error}", path.display()));
+                    errors.push((path.clone(), error));
                     if let Some(list) = self.files.remove(path) {
                         read.insert(path.clone(), list);
                     }

@@ -99,7 +99,7 @@ impl Target {
             return Ok(None);
         }
         let address = editor.get(ADDRESS).to_owned();
-        if address.is_empty() {
+        if address.is_empty() && editor.get(UNIX_SOCKET).is_empty() {
             return Err(Error::invalid("no address"));
         }
         check_target_address(&address).map_err(Error::invalid)?;
@@ -157,7 +157,8 @@ impl Target {
             url.push(':');
         }
         url.push_str("//");
-        url.push_str(label(ADDRESS));
+        // Only a target behind a Unix socket may be without one.
+        url.push_str(self.labels.get(ADDRESS).unwrap_or("localhost"));
         let path = label(METRICS_PATH);
         if !path.is_empty() && !path.starts_with('/') {
             url.push('/');
@@ -287,6 +288,16 @@ mod tests {
         assert_eq!(target.labels.get("instance"), Some("i"));
         assert!(target.scrape_native_histograms);
         assert_eq!(populate(&job, &[("__address__", "h"), ("drop", "y")], &[]).unwrap(), None);
+    }
+
+    /// Was refused.
+    #[test]
+    fn a_target_behind_a_unix_socket_needs_no_address() {
+        let labels = [("__unix_socket__", "/run/a.sock"), ("a", "b")];
+        let target = populate(&job("params: {}"), &labels, &[]).unwrap().unwrap();
+        assert_eq!(target.url(&job("params: {}")), "http://localhost/metrics");
+        assert_eq!(target.unix_socket(), Some("/run/a.sock"));
+        assert_eq!(target.public_labels().to_string(), r#"{a="b",job="j"}"#);
     }
 
     #[test]

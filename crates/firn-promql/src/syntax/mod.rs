@@ -39,8 +39,10 @@ pub(crate) use duration::{format_duration, parse_duration_ms};
 pub(crate) use error::line_column;
 pub(crate) use function::FunctionId;
 pub(crate) use lexer::{check_metric, check_series};
-pub(crate) use quote::{format_f, format_g, parse_number, unquote};
-pub use quote::{go_quote, go_quote_char, is_printable, parse_float, parse_uint};
+pub use quote::{
+    format_f, format_g, go_quote, go_quote_char, is_printable, parse_float, parse_uint,
+};
+pub(crate) use quote::{parse_number, unquote};
 pub(crate) use size::matchers_bytes;
 
 /// Byte positions `start..end` in the query text.

@@ -236,7 +236,7 @@ pub fn parse_uint(text: &str) -> Option<u64> {
 }
 
 /// Like Go's `%g`: shortest digits, exponent form below 1e-4 and from 1e6 on.
-pub(crate) fn format_g(value: f64) -> String {
+pub fn format_g(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();
     }
@@ -257,7 +257,7 @@ pub(crate) fn format_g(value: f64) -> String {
 }
 
 /// Like Go's `FormatFloat(v, 'f', -1, 64)`: shortest digits, never an exponent.
-pub(crate) fn format_f(value: f64) -> String {
+pub fn format_f(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
     }

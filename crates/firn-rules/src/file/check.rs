@@ -84,16 +84,14 @@ fn check_rule(
 ) -> Result<Option<Arc<Expr>>, Error> {
     let (record, alert) = (&rule.record.value, &rule.alert.value);
     let at_expr = format!("{}: ", place(&rule.expr));
-    match (record.is_empty(), alert.is_empty()) {
-        (false, false) => {
-            let both = format!("{}: {}: ", place(&rule.record), place(&rule.alert));
-            mistakes.push((both, "only one of 'record' and 'alert' must be set".to_owned()));
-        }
-        (true, true) => {
-            let at_record = format!("{}: ", place(&rule.record));
-            mistakes.push((at_record, "one of 'record' or 'alert' must be set".to_owned()));
-        }
-        _ => {}
+    let names = match (record.is_empty(), alert.is_empty()) {
+        (false, false) => Some("only one of 'record' and 'alert' must be set"),
+        (true, true) => Some("one of 'record' or 'alert' must be set"),
+        _ => None,
+    };
+    if let Some(text) = names {
+        let both = format!("{}: {}: ", place(&rule.record), place(&rule.alert));
+        mistakes.push((both, text.to_owned()));
     }
     let mut expr = None;
     if rule.expr.value.is_empty() {

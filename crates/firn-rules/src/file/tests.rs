@@ -86,7 +86,7 @@ fn all_mistakes_are_found_with_their_places() {
     let want = r#"4:17: 5:16: group "x", rule 1, "b": only one of 'record' and 'alert' must be set
 6:15: group "x", rule 1, "b": could not parse expression: 1:5: parse error: unclosed left parenthesis
 group "x", rule 1, "b": invalid label name: 
-0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
+0:0: 0:0: group "x", rule 2, "": one of 'record' or 'alert' must be set
 8:13: group "x", rule 2, "": field 'expr' must be set in rule
 9:17: group "x", rule 3, "a{b}": invalid field 'annotations' in recording rule
 9:17: group "x", rule 3, "a{b}": invalid field 'for' in recording rule
@@ -146,6 +146,17 @@ fn keys_and_values_are_checked_before_rules() {
         ("groups:\n- name: a\n  interval: 5\n", "not a valid duration string: \"5\" (line 3)"),
         ("groups:\n- name: a\n\trules: x\n", "yaml: line 2"),
         ("- a", "yaml: unmarshal errors"),
+        // Before, these were the texts of configurations.
+        (
+            "groups:\n- name: a\n  name: b\n  name: c\n  foo: 1\n",
+            "yaml: unmarshal errors:\n  line 3: mapping key \"name\" already defined at line 2\n  \
+             line 4: mapping key \"name\" already defined at line 2\n  line 4: mapping key \
+             \"name\" already defined at line 3",
+        ),
+        (
+            "groups:\n- {name: a, labels: {x: y, x: z}}\n",
+            "yaml: unmarshal errors:\n  line 2: mapping key \"x\" already defined at line 2",
+        ),
     ] {
         let mistakes = read(text).unwrap_err();
         assert!(mistakes.len() == 1 && mistakes[0].contains(want), "{text}: {mistakes:?}");

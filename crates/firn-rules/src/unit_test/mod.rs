@@ -11,6 +11,7 @@ mod text;
 mod time;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use firn_model::{
     Budget, CancelToken, MatchOp, Matcher, QueryContext, Reservation, Result, one_line,
@@ -58,11 +59,17 @@ pub struct TestLimits {
     pub budget: Budget,
     /// Ends the run.
     pub cancel: CancelToken,
+    /// The time since some moment, for [`TestReport::took`].
+    pub clock: fn() -> Duration,
 }
 
 impl Default for TestLimits {
     fn default() -> TestLimits {
-        TestLimits { budget: Budget::unlimited(), cancel: CancelToken::new() }
+        TestLimits {
+            budget: Budget::unlimited(),
+            cancel: CancelToken::new(),
+            clock: || Duration::ZERO,
+        }
     }
 }
 
@@ -89,8 +96,10 @@ pub struct TestReport {
     pub name: String,
     /// The failures; none if the test passed.
     pub failures: Vec<String>,
-    /// All samples at the end, if the settings demand them.
+    /// All samples at the end, if the settings demand them and no rule failed.
     pub samples: Option<String>,
+    /// The time of the run.
+    pub took: Duration,
 }
 
 /// Selects tests by name.
@@ -152,7 +161,9 @@ impl TestFile {
             .map(|(idx, test)| {
                 let mut report =
                     TestReport { name: name((idx, &test.name)), ..TestReport::default() };
+                let start = (options.limits.clock)();
                 report.samples = run::run(self, test, rules, options, &mut failures);
+                report.took = (options.limits.clock)().saturating_sub(start);
                 report.failures = std::mem::take(&mut failures.texts);
                 report
             })

@@ -1,19 +1,18 @@
 //! One test: evaluations, expected alerts, expected samples.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use firn_model::{KeptMemory, Labels, METRIC_NAME, PointValue, Timestamp, excerpt, one_line};
 use firn_promql::notation::{SeriesItem, SeriesLine};
-use firn_promql::{Expr, Value, VectorPoint, prepare};
+use firn_promql::{Expr, HistogramPoint, Value, VectorPoint, format_f, prepare};
 use firn_yaml::{Millis, UnknownKeys, go_duration};
 
 use super::section::{AlertTest, CaseText, ExpectedSample, ExprTest};
 use super::storage::{Input, SampleStorage};
 use super::templates::LimitedTemplates;
 use super::text::{
-    AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, number, samples_text,
+    AlertTexts, alerts_diff, alerts_text, histogram_text, labels_text, samples_text,
 };
 use super::{Failures, INTERVAL_MS_DEFAULT, RuleSource, RunTests, TestFile, TestLimits};
 use crate::AlertTemplates;
@@ -309,36 +308,41 @@ impl Running<'_> {
         }
     }
 
-    /// All samples of input and rules.
+    /// All samples of input and rules, as promtool prints them. It leaves out those at the start.
     fn all_samples(&self) -> String {
-        // A range is in whole seconds and open on the left.
-        let seconds = self.end_ms().saturating_div(1_000).saturating_add(2);
-        let ts = self.test.start.0.saturating_add(self.end_ms()).saturating_add(1_000);
-        let expr = format!("{{__name__=~\".+\"}}[{seconds}s]");
+        // The end is rounded up to a second. A range is in whole seconds and open on the left.
+        let end_ms = self.end_ms().saturating_div(1_000).saturating_add(1).saturating_mul(1_000);
+        let ts = self.test.start.0.saturating_add(end_ms);
+        let expr = format!("{{__name__=~\".+\"}}[{}ms]", end_ms.saturating_add(1_000));
         let value = self
             .parse(&expr)
             .and_then(|expr| self.storage.query(&expr, ts).map_err(|error| error.to_string()));
-        let all = match value {
+        let mut all = match value {
             Ok(Value::Matrix(all)) => all,
-            Ok(_) => return String::new(),
-            Err(error) => return format!("{expr}: {error}"),
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                let expr = firn_yaml::quoted(expr.as_bytes());
+                return format!("DEBUG: Failed query exec, expr: {expr}, err: {error}");
+            }
         };
-        let mut out = String::new();
+        all.sort_by(|a, b| pairs(&a.labels).cmp(pairs(&b.labels)));
+        let mut lines = vec![format!(
+            "DEBUG: Dump of all data (input_series and rules) at {}:",
+            go_duration(end_ms)
+        )];
         for series in &all {
-            if !out.is_empty() {
-                out.push('\n');
-            }
-            let _ = write!(out, "{} =>", labels_text(series.labels.iter()));
-            let floats = series.floats.iter().map(|at| (at.ts, Err(at.value)));
-            let histograms = series.histograms.iter().map(|at| (at.ts, Ok(&at.histogram)));
-            let mut points: Vec<_> = floats.chain(histograms).collect();
-            points.sort_by_key(|point| point.0);
-            for (ts, value) in points {
-                let value = value.map_or_else(number, |histogram| histogram_text(histogram));
-                let _ = write!(out, "\n{value} @[{ts}]");
-            }
+            lines.push(format!("{} =>", labels_text(series.labels.iter())));
+            let floats = series.floats.iter().map(|at| (at.ts, format_f(at.value)));
+            let histogram =
+                |at: &HistogramPoint| (at.ts, firn_promql::histogram_text(&at.histogram));
+            let points = floats.chain(series.histograms.iter().map(histogram));
+            lines.extend(points.map(|(ts, value)| format!("{value} @[{ts}]")));
         }
-        out
+        // Without series, promtool prints an empty line.
+        if all.is_empty() {
+            lines.push(String::new());
+        }
+        lines.join("\n")
     }
 
     fn parse(&self, expr: &str) -> Result<Expr, String> {

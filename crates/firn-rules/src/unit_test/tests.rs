@@ -213,6 +213,28 @@ fn histograms_are_compared_in_series_notation() {
     assert!(got.len() == 1 && got[0].contains("buckets:[1 3]"), "{got:?}");
 }
 
+/// Before, the layout was another one, and histograms had the notation of series.
+#[test]
+fn all_samples_are_printed_as_by_promtool() {
+    let options = RunTests { has_samples: true, ..RunTests::default() };
+    let samples = |series: &str| {
+        let test = format!(
+            "tests: [{{input_series: [{series}], promql_expr_test: [{{expr: '1', eval_time: 2m, \
+             exp_samples: [{{value: 1}}]}}]}}]"
+        );
+        let report = run(&test, &options).remove(0);
+        assert_eq!(report.failures, [""; 0]);
+        report.samples.unwrap()
+    };
+    let head = "DEBUG: Dump of all data (input_series and rules) at 2m1s:\n";
+    let series = "{series: 'y{z=\"1\"}', values: '1e6 _ Inf'}, {series: x, values: '{{count:2 sum:3 \
+                  buckets:[1 1]}}'}";
+    let want = "{__name__=\"x\"} =>\n{count:2, sum:3, (0.5,1]:1, (1,2]:1} @[0]\n{__name__=\"y\", \
+                z=\"1\"} =>\n1000000 @[0]\n+Inf @[120000]";
+    assert_eq!(samples(series), format!("{head}{want}"));
+    assert_eq!(samples(""), head);
+}
+
 /// Before, the histogram hid the value, and Prometheus stores no such input.
 #[test]
 fn a_histogram_has_no_value_and_is_valid() {

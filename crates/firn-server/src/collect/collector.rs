@@ -36,7 +36,6 @@ use super::families::{Families, TargetFamilies};
 use super::files::LocalFiles;
 use super::metrics::ScrapeTotals;
 use super::store::{ScrapeStore, copy_of};
-use crate::access::line_log::ForbiddenFiles;
 use crate::app::App;
 use crate::http::hostname;
 use crate::metrics_text::MetricsText;
@@ -235,14 +234,6 @@ async fn pace(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping) 
 /// The database's clock, which stamps samples.
 fn now(app: &App) -> Timestamp {
     app.opened().map_or(0, |ready| ready.db.now_ms())
-}
-
-/// The files to which no log of the jobs may append.
-fn forbidden_files(app: &App) -> ForbiddenFiles {
-    let mut forbidden = app.gate.forbidden();
-    let inputs = app.collect.as_ref().map(|collect| collect.inputs().unwrap_or_default());
-    forbidden.inputs.extend(inputs.unwrap_or_default());
-    forbidden
 }
 
 /// One scrape, or the end of a target.
@@ -501,7 +492,7 @@ impl Collector {
         let Some(file) = self.wanted.borrow().clone() else { return };
         let is_known = |known: &Arc<LoadedFile>| Arc::ptr_eq(known, &file);
         if !running.state.lock().file.as_ref().is_some_and(is_known) {
-            running.failures.set(&file.jobs, &forbidden_files(app));
+            running.failures.set(&file.jobs, &app.forbidden_files());
         }
         let mut state = running.state.lock();
         let ScrapeState {

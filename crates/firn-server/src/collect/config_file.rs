@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::files::LocalFiles;
 use super::support::keys_without_effect;
+use crate::access::line_log::InputFile;
 use crate::clock::clock_ms;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
@@ -31,6 +32,20 @@ pub(crate) struct LoadedFile {
     /// The jobs of the file and of the files that it includes.
     pub(crate) jobs: Vec<Arc<ScrapeConfig>>,
     pub(crate) loaded_ms: Timestamp,
+}
+
+impl LoadedFile {
+    /// The files that the configuration and the files that it includes name: rules, further scrape
+    /// configurations, credentials, certificates, lists of targets.
+    ///
+    /// # Errors
+    /// `Invalid` for a pattern that the load refuses.
+    pub(crate) fn inputs(&self) -> Result<Vec<InputFile>> {
+        let files = LocalFiles { budget: Budget::unlimited() };
+        let named = self.config.named_files(self.jobs.iter().map(AsRef::as_ref), &files)?;
+        let input = |(key, path)| InputFile { setting: format!("{key} in {FLAG}"), path };
+        Ok(named.into_iter().map(input).collect())
+    }
 }
 
 /// Makes a part of the server act on a file that all parts have accepted. Must be quick: it stores

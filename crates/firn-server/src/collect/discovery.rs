@@ -14,11 +14,11 @@ mod redirects;
 #[cfg(test)]
 mod test_server;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::http::HeaderName;
 use firn_collect::discovery::{
@@ -27,7 +27,7 @@ use firn_collect::discovery::{
 use firn_collect::pool::DiscoveredGroup;
 use firn_fetch::dns::DnsSettings;
 use firn_fetch::{Bodies, Client, Connections, Request};
-use firn_model::{Budget, Pool, Reservation, excerpt};
+use firn_model::{Budget, Error, Pool, Reservation, excerpt};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -87,6 +87,8 @@ struct TaskState {
     /// `None` until the first refresh, good or not, is over.
     list: Mutex<Option<Arc<TargetList>>>,
     failure: Mutex<RefreshFailure>,
+    /// The files of the last good lists, with the times of their changes in seconds.
+    file_times: Mutex<BTreeMap<PathBuf, f64>>,
 }
 
 /// Whether refreshes of a discovery fail.
@@ -207,6 +209,19 @@ impl DiscoveryTasks {
                 }
             }
             counts::write_text(prefix, &counts, text);
+            let name = format!("{prefix}_sd_file_mtime_seconds");
+            text.family(&name, Kind::Gauge, "Last change of each file of targets in use.");
+            for (part, sets) in &all {
+                // A file of several discoveries is one sample.
+                let mut times = BTreeMap::new();
+                for task in sets.values().flatten() {
+                    times.extend(task.state.file_times.lock().clone());
+                }
+                for (path, time) in &times {
+                    let filename = path.to_string_lossy();
+                    text.sample(&name, &[("name", part.name), ("filename", &filename)], *time);
+                }
+            }
         }
     }
 }
@@ -355,21 +370,41 @@ impl Run {
             let is_due = stamps.is_none() || read_at.elapsed() >= refresh;
             let files = LocalFiles { budget: self.shared.budget.clone() };
             let polling = spawn_blocking(move || {
+                let start = Instant::now();
                 let paths = targets.paths(&files);
                 // Before the files: a change during the read is found by the next poll.
                 let found = Some(file_stamps(&paths));
                 let is_changed = is_due || found != stamps;
                 let errors = is_changed.then(|| targets.refresh(&paths, &files));
-                (targets, found, errors)
+                (targets, found, errors.map(|errors| (errors, start.elapsed())))
             });
-            let Ok((polled, found, errors)) = polling.await else { return };
+            let Ok((polled, found, scanned)) = polling.await else { return };
             (targets, stamps) = (polled, found);
-            if let Some(errors) = errors {
+            if let Some((errors, took)) = scanned {
                 read_at = Instant::now();
-                errors.iter().for_each(|error| self.failed_in_part(error));
+                self.shared.counts.add_file_scan(took, errors.len());
+                self.note_file_times(stamps.as_deref().unwrap_or_default(), &errors);
+                for (path, error) in &errors {
+                    self.failed_in_part(&format!("{}: {error}", path.display()));
+                }
                 self.publish_copy(targets.groups_bytes(), || targets.groups());
             }
             tokio::time::sleep(FILE_POLL).await;
+        }
+    }
+
+    /// A file that cannot be read keeps the time of its last good list.
+    fn note_file_times(&self, stamps: &[FileStamp], errors: &[(PathBuf, Error)]) {
+        let failed: HashSet<&Path> = errors.iter().map(|(path, _)| path.as_path()).collect();
+        let mut times = self.state.file_times.lock();
+        let previous = std::mem::take(&mut *times);
+        for stamp in stamps {
+            let since = stamp.modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+            let time = match failed.contains(stamp.path.as_path()) {
+                false => since.map(|since| since.as_secs_f64()),
+                true => previous.get(&stamp.path).copied(),
+            };
+            times.extend(time.map(|time| (stamp.path.clone(), time)));
         }
     }
 
@@ -457,10 +492,8 @@ fn file_stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-    use std::path::Path;
-
     use firn_collect::config::Config;
+    use std::net::SocketAddr;
 
     use super::*;
 
@@ -520,8 +553,23 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(addresses(&tasks, "k").unwrap(), ["h:0", "h:2"]);
+        let metrics = || {
+            let mut text = MetricsText::default();
+            DiscoveryTasks::write_all(&[&tasks], &mut text);
+            text.finish()
+        };
+        let (text, filename) = (metrics(), path.display());
+        let mtime = "prometheus_sd_file_mtime_seconds{name=\"scrape\",filename=";
+        let file = format!("{mtime}\"{filename}\"}} 1");
+        assert_eq!((text.matches(mtime).count(), text.contains(&file)), (1, true), "{text}");
+        for (name, least) in [("read_errors_total", 1.0), ("scan_duration_seconds_count", 3.0)] {
+            let start = format!("prometheus_sd_file_{name}{{name=\"scrape\"}} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
+            assert!(value.parse::<f64>().unwrap() >= least, "{name}: {text}");
+        }
         std::fs::remove_file(&path).unwrap();
         wait_for(&tasks, "k", &["h:0"]).await;
+        assert!(!metrics().contains(mtime), "{}", metrics());
         tasks.set([]);
         assert_eq!(tasks.lists("j").map(|lists| lists.len()), Some(0));
     }

@@ -33,7 +33,7 @@ mod support;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use firn_model::{Budget, Result};
+use firn_model::Result;
 
 pub(crate) use collector::{Collector, ScrapeState, run};
 pub use config_file::is_of_prometheus_config;
@@ -45,7 +45,6 @@ pub(crate) use files::LocalFiles;
 pub use support::UnsupportedParts;
 pub(crate) use support::{check_alertmanagers, check_remote_write};
 
-use crate::access::line_log::InputFile;
 use crate::metrics_text::MetricsText;
 
 /// The file of `--prometheus-config` and the part that scrapes.
@@ -67,20 +66,6 @@ impl Collect {
         Ok(Collect { file: PrometheusFile::open(path, parts)?, collector })
     }
 
-    /// The files that the configuration and the files that it includes name: rules, further scrape
-    /// configurations, credentials, certificates, lists of targets.
-    ///
-    /// # Errors
-    /// `Invalid` for a pattern that the load refuses.
-    pub(crate) fn inputs(&self) -> Result<Vec<InputFile>> {
-        let file = self.file.current();
-        let files = LocalFiles { budget: Budget::unlimited() };
-        let named = file.config.named_files(file.jobs.iter().map(AsRef::as_ref), &files)?;
-        let input =
-            |(key, path)| InputFile { setting: format!("{key} in --prometheus-config"), path };
-        Ok(named.into_iter().map(input).collect())
-    }
-
     /// Ends the scrapes, before the database is closed.
     pub(crate) fn stop(&self) {
         self.collector.stop();
@@ -96,6 +81,8 @@ impl Collect {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::Budget;
+
     use super::*;
 
     /// Before, a log could be appended to credentials, certificates and lists of targets.
@@ -155,7 +142,7 @@ remote_write:
         assert_eq!(named, wanted);
         let text = "scrape_configs: [{job_name: a, authorization: {credentials_file: token}}]\n";
         let collect = Collect::open(write("small.yml", text), Vec::new()).unwrap();
-        let inputs = collect.inputs().unwrap().into_iter();
+        let inputs = collect.file.current().inputs().unwrap().into_iter();
         let inputs: Vec<_> = inputs.map(|input| (input.setting, input.path)).collect();
         let setting = "credentials_file in --prometheus-config".to_owned();
         assert_eq!(inputs, [(setting, folder.path().join("token"))]);

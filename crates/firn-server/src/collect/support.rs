@@ -82,7 +82,7 @@ pub(crate) fn keys_without_effect<'j>(
     config: &Config,
     jobs: impl Iterator<Item = &'j ScrapeConfig>,
 ) -> Vec<String> {
-    let (global, defaults) = (&config.global, Config::default());
+    let defaults = Config::default();
     let mut keys = Vec::new();
     for (key, is_set) in [
         ("remote_read", !config.remote_read.is_empty()),
@@ -90,7 +90,6 @@ pub(crate) fn keys_without_effect<'j>(
         ("tracing", config.tracing.is_some()),
         ("otlp", config.otlp != defaults.otlp),
         ("runtime", config.runtime != defaults.runtime),
-        ("global.query_log_file", !global.query_log_file.is_empty()),
     ] {
         if is_set {
             keys.push(key.to_owned());
@@ -149,7 +148,6 @@ mod tests {
             [
                 "remote_read",
                 "storage",
-                "global.query_log_file",
                 "scrape_native_histograms of job \"a\"",
                 "send_exemplars of remote_write \"http://u:xxxxx@h/w\"",
                 "failed_request_logging of remote_write \"http://u:xxxxx@h/w\"",

@@ -12,7 +12,7 @@ pub(crate) mod lifecycle;
 mod page;
 pub(crate) mod params;
 mod query;
-mod query_log;
+pub(crate) mod query_log;
 mod read;
 mod relabel_steps;
 pub(crate) mod roles;

@@ -143,15 +143,15 @@ async fn answer(
         let times = [timings.eval_ns, context.stats.queue_ns.get()].map(Duration::from_nanos);
         let [evaluated, waited] = times;
         threads.durations.add(evaluated, waited);
-        if let Some(log) = &shared.query_log {
+        shared.query_log.push(|| {
             let samples = reply.as_ref().map(|reply| match reply {
                 QueryReply::Text(_) => (0, 0),
                 QueryReply::Output(output, _) => (output.samples_read, output.samples_peak),
             });
             let read = samples.as_ref().map_or(0, |both| both.0);
             let peak = samples.map(|both| both.1);
-            log.push(sender.line(expr.text(), asked.time, (read, peak), (timings, context)));
-        }
+            sender.line(expr.text(), asked.time, (read, peak), (timings, context))
+        });
         let (output, ticket) = match reply? {
             QueryReply::Text(text) => {
                 let held = context.budget.reserve(Pool::Query, text.len() as u64)?;
@@ -184,7 +184,7 @@ fn recalled(
     let QuerySource::Open(ready) = source else { return None };
     let form = asked.form()?;
     let is_plain =
-        user.scope().is_empty() && app.query_log.is_none() && asked.timeout.as_millis() > 0;
+        user.scope().is_empty() && !app.query_log.is_on() && asked.timeout.as_millis() > 0;
     let _counted = is_plain.then(|| user.begin_query())??;
     let start_ns = monotonic_ns();
     let query = params.get("query")?;

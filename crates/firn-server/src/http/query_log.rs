@@ -1,5 +1,7 @@
 //! The query log: one JSON line for each evaluated query, in Prometheus' form (`query_log_file`),
-//! with the user and the cost of the query beside it.
+//! with the user and the cost of the query beside it, or with the group of the rule.
+
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -80,6 +82,31 @@ impl QuerySender {
         }
         line.to_string().into_bytes()
     }
+}
+
+/// The line of the query of a rule, which ran at `ts` and took `took` with the use of its result.
+pub(crate) fn rule_line(
+    query: &str,
+    (file, group): (&str, &str),
+    (ts, took): (Timestamp, Duration),
+    error: Option<&str>,
+) -> Vec<u8> {
+    let (at, seconds) = (Value::from(rfc3339(ts)), took.as_secs_f64());
+    let mut line = json!({
+        "params": {
+            "query": excerpt_within(query, QUERY_BYTES_MAX),
+            "start": at,
+            "end": at,
+            "step": 0,
+        },
+        "stats": { "timings": { "evalTotalTime": seconds, "execTotalTime": seconds } },
+        "ruleGroup": { "file": file, "name": group },
+        "ts": Value::from(rfc3339(clock_ms())),
+    });
+    if let Some(error) = error {
+        line["error"] = excerpt_within(error, ERROR_BYTES_MAX).into();
+    }
+    line.to_string().into_bytes()
 }
 
 #[cfg(test)]

@@ -24,7 +24,9 @@ use super::table::{DueGroup, EndedSeries, GroupTable, GroupWork};
 use super::templates::BoundedTemplates;
 use super::view::{LastEvaluation, RuleOutcome, ShownGroup};
 use super::watch::QueryWatch;
+use crate::http::query_log::rule_line;
 use crate::notify::{Notification, Notifier, NotifyOptions, link};
+use crate::query_log::QueryLog;
 use crate::throttle::Throttle;
 
 /// The groups and all that their evaluation needs.
@@ -39,6 +41,8 @@ pub(super) struct GroupEvaluator {
     /// The address of this server in alerts.
     pub(super) external_url: OnceLock<Arc<str>>,
     pub(super) notifier: Arc<Notifier>,
+    /// The log of the queries of rules, while it is open.
+    pub(super) query_log: OnceLock<Arc<QueryLog>>,
     settings: Mutex<Arc<EvaluationSettings>>,
     table: Mutex<GroupTable>,
     /// Queries of running evaluations, for threads without a due group. Locked after `table`.
@@ -73,6 +77,7 @@ impl GroupEvaluator {
             watch: QueryWatch::default(),
             db: OnceLock::new(),
             notifier,
+            query_log: OnceLock::new(),
             settings: Mutex::default(),
             table: Mutex::default(),
             stages: Mutex::default(),
@@ -208,6 +213,8 @@ impl GroupEvaluator {
         let outcome = |running| RuleOutcome::new(running, took_of.next().unwrap_or_default());
         let rules: Vec<RuleOutcome> = group.rules().iter().map(outcome).collect();
         self.count(&due.shown, &evaluation, &rules, began);
+        let offset_ms = due.shown.query_offset_ms.unwrap_or(settings.query_offset_ms);
+        self.log_queries(&due.shown, &rules, slot.saturating_sub(offset_ms));
         let sample_count = evaluation.sample_count;
         let took = began.elapsed();
         due.shown.publish(LastEvaluation { began: Some(now), took, rules, sample_count });
@@ -320,6 +327,16 @@ impl GroupEvaluator {
         if took > u128::from(shown.interval_ms.unsigned_abs()) {
             let group = shown.key();
             tracing::warn!(group, took_ms = took, "an evaluation took longer than its interval");
+        }
+    }
+
+    /// Logs the queries of the rules, which ran at `ts`.
+    fn log_queries(&self, shown: &ShownGroup, rules: &[RuleOutcome], ts: Timestamp) {
+        let Some(log) = self.query_log.get().filter(|log| log.is_on()) else { return };
+        for (rule, outcome) in shown.rules.iter().zip(rules) {
+            let (group, times) = ((&*shown.file, &*shown.name), (ts, outcome.took));
+            let error = outcome.last_error.as_deref();
+            log.push(|| rule_line(&rule.expr().to_string(), group, times, error));
         }
     }
 

@@ -21,6 +21,7 @@ use crate::machine::check_thread_mappings;
 use crate::metrics_text::MetricsText;
 use crate::net::{Stopping, stopped};
 use crate::notify::{CheckedAlertmanagers, Notifier};
+use crate::query_log::QueryLog;
 
 /// Evaluates the rules of the configuration.
 #[derive(Debug)]
@@ -64,6 +65,12 @@ impl RuleManager {
             threads: Mutex::default(),
             groups_held: Mutex::default(),
         }
+    }
+
+    /// Logs the query of each rule from now on, while `log` is open.
+    pub(crate) fn log_queries(&self, log: &Arc<QueryLog>) {
+        // A second call is a bug; the first log stays.
+        let _ = self.evaluator.query_log.set(Arc::clone(log));
     }
 
     /// The memory of all rules.

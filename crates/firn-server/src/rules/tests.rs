@@ -14,7 +14,9 @@ use firndb::{Db, Options, QueryOptions, QueryTime, Value, local_env};
 use tempfile::TempDir;
 
 use super::{RuleManager, RuleOptions, ShownGroup};
+use crate::access::{Gate, GateOptions};
 use crate::metrics_text::MetricsText;
+use crate::query_log::QueryLog;
 
 const SECOND: i64 = 1_000;
 const MINUTE: i64 = 60 * SECOND;
@@ -192,6 +194,36 @@ fn results_are_rows_at_the_slot_and_later_rules_see_them() {
     let member = |job| Labels::from_pairs([("job", job), ("team", "a")]).unwrap();
     let refs = scene.db.find_members(&name, &[member("a"), member("b")]).unwrap();
     assert_eq!(refs[0].unwrap().group, refs[1].unwrap().group);
+}
+
+/// Before, only queries of clients were logged.
+#[test]
+fn queries_of_rules_are_logged() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("queries.log");
+    let log = Arc::new(QueryLog::new(Some(path.clone())));
+    let gate = Gate::open(GateOptions::default(), Budget::unlimited(), || ()).unwrap();
+    log.start(&Arc::new(gate), None).unwrap();
+    let mut scene = Scene::new();
+    scene.manager.log_queries(&log);
+    let rules = "groups: [{name: g, query_offset: 10s, rules: [{record: a, expr: vector( 1 )}, \
+                 {record: b, expr: 'label_replace(x, \"n\", \"\", \"\", \"\")'}]}]";
+    scene.load(&[("a.yml", rules)]).unwrap();
+    for n in ["1", "2"] {
+        scene.put(&[("__name__", "x"), ("n", n)], START - MINUTE, 1.0);
+    }
+    scene.evaluate_at(MINUTE);
+    drop((scene, log));
+    let lines = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!(lines[0]["params"]["query"], "vector(1)");
+    assert_eq!(lines[0]["params"]["start"], lines[0]["params"]["end"]);
+    assert_eq!(lines[0]["error"], serde_json::Value::Null);
+    assert!(lines[1]["error"].is_string(), "{lines:?}");
+    let group = serde_json::json!({"file": "/r/a.yml", "name": "g"});
+    assert!(lines.iter().all(|line| line["ruleGroup"] == group), "{lines:?}");
 }
 
 #[test]

@@ -53,13 +53,13 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(check(folder.path(), &["good.yml"]).code, Some(0));
     let twice = check(folder.path(), &["--lint-fatal", "good.yml"]);
     assert_eq!(twice.code, Some(3));
-    let lint = "  FAILED:\n     lint error 1 duplicate rule(s) found.\nMetric: r\n";
+    let lint = "  FAILED:\nlint error 1 duplicate rule(s) found.\nMetric: r\n";
     assert!(twice.errors.starts_with(lint), "{}", twice.errors);
     assert_eq!(check(folder.path(), &["--lint-fatal", "--lint=none", "good.yml"]).code, Some(0));
     write("r.rules", "groups: [{name: a, rules: [{record: r}]}]\n");
     let wrong = check(folder.path(), &["good.yml"]);
     assert_eq!(wrong.code, Some(1));
-    assert!(wrong.errors.starts_with("  FAILED:\n     r.rules: 0:0: group"), "{}", wrong.errors);
+    assert!(wrong.errors.starts_with("  FAILED:\nr.rules: 0:0: group"), "{}", wrong.errors);
     assert!(wrong.output.ends_with("Checking r.rules\n"), "{}", wrong.output);
     write("r.rules", "groups: []\n");
     let lint = ["--lint=too-long-scrape-interval", "--lint-fatal", "good.yml"];
@@ -70,7 +70,12 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(lookback.code, Some(0), "{}", lookback.errors);
     let unknown = check(folder.path(), &["--lint=foo", "--lint-fatal", "good.yml"]);
     assert_eq!(unknown.code, Some(0), "{}", unknown.errors);
-    assert!(unknown.output.starts_with("WARNING: unknown lint option foo\n"), "{}", unknown.output);
+    let warning = "WARNING: unknown lint option: \"foo\"\nChecking good.yml\n";
+    assert!(unknown.output.starts_with(warning), "{}", unknown.output);
+    for lint in ["--lint=foo,none", "--lint="] {
+        let silent = check(folder.path(), &[lint, "good.yml"]);
+        assert!(silent.output.starts_with("Checking good.yml\n"), "{}", silent.output);
+    }
     let mut before = Command::new(env!("CARGO_BIN_EXE_firn"));
     before.args(["check", "--query.lookback-delta=6m", "config"]).args(lint);
     let before = before.current_dir(folder.path()).output().expect("a process");
@@ -80,6 +85,15 @@ fn configuration_files_are_checked_as_by_promtool() {
     assert_eq!(wrong.code, Some(1));
     assert!(wrong.errors.contains("line 3: field target not found in type"), "{}", wrong.errors);
     assert!(wrong.output.contains("SUCCESS: good.yml"), "{}", wrong.output);
+
+    write(
+        "slash.yml",
+        "scrape_configs:\n- job_name: a\n  relabel_configs: [{target_label: x, replacement: y}]\n  \
+         static_configs: [{targets: ['h:1']}, {targets: ['h:2', 'http://bad']}]\n",
+    );
+    let slash = check(folder.path(), &["slash.yml"]);
+    let text = "  FAILED: instance 1 in group 1: \"http://bad\" is not a valid hostname\n";
+    assert_eq!((slash.code, slash.errors.as_str()), (Some(1), text));
 
     assert_eq!(check(folder.path(), &["token.yml"]).code, Some(1));
     assert_eq!(check(folder.path(), &["--syntax-only", "token.yml"]).code, Some(0));
@@ -145,8 +159,8 @@ fn links_without_a_target_fail() {
     let all = check(folder.path(), &["all.yml"]);
     assert_eq!(all.code, Some(1), "{}", all.output);
     assert!(all.output.contains("SUCCESS: 3 rule files found"), "{}", all.output);
-    let want = "  FAILED:\n     dead.rules: open dead.rules: no such file or directory\n  \
-                FAILED:\n     loop.rules: open loop.rules: too many levels of symbolic links\n";
+    let want = "  FAILED:\ndead.rules: open dead.rules: no such file or directory\n  \
+                FAILED:\nloop.rules: open loop.rules: too many levels of symbolic links\n";
     assert_eq!(all.errors, want);
     let groups = "file_sd_configs: [{files: ['dead*.yml']}]";
     for (text, want) in [

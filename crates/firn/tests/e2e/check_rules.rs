@@ -205,7 +205,12 @@ fn unit_tests_run_as_in_promtool() {
     );
     let diff = files.firn(&["test", "rules", "--diff", "--debug", "tests.yml"], "");
     assert!(diff.errors.contains("+ Labels:{alertname=\"Down\", team=\"x\"}"), "{diff:?}");
-    assert!(diff.errors.contains("DEBUG: Dump of all data"), "{diff:?}");
+    let lines: Vec<&str> = diff.errors.lines().collect();
+    let start = lines.iter().position(|line| *line == "DEBUG: Starting test good").expect("a test");
+    let dump = "DEBUG: Dump of all data (input_series and rules) at ";
+    assert!(lines[start + 1].starts_with(dump), "{diff:?}");
+    assert!(lines[start + 2].ends_with(" =>"), "{diff:?}");
+    assert!(diff.errors.contains("DEBUG: Test good finished, took "), "{diff:?}");
     assert_eq!(files.firn(&["test", "rules", "none.yml"], "").code, Some(1));
     assert_eq!(files.firn(&["test", "rules", "--run=(", "tests.yml"], "").code, Some(1));
 }

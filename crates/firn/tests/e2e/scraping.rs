@@ -167,7 +167,8 @@ fn jobs_files_of_targets_a_reload_and_a_kill() {
     let other =
         format!("- job_name: other\n  static_configs: [{{targets: ['{}']}}]\n", lone.address);
     let config = |jobs: &str| {
-        let text = format!("global: {{scrape_interval: 1s}}\nscrape_configs:\n{jobs}");
+        let global = "global: {scrape_interval: 1s, query_log_file: queries.log}";
+        let text = format!("{global}\nscrape_configs:\n{jobs}");
         replace(&folder.join("prometheus.yml"), &text);
     };
     config(&format!("{files}{other}"));
@@ -227,7 +228,10 @@ fn jobs_files_of_targets_a_reload_and_a_kill() {
     wait_for_results(address, "up", &[of(&second, "up", "1")]);
     let metrics = get(address, "/metrics").expect("metrics").body;
     assert!(metrics.contains("prometheus_config_last_reload_successful 0\n"), "{metrics}");
+    assert!(metrics.contains("prometheus_engine_query_log_enabled 1\n"), "{metrics}");
     assert_eq!(server.terminate(), Some(0), "{}", server.output());
+    let queries = fs::read_to_string(folder.join("queries.log")).expect("a query log");
+    assert!(queries.contains("\"query\":\"up\""), "{queries}");
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub(super) struct DiscoveryCounts {
     consul_calls: [Mutex<(u64, f64)>; CALLS.len()],
     dns_lookups: Counter,
     dns_failures: Counter,
+    file_read_errors: Counter,
+    /// Number and seconds of reads of all files of a discovery.
+    file_scans: Mutex<(u64, f64)>,
 }
 
 const ROLES: [&str; 6] = ["endpointslice", "endpoints", "node", "pod", "service", "ingress"];
@@ -53,10 +56,14 @@ impl DiscoveryCounts {
     pub(super) fn add_consul_call(&self, is_of_service: bool, took: Duration, is_good: bool) {
         self.consul_failures.add(u64::from(!is_good));
         if let Some(calls) = self.consul_calls.get(usize::from(is_of_service)) {
-            let mut calls = calls.lock();
-            calls.0 = calls.0.saturating_add(1);
-            calls.1 += took.as_secs_f64();
+            add_duration(&mut calls.lock(), took);
         }
+    }
+
+    /// All files of a discovery have been read.
+    pub(super) fn add_file_scan(&self, took: Duration, error_count: usize) {
+        self.file_read_errors.add(error_count as u64);
+        add_duration(&mut self.file_scans.lock(), took);
     }
 
     /// The lookup of a name is over.
@@ -66,10 +73,15 @@ impl DiscoveryCounts {
     }
 }
 
+fn add_duration((count, seconds): &mut (u64, f64), took: Duration) {
+    *count = count.saturating_add(1);
+    *seconds += took.as_secs_f64();
+}
+
 /// Writes the metrics of all parts, each with its name, with names that begin with `prefix`.
 pub(super) fn write_text(prefix: &str, all: &[(&str, &DiscoveryCounts)], text: &mut MetricsText) {
     type Pick = fn(&DiscoveryCounts) -> &Counter;
-    let counters: [(&str, &str, Pick); 4] = [
+    let counters: [(&str, &str, Pick); 5] = [
         ("kubernetes_failures_total", "Lists and watches of Kubernetes that failed.", |counts| {
             &counts.kubernetes_failures
         }),
@@ -82,6 +94,9 @@ pub(super) fn write_text(prefix: &str, all: &[(&str, &DiscoveryCounts)], text: &
             "Lookups of names of DNS discoveries that failed.",
             |counts| &counts.dns_failures,
         ),
+        ("file_read_errors_total", "Files of targets that could not be read.", |counts| {
+            &counts.file_read_errors
+        }),
     ];
     for (name, help, pick) in counters {
         let name = format!("{prefix}_sd_{name}");
@@ -111,4 +126,13 @@ pub(super) fn write_text(prefix: &str, all: &[(&str, &DiscoveryCounts)], text: &
             text.sample(&format!("{name}_count"), &labels, count as f64);
         }
     }
+    let name = format!("{prefix}_sd_file_scan_duration_seconds");
+    text.family(&name, Kind::Summary, "Durations of reads of all files of a discovery.");
+    for (part, counts) in all {
+        let (count, seconds) = *counts.file_scans.lock();
+        text.sample(&format!("{name}_sum"), &[("name", *part)], seconds);
+        text.sample(&format!("{name}_count"), &[("name", *part)], count as f64);
+    }
+    let name = format!("{prefix}_sd_file_watcher_errors_total");
+    text.counter(&name, "Always 0: files are polled, not watched.", 0.0);
 }
