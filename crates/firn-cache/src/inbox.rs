@@ -4,7 +4,7 @@
 //! meet. A reader of the cache takes all waiting changes first and applies them under the lock of
 //! the cache.
 
-use firn_model::Change;
+use firn_model::{Change, Timestamp};
 
 use super::sync::Mutex;
 use crate::lock;
@@ -46,6 +46,15 @@ impl Inbox {
         waiting.bytes += size_of::<Change>() + size_of_val(&*change.groups);
         waiting.changes.push(change);
         waiting.bytes > LANE_BYTES_MAX
+    }
+
+    /// The time of the earliest sample that a waiting change touches.
+    pub(crate) fn earliest(&self) -> Option<Timestamp> {
+        let earliest = |lane: &InboxLane| {
+            let waiting = lane.0.lock();
+            waiting.changes.iter().map(|change| change.range.start).min()
+        };
+        self.0.iter().filter_map(earliest).min()
     }
 
     /// Moves all waiting changes to `taken`.

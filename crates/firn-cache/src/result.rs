@@ -38,7 +38,7 @@ use crate::hot::{HotAnswers, part_bytes, part_of, width, without};
 use crate::known::KnownQueries;
 use crate::lock;
 use crate::mutant::mutant;
-use crate::selectors::{Groups, Selectors, Use, matches_all};
+use crate::selectors::{Groups, Selectors, TRIAL_WORK_MAX, Use, may_match};
 use crate::shares::Shares;
 use crate::store::{DeclineReason, Fill, Lookup, OwnerHistory, Store, StoreOptions, StoreStats};
 
@@ -46,6 +46,8 @@ use crate::store::{DeclineReason, Fill, Lookup, OwnerHistory, Store, StoreOption
 const FIELD: u64 = 0;
 /// If changes cut a fill into more pieces, only the newest ones are kept.
 const PIECES_MAX: usize = 16;
+/// The work of matching the latest new series against the selectors of one fill.
+const FILL_TRIAL_WORK_MAX: usize = 16 * TRIAL_WORK_MAX;
 /// Upper bound of the steps reserved after the cached ones of each series.
 const STEPS_AHEAD_MAX: usize = 1_024;
 
@@ -320,7 +322,9 @@ impl ResultCache {
             let session = self.begin(&Budget::unlimited());
             let groups = groups_of(&matchers)?;
             let mut state = self.state.lock();
-            if let Some(groups) = state.groups_now(&session, &matchers, &groups, &self.options) {
+            let mut work_left = FILL_TRIAL_WORK_MAX;
+            let limits = (&mut work_left, &self.options);
+            if let Some(groups) = state.groups_now(&session, &matchers, &groups, limits) {
                 state.selectors.set_groups(&matchers, groups);
             }
             state.settle();
@@ -392,7 +396,8 @@ impl ResultCache {
     }
 
     /// As [`ResultCache::recall_text`], for a query that was not parsed: its text is that of a
-    /// ticket.
+    /// ticket. Never waits: `None` also if another thread has the lock, or if a change that may
+    /// touch an answer was not applied yet.
     pub fn recall_known(
         &self,
         query: &str,
@@ -400,14 +405,20 @@ impl ResultCache {
         number: CommitSeq,
         form: u8,
     ) -> Option<CachedText> {
-        let known = self.state.lock().known.get(query)?;
+        let state = self.state.try_lock()?;
+        let known = state.known.get(query)?;
         let QueryRange { start, end, step_ms, lookback_ms, oldest } = range;
         let is_same = known.lookback_ms == lookback_ms
             && oldest.is_none_or(|oldest| known.needed_from(start) > oldest);
+        let frontier = state.selectors.frontier();
+        let is_current = self.inbox.earliest().is_none_or(|earliest| earliest > frontier);
+        if !is_same || !is_current {
+            return None;
+        }
         let expression = &*known.expression;
         let dependencies = &[];
         let question = ResultQuery { expression, start, end, step_ms, lookback_ms, dependencies };
-        is_same.then(|| self.recall_text(&question, number, form))?
+        self.text(self.with_changes(state), &question, number, form)
     }
 
     /// The text in `form` that was kept of the whole answer for a snapshot with `number`.
@@ -417,21 +428,28 @@ impl ResultCache {
         number: CommitSeq,
         form: u8,
     ) -> Option<CachedText> {
+        self.text(self.current(), question, number, form)
+    }
+
+    fn text(
+        &self,
+        mut state: impl DerefMut<Target = ResultState>,
+        question: &ResultQuery<'_>,
+        number: CommitSeq,
+        form: u8,
+    ) -> Option<CachedText> {
         let (grid, steps) = question.steps().filter(|known| !known.1.is_empty())?;
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let range = grid.cells(steps);
-        self.heard(number);
-        let (text, point_count) = {
-            let mut state = self.state.lock();
-            let found = state.hot.text(&key, range, number, form)?;
-            if self.store.is_off() {
-                return None;
-            }
-            state.stats.hot_hits += 1;
-            state.stats.text_hits += 1;
-            state.count(grid, steps, None);
-            found
-        };
+        self.store.heard(number);
+        let (text, point_count) = state.hot.text(&key, range, number, form)?;
+        if self.store.is_off() {
+            return None;
+        }
+        state.stats.hot_hits += 1;
+        state.stats.text_hits += 1;
+        state.count(grid, steps, None);
+        drop(state);
         let (field, bytes_max) = (FIELD, u64::MAX);
         let ask = Lookup { key: &key, field, range, number, partial_bytes_min: 0, bytes_max };
         self.store.count_use(&ask, TimeRange::EMPTY, point_count * size_of::<f64>() as u64);
@@ -559,6 +577,11 @@ impl ResultCache {
         })
     }
 
+    /// Groups of a selector that are listed: [`ResultOptions::group_count_max`].
+    pub fn group_count_max(&self) -> usize {
+        self.options.group_count_max
+    }
+
     /// Whether the groups of a dependency's selector are known: a cached answer depends on it.
     pub fn knows_groups(&self, dependency: &Dependency) -> bool {
         self.state.lock().selectors.groups_of(&dependency.matchers).is_some()
@@ -596,6 +619,13 @@ impl ResultCache {
         // The cause of the clear may be in this answer too.
         let is_outlived = session.clear_count != state.clear_count
             && !mutant!(self.options.store, FillOutlivesClear);
+        for dependency in question.dependencies {
+            let ResultState { selectors, hot, .. } = &mut *state;
+            selectors.make_room(&dependency.matchers, |one| {
+                hot.trim(&one.key, TimeRange::ALL);
+                self.store.trim(&one.key, FIELD, TimeRange::ALL);
+            });
+        }
         let pieces = match encoded {
             Some(_) if !is_outlived => {
                 state.admit(session, question.dependencies, number, groups, steps, &self.options)
@@ -711,7 +741,11 @@ impl ResultCache {
 
     /// The locked state after all announced changes.
     fn current(&self) -> impl DerefMut<Target = ResultState> {
-        let mut state = self.state.lock();
+        self.with_changes(self.state.lock())
+    }
+
+    /// The locked state after all announced changes.
+    fn with_changes<G: DerefMut<Target = ResultState>>(&self, mut state: G) -> G {
         let mut taken = std::mem::take(&mut state.taken);
         if !mutant!(self.options.store, ChangesNotTaken) {
             self.inbox.take(&mut taken);
@@ -802,10 +836,13 @@ impl ResultState {
         options: &ResultOptions,
     ) -> Option<(Vec<TimeRange>, Vec<Groups>)> {
         let mut now = Vec::new();
+        let mut work_left = FILL_TRIAL_WORK_MAX;
         for (dependency, groups) in dependencies.iter().zip(groups) {
             let matchers = &dependency.matchers;
             now.push(match groups {
-                Some(groups) => self.groups_now(session, matchers, groups, options)?,
+                Some(groups) => {
+                    self.groups_now(session, matchers, groups, (&mut work_left, options))?
+                }
                 // Every series defined since the selector was added has been matched against it.
                 None => self.selectors.groups_of(matchers)?.clone(),
             });
@@ -825,11 +862,12 @@ impl ResultState {
                 if is_touched && pieces.iter().any(|piece| piece.overlaps(touched)) {
                     self.stats.fill_trims += 1;
                     pieces = pieces.into_iter().flat_map(|piece| without(piece, touched)).collect();
+                    // At once: thousands of changes would make as many pieces.
+                    let surplus = pieces.len().saturating_sub(PIECES_MAX);
+                    pieces.drain(..surplus);
                 }
             }
         }
-        let surplus = pieces.len().saturating_sub(PIECES_MAX);
-        pieces.drain(..surplus);
         Some((pieces, now))
     }
 
@@ -840,10 +878,10 @@ impl ResultState {
         session: &Session,
         matchers: &[Matcher],
         groups: &[GroupId],
-        options: &ResultOptions,
+        (work_left, options): (&mut usize, &ResultOptions),
     ) -> Option<Groups> {
         let defined = self.recent.defined_since(session.defined_count)?;
-        let new = defined.filter(|(_, labels)| matches_all(matchers, labels)).map(|one| one.0);
+        let new = defined.filter(|one| may_match(matchers, &one.1, work_left)).map(|one| one.0);
         Some(Groups::new(groups.iter().copied().chain(new).collect(), options.group_count_max))
     }
 

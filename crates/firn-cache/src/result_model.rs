@@ -48,6 +48,10 @@ mod sync {
         pub(crate) fn lock(&self) -> impl DerefMut<Target = T> {
             self.0.lock().unwrap()
         }
+
+        pub(crate) fn try_lock(&self) -> Option<impl DerefMut<Target = T>> {
+            self.0.try_lock().ok()
+        }
     }
 }
 

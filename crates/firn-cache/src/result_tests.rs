@@ -15,7 +15,6 @@ use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
 use crate::mutant::Mutant;
 use crate::result::{QueryRange, ResultCache, ResultOptions, ResultQuery, ResultStats};
-use crate::selectors::matches_all;
 use crate::store::{OwnerHistory, StoreOptions};
 
 const HOSTS: u64 = 12;
@@ -156,6 +155,10 @@ impl Expression {
         let of = |dependency: &Dependency| groups_of(&dependency.matchers, samples);
         self.dependencies.iter().map(of).collect()
     }
+}
+
+fn matches_all(matchers: &[Matcher], labels: &Labels) -> bool {
+    matchers.iter().all(|one| one.matches(labels.get(one.name()).unwrap_or_default()))
 }
 
 fn groups_of(matchers: &[Matcher], samples: &SeriesMap) -> Vec<GroupId> {
@@ -703,6 +706,115 @@ fn a_text_is_not_kept_beside_another_answer() {
         cache.keep_text(before_change, b"text");
         assert_eq!(recalled(2), mutant == Some(Mutant::EarlierTextKept));
     }
+}
+
+/// A cache of its own, whose answers are empty.
+fn cache_of(options: ResultOptions, budget_bytes: u64) -> ResultCache {
+    let recovered = OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(0) };
+    let (disk, budget) = (Sim::new(1).env().disk, Budget::new(budget_bytes));
+    ResultCache::open(disk, "cache", &budget, options, Some(recovered)).unwrap()
+}
+
+/// Keeps an empty answer of the question.
+fn fill_empty(cache: &ResultCache, question: &ResultQuery<'_>, number: u64) -> bool {
+    let session = cache.begin(&Budget::unlimited());
+    let groups = vec![Some(vec![GroupId(1)]); question.dependencies.len()];
+    cache.fill(&session, question, CommitSeq(number), &groups, &Answer::default())
+}
+
+fn change_at(number: u64, group: u64, ts: Timestamp) -> Change {
+    let (number, groups, range) = (CommitSeq(number), vec![GroupId(group)], TimeRange::at(ts));
+    Change { number, groups, range, kind: ChangeKind::Write }
+}
+
+/// Before, each new series of the metric was matched against the selectors of all kept queries,
+/// under the lock that all writers need.
+#[test]
+fn the_selectors_of_one_metric_are_bounded() {
+    let options = ResultOptions { hot_bytes_max: 1 << 20, ..ResultOptions::default() };
+    let cache = cache_of(options, 256 << 20);
+    let is_found = |question: &ResultQuery<'_>| {
+        let session = cache.begin(&Budget::unlimited());
+        cache.lookup(&session, question, CommitSeq(1)).missing.is_none()
+    };
+    let text = |idx: usize| format!("a{{idx=\"{idx}\"}}");
+    let dependency = |metric: &str, idx: usize| Dependency {
+        matchers: vec![
+            matcher("__name__", MatchOp::Equal, metric),
+            matcher("idx", MatchOp::Equal, &idx.to_string()),
+        ],
+        span: Span::Relative { first_ms: -LOOKBACK_MS, last_ms: 0 },
+    };
+    let (expressions, other) = (expressions(), [dependency("other", 0)]);
+    let plain = query_of(&expressions[0]);
+    let other = ResultQuery { expression: "other", dependencies: &other, ..plain };
+    assert!(fill_empty(&cache, &other, 1));
+    let mut most = 0;
+    for idx in 0..6_000 {
+        let (text, own) = (text(idx), [dependency("a", idx)]);
+        let question = ResultQuery { expression: &text, dependencies: &own, ..other };
+        assert!(fill_empty(&cache, &question, 1));
+        assert!(is_found(&question), "the last one is kept");
+        most = most.max(cache.stats().selectors);
+    }
+    assert!((2_000..4_000).contains(&most), "{most} selectors");
+    assert!(cache.stats().store.keys < 4_000, "forgotten answers leave the cache");
+    let own = [dependency("a", 0)];
+    assert!(!is_found(&ResultQuery { expression: &text(0), dependencies: &own, ..other }));
+    assert!(is_found(&other), "other metrics stay");
+    // A change still cuts the answers that are here.
+    cache.changed(change_at(2, 1, 100));
+    assert!(!is_found(&other));
+}
+
+/// Before, the pieces of an answer that changes had cut grew with their number, and each change
+/// looked at each piece.
+#[test]
+fn thousands_of_changes_make_few_pieces() {
+    let options = ResultOptions { hot_bytes_max: 1 << 20, ..ResultOptions::default() };
+    let cache = cache_of(options, 64 << 20);
+    let expressions = expressions();
+    let question = ResultQuery { end: 1_000_000, ..query_of(&expressions[0]) };
+    let session = cache.begin(&Budget::unlimited());
+    for number in 2..12_000 {
+        cache.changed(change_at(number, 1, 80 * number as i64));
+    }
+    let begun = std::time::Instant::now();
+    let groups = [Some(vec![GroupId(1)])];
+    assert!(cache.fill(&session, &question, CommitSeq(1), &groups, &Answer::default()));
+    assert!(cache.stats().store.extents <= 16, "{:?}", cache.stats().store);
+    println!("{:?}", begun.elapsed());
+}
+
+/// Before, a thread of the network applied the waiting changes to all kept answers.
+#[test]
+fn a_known_query_is_not_recalled_before_a_change_that_may_touch_it() {
+    let options = ResultOptions { hot_bytes_max: 1 << 20, ..ResultOptions::default() };
+    let cache = cache_of(options, 64 << 20);
+    let expressions = expressions();
+    let question = query_of(&expressions[0]);
+    let ResultQuery { start, end, step_ms, lookback_ms, .. } = question;
+    let range = QueryRange { start, end, step_ms, lookback_ms, oldest: None };
+    assert!(fill_empty(&cache, &question, 1));
+    let session = cache.begin(&Budget::unlimited());
+    for _ in 0..2 {
+        assert!(cache.lookup(&session, &question, CommitSeq(1)).missing.is_none());
+    }
+    let ticket = cache.expect_text(&session, &question, CommitSeq(1), (0, 0), &"q".into());
+    cache.keep_text(ticket.expect("it is repeated"), b"text");
+    let recalled = |number| cache.recall_known("q", range, CommitSeq(number), 0).is_some();
+    assert!(recalled(1));
+    // Newer than all answers.
+    cache.changed(change_at(2, 9, 10_000));
+    assert!(recalled(2));
+    // It touches another group, which takes a look at each selector to find out.
+    cache.changed(change_at(3, 9, 500));
+    assert!(!recalled(3));
+    assert!(cache.recall_text(&question, CommitSeq(3), 0).is_some());
+    assert!(recalled(3));
+    cache.changed(change_at(4, 1, 500));
+    assert!(cache.recall_text(&question, CommitSeq(4), 0).is_none());
+    assert!(!recalled(4));
 }
 
 impl ResultWorld {

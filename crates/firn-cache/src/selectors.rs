@@ -4,10 +4,26 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use firn_model::{GroupId, Labels, METRIC_NAME, MatchOp, Matcher, TimeRange};
+use firn_model::{
+    CompiledRegex, GroupId, Labels, METRIC_NAME, MatchOp, Matcher, TimeRange, Timestamp,
+};
 
 use crate::changes::have_common;
 use crate::dependency::{Grid, Span};
+
+/// With more selectors, all are forgotten with their answers: a change looks at each of them.
+const SELECTORS_MAX: usize = 16_384;
+/// Of the selectors of one metric, in the units of [`Selector::cost`]: above it they are forgotten
+/// with their answers. A new series of the metric is matched against each of them, and a change may
+/// cut each of their answers.
+const METRIC_COST_MAX: usize = 1 << 16;
+const MATCHER_COST: usize = 4;
+const USE_COST: usize = 16;
+const GROUPS_PER_COST: usize = 32;
+/// The most work of matching one new series, in bytes of a value times states of an expression.
+pub(crate) const TRIAL_WORK_MAX: usize = 1 << 18;
+/// Work of a matcher without a regular expression.
+const MATCHER_WORK: usize = 8;
 
 /// All selectors, each once.
 #[derive(Debug, Default)]
@@ -83,7 +99,51 @@ impl Groups {
     }
 }
 
+impl Selector {
+    /// How long new series and changes take because of it.
+    fn cost(&self) -> usize {
+        let group_count = match &self.groups {
+            Groups::Known(groups) => groups.len(),
+            Groups::Any => 0,
+        };
+        self.matchers.len() * MATCHER_COST
+            + self.uses.len() * USE_COST
+            + group_count / GROUPS_PER_COST
+    }
+}
+
 impl Selectors {
+    /// Makes room for another use of a selector: forgets all selectors of its metric if they are
+    /// too many, and all of every metric if those are. Calls `drop_key` for each forgotten use: its
+    /// answer must leave the cache.
+    pub(crate) fn make_room(&mut self, matchers: &[Matcher], mut drop_key: impl FnMut(&Use)) {
+        let ids = match metric_of(matchers) {
+            Some(metric) => self.by_metric.get(metric).map_or(&[][..], Vec::as_slice),
+            None => &self.of_any_metric,
+        };
+        let cost: usize = ids.iter().filter_map(|&id| self.get(id)).map(Selector::cost).sum();
+        let forgotten: Vec<usize> = match () {
+            () if self.ids.len() >= SELECTORS_MAX => (0..self.selectors.len()).collect(),
+            () if cost >= METRIC_COST_MAX => ids.to_vec(),
+            () => return,
+        };
+        // The last ones first: they are found at the end of the list of their metric.
+        for id in forgotten.into_iter().rev() {
+            if let Some(selector) = self.remove(id) {
+                selector.uses.iter().for_each(&mut drop_key);
+            }
+        }
+    }
+
+    /// No selector reads a sample after this time.
+    pub(crate) fn frontier(&self) -> Timestamp {
+        self.frontier
+    }
+
+    fn get(&self, id: usize) -> Option<&Selector> {
+        self.selectors.get(id)?.as_ref()
+    }
+
     /// Records that a key depends on a selector, and adds the groups to the known ones.
     pub(crate) fn add(
         &mut self,
@@ -140,11 +200,12 @@ impl Selectors {
     /// Adds a new series: the selectors that match it have one more group.
     pub(crate) fn defined(&mut self, group: GroupId, labels: &Labels, group_count_max: usize) {
         let own = self.by_metric.get(labels.metric_name()).map_or(&[][..], Vec::as_slice);
+        let mut work_left = TRIAL_WORK_MAX;
         for &id in own.iter().chain(&self.of_any_metric) {
             let Some(selector) = self.selectors.get_mut(id).and_then(Option::as_mut) else {
                 continue;
             };
-            if matches_all(&selector.matchers, labels) {
+            if may_match(&selector.matchers, labels, &mut work_left) {
                 selector.groups.insert(group, group_count_max);
             }
             selector.matchers.iter().for_each(Matcher::keep);
@@ -235,30 +296,74 @@ impl Selectors {
         id
     }
 
-    fn remove(&mut self, id: usize) {
-        let Some(selector) = self.selectors.get_mut(id).and_then(Option::take) else { return };
+    fn remove(&mut self, id: usize) -> Option<Selector> {
+        let selector = self.selectors.get_mut(id).and_then(Option::take)?;
         self.ids.remove(&selector.matchers);
         self.free.push(id);
-        match metric_of(&selector.matchers) {
-            None => self.of_any_metric.retain(|&other| other != id),
-            Some(metric) => {
-                let Some(ids) = self.by_metric.get_mut(metric) else { return };
-                ids.retain(|&other| other != id);
-                if ids.is_empty() {
-                    self.by_metric.remove(metric);
-                }
+        let metric = metric_of(&selector.matchers);
+        let ids = match metric {
+            None => Some(&mut self.of_any_metric),
+            Some(metric) => self.by_metric.get_mut(metric),
+        };
+        if let Some(ids) = ids
+            && let Some(at) = ids.iter().rposition(|&other| other == id)
+        {
+            ids.swap_remove(at);
+            if let Some(metric) = metric.filter(|_| ids.is_empty()) {
+                self.by_metric.remove(metric);
             }
         }
+        Some(selector)
     }
 }
 
-/// Whether a series with these labels passes all matchers.
-pub(crate) fn matches_all(matchers: &[Matcher], labels: &Labels) -> bool {
-    matchers.iter().all(|one| one.matches(labels.get(one.name()).unwrap_or_default()))
+/// Whether a series with these labels may pass all matchers. A matcher that takes more work than is
+/// left is not tried: a group too many costs hits, one too few would cost correctness.
+pub(crate) fn may_match(matchers: &[Matcher], labels: &Labels, work_left: &mut usize) -> bool {
+    matchers.iter().all(|one| {
+        let value = labels.get(one.name()).unwrap_or_default();
+        let state_count = one.regex().map_or(0, CompiledRegex::state_count);
+        let work = MATCHER_WORK.saturating_add(state_count.saturating_mul(value.len()));
+        match work_left.checked_sub(work) {
+            Some(left) => {
+                *work_left = left;
+                one.matches(value)
+            }
+            None => true,
+        }
+    })
 }
 
 /// The metric that the matchers select, if it is exactly one.
 fn metric_of(matchers: &[Matcher]) -> Option<&str> {
     let name = |one: &&Matcher| one.name() == METRIC_NAME && one.op() == MatchOp::Equal;
     matchers.iter().find(name).map(Matcher::value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, a kept query with 4,000 states delayed each new series with a value of 4 KiB by
+    /// some ten milliseconds, and every other writer with it.
+    #[test]
+    fn a_matcher_that_takes_too_much_work_is_not_tried() {
+        let matcher = |op, name: &str, value: &str| Matcher::new(name, op, value).unwrap();
+        let slow = matcher(MatchOp::Regex, "path", "(.*a.{300})?");
+        let metric = matcher(MatchOp::Equal, METRIC_NAME, "m");
+        let labels = |name: &str, len: usize| {
+            let path = "ab".repeat(len / 2);
+            Labels::from_pairs([(METRIC_NAME, name), ("path", &*path)]).unwrap()
+        };
+        let f = |name: &str, len: usize| {
+            let mut work_left = TRIAL_WORK_MAX;
+            let matchers = [metric.clone(), slow.clone()];
+            (may_match(&matchers, &labels(name, len), &mut work_left), TRIAL_WORK_MAX - work_left)
+        };
+        let (is_match, work) = f("m", 8);
+        assert!(!is_match && work > 8 * 300, "a short value is tried");
+        let (is_match, work) = f("m", 4_096);
+        assert!(is_match && work <= MATCHER_WORK, "a long one is not");
+        assert!(!f("n", 4_096).0, "other matchers still count");
+    }
 }

@@ -118,7 +118,7 @@ fn check_empty(target: &Env) -> Result<()> {
     if let Some(name) = target.disk.list("")?.iter().find(|name| *name != LOCK_FILE) {
         return Err(not_empty(&excerpt(name)));
     }
-    match target.bucket.list("")?.first() {
+    match target.bucket.first("")? {
         Some(object) => Err(not_empty(&format!("{} on its slow tier", excerpt(&object.key)))),
         None => Ok(()),
     }

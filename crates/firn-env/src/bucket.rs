@@ -84,6 +84,11 @@ pub trait Bucket: fmt::Debug + Send + Sync {
     /// All objects with keys that start with `prefix`, sorted by key.
     fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>>;
 
+    /// One object with a key that starts with `prefix`; `None` if there is none.
+    fn first(&self, prefix: &str) -> Result<Option<ObjectInfo>> {
+        Ok(self.list(prefix)?.into_iter().next())
+    }
+
     /// Removes objects. A missing object is not an error.
     fn delete(&self, keys: &[String]) -> Result<()>;
 

@@ -73,6 +73,10 @@ const ACCESS_WAIT: Duration = Duration::from_secs(5);
 /// store may list without an end.
 const LIST_BYTES_MAX: usize = 64 << 20;
 
+/// Extends the deadline of a listing by its objects. A store may list an object at a time without
+/// an end, 8,000 each second; S3 sends pages of 1,000.
+const LISTED_PER_SECOND_MIN: u64 = 20_000;
+
 /// Requests need little CPU time; two threads keep TLS off the caller's thread.
 const THREAD_COUNT: usize = 2;
 
@@ -80,7 +84,8 @@ const THREAD_COUNT: usize = 2;
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
     /// Time after which a call fails with `Unavailable`, including retries and queueing. Reads and
-    /// puts have 1 s more for each MiB; a listing and a deletion have this time for each page.
+    /// puts have 1 s more for each MiB, and a listing for each 20,000 objects; a deletion has this
+    /// time for each page.
     pub give_up_ms: u64,
     /// Maximum number of reads in flight. Writes have a quarter as many of their own, so that an
     /// upload does not delay queries.
@@ -221,7 +226,13 @@ impl Bucket for RemoteBucket {
 
     fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
         let prefix = prefix.to_owned();
-        self.run(|shared| async move { shared.list(&prefix).await })?
+        self.run(|shared| async move { shared.list(&prefix, usize::MAX).await })?
+    }
+
+    fn first(&self, prefix: &str) -> Result<Option<ObjectInfo>> {
+        let prefix = prefix.to_owned();
+        let listed = self.run(|shared| async move { shared.list(&prefix, 1).await })?;
+        Ok(listed?.pop())
     }
 
     fn delete(&self, keys: &[String]) -> Result<()> {
@@ -439,29 +450,47 @@ impl Client {
         Err(boundary.because(self.shown(&error)))
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+    /// All objects, or `count_max` that the store lists first.
+    async fn list(&self, prefix: &str, count_max: usize) -> Result<Vec<ObjectInfo>> {
         // Stores list by whole key components; a partial last component is compared here.
         let folder = prefix.rsplit_once('/').map_or("", |parts| parts.0);
         let location = if folder.is_empty() { self.prefix.clone() } else { self.location(folder)? };
         let mut metas = self.stores.retrying.list(Some(&location));
         let mut found = Vec::new();
         let mut bytes_left = LIST_BYTES_MAX;
-        loop {
+        let first_deadline = self.deadline(0);
+        let mut listed_count = 0;
+        while found.len() < count_max {
             // Most items come from a page that was already received.
             let next = async { metas.next().await.transpose() };
             let what = format!("{prefix}*");
-            let Some(meta) = self.read(self.deadline(0), "list", &what, next).await? else { break };
+            let more_s = if count_max > 1 { listed_count / LISTED_PER_SECOND_MIN } else { 0 };
+            let deadline = first_deadline + Duration::from_secs(more_s);
+            let next = self.read(deadline, "list", &what, next).await.map_err(|error| {
+                match listed_count > 0 && Instant::now() >= deadline {
+                    true => Error::unavailable(format!(
+                        "cannot list {what} in {}: the store has listed {listed_count} objects and \
+                         not all of them",
+                        self.url
+                    )),
+                    false => error,
+                }
+            });
+            let Some(meta) = next? else { break };
+            listed_count += 1;
+            let version = version_of(&meta);
+            // Objects outside of the prefix count, too: a store may send them without an end.
+            let key_len = meta.location.as_ref().len();
+            let info_bytes = size_of::<ObjectInfo>() + key_len + version.len();
+            bytes_left = bytes_left.checked_sub(info_bytes).ok_or_else(|| {
+                Error::unavailable(format!(
+                    "{what} in {}: more objects than {} MiB of memory can list; remove those that \
+                     are not FirnDB's",
+                    self.url,
+                    LIST_BYTES_MAX >> 20
+                ))
+            })?;
             if let Some(key) = self.key(&meta.location).filter(|key| key.starts_with(prefix)) {
-                let version = version_of(&meta);
-                let info_bytes = size_of::<ObjectInfo>() + key.len() + version.len();
-                bytes_left = bytes_left.checked_sub(info_bytes).ok_or_else(|| {
-                    Error::unavailable(format!(
-                        "{what} in {}: more objects than {} MiB of memory can list; remove those \
-                         that are not FirnDB's",
-                        self.url,
-                        LIST_BYTES_MAX >> 20
-                    ))
-                })?;
                 found.push(ObjectInfo { key, bytes: meta.size, version });
             }
         }

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::FetchError;
 use crate::fair::ClientId;
-use crate::frames::{HeadCount, HeadLimit};
+use crate::frames::{FrameCount, FrameLimit};
 use crate::lookup::lookup;
 use crate::outgoing::{ConnectionPermit, Places, Purpose};
 use crate::proxy::{Proxies, Proxy, ProxyKind};
@@ -106,8 +106,8 @@ enum Sender {
 /// A connection that a task of its own drives, as it serves several streams.
 struct Http2 {
     sender: http2::SendRequest<Full<Bytes>>,
-    /// Counts the heads of the current response.
-    heads: HeadCount,
+    /// Counts the frames of the current request.
+    frames: FrameCount,
 }
 
 /// A connection that the task of the request drives: a task of its own would be woken, often on
@@ -216,9 +216,9 @@ impl Open {
     ) -> hyper::Result<hyper::Response<Incoming>> {
         match &mut self.sender {
             Sender::Http1(http1) => http1.send(request).await,
-            Sender::Http2(Http2 { sender, heads }) => {
+            Sender::Http2(Http2 { sender, frames }) => {
                 sender.ready().await?;
-                heads.reset();
+                frames.reset();
                 sender.send_request(request).await
             }
         }
@@ -339,18 +339,18 @@ impl Route {
         let failed = |error: hyper::Error| FetchError::transport("connect", error);
         let sender = if is_http2 {
             held.grow(u64::from(WINDOW_BYTES)).map_err(FetchError::Memory)?;
-            let heads = HeadCount::default();
+            let frames = FrameCount::default();
             // The server may send as much before the body is read.
             let (sender, connection) = http2::Builder::new(TokioExecutor::new())
                 .initial_stream_window_size(WINDOW_BYTES)
                 .initial_connection_window_size(WINDOW_BYTES)
                 .max_header_list_size(READ_BYTES)
-                .handshake(TokioIo::new(HeadLimit::new(stream, heads.clone())))
+                .handshake(TokioIo::new(FrameLimit::new(stream, frames.clone())))
                 .await
                 .map_err(failed)?;
             // Ends when the sender is dropped or the connection breaks.
             tokio::spawn(connection);
-            Sender::Http2(Http2 { sender, heads })
+            Sender::Http2(Http2 { sender, frames })
         } else {
             let (sender, connection) = http1::Builder::new()
                 .read_buf_exact_size(Some(READ_BYTES as usize))

@@ -57,6 +57,8 @@ struct TokenAnswer {
 // A token is not used in the last seconds of its life.
 const EXPIRES_EARLY: Duration = Duration::from_secs(10);
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
+// Every request has a copy of the token. Servers read heads of 8 to 64 KiB.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 impl Tokens {
     /// # Errors
@@ -140,6 +142,12 @@ impl Tokens {
             asked.checked_add(life)
         });
         let authorization = format!("{kind} {}", answer.access_token);
+        if authorization.len() > TOKEN_BYTES_MAX {
+            return Err(FetchError::Credentials(format!(
+                "oauth2: the token has {} bytes, at most {TOKEN_BYTES_MAX} are sent",
+                authorization.len()
+            )));
+        }
         Ok(Token { authorization, client_secret, expires })
     }
 

@@ -1,5 +1,8 @@
 //! Label pairs as bytes and as ids, for segments in memory and in files.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
 use firn_model::{Labels, decode_varint};
 
 /// One encoded pair of a [`Labels`]; the UTF-8 is not validated again.
@@ -37,8 +40,13 @@ pub(crate) fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// The hash of a label set: a sum over its pairs, so that it does not depend on the split into
 /// group and member labels.
+///
+/// It differs from process to process: ids are numbers from 0 on, so a sender could choose label
+/// sets with equal sums.
 pub(crate) fn hash_ids(ids: impl IntoIterator<Item = u32>) -> u64 {
-    ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(u64::from(id))))
+    static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    let seed = *SEED;
+    ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(seed ^ u64::from(id))))
 }
 
 // The finalizer of splitmix64: every bit of the id reaches every bit of the sum.

@@ -114,8 +114,10 @@ impl Results {
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
         engine.add_cache(Arc::<ResultCache>::clone(&cache) as Arc<dyn Reclaim>);
-        cache
-            .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
+        let count_max = cache.group_count_max();
+        cache.rematch(|matchers| {
+            groups(&engine.snapshot(), matchers, count_max, &QueryContext::unbounded())
+        })?;
         let written = Arc::clone(&cache);
         let start = || Background::start("firn-cache", cache.wake(), move || written.work());
         let writer = has_thread.then(start).transpose()?;
@@ -341,9 +343,10 @@ impl Results {
         context: &QueryContext,
     ) {
         let QueryView { session, snapshot } = view;
+        let count_max = self.cache.group_count_max();
         let of = |one: &Dependency| match self.cache.knows_groups(one) {
             true => Ok(None),
-            false => groups(snapshot, &one.matchers, context).map(Some),
+            false => groups(snapshot, &one.matchers, count_max, context).map(Some),
         };
         // If the groups cannot be determined, the result is not kept; the query itself succeeds.
         let Ok(groups) = question.dependencies.iter().map(of).collect::<Result<Vec<_>>>() else {
@@ -399,15 +402,18 @@ fn question<'a>(
     })
 }
 
-/// The groups in which a selector matches a series, with samples or without.
+/// The groups in which a selector matches a series, with samples or without. Of more than
+/// `count_max`, which the cache does not list, the first ones.
 fn groups(
     snapshot: &Snapshot,
     matchers: &[Matcher],
+    count_max: usize,
     context: &QueryContext,
 ) -> Result<Vec<GroupId>> {
     let one_key = Grouping::By(Vec::new());
     let found = snapshot.index().matches(matchers, &one_key, context)?;
-    Ok(found.groups.iter().map(|found| found.group).collect())
+    let most = count_max.saturating_add(1);
+    Ok(found.groups.iter().take(most).map(|found| found.group).collect())
 }
 
 /// Evaluates the missing steps. A matrix is returned separately.

@@ -142,6 +142,11 @@ impl Bucket for CountedBucket {
         self.below.list(prefix)
     }
 
+    fn first(&self, prefix: &str) -> Result<Option<ObjectInfo>> {
+        self.count(Request::List, prefix, 0);
+        self.below.first(prefix)
+    }
+
     fn delete(&self, keys: &[String]) -> Result<()> {
         keys.iter().for_each(|key| self.count(Request::Delete, key, 0));
         self.below.delete(keys)

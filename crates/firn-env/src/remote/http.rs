@@ -263,6 +263,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
     use std::sync::mpsc::{Receiver, channel};
+    use std::time::{Duration, Instant};
 
     use firn_model::{Error, ErrorKind};
     use http::header::HeaderValue;
@@ -301,6 +302,10 @@ mod tests {
     }
 
     fn open(port: u16) -> RemoteBucket {
+        open_with(port, &RemoteOptions::default())
+    }
+
+    fn open_with(port: u16, options: &RemoteOptions) -> RemoteBucket {
         let variables = [
             ("AWS_ACCESS_KEY_ID", "test".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "hush-hush".to_owned()),
@@ -310,7 +315,7 @@ mod tests {
             ("AWS_ALLOW_HTTP", "true".to_owned()),
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value));
-        RemoteBucket::open("s3://firn-test", variables, &RemoteOptions::default()).unwrap()
+        RemoteBucket::open("s3://firn-test", variables, options).unwrap()
     }
 
     fn read_head(stream: &mut TcpStream) -> String {
@@ -408,9 +413,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_listing_without_an_end_fails() {
-        let key = "k".repeat(1_000);
+    /// A store whose listing has a page with these keys again and again.
+    fn endless_listing(key: &str, entry_count: usize) -> u16 {
         let entry = format!(
             "<Contents><Key>{key}</Key><Size>1</Size>\
              <LastModified>2026-11-21T00:00:00.000Z</LastModified></Contents>"
@@ -418,7 +422,7 @@ mod tests {
         let page = format!(
             "<ListBucketResult><IsTruncated>true</IsTruncated>\
              <NextContinuationToken>again</NextContinuationToken>{}</ListBucketResult>",
-            entry.repeat(7_000)
+            entry.repeat(entry_count)
         );
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{page}", page.len());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -433,8 +437,29 @@ mod tests {
                 });
             }
         });
-        let error = open(port).list("k").unwrap_err();
+        port
+    }
+
+    #[test]
+    fn a_listing_without_an_end_fails() {
+        let error = open(endless_listing(&"k".repeat(1_000), 7_000)).list("k").unwrap_err();
         assert!(error.to_string().contains("more objects than 64 MiB"), "{error}");
+    }
+
+    /// Before, each page had a time of its own: such a listing took minutes, one of objects outside
+    /// of the prefix had no end, and a snapshot waited for it.
+    #[test]
+    fn a_listing_of_small_pages_ends_in_time() {
+        for key in ["k", "other"] {
+            let port = endless_listing(key, 1);
+            let options = RemoteOptions { give_up_ms: 1_000, ..RemoteOptions::default() };
+            let begun = Instant::now();
+            let error = open_with(port, &options).list("k").unwrap_err();
+            assert!(error.to_string().contains("not all of them"), "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        }
+        let found = open(endless_listing("k", 1)).first("k").unwrap();
+        assert_eq!(found.unwrap().key, "k");
     }
 
     /// Before, the log had the token of the session.

@@ -461,6 +461,14 @@ async fn tokens_are_fetched_and_reused() {
     assert!(heads[0].contains("authorization: Basic aWQ6cyUyNg=="), "{}", heads[0]);
     assert!(heads[1].contains("grant_type=client_credentials&scope=a+b"), "{}", heads[1]);
     assert!(heads[1].ends_with("&x=y"), "{}", heads[1]);
+    // Before, a token of 1 MiB was sent with every scrape, in memory that nothing reserved.
+    let long =
+        TestServer::start(|_| ok(&format!("{{\"access_token\":\"{}\"}}", "T".repeat(20_000))))
+            .await;
+    let url = long.url("/token");
+    let keys = format!("oauth2: {{client_id: id, client_secret: s, token_url: '{url}'}}");
+    let error = get(&open(&client_config(&keys)), server.url("/")).await.unwrap_err().to_string();
+    assert_eq!(error, "oauth2: the token has 20007 bytes, at most 16384 are sent");
     // A refusal names no secret.
     let config = config("other");
     let error = get(&open(&config), server.url("/")).await.unwrap_err().to_string();
@@ -778,6 +786,27 @@ async fn informational_heads_of_http_2_are_bounded() {
     let error = client.send(&request(url), &mut connections).await.unwrap_err().to_string();
     assert!(error.contains("more than 16 response heads to one request"), "{error}");
     assert_eq!(server.await.unwrap(), ANSWERED + 2);
+}
+
+/// Before, a server that sent nothing but pings, each of which the client answers, occupied a
+/// thread until the next request, and after it.
+#[tokio::test]
+async fn pings_of_http_2_are_bounded() {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let (tls, _) = certificate_for("example.org", &[b"h2"]);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("https://127.0.0.1:{}/metrics", listener.local_addr().unwrap().port());
+    tokio::spawn(async move {
+        let stream = tls.accept(listener.accept().await.unwrap().0).await.unwrap();
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        tokio::spawn(async move { tokio::io::copy(&mut reader, &mut tokio::io::sink()).await });
+        writer.write_all(&SETTINGS).await.unwrap();
+        while writer.write_all(&PING.repeat(100)).await.is_ok() {}
+    });
+    let client = open(&client_config("tls_config: {insecure_skip_verify: true}"));
+    let error = get(&client, url).await.unwrap_err().to_string();
+    assert!(error.contains("more than 10000 frames that belong to no answer"), "{error}");
 }
 
 #[tokio::test]

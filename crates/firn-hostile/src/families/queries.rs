@@ -383,7 +383,16 @@ fn texts() -> Vec<Attack> {
 }
 
 fn work() -> Vec<Attack> {
+    // Pairs of pairs: a sum of as many terms would be too deep.
+    let pairs = |leaf: &str, levels: u32| {
+        (0..levels).fold(leaf.to_owned(), |inner, _| format!("({inner}+{inner})"))
+    };
     vec![
+        attack(
+            "a range query of 16,384 selections",
+            range(pairs("count(load)", 14), 1),
+            refused_or_small().within(15),
+        ),
         attack(
             "a function of all series in 11,000 steps",
             range("sum(rate(load[1h]))", 10_999),

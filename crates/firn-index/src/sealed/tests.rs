@@ -13,6 +13,7 @@ use crate::key_table::KeyTable;
 use crate::matches::{GroupMatch, unite};
 use crate::memory::pairs::Pairs;
 use crate::presence::LookupOutcome;
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::testing::file;
 use crate::sealed::{
     Builder, HashedLabels, MergeFilter, OpenGroup, PairSource, PartHint, PartInput, Sealed,
@@ -213,6 +214,57 @@ fn segment(world: &ModelSegment) -> Sealed {
 
 fn find(sealed: &Sealed, labels: &Labels) -> Result<Option<SeriesRef>> {
     Ok(sealed.find(&HashedLabels::new(labels))?.map(|found| found.series))
+}
+
+/// The rows of lone series that a lookup of these labels tries.
+fn tried_count(sealed: &Sealed, labels: &Labels) -> usize {
+    let hashed = HashedLabels::new(labels);
+    let pairs = hashed.pairs().iter().map(|pair| &pair.0);
+    let mut rows = sealed.candidates(TableKind::Lone, hashed.hash(), pairs).unwrap();
+    std::iter::from_fn(|| rows.next(&sealed.blocks).unwrap()).count()
+}
+
+/// Before, each new series was compared with all series whose hashes a sender had chosen to be in
+/// its bucket: new series took time in the square of their number.
+#[test]
+fn label_sets_with_chosen_hashes_are_found_at_once() {
+    const VALUES: usize = 4_096;
+    let hash = |name: &str, value: &str| {
+        HashedLabels::new(&Labels::from_pairs([(name, value)]).unwrap()).hash()
+    };
+    let hashes =
+        |name: &str| -> Vec<u64> { (0..VALUES).map(|idx| hash(name, &idx.to_string())).collect() };
+    let (of_a, of_b, metric) = (hashes("a"), hashes("b"), hash("__name__", "m"));
+    let mut chosen = Vec::new();
+    for (a, hash_a) in of_a.iter().enumerate() {
+        for (b, hash_b) in of_b.iter().enumerate() {
+            let sum = metric.wrapping_add(*hash_a).wrapping_add(*hash_b);
+            if sum >> 56 == 0x55 && sum & 0xff == 0xaa {
+                let (a, b) = (a.to_string(), b.to_string());
+                let pairs = [("__name__", "m"), ("a", &*a), ("b", &*b)];
+                chosen.push(Labels::from_pairs(pairs).unwrap());
+            }
+        }
+    }
+    assert!(chosen.len() > 150, "{} label sets", chosen.len());
+    let new = chosen.split_off(chosen.len() - 50);
+    let wishes = chosen.iter().map(|labels| SeriesSpec {
+        labels: labels.clone(),
+        lone: true,
+        gap: 0,
+        segment: 0,
+        dead: false,
+    });
+    let (world, _) = ModelSegment::settle(&wishes.collect::<Vec<_>>(), 1);
+    let sealed = segment(&world);
+    check(&sealed, &world);
+    for labels in &chosen {
+        assert_eq!(tried_count(&sealed, labels), 1, "{labels}");
+    }
+    for labels in &new {
+        assert_eq!(find(&sealed, labels).unwrap(), None);
+        assert_eq!(tried_count(&sealed, labels), 0, "{labels}");
+    }
 }
 
 /// Compares the results of all lookups with the map.

@@ -356,10 +356,7 @@ async fn send_parts(
         match within(timeout, &cancel, sending).await {
             Ok(()) => {}
             Err(error) if *error.kind() == ErrorKind::Canceled => return,
-            Err(error) => {
-                tracing::warn!(%error, "a streamed remote read was cut off");
-                return;
-            }
+            Err(error) => return report_cut_off(&error),
         }
         let shared = Arc::clone(app);
         let making = async {
@@ -372,13 +369,18 @@ async fn send_parts(
         };
         match made {
             Ok(made) => (part, rest) = made,
-            Err(error) => {
-                tracing::warn!(%error, "a streamed remote read was cut off");
-                return;
-            }
+            Err(error) => return report_cut_off(&error),
         }
     }
     let _ = within(timeout, &cancel, send(&sender, Sent::End, &mut patience)).await;
+}
+
+/// Logs that a stream was cut off, which a client can cause with every request.
+fn report_cut_off(error: &Error) {
+    static CUT_OFF: Throttle = Throttle::new();
+    if let Some(count) = CUT_OFF.note(1, Instant::now()) {
+        tracing::warn!("{count} streamed remote reads were cut off; the last: {error}");
+    }
 }
 
 /// Waits until the connection accepts `sent`, at most for `patience`, which becomes shorter by the
@@ -464,6 +466,15 @@ fn refusal(error: &Error) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Before, each request that a client made fail was a line of the log.
+    #[test]
+    fn streams_that_are_cut_off_are_logged_once_a_minute() {
+        let lines = crate::throttle::lines_of(|| {
+            (0..100).for_each(|_| report_cut_off(&Error::closed("stopping")));
+        });
+        assert_eq!(lines.len(), 1, "{lines:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_drips_is_cut_off_and_a_slow_server_is_not() {

@@ -15,6 +15,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// The maximum number of values in a response, by its commas: the shortest value has three bytes
 /// and takes about 70 in memory. Each sample of a range has two.
 const VALUES_MAX: usize = 16_000_000;
+/// A label set counts as this number of values: the shortest one takes 600 bytes in memory.
+const LABEL_SET_VALUES: usize = 10;
 const BAD_REQUEST: u16 = 400;
 const METHOD_NOT_ALLOWED: u16 = 405;
 const UNPROCESSABLE: u16 = 422;
@@ -101,6 +103,16 @@ fn failed(method: &str, server: &ServerClient, target: &str, error: &str) -> Str
     format!("{method} {:?}: {error}", server.url(target))
 }
 
+/// An upper bound of the values in a response.
+fn value_count(body: &[u8]) -> usize {
+    let values = |byte: &u8| match byte {
+        b',' => 1,
+        b'{' => LABEL_SET_VALUES,
+        _ => 0,
+    };
+    body.iter().map(values).fold(0, usize::saturating_add)
+}
+
 fn answer(response: &Response) -> Result<Answer, String> {
     let status = response.status;
     let is_refusal = matches!(status, BAD_REQUEST | UNPROCESSABLE);
@@ -116,7 +128,7 @@ fn answer(response: &Response) -> Result<Answer, String> {
             detail => format!("{why} (detail: {detail})"),
         });
     }
-    if response.body.iter().filter(|byte| **byte == b',').count() > VALUES_MAX {
+    if value_count(&response.body) > VALUES_MAX {
         return Err(format!(
             "bad_response: more than {VALUES_MAX} values: select fewer series or a shorter range"
         ));
@@ -137,4 +149,17 @@ fn answer(response: &Response) -> Result<Answer, String> {
     }
     let data = envelope.data.map_or("null", RawValue::get).to_owned();
     Ok(Answer { data, warnings: envelope.warnings.unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, a list of short label sets took 60 times its length: 144 MB took 9 GB.
+    #[test]
+    fn label_sets_count_for_their_memory() {
+        let list = |item: &str| format!("[{}]", vec![item; 1_000].join(","));
+        assert_eq!(value_count(list("\"a\"").as_bytes()), 999);
+        assert_eq!(value_count(list("{\"a\":\"b\"}").as_bytes()), 999 + 1_000 * LABEL_SET_VALUES);
+    }
 }

@@ -109,6 +109,11 @@ impl Buckets {
 }
 
 impl Candidates {
+    /// Entries of the bucket from here on, those of other tags included.
+    pub(crate) fn rest_len(&self) -> u64 {
+        self.end.saturating_sub(self.next)
+    }
+
     /// The next row; `None` after the last.
     pub(crate) fn next(&mut self, blocks: &Blocks) -> Result<Option<u32>> {
         if self.next >= self.end || blocks.get(&self.buckets.tags, self.next)? != self.tag {

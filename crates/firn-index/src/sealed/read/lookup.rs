@@ -175,7 +175,8 @@ impl Sealed {
     }
 
     fn find_lone(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
-        let mut rows = self.lone.hashes.rows(&self.blocks, labels.hash())?;
+        let pairs = labels.pairs().iter().map(|pair| &pair.0);
+        let mut rows = self.candidates(TableKind::Lone, labels.hash(), pairs)?;
         while let Some(row) = rows.next(&self.blocks)? {
             let mut reader = self.lone.rows.reader(&self.blocks);
             let schema = reader.load(row)?;
@@ -199,7 +200,11 @@ impl Sealed {
     ) -> Result<Option<LocatedSeries>> {
         let mut known: Vec<MemberSetLookup> = Vec::new();
         let mut reader = self.parts.rows.reader(&self.blocks);
-        let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
+        let is_identity = |pair: &&RawPair<'_>| {
+            self.names.find(pair.name).is_some_and(|name| identity.binary_search(&name).is_ok())
+        };
+        let pairs = labels.pairs().iter().map(|pair| &pair.0).filter(is_identity);
+        let mut rows = self.candidates(TableKind::Parts, hash, pairs)?;
         while let Some(row) = rows.next(&self.blocks)? {
             // The cheapest checks first: a group may have many siblings.
             let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
@@ -235,7 +240,13 @@ impl Sealed {
     fn find_set(&self, labels: &HashedLabels<'_>, schema: &Schema) -> Result<Option<u32>> {
         let Some(hash) = self.hash_of_names(labels, &schema.names) else { return Ok(None) };
         let rest_count = labels.pairs().len().saturating_sub(schema.names.len());
-        let mut rows = self.sets.hashes.rows(&self.blocks, labels.hash().wrapping_sub(hash))?;
+        let is_of_member = |pair: &&RawPair<'_>| {
+            let name = self.names.find(pair.name);
+            name.is_none_or(|name| schema.names.binary_search(&name).is_err())
+        };
+        let pairs = labels.pairs().iter().map(|pair| &pair.0).filter(is_of_member);
+        let hash = labels.hash().wrapping_sub(hash);
+        let mut rows = self.candidates(TableKind::MemberSets, hash, pairs)?;
         while let Some(row) = rows.next(&self.blocks)? {
             let mut reader = self.sets.rows.reader(&self.blocks);
             let set_schema = reader.load(row)?;
@@ -281,7 +292,8 @@ impl Sealed {
         mut each: impl FnMut(GroupId, u32, u32),
     ) -> Result<()> {
         let mut reader = self.parts.rows.reader(&self.blocks);
-        let mut rows = self.parts.hashes.rows(&self.blocks, identity.hash())?;
+        let pairs = identity.pairs().iter().map(|pair| &pair.0);
+        let mut rows = self.candidates(TableKind::Parts, identity.hash(), pairs)?;
         while let Some(row) = rows.next(&self.blocks)? {
             let schema = reader.load(row)?;
             let is_identity = |column_idx: usize| schema.is_identity(column_idx);

@@ -1,6 +1,7 @@
 //! The read path of a segment file: lookups, selections, listings, salvage.
 
 mod automaton;
+mod candidates;
 mod collect;
 pub(crate) mod counts;
 mod keys;
