@@ -767,8 +767,7 @@ fn the_selectors_of_one_metric_are_bounded() {
     assert!(!is_found(&other));
 }
 
-/// Before, the pieces of an answer that changes had cut grew with their number, and each change
-/// looked at each piece.
+/// Of an answer that changes cut while it is computed, the newest pieces are kept.
 #[test]
 fn thousands_of_changes_make_few_pieces() {
     let options = ResultOptions { hot_bytes_max: 1 << 20, ..ResultOptions::default() };
@@ -779,11 +778,10 @@ fn thousands_of_changes_make_few_pieces() {
     for number in 2..12_000 {
         cache.changed(change_at(number, 1, 80 * number as i64));
     }
-    let begun = std::time::Instant::now();
     let groups = [Some(vec![GroupId(1)])];
     assert!(cache.fill(&session, &question, CommitSeq(1), &groups, &Answer::default()));
-    assert!(cache.stats().store.extents <= 16, "{:?}", cache.stats().store);
-    println!("{:?}", begun.elapsed());
+    let extents = cache.stats().store.extents;
+    assert!((1..=16).contains(&extents), "{extents}");
 }
 
 /// Before, a thread of the network applied the waiting changes to all kept answers.

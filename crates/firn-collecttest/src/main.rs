@@ -20,15 +20,19 @@ fn main() -> ExitCode {
         }
     };
     let mut summary = Vec::new();
-    let mut has_failed = false;
+    let (mut case_count, mut has_failed) = (0, false);
     for kind in Kind::ALL {
         let report = kind.run(&folder, &firn);
         for failure in &report.failures {
             println!("{kind}: {failure}");
         }
+        case_count += report.count();
         has_failed |= !report.failures.is_empty();
         summary.push(format!("{kind} {} of {}", report.passed_count, report.count()));
     }
     println!("{}", summary.join(", "));
-    if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if case_count == 0 {
+        eprintln!("firn-collecttest: {} has no cases", folder.display());
+    }
+    if has_failed || case_count == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -178,7 +178,7 @@ fn spawn(
     let log = fs::OpenOptions::new().create(true).append(true).open(target.folder().join("log"));
     let log = log.map_err(|e| format!("cannot open the log: {e}"))?;
     let stdout = log.try_clone().map_err(|e| format!("cannot open the log: {e}"))?;
-    Command::new("sh")
+    let child = Command::new("sh")
         .args(["-c", &format!("{limits}exec \"$0\" \"$@\"")])
         .arg(program)
         .args(arguments)
@@ -186,7 +186,19 @@ fn spawn(
         .stdout(stdout)
         .stderr(log)
         .spawn()
-        .map_err(|e| format!("cannot start {}: {e}", program.display()))
+        .map_err(|e| format!("cannot start {}: {e}", program.display()))?;
+    wait_for_own_memory(child.id());
+    Ok(child)
+}
+
+/// Waits until a new process has memory of its own. Linux lets the parent go on a moment earlier,
+/// and then counts the parent's memory as the child's: hundreds of megabytes of the tests.
+fn wait_for_own_memory(pid: u32) {
+    let program_of = |process: &str| fs::read_link(format!("/proc/{process}/exe")).ok();
+    let (own, start) = (program_of("self"), Instant::now());
+    while program_of(&pid.to_string()) == own && start.elapsed() < START_TIME_MAX {
+        std::thread::yield_now();
+    }
 }
 
 /// Whether it serves requests.
