@@ -191,8 +191,8 @@ fn spawn(
     Ok(child)
 }
 
-/// Waits until a new process has memory of its own. Linux lets the parent go on a moment earlier,
-/// and then counts the parent's memory as the child's: hundreds of megabytes of the tests.
+/// Waits until a new process has memory of its own. Linux resumes the parent a moment earlier, and
+/// then counts the parent's memory as the child's: hundreds of megabytes of the tests.
 fn wait_for_own_memory(pid: u32) {
     let program_of = |process: &str| fs::read_link(format!("/proc/{process}/exe")).ok();
     let (own, start) = (program_of("self"), Instant::now());
