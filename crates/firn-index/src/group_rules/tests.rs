@@ -320,11 +320,123 @@ fn counters(hosts: usize) -> Vec<TimedLabels> {
     out
 }
 
+/// Statistics of virtual machines in a cloud, by dimension.
+fn cloud(machines: usize) -> Vec<TimedLabels> {
+    let mut out = Vec::new();
+    for m in 0..machines {
+        let place = format!("account=a{},region=r{}", draw(m, 3), draw(m + 1, 5));
+        let mut put = |name: String, labels: String| {
+            out.push(series(&name, &format!("{place}{labels}"), 0));
+        };
+        let machine = format!(",namespace=vm,dimension_machine=i-{:x}", mix(m as u64));
+        for name in 0..11 {
+            for statistic in ["average", "maximum", "minimum", "sum", "samples"] {
+                put(format!("vm_{name}_{statistic}"), machine.clone());
+            }
+        }
+        for disk in 0..draw(m + 2, 3) {
+            let disk =
+                format!(",namespace=disk,dimension_disk=vol-{:x}", mix((m * 8 + disk) as u64));
+            for name in 0..8 {
+                for statistic in ["average", "sum"] {
+                    put(format!("disk_{name}_{statistic}"), disk.clone());
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Electricity meters: some readings by phase, some not.
+fn meters(count: usize) -> Vec<TimedLabels> {
+    let mut out = Vec::new();
+    for m in 0..count {
+        let feeder = draw(m, 60);
+        let meter = format!("meter=m{m:07},feeder=f{feeder},substation=s{}", feeder / 6);
+        for name in 0..5 {
+            out.push(series(&format!("meter_{name}"), &meter, 0));
+        }
+        for phase in 1..4 {
+            let labels = format!("{meter},phase=L{phase}");
+            (0..4).for_each(|name| out.push(series(&format!("phase_{name}"), &labels, 0)));
+        }
+    }
+    out
+}
+
+/// Vehicles with a time of their own each.
+fn vehicles(count: usize) -> Vec<TimedLabels> {
+    let mut out = Vec::new();
+    for v in 0..count {
+        let vehicle = format!("vin=V{:x},model=m{},fleet=f{}", mix(v as u64), draw(v, 7), v % 9);
+        let time = draw(v + 5, 60_000) as i64;
+        (0..22).for_each(|name| out.push(series(&format!("vehicle_{name}"), &vehicle, time)));
+        for wheel in ["FL", "FR", "RL", "RR"] {
+            let labels = format!("{vehicle},wheel={wheel}");
+            (0..3).for_each(|name| out.push(series(&format!("wheel_{name}"), &labels, time)));
+        }
+    }
+    out
+}
+
+/// Wind turbines: one metric name, and labels for everything else.
+fn turbines(count: usize) -> Vec<TimedLabels> {
+    let mut out = Vec::new();
+    for t in 0..count {
+        for component in 0..6 {
+            for sensor in 0..4 + component {
+                let turbine =
+                    format!("farm=w{},turbine=t{},component=c{component}", t / 30, t % 30);
+                for field in ["value", "quality"] {
+                    out.push(series(field, &format!("{turbine},sensor=s{sensor}"), 0));
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Graphics processors of machine learning hosts, and their jobs.
+fn processors(hosts: usize) -> Vec<TimedLabels> {
+    let mut out = Vec::new();
+    for h in 0..hosts {
+        for gpu in 0..8 {
+            let uuid = mix((h * 8 + gpu) as u64);
+            let labels = format!(
+                "Hostname=gpu-{h},UUID=GPU-{uuid:x},device=nvidia{gpu},gpu={gpu},modelName=H{},\
+                 pod=train-{:x}",
+                draw(h, 2),
+                draw(h * 8 + gpu, 900)
+            );
+            (0..30).for_each(|name| out.push(series(&format!("DCGM_{name}"), &labels, 0)));
+        }
+    }
+    out
+}
+
+/// Names made of a path, and the host as the only label.
+fn paths(hosts: usize) -> Vec<TimedLabels> {
+    let one = |h: usize, m: usize| {
+        let name = format!("app_{}_{}_count", m % 40, m / 40);
+        series(&name, &format!("server=web{h}"), (h % 10) as i64)
+    };
+    (0..hosts).flat_map(|h| (0..160).map(move |m| one(h, m))).collect()
+}
+
 /// Shapes that were written after the rules.
 #[test]
 fn other_senders_are_grouped_too() {
-    for (name, series) in [("mesh", mesh(120)), ("tables", tables(12)), ("counters", counters(60))]
-    {
+    for (name, series) in [
+        ("mesh", mesh(120)),
+        ("tables", tables(12)),
+        ("counters", counters(60)),
+        ("cloud", cloud(150)),
+        ("meters", meters(1_000)),
+        ("vehicles", vehicles(400)),
+        ("turbines", turbines(120)),
+        ("processors", processors(30)),
+        ("paths", paths(60)),
+    ] {
         for order in ORDERS {
             let grouped = group(GroupRules::default(), &series, order);
             let (share, largest) = (grouped.share(8), grouped.largest());
