@@ -16,7 +16,7 @@ use crate::command::{cargo, nice, succeed};
 use crate::{FIXED_SEED, step, step_with};
 
 /// The programs that take longest, which start first.
-const LONGEST: [&str; 2] = ["e2e", "simulation"];
+const LONGEST: [&str; 4] = ["e2e", "simulation", "firn_cache", "promql"];
 /// The program that measures delays of servers: all others leave it the processor.
 const MEASURING: &str = "e2e";
 const NICENESS: u8 = 5;

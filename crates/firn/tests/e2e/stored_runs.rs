@@ -30,6 +30,10 @@ impl Stretch {
         Stretch { start_ms: self.start_ms - ms, end_ms: self.end_ms + ms }
     }
 
+    fn overlaps(self, run: &ValueRun) -> bool {
+        run.start_ms <= self.end_ms && run.end_ms >= self.start_ms
+    }
+
     /// As the range of a selector that is evaluated at its end.
     fn range(self) -> String {
         format!("{}ms", self.end_ms - self.start_ms)
@@ -155,12 +159,19 @@ impl Tolerance {
     /// Without short runs beside failed scrapes.
     fn undisturbed(&self, runs: &[ValueRun]) -> Vec<ValueRun> {
         let is_kept = |run: &&ValueRun| {
-            let near = Stretch { start_ms: run.start_ms, end_ms: run.end_ms };
-            let near = near.wider_by(DISTURBANCE_MS_MAX);
             let is_short = run.end_ms - run.start_ms < DISTURBANCE_MS_MAX;
-            !is_short || !self.failures.iter().any(|failure| near.contains(*failure))
+            let is_disturbed = |failure: &i64| self.disturbed_by(*failure).overlaps(run);
+            !is_short || !self.failures.iter().any(is_disturbed)
         };
         joined(runs.iter().filter(is_kept).cloned())
+    }
+
+    /// The time in which runs may be the effect of a failed scrape. In an outage one server may be
+    /// seconds behind the other, and its runs are then that far from the failure of the other.
+    fn disturbed_by(&self, failure_ms: i64) -> Stretch {
+        let moment = Stretch { start_ms: failure_ms, end_ms: failure_ms };
+        let outage = self.outages.iter().find(|outage| outage.contains(failure_ms));
+        outage.copied().unwrap_or(moment).wider_by(DISTURBANCE_MS_MAX)
     }
 
     /// Whether one of the servers may have missed a change at these times, because it was down.
@@ -243,6 +254,11 @@ fn sequences_are_compared_with_a_shift_and_without_disturbances() {
     tolerance.failures.push(6_000);
     assert_eq!(compare(&tolerance, "- 1 1 1 1 1 1 - 1", "- 1 1 1 1 1 1 1 1", 0), Ok(0));
     assert!(compare(&tolerance, "- 1 1 1 1 1 1 2 2 2", "- 1 1 1 1 1 1 1 1 1", 0).is_err());
+    let late = ["0 0 0 0 0 0 9 0 0 0 0", "0 9 0 0 0 0 0 0 0 0 0"];
+    tolerance.failures = vec![1_000];
+    assert!(compare(&tolerance, late[0], late[1], 0).is_err(), "it is not beside the failure");
+    tolerance.outages = vec![Stretch { start_ms: 0, end_ms: 7_000 }];
+    assert_eq!(compare(&tolerance, late[0], late[1], 0), Ok(0));
     let times: Vec<(i64, String)> =
         [0, 500, 2_000, 2_500, 9_000].map(|ts| (ts, String::new())).into();
     assert_eq!(gaps(&times, 1_000, &tolerance.outages), [(2_500, 9_000)]);
