@@ -31,7 +31,8 @@ pub(crate) struct Payload {
 
 #[derive(Debug)]
 enum PayloadBytes {
-    Own(Vec<u8>),
+    /// In one or more pieces.
+    Own(Vec<Vec<u8>>),
     /// Bytes that a cache shares.
     Shared(Arc<[u8]>),
 }
@@ -111,28 +112,32 @@ impl Packing {
         }
     }
 
-    /// Packs `bytes` into at most `bytes_max`.
+    /// Packs `pieces` into at most `bytes_max`.
     ///
     /// # Errors
     /// If they do not fit.
-    fn pack(self, bytes: &[u8], bytes_max: usize) -> std::io::Result<Vec<u8>> {
-        let buffer = BoundedVec { bytes: Vec::with_capacity(bytes_max), bytes_max };
+    fn pack(self, pieces: &[Vec<u8>], bytes_max: usize) -> std::io::Result<Vec<u8>> {
+        let mut buffer = BoundedVec { bytes: Vec::with_capacity(bytes_max), bytes_max };
         let fast = flate2::Compression::fast();
+        let write = |writer: &mut dyn Write| pieces.iter().try_for_each(|p| writer.write_all(p));
         match self {
-            Packing::Plain => Ok(bytes.to_vec()),
+            Packing::Plain => {
+                write(&mut buffer)?;
+                Ok(buffer.bytes)
+            }
             Packing::Zstd => {
                 let mut encoder = zstd::Encoder::new(buffer, ZSTD_LEVEL)?;
-                encoder.write_all(bytes)?;
+                write(&mut encoder)?;
                 Ok(encoder.finish()?.bytes)
             }
             Packing::Gzip => {
                 let mut encoder = flate2::write::GzEncoder::new(buffer, fast);
-                encoder.write_all(bytes)?;
+                write(&mut encoder)?;
                 Ok(encoder.finish()?.bytes)
             }
             Packing::Deflate => {
                 let mut encoder = flate2::write::ZlibEncoder::new(buffer, fast);
-                encoder.write_all(bytes)?;
+                write(&mut encoder)?;
                 Ok(encoder.finish()?.bytes)
             }
         }
@@ -171,32 +176,41 @@ impl Payload {
     /// Compresses `bytes` if the client accepts it and it saves enough. Costs up to 10 ns per byte:
     /// do not call it on an async thread with a large body.
     pub(crate) fn new(bytes: Vec<u8>, packing: Packing, held: Option<Reservation>) -> Payload {
-        let plain = |bytes, held| Payload {
-            bytes: PayloadBytes::Own(bytes),
+        Payload::of_pieces(vec![bytes], packing, held)
+    }
+
+    /// As [`Payload::new`], of a body in pieces.
+    pub(crate) fn of_pieces(
+        pieces: Vec<Vec<u8>>,
+        packing: Packing,
+        mut held: Option<Reservation>,
+    ) -> Payload {
+        let plain = |pieces, held| Payload {
+            bytes: PayloadBytes::Own(pieces),
             packing: Packing::Plain,
             held,
         };
-        if packing == Packing::Plain || bytes.len() < PACKED_BYTES_MIN {
-            return plain(bytes, held);
+        let len: usize = pieces.iter().map(Vec::len).sum();
+        if packing == Packing::Plain || len < PACKED_BYTES_MIN {
+            return plain(pieces, held);
         }
-        let mut held = held;
         // While it is packed both forms exist. Without memory for that, or if it saves less than a
         // quarter, it is sent as it is.
-        let packed_bytes_max = bytes.len() / 4 * 3;
+        let packed_bytes_max = len / 4 * 3;
         if held.as_mut().is_some_and(|held| held.grow(packed_bytes_max as u64).is_err()) {
-            return plain(bytes, held);
+            return plain(pieces, held);
         }
-        let (bytes, packing) = match packing.pack(&bytes, packed_bytes_max) {
+        let (pieces, packing) = match packing.pack(&pieces, packed_bytes_max) {
             Ok(mut packed) => {
                 packed.shrink_to_fit();
-                (packed, packing)
+                (vec![packed], packing)
             }
-            Err(_) => (bytes, Packing::Plain),
+            Err(_) => (pieces, Packing::Plain),
         };
         if let Some(held) = &mut held {
-            held.shrink_to(bytes.capacity() as u64);
+            held.shrink_to(pieces.iter().map(Vec::capacity).sum::<usize>() as u64);
         }
-        Payload { bytes: PayloadBytes::Own(bytes), packing, held }
+        Payload { bytes: PayloadBytes::Own(pieces), packing, held }
     }
 
     /// The JSON document of an earlier payload, from its bytes and the packing of its client.
@@ -206,18 +220,21 @@ impl Payload {
         Payload { bytes: PayloadBytes::Shared(bytes), packing, held: Some(held) }
     }
 
-    /// The body as it will be sent.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// The body as it will be sent, if it is in one piece.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match &self.bytes {
-            PayloadBytes::Own(bytes) => bytes,
-            PayloadBytes::Shared(bytes) => bytes,
+            PayloadBytes::Own(pieces) => match pieces.as_slice() {
+                [bytes] => Some(bytes),
+                _ => None,
+            },
+            PayloadBytes::Shared(bytes) => Some(bytes),
         }
     }
 
     /// The answer with this body.
     pub(crate) fn answer(self, status: StatusCode, content_type: &'static str) -> Response<Body> {
         let body = match self.bytes {
-            PayloadBytes::Own(bytes) => FramedBody::new(bytes, self.held),
+            PayloadBytes::Own(pieces) => FramedBody::new(pieces, self.held),
             PayloadBytes::Shared(bytes) => FramedBody::shared(bytes, self.held),
         };
         let mut response = Response::new(Body::new(body));
@@ -232,12 +249,16 @@ impl Payload {
     }
 }
 
-/// A body that is sent in frames. Its memory and its reservation last until the connection has
-/// written the last of them; of a body that a client reads slowly, the sent half is released first.
+/// A body that is sent in frames. The memory of a piece and its reservation last until the
+/// connection has written the last of its frames; of a piece that a client reads slowly, the sent
+/// half is released first.
 struct FramedBody {
+    /// Of the current piece; empty at the end of the body.
     rest: Bytes,
-    /// Bytes before `rest` that are still in memory.
+    /// Bytes of this piece before `rest` that are still in memory.
     sent: usize,
+    later: std::vec::IntoIter<Vec<u8>>,
+    later_held: Option<Reservation>,
     /// Empty, to reserve a copy of the rest.
     next_held: Option<Reservation>,
     started: Option<Instant>,
@@ -262,10 +283,13 @@ impl AsRef<[u8]> for ReservedBytes {
 }
 
 impl FramedBody {
-    fn new(bytes: Vec<u8>, mut held: Option<Reservation>) -> FramedBody {
+    fn new(pieces: Vec<Vec<u8>>, mut held: Option<Reservation>) -> FramedBody {
         let next_held = held.as_mut().map(|held| held.split(0));
-        let rest = Bytes::from_owner(ReservedBytes { bytes, _held: held });
-        FramedBody { rest, sent: 0, next_held, started: None }
+        let (rest, later) = (Bytes::new(), pieces.into_iter());
+        let mut body =
+            FramedBody { rest, sent: 0, later, later_held: held, next_held, started: None };
+        body.next_piece();
+        body
     }
 
     /// A body of bytes that others use too.
@@ -275,11 +299,30 @@ impl FramedBody {
         H: Send + 'static,
     {
         let rest = Bytes::from_owner(SharedBytes { bytes, _held: held });
-        FramedBody { rest, sent: 0, next_held: None, started: None }
+        let later = Vec::new().into_iter();
+        FramedBody { rest, sent: 0, later, later_held: None, next_held: None, started: None }
     }
 
-    /// Copies the unsent bytes if the client is slow and half was sent, so that the sent half is
-    /// released. All copies together are no longer than the body.
+    /// Begins the next piece if the current one was sent.
+    fn next_piece(&mut self) {
+        while self.rest.is_empty()
+            && let Some(bytes) = self.later.next()
+        {
+            let held = match self.later.len() {
+                0 => self.later_held.take(),
+                _ => self.later_held.as_mut().map(|held| held.split(bytes.capacity() as u64)),
+            };
+            let piece = ReservedBytes { bytes, _held: held };
+            (self.rest, self.sent) = (Bytes::from_owner(piece), 0);
+        }
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.rest.len() + self.later.as_slice().iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// Copies the unsent bytes of the piece if the client is slow and half was sent, so that the
+    /// sent half is released. All copies together are no longer than the piece.
     fn release_sent(&mut self) {
         let started = *self.started.get_or_insert_with(Instant::now);
         let is_half_sent = self.sent >= self.rest.len() && self.rest.len() >= COPIED_BYTES_MIN;
@@ -310,6 +353,7 @@ impl axum::body::HttpBody for FramedBody {
         let frame_bytes = self.rest.len().min(FRAME_BYTES);
         self.sent += frame_bytes;
         let frame = self.rest.split_to(frame_bytes);
+        self.next_piece();
         Poll::Ready(Some(Ok(hyper::body::Frame::data(frame))))
     }
 
@@ -318,7 +362,7 @@ impl axum::body::HttpBody for FramedBody {
     }
 
     fn size_hint(&self) -> hyper::body::SizeHint {
-        hyper::body::SizeHint::with_exact(self.rest.len() as u64)
+        hyper::body::SizeHint::with_exact(self.unsent_bytes() as u64)
     }
 }
 
@@ -555,7 +599,7 @@ mod tests {
         let bytes: Vec<u8> = (0..4 << 20).map(|idx| (idx / 777) as u8).collect();
         for is_slow in [false, true] {
             let held = budget.reserve(Pool::Query, bytes.len() as u64).unwrap();
-            let mut body = FramedBody::new(bytes.clone(), Some(held));
+            let mut body = FramedBody::new(vec![bytes.clone()], Some(held));
             assert_eq!(body.size_hint().exact(), Some(bytes.len() as u64));
             let (mut received, mut least) = (Vec::new(), u64::MAX);
             let mut last = None;
@@ -580,6 +624,33 @@ mod tests {
     }
 
     #[test]
+    fn each_piece_of_a_body_is_released_when_it_is_sent() {
+        let budget = Budget::new(100 << 20);
+        let pieces: Vec<Vec<u8>> = vec![vec![1; 300_000], Vec::new(), vec![2; 10], vec![3; 70_000]];
+        let all = pieces.concat();
+        let held = budget.reserve(Pool::Query, 370_010).unwrap();
+        let payload = Payload::of_pieces(pieces.clone(), Packing::Gzip, Some(held));
+        let mut unpacked = Vec::new();
+        let mut packed = flate2::read::GzDecoder::new(payload.bytes().unwrap());
+        std::io::Read::read_to_end(&mut packed, &mut unpacked).unwrap();
+        assert!(unpacked == all);
+        drop(payload);
+        let held = budget.reserve(Pool::Query, 370_010).unwrap();
+        let mut body = FramedBody::new(pieces, Some(held));
+        let mut received = Vec::new();
+        while let Some(frame) = next_frame(&mut body) {
+            received.extend_from_slice(&frame);
+            drop(frame);
+            let unsent = (all.len() - received.len()) as u64;
+            assert_eq!(body.size_hint().exact(), Some(unsent));
+            let used = budget.usage().used_bytes;
+            assert!(used >= unsent && (unsent > 70_010 || used <= 70_010), "{used} for {unsent}");
+        }
+        assert!(received == all && body.is_end_stream());
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    #[test]
     fn a_body_without_memory_for_its_packed_form_is_sent_plain() {
         let bytes = vec![b'x'; 1 << 20];
         for (limit, packing) in [(1 << 20, Packing::Plain), (2 << 20, Packing::Gzip)] {
@@ -587,7 +658,7 @@ mod tests {
             let held = budget.reserve(Pool::Query, bytes.len() as u64).unwrap();
             let payload = Payload::new(bytes.clone(), Packing::Gzip, Some(held));
             assert_eq!(payload.packing, packing);
-            assert!(budget.usage().used_bytes >= payload.bytes().len() as u64);
+            assert!(budget.usage().used_bytes >= payload.bytes().unwrap().len() as u64);
         }
     }
 

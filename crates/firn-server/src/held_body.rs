@@ -8,6 +8,9 @@ use crate::wire::json;
 /// The body of a response, reserved in pool `query` before it grows.
 #[derive(Debug)]
 pub(crate) struct HeldBody {
+    /// Pieces before `bytes`. One long text would be copied each time it grows, and what it leaves
+    /// behind is not returned to the system at once: ten bodies took 50 MiB beyond the limit.
+    pieces: Vec<Vec<u8>>,
     bytes: Vec<u8>,
     held: Reservation,
     cancel: CancelToken,
@@ -15,28 +18,42 @@ pub(crate) struct HeldBody {
 
 // The end of a JSON answer and its notes, of which there are few and short ones.
 const END_BYTES: usize = 256;
+// A piece with half of them or more grows no further.
+const PIECE_BYTES: usize = 256 << 10;
 
 impl HeldBody {
     /// Empty, on the budget of `context`.
     pub(crate) fn new(context: &QueryContext) -> HeldBody {
         let held = context.budget.empty(Pool::Query);
-        HeldBody { bytes: Vec::new(), held, cancel: context.cancel.clone() }
+        let cancel = context.cancel.clone();
+        HeldBody { pieces: Vec::new(), bytes: Vec::new(), held, cancel }
     }
 
-    /// The body, with room for `bytes_max` more bytes. To write more than that is a bug.
+    /// The end of the body, with room for `bytes_max` more bytes. To write more than that is a bug.
     ///
     /// # Errors
     /// `Busy` or `TooLarge` without memory, `Canceled`, `Timeout`.
     pub(crate) fn room(&mut self, bytes_max: usize) -> Result<&mut Vec<u8>> {
         self.cancel.check()?;
-        let wanted = self.bytes.len() + bytes_max;
-        if wanted > self.bytes.capacity() {
-            let capacity = wanted.max(self.bytes.capacity() / 2 * 3);
+        let (len, before) = (self.bytes.len(), self.bytes.capacity());
+        if len + bytes_max <= before {
+            return Ok(&mut self.bytes);
+        }
+        if len >= PIECE_BYTES / 2 {
+            let capacity = bytes_max.max(PIECE_BYTES);
+            self.held.grow(capacity as u64)?;
+            let mut piece = std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity));
+            if len < before / 4 * 3 {
+                piece.shrink_to_fit();
+                self.held.shrink((before - piece.capacity()) as u64);
+            }
+            self.pieces.push(piece);
+        } else {
             // Old and new bytes exist together while they are copied.
-            self.held.cover((self.bytes.capacity() + capacity) as u64)?;
-            self.bytes.reserve_exact(capacity - self.bytes.len());
-            let capacity = self.bytes.capacity() as u64;
-            self.held.shrink_to(capacity);
+            let capacity = (len + bytes_max).max(before / 2 * 3);
+            self.held.grow(capacity as u64)?;
+            self.bytes.reserve_exact(capacity - len);
+            self.held.shrink(before as u64);
         }
         Ok(&mut self.bytes)
     }
@@ -93,11 +110,14 @@ impl HeldBody {
     }
 
     /// The body as it is.
-    pub(crate) fn into_payload(mut self, packing: Packing) -> Payload {
-        let over = (self.bytes.capacity() as u64).saturating_sub(self.held.bytes());
+    pub(crate) fn into_payload(self, packing: Packing) -> Payload {
+        let HeldBody { mut pieces, bytes, mut held, .. } = self;
+        pieces.push(bytes);
+        let capacity: usize = pieces.iter().map(Vec::capacity).sum();
+        let over = (capacity as u64).saturating_sub(held.bytes());
         debug_assert_eq!(over, 0, "a body is larger than its bound");
-        self.held.take(over);
-        Payload::new(self.bytes, packing, Some(self.held))
+        held.take(over);
+        Payload::of_pieces(pieces, packing, Some(held))
     }
 }
 
@@ -116,13 +136,16 @@ mod tests {
         let context = context(1 << 20);
         let mut body = HeldBody::success(&context).unwrap();
         let text = "\u{1}".repeat(1_000);
-        for count in 1..=50 {
+        for count in 1..=100 {
             let bytes_max = |text: &&str| json::string_bytes(text);
             body.push_array([text.as_str()], bytes_max, json::push_string).unwrap();
-            assert!(body.bytes.len() > count * 6_000);
+            let pieces = || body.pieces.iter().chain([&body.bytes]);
+            assert!(pieces().map(Vec::len).sum::<usize>() > count * 6_000);
             assert_eq!(context.budget.usage().used_bytes, body.held.bytes());
-            assert!(body.held.bytes() >= body.bytes.capacity() as u64);
+            let capacity = pieces().map(Vec::capacity).sum::<usize>();
+            assert_eq!(body.held.bytes(), capacity as u64);
         }
+        assert!(body.pieces.len() > 1, "it is not one piece");
         let payload = body.end(&["a \u{2} warning".to_owned()], Packing::Plain).unwrap();
         assert!(context.budget.usage().used_bytes > 300_000);
         drop(payload);

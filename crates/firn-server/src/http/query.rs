@@ -161,8 +161,8 @@ async fn answer(
         };
         shared.telemetry.samples_read.add(output.samples_read);
         let payload = encode(&output, &asked, timings, context)?;
-        if let Some(ticket) = ticket {
-            evaluator.keep_text(ticket, payload.bytes());
+        if let (Some(ticket), Some(bytes)) = (ticket, payload.bytes()) {
+            evaluator.keep_text(ticket, bytes);
         }
         Ok(Some(payload))
     });

@@ -126,8 +126,6 @@ async fn answer<T: 'static>(
             warnings.push(json::TRUNCATED.to_owned());
         }
         let mut body = HeldBody::success(context)?;
-        // At once: a body that grows leaves free pieces behind.
-        body.room(found.iter().map(|item| bytes_max(item) + 1).sum())?;
         body.push_array(&found, |item| bytes_max(item), push)?;
         Ok(body.end(&warnings, packing)?)
     })
