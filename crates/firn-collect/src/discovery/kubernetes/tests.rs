@@ -560,7 +560,8 @@ fn lists_and_groups_are_within_the_memory() {
     assert!(add(endless, 1 << 30).is_err());
     // Before, the next request had a copy of a token of megabytes, which was not reserved.
     for key in ["continue", "resourceVersion"] {
-        let long = format!(r#"{{"metadata": {{"{key}": "{}"}}, "items": [{POD}]}}"#, "%".repeat(20_000));
+        let long =
+            format!(r#"{{"metadata": {{"{key}": "{}"}}, "items": [{POD}]}}"#, "%".repeat(20_000));
         let error = add(&long, 1 << 30).map(drop).unwrap_err().to_string();
         assert!(error.contains("has 20000 bytes"), "{error}");
     }
