@@ -442,7 +442,7 @@ impl GroupRules {
             return None;
         }
         if let Some(&no) = self.shape_nos.get(&hash) {
-            // Anybody can find other names with this hash. Bits of a key are places in the list.
+            // A client can find other names with this hash. Bits of a key are places in the list.
             let has_as_many = self.shapes[no as usize].names.len() == pairs.len();
             return has_as_many.then_some((no, metric));
         }

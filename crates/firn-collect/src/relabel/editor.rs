@@ -21,7 +21,7 @@ pub struct LabelEditor {
     changes: Vec<Change>,
     /// Places in `changes` by the hash of the name, if there are over [`SEARCHED_MAX`].
     places: HashTable<u32>,
-    /// Seeded at random, so that nobody can choose names of one hash.
+    /// Seeded at random, so that a server cannot choose names of one hash.
     hasher: foldhash::fast::RandomState,
     /// `changes` before a rule that visits all labels.
     before: Vec<Change>,
@@ -133,13 +133,20 @@ impl LabelEditor {
     /// # Errors
     /// As [`LabelEditor::set`].
     pub fn delete(&mut self, name: &str) -> Result<()> {
+        match self.position(name).is_some() || self.base.get(name).is_some() {
+            true => self.delete_known(name),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for a label that exists: without a search of the base.
+    pub(super) fn delete_known(&mut self, name: &str) -> Result<()> {
         match self.position(name) {
             Some(idx) => {
                 if let Some(change) = self.changes.get_mut(idx) {
                     change.value = None;
                 }
             }
-            // Also a label that the base lacks: a search of it would cost more.
             None => {
                 let name = self.store(name)?;
                 self.add(Change { name, value: None })?;

@@ -414,7 +414,7 @@ async fn accept<F>(
                         std::future::pending().await
                     };
                     tokio::select! {
-                        // In this order: whatever had arrived before the timer was read.
+                        // In this order: bytes that arrived before the timer are read first.
                         biased;
                         () = serving => {}
                         () = growing => {}

@@ -365,7 +365,7 @@ impl ConnectionEntry {
 }
 
 impl ConnectionHandle {
-    /// The task of the connection has found nothing to read, [`YOUNG_FOR`] after the start.
+    /// The task of the connection has looked for a request, [`YOUNG_FOR`] after its start.
     pub(super) fn set_grown(&self) {
         self.entry.is_grown.store(true, Ordering::SeqCst);
     }
