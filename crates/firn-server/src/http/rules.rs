@@ -87,7 +87,7 @@ fn push_groups(
         let latest = group.latest();
         let mut rules = Vec::new();
         for (idx, rule) in group.rules.iter().enumerate() {
-            // A request may have a million matchers.
+            // A URL has room for thousands of matchers.
             cancel.check()?;
             if asked.selects(group, rule) {
                 rules.push(idx);
@@ -385,8 +385,8 @@ mod tests {
         }
     }
 
-    /// Before, a request with a million matchers compared all of them with each rule, and its time
-    /// limit ended nothing.
+    /// Before, a request compared thousands of matchers with each rule, and its time limit ended
+    /// nothing.
     #[test]
     fn a_search_of_rules_ends_with_its_time() {
         let manager = RuleManager::new(RuleOptions {

@@ -351,7 +351,7 @@ fn target_families(
             }
         }
     }
-    // Without the state, for which scrapes wait: a request may have a thousand regular expressions.
+    // Without the state, for which scrapes wait: a URL has room for hundreds of patterns.
     let mut matched = Vec::new();
     for (id, job, target) in targets {
         context.cancel.check()?;
