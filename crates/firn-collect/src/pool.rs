@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{
-    ErrorKind, HEAP_BLOCK_BYTES, Labels, Pool, Reservation, Result, SeriesRef, Timestamp,
+    Error, ErrorKind, HEAP_BLOCK_BYTES, Labels, Pool, Reservation, Result, SeriesRef, Timestamp,
 };
 
 use crate::config::{LabelSet, ScrapeConfig};
@@ -234,7 +234,7 @@ impl ScrapePools {
     /// continue unchanged. Without effect for an unknown job.
     ///
     /// # Errors
-    /// `TooLarge` for labels that are too long before relabelling, `Busy` without memory. The
+    /// `TooLarge` for too many labels of targets that are left out, `Busy` without memory. The
     /// previous targets stay; see [`ScrapePool::refused`].
     pub fn sync<'g>(
         &mut self,
@@ -269,16 +269,35 @@ impl ScrapePools {
         let mut listed: HashMap<Labels, ListedTarget> = HashMap::new();
         let mut dropped = Vec::new();
         let mut held = self.context.budget.empty(Pool::Cache);
-        let mut dropped_bytes: u64 = 0;
+        let (mut dropped_bytes, mut left_out_work) = (0u64, 0u64);
         let mut editor = LabelEditor::default();
         let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
         for group in groups {
             for target in &group.targets {
                 let discovered =
-                    Target::discovered_labels(&job, target, &group.labels, &mut editor)?;
-                match Target::populate(&job, discovered.clone(), &mut editor) {
-                    Ok(Some(target)) if listed.contains_key(&target.labels) => {}
-                    Ok(Some(target)) => match self.known(pool, &target.labels) {
+                    Target::discovered_labels(&job, target, &group.labels, &mut editor);
+                let work = discovered.as_ref().map_or(LABELS_WORK_MAX, labels_work);
+                let populated = discovered.and_then(|discovered| {
+                    let target = Target::populate(&job, discovered.clone(), &mut editor)?;
+                    Ok((discovered, target))
+                });
+                let is_left_out = match &populated {
+                    Ok((_, Some(target))) => listed.contains_key(&target.labels),
+                    _ => true,
+                };
+                // Listed targets are bounded by the memory.
+                if is_left_out {
+                    left_out_work = left_out_work.saturating_add(work);
+                    if left_out_work > LEFT_OUT_WORK_MAX {
+                        return Err(Error::too_large(
+                            "the repeated, dropped and failed targets are too many, or have too \
+                             many labels: list fewer of them",
+                        ));
+                    }
+                }
+                match populated {
+                    Ok((_, Some(_))) if is_left_out => {}
+                    Ok((_, Some(target))) => match self.known(pool, &target.labels) {
                         Some((labels, id)) => {
                             let is_same = self
                                 .slots
@@ -296,7 +315,7 @@ impl ScrapePools {
                             listed.insert(labels, ListedTarget::New(target, held));
                         }
                     },
-                    Ok(None) => {
+                    Ok((discovered, None)) => {
                         report.dropped_count = report.dropped_count.saturating_add(1);
                         if kept_count == 0 || dropped.len() < kept_count {
                             dropped_bytes = dropped_bytes.saturating_add(labels_bytes(&discovered));
@@ -622,6 +641,14 @@ impl ScrapePool {
     }
 }
 
+// Work on targets that take no memory: repeated, dropped and failed ones. Their number is that of
+// short texts in an answer, each has all labels of its group, and scrapes wait for it. Work is in
+// bytes of labels, of which a second has some 500 MB; it is two seconds.
+const LEFT_OUT_WORK_MAX: u64 = if cfg!(test) { 4 << 20 } else { 1 << 30 };
+// Beside the bytes of a label.
+const LABEL_WORK: u64 = 50;
+// Of a target whose labels are too many or too long.
+const LABELS_WORK_MAX: u64 = 1 << 20;
 // The series of a target's report, and a scrape that waits. They are reserved later, so a list for
 // which there is no room is refused: otherwise its targets take the memory of all other scrapes.
 const ROOM_BYTES_PER_TARGET: u64 = 4 << 10;
@@ -647,6 +674,12 @@ fn target_bytes(target: &Target) -> u64 {
     // Those of samples are a set of their own.
     let labels = [&target.labels, &target.discovered, &target.labels];
     labels.into_iter().map(labels_bytes).fold(TARGET_BYTES as u64, u64::saturating_add)
+}
+
+/// The work of relabelling, in bytes.
+fn labels_work(labels: &Labels) -> u64 {
+    let bytes = labels.as_encoded().len() as u64;
+    bytes.saturating_add((labels.count() as u64).saturating_mul(LABEL_WORK))
 }
 
 /// The memory of labels in a list that grows.

@@ -366,7 +366,8 @@ impl GroupRules {
             let name = xxh3_64(text.as_bytes());
             hash = mix(hash ^ name);
             names.push(self.name_id(name, text));
-            if names.len() > Key::BITS as usize {
+            // A name takes 300 bytes here and three in a foreign manifest.
+            if names.len() > Key::BITS as usize || self.names.len() > NAME_COUNT_MAX {
                 return Err(malformed());
             }
         }
@@ -441,7 +442,9 @@ impl GroupRules {
             return None;
         }
         if let Some(&no) = self.shape_nos.get(&hash) {
-            return Some((no, metric));
+            // A client can find other names with this hash. Bits of a key are places in the list.
+            let has_as_many = self.shapes[no as usize].names.len() == pairs.len();
+            return has_as_many.then_some((no, metric));
         }
         let is_full =
             self.shapes.len() >= SHAPE_COUNT_MAX || self.names.len() + pairs.len() > NAME_COUNT_MAX;

@@ -357,7 +357,7 @@ impl Index {
         self.segment_files().into_iter().map(|file| file.0).collect()
     }
 
-    fn version(&self) -> Arc<IndexVersion> {
+    pub(crate) fn version(&self) -> Arc<IndexVersion> {
         Arc::clone(&self.shared.version.read())
     }
 }

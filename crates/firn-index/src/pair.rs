@@ -38,13 +38,20 @@ pub(crate) fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
+static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+
+/// A bit for each name: those of a part of a list are among those of the list.
+pub(crate) fn name_mask(names: impl IntoIterator<Item = u32>) -> u64 {
+    let seed = *SEED;
+    names.into_iter().fold(0, |mask, name| mask | 1 << (mix(seed ^ u64::from(name)) & 63))
+}
+
 /// The hash of a label set: a sum over its pairs, so that it does not depend on the split into
 /// group and member labels.
 ///
 /// It differs from process to process: ids are numbers from 0 on, so a sender could choose label
 /// sets with equal sums.
 pub(crate) fn hash_ids(ids: impl IntoIterator<Item = u32>) -> u64 {
-    static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
     let seed = *SEED;
     ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(seed ^ u64::from(id))))
 }

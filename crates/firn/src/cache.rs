@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
+use firn_model::excerpt;
 use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result, one_line, redacted};
 
 use crate::http::ServerAccess;
@@ -98,12 +99,12 @@ fn fetch_stats(stats: &Stats) -> Result<String> {
     let text = String::from_utf8_lossy(&body).into_owned();
     let samples: BTreeMap<&str, f64> = text
         .lines()
-        .filter(|line| !line.starts_with('#'))
+        .filter(|line| line.starts_with("firn_cache_"))
         .filter_map(|line| line.rsplit_once(' '))
         .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
         .collect();
     if !samples.contains_key("firn_cache_slabs") {
-        let first = text.lines().next().unwrap_or_default();
+        let first = excerpt(text.lines().next().unwrap_or_default());
         let what = format!(
             "no firn cache responds at {}: expected its metrics, got {first:?}; check --server and \
              --credentials-file",

@@ -168,6 +168,19 @@ fn groups_report(groups: &Groups) -> Result<(Value, GroupsReport)> {
 
 // A server lists at most this number at once.
 const SERVER_TOP_MAX: usize = 10_000;
+/// Values of a report, by its commas: groups have some 60. A value of two bytes takes 64 in memory.
+const VALUES_MAX: usize = 4_000_000;
+
+/// # Errors
+/// `Unavailable` for a report that takes too much memory.
+fn check_values(report: &[u8]) -> Result<()> {
+    match report.iter().filter(|byte| **byte == b',').count() {
+        0..=VALUES_MAX => Ok(()),
+        count => Err(firn_server::Error::unavailable(format!(
+            "the report has {count} values, expected at most {VALUES_MAX}"
+        ))),
+    }
+}
 
 /// The report of a running server.
 fn server_report(server: &str, groups: &Groups) -> Result<(Value, GroupsReport)> {
@@ -180,6 +193,7 @@ fn server_report(server: &str, groups: &Groups) -> Result<(Value, GroupsReport)>
     }
     let target = format!("/api/v1/status/groups?{}", params.finish());
     let body = groups.access.server(server, &["FIRN_TOKEN"])?.get(&target)?;
+    check_values(&body).map_err(|error| error.context(format!("the server at {shown}")))?;
     let mut json: Value = serde_json::from_slice(&body).map_err(|_| {
         let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
         let what = format!("the server at {shown}: expected JSON, got {:?}", start.trim());
@@ -210,4 +224,17 @@ fn bytes(bytes: f64, signed: bool) -> String {
         unit = larger;
     }
     if signed { format!("{value:+.0} {unit}") } else { format!("{value:.0} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, 64 MiB of such a response took 2 GB.
+    #[test]
+    fn a_report_with_very_many_values_is_refused() {
+        assert!(check_values(format!("[{}0]", "0,".repeat(VALUES_MAX)).as_bytes()).is_ok());
+        let error = check_values(format!("[{}0]", "0,".repeat(VALUES_MAX + 1)).as_bytes());
+        assert!(error.unwrap_err().to_string().contains("has 4000001 values"));
+    }
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::api::{
     ApiHost, TargetsBuilder, each_item, host_port, named, or_default, percent_encoded, whole,
 };
+use super::names::check_repeated;
 use super::text_bytes;
 use crate::config::LabelSet;
 use crate::config::discovery::ConsulDiscovery;
@@ -171,6 +172,7 @@ impl ConsulTargets {
             };
             let names: BTreeSet<String> =
                 catalog.into_iter().filter(is_wanted).map(|(name, _)| name).collect();
+            names.iter().try_for_each(|name| check_repeated("the name of a service", name))?;
             let bytes = names.iter().map(|name| text_bytes(name.len(), 0));
             let bytes = bytes.fold(0, usize::saturating_add).saturating_mul(NAME_COPIES);
             let held = budget.reserve(Pool::Cache, bytes as u64)?;

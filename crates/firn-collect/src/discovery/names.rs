@@ -1,5 +1,7 @@
 //! Parts of names, addresses and queries.
 
+use firn_model::{Error, Result};
+
 /// `key` as a part of a label's name.
 pub(super) fn label_name(key: &str) -> String {
     key.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
@@ -25,4 +27,21 @@ pub(super) fn escaped(text: &str) -> String {
         }
     }
     escaped
+}
+
+// A URL has up to three bytes for each, and at most 64 KiB. Servers send some hundred.
+const REPEATED_BYTES_MAX: usize = 16 << 10;
+
+/// Checks the length of a text of an answer that the next request repeats, such as a token of a
+/// page.
+///
+/// # Errors
+/// `Invalid` if no request has room for it.
+pub(super) fn check_repeated(what: &str, text: &str) -> Result<()> {
+    match text.len() {
+        0..=REPEATED_BYTES_MAX => Ok(()),
+        len => Err(Error::invalid(format!(
+            "{what} has {len} bytes, expected at most {REPEATED_BYTES_MAX}"
+        ))),
+    }
 }

@@ -420,6 +420,37 @@ fn labels_before_relabelling_follow_the_list() {
     assert_eq!((world.scrape_count, world.end_count), (2, 0));
 }
 
+/// Before, a target with very many labels, such as a pod with 2,100 annotations, kept all targets
+/// of its job as they were.
+#[test]
+fn a_target_with_too_many_labels_fails_alone() {
+    let mut world = Collector::new(JOB);
+    let many: Vec<String> = (0..5_000).map(|idx| format!("__meta_{idx}")).collect();
+    let own = many.iter().map(|name| (name.as_str(), "1"));
+    let mut all = group(&["h:1", "h:2"]);
+    all.targets.push(own.chain([("__address__", "h:3")]).collect());
+    let report = world.pools.sync("j", &[all], world.now).unwrap();
+    assert_eq!((report.active_count, report.failed_count), (2, 1));
+    assert!(report.errors[0].contains("over 4096 labels"), "{:?}", report.errors);
+}
+
+/// Before, an answer of 100 KB with a long label of a group and its address thousands of times
+/// stopped all scrapes for minutes.
+#[test]
+fn repeated_targets_are_bounded() {
+    let mut world = Collector::new(JOB);
+    world.sync("j", &["h:1"]);
+    let long = "x".repeat(100_000);
+    let mut repeated = group(&["h:1"; 30]);
+    repeated.labels = [("__meta_long", long.as_str())].into_iter().collect();
+    let report = world.pools.sync("j", [&repeated], world.now).unwrap();
+    assert_eq!(report.active_count, 1);
+    repeated.targets.extend(group(&["h:1"; 30]).targets);
+    let error = world.pools.sync("j", [&repeated], world.now).unwrap_err().to_string();
+    assert!(error.contains("repeated, dropped and failed"), "{error}");
+    assert_eq!(world.pools.targets(pool_of(&world)).count(), 1);
+}
+
 // A discovery that returns 100,000 targets: the memory is refused, and the previous targets stay.
 #[test]
 fn a_list_without_memory_changes_nothing() {

@@ -1,6 +1,9 @@
 //! A label set that is being changed.
 
+use std::hash::BuildHasher;
+
 use firn_model::{Error, Labels, Result};
+use hashbrown::HashTable;
 
 use super::pattern::Slots;
 
@@ -16,6 +19,10 @@ pub struct LabelEditor {
     text: String,
     /// One per name, in the order of the changes.
     changes: Vec<Change>,
+    /// Places in `changes` by the hash of the name, if there are over [`SEARCHED_MAX`].
+    places: HashTable<u32>,
+    /// Seeded at random, so that a server cannot choose names of one hash.
+    hasher: foldhash::fast::RandomState,
     /// `changes` before a rule that visits all labels.
     before: Vec<Change>,
     pub(super) slots: Slots,
@@ -40,8 +47,10 @@ struct Span {
 /// All names and values that the rules of one label set may make, the intermediate ones too. A
 /// rule can double a value, so forty rules could make a terabyte.
 const TEXT_BYTES_MAX: usize = 1 << 20;
-/// Changed labels of one label set: each change searches them in sequence.
+/// Changed labels of one label set.
 const CHANGES_MAX: usize = 4_096;
+/// As many are searched in sequence, which is faster than an index.
+const SEARCHED_MAX: usize = 16;
 /// A larger buffer is dropped at the next label set.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
@@ -61,6 +70,8 @@ impl LabelEditor {
             bytes_max: bytes_max.min(TEXT_BYTES_MAX),
             text: String::new(),
             changes: Vec::new(),
+            places: HashTable::new(),
+            hasher: foldhash::fast::RandomState::default(),
             before: Vec::new(),
             slots: Slots::default(),
             source: String::new(),
@@ -72,6 +83,7 @@ impl LabelEditor {
     pub fn reset(&mut self, base: &Labels) {
         self.base = base.clone();
         self.changes.clear();
+        self.places.clear();
         self.before.clear();
         for buffer in [&mut self.text, &mut self.source, &mut self.target] {
             buffer.clear();
@@ -107,7 +119,7 @@ impl LabelEditor {
             }
             position => {
                 let name = match position {
-                    Some(idx) => self.changes.remove(idx).name,
+                    Some(idx) => self.remove(idx).name,
                     None => self.store(name)?,
                 };
                 self.add(Change { name, value: value_span })?;
@@ -121,17 +133,24 @@ impl LabelEditor {
     /// # Errors
     /// As [`LabelEditor::set`].
     pub fn delete(&mut self, name: &str) -> Result<()> {
+        match self.position(name).is_some() || self.base.get(name).is_some() {
+            true => self.delete_known(name),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for a label that exists: without a search of the base.
+    pub(super) fn delete_known(&mut self, name: &str) -> Result<()> {
         match self.position(name) {
             Some(idx) => {
                 if let Some(change) = self.changes.get_mut(idx) {
                     change.value = None;
                 }
             }
-            None if self.base.get(name).is_some() => {
+            None => {
                 let name = self.store(name)?;
                 self.add(Change { name, value: None })?;
             }
-            None => {}
         }
         Ok(())
     }
@@ -150,12 +169,11 @@ impl LabelEditor {
         let mut before = std::mem::take(&mut self.before);
         before.clear();
         before.extend_from_slice(&self.changes);
-        let mut result = base.iter().try_for_each(|(name, value)| {
-            match before.iter().any(|change| self.span(change.name) == name) {
-                true => Ok(()),
-                false => f(self, name, value),
-            }
-        });
+        let is_same: Vec<bool> =
+            base.iter().map(|(name, _)| self.position(name).is_none()).collect();
+        let same = base.iter().zip(is_same).filter(|(_, is_same)| *is_same);
+        let mut same = same.map(|(pair, _)| pair);
+        let mut result = same.try_for_each(|(name, value)| f(self, name, value));
         // The texts of changes are copied out because `f` may add to their buffer.
         let (mut name, mut value) = (String::new(), String::new());
         for change in &before {
@@ -191,7 +209,14 @@ impl LabelEditor {
     }
 
     fn position(&self, name: &str) -> Option<usize> {
-        self.changes.iter().position(|change| self.span(change.name) == name)
+        let is_it = |change: &Change| self.span(change.name) == name;
+        if self.changes.len() <= SEARCHED_MAX {
+            return self.changes.iter().position(is_it);
+        }
+        let place = self.places.find(self.hasher.hash_one(name), |place| {
+            self.changes.get(*place as usize).is_some_and(is_it)
+        });
+        place.map(|place| *place as usize)
     }
 
     fn add(&mut self, change: Change) -> Result<()> {
@@ -201,7 +226,31 @@ impl LabelEditor {
             )));
         }
         self.changes.push(change);
+        self.place_from(self.places.len());
         Ok(())
+    }
+
+    fn remove(&mut self, idx: usize) -> Change {
+        let removed = self.changes.remove(idx);
+        self.places.clear();
+        self.place_from(0);
+        removed
+    }
+
+    /// Adds the places of changes from `first` on to the index, if there is to be one.
+    fn place_from(&mut self, first: usize) {
+        if self.changes.len() <= SEARCHED_MAX {
+            return;
+        }
+        let LabelEditor { changes, places, hasher, text, .. } = self;
+        let hash = |place: &u32| {
+            let name = changes.get(*place as usize).map(|change| change.name);
+            let name = name.and_then(|span| text.get(span.start..span.end));
+            hasher.hash_one(name.unwrap_or(""))
+        };
+        for place in (first..changes.len()).filter_map(|place| u32::try_from(place).ok()) {
+            places.insert_unique(hash(&place), place, hash);
+        }
     }
 
     fn span(&self, span: Span) -> &str {
@@ -295,8 +344,8 @@ mod tests {
     proptest! {
         #[test]
         fn an_editor_is_a_map(
-            base in proptest::collection::btree_map("[a-d]", "[0-9]", 0..4),
-            changes in proptest::collection::vec(("[a-e]", "[0-9]?"), 0..12),
+            base in proptest::collection::btree_map("[a-z]", "[0-9]", 0..30),
+            changes in proptest::collection::vec(("[a-z]", "[0-9]?"), 0..90),
         ) {
             let mut model: BTreeMap<String, String> = base.clone();
             let mut editor = LabelEditor::default();

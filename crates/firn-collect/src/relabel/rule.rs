@@ -486,10 +486,10 @@ impl Rule {
                 if is_match { editor.set(made, value) } else { Ok(()) }
             })?,
             Action::LabelDrop => editor.for_each(|editor, name, _| {
-                if self.pattern.is_match(name) { editor.delete(name) } else { Ok(()) }
+                if self.pattern.is_match(name) { editor.delete_known(name) } else { Ok(()) }
             })?,
             Action::LabelKeep => editor.for_each(|editor, name, _| {
-                if self.pattern.is_match(name) { Ok(()) } else { editor.delete(name) }
+                if self.pattern.is_match(name) { Ok(()) } else { editor.delete_known(name) }
             })?,
             Action::Unset => {}
         }

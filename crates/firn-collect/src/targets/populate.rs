@@ -107,15 +107,11 @@ impl Target {
         let convert = switch(editor, CONVERT_CLASSIC, "convert classic histograms to nhcb")?;
         let always = switch(editor, ALWAYS_CLASSIC, "always scrape classic histograms")?;
         let native = switch(editor, NATIVE, "scrape native histograms")?;
-        editor.for_each(|editor, name, _| match name.starts_with(META_PREFIX) {
-            true => editor.delete(name),
-            false => Ok(()),
-        })?;
         if editor.get("instance").is_empty() {
             editor.set("instance", &address)?;
         }
         Ok(Some(Target {
-            labels: editor.labels(),
+            labels: editor.labels().filter(|name| !name.starts_with(META_PREFIX)),
             discovered,
             interval,
             timeout,

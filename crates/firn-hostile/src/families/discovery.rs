@@ -100,6 +100,13 @@ fn lists() -> Vec<Attack> {
             json(move || group(&joined(300_000, |_| format!("\"{silent_at}\"")), "")),
         ),
         list(
+            "the same target 20,000 times with 4,000 labels of its group",
+            json(move || {
+                let labels = joined(4_000, |n| format!("\"__meta_{n}\":\"v\""));
+                group(&joined(20_000, |_| format!("\"{silent_at}\"")), &labels)
+            }),
+        ),
+        list(
             "a label of 20 MB",
             json(|| group("\"h:1\"", &format!("\"a\":\"{}\"", "x".repeat(20_000_000)))),
         ),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use firn_model::{Labels, Timestamp};
+use firn_model::{Labels, Timestamp, encode_varint};
 
 use super::{GroupRule, GroupRules, mix};
 
@@ -550,6 +550,20 @@ fn a_group_of_a_metric_name_teaches_no_key() {
     assert!(GroupRules::load(&rules.encode()).is_ok());
 }
 
+/// Before, two groups that a client defined with such names made each replay of the log panic: the
+/// database did not open again.
+#[test]
+fn other_names_with_the_hash_of_a_list_are_no_shape() {
+    let (one, _) = series("m", "host=a", 0);
+    let (two, _) = series("m", "aaemps=a,zwpdt_Kv=b", 0);
+    assert_eq!(super::shape_hash(&one), super::shape_hash(&two));
+    let mut rules = GroupRules::default();
+    rules.recall(&one, &one.filter(|name| name == "__name__"));
+    rules.recall(&two, &two.filter(|name| name == "zwpdt_Kv"));
+    assert_eq!((rules.identity(&one), rules.identity(&two)), (None, None));
+    assert!(GroupRules::load(&rules.encode()).is_ok());
+}
+
 #[test]
 fn malformed_rules_are_refused() {
     let bytes = group(GroupRules::default(), &telegraf(5), Order::Natural).rules.encode();
@@ -557,6 +571,27 @@ fn malformed_rules_are_refused() {
     assert!((1..bytes.len()).all(|end| GroupRules::load(&bytes[..end]).is_err()));
     assert!(GroupRules::load(&[&bytes[..], &[0]].concat()).is_err());
     assert!(GroupRules::load(&[9]).unwrap_err().to_string().contains("version 9"));
+}
+
+/// Before, the rules in a manifest on a foreign slow tier took 90 times their length.
+#[test]
+fn rules_with_too_many_names_are_refused() {
+    let rules = |name_count: usize| {
+        let shape_count = name_count as u64 / 64;
+        let mut out = Vec::new();
+        [1, shape_count].into_iter().for_each(|number| encode_varint(number, &mut out));
+        for shape in 0..shape_count {
+            out.push(64);
+            (0..64).for_each(|name| {
+                out.push(4);
+                out.extend(format!("{:04x}", shape * 64 + name).into_bytes());
+            });
+            out.extend([1, 3, 0]);
+        }
+        out
+    };
+    assert!(GroupRules::load(&rules(super::NAME_COUNT_MAX)).is_ok());
+    assert!(GroupRules::load(&rules(super::NAME_COUNT_MAX + 64)).is_err());
 }
 
 /// A sender that invents names, with `job` and `instance` or without, takes bounded memory, time

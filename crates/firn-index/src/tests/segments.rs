@@ -14,6 +14,7 @@ use proptest::prelude::*;
 
 use super::{SHARDS, disk, index, labels, open, options, resolve, select, take_all};
 use crate::catalog::CatalogEdit;
+use crate::sealed::HashedLabels;
 use crate::{
     GroupBy, GroupRule, Index, IndexOptions, IndexView, Liveness, Member, WRITE_BUFFER_BYTES,
 };
@@ -59,6 +60,30 @@ fn remove(index: &Index, disk: &SimDisk, is_dead: impl Fn(SeriesRef) -> bool) ->
     let removal = index.plan_removal()?.run_removal(disk, &ForgetDead(is_dead)).unwrap()?;
     index.apply(&removal.part).unwrap();
     Some(removal.part)
+}
+
+/// Before, each new series was compared with each list of names that identifies a group, of which a
+/// client may define any number.
+#[test]
+fn groups_with_names_of_their_own_slow_no_lookup() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    for group in 0..300 {
+        let group = labels(&format!("host=h,id{group}=x"));
+        index.resolve_group(&group, &[labels("__name__=m")]).unwrap();
+    }
+    seal(&index, &disk);
+    let version = index.version();
+    let tried = |text: &str| {
+        let labels = labels(text);
+        version.sealed[0].sealed.identities_of(&HashedLabels::new(&labels)).count()
+    };
+    assert!(tried("__name__=m,host=h,job=j") < 60);
+    assert!((1..60).contains(&tried("__name__=m,host=h,id7=x")));
+    for group in 0..300 {
+        assert!(lookup(&index, &format!("__name__=m,host=h,id{group}=x")).is_some());
+    }
+    assert_eq!(lookup(&index, "__name__=m,host=h,id7=y"), None);
 }
 
 /// Learned keys outlive a restart, in the part of a seal, and a crash, in the definitions.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use firn_model::{Matcher, QueryContext, excerpt};
+use axum::response::IntoResponse;
+use firn_model::{CancelToken, Error, Matcher, QueryContext, excerpt};
 use firn_rules::group::{Alert, AlertState, Rule};
 use ring::digest::{SHA256, digest};
 use serde_json::json;
@@ -54,7 +55,7 @@ async fn rules(State(app): State<Shared>, request: Request<Body>) -> Response<Bo
         let groups = shared.rules.groups();
         let mut body = HeldBody::success(context)?;
         body.push(r#"{"groups":["#)?;
-        let next_token = push_groups(&groups, &asked, &mut body)?;
+        let next_token = push_groups(&groups, &asked, &context.cancel, &mut body)?;
         body.push("]")?;
         if let Some(token) = next_token {
             body.push(&format!(r#","groupNextToken":"{token}""#))?;
@@ -69,6 +70,7 @@ async fn rules(State(app): State<Shared>, request: Request<Body>) -> Response<Bo
 fn push_groups(
     groups: &[std::sync::Arc<ShownGroup>],
     asked: &RulesRequest,
+    cancel: &CancelToken,
     body: &mut HeldBody,
 ) -> Result<Option<String>, ApiError> {
     let (limit, token) = match &asked.page {
@@ -83,8 +85,14 @@ fn push_groups(
         }
         is_before = false;
         let latest = group.latest();
-        let rules: Vec<usize> =
-            (0..group.rules.len()).filter(|&idx| asked.selects(group, idx)).collect();
+        let mut rules = Vec::new();
+        for (idx, rule) in group.rules.iter().enumerate() {
+            // A URL has room for thousands of matchers.
+            cancel.check()?;
+            if asked.selects(group, rule) {
+                rules.push(idx);
+            }
+        }
         if rules.is_empty() {
             continue;
         }
@@ -260,9 +268,15 @@ fn exponent_text(value: f64) -> String {
 
 /// `/api/v1/alertmanagers`.
 async fn alertmanagers(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let failures = app.rules.notifier().discovery_failures();
+    // Not on a network thread: a new list of Alertmanagers may hold their lock for a second.
+    let listed = tokio::task::spawn_blocking(move || {
+        let notifier = app.rules.notifier();
+        (notifier.discovery_failures(), notifier.urls())
+    });
+    let Ok((failures, (active, dropped))) = listed.await else {
+        return ApiError::from(Error::internal("listing Alertmanagers panicked")).into_response();
+    };
     answer_with(request, &failures, |_| {
-        let (active, dropped) = app.rules.notifier().urls();
         let list = |urls: Vec<String>| -> Vec<_> {
             urls.into_iter().map(|url| json!({ "url": url })).collect()
         };
@@ -272,8 +286,7 @@ async fn alertmanagers(State(app): State<Shared>, request: Request<Body>) -> Res
 }
 
 impl RulesRequest {
-    fn selects(&self, group: &ShownGroup, idx: usize) -> bool {
-        let Some(rule) = group.rules.get(idx) else { return false };
+    fn selects(&self, group: &ShownGroup, rule: &Rule) -> bool {
         let has = |names: &[String], name: &str| {
             names.is_empty() || names.iter().any(|wanted| wanted == name)
         };
@@ -349,7 +362,59 @@ fn page(params: &Params) -> Result<Option<(usize, Option<String>)>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use firn_collect::config::{Config, Files};
+    use firn_model::Budget;
+    use firndb::QueryOptions;
+
     use super::*;
+    use crate::rules::{RuleManager, RuleOptions};
+
+    struct OneFile;
+
+    impl Files for OneFile {
+        fn read(&self, _: &Path) -> io::Result<String> {
+            Ok("groups: [{name: g, rules: [{record: r, expr: vector(1)}]}]".to_owned())
+        }
+
+        fn list(&self, _: &Path) -> io::Result<Vec<String>> {
+            Ok(vec!["a.yml".to_owned()])
+        }
+    }
+
+    /// Before, a request compared thousands of matchers with each rule, and its time limit ended
+    /// nothing.
+    #[test]
+    fn a_search_of_rules_ends_with_its_time() {
+        let manager = RuleManager::new(RuleOptions {
+            thread_count: 1,
+            budget: Budget::unlimited(),
+            memory_bytes: 1 << 20,
+            query: QueryOptions::default(),
+            timeout: Duration::from_secs(1),
+            outage_ms: 0,
+            grace_ms: 0,
+            resend_ms: 0,
+            queue_len_max: 1,
+            external_labels: BTreeMap::new(),
+            on_idle: || (),
+            clock: std::sync::Arc::new(|| 0),
+        });
+        let config = Config::parse("rule_files: [/r/*.yml]", &|_| None).unwrap().config;
+        manager.apply(manager.check(&config, &OneFile).unwrap());
+        let context = QueryContext::unbounded();
+        let text = b"match[]={a=\"b\"}";
+        let asked = rules_request(&Params::of_form(text).unwrap_or_default(), &context);
+        let asked = asked.ok().unwrap();
+        let mut body = HeldBody::success(&context).unwrap();
+        let mut list = || push_groups(&manager.groups(), &asked, &context.cancel, &mut body);
+        assert!(matches!(list(), Ok(None)));
+        context.cancel.time_out();
+        assert!(list().is_err());
+    }
 
     #[test]
     fn values_have_an_exponent_of_two_digits() {

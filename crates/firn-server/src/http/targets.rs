@@ -7,10 +7,11 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, Uri};
+use axum::response::IntoResponse;
 use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::pool::ScrapePool;
 use firn_collect::scrape::TargetStatus;
-use firn_model::{Labels, Matcher, Pool, QueryContext, Reservation};
+use firn_model::{Error, Labels, Matcher, Pool, QueryContext, Reservation};
 use serde_json::{Map, Value, json};
 
 use crate::answer::ApiError;
@@ -99,6 +100,8 @@ struct ShownTarget {
 
 // Memory of a shown target, with the text of its error.
 const SHOWN_BYTES: u64 = 512;
+// Of a target in a list that grows.
+const LISTED_BYTES: u64 = 64;
 
 /// The list with those of the configuration, by pool and labels; and warnings of pools whose list
 /// is not the newest.
@@ -338,27 +341,41 @@ fn target_families(
     context: &QueryContext,
 ) -> firn_model::Result<(Vec<ListedFamilies>, Reservation)> {
     let mut held = context.budget.empty(Pool::Query);
-    let mut found = Vec::new();
-    let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) else {
-        return Ok((Vec::new(), held));
-    };
-    for (name, pool) in state.pools.pools() {
-        for shown in state.pools.targets(pool) {
-            let labels = shown.target.public_labels();
-            let is_match = matchers.iter().all(|matcher| match labels.get(matcher.name()) {
-                Some(value) => matcher.matches(value),
-                None => matcher.matches_absent(),
-            });
-            let families = state.families.of(shown.id);
-            if is_match && !families.is_empty() {
-                held.grow(SHOWN_BYTES + size_of_val(families) as u64)?;
-                found.push((name.to_owned(), labels, families.to_vec()));
+    let state = || app.collect.as_ref().and_then(|collect| collect.collector.state());
+    let mut targets = Vec::new();
+    if let Some(state) = state() {
+        for (_, pool) in state.pools.pools() {
+            for shown in state.pools.targets(pool) {
+                held.grow(LISTED_BYTES)?;
+                targets.push((shown.id, Arc::clone(shown.job), Arc::clone(shown.target)));
             }
         }
     }
-    drop(state);
-    found.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-    let found = found.into_iter().map(|(_, labels, families)| (labels, families)).collect();
+    // Without the state, for which scrapes wait: a URL has room for hundreds of patterns.
+    let mut matched = Vec::new();
+    for (id, job, target) in targets {
+        context.cancel.check()?;
+        let labels = target.public_labels();
+        let is_match = matchers.iter().all(|matcher| match labels.get(matcher.name()) {
+            Some(value) => matcher.matches(value),
+            None => matcher.matches_absent(),
+        });
+        if is_match {
+            held.grow(SHOWN_BYTES)?;
+            matched.push((id, job, labels));
+        }
+    }
+    matched.sort_by(|a, b| (&a.1.job_name, &a.2).cmp(&(&b.1.job_name, &b.2)));
+    let mut found = Vec::new();
+    if let Some(state) = state() {
+        for (id, _, labels) in matched {
+            let families = state.families.of(id);
+            if !families.is_empty() {
+                held.grow(size_of_val(families) as u64)?;
+                found.push((labels, families.to_vec()));
+            }
+        }
+    }
     Ok((found, held))
 }
 
@@ -418,6 +435,16 @@ fn matches(target: &Target, matchers: &[Matcher]) -> bool {
 
 /// `/api/v1/scrape_pools`.
 async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    // Not on a network thread: a new list of targets may hold the state for seconds.
+    let listed = tokio::task::spawn_blocking(move || listed_pools(&app)).await;
+    let Ok((pools, warnings)) = listed else {
+        return ApiError::from(Error::internal("listing scrape pools panicked")).into_response();
+    };
+    answer_with(request, &warnings, |_| Ok(json!({ "scrapePools": pools }))).await
+}
+
+/// The names of all pools, and the warnings of those whose list is not the newest.
+fn listed_pools(app: &App) -> (Vec<String>, Vec<String>) {
     let mut pools: Vec<String> = app.target.iter().map(|target| target.job.clone()).collect();
     let mut warnings = Vec::new();
     if let Some(state) = app.collect.as_ref().and_then(|collect| collect.collector.state()) {
@@ -427,7 +454,7 @@ async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Resp
     }
     pools.sort_unstable();
     pools.dedup();
-    answer_with(request, &warnings, |_| Ok(json!({ "scrapePools": pools }))).await
+    (pools, warnings)
 }
 
 /// `/api/v1/metadata`. Only the newest metadata of a metric is stored, so `limit_per_metric` never

@@ -212,12 +212,20 @@ mod tests {
     use crate::net::ConnectionLimits;
 
     fn served(bound: BoundService, handler: MethodRouter) -> Service {
+        served_within(bound, ConnectionLimits::new(1, None), handler)
+    }
+
+    fn served_within(
+        bound: BoundService,
+        limits: ConnectionLimits,
+        handler: MethodRouter,
+    ) -> Service {
         let options = HttpOptions {
             open_paths: &["/open"],
             explains_errors: true,
             buffer_bytes_max: BUFFER_BYTES_MAX,
         };
-        let table = ConnectionTable::new(ConnectionLimits::new(1, None));
+        let table = ConnectionTable::new(limits);
         serve(bound, table, Router::new().route("/", handler), options)
     }
 
@@ -241,6 +249,29 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
         assert!(answer.ends_with(&client.local_addr().unwrap().to_string()), "{answer}");
+        service.stop(|| ());
+    }
+
+    /// Before, connections whose requests had arrived were closed while their tasks waited for the
+    /// thread.
+    #[test]
+    fn a_burst_of_clients_with_long_requests_is_answered() {
+        let busy = async || std::thread::sleep(std::time::Duration::from_millis(1));
+        let bound = BoundService::bind_small("test", &["127.0.0.1:0".parse().unwrap()], || ());
+        let service = served_within(bound.unwrap(), ConnectionLimits::new(512, None), get(busy));
+        let (address, target) = (service.listens()[0], "a".repeat(60_000));
+        let ask = || {
+            let mut client = Client::connect(address).unwrap();
+            let head = format!("GET /?{target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            let mut answer = String::new();
+            let sent = client.write_all(head.as_bytes());
+            sent.and_then(|()| client.read_to_string(&mut answer)).is_ok_and(|_| !answer.is_empty())
+        };
+        let answered = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..300).map(|_| scope.spawn(ask)).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).filter(|is| *is).count()
+        });
+        assert_eq!(answered, 300);
         service.stop(|| ());
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::Transport;
-use super::table::{ConnectionHandle, ConnectionTable};
+use super::table::{ConnectionHandle, ConnectionTable, YOUNG_FOR};
 use super::tls::secured;
 use crate::access::{Gate, POLL_INTERVAL};
 use crate::throttle::Throttle;
@@ -408,8 +408,16 @@ async fn accept<F>(
                             false => serve(accepted, stopping).await,
                         }
                     };
+                    let growing = async {
+                        tokio::time::sleep(YOUNG_FOR).await;
+                        handle.set_grown();
+                        std::future::pending().await
+                    };
                     tokio::select! {
+                        // In this order: bytes that arrived before the timer are read first.
+                        biased;
                         () = serving => {}
+                        () = growing => {}
                         () = handle.evicted() => {}
                     }
                 });

@@ -22,9 +22,9 @@ use crate::access::network;
 use crate::metrics_text::{Kind, MetricsText};
 use crate::telemetry::Counter;
 
-/// A connection is not evicted before this time: its request may have arrived already, and its task
-/// waits for a thread.
-const YOUNG_FOR: Duration = Duration::from_millis(25);
+/// A connection is not evicted before this time, and not before its task has found it silent after
+/// it: its request may have arrived already, and the task waits for a thread.
+pub(super) const YOUNG_FOR: Duration = Duration::from_millis(25);
 /// A request waits this long for admission.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -81,6 +81,8 @@ struct ConnectionEntry {
     client: IpAddr,
     /// Milliseconds since the start of the service, times 4, plus a [`Phase`].
     state: AtomicU64,
+    /// Its task has run [`YOUNG_FOR`] after the connection was accepted.
+    is_grown: AtomicBool,
     is_admitted: AtomicBool,
     evicted: Notify,
 }
@@ -148,7 +150,8 @@ impl ConnectionTable {
             let now_ms = self.started.elapsed().as_millis() as u64;
             let is_young = |other: &ConnectionEntry| {
                 let since_ms = other.state.load(Ordering::SeqCst) >> 2;
-                now_ms.saturating_sub(since_ms) < YOUNG_FOR.as_millis() as u64
+                let is_new = now_ms.saturating_sub(since_ms) < YOUNG_FOR.as_millis() as u64;
+                is_new || !other.is_grown.load(Ordering::SeqCst)
             };
             let may_close = |other: &ConnectionEntry| {
                 !other.is_admitted() && other.client == most && !is_young(other)
@@ -164,6 +167,7 @@ impl ConnectionTable {
         let entry = Arc::new(ConnectionEntry {
             client,
             state: AtomicU64::new(self.state(Phase::Idle)),
+            is_grown: AtomicBool::new(false),
             is_admitted: AtomicBool::new(false),
             evicted: Notify::new(),
         });
@@ -361,6 +365,11 @@ impl ConnectionEntry {
 }
 
 impl ConnectionHandle {
+    /// The task of the connection has looked for a request, [`YOUNG_FOR`] after its start.
+    pub(super) fn set_grown(&self) {
+        self.entry.is_grown.store(true, Ordering::SeqCst);
+    }
+
     /// The connection waits for its next request; it may be evicted.
     pub(crate) fn set_idle(&self) {
         if self.set(Phase::Idle) {
@@ -525,8 +534,15 @@ mod tests {
         SocketAddr::from(([10, 0, 0, number], 1))
     }
 
+    /// A connection whose task runs.
+    async fn entered(table: &Arc<ConnectionTable>, client: SocketAddr) -> ConnectionHandle {
+        let handle = table.enter(client).await;
+        handle.set_grown();
+        handle
+    }
+
     async fn seated(table: &Arc<ConnectionTable>, number: u8) -> ConnectionHandle {
-        let handle = table.enter(client(number)).await;
+        let handle = entered(table, client(number)).await;
         assert!(handle.set_head() && handle.set_busy());
         handle.admit().await.unwrap();
         handle
@@ -557,7 +573,7 @@ mod tests {
         drop(third);
 
         // All admitted connections have requests: the sixth waits until one is between requests.
-        let sixth = table.enter(client(6)).await;
+        let sixth = entered(&table, client(6)).await;
         assert!(sixth.set_busy());
         let (took, ()) = tokio::join!(sixth.admit(), async {
             tokio::task::yield_now().await;
@@ -574,10 +590,10 @@ mod tests {
         let table = table_of(10, 10);
         let mut pending = Vec::new();
         for _ in 0..PENDING_MAX {
-            pending.push(table.enter(client(1)).await);
+            pending.push(entered(&table, client(1)).await);
         }
         let began = Instant::now();
-        let (_next, ()) = tokio::join!(table.enter(client(1)), async {
+        let (_next, ()) = tokio::join!(entered(&table, client(1)), async {
             tokio::time::sleep(YOUNG_FOR / 2).await;
             assert!(pending.iter().all(is_open));
             let first = pending.first().unwrap();
@@ -585,16 +601,34 @@ mod tests {
             first.admit().await.unwrap();
         });
         assert!(began.elapsed() < YOUNG_FOR && pending.iter().all(is_open));
-        let _other = table.enter(client(1)).await;
+        let _other = entered(&table, client(1)).await;
         assert!(began.elapsed() >= YOUNG_FOR);
         assert_eq!(pending.iter().filter(|handle| !is_open(handle)).count(), 1);
+    }
+
+    /// Before, connections were closed without a response while many heads of 60 kB had arrived and
+    /// their tasks waited for a thread for over 25 ms.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_not_evicted_before_its_task_has_run() {
+        let table = table_of(10, 10);
+        let mut pending = Vec::new();
+        for _ in 0..PENDING_MAX {
+            pending.push(table.enter(client(1)).await);
+        }
+        let enter = || tokio::time::timeout(40 * YOUNG_FOR, table.enter(client(1)));
+        assert!(enter().await.is_err() && pending.iter().all(is_open));
+        let other = tokio::time::timeout(YOUNG_FOR, table.enter(client(2)));
+        assert!(other.await.is_err() && pending.iter().all(is_open));
+        pending[7].set_grown();
+        let _next = enter().await.unwrap();
+        assert!(pending.iter().enumerate().all(|(idx, one)| is_open(one) == (idx != 7)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_without_admission_is_refused_in_the_end() {
         let table = table_of(1, 1);
         let first = seated(&table, 1).await;
-        let second = table.enter(client(2)).await;
+        let second = entered(&table, client(2)).await;
         assert!(second.set_busy());
         let why = second.admit().await.unwrap_err();
         assert!(why.contains("--connections-max"), "{why}");
@@ -615,7 +649,7 @@ mod tests {
         first.set_idle();
         let _third = seated(&table, 1).await;
         assert!(!is_open(&first) && is_open(&other));
-        let fourth = table.enter(client(1)).await;
+        let fourth = entered(&table, client(1)).await;
         assert!(fourth.set_busy());
         let why = fourth.admit().await.unwrap_err();
         assert!(why.contains("10.0.0.1") && why.contains("--connections-per-client-max"), "{why}");
@@ -633,14 +667,14 @@ mod tests {
         let busy = seated(&table, 1).await;
         let mut silent = Vec::new();
         for _ in 0..PENDING_MAX {
-            silent.push(table.enter(client(2)).await);
+            silent.push(entered(&table, client(2)).await);
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let asking = table.enter(client(3)).await;
+        let asking = entered(&table, client(3)).await;
         assert!(!is_open(&silent[0]), "the oldest");
         assert!(asking.set_head() && asking.set_busy());
         for silent in &mut silent {
-            *silent = table.enter(client(2)).await;
+            *silent = entered(&table, client(2)).await;
         }
         assert!(is_open(&asking) && is_open(&busy));
         let counts = table.counts();
@@ -655,12 +689,12 @@ mod tests {
     async fn a_client_that_floods_evicts_only_its_own_pending_connections() {
         let table = table_of(10, 10);
         // The oldest of all, one of them within a head.
-        let others = [table.enter(client(2)).await, table.enter(client(3)).await];
+        let others = [entered(&table, client(2)).await, entered(&table, client(3)).await];
         assert!(others[0].set_head());
         tokio::time::advance(Duration::from_millis(1)).await;
         let mut flood = Vec::new();
         for _ in 0..2 * PENDING_MAX {
-            flood.push(table.enter(client(1)).await);
+            flood.push(entered(&table, client(1)).await);
             tokio::time::advance(Duration::from_millis(1)).await;
             assert!(flood.last().is_some_and(is_open), "the oldest of the flood is evicted");
             flood.retain(is_open);
@@ -668,14 +702,14 @@ mod tests {
         assert!(others.iter().all(is_open));
         assert_eq!(flood.len(), PENDING_MAX - others.len());
         assert_eq!(table.counts().pending, PENDING_MAX);
-        let newcomer = table.enter(client(4)).await;
+        let newcomer = entered(&table, client(4)).await;
         assert!(others.iter().all(is_open) && is_open(&newcomer));
         // Addresses of one IPv6 network are one client.
         let table = table_of(10, 10);
-        let quiet = table.enter(client(2)).await;
+        let quiet = entered(&table, client(2)).await;
         for host in 0..2 * PENDING_MAX {
             let address = format!("[2001:db8:1:2::{host:x}]:1").parse().unwrap();
-            flood.push(table.enter(address).await);
+            flood.push(entered(&table, address).await);
             flood.retain(is_open);
         }
         assert!(is_open(&quiet));
@@ -687,7 +721,7 @@ mod tests {
     async fn a_flood_waits_for_the_descriptors_of_evicted_connections() {
         let table = table_of(10, 10);
         let mut flood = Vec::new();
-        let enter = || tokio::time::timeout(2 * YOUNG_FOR, table.enter(client(1)));
+        let enter = || tokio::time::timeout(2 * YOUNG_FOR, entered(&table, client(1)));
         while let Ok(handle) = enter().await {
             flood.push(handle);
         }
@@ -706,14 +740,14 @@ mod tests {
         let table = table_of(10, 10);
         let mut busy = Vec::new();
         for _ in 0..PENDING_MAX - 2 {
-            busy.push(table.enter(client(1)).await);
+            busy.push(entered(&table, client(1)).await);
         }
         assert!(busy.iter().all(ConnectionHandle::set_busy));
-        let silent = [table.enter(client(2)).await, table.enter(client(3)).await];
-        let next = table.enter(client(4)).await;
+        let silent = [entered(&table, client(2)).await, entered(&table, client(3)).await];
+        let next = entered(&table, client(4)).await;
         assert!(!is_open(&silent[0]) && is_open(&silent[1]), "the oldest of as many");
         // The entering connection counts: its client has two.
-        let _second = table.enter(client(4)).await;
+        let _second = entered(&table, client(4)).await;
         assert!(!is_open(&next) && is_open(&silent[1]));
     }
 
@@ -723,14 +757,14 @@ mod tests {
         let _busy = seated(&table, 1).await;
         let mut waiting = tokio::task::JoinSet::new();
         for number in 0..table.limits.waiting_max() {
-            let handle = table.enter(client(number as u8)).await;
+            let handle = entered(&table, client(number as u8)).await;
             assert!(handle.set_busy());
             waiting.spawn(async move { handle.admit().await.is_ok() });
         }
         for _ in 0..table.limits.waiting_max() {
             tokio::task::yield_now().await;
         }
-        let next = table.enter(client(200)).await;
+        let next = entered(&table, client(200)).await;
         assert!(next.set_busy());
         let refused = tokio::time::timeout(Duration::from_millis(1), next.admit());
         assert!(refused.await.unwrap().is_err());

@@ -90,6 +90,7 @@ async fn client_in(table: &Arc<ConnectionTable>) -> MemoryClient {
     let client = "192.0.2.1:1".parse().unwrap();
     let ends = (ClientAddress(client), ListenAddress("127.0.0.1:9420".parse().unwrap()));
     let handle = Arc::new(table.enter(client).await);
+    handle.set_grown();
     let serving = tokio::spawn(async move {
         tokio::select! {
             () = serve_stream(served, ends, Arc::clone(&handle), http, stopping) => {}

@@ -126,6 +126,9 @@ const DESTINATION_BYTES: u64 = 8 << 10;
 const URLS_PER_DESTINATION: u64 = 3;
 // A URL that relabelling dropped, in lists.
 const DROPPED_BYTES: u64 = 64;
+/// Labels of all targets of a set. An address takes a few bytes of an answer, no memory if it is
+/// repeated, and the time of all labels of its group.
+const LABELS_BYTES_MAX: usize = 64 << 20;
 // A list that was refused is read again this often.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
@@ -502,8 +505,22 @@ impl Notifier {
         plain.relabel_configs = RuleList::default();
         let mut list = UrlList::default();
         let (mut skipped_count, mut first_error) = (0_u64, None);
+        let mut labels_left = LABELS_BYTES_MAX;
         for group in groups {
             for target in &group.targets {
+                if labels_left > 0 {
+                    let texts = target.iter().chain(group.labels.iter());
+                    let bytes = texts.fold(0, |sum, (name, value)| sum + name.len() + value.len());
+                    labels_left = labels_left.saturating_sub(bytes);
+                }
+                if labels_left == 0 {
+                    skipped_count = skipped_count.saturating_add(1);
+                    first_error.get_or_insert_with(|| {
+                        let what = "the Alertmanagers have over";
+                        Error::too_large(format!("{what} {LABELS_BYTES_MAX} bytes of labels"))
+                    });
+                    continue;
+                }
                 match alertmanager_labels(&set.settings, target, &group.labels, &mut editor) {
                     Ok(Some(labels)) => list.add(url(&labels)),
                     Ok(None) => {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use firn_model::excerpt_within;
 use firn_promql::go_quote;
 use firn_server::{Error, Result, one_line};
 use serde::Deserialize;
@@ -72,6 +73,9 @@ const COLUMNS: [&str; 13] = [
     "slow, all",
 ];
 
+/// The longest text of a cell.
+const CELL_BYTES_MAX: usize = 32;
+
 impl GroupsReport {
     /// Reads `report`.
     ///
@@ -120,7 +124,7 @@ impl GroupsReport {
 
 impl Costs {
     fn cells(&self, rule: &str) -> [String; COLUMNS.len()] {
-        [
+        let cells = [
             bytes(self.net_bytes, true),
             self.members.to_string(),
             one_line(rule).into_owned(),
@@ -134,7 +138,9 @@ impl Costs {
             self.samples_per_timestamp(),
             self.slow_seconds_one_member.seconds(),
             self.slow_seconds_all_members.seconds(),
-        ]
+        ];
+        // A column is as wide as its longest cell, in each line: a long text would be repeated.
+        cells.map(|cell| excerpt_within(&cell, CELL_BYTES_MAX).into_owned())
     }
 
     fn samples_per_timestamp(&self) -> String {
@@ -182,6 +188,21 @@ mod tests {
         total["groups"] = json!(groups);
         total["members_per_group"] = json!(50.5);
         total
+    }
+
+    /// Before, each line of the table was as long as the longest text of a server.
+    #[test]
+    fn a_long_text_is_not_repeated_in_each_line() {
+        let groups: Vec<Value> = (0..100)
+            .map(|idx| {
+                let mut cost = cost(1e300);
+                cost["rule"] = json!("r".repeat(if idx == 0 { 100_000 } else { 1 }));
+                cost
+            })
+            .collect();
+        let report = json!({ "groups": groups, "total": total(-5.0, 100) });
+        let text = GroupsReport::parse(&report).unwrap().table();
+        assert!(text.len() < 100_000 && text.contains("... (100000 bytes)"), "{}", text.len());
     }
 
     #[test]

@@ -93,6 +93,9 @@ fn the_catalog_is_filtered_by_names_and_all_tags() {
     let error = |body: &[u8]| targets("").services(body, &Budget::unlimited()).unwrap_err();
     assert!(error(b"<html>").to_string().contains("json"));
     assert!(error(b"[]").to_string().contains("json"));
+    // Before, the path of its query was made without a reservation.
+    let long = format!("{{\"{}\": []}}", "%".repeat(20_000));
+    assert!(error(long.as_bytes()).to_string().contains("has 20000 bytes"));
     // Before, names were kept in watches without a reservation.
     let names: Vec<String> = (0..20).map(|idx| format!("\"{idx:010000}\": []")).collect();
     let body = format!("{{{}}}", names.join(","));

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use firn_model::{Budget, Error, Pool, Reservation, Result, Secret, excerpt, excerpt_within};
 
 use super::label_set_bytes;
-use super::names::{escaped, host_port, label_name};
+use super::names::{check_repeated, escaped, host_port, label_name};
 use crate::config::LabelSet;
 use crate::config::discovery::Ec2Discovery;
 use crate::pool::DiscoveredGroup;
@@ -67,8 +67,6 @@ const INSTANCES_MAX: usize = 1_000;
 const SLOT_BYTES: usize = 2 * size_of::<LabelSet>();
 // Regions have some ten zones.
 const ZONES_MAX: usize = 1_000;
-// Tokens of pages have some hundred bytes.
-const TOKEN_BYTES_MAX: usize = 16 << 10;
 // Instances have at most 15 interfaces, some types a few more.
 const DEVICES_MAX: usize = 256;
 
@@ -157,12 +155,8 @@ impl Ec2Targets {
             }
         }
         let next = answer.text(&["nextToken"]).unwrap_or_default();
-        match next.len() {
-            0..=TOKEN_BYTES_MAX => Ok(next.to_owned()),
-            len => Err(Error::invalid(format!(
-                "the token of the next page has {len} bytes, expected at most {TOKEN_BYTES_MAX}"
-            ))),
-        }
+        check_repeated("the token of the next page", next)?;
+        Ok(next.to_owned())
     }
 
     /// No instances yet, with the memory that they take.

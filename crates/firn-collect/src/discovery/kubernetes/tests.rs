@@ -505,6 +505,7 @@ fn events_change_the_objects() {
     assert_eq!(addresses(&state), 1);
     let bookmark = r#"{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "50"}}}"#;
     assert!(matches!(parse(bookmark), Ok((WatchEvent::Bookmark, version)) if version == "50"));
+    assert!(parse(&bookmark.replace("50", &"5".repeat(20_000))).is_err());
     let gone = r#"{"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "old"}}"#;
     assert!(matches!(parse(gone), Ok((WatchEvent::Gone, _))));
     // Before, the texts of a line were copied without a reservation.
@@ -557,6 +558,13 @@ fn lists_and_groups_are_within_the_memory() {
     }
     let endless = r#"{"metadata": {"continue": "x"}, "items": []}"#;
     assert!(add(endless, 1 << 30).is_err());
+    // Before, the next request had a copy of a token of megabytes, which was not reserved.
+    for key in ["continue", "resourceVersion"] {
+        let long =
+            format!(r#"{{"metadata": {{"{key}": "{}"}}, "items": [{POD}]}}"#, "%".repeat(20_000));
+        let error = add(&long, 1 << 30).map(drop).unwrap_err().to_string();
+        assert!(error.contains("has 20000 bytes"), "{error}");
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::objects::parsed_bytes;
 use super::resource::Resource;
 use super::stored::{Object, ObjectList, StoredObject};
+use crate::discovery::names::check_repeated;
 use crate::json::{JsonCounts, from_json, json_error};
 
 /// The rest of a page of a list.
@@ -63,6 +64,7 @@ impl Resource {
         let mut object = self.read(text)?;
         let metadata = object.metadata_mut();
         let version = std::mem::take(&mut metadata.resource_version);
+        check_repeated("the version of an object", &version)?;
         if metadata.name.is_empty() {
             return Err(Error::invalid("an object of the answer has no name"));
         }
@@ -142,7 +144,10 @@ impl ObjectList {
         if !next.is_empty() && page.items.0.is_empty() {
             return Err(Error::invalid("a page of the list is empty and not the last one"));
         }
-        Ok(PageEnd { next, version: page.metadata.resource_version })
+        let version = page.metadata.resource_version;
+        check_repeated("the token of the next page", &next)?;
+        check_repeated("the version of the list", &version)?;
+        Ok(PageEnd { next, version })
     }
 }
 
@@ -194,7 +199,9 @@ impl WatchEvent {
             }
             "BOOKMARK" => {
                 let bookmark: Bookmark = from_json(text.as_bytes()).map_err(json_error)?;
-                Ok((WatchEvent::Bookmark, bookmark.metadata.resource_version))
+                let version = bookmark.metadata.resource_version;
+                check_repeated("the version of a bookmark", &version)?;
+                Ok((WatchEvent::Bookmark, version))
             }
             "ERROR" => {
                 let status: Status = from_json(text.as_bytes()).map_err(json_error)?;

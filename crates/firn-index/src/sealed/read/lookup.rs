@@ -13,7 +13,7 @@ use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
 
 use hashbrown::HashMap;
 
-use crate::pair::RawPair;
+use crate::pair::{RawPair, name_mask};
 use crate::sealed::format::hash::HashedLabels;
 use crate::sealed::format::lists::{TABLE_KINDS, TableKind};
 use crate::sealed::format::rows::{RowReader, Schema};
@@ -64,6 +64,9 @@ struct MemberSetLookup {
 
 // The usual maximum of members of a group.
 const SETS_REMEMBERED_MAX: usize = 4_096;
+/// More lists of names that identify groups are compared with the names of a label set first. A
+/// client may define groups with any number of such lists.
+const IDENTITIES_TRIED_MAX: usize = 8;
 
 impl<'l> PartHint<'_, 'l> {
     /// Remembers the member set of a label set that was found in the part.
@@ -105,13 +108,27 @@ impl Sealed {
         if let Some(series) = self.find_lone(labels)? {
             return Ok(Some(LocatedSeries { series, member: None }));
         }
-        for identity in &self.identities {
+        for identity in self.identities_of(labels) {
             let Some(hash) = self.hash_of_names(labels, identity) else { continue };
             if let Some(found) = self.find_member(labels, identity, hash)? {
                 return Ok(Some(found));
             }
         }
         Ok(None)
+    }
+
+    /// The identities whose names may all be among those of `labels`.
+    pub(crate) fn identities_of(&self, labels: &HashedLabels<'_>) -> impl Iterator<Item = &[u32]> {
+        let own = match self.identities.len() {
+            0..=IDENTITIES_TRIED_MAX => u64::MAX,
+            _ => {
+                let names = labels.pairs().iter().filter_map(|pair| self.names.find(pair.0.name));
+                name_mask(names)
+            }
+        };
+        let is_possible = move |(_, mask): &(_, &u64)| **mask & !own == 0;
+        let possible = self.identities.iter().zip(&self.identity_masks).filter(is_possible);
+        possible.map(|(identity, _)| &**identity)
     }
 
     /// Remembers the part of a hit; keeps the member sets that `before` knows.

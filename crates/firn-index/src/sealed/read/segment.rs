@@ -15,6 +15,7 @@ use firn_codec::postings::Postings;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
 
+use crate::pair::name_mask;
 use crate::sealed::format::blocks::{Blocks, DoubledSections, PackedArray, Records, Section};
 use crate::sealed::format::buckets::{Buckets, HashBuckets, IdBuckets};
 use crate::sealed::format::footer::{self, Contents, ContentsReader, SEGMENT_CONTENTS};
@@ -48,6 +49,8 @@ pub(crate) struct Sealed {
     pub(crate) shapes: Records,
     /// The distinct combinations of identity label names.
     pub(crate) identities: Vec<Box<[u32]>>,
+    /// [`name_mask`] of each.
+    pub(crate) identity_masks: Vec<u64>,
     pub(crate) series_count: u64,
     pub(crate) group_count: u64,
 }
@@ -169,6 +172,8 @@ impl Sealed {
         identities.sort_unstable();
         identities.dedup();
         identities.shrink_to_fit();
+        let identity_masks =
+            identities.iter().map(|names| name_mask(names.iter().copied())).collect();
         Ok(Sealed {
             blocks,
             names,
@@ -181,6 +186,7 @@ impl Sealed {
             set_shapes,
             shapes,
             identities,
+            identity_masks,
             series_count,
             group_count,
         })
@@ -270,7 +276,7 @@ impl Sealed {
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables =
             TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
-        let of_names = |names: &[u32]| size_of::<Box<[u32]>>() + size_of_val(names);
+        let of_names = |names: &[u32]| size_of::<(Box<[u32]>, u64)>() + size_of_val(names);
         let identities: usize = self.identities.iter().map(|names| of_names(names)).sum();
         let texts = self.names.heap_bytes() + self.strings.heap_bytes();
         (self.blocks.heap_bytes() + texts + tables + identities) as u64

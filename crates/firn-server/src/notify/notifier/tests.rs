@@ -363,6 +363,19 @@ fn a_list_of_alertmanagers_without_memory_is_refused_and_the_previous_one_stays(
     assert_eq!(notifier.destination_budget.usage().used_bytes, 0);
 }
 
+/// Before, a list of 10 KB with a long label of a group took minutes under the lock of the sets.
+#[test]
+fn repeated_alertmanagers_with_long_labels_are_bounded() {
+    let notifier = notifier(1);
+    let apply_repeated = |count: usize| {
+        let (label, targets) = ("x".repeat(100_000), "'h:1',".repeat(count));
+        let lists = format!("[{{labels: {{__meta_long: {label}}}, targets: [{targets} 'h:2']}}]");
+        apply(&notifier, &format!("{{alertmanagers: [{{static_configs: {lists}}}]}}")).unwrap();
+        notifier.urls().0.len()
+    };
+    assert_eq!((apply_repeated(500), apply_repeated(700)), (2, 1));
+}
+
 #[test]
 fn the_memory_of_an_alertmanager_covers_its_task() {
     let (bodies, url) = (Bodies::new(&Budget::unlimited()), "u".to_owned());
