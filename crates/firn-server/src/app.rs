@@ -316,6 +316,12 @@ impl App {
         text.sample("firn_build_info", &version, 1.0);
         let ready = self.ready();
         text.gauge("firn_ready", "1 if the database is open.", f64::from(ready.is_some()));
+        let has_prometheus_names = self.config.prometheus_metric_names.is_on();
+        if has_prometheus_names && self.collect.is_some() {
+            let is_ready = f64::from(ready.is_some());
+            text.gauge("prometheus_ready", "1 if the database is open.", is_ready);
+            self.telemetry.write_requests("prometheus_http_requests_total", &mut text);
+        }
         write_process(&mut text);
         self.connections.write_text(&mut text);
         self.telemetry.write_text(&mut text);
@@ -326,11 +332,11 @@ impl App {
             collect.write_text(self.rules.notifier().discovery(), &mut text);
         }
         self.rules.write_text("firn", &mut text);
-        if self.config.prometheus_metric_names.is_on() && self.rules.is_configured() {
+        if has_prometheus_names && self.rules.is_configured() {
             self.rules.write_text("prometheus", &mut text);
         }
         self.remote_write.write_text("firn_remote_write", &mut text);
-        if self.config.prometheus_metric_names.is_on() && self.remote_write.is_configured() {
+        if has_prometheus_names && self.remote_write.is_configured() {
             self.remote_write.write_text("prometheus_remote_storage", &mut text);
         }
         if let Some(ready) = ready {
@@ -359,7 +365,7 @@ impl App {
             self.metadata.write_text(&mut text);
             let stats = ready.db.stats();
             crate::stats::write_text(&stats, &mut text);
-            if self.config.prometheus_metric_names.is_on() && self.collect.is_some() {
+            if has_prometheus_names && self.collect.is_some() {
                 let desk = &ready.desk;
                 let [running, waiting] =
                     [&desk.running, &desk.waiting].map(|count| count.load(Ordering::Relaxed));

@@ -110,15 +110,7 @@ impl Telemetry {
 
     /// Writes all of it.
     pub(crate) fn write_text(&self, text: &mut MetricsText) {
-        text.family(
-            "firn_http_requests_total",
-            Kind::Counter,
-            "Completed HTTP requests by handler and status code.",
-        );
-        for ((handler, status), count) in self.requests.lock().iter() {
-            let labels = [("handler", handler.as_str()), ("code", &status.to_string())];
-            text.sample("firn_http_requests_total", &labels, *count as f64);
-        }
+        self.write_requests("firn_http_requests_total", text);
         self.write_durations(text);
 
         self.tallies.write_text(text);
@@ -157,6 +149,16 @@ impl Telemetry {
             "Scrapes of the server by itself that could not be stored.",
             self.self_scrape_failures.get() as f64,
         );
+    }
+
+    /// Writes the numbers of requests as the metric `name`.
+    pub(crate) fn write_requests(&self, name: &str, text: &mut MetricsText) {
+        let help = "Completed HTTP requests by handler and status code.";
+        text.family(name, Kind::Counter, help);
+        for ((handler, status), count) in self.requests.lock().iter() {
+            let labels = [("handler", handler.as_str()), ("code", &status.to_string())];
+            text.sample(name, &labels, *count as f64);
+        }
     }
 
     fn write_durations(&self, text: &mut MetricsText) {
@@ -250,8 +252,11 @@ mod tests {
         telemetry.answered("a\"b\\c\nd", 500, Duration::from_secs(100));
         let mut text = MetricsText::default();
         telemetry.write_text(&mut text);
+        telemetry.write_requests("prometheus_http_requests_total", &mut text);
         write_process(&mut text);
         let text = text.finish();
+        let line = "prometheus_http_requests_total{handler=\"/api/v1/query\",code=\"200\"} 1\n";
+        assert!(text.contains(line), "{text}");
         let mut decoded = Decoded::default();
         decoded.clear(1 << 20);
         exposition::decode(text.as_bytes(), 7, 0, &SpanHasher::random(), &mut decoded).unwrap();

@@ -196,7 +196,7 @@ pub enum Encoded {
     Map(Vec<(String, Encoded)>),
 }
 
-/// A mapping with known keys; see [`section!`](crate::section).
+/// A mapping with known keys; see [`section!`](crate::section!).
 pub trait Section: Checked {
     /// The type's name in messages, as in Prometheus.
     const TYPE: &'static str;

@@ -17,8 +17,8 @@
 //! **Invariants**: the bytes, values, levels and aliases of a document are bounded; the memory of a
 //! tree and of its values is reserved before they exist; nothing panics on input.
 //!
-//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `failure`, `node`,
-//! `decode`, `section`, `fields`, `duration`, `placed`, `raw_text`, `emit`.
+//! Terms: `docs/glossary.md`. Reading order: `text`, `scalar`, `tokens`, `failure`, `repair`,
+//! `node`, `decode`, `section`, `fields`, `duration`, `placed`, `raw_text`, `emit`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -39,6 +39,7 @@ mod fields;
 mod node;
 mod placed;
 mod raw_text;
+mod repair;
 mod scalar;
 mod section;
 mod text;

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use firn_model::{Budget, Pool, Reservation};
-use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, Span, Tag};
+use saphyr_parser::{BufferedInput, Event, Marker, Parser, ScalarStyle, ScanError, Span, Tag};
 
 use super::failure::Failure;
+use super::repair::Repair;
 use super::scalar::{Kind, kind_of};
 use super::tokens::{MeteredText, TokenMeter};
 
@@ -76,6 +77,12 @@ const NODES_MAX: usize = 1_000_000;
 const NODE_BYTES: usize = size_of::<Node>() + 80;
 /// Files of Prometheus with thousands of jobs have a few megabytes.
 const TEXT_BYTES_MAX: usize = 16 << 20;
+// Each repair costs another reading of the text. Both bound the time: of a large text, and of a
+// short one with thousands of places to repair.
+const REPEATED_BYTES_MAX: usize = 64 << 20;
+const REPAIRS_MAX: usize = 1_000;
+/// The bytes of a repaired text beyond twice those of the text.
+const REPAIRED_BYTES_MORE: usize = 4 << 10;
 
 impl Document {
     /// Parses the first document of `text`; those behind it are ignored, as in Prometheus.
@@ -97,36 +104,41 @@ impl Document {
             return Err(Failure::new(text));
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        if text.contains(is_refused_control) {
+            return Err(Failure::new("yaml: control characters are not allowed"));
+        }
         let mut changed: Option<(String, Reservation)> = None;
+        let bytes_max = text.len().saturating_mul(2).saturating_add(REPAIRED_BYTES_MORE);
         let mut bytes_left = REPEATED_BYTES_MAX;
         let mut next = 0;
-        for _ in 0..SHALLOW_SCALARS_MAX {
+        for _ in 0..REPAIRS_MAX {
             let text = changed.as_ref().map_or(text, |(text, _)| text);
-            let mut shallow = None;
-            let parsed = Document::parse_text(text, budget, &mut shallow);
-            let (Some(start), Some(left)) = (shallow, bytes_left.checked_sub(text.len())) else {
+            let mut repair = None;
+            let parsed = Document::parse_text(text, budget, &mut repair);
+            let (Some(repair), Some(left)) = (repair, bytes_left.checked_sub(text.len())) else {
                 return parsed;
             };
-            // Deeper lines did not help.
-            if start.index() < next {
+            // The last repair did not help.
+            if repair.index() < next {
                 return parsed;
             }
-            next = start.index().saturating_add(1);
-            let Some(deeper) = with_indented_scalar(text, start) else { return parsed };
-            let held = budget.reserve(Pool::Requests, deeper.len() as u64);
-            changed = Some((deeper, held.map_err(|error| Failure::of_memory(&error))?));
+            next = repair.index().saturating_add(1);
+            let Some(repaired) = repair.apply(text, bytes_max.min(TEXT_BYTES_MAX)) else {
+                return parsed;
+            };
+            let held = budget.reserve(Pool::Requests, repaired.len() as u64);
+            changed = Some((repaired, held.map_err(|error| Failure::of_memory(&error))?));
             bytes_left = left;
         }
         let text = changed.as_ref().map_or(text, |(text, _)| text);
         Document::parse_text(text, budget, &mut None)
     }
 
-    /// Sets `shallow` if the text has a quoted scalar whose lines the parser finds too little
-    /// indented.
+    /// Sets `repair` if the parser here refuses a text that Prometheus' parser may accept.
     fn parse_text(
         text: &str,
         budget: &Budget,
-        shallow: &mut Option<Marker>,
+        repair: &mut Option<Repair>,
     ) -> Result<Document, Failure> {
         let meter = TokenMeter::new(budget.empty(Pool::Requests));
         let parser = Parser::new_from_iter(MeteredText::new(text, &meter));
@@ -148,10 +160,10 @@ impl Document {
             held,
             bytes,
             alias_line,
-            shallow: None,
+            repair: None,
         };
         let root = reader.root();
-        *shallow = reader.shallow;
+        *repair = reader.repair;
         let root = root?;
         let more_line = root.as_ref().and_then(|_| reader.more_line());
         Ok(Document { root, more_line, alias_line: reader.alias_line, held: reader.held })
@@ -171,57 +183,8 @@ struct Reader<'a> {
     /// The memory of the nodes so far.
     bytes: u64,
     alias_line: Option<usize>,
-    /// The start of the quoted scalar that ended the parsing because of its indentation.
-    shallow: Option<Marker>,
-}
-
-// Each scalar with lines that are too little indented costs another reading of the text. Both bound
-// the time: of a large text, and of a short one with thousands of such scalars.
-const REPEATED_BYTES_MAX: usize = 16 << 20;
-const SHALLOW_SCALARS_MAX: usize = 100;
-
-/// `text` with deeper lines in the quoted scalar at `start`. Prometheus' parser accepts any
-/// indentation there, and blanks at the start of a line are no part of the scalar. `None` if that
-/// changes nothing, or if the text would be too long.
-fn with_indented_scalar(text: &str, start: Marker) -> Option<String> {
-    let (at, quote) = text.char_indices().nth(start.index())?;
-    let (before, rest) = text.split_at_checked(at)?;
-    let (scalar, behind) = rest.split_at_checked(quoted_bytes(rest, quote))?;
-    let indent = " ".repeat(start.col());
-    let mut lines = scalar.split_inclusive(['\n', '\r']);
-    let first = lines.next()?;
-    let mut out = [before, first].concat();
-    for line in lines {
-        // An empty line, or the second half of a line break.
-        if line == "\n" {
-            out.push_str(line);
-            continue;
-        }
-        let is_indicator = line.starts_with("---") || line.starts_with("...");
-        let len: usize = [out.len(), indent.len(), line.len(), behind.len()].into_iter().sum();
-        if is_indicator || indent.is_empty() || len > TEXT_BYTES_MAX {
-            return None;
-        }
-        out.push_str(&indent);
-        out.push_str(line);
-    }
-    let has_lines = out.len() > before.len().saturating_add(scalar.len());
-    out.push_str(behind);
-    has_lines.then_some(out)
-}
-
-/// The length of the scalar at the start of `text`, with both of its quotes.
-fn quoted_bytes(text: &str, quote: char) -> usize {
-    let mut chars = text.char_indices().skip(1).peekable();
-    while let Some((at, c)) = chars.next() {
-        let is_double = quote == '"';
-        if is_double && c == '\\' {
-            chars.next();
-        } else if c == quote && (is_double || chars.next_if(|next| next.1 == quote).is_none()) {
-            return at.saturating_add(1);
-        }
-    }
-    text.len()
+    /// The change of the text with which the parsing may succeed.
+    repair: Option<Repair>,
 }
 
 /// Lines of a text.
@@ -265,6 +228,37 @@ fn indicator_place(line: &str, from: usize) -> Option<usize> {
     found.map(|(place, _)| place)
 }
 
+/// Whether Prometheus' parser refuses a document with this character.
+fn is_refused_control(c: char) -> bool {
+    let is_allowed = matches!(c, '\t' | '\n' | '\r' | '\u{85}');
+    (c.is_control() && !is_allowed) || matches!(c, '\u{fffe}' | '\u{ffff}')
+}
+
+/// The mistake that ended the parsing, in the words of Prometheus' parser.
+fn failure_of(error: &ScanError) -> Failure {
+    let line = error.marker().line();
+    let message = match error.info() {
+        // Without its name, which may be the beginning of a password.
+        "while parsing node, found unknown anchor" => "unknown anchor referenced",
+        "simple key expect ':'" => "could not find expected ':'",
+        "misplaced bracket" => "did not find expected node content",
+        "invalid trailing content after double-quoted scalar"
+        | "comment intercepting the multiline text" => "did not find expected key",
+        "while parsing a flow sequence, expected ',' or ']'" => "did not find expected ',' or ']'",
+        "while scanning a plain scalar, found a tab" => {
+            "found a tab character that violates indentation"
+        }
+        other if other.starts_with("tabs disallowed") || other.starts_with("unexpected char") => {
+            "found character that cannot start any token"
+        }
+        other => match other.split_once(", ") {
+            Some((context, message)) if context.starts_with("while ") => message,
+            _ => other,
+        },
+    };
+    Failure::new(format!("yaml: line {line}: {message}"))
+}
+
 impl<'a> Reader<'a> {
     /// The start of an event as in Prometheus. The parser's start of a block scalar without a tag
     /// and an anchor is that of its contents, unless the text ends before them.
@@ -298,10 +292,8 @@ impl<'a> Reader<'a> {
                 Ok(Some((event, start)))
             }
             Some(Err(error)) => {
-                let line = error.marker().line();
-                let is_shallow = error.info() == "invalid indentation in quoted scalar";
-                self.shallow = is_shallow.then(|| *error.marker());
-                Err(Failure::new(format!("yaml: line {line}: {}", error.info())))
+                self.repair = Repair::of(&error);
+                Err(failure_of(&error))
             }
         }
     }
@@ -517,11 +509,84 @@ mod tests {
         assert_eq!(found.join(" "), want);
     }
 
+    fn root(text: &str) -> Rc<Node> {
+        parse(text).unwrap_or_else(|error| panic!("{text:?}: {error}")).unwrap()
+    }
+
+    /// The texts of a document with their lines; brackets around those of a collection.
+    fn shown(text: &str) -> String {
+        fn show(node: &Node, out: &mut String) {
+            match &node.value {
+                NodeValue::List(items) => {
+                    out.push_str(" [");
+                    items.iter().for_each(|item| show(item, out));
+                    out.push_str(" ]");
+                }
+                NodeValue::Map(entries) => {
+                    out.push_str(" {");
+                    entries.iter().for_each(|(key, value)| {
+                        show(key, out);
+                        show(value, out);
+                    });
+                    out.push_str(" }");
+                }
+                NodeValue::Scalar(text, _) => out.push_str(&format!(" {}|{text}", node.line)),
+                other => out.push_str(&format!(" {other:?}")),
+            }
+        }
+        let mut out = String::new();
+        show(&root(text), &mut out);
+        out
+    }
+
+    /// As the parser of Prometheus reads them. Before, the files were refused.
+    #[test]
+    fn lines_in_brackets_may_have_any_indentation() {
+        for (text, want) in [
+            // A plain scalar at the column of its key, and a bracket to the left of it.
+            ("- a: [\n  b:1,\n  'c'\n]\n- d\n", " [ { 1|a [ 2|b:1 3|c ] } 5|d ]"),
+            ("a:\n  - b: [c,\n    d]\n    e: f\n", " { 1|a [ { 2|b [ 2|c 3|d ] 4|e 4|f } ] }"),
+            ("a: [\nb\n]\nc: d\n", " { 1|a [ 2|b ] 4|c 4|d }"),
+            // Collections in others, quotes and comments with brackets.
+            (
+                "- a: [{b: \"}'\",\n# ]\nc: [']', it's]},\n d] # x\n  e: f\n",
+                " [ { 1|a [ { 1|b 1|}' 3|c [ 3|] 3|it's ] } 4|d ] 5|e 5|f } ]",
+            ),
+            ("- a: {\r\n  b: c,\r\n\r\nd: e}\r\n", " [ { 1|a { 2|b 2|c 4|d 4|e } } ]"),
+            // A line of tabs behind one that is repaired.
+            ("- a: {\nb: c,\n\td: e\n}\n", " [ { 1|a { 2|b 2|c 3|d 3|e } } ]"),
+        ] {
+            assert_eq!(shown(text), want, "{text:?}");
+        }
+        for text in ["- a: [\nb\n", "- a: [\nb\n---\n]\n", "- a: [\nb]\n c\n", "- a\nb\n"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+        // A long line of blanks in front of many short ones.
+        let long = format!("{}- a: [\n{}]\n", " ".repeat(1_000), "b,\n".repeat(20_000));
+        assert!(parse(&long).unwrap_err().to_string().contains("invalid indentation"));
+    }
+
+    /// Before, the files were refused.
+    #[test]
+    fn comments_tabs_and_escapes_are_those_of_prometheus() {
+        for (text, want) in [
+            ("a: \"b\"#c\nd: [e]#f\ng: {h: 'i'}#j\n", " { 1|a 1|b 2|d [ 2|e ] 3|g { 3|h 3|i } }"),
+            ("a:\tb\nc:\t \t d\n", " { 1|a 1|b 2|c 2|d }"),
+            ("a:\n  b: \"x\n\ty\n \t\tz\"\nc: d\n", " { 1|a { 2|b 2|x y z } 5|c 5|d }"),
+            (r#"a: ["it\'s", "\\\"\'b"]"#, r#" { 1|a [ 1|it's 1|\"'b ] }"#),
+        ] {
+            assert_eq!(shown(text), want, "{text:?}");
+        }
+        for text in ["a:\t- b\n", r#"a: "it\'s\q""#, r#"a: "\q""#, "a: 'it\\'s'\n"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
     /// As the parser of Prometheus reads them. Before, the files were refused.
     #[test]
     fn lines_of_quoted_scalars_may_have_any_indentation() {
         let text = "a:\n  b:\n  - \"x\n y\n\n  z\\\"\\\n\tw\"\n  - 'it''s\n\"one\"'\n  c: e\n";
-        let root = parse(text).unwrap().unwrap();
+        let root = root(text);
         let mut texts = Vec::new();
         each_node(&root, &mut |node| {
             if let NodeValue::Scalar(text, _) = &node.value {
@@ -536,16 +601,35 @@ mod tests {
         for text in ["a:\n  b: 'x\r\n\r\ny'\n", "a:\n  b: 'x\ry\r'\n"] {
             assert!(parse(text).is_ok(), "{text:?}");
         }
-        // Deeper lines do not help a scalar that itself begins too far to the left.
-        let flow = "a:\n        b: [\n 'x\ny']\n";
-        assert!(parse(flow).unwrap_err().to_string().contains("invalid indentation"));
+        // In brackets, the scalar itself may be too far to the left.
+        assert_eq!(shown("a:\n        b: [\n 'x\ny']\n"), " { 1|a { 2|b [ 3|x y ] } }");
         // Each scalar costs another reading, up to a bound; so do long lines.
         let many = |count| "a:\n".to_owned() + &"  - 'x\ny'\n".repeat(count);
-        assert!(parse(&many(SHALLOW_SCALARS_MAX)).is_ok());
-        let error = parse(&many(SHALLOW_SCALARS_MAX + 1)).unwrap_err().to_string();
+        assert!(parse(&many(REPAIRS_MAX)).is_ok());
+        let error = parse(&many(REPAIRS_MAX + 1)).unwrap_err().to_string();
         assert!(error.contains("invalid indentation"), "{error}");
         let long = format!("a:\n  {}: 'x\n{}'\n", "b".repeat(1_000), "y\n".repeat(20_000));
         assert!(parse(&long).unwrap_err().to_string().contains("invalid indentation"));
+    }
+
+    /// Before, they were the parser's own.
+    #[test]
+    fn mistakes_have_the_words_of_prometheus() {
+        for (text, want) in [
+            ("a:\n\tb: c\n", "line 2: found character that cannot start any token"),
+            ("a: @b\n", "line 1: found character that cannot start any token"),
+            ("a: b\nc\n", "line 3: could not find expected ':'"),
+            ("a:\n- b: c\n d: e\n", "line 3: did not find expected key"),
+            ("a: 'b\n", "line 1: found unexpected end of stream"),
+            ("a: \"b\" c\n", "line 1: did not find expected key"),
+            ("a: [b\n", "line 2: did not find expected ',' or ']'"),
+            ("a: b: c\n", "line 1: mapping values are not allowed in this context"),
+            ("a: *secret\n", "line 1: unknown anchor referenced"),
+            ("a: \"\u{1}\"\n", "control characters are not allowed"),
+        ] {
+            assert_eq!(parse(text).unwrap_err().to_string(), format!("yaml: {want}"), "{text:?}");
+        }
+        assert!(parse("a: \"\t\u{85}\u{fffd}\"\r\n").is_ok());
     }
 
     #[test]

@@ -57,8 +57,10 @@ pub(crate) fn kind_of(text: &str) -> Kind {
     if let Some(number) = whole(&plain) {
         return Kind::Whole(number);
     }
+    // Go reads a number beyond its range as a text.
     if is_float(&plain)
-        && let Ok(number) = plain.parse()
+        && let Ok(number) = plain.parse::<f64>()
+        && number.is_finite()
     {
         return Kind::Float(number);
     }
@@ -149,6 +151,7 @@ mod tests {
             (".5", Kind::Float(0.5)),
             ("5.", Kind::Float(5.0)),
             (".inf", Kind::Float(f64::INFINITY)),
+            ("1e400", Kind::Text),
             ("-", Kind::Text),
             (".", Kind::Text),
             ("15s", Kind::Text),

@@ -44,7 +44,8 @@ impl<'de> Visitor<'de> for GroupVisitor {
             } else if key.eq_ignore_ascii_case("labels") {
                 group.labels = map.next_value()?;
             } else {
-                return Err(A::Error::unknown_field(&key, &["targets", "labels"]));
+                let key = quoted(key.as_bytes());
+                return Err(A::Error::custom(format_args!("unknown field {key}")));
             }
         }
         Ok(group)
@@ -167,6 +168,8 @@ mod tests {
             (&[String::new()][..], Some(""))
         );
         assert_eq!(TargetGroup::parse_json(b"null").unwrap(), []);
+        let error = TargetGroup::parse_json(br#"[{"source": "x"}]"#).unwrap_err().to_string();
+        assert!(error.starts_with("json: unknown field \"source\""), "{error}");
         assert_eq!(parse_yaml("").unwrap(), []);
         for (json, yaml, want) in [
             ("[null]", "[~]", "nil target group item found (index 0)"),

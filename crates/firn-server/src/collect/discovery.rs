@@ -194,6 +194,14 @@ impl DiscoveryTasks {
                     text.sample(&name, &labels, failures.get() as f64);
                 }
             }
+            let name = format!("{prefix}_sd_http_failures_total");
+            text.family(&name, Kind::Counter, "Refreshes of HTTP discoveries that failed.");
+            let http = KINDS.iter().position(|kind| *kind == "http");
+            for (part, _) in &all {
+                let failures = http.and_then(|idx| part.shared.failures.get(idx));
+                let count = failures.map_or(0, Counter::get);
+                text.sample(&name, &[("name", part.name)], count as f64);
+            }
             let name = format!("{prefix}_sd_updates_total");
             text.family(&name, Kind::Counter, "New lists of discoveries.");
             for (part, _) in &all {
@@ -357,6 +365,11 @@ impl Run {
         }
     }
 
+    /// A refresh of a whole list that began at `start` is over, good or not.
+    fn refreshed(&self, start: Instant) {
+        self.shared.counts.add_refresh(self.kind, start.elapsed());
+    }
+
     fn announce(&self) {
         self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -415,10 +428,12 @@ impl Run {
         let mut connections = Connections::default();
         let mut client = None;
         loop {
+            let start = Instant::now();
             match self.request(&targets, &mut client, &mut connections).await {
                 Ok((groups, held)) => self.publish(groups, held),
                 Err(error) => self.failed(&format!("{}: {error}", targets.config().url)),
             }
+            self.refreshed(start);
             tokio::time::sleep(refresh).await;
         }
     }
@@ -628,6 +643,11 @@ mod tests {
         assert!(text.contains(
             "prometheus_sd_refresh_failures_total{name=\"scrape\",mechanism=\"http\"} 3\n"
         ));
+        assert!(text.contains("prometheus_sd_http_failures_total{name=\"scrape\"} 3\n"), "{text}");
+        let name = "prometheus_sd_refresh_duration_seconds_count";
+        let start = format!("{name}{{name=\"scrape\",mechanism=\"http\"}} ");
+        let count = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
+        assert!(count.parse::<u64>().unwrap() >= 4, "{text}");
     }
 
     /// Before, a list that is read each millisecond and fails filled the log.

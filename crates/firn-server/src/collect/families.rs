@@ -93,6 +93,12 @@ impl Families {
         self.targets.get(&id).map_or(&[], Vec::as_slice)
     }
 
+    /// The bytes of the types, help texts and units of a target.
+    pub(crate) fn text_bytes(&self, id: TargetId) -> usize {
+        let metadata = self.of(id).iter().map(|family| &family.metadata);
+        metadata.map(|m| m.kind.name().len() + m.help.len() + m.unit.len()).sum()
+    }
+
     /// The target was removed.
     pub(crate) fn remove(&mut self, id: TargetId) {
         if !self.take(id).is_empty() {
@@ -202,6 +208,7 @@ mod tests {
         all.put(ids[0], families(&[]));
         assert_eq!(shown(&all, ids[0]), [("a", "1"), ("b", "new"), ("c", "3")]);
         assert_eq!((shown(&all, ids[1])[1], all.shared.len()), (("b", "2"), 4));
+        assert_eq!(ids.iter().map(|id| all.text_bytes(*id)).collect::<Vec<_>>(), [20, 12]);
         assert!(budget.usage().used_bytes >= all.bytes && all.bytes > 4 * FAMILY_BYTES as u64);
         all.remove(ids[1]);
         assert_eq!(all.shared.len(), 3);

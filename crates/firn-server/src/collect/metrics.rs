@@ -164,6 +164,15 @@ impl ScrapeTotals {
                 let count: usize = targets.map(|target| families.of(target.id).len()).sum();
                 text.sample(&name, &[("scrape_job", job)], count as f64);
             }
+            let name = format!("{prefix}_target_metadata_cache_bytes");
+            let help = "Bytes of the types, help texts and units of the targets of a job; equal \
+                        ones of several targets are stored once.";
+            text.family(&name, Kind::Gauge, help);
+            for (job, pool) in pools.pools() {
+                let targets = pools.targets(pool);
+                let bytes: usize = targets.map(|target| families.text_bytes(target.id)).sum();
+                text.sample(&name, &[("scrape_job", job)], bytes as f64);
+            }
         }
     }
 

@@ -238,6 +238,8 @@ fn the_metrics_of_dashboards_and_alerts_for_prometheus_exist() {
         "tsdb_compactions_failed_total 0",
         "tsdb_head_samples_appended_total{type=\"float\"} ",
         "tsdb_head_series ",
+        "ready 1\n",
+        "http_requests_total{handler=\"/api/v1/query\",code=\"200\"} 1\n",
     ];
     for (switch, is_offered) in [("true", true), ("false", false)] {
         let args = [path.as_str(), &format!("--prometheus-metric-names={switch}")];

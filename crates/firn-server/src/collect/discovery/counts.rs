@@ -23,11 +23,15 @@ pub(super) struct DiscoveryCounts {
     file_read_errors: Counter,
     /// Number and seconds of reads of all files of a discovery.
     file_scans: Mutex<(u64, f64)>,
+    /// By mechanism: number and seconds of refreshes.
+    refreshes: [Mutex<(u64, f64)>; REFRESHED.len()],
 }
 
 const ROLES: [&str; 6] = ["endpointslice", "endpoints", "node", "pod", "service", "ingress"];
 const EVENTS: [&str; 3] = ["add", "delete", "update"];
 const CALLS: [&str; 2] = ["services", "service"];
+/// The discoveries that read their whole list each refresh interval.
+const REFRESHED: [&str; 5] = ["dns", "docker", "dockerswarm", "ec2", "http"];
 
 /// The place in [`ROLES`]. The other objects only add labels to targets.
 fn role(resource: Resource) -> Option<usize> {
@@ -64,6 +68,14 @@ impl DiscoveryCounts {
     pub(super) fn add_file_scan(&self, took: Duration, error_count: usize) {
         self.file_read_errors.add(error_count as u64);
         add_duration(&mut self.file_scans.lock(), took);
+    }
+
+    /// A refresh of a whole list is over.
+    pub(super) fn add_refresh(&self, mechanism: &str, took: Duration) {
+        let idx = REFRESHED.iter().position(|known| *known == mechanism);
+        if let Some(refreshes) = idx.and_then(|idx| self.refreshes.get(idx)) {
+            add_duration(&mut refreshes.lock(), took);
+        }
     }
 
     /// The lookup of a name is over.
@@ -132,6 +144,16 @@ pub(super) fn write_text(prefix: &str, all: &[(&str, &DiscoveryCounts)], text: &
         let (count, seconds) = *counts.file_scans.lock();
         text.sample(&format!("{name}_sum"), &[("name", *part)], seconds);
         text.sample(&format!("{name}_count"), &[("name", *part)], count as f64);
+    }
+    let name = format!("{prefix}_sd_refresh_duration_seconds");
+    text.family(&name, Kind::Summary, "Durations of refreshes of whole lists.");
+    for (part, counts) in all {
+        for (mechanism, refreshes) in REFRESHED.iter().zip(&counts.refreshes) {
+            let (count, seconds) = *refreshes.lock();
+            let labels = [("name", *part), ("mechanism", *mechanism)];
+            text.sample(&format!("{name}_sum"), &labels, seconds);
+            text.sample(&format!("{name}_count"), &labels, count as f64);
+        }
     }
     let name = format!("{prefix}_sd_file_watcher_errors_total");
     text.counter(&name, "Always 0: files are polled, not watched.", 0.0);

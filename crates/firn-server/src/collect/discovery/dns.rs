@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firn_collect::discovery::{DnsTargets, heap_bytes};
 use firn_collect::pool::DiscoveredGroup;
@@ -29,6 +29,7 @@ impl Run {
         let refresh = Duration::from_millis(targets.refresh_ms());
         let mut groups = FoundGroups::new();
         loop {
+            let start = Instant::now();
             match settings() {
                 Ok(settings) => self.look_up(&targets, &Arc::new(settings), &mut groups).await,
                 Err(error) => self.failed_in_part(&error.to_string()),
@@ -37,6 +38,7 @@ impl Run {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             let copies = || groups.values().map(|(group, _)| group.clone()).collect();
             self.publish_copy(bytes, copies);
+            self.refreshed(start);
             tokio::time::sleep(refresh).await;
         }
     }

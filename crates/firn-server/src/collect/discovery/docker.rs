@@ -1,7 +1,7 @@
 //! Refreshes of Docker and Docker Swarm: the lists of a daemon, one after the other.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firn_collect::config::{HttpClient, Url};
 use firn_collect::discovery::{
@@ -96,6 +96,7 @@ impl Run {
         let daemon = Arc::new(daemon);
         let mut session = None;
         loop {
+            let start = Instant::now();
             match self.refresh_daemon(&daemon, &mut session).await {
                 Ok((group, held)) => self.publish(vec![group], held),
                 Err(error) => {
@@ -104,6 +105,7 @@ impl Run {
                     self.failed(&format!("{}: {error}", daemon.address()));
                 }
             }
+            self.refreshed(start);
             tokio::time::sleep(daemon.refresh()).await;
         }
     }

@@ -59,10 +59,12 @@ impl Run {
         let refresh = Duration::from_millis(config.refresh_interval.as_ms().max(1));
         let mut refresher = None;
         loop {
+            let start = Instant::now();
             match self.instances(&mut refresher, &config, &env).await {
                 Ok((group, held)) => self.publish(vec![group], held),
                 Err(error) => self.failed(&firn_model::redacted(&error)),
             }
+            self.refreshed(start);
             tokio::time::sleep(refresh).await;
         }
     }
