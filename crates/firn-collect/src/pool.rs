@@ -270,9 +270,16 @@ impl ScrapePools {
         let mut dropped = Vec::new();
         let mut held = self.context.budget.empty(Pool::Cache);
         let (mut dropped_bytes, mut left_out_work) = (0u64, 0u64);
+        let mut left_out_work_max = LEFT_OUT_WORK_MAX;
         let mut editor = LabelEditor::default();
         let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
         for group in groups {
+            let mut work_max = |labels: &LabelSet| {
+                let more = set_work(labels).saturating_mul(WORK_PER_LISTED);
+                left_out_work_max = left_out_work_max.saturating_add(more);
+            };
+            work_max(&group.labels);
+            group.targets.iter().for_each(work_max);
             for target in &group.targets {
                 let discovered =
                     Target::discovered_labels(&job, target, &group.labels, &mut editor);
@@ -288,7 +295,7 @@ impl ScrapePools {
                 // Listed targets are bounded by the memory.
                 if is_left_out {
                     left_out_work = left_out_work.saturating_add(work);
-                    if left_out_work > LEFT_OUT_WORK_MAX {
+                    if left_out_work > left_out_work_max {
                         return Err(Error::too_large(
                             "the repeated, dropped and failed targets are too many, or have too \
                              many labels: list fewer of them",
@@ -645,6 +652,9 @@ impl ScrapePool {
 // short texts in an answer, each has all labels of its group, and scrapes wait for it. Work is in
 // bytes of labels, of which a second has some 500 MB; it is two seconds.
 const LEFT_OUT_WORK_MAX: u64 = if cfg!(test) { 4 << 20 } else { 1 << 30 };
+// Beside that, for the work on the labels of a list, each counted once: a large cluster drops most
+// of its pods, which have labels of their own.
+const WORK_PER_LISTED: u64 = 16;
 // Beside the bytes of a label.
 const LABEL_WORK: u64 = 50;
 // Of a target whose labels are too many or too long.
@@ -680,6 +690,13 @@ fn target_bytes(target: &Target) -> u64 {
 fn labels_work(labels: &Labels) -> u64 {
     let bytes = labels.as_encoded().len() as u64;
     bytes.saturating_add((labels.count() as u64).saturating_mul(LABEL_WORK))
+}
+
+fn set_work(labels: &LabelSet) -> u64 {
+    labels.iter().fold(0, |sum: u64, (name, value)| {
+        let bytes = name.len().saturating_add(value.len()) as u64;
+        sum.saturating_add(bytes).saturating_add(LABEL_WORK)
+    })
 }
 
 /// The memory of labels in a list that grows.

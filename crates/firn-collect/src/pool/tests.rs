@@ -445,7 +445,14 @@ fn repeated_targets_are_bounded() {
     repeated.labels = [("__meta_long", long.as_str())].into_iter().collect();
     let report = world.pools.sync("j", [&repeated], world.now).unwrap();
     assert_eq!(report.active_count, 1);
-    repeated.targets.extend(group(&["h:1"; 30]).targets);
+    // Targets with labels of their own are as long as their list.
+    let own = [("__address__", "h:1"), ("__meta_long", long.as_str())];
+    let listed = DiscoveredGroup {
+        targets: vec![own.into_iter().collect(); 100],
+        labels: LabelSet::default(),
+    };
+    assert_eq!(world.pools.sync("j", [&listed], world.now).unwrap().active_count, 1);
+    repeated.targets.extend(group(&["h:1"; 50]).targets);
     let error = world.pools.sync("j", [&repeated], world.now).unwrap_err().to_string();
     assert!(error.contains("repeated, dropped and failed"), "{error}");
     assert_eq!(world.pools.targets(pool_of(&world)).count(), 1);
