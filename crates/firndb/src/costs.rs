@@ -507,7 +507,12 @@ mod tests {
         let all = db.group_costs(&[], &CostOptions::default(), 2_000, &db.context()).unwrap().0;
         assert_eq!((&all.groups[..5], &all.total), (&costs.groups[..], &costs.total));
         assert!(all.groups.is_sorted_by(|a, b| a.2.net_bytes() >= b.2.net_bytes()));
-        let (first, _) = db.first_groups(&[], false, 3, &context()).unwrap();
+        let mut first = Vec::new();
+        let mut add = |group| {
+            first.push(group);
+            Ok(if first.len() < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        };
+        db.each_group(&[], false, &context(), &mut add).unwrap();
         assert_eq!(first, db.groups(&[], false, &db.context()).unwrap().0[..3]);
         // All texts together do not fit, and the error names the setting.
         let error = cost(2_000).unwrap_err().to_string();

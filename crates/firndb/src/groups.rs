@@ -300,26 +300,9 @@ impl Db {
         with_lone: bool,
         context: &QueryContext,
     ) -> Result<(Vec<GroupSummary>, Reservation)> {
-        self.first_groups(selectors, with_lone, usize::MAX, context)
-    }
-
-    /// As [`Db::groups`], at most `count_max` of them. Others take the memory of their ids only.
-    ///
-    /// # Errors
-    /// As [`Db::groups`].
-    pub fn first_groups(
-        &self,
-        selectors: &[Vec<Matcher>],
-        with_lone: bool,
-        count_max: usize,
-        context: &QueryContext,
-    ) -> Result<(Vec<GroupSummary>, Reservation)> {
         let (mut groups, mut bytes) = (Vec::new(), 0);
         let mut held = context.budget.empty(Pool::Query);
         self.each_group(selectors, with_lone, context, &mut |summary| {
-            if groups.len() >= count_max {
-                return Ok(ControlFlow::Break(()));
-            }
             bytes += summary.bytes();
             held.cover(bytes)?;
             groups.push(summary);
@@ -328,8 +311,12 @@ impl Db {
         Ok((groups, held))
     }
 
-    /// Calls `each` with the groups of [`Db::groups`] until it breaks.
-    pub(crate) fn each_group(
+    /// Calls `each` with the groups of [`Db::groups`] until it breaks. Groups take the memory of
+    /// their ids only.
+    ///
+    /// # Errors
+    /// As [`Db::groups`], and those of `each`.
+    pub fn each_group(
         &self,
         selectors: &[Vec<Matcher>],
         with_lone: bool,

@@ -1,5 +1,6 @@
 //! Groups over HTTP (docs/groups.md): defined, written by references or labels, listed.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -184,24 +185,29 @@ fn check(params: &Params, context: &QueryContext) -> Result<GroupListRequest, Ap
 /// `GET /api/v1/groups`.
 async fn list(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     computed(app, request, check, |db, asked, context, packing| {
-        // One more shows whether the list is complete.
-        let count_max = if asked.limit > 0 { asked.limit.saturating_add(1) } else { usize::MAX };
-        let (mut groups, _list_held) =
-            db.first_groups(&asked.selectors, asked.with_lone, count_max, context)?;
-        let mut warnings = Vec::new();
-        if asked.limit > 0 && groups.len() > asked.limit {
-            groups.truncate(asked.limit);
-            warnings.push(json::TRUNCATED.to_owned());
-        }
+        let (mut count, mut warnings) = (0, Vec::new());
         let mut body = HeldBody::success(context)?;
-        let bytes_max = |group: &&GroupSummary| HEAD_BYTES + json::labels_bytes(&group.labels);
-        body.push_array(&groups, bytes_max, push_group)?;
+        body.push("[")?;
+        db.each_group(&asked.selectors, asked.with_lone, context, &mut |group| {
+            if asked.limit > 0 && count == asked.limit {
+                warnings.push(json::TRUNCATED.to_owned());
+                return Ok(ControlFlow::Break(()));
+            }
+            let out = body.room(HEAD_BYTES + json::labels_bytes(&group.labels))?;
+            if count > 0 {
+                out.push(b',');
+            }
+            push_group(&group, out);
+            count += 1;
+            Ok(ControlFlow::Continue(()))
+        })?;
+        body.push("]")?;
         Ok(body.end(&warnings, packing)?)
     })
     .await
 }
 
-// The bytes of a group's fields beside its labels, and of a member's.
+// The bytes of a group's fields beside its labels, with a comma, and of a member's.
 const HEAD_BYTES: usize = 160;
 
 fn push_group(group: &GroupSummary, out: &mut Vec<u8>) {
