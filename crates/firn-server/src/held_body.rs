@@ -8,8 +8,9 @@ use crate::wire::json;
 /// The body of a response, reserved in pool `query` before it grows.
 #[derive(Debug)]
 pub(crate) struct HeldBody {
-    /// Pieces before `bytes`. One long text would be copied each time it grows, and what it leaves
-    /// behind is not returned to the system at once: ten bodies took 50 MiB beyond the limit.
+    /// Pieces before `bytes`. One long text would be copied each time it grows, and the memory of
+    /// its former copies is not returned to the system at once: ten bodies took 50 MiB beyond the
+    /// limit.
     pieces: Vec<Vec<u8>>,
     bytes: Vec<u8>,
     held: Reservation,
