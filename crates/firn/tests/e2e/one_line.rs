@@ -346,7 +346,11 @@ fn commands_print_no_control_characters() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (conf, users) = (path(&format!("{NAME}.conf")), path(&format!("{NAME}.yml")));
-    fs::write(&conf, format!("data: \"/x{}\"\n", NAME.replace('\u{1b}', "\\e"))).expect("a file");
+    // YAML, as Prometheus reads it, has these characters as escapes only.
+    let escapes = [('\u{1b}', "\\e"), ('\u{9b}', "\\x9b"), ('\u{7f}', "\\x7f")];
+    let escaped =
+        escapes.iter().fold(NAME.to_owned(), |text, (c, escape)| text.replace(*c, escape));
+    fs::write(&conf, format!("data: \"/x{escaped}\"\n")).expect("a file");
     fs::write(&users, "users: []\n").expect("a file");
     let server = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = server.local_addr().expect("an address").to_string();
