@@ -123,11 +123,12 @@ impl Document {
                 return parsed;
             }
             next = repair.index().saturating_add(1);
-            let Some(repaired) = repair.apply(text, bytes_max.min(TEXT_BYTES_MAX)) else {
-                return parsed;
-            };
-            let held = budget.reserve(Pool::Requests, repaired.len() as u64);
-            changed = Some((repaired, held.map_err(|error| Failure::of_memory(&error))?));
+            let bytes_max = bytes_max.min(TEXT_BYTES_MAX);
+            let held = budget.reserve(Pool::Requests, bytes_max as u64);
+            let mut held = held.map_err(|error| Failure::of_memory(&error))?;
+            let Some(repaired) = repair.apply(text, bytes_max) else { return parsed };
+            held.shrink_to(repaired.len() as u64);
+            changed = Some((repaired, held));
             bytes_left = left;
         }
         let text = changed.as_ref().map_or(text, |(text, _)| text);

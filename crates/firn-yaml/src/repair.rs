@@ -61,8 +61,9 @@ impl Repair {
                 let (scalar, behind) = rest.split_at_checked(quoted_bytes(rest, c))?;
                 // The line of its first quote stays.
                 let first = scalar.find(['\n', '\r'])?.saturating_add(1);
-                let (first, lines) = scalar.split_at_checked(first)?;
-                deepened([&[before, first].concat(), lines, behind], self.at.col(), bytes_max)
+                let (_, lines) = scalar.split_at_checked(first)?;
+                let (before, _) = text.split_at_checked(at.saturating_add(first))?;
+                deepened([before, lines, behind], self.at.col(), bytes_max)
             }
             RepairKind::DeepenBrackets | RepairKind::DeepenLine => {
                 let line = before.rfind(['\n', '\r'])?.saturating_add(1);
@@ -76,7 +77,7 @@ impl Repair {
                 let columns = before.lines().map(block_columns).max()?.saturating_add(2);
                 deepened([before, lines, behind], columns, bytes_max)
             }
-            RepairKind::AddBlank => Some([before, " ", rest].concat()),
+            RepairKind::AddBlank => (text.len() < bytes_max).then(|| [before, " ", rest].concat()),
             RepairKind::UnescapeQuotes => {
                 let (scalar, behind) = rest.split_at_checked(quoted_bytes(rest, c))?;
                 let unescaped = unescaped(scalar);
@@ -93,25 +94,27 @@ fn deepened(
     columns: usize,
     bytes_max: usize,
 ) -> Option<String> {
+    // Not before an empty line or the second half of a line break.
+    let is_deepened = |line: &&str| *line != "\n";
+    let is_indicator = |line: &str| line.starts_with("---") || line.starts_with("...");
+    let mut all = lines.split_inclusive(['\n', '\r']).filter(is_deepened);
+    let (count, has_indicator) = (all.clone().count(), all.any(is_indicator));
+    let added = columns.saturating_mul(count);
+    let len: usize = [before.len(), lines.len(), behind.len(), added].into_iter().sum();
+    if added == 0 || has_indicator || len > bytes_max {
+        return None;
+    }
     let indent = " ".repeat(columns);
-    let mut out = before.to_owned();
+    let mut out = String::with_capacity(len);
+    out.push_str(before);
     for line in lines.split_inclusive(['\n', '\r']) {
-        // An empty line, or the second half of a line break.
-        if line == "\n" {
-            out.push_str(line);
-            continue;
+        if is_deepened(&line) {
+            out.push_str(&indent);
         }
-        let is_indicator = line.starts_with("---") || line.starts_with("...");
-        let len: usize = [out.len(), columns, line.len(), behind.len()].into_iter().sum();
-        if is_indicator || columns == 0 || len > bytes_max {
-            return None;
-        }
-        out.push_str(&indent);
         out.push_str(line);
     }
-    let is_changed = out.len() > before.len().saturating_add(lines.len());
     out.push_str(behind);
-    is_changed.then_some(out)
+    Some(out)
 }
 
 /// The length of the scalar at the start of `text`, with both of its quotes.
