@@ -13,7 +13,7 @@ use std::{fmt, io};
 use axum::http::HeaderName;
 use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::discovery::Provider;
-use firn_collect::pool::{Due, ScrapePool, ScrapePools, TargetId, Work};
+use firn_collect::pool::{Due, PreparedList, ScrapePool, ScrapePools, TargetId, Work};
 use firn_collect::scrape::{
     Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, TargetStatus,
     phase_seed,
@@ -22,7 +22,7 @@ use firn_fetch::{
     Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
     Response,
 };
-use firn_model::{Budget, Error, Pool, Result, Timestamp};
+use firn_model::{Budget, Error, Labels, Pool, Result, Timestamp};
 use firndb::WriteReport;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Builder;
@@ -86,6 +86,13 @@ pub(crate) struct ScrapeState {
 }
 
 impl ScrapeState {
+    /// Forgets the connections and families of targets that have left.
+    fn forget_gone(&mut self) {
+        let ScrapeState { pools, connections, families, .. } = self;
+        connections.retain(|id, _| pools.contains(*id));
+        families.retain(|id| pools.contains(id));
+    }
+
     /// A sentence for each discovery of `job` whose last refresh failed.
     pub(crate) fn discovery_failures(&self, job: &str) -> Vec<String> {
         self.tasks.failures(job)
@@ -485,56 +492,69 @@ impl Collector {
     }
 
     /// Sets the jobs of the file and the targets of each job whose lists have changed. Needs the
-    /// context of the runtime.
+    /// context of the runtime. Not called twice at the same time.
     fn set_targets(&self, app: &App) {
-        let now = now(app);
         let Some(running) = self.running.get() else { return };
         let Some(file) = self.wanted.borrow().clone() else { return };
-        let is_known = |known: &Arc<LoadedFile>| Arc::ptr_eq(known, &file);
-        if !running.state.lock().file.as_ref().is_some_and(is_known) {
-            running.failures.set(&file.jobs, &app.forbidden_files());
-        }
-        let mut state = running.state.lock();
-        let ScrapeState {
-            pools, families, tasks, clients, connections, synced, file: current, ..
-        } = &mut *state;
-        if !current.as_ref().is_some_and(is_known) {
-            for name in pools.set_jobs(&file.jobs, now) {
-                synced.remove(&name);
-            }
-            let is_job = |name: &String| file.jobs.iter().any(|job| job.job_name == *name);
-            synced.retain(|name, _| is_job(name));
-            clients.retain(|name, _| is_job(name));
-            running.totals.retain_jobs(is_job);
-            // The file was checked before it was accepted.
-            tasks.set(providers(&file).unwrap_or_default());
-            *current = Some(Arc::clone(&file));
-        }
+        running.set_jobs(&file, app);
         for job in &file.jobs {
-            let name = &job.job_name;
-            let Some(lists) = tasks.lists(name) else { continue };
-            let is_same = |old: &Vec<Arc<TargetList>>| {
-                old.len() == lists.len() && old.iter().zip(&lists).all(|(a, b)| Arc::ptr_eq(a, b))
-            };
-            if synced.get(name).is_some_and(is_same) {
-                continue;
-            }
-            let groups = lists.iter().flat_map(|list| &list.groups);
-            let begun = Instant::now();
-            let report = pools.sync(name, groups, now);
-            running.totals.synced(name, &report, begun.elapsed());
-            if report.is_ok() {
-                synced.insert(name.clone(), lists);
+            if let Some(lists) = running.new_lists(&job.job_name) {
+                running.set_job_targets(job, lists, app);
             }
         }
-        connections.retain(|id, _| pools.contains(*id));
-        families.retain(|id| pools.contains(id));
-        drop(state);
+        running.state.lock().forget_gone();
         running.wake.notify_one();
     }
 }
 
 impl Scraping {
+    /// Sets the jobs of `file` unless they are those of the last call.
+    fn set_jobs(&self, file: &Arc<LoadedFile>, app: &App) {
+        let is_known = |known: &Arc<LoadedFile>| Arc::ptr_eq(known, file);
+        if self.state.lock().file.as_ref().is_some_and(is_known) {
+            return;
+        }
+        self.failures.set(&file.jobs, &app.forbidden_files());
+        let mut state = self.state.lock();
+        let ScrapeState { pools, tasks, clients, synced, file: current, .. } = &mut *state;
+        for name in pools.set_jobs(&file.jobs, now(app)) {
+            synced.remove(&name);
+        }
+        let is_job = |name: &String| file.jobs.iter().any(|job| job.job_name == *name);
+        synced.retain(|name, _| is_job(name));
+        clients.retain(|name, _| is_job(name));
+        self.totals.retain_jobs(is_job);
+        // The file was checked before it was accepted.
+        tasks.set(providers(file).unwrap_or_default());
+        *current = Some(Arc::clone(file));
+    }
+
+    /// The lists of a job, once all of its discoveries have one, unless its targets are those of
+    /// these lists.
+    fn new_lists(&self, job_name: &str) -> Option<Vec<Arc<TargetList>>> {
+        let state = self.state.lock();
+        let lists = state.tasks.lists(job_name)?;
+        let is_same = |old: &Vec<Arc<TargetList>>| {
+            old.len() == lists.len() && old.iter().zip(&lists).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        (!state.synced.get(job_name).is_some_and(is_same)).then_some(lists)
+    }
+
+    /// Sets the targets of a job to those of `lists`.
+    fn set_job_targets(&self, job: &Arc<ScrapeConfig>, lists: Vec<Arc<TargetList>>, app: &App) {
+        let begun = Instant::now();
+        let groups = lists.iter().flat_map(|list| &list.groups);
+        // Without the lock: scrapes would wait for the relabelling of all targets.
+        let known = |labels: &Labels| self.state.lock().pools.known(job, labels);
+        let list = PreparedList::read(job, groups, &self.budget, known);
+        let mut state = self.state.lock();
+        let report = state.pools.sync(&job.job_name, list, now(app));
+        self.totals.synced(&job.job_name, &report, begun.elapsed());
+        if report.is_ok() {
+            state.synced.insert(job.job_name.clone(), lists);
+        }
+    }
+
     /// The work that is due, and how long the timer may sleep.
     fn take_due(&self, now: Timestamp) -> (Vec<Due>, u64) {
         let mut state = self.state.lock();
