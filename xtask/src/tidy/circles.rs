@@ -1,7 +1,8 @@
 //! Checks circles: no file of a crate names itself through other files.
 //!
-//! Between a module and those below it imports do not count, nor do those of tests. Paths are followed as far as
-//! they name files, so that a type that a module passes on counts for the module.
+//! Between a module and those below it imports do not count, nor do those of tests. Paths are
+//! followed as far as they name files, so that a type that a module passes on counts for the
+//! module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,7 +1,7 @@
 //! A new list of a job's targets, relabelled and compared with the present one.
 //!
-//! Relabelling 100,000 targets takes seconds. So it needs no lock of the present targets, and a list
-//! takes effect once it is whole.
+//! Relabelling 100,000 targets takes seconds. So it needs no lock of the present targets, and a
+//! list takes effect once it is whole.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,8 +45,8 @@ pub struct KnownTarget {
 const ERRORS_KEPT: usize = 10;
 
 impl PreparedList {
-    /// The list of all targets of `groups`. `known` is [`super::ScrapePools::known`] for the job, and
-    /// is called once for each listed target.
+    /// The list of all targets of `groups`. `known` is [`super::ScrapePools::known`] for the job,
+    /// and is called once for each listed target.
     ///
     /// # Errors
     /// `TooLarge` for too many labels of targets that are left out, `Busy` without memory.
