@@ -9,7 +9,7 @@ use firn_bench::index::counting::{
     unreserved_bytes, unreserved_peak,
 };
 use firn_collect::config::{Config, LabelSet};
-use firn_collect::pool::{DiscoveredGroup, ScrapePools};
+use firn_collect::pool::{DiscoveredGroup, PreparedList, ScrapePools};
 use firn_collect::relabel::LabelEditor;
 use firn_collect::scrape::{
     Answer, MetadataItem, ScrapeContext, ScrapeScratch, Store, TargetScraper,
@@ -176,7 +176,9 @@ fn lists_reserve_the_memory_that_they_take(budget: &Budget) {
             pools.set_jobs(&jobs, 0);
             for (nth, list) in [&first, &first, &second].into_iter().enumerate() {
                 reset_unreserved_peak();
-                pools.sync("j", [list], 0).expect("memory");
+                let known = |labels: &Labels| pools.known(&jobs[0], labels);
+                let list = PreparedList::read(&jobs[0], [list], &budget, known);
+                pools.sync("j", list, 0).expect("memory");
                 let taken = live_bytes() as i64 - live as i64;
                 let reserved = budget.usage().used_bytes as i64 - used as i64;
                 let more = unreserved_peak() - unreserved;

@@ -1,23 +1,27 @@
 //! The targets of all jobs, and the order of their scrapes.
 //!
 //! Holds no thread and reads no clock. The caller takes each scrape that is due with its scraper,
-//! and brings the scraper back; so scrapes run side by side, and none waits for a lock.
+//! and brings the scraper back; so scrapes run side by side, and none waits for a lock. A new list
+//! of targets is prepared without the pools, because that may take seconds.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{
-    Error, ErrorKind, HEAP_BLOCK_BYTES, Labels, Pool, Reservation, Result, SeriesRef, Timestamp,
+    ErrorKind, HEAP_BLOCK_BYTES, Labels, Pool, Reservation, Result, SeriesRef, Timestamp,
 };
 
 use crate::config::{LabelSet, ScrapeConfig};
-use crate::relabel::LabelEditor;
 use crate::scrape::{ScrapeContext, TargetScraper, TargetStatus};
 use crate::targets::Target;
 
+mod list;
 #[cfg(test)]
 mod tests;
+
+use self::list::ListedTarget;
+pub use self::list::{KnownTarget, PreparedList};
 
 /// A target in the lifetime of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,17 +80,6 @@ pub struct SyncReport {
     pub failed_count: usize,
     /// Whether there are more targets than `target_limit`.
     pub exceeds_limit: bool,
-}
-
-// Errors of one list that are kept for the log.
-const ERRORS_KEPT: usize = 10;
-
-/// A target of a list that is being read.
-enum ListedTarget {
-    /// It is in the previous list too, perhaps with other labels before relabelling.
-    Known(TargetId, Option<(Arc<Target>, Reservation)>),
-    /// Its memory is reserved.
-    New(Arc<Target>, Reservation),
 }
 
 #[derive(Debug)]
@@ -230,25 +223,38 @@ impl ScrapePools {
         changed
     }
 
-    /// Sets the targets of a job to those of all its groups. Targets that were there before
-    /// continue unchanged. Without effect for an unknown job.
+    /// The target of `job` with `labels`, unless the job has changed.
+    pub fn known(&self, job: &ScrapeConfig, labels: &Labels) -> Option<KnownTarget> {
+        let pool = self.pools.get(&job.job_name)?;
+        let (labels, id) = pool.targets.get_key_value(labels)?;
+        let slot = self.slots.get(id)?;
+        Arc::ptr_eq(&slot.job, &pool.job).then(|| KnownTarget {
+            id: *id,
+            labels: labels.clone(),
+            target: Arc::clone(&slot.target),
+        })
+    }
+
+    /// Sets the targets of a job to those of `list`, unless it was refused. Targets that were there
+    /// before continue unchanged. Without effect for an unknown job. Between the first call of
+    /// [`ScrapePools::known`] for `list` and this one, neither jobs nor targets are set.
     ///
     /// # Errors
-    /// `TooLarge` for too many labels of targets that are left out, `Busy` without memory. The
-    /// previous targets stay; see [`ScrapePool::refused`].
-    pub fn sync<'g>(
+    /// The error of `list`, or `Busy` without memory. The previous targets stay; see
+    /// [`ScrapePool::refused`].
+    pub fn sync(
         &mut self,
         job_name: &str,
-        groups: impl IntoIterator<Item = &'g DiscoveredGroup>,
+        list: Result<PreparedList>,
         now: Timestamp,
     ) -> Result<SyncReport> {
         let Some(mut pool) = self.pools.remove(job_name) else {
             return Ok(SyncReport::default());
         };
-        let budget = self.context.budget.clone();
-        let synced = self.sync_pool(&mut pool, groups, now).map_err(|error| match error.kind() {
+        let synced = list.and_then(|list| self.sync_pool(&mut pool, list, now));
+        let synced = synced.map_err(|error| match error.kind() {
             ErrorKind::Busy { .. } => {
-                let remedy = budget.remedy("list fewer targets");
+                let remedy = self.context.budget.remedy("list fewer targets");
                 error.context(format_args!("no memory is left for the targets: {remedy}"))
             }
             _ => error,
@@ -258,115 +264,27 @@ impl ScrapePools {
         synced
     }
 
-    fn sync_pool<'g>(
+    fn sync_pool(
         &mut self,
         pool: &mut ScrapePool,
-        groups: impl IntoIterator<Item = &'g DiscoveredGroup>,
+        list: PreparedList,
         now: Timestamp,
     ) -> Result<SyncReport> {
-        let job = Arc::clone(&pool.job);
-        let mut report = SyncReport::default();
-        let mut listed: HashMap<Labels, ListedTarget> = HashMap::new();
-        let mut dropped = Vec::new();
-        let mut held = self.context.budget.empty(Pool::Cache);
-        let (mut dropped_bytes, mut left_out_work) = (0u64, 0u64);
-        let mut left_out_work_max = LEFT_OUT_WORK_MAX;
-        let mut editor = LabelEditor::default();
-        let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
-        for group in groups {
-            let mut work_max = |labels: &LabelSet| {
-                let more = set_work(labels).saturating_mul(WORK_PER_LISTED);
-                left_out_work_max = left_out_work_max.saturating_add(more);
-            };
-            work_max(&group.labels);
-            group.targets.iter().for_each(work_max);
-            for target in &group.targets {
-                let discovered =
-                    Target::discovered_labels(&job, target, &group.labels, &mut editor);
-                let work = discovered.as_ref().map_or(LABELS_WORK_MAX, labels_work);
-                let populated = discovered.and_then(|discovered| {
-                    let target = Target::populate(&job, discovered.clone(), &mut editor)?;
-                    Ok((discovered, target))
-                });
-                let is_left_out = match &populated {
-                    Ok((_, Some(target))) => listed.contains_key(&target.labels),
-                    _ => true,
-                };
-                // Listed targets are bounded by the memory.
-                if is_left_out {
-                    left_out_work = left_out_work.saturating_add(work);
-                    if left_out_work > left_out_work_max {
-                        return Err(Error::too_large(
-                            "the repeated, dropped and failed targets are too many, or have too \
-                             many labels: list fewer of them",
-                        ));
-                    }
-                }
-                match populated {
-                    Ok((_, Some(_))) if is_left_out => {}
-                    Ok((_, Some(target))) => match self.known(pool, &target.labels) {
-                        Some((labels, id)) => {
-                            let is_same = self
-                                .slots
-                                .get(&id)
-                                .is_some_and(|slot| slot.target.discovered == target.discovered);
-                            let changed = match is_same {
-                                true => None,
-                                false => Some(self.reserved(target)?),
-                            };
-                            listed.insert(labels, ListedTarget::Known(id, changed));
-                        }
-                        None => {
-                            let (target, held) = self.reserved(target)?;
-                            let labels = target.labels.clone();
-                            listed.insert(labels, ListedTarget::New(target, held));
-                        }
-                    },
-                    Ok((discovered, None)) => {
-                        report.dropped_count = report.dropped_count.saturating_add(1);
-                        if kept_count == 0 || dropped.len() < kept_count {
-                            dropped_bytes = dropped_bytes.saturating_add(labels_bytes(&discovered));
-                            held.cover(dropped_bytes)?;
-                            dropped.push(discovered);
-                        }
-                    }
-                    Err(error) => {
-                        report.failed_count = report.failed_count.saturating_add(1);
-                        if report.errors.len() < ERRORS_KEPT {
-                            report.errors.push(error.to_string());
-                        }
-                    }
-                }
-            }
-        }
+        let PreparedList { targets, dropped, held, mut report } = list;
         // A target that replaces another one has its room.
-        let more_count = listed.len().saturating_sub(pool.targets.len()) as u64;
+        let more_count = targets.len().saturating_sub(pool.targets.len()) as u64;
         let room_bytes = more_count.saturating_mul(ROOM_BYTES_PER_TARGET);
         drop(self.context.budget.reserve(Pool::Cache, room_bytes)?);
-        report.active_count = listed.len();
-        report.exceeds_limit = job.target_limit > 0 && listed.len() as u64 > job.target_limit;
+        let limit = pool.job.target_limit;
+        report.exceeds_limit = limit > 0 && targets.len() as u64 > limit;
         pool.over_limit = report.exceeds_limit.then(|| {
-            let (count, limit) = (listed.len(), job.target_limit);
+            let count = targets.len();
             format!("target_limit exceeded (number of targets: {count}, limit: {limit})").into()
         });
-        pool.dropped = dropped;
-        pool.held = held;
-        self.replace_targets(pool, listed, now);
+        (pool.dropped, pool.held) = (dropped, held);
+        self.replace_targets(pool, targets, now);
         pool.report = report.clone();
         Ok(report)
-    }
-
-    /// The target with `labels` in the list of `pool`, and its own copy of them, unless its job has
-    /// changed.
-    fn known(&self, pool: &ScrapePool, labels: &Labels) -> Option<(Labels, TargetId)> {
-        let (labels, id) = pool.targets.get_key_value(labels)?;
-        let slot = self.slots.get(id)?;
-        Arc::ptr_eq(&slot.job, &pool.job).then(|| (labels.clone(), *id))
-    }
-
-    fn reserved(&self, target: Target) -> Result<(Arc<Target>, Reservation)> {
-        let held = self.context.budget.reserve(Pool::Cache, target_bytes(&target))?;
-        Ok((Arc::new(target), held))
     }
 
     /// Starts new targets and stops removed ones. A new target with the labels of a removed one
@@ -648,17 +566,6 @@ impl ScrapePool {
     }
 }
 
-// Work on targets that take no memory: repeated, dropped and failed ones. Their number is that of
-// short texts in an answer, each has all labels of its group, and scrapes wait for it. Work is in
-// bytes of labels, of which a second has some 500 MB; it is two seconds.
-const LEFT_OUT_WORK_MAX: u64 = if cfg!(test) { 4 << 20 } else { 1 << 30 };
-// Beside that, for the work on the labels of a list, each counted once: a large cluster drops most
-// of its pods, which have labels of their own.
-const WORK_PER_LISTED: u64 = 16;
-// Beside the bytes of a label.
-const LABEL_WORK: u64 = 50;
-// Of a target whose labels are too many or too long.
-const LABELS_WORK_MAX: u64 = 1 << 20;
 // The series of a target's report, and a scrape that waits. They are reserved later, so a list for
 // which there is no room is refused: otherwise its targets take the memory of all other scrapes.
 const ROOM_BYTES_PER_TARGET: u64 = 4 << 10;
@@ -684,19 +591,6 @@ fn target_bytes(target: &Target) -> u64 {
     // Those of samples are a set of their own.
     let labels = [&target.labels, &target.discovered, &target.labels];
     labels.into_iter().map(labels_bytes).fold(TARGET_BYTES as u64, u64::saturating_add)
-}
-
-/// The work of relabelling, in bytes.
-fn labels_work(labels: &Labels) -> u64 {
-    let bytes = labels.as_encoded().len() as u64;
-    bytes.saturating_add((labels.count() as u64).saturating_mul(LABEL_WORK))
-}
-
-fn set_work(labels: &LabelSet) -> u64 {
-    labels.iter().fold(0, |sum: u64, (name, value)| {
-        let bytes = name.len().saturating_add(value.len()) as u64;
-        sum.saturating_add(bytes).saturating_add(LABEL_WORK)
-    })
 }
 
 /// The memory of labels in a list that grows.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use firn_codec::Tombstones;
 use firn_head::Head;
 use firn_index::Index;
 use firn_model::{
@@ -11,7 +12,6 @@ use firn_model::{
 use firn_tree::Tree;
 
 use crate::options::EngineOptions;
-use crate::replay::Survey;
 use crate::snapshot::Snapshot;
 
 /// Tables and index as the replay found them: complete for every time before the oldest row of the
@@ -31,17 +31,18 @@ pub struct HistoryView<'a> {
 }
 
 impl History {
-    /// The state of `tree` and `index` before the log's rows. Deletes in the log apply.
+    /// The state of `tree` and `index` before the log's rows, the oldest of which is at `before`.
+    /// `deletes` are those of the manifest and of the log.
     pub(crate) fn new(
         (index, tree): (&Index, &Tree),
         (bits, options): (ShardBits, &EngineOptions),
         budget: &Budget,
-        survey: &Survey,
+        (deletes, before): (&Arc<Tombstones>, Timestamp),
     ) -> History {
         let head = Head::new(bits, options.head.clone(), budget.clone()).snapshot();
-        let tombstones = Arc::clone(survey.deletes());
-        let snapshot = Snapshot::of_tables(bits, head, tree.version(), tombstones, index.view());
-        History { snapshot, budget: budget.clone(), before: survey.oldest() }
+        let deletes = Arc::clone(deletes);
+        let snapshot = Snapshot::of_tables(bits, head, tree.version(), deletes, index.view());
+        History { snapshot, budget: budget.clone(), before }
     }
 
     /// The memory budget of the database.

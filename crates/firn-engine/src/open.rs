@@ -365,7 +365,9 @@ fn open_replayed_rooms(
         let thread_count = replay_time::threads_max(options);
         let surveyed = replay.survey(thread_count);
         let replayed = surveyed.and_then(|survey| {
-            let history = History::new((&index, tree), (bits, options), budget, &survey);
+            let rooms = (&index, tree);
+            let log = (survey.deletes(), survey.oldest());
+            let history = History::new(rooms, (bits, options), budget, log);
             progress.set_history(Some(history));
             replay.run(survey, recorded.last, thread_count)
         });

@@ -4,13 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use firn_collect::config::HttpClient;
-use firn_model::Secret;
+use firn_collect::config::{HttpClient, OAuth2};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
-    LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER,
+    LOCATION, PROXY_AUTHORIZATION,
 };
 use hyper::{Method, StatusCode, Uri};
 
@@ -18,6 +17,7 @@ use crate::body::{Bodies, Body, Unpacker};
 use crate::connect::{Connections, Open, Reach, Route};
 use crate::fair::ClientId;
 use crate::lines::Lines;
+use crate::message::{Content, Request, Response};
 use crate::outgoing::Purpose;
 use crate::proxy::Proxies;
 use crate::redirect::{REDIRECTS_MAX, is_redirect, keeps_credentials, resolve};
@@ -32,7 +32,7 @@ pub struct Client {
     config: HttpClient,
     tls: TlsSource,
     proxies: Proxies,
-    tokens: Option<Box<Tokens>>,
+    tokens: Option<Box<TokenSource>>,
     bodies: Bodies,
     purpose: Purpose,
     id: ClientId,
@@ -42,53 +42,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("config", &self.config).finish_non_exhaustive()
     }
-}
-
-/// A request. Without content it is a `GET`, else a `POST` or a `PUT`.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// The address.
-    pub url: String,
-    /// The path of the Unix socket to connect to, in place of the address' host.
-    pub unix_socket: Option<String>,
-    /// Headers beside those of the configuration.
-    pub headers: Vec<(HeaderName, String)>,
-    /// `Authorization`, if the configuration has no credentials.
-    pub authorization: Option<Secret>,
-    /// Headers that only the host of the address receives, not one that it redirects to.
-    pub secrets: Vec<(HeaderName, Secret)>,
-    /// The body to send.
-    pub content: Option<Content>,
-    /// An unpacked body of this length is too long. 0 is no limit but that of the memory.
-    pub body_bytes_max: u64,
-    /// From the connection to the last byte of the body.
-    pub timeout: Duration,
-}
-
-/// The body of a request.
-#[derive(Clone, Debug)]
-pub struct Content {
-    /// Whether the request is a `PUT`.
-    pub is_put: bool,
-    /// Whether it has credentials: a redirect that would send it to another host is an error.
-    pub is_secret: bool,
-    /// `Content-Type`.
-    pub media_type: String,
-    /// The bytes.
-    pub bytes: Bytes,
-}
-
-/// An answer with any status.
-#[derive(Debug)]
-pub struct Response {
-    /// The status.
-    pub status: u16,
-    /// Its headers.
-    pub headers: HeaderMap,
-    /// The body, unpacked. Of a status other than 200 at most 16 KiB, and `<secret>` in place of
-    /// each credential that the request carried: errors show its beginning.
-    pub body: Body,
-    secrets: SentSecrets,
 }
 
 /// The answer to a [`Client::watch`].
@@ -103,31 +56,6 @@ pub enum Watched {
 // The part of a refusal's body that is read.
 const REFUSAL_BYTES_MAX: usize = 16 << 10;
 
-impl Response {
-    /// `Content-Type`, if it is a text.
-    pub fn content_type(&self) -> Option<&str> {
-        self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())
-    }
-
-    /// The status with its standard text, as in `404 Not Found`.
-    pub fn status_text(&self) -> String {
-        StatusCode::from_u16(self.status)
-            .map_or_else(|_| self.status.to_string(), |s| s.to_string())
-    }
-
-    /// `Retry-After` in seconds. Dates are ignored.
-    pub fn retry_after(&self) -> Option<Duration> {
-        let seconds = self.headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-        Some(Duration::from_secs(seconds))
-    }
-
-    /// The text of an error that quotes the body, without the credentials that the request carried.
-    /// O(length of the body).
-    pub fn without_secrets(&self, error: impl fmt::Display) -> String {
-        self.secrets.hide_in_error(&error.to_string(), &self.body)
-    }
-}
-
 impl Client {
     /// A client for `config`, whose bodies are among `bodies`.
     ///
@@ -140,7 +68,7 @@ impl Client {
             tls: TlsSource::new(&config.tls_config, config.enable_http2, bodies.budget())?,
             proxies: Proxies::new(&config.proxy, &|name| std::env::var(name).ok())?,
             tokens: match &config.oauth2 {
-                Some(oauth2) => Some(Box::new(Tokens::new(oauth2, bodies)?)),
+                Some(oauth2) => Some(Box::new(TokenSource::new(oauth2, bodies)?)),
                 None => None,
             },
             config: config.clone(),
@@ -373,6 +301,43 @@ impl Client {
         connections.keep(open);
         let secrets = SentSecrets::default();
         Ok(Response { status: status.as_u16(), headers, body, secrets })
+    }
+}
+
+/// The tokens of a client, and the client that fetches them.
+struct TokenSource {
+    tokens: Tokens,
+    /// Has no tokens of its own.
+    client: Client,
+}
+
+impl TokenSource {
+    /// # Errors
+    /// For a grant that is not supported, and as [`Client::new`].
+    fn new(config: &OAuth2, bodies: &Bodies) -> Result<TokenSource, FetchError> {
+        let tokens = Tokens::new(config)?;
+        let client = HttpClient {
+            tls_config: config.tls_config.clone(),
+            proxy: config.proxy.clone(),
+            ..HttpClient::default()
+        };
+        Ok(TokenSource { tokens, client: Client::new(&client, bodies)? })
+    }
+
+    /// The value of `Authorization`: of the known token, or of a new one.
+    async fn authorization(&self, timeout: Duration) -> Result<String, FetchError> {
+        let mut turn = self.tokens.turn().await?;
+        if let Some(known) = turn.known() {
+            return Ok(known);
+        }
+        loop {
+            let request = turn.request(timeout);
+            // The recursion ends here.
+            let answer = Box::pin(self.client.send(&request, turn.connections())).await?;
+            if !turn.tries_form(&answer) {
+                return turn.take(&answer);
+            }
+        }
     }
 }
 

@@ -18,7 +18,7 @@
 //! Terms: `docs/glossary.md`.
 //!
 //! Reading order: `error`, `body`, `tls`, `proxy`, `lookup`, `fair`, `outgoing`, `sent_secrets`,
-//! `frames`, `connect`, `credentials`, `tokens`, `redirect`, `lines`, `client`, `dns`.
+//! `frames`, `connect`, `credentials`, `message`, `tokens`, `redirect`, `lines`, `client`, `dns`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -41,6 +41,7 @@ mod fair;
 mod frames;
 mod lines;
 mod lookup;
+mod message;
 mod outgoing;
 mod proxy;
 mod redirect;
@@ -52,9 +53,10 @@ mod tokens;
 mod test_config;
 
 pub use body::{Bodies, Body};
-pub use client::{Client, Content, Request, Response, Watched};
+pub use client::{Client, Watched};
 pub use connect::Connections;
 pub use error::{FetchError, with_causes};
 pub use fair::{ClientId, FairPlaces, PlacePermit};
 pub use lines::Lines;
+pub use message::{Content, Request, Response};
 pub use outgoing::Purpose;

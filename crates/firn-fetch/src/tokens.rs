@@ -1,26 +1,32 @@
 //! Tokens of OAuth 2.0: the grant `client_credentials` (RFC 6749, section 4.4).
 
-use std::fmt;
 use std::time::Duration;
 
-use firn_collect::config::{HttpClient, OAuth2};
+use firn_collect::config::OAuth2;
 use firn_model::Secret;
-use hyper::header::{ACCEPT, HeaderName};
+use hyper::header::ACCEPT;
 use serde::Deserialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::body::Bodies;
-use crate::client::{Client, Content, Request};
+use crate::FetchError;
+use crate::connect::Connections;
 use crate::credentials::{basic, secret};
-use crate::{Connections, FetchError};
+use crate::message::{Content, Request, Response};
 
 /// The tokens of a client.
 pub(crate) struct Tokens {
     config: OAuth2,
-    client: Client,
     /// One request for a token at a time; the others wait for its answer.
     state: Mutex<TokenState>,
+}
+
+/// The turn to use the known token or to request one.
+pub(crate) struct TokenTurn<'t> {
+    config: &'t OAuth2,
+    client_secret: Secret,
+    state: MutexGuard<'t, TokenState>,
+    asked: Instant,
 }
 
 #[derive(Default)]
@@ -37,12 +43,6 @@ struct Token {
     client_secret: Secret,
     /// `None` if it never expires.
     expires: Option<Instant>,
-}
-
-impl fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("config", &self.config).finish_non_exhaustive()
-    }
 }
 
 #[derive(Deserialize)]
@@ -62,25 +62,22 @@ const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 impl Tokens {
     /// # Errors
-    /// For a grant that is not supported, and as [`Client::new`].
-    pub(crate) fn new(config: &OAuth2, bodies: &Bodies) -> Result<Tokens, FetchError> {
+    /// For a grant that is not supported.
+    pub(crate) fn new(config: &OAuth2) -> Result<Tokens, FetchError> {
         if !matches!(config.grant_type.as_str(), "" | "client_credentials") {
             let shown = firn_model::excerpt(&config.grant_type);
             return Err(FetchError::Credentials(format!(
                 "oauth2: grant_type {shown:?} is not supported; use client_credentials"
             )));
         }
-        let client = HttpClient {
-            tls_config: config.tls_config.clone(),
-            proxy: config.proxy.clone(),
-            ..HttpClient::default()
-        };
-        let client = Client::new(&client, bodies)?;
-        Ok(Tokens { config: config.clone(), client, state: Mutex::new(TokenState::default()) })
+        Ok(Tokens { config: config.clone(), state: Mutex::new(TokenState::default()) })
     }
 
-    /// The value of `Authorization`: of the known token, or of a new one.
-    pub(crate) async fn authorization(&self, timeout: Duration) -> Result<String, FetchError> {
+    /// Waits for the turn, with the secret of the client as it is now.
+    ///
+    /// # Errors
+    /// If the secret cannot be read.
+    pub(crate) async fn turn(&self) -> Result<TokenTurn<'_>, FetchError> {
         let config = &self.config;
         let client_secret = secret(
             config.client_secret.expose(),
@@ -88,33 +85,80 @@ impl Tokens {
             "client_secret_file",
         )?;
         let client_secret = Secret::new(client_secret);
-        let mut state = self.state.lock().await;
-        if let Some(token) = &state.token
-            && token.client_secret == client_secret
-            && token.expires.is_none_or(|expires| Instant::now() < expires)
-        {
-            return Ok(token.authorization.clone());
-        }
-        let token = self.fetch(&mut state, client_secret, timeout).await?;
-        let authorization = token.authorization.clone();
-        state.token = Some(token);
-        Ok(authorization)
+        let state = self.state.lock().await;
+        Ok(TokenTurn { config, client_secret, state, asked: Instant::now() })
+    }
+}
+
+impl TokenTurn<'_> {
+    /// The value of `Authorization` of the known token, if it is still good.
+    pub(crate) fn known(&self) -> Option<String> {
+        let token = self.state.token.as_ref()?;
+        let is_good = token.client_secret == self.client_secret
+            && token.expires.is_none_or(|expires| Instant::now() < expires);
+        is_good.then(|| token.authorization.clone())
     }
 
-    async fn fetch(
-        &self,
-        state: &mut TokenState,
-        client_secret: Secret,
-        timeout: Duration,
-    ) -> Result<Token, FetchError> {
-        let asked = Instant::now();
-        let mut answer = self.ask(state, &client_secret, timeout).await?;
-        if answer.status != 200 && !state.in_form {
-            // Servers that do not read the header expect the form.
-            state.in_form = true;
-            answer = self.ask(state, &client_secret, timeout).await?;
-            state.in_form = answer.status == 200;
+    /// The connections that earlier requests for tokens left open.
+    pub(crate) fn connections(&mut self) -> &mut Connections {
+        &mut self.state.connections
+    }
+
+    /// The request for a token.
+    pub(crate) fn request(&self, timeout: Duration) -> Request {
+        let (config, client_secret) = (self.config, self.client_secret.expose());
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        form.append_pair("grant_type", "client_credentials");
+        if !config.scopes.is_empty() {
+            form.append_pair("scope", &config.scopes.join(" "));
         }
+        let mut authorization = None;
+        if self.state.in_form {
+            form.append_pair("client_id", &config.client_id);
+            if !client_secret.is_empty() {
+                form.append_pair("client_secret", client_secret);
+            }
+        } else {
+            let escaped =
+                |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+            let (id, secret) = (escaped(&config.client_id), escaped(client_secret));
+            authorization = Some(Secret::new(basic(&id, &secret)));
+        }
+        for (name, value) in &config.endpoint_params {
+            form.append_pair(name, value.expose());
+        }
+        Request {
+            url: config.token_url.as_str().to_owned(),
+            unix_socket: None,
+            headers: vec![(ACCEPT, "application/json".to_owned())],
+            authorization,
+            secrets: Vec::new(),
+            content: Some(Content {
+                is_put: false,
+                is_secret: true,
+                media_type: "application/x-www-form-urlencoded".to_owned(),
+                bytes: form.finish().into(),
+            }),
+            body_bytes_max: ANSWER_BYTES_MAX,
+            timeout,
+        }
+    }
+
+    /// Whether a refused request is to be sent once more, with the client's name and secret in the
+    /// form: some servers do not read the header.
+    pub(crate) fn tries_form(&mut self, answer: &Response) -> bool {
+        if answer.status == 200 {
+            return false;
+        }
+        self.state.in_form = !self.state.in_form;
+        self.state.in_form
+    }
+
+    /// Keeps the token of an answer. Returns the value of `Authorization`.
+    ///
+    /// # Errors
+    /// For an answer without a usable token.
+    pub(crate) fn take(&mut self, answer: &Response) -> Result<String, FetchError> {
         if answer.status != 200 {
             let status = answer.status_text();
             return Err(FetchError::Credentials(format!("oauth2: cannot fetch token: {status}")));
@@ -139,7 +183,7 @@ impl Tokens {
         };
         let expires = seconds.filter(|seconds| *seconds > 0).and_then(|seconds| {
             let life = Duration::from_secs(seconds).saturating_sub(EXPIRES_EARLY);
-            asked.checked_add(life)
+            self.asked.checked_add(life)
         });
         let authorization = format!("{kind} {}", answer.access_token);
         if authorization.len() > TOKEN_BYTES_MAX {
@@ -148,57 +192,9 @@ impl Tokens {
                 authorization.len()
             )));
         }
-        Ok(Token { authorization, client_secret, expires })
-    }
-
-    async fn ask(
-        &self,
-        state: &mut TokenState,
-        client_secret: &Secret,
-        timeout: Duration,
-    ) -> Result<crate::Response, FetchError> {
-        let request = self.request(state.in_form, client_secret, timeout);
-        // A client without tokens of its own: the recursion ends here.
-        Box::pin(self.client.send(&request, &mut state.connections)).await
-    }
-
-    fn request(&self, in_form: bool, client_secret: &Secret, timeout: Duration) -> Request {
-        let config = &self.config;
-        let mut form = form_urlencoded::Serializer::new(String::new());
-        form.append_pair("grant_type", "client_credentials");
-        if !config.scopes.is_empty() {
-            form.append_pair("scope", &config.scopes.join(" "));
-        }
-        let headers: Vec<(HeaderName, String)> = vec![(ACCEPT, "application/json".to_owned())];
-        let mut authorization = None;
-        if in_form {
-            form.append_pair("client_id", &config.client_id);
-            if !client_secret.expose().is_empty() {
-                form.append_pair("client_secret", client_secret.expose());
-            }
-        } else {
-            let escaped =
-                |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
-            let (id, secret) = (escaped(&config.client_id), escaped(client_secret.expose()));
-            authorization = Some(Secret::new(basic(&id, &secret)));
-        }
-        for (name, value) in &config.endpoint_params {
-            form.append_pair(name, value.expose());
-        }
-        Request {
-            url: config.token_url.as_str().to_owned(),
-            unix_socket: None,
-            headers,
-            authorization,
-            secrets: Vec::new(),
-            content: Some(Content {
-                is_put: false,
-                is_secret: true,
-                media_type: "application/x-www-form-urlencoded".to_owned(),
-                bytes: form.finish().into(),
-            }),
-            body_bytes_max: ANSWER_BYTES_MAX,
-            timeout,
-        }
+        let client_secret = self.client_secret.clone();
+        let token = Token { authorization: authorization.clone(), client_secret, expires };
+        self.state.token = Some(token);
+        Ok(authorization)
     }
 }

@@ -33,7 +33,7 @@
 //! `flights`, `metadata`, `metadata_file`, `collect`, `target`, `self_scrape`, `rules`, `notify`,
 //! `remote_write`, `admin_listener`, `proxy`, `cache_server`; metrics: `metrics_text`, `stats`,
 //! `telemetry`, `duration_summary`, `prometheus_names`; commands: `inspect`, `scratch`; `machine`,
-//! `clock`.
+//! `hostname`, `clock`.
 
 #![forbid(unsafe_code)]
 
@@ -51,6 +51,7 @@ mod flights;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod held_body;
+mod hostname;
 mod http;
 pub mod ingest;
 mod inspect;

@@ -11,7 +11,7 @@ use tokio::time::MissedTickBehavior;
 use crate::access::Gate;
 use crate::app::App;
 use crate::clock::clock_ms;
-use crate::collect::{self, Collect, ConfigPart};
+use crate::collect::{Collect, ConfigPart, scrape_loop};
 use crate::config::ServeConfig;
 use crate::database;
 use crate::http;
@@ -259,7 +259,7 @@ fn open(
                 }
                 runtime.spawn(watch_clock(stopping.clone()));
                 runtime.spawn(metadata_file::keep(Arc::clone(&app), stopping.clone()));
-                runtime.spawn(collect::run(Arc::clone(&app), stopping.clone()));
+                runtime.spawn(scrape_loop::run(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(remote_write::run(Arc::clone(&app), stopping.clone()));
                 runtime.spawn(self_scrape::run(app, stopping));
             }

@@ -1,13 +1,13 @@
-//! Checks circles: no two files of a crate name each other.
+//! Checks circles: no file of a crate names itself through other files.
 //!
-//! A module and the modules below it are exempt, and so are tests. Paths are followed as far as
-//! they name files, so that a type that a module passes on counts for the module.
+//! Between a module and those below it imports do not count, nor do those of tests. Paths are
+//! followed as far as they name files, so that a type that a module passes on counts for the
+//! module.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Breach;
 use super::lexer::{Source, Token};
-use super::rules::CIRCLE_EXCEPTIONS;
 
 /// The modules of each crate, and the paths in each of them.
 #[derive(Debug, Default)]
@@ -50,14 +50,16 @@ impl ModuleGraph {
         self.paths.insert(module, paths);
     }
 
-    /// Reports each circle once.
+    /// Reports the shortest circle of each file whose other files follow it by name, so that no
+    /// circle is reported twice.
     pub(crate) fn check(&self, breaches: &mut Vec<Breach>) {
-        let edges: BTreeSet<(&str, &str)> =
-            self.paths.keys().flat_map(|module| self.files_used_by(module)).collect();
-        for &(file, other) in edges.iter().filter(|(file, other)| file < other) {
-            let is_excepted = CIRCLE_EXCEPTIONS.iter().any(|(a, b, _)| (*a, *b) == (file, other));
-            if edges.contains(&(other, file)) && !is_excepted {
-                let message = format!("{other} imports from this file, which imports from it");
+        let mut uses: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (file, used) in self.paths.keys().flat_map(|module| self.files_used_by(module)) {
+            uses.entry(file).or_default().insert(used);
+        }
+        for &file in uses.keys() {
+            if let Some(circle) = shortest_circle(&uses, file) {
+                let message = format!("imports in a circle: {}", circle.join(" -> "));
                 breaches.push(Breach::at(file, 1, message));
             }
         }
@@ -77,6 +79,30 @@ impl ModuleGraph {
             (!is_family).then_some((self.files[module].as_str(), file.as_str()))
         })
     }
+}
+
+/// The shortest way from `start` over files behind it and back.
+fn shortest_circle<'g>(
+    uses: &BTreeMap<&'g str, BTreeSet<&'g str>>,
+    start: &'g str,
+) -> Option<Vec<&'g str>> {
+    let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut waiting = VecDeque::from([start]);
+    while let Some(file) = waiting.pop_front() {
+        for &used in uses.get(file).into_iter().flatten() {
+            if used == start {
+                let way = std::iter::successors(Some(file), |file| came_from.get(file).copied());
+                let mut circle: Vec<&str> = std::iter::once(start).chain(way).collect();
+                circle.reverse();
+                return Some(circle);
+            }
+            if used > start && !came_from.contains_key(used) {
+                came_from.insert(used, file);
+                waiting.push_back(used);
+            }
+        }
+    }
+    None
 }
 
 /// Adds the paths of a tree such as `::{a::B, c}` below `base`. Returns the tokens behind it.
@@ -129,8 +155,22 @@ mod tests {
             ("crates/a/src/c/mod.rs", "fn f() -> crate::b::B<u8>; mod e; use self::e::E;"),
             ("crates/a/src/c/e.rs", "use super::super::b::B; use super::C;"),
         ];
-        let message = "crates/a/src/c/mod.rs imports from this file, which imports from it";
-        assert_eq!(circles(&files), [format!("crates/a/src/b.rs:1: {message}")]);
+        let [b, c] = ["crates/a/src/b.rs", "crates/a/src/c/mod.rs"];
+        assert_eq!(circles(&files), [format!("{b}:1: imports in a circle: {b} -> {c} -> {b}")]);
+    }
+
+    #[test]
+    fn a_circle_of_three_files_is_reported_once() {
+        let files = [
+            ("crates/a/src/lib.rs", "mod b; mod c; mod d; mod e;"),
+            ("crates/a/src/b.rs", "use crate::c::C;"),
+            ("crates/a/src/c.rs", "use crate::{d::D, e::E};"),
+            ("crates/a/src/d.rs", "use crate::b::B;"),
+            ("crates/a/src/e.rs", "use crate::d::D;"),
+        ];
+        let [b, c, d] = ["b", "c", "d"].map(|name| format!("crates/a/src/{name}.rs"));
+        let message = format!("imports in a circle: {b} -> {c} -> {d} -> {b}");
+        assert_eq!(circles(&files), [format!("{b}:1: {message}")]);
     }
 
     #[test]

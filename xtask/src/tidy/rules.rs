@@ -188,13 +188,6 @@ pub(crate) const BANNED_FUNCTION_PREFIXES: &[&str] = &[
 pub(crate) const TYPE_NAME_EXCEPTIONS: &[(&str, &str, &str)] =
     &[("firn-log", "Condvar", "one of the standard library, one of the model checker")];
 
-/// Files that may import from each other: the first one, the other one, the reason.
-pub(crate) const CIRCLE_EXCEPTIONS: &[(&str, &str, &str)] = &[(
-    "crates/firn-fetch/src/client.rs",
-    "crates/firn-fetch/src/tokens.rs",
-    "a client of OAuth 2.0 fetches its tokens by another client",
-)];
-
 /// Words that `docs/glossary.md` must explain.
 pub(crate) const GLOSSARY_WORDS: &[&str] = &[
     "series",

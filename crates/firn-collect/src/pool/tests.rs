@@ -122,7 +122,15 @@ impl Collector {
     }
 
     fn sync(&mut self, job: &str, addresses: &[&str]) -> SyncReport {
-        self.pools.sync(job, &[group(addresses)], self.now).unwrap()
+        self.sync_group(job, &group(addresses)).unwrap()
+    }
+
+    fn sync_group(&mut self, job: &str, group: &DiscoveredGroup) -> Result<SyncReport> {
+        let pools = &self.pools;
+        let pool = pools.pools.get(job).or(pools.pools.values().next()).unwrap();
+        let known = |labels: &Labels| pools.known(&pool.job, labels);
+        let list = PreparedList::read(&pool.job, [group], &pools.context.budget, known);
+        self.pools.sync(job, list, self.now)
     }
 
     fn finish(&mut self, due: Due) {
@@ -407,7 +415,7 @@ fn labels_before_relabelling_follow_the_list() {
     let sync = |world: &mut Collector, text: &str| {
         let mut group = group(&["h:1"]);
         group.labels = [("team", "x"), ("__meta_x", text)].into_iter().collect();
-        world.pools.sync("j", &[group], world.now).unwrap();
+        world.sync_group("j", &group).unwrap();
         let shown: Vec<_> = world.pools.targets(pool_of(world)).collect();
         assert_eq!(shown[0].target.discovered.get("__meta_x"), Some(text));
         (shown[0].id, used(world))
@@ -429,7 +437,7 @@ fn a_target_with_too_many_labels_fails_alone() {
     let own = many.iter().map(|name| (name.as_str(), "1"));
     let mut all = group(&["h:1", "h:2"]);
     all.targets.push(own.chain([("__address__", "h:3")]).collect());
-    let report = world.pools.sync("j", &[all], world.now).unwrap();
+    let report = world.sync_group("j", &all).unwrap();
     assert_eq!((report.active_count, report.failed_count), (2, 1));
     assert!(report.errors[0].contains("over 4096 labels"), "{:?}", report.errors);
 }
@@ -443,7 +451,7 @@ fn repeated_targets_are_bounded() {
     let long = "x".repeat(100_000);
     let mut repeated = group(&["h:1"; 30]);
     repeated.labels = [("__meta_long", long.as_str())].into_iter().collect();
-    let report = world.pools.sync("j", [&repeated], world.now).unwrap();
+    let report = world.sync_group("j", &repeated).unwrap();
     assert_eq!(report.active_count, 1);
     // Targets with labels of their own are as long as their list.
     let own = [("__address__", "h:1"), ("__meta_long", long.as_str())];
@@ -451,9 +459,9 @@ fn repeated_targets_are_bounded() {
         targets: vec![own.into_iter().collect(); 100],
         labels: LabelSet::default(),
     };
-    assert_eq!(world.pools.sync("j", [&listed], world.now).unwrap().active_count, 1);
+    assert_eq!(world.sync_group("j", &listed).unwrap().active_count, 1);
     repeated.targets.extend(group(&["h:1"; 50]).targets);
-    let error = world.pools.sync("j", [&repeated], world.now).unwrap_err().to_string();
+    let error = world.sync_group("j", &repeated).unwrap_err().to_string();
     assert!(error.contains("repeated, dropped and failed"), "{error}");
     assert_eq!(world.pools.targets(pool_of(&world)).count(), 1);
 }
@@ -466,14 +474,14 @@ fn a_list_without_memory_changes_nothing() {
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let used = |world: &Collector| world.pools.context.budget.usage().used_bytes;
     // The first list of a job: its pool has the reason.
-    let error = world.pools.sync("j", &[group(&addresses)], world.now).unwrap_err();
+    let error = world.sync_group("j", &group(&addresses)).unwrap_err();
     assert_eq!(pool_of(&world).refused().map(|text| text.to_string()), Some(error.to_string()));
     assert_eq!((used(&world), world.pools.next_at()), (0, None));
     world.sync("j", &["h:1", "h:2"]);
     assert_eq!(pool_of(&world).refused(), None);
     let held = used(&world);
     assert!((2 * 1_500..10_000).contains(&held), "{held}");
-    assert!(world.pools.sync("j", &[group(&addresses)], world.now).is_err());
+    assert!(world.sync_group("j", &group(&addresses)).is_err());
     assert!(pool_of(&world).refused().is_some());
     assert_eq!(world.pools.targets(pool_of(&world)).count(), 2);
     assert_eq!(used(&world), held);

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use firn_collect::config::HttpClient;
-use firn_model::Budget;
+use firn_model::{Budget, Secret};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

@@ -1,31 +1,26 @@
-//! The scrapes of a server. One thread starts them, reads the answers of all targets and turns
-//! those of usual size into rows; [`Commits`] writes these. Workers do the rest, so that a long
-//! body or new series delay no other scrape.
+//! The state of the scrapes: jobs, targets, their clients and connections. [`super::scrape_loop`]
+//! is the work.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use axum::http::HeaderName;
 use firn_collect::config::{ScrapeConfig, Url};
 use firn_collect::discovery::Provider;
-use firn_collect::pool::{Due, ScrapePool, ScrapePools, TargetId, Work};
+use firn_collect::pool::{Due, PreparedList, ScrapePools, TargetId};
 use firn_collect::scrape::{
-    Answer, FetchFailure, ScrapeContext, ScrapeScratch, Store as _, TargetScraper, TargetStatus,
-    phase_seed,
+    FetchFailure, ScrapeContext, ScrapeScratch, TargetScraper, TargetStatus, phase_seed,
 };
 use firn_fetch::{
     Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
     Response,
 };
-use firn_model::{Budget, Error, Pool, Result, Timestamp};
-use firndb::WriteReport;
+use firn_model::{Budget, Labels, Pool, Result, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::runtime::Builder;
 use tokio::sync::{Notify, watch};
 
 use super::commits::Commits;
@@ -35,47 +30,43 @@ use super::failure_log::FailureLogs;
 use super::families::{Families, TargetFamilies};
 use super::files::LocalFiles;
 use super::metrics::ScrapeTotals;
-use super::store::{ScrapeStore, copy_of};
-use crate::app::App;
-use crate::http::hostname;
+use crate::hostname::hostname;
 use crate::metrics_text::MetricsText;
-use crate::net::{Stopping, stopped};
-use crate::tally::{Protocol, Tally};
 use crate::threads::{WorkerOptions, Workers};
 
 /// The part of the server that scrapes the jobs of the file.
 #[derive(Default)]
 pub(crate) struct Collector {
-    wanted: watch::Sender<Option<Arc<LoadedFile>>>,
+    pub(super) wanted: watch::Sender<Option<Arc<LoadedFile>>>,
     /// Once the database is open.
-    running: OnceLock<Scraping>,
+    pub(super) running: OnceLock<Scraping>,
 }
 
 /// The state while the database is open.
-struct Scraping {
+pub(super) struct Scraping {
     budget: Budget,
     /// For scrapes of targets whose last scrape has failed, shared by jobs.
     doubtful: FairPlaces,
     bodies: Bodies,
     /// The rows that the scraping thread reads.
-    scratch: Mutex<ScrapeScratch>,
-    commits: Commits<Scraped>,
-    workers: Workers<ScrapeScratch>,
+    pub(super) scratch: Mutex<ScrapeScratch>,
+    pub(super) commits: Commits<Scraped>,
+    pub(super) workers: Workers<ScrapeScratch>,
     /// The thread that scrapes and the one that commits.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     /// Wakes the timer.
-    wake: Notify,
-    totals: ScrapeTotals,
-    failures: FailureLogs,
+    pub(super) wake: Notify,
+    pub(super) totals: ScrapeTotals,
+    pub(super) failures: FailureLogs,
     /// While it is held, only the locks of the budget, of lists and of counts are taken.
-    state: Mutex<ScrapeState>,
+    pub(super) state: Mutex<ScrapeState>,
 }
 
 /// Targets, and the state beside them.
 pub(crate) struct ScrapeState {
     pub(crate) pools: ScrapePools,
     pub(crate) families: Families,
-    tasks: DiscoveryTasks,
+    pub(super) tasks: DiscoveryTasks,
     clients: HashMap<String, JobClient>,
     connections: HashMap<TargetId, Connections>,
     /// The lists that each job was set to last.
@@ -86,6 +77,13 @@ pub(crate) struct ScrapeState {
 }
 
 impl ScrapeState {
+    /// Forgets the connections and families of targets that have left.
+    pub(super) fn forget_gone(&mut self) {
+        let ScrapeState { pools, connections, families, .. } = self;
+        connections.retain(|id, _| pools.contains(*id));
+        families.retain(|id| pools.contains(id));
+    }
+
     /// A sentence for each discovery of `job` whose last refresh failed.
     pub(crate) fn discovery_failures(&self, job: &str) -> Vec<String> {
         self.tasks.failures(job)
@@ -100,27 +98,25 @@ struct JobClient {
 }
 
 /// The outcome of the work on a target.
-struct TargetOutcome {
-    scraper: Box<TargetScraper>,
-    families: TargetFamilies,
-    written: Result<()>,
+pub(super) struct TargetOutcome {
+    pub(super) scraper: Box<TargetScraper>,
+    pub(super) families: TargetFamilies,
+    pub(super) written: Result<()>,
 }
 
 /// A scrape whose rows wait for their commit.
-struct Scraped {
-    id: TargetId,
-    scraper: Box<TargetScraper>,
+pub(super) struct Scraped {
+    pub(super) id: TargetId,
+    pub(super) scraper: Box<TargetScraper>,
     /// Whether a series of its report was refused.
-    reported: Result<()>,
+    pub(super) reported: Result<()>,
 }
 
 /// The answer of a target, or why there is none.
-type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
+pub(super) type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
 
 // A worker waits for the device most of its time, and all waiting workers share one sync.
 const WORKERS_PER_CORE: usize = 2;
-// A longer body takes over a millisecond, in which other scrapes would be late.
-const BODY_BYTES_HERE_MAX: usize = 256 << 10;
 // The texts of a request, its task and its timer, beside the state of its fetch.
 const FETCH_BYTES: usize = 2 << 10;
 // Scrapes of targets that have not answered may take an eighth of the memory: each about the memory
@@ -134,10 +130,6 @@ fn doubtful_max(memory_bytes: u64, connections_max: usize) -> usize {
     count.unwrap_or(usize::MAX).max(DOUBTFUL_MIN).min(connections_max / 2)
 }
 
-// Most of them wait: for names, files and lists of targets.
-const BLOCKING_THREADS_MAX: usize = 16;
-// The scraping thread releases freed memory this often. It is never idle for long.
-const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 // Each target has at most one job, so targets bound the queue.
 const JOBS_WAITING_MAX: usize = usize::MAX;
 // The timer looks at the clock this often, because the clock may jump.
@@ -172,208 +164,18 @@ fn providers(file: &LoadedFile) -> Result<Vec<(String, Vec<Provider>)>> {
     file.jobs.iter().map(of_job).collect()
 }
 
-/// Scrapes the jobs of the file, until the service stops.
-pub(crate) async fn run(app: Arc<App>, stopping: Stopping) {
-    let Some(collector) = app.collect.as_ref().map(|collect| Arc::clone(&collect.collector)) else {
-        return;
-    };
-    if let Err(error) = collector.start(&app, &stopping) {
-        tracing::error!(%error, "targets are not scraped");
-        return;
-    }
-    follow(app, collector, stopping).await;
-}
-
-/// Sets jobs and targets whenever the file or a list changes.
-async fn follow(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping) {
-    let mut wanted = collector.wanted.subscribe();
-    let Some(mut lists) = collector.state().map(|state| state.tasks.changes()) else { return };
-    loop {
-        let (app, shared) = (Arc::clone(&app), Arc::clone(&collector));
-        let setting = tokio::task::spawn_blocking(move || shared.set_targets(&app));
-        if setting.await.is_err() {
-            tracing::error!("a list of targets panicked, which is a bug");
-        }
-        // Other work may have released memory for a list that was refused.
-        let is_refused = |(_, pool): (&str, &ScrapePool)| pool.refused().is_some();
-        let retries = collector.state().is_some_and(|state| state.pools.pools().any(is_refused));
-        tokio::select! {
-            () = stopped(&mut stopping) => return,
-            _ = wanted.changed() => {}
-            _ = lists.changed() => {}
-            () = tokio::time::sleep(REFUSED_RETRY), if retries => {}
-        }
-    }
-}
-
-// Reading a list of 100,000 targets again delays scrapes by up to a second.
-const REFUSED_RETRY: Duration = Duration::from_secs(60);
-
-/// Starts the work that is due, at its time.
-async fn pace(app: Arc<App>, collector: Arc<Collector>, mut stopping: Stopping) {
-    let Some(running) = collector.running.get() else { return };
-    let mut released = Instant::now();
-    loop {
-        let (due, sleep_ms) = running.take_due(now(&app));
-        for due in due {
-            tokio::spawn(work(Arc::clone(&app), Arc::clone(&collector), due));
-        }
-        if released.elapsed() >= RELEASE_INTERVAL {
-            released = Instant::now();
-            (app.on_idle)();
-        }
-        let sleep = tokio::time::sleep(Duration::from_millis(sleep_ms));
-        tokio::select! {
-            () = stopped(&mut stopping) => return,
-            () = running.wake.notified() => {}
-            () = sleep => {}
-        }
-    }
-}
-
-/// The database's clock, which stamps samples.
-fn now(app: &App) -> Timestamp {
-    app.opened().map_or(0, |ready| ready.db.now_ms())
-}
-
-/// One scrape, or the end of a target.
-async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
-    let Some(running) = collector.running.get() else { return };
-    let Due { id, mut scraper, work } = due;
-    let begun = Instant::now();
-    let is_scrape = matches!(work, Work::Scrape { .. });
-    if is_scrape {
-        running.totals.begun(&mut scraper, begun);
-    }
-    let fetched = match &work {
-        Work::Scrape { refused: Some(refused), .. } => {
-            Some(Err(FetchFailure::Other(refused.to_string())))
-        }
-        Work::Scrape { refused: None, .. } => Some(running.scrape(id, &scraper, begun).await),
-        Work::End { .. } => None,
-    };
-    if let (Work::Scrape { ts, .. }, Some(fetched)) = (&work, &fetched)
-        && is_usual(&scraper, fetched)
-    {
-        let reading = || running.read(&app, id, scraper, (*ts, fetched), begun);
-        if catch_unwind(AssertUnwindSafe(reading)).is_err() {
-            running.lost(id, "reading an answer panicked, which is a bug", now(&app));
-        }
-        return;
-    }
-    let shared = Arc::clone(&app);
-    let done = running.workers.run(move |scratch| {
-        let ready = shared.opened()?;
-        let mut store = ScrapeStore::new(&ready.db, shared.config.label_limits());
-        Some(write(&shared, scraper, (&work, fetched), begun, &mut store, scratch))
-    });
-    match done.await {
-        Ok(Some(outcome)) => {
-            if is_scrape {
-                running.failures.add(&outcome.scraper);
-            }
-            running.done(id, outcome, now(&app));
-        }
-        // The server stops.
-        Ok(None) => {}
-        Err(_) if app.ready().is_none() => {}
-        Err(error) => running.lost(id, &error.to_string(), now(&app)),
-    }
-}
-
-/// Whether turning an answer into rows takes a fraction of a millisecond: it fails, or its lines
-/// are known.
-fn is_usual(scraper: &TargetScraper, fetched: &ScrapeAnswer) -> bool {
-    match fetched {
-        Ok(response) => scraper.knows_lines() && response.body.len() <= BODY_BYTES_HERE_MAX,
-        Err(_) => true,
-    }
-}
-
-/// The answer as a scraper reads it. `status` is the text of its status.
-fn answer_of<'a>(
-    fetched: &'a ScrapeAnswer,
-    status: &'a str,
-) -> std::result::Result<Answer<'a>, FetchFailure> {
-    match fetched {
-        Ok(response) => {
-            Ok(Answer { status, content_type: response.content_type(), body: &response.body })
-        }
-        Err(failure) => Err(failure.clone()),
-    }
-}
-
-fn status_of(fetched: &ScrapeAnswer) -> String {
-    fetched.as_ref().map(Response::status_text).unwrap_or_default()
-}
-
-/// Hides the credentials that a target repeats in its body from the error that quotes it.
-fn hide_secrets(scraper: &mut TargetScraper, fetched: &ScrapeAnswer) {
-    if let Ok(response) = fetched {
-        scraper.hide_in_error(|error| response.without_secrets(error));
-    }
-}
-
-/// Counts the refused and stored samples of a scrape, and keeps its metadata.
-fn account(app: &App, scraper: &TargetScraper, store: &mut ScrapeStore<'_>) -> TargetFamilies {
-    let target = scraper.public_labels();
-    let why = store.refusal.as_ref().map_or_else(String::new, |why| format!("{target}: {why}"));
-    app.telemetry.tally(Protocol::Scrape, &store.tally, &why);
-    let families = TargetFamilies::of(store.metadata.entries());
-    app.metadata.put(&mut store.metadata);
-    families
-}
-
-/// The reason why samples of a commit were left out, if any were.
-fn why_refused(app: &App, report: &WriteReport) -> String {
-    let refused = report.refused_ts.zip(app.ready()).and_then(|(ts, ready)| {
-        let times = ready.db.accepted_times();
-        times.refusal(ts).map(|refusal| times.explain(ts, refusal).to_string())
-    });
-    refused.unwrap_or_default()
-}
-
-/// Turns the answer into rows and writes them.
-fn write(
-    app: &App,
-    mut scraper: Box<TargetScraper>,
-    (work, fetched): (&Work, Option<ScrapeAnswer>),
-    begun: Instant,
-    store: &mut ScrapeStore<'_>,
-    scratch: &mut ScrapeScratch,
-) -> TargetOutcome {
-    let written = match work {
-        Work::Scrape { ts, .. } => {
-            let none = || Err(FetchFailure::Other(String::new()));
-            let fetched = fetched.unwrap_or_else(none);
-            let status = status_of(&fetched);
-            let answer = answer_of(&fetched, &status);
-            let written = scraper.finish(*ts, answer, &|| begun.elapsed(), store, scratch);
-            hide_secrets(&mut scraper, &fetched);
-            written
-        }
-        Work::End { ts, alive } => {
-            scraper.end(*ts, &|series| alive.contains(&series), store, scratch)
-        }
-    };
-    let families = account(app, &scraper, store);
-    TargetOutcome { scraper, families, written }
-}
-
 impl Collector {
-    /// Starts the threads for the open database.
-    fn start(self: &Arc<Self>, app: &Arc<App>, stopping: &Stopping) -> Result<()> {
-        let Some(ready) = app.ready() else { return Ok(()) };
-        let budget = ready.db.budget().clone();
-        if let Some(collect) = &app.collect {
-            collect.file.limit_memory(&budget);
-        }
+    /// The state for a database with `budget`, with its workers.
+    ///
+    /// # Errors
+    /// `Unavailable` if a thread cannot start.
+    pub(super) fn open(&self, budget: &Budget, on_idle: fn()) -> Result<&Scraping> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = WorkerOptions {
             name: "firn-scrape",
             thread_count: (WORKERS_PER_CORE * cores).clamp(4, 32),
             queue_len_max: JOBS_WAITING_MAX,
-            on_idle: app.on_idle,
+            on_idle,
         };
         let scratch_budget = budget.clone();
         let workers = Workers::start(options, move || ScrapeScratch::new(&scratch_budget))?;
@@ -385,8 +187,8 @@ impl Collector {
         };
         let state = ScrapeState {
             pools: ScrapePools::new(context),
-            families: Families::new(&budget),
-            tasks: DiscoveryTasks::new("scrape", &budget),
+            families: Families::new(budget),
+            tasks: DiscoveryTasks::new("scrape", budget),
             clients: HashMap::new(),
             connections: HashMap::new(),
             synced: HashMap::new(),
@@ -399,9 +201,9 @@ impl Collector {
                 Purpose::Scrapes.connections_max(),
             )),
             budget: budget.clone(),
-            bodies: Bodies::new(&budget),
-            scratch: Mutex::new(ScrapeScratch::new(&budget)),
-            commits: Commits::new(&budget),
+            bodies: Bodies::new(budget),
+            scratch: Mutex::new(ScrapeScratch::new(budget)),
+            commits: Commits::new(budget),
             workers,
             threads: Mutex::default(),
             wake: Notify::new(),
@@ -410,50 +212,7 @@ impl Collector {
             state: Mutex::new(state),
         };
         // A second call is a bug; the first state stays.
-        let running = self.running.get_or_init(|| running);
-        let threads = [self.start_scraping(app, stopping.clone())?, self.start_committing(app)?];
-        running.threads.lock().extend(threads);
-        Ok(())
-    }
-
-    /// One thread for all targets: the parts of an answer wake no other thread.
-    fn start_scraping(
-        self: &Arc<Self>,
-        app: &Arc<App>,
-        stopping: Stopping,
-    ) -> Result<JoinHandle<()>> {
-        let cannot =
-            |e: io::Error| Error::unavailable("cannot start the scraping thread").because(e);
-        let mut builder = Builder::new_current_thread();
-        builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX);
-        let runtime = builder.thread_name("firn-scrape-wait").build().map_err(cannot)?;
-        let (app, collector) = (Arc::clone(app), Arc::clone(self));
-        std::thread::Builder::new()
-            .name("firn-scrape".to_owned())
-            .spawn(move || {
-                runtime.block_on(pace(app, collector, stopping));
-                // A lookup that hangs is not waited for.
-                runtime.shutdown_background();
-            })
-            .map_err(cannot)
-    }
-
-    fn start_committing(self: &Arc<Self>, app: &Arc<App>) -> Result<JoinHandle<()>> {
-        let (app, collector) = (Arc::clone(app), Arc::clone(self));
-        let commit = move || {
-            let (Some(running), Some(ready)) = (collector.running.get(), app.opened()) else {
-                return;
-            };
-            running.commits.run(
-                |rows, generation| ready.db.write_known(rows, generation),
-                |row_count, written, scrapes| {
-                    running.committed(&app, row_count, written, scrapes);
-                },
-                app.on_idle,
-            );
-        };
-        let thread = std::thread::Builder::new().name("firn-commit".to_owned()).spawn(commit);
-        thread.map_err(|e| Error::unavailable("cannot start the committing thread").because(e))
+        Ok(self.running.get_or_init(|| running))
     }
 
     /// Finishes the scrapes that have their answer, and stops the threads. Series of running
@@ -483,60 +242,63 @@ impl Collector {
             running.failures.write_text(text);
         }
     }
-
-    /// Sets the jobs of the file and the targets of each job whose lists have changed. Needs the
-    /// context of the runtime.
-    fn set_targets(&self, app: &App) {
-        let now = now(app);
-        let Some(running) = self.running.get() else { return };
-        let Some(file) = self.wanted.borrow().clone() else { return };
-        let is_known = |known: &Arc<LoadedFile>| Arc::ptr_eq(known, &file);
-        if !running.state.lock().file.as_ref().is_some_and(is_known) {
-            running.failures.set(&file.jobs, &app.forbidden_files());
-        }
-        let mut state = running.state.lock();
-        let ScrapeState {
-            pools, families, tasks, clients, connections, synced, file: current, ..
-        } = &mut *state;
-        if !current.as_ref().is_some_and(is_known) {
-            for name in pools.set_jobs(&file.jobs, now) {
-                synced.remove(&name);
-            }
-            let is_job = |name: &String| file.jobs.iter().any(|job| job.job_name == *name);
-            synced.retain(|name, _| is_job(name));
-            clients.retain(|name, _| is_job(name));
-            running.totals.retain_jobs(is_job);
-            // The file was checked before it was accepted.
-            tasks.set(providers(&file).unwrap_or_default());
-            *current = Some(Arc::clone(&file));
-        }
-        for job in &file.jobs {
-            let name = &job.job_name;
-            let Some(lists) = tasks.lists(name) else { continue };
-            let is_same = |old: &Vec<Arc<TargetList>>| {
-                old.len() == lists.len() && old.iter().zip(&lists).all(|(a, b)| Arc::ptr_eq(a, b))
-            };
-            if synced.get(name).is_some_and(is_same) {
-                continue;
-            }
-            let groups = lists.iter().flat_map(|list| &list.groups);
-            let begun = Instant::now();
-            let report = pools.sync(name, groups, now);
-            running.totals.synced(name, &report, begun.elapsed());
-            if report.is_ok() {
-                synced.insert(name.clone(), lists);
-            }
-        }
-        connections.retain(|id, _| pools.contains(*id));
-        families.retain(|id| pools.contains(id));
-        drop(state);
-        running.wake.notify_one();
-    }
 }
 
 impl Scraping {
+    /// Whether its jobs are those of `file`.
+    pub(super) fn has_jobs_of(&self, file: &Arc<LoadedFile>) -> bool {
+        self.state.lock().file.as_ref().is_some_and(|known| Arc::ptr_eq(known, file))
+    }
+
+    /// Sets the jobs of `file`, and starts their discoveries. Needs the context of the runtime.
+    pub(super) fn set_jobs(&self, file: &Arc<LoadedFile>, now: Timestamp) {
+        let mut state = self.state.lock();
+        let ScrapeState { pools, tasks, clients, synced, file: current, .. } = &mut *state;
+        for name in pools.set_jobs(&file.jobs, now) {
+            synced.remove(&name);
+        }
+        let is_job = |name: &String| file.jobs.iter().any(|job| job.job_name == *name);
+        synced.retain(|name, _| is_job(name));
+        clients.retain(|name, _| is_job(name));
+        self.totals.retain_jobs(is_job);
+        // The file was checked before it was accepted.
+        tasks.set(providers(file).unwrap_or_default());
+        *current = Some(Arc::clone(file));
+    }
+
+    /// The lists of a job, once all of its discoveries have one, unless its targets are those of
+    /// these lists.
+    pub(super) fn new_lists(&self, job_name: &str) -> Option<Vec<Arc<TargetList>>> {
+        let state = self.state.lock();
+        let lists = state.tasks.lists(job_name)?;
+        let is_same = |old: &Vec<Arc<TargetList>>| {
+            old.len() == lists.len() && old.iter().zip(&lists).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        (!state.synced.get(job_name).is_some_and(is_same)).then_some(lists)
+    }
+
+    /// Sets the targets of a job to those of `lists`. Jobs and targets are set by one thread.
+    pub(super) fn set_targets(
+        &self,
+        job: &Arc<ScrapeConfig>,
+        lists: Vec<Arc<TargetList>>,
+        now: &dyn Fn() -> Timestamp,
+    ) {
+        let begun = Instant::now();
+        let groups = lists.iter().flat_map(|list| &list.groups);
+        // Without the lock: scrapes would wait for the relabelling of all targets.
+        let known = |labels: &Labels| self.state.lock().pools.known(job, labels);
+        let list = PreparedList::read(job, groups, &self.budget, known);
+        let mut state = self.state.lock();
+        let report = state.pools.sync(&job.job_name, list, now());
+        self.totals.synced(&job.job_name, &report, begun.elapsed());
+        if report.is_ok() {
+            state.synced.insert(job.job_name.clone(), lists);
+        }
+    }
+
     /// The work that is due, and how long the timer may sleep.
-    fn take_due(&self, now: Timestamp) -> (Vec<Due>, u64) {
+    pub(super) fn take_due(&self, now: Timestamp) -> (Vec<Due>, u64) {
         let mut state = self.state.lock();
         let mut due = Vec::new();
         while due.len() < STARTS_MAX
@@ -550,68 +312,15 @@ impl Scraping {
         (due, sleep_ms.unsigned_abs())
     }
 
-    /// Turns an answer into rows, which wait for the next commit.
-    fn read(
-        &self,
-        app: &App,
-        id: TargetId,
-        mut scraper: Box<TargetScraper>,
-        (ts, fetched): (Timestamp, &ScrapeAnswer),
-        begun: Instant,
-    ) {
-        let Some(ready) = app.opened() else { return };
-        let mut store = ScrapeStore::new(&ready.db, app.config.label_limits());
-        let mut scratch = self.scratch.lock();
-        let status = status_of(fetched);
-        let answer = answer_of(fetched, &status);
-        let elapsed = || begun.elapsed();
-        let reported = scraper.read(ts, answer, &elapsed, &mut store, &mut scratch);
-        hide_secrets(&mut scraper, fetched);
-        self.failures.add(&scraper);
-        let families = account(app, &scraper, &mut store);
-        self.state.lock().families.put(id, families);
-        let scraped = Scraped { id, scraper, reported };
-        if let Err((scraped, error)) = self.commits.add(scraped, scratch.rows(), store.generation())
-        {
-            self.committed(app, scratch.rows().len(), &Err(error), &mut vec![scraped]);
-        }
-        scratch.clear();
-    }
-
-    /// Scrapes with `row_count` samples in all were written, or are lost.
-    fn committed(
-        &self,
-        app: &App,
-        row_count: usize,
-        written: &Result<WriteReport>,
-        scrapes: &mut Vec<Scraped>,
-    ) {
-        let mut tally = Tally::of(row_count as u64);
-        self.totals.out_of_bounds(tally.add_outcome(written));
-        let why =
-            written.as_ref().map_or_else(ToString::to_string, |report| why_refused(app, report));
-        app.telemetry.tally(Protocol::Scrape, &tally, &why);
-        let scrapers: Vec<(TargetId, Box<TargetScraper>)> = scrapes
-            .drain(..)
-            .map(|Scraped { id, mut scraper, reported }| {
-                let written = written.as_ref().map(|_| 0).map_err(copy_of);
-                scraper.written(&written);
-                self.totals.finished(&scraper, &reported.and(written.map(|_| ())));
-                (id, scraper)
-            })
-            .collect();
-        self.bring_back(scrapers, now(app));
-    }
-
     /// A target's scraper was lost in a panic: it gets another.
-    fn lost(&self, id: TargetId, error: &str, now: Timestamp) {
+    pub(super) fn lost(&self, id: TargetId, error: &str, now: Timestamp) {
         tracing::error!(error, "a scrape was lost");
         self.state.lock().pools.lost(id, now);
         self.wake.notify_one();
     }
 
     /// A worker is done with a target.
-    fn done(&self, id: TargetId, outcome: TargetOutcome, now: Timestamp) {
+    pub(super) fn done(&self, id: TargetId, outcome: TargetOutcome, now: Timestamp) {
         let TargetOutcome { scraper, families, written } = outcome;
         self.totals.finished(&scraper, &written);
         self.state.lock().families.put(id, families);
@@ -619,7 +328,7 @@ impl Scraping {
     }
 
     /// Brings scrapers back.
-    fn bring_back(
+    pub(super) fn bring_back(
         &self,
         scrapers: impl IntoIterator<Item = (TargetId, Box<TargetScraper>)>,
         now: Timestamp,
@@ -640,7 +349,12 @@ impl Scraping {
     }
 
     /// The answer of a target.
-    async fn scrape(&self, id: TargetId, scraper: &TargetScraper, begun: Instant) -> ScrapeAnswer {
+    pub(super) async fn scrape(
+        &self,
+        id: TargetId,
+        scraper: &TargetScraper,
+        begun: Instant,
+    ) -> ScrapeAnswer {
         let client = self.client(scraper.job()).map_err(FetchFailure::Other)?;
         let _permit = self.admit(scraper, client.id()).await?;
         match self.fetch(id, scraper, &client, begun) {

@@ -162,7 +162,7 @@ fn list_bytes(list: &[Arc<Family>]) -> u64 {
 #[cfg(test)]
 mod tests {
     use firn_collect::config::Config;
-    use firn_collect::pool::{DiscoveredGroup, ScrapePools};
+    use firn_collect::pool::{DiscoveredGroup, PreparedList, ScrapePools};
     use firn_collect::scrape::ScrapeContext;
 
     use super::*;
@@ -171,7 +171,7 @@ mod tests {
     /// Ids of two targets.
     fn ids() -> Vec<TargetId> {
         let budget = Budget::new(1 << 20);
-        let context = ScrapeContext { phase_seed: 0, budget };
+        let context = ScrapeContext { phase_seed: 0, budget: budget.clone() };
         let mut pools = ScrapePools::new(context);
         let loaded = Config::parse("scrape_configs: [{job_name: j}]", &|_| None).unwrap();
         let jobs: Vec<_> = loaded.config.scrape_configs.iter().cloned().map(Arc::new).collect();
@@ -179,7 +179,8 @@ mod tests {
         let target = |address: &str| [("__address__", address)].into_iter().collect();
         let group =
             DiscoveredGroup { targets: vec![target("a"), target("b")], ..Default::default() };
-        pools.sync("j", &[group], 0).unwrap();
+        let list = PreparedList::read(&jobs[0], [&group], &budget, |_| None);
+        pools.sync("j", list, 0).unwrap();
         let (_, pool) = pools.pools().next().unwrap();
         pools.targets(pool).map(|target| target.id).collect()
     }

@@ -7,16 +7,16 @@
 //! `firn-fetch` does.
 //!
 //! **Paths**: [`PrometheusFile`] loads the file and calls each [`ConfigPart`]. [`Collector`] is the
-//! part that scrapes: `follow` sets jobs and targets, `pace` starts scrapes, `work` is one scrape,
-//! and `commits` writes the rows of several. [`DiscoveryTasks`] runs the discoveries of a part and
-//! keeps the last good lists.
+//! part that scrapes. In `scrape_loop`, `follow` sets jobs and targets, `pace` starts scrapes, and
+//! `work` is one scrape; `commits` writes the rows of several. [`DiscoveryTasks`] runs the
+//! discoveries of a part and keeps the last good lists.
 //!
 //! **Invariants**: a file that any part refuses changes nothing; a scrape is one batch; memory of
 //! bodies, lists and targets is reserved first; at most one scrape per target is in flight; no lock
 //! is held over I/O.
 //!
 //! Reading order: `files`, `support`, `config_file`, `discovery`, `store`, `families`, `metrics`,
-//! `commits`, `collector`.
+//! `commits`, `collector`, `scrape_loop`.
 
 mod collector;
 mod commits;
@@ -27,6 +27,7 @@ mod failure_log;
 mod families;
 mod files;
 mod metrics;
+pub(crate) mod scrape_loop;
 mod store;
 mod support;
 
@@ -35,7 +36,7 @@ use std::sync::Arc;
 
 use firn_model::Result;
 
-pub(crate) use collector::{Collector, ScrapeState, run};
+pub(crate) use collector::{Collector, ScrapeState};
 pub use config_file::is_of_prometheus_config;
 pub(crate) use config_file::{Apply, ConfigPart, LoadedFile, PrometheusFile};
 pub use discover::{FoundTargets, discover};

@@ -19,7 +19,7 @@ use super::values::{
 use crate::access::GateOptions;
 use crate::access::line_log::ForbiddenFiles;
 use crate::clock::clock_ms;
-use crate::http::hostname;
+use crate::hostname::hostname;
 use crate::machine;
 use crate::rules::RuleOptions;
 

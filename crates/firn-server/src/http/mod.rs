@@ -42,8 +42,6 @@ use crate::http::roles::{Methods, Routes};
 use crate::net::{BUFFER_BYTES_MAX, ClientAddress, HttpOptions};
 use crate::threads::on_network_thread;
 
-pub(crate) use status::hostname;
-
 pub(crate) const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::App;
 use crate::clock::clock_ms;
+use crate::hostname::hostname;
 use crate::http::Shared;
 use crate::http::auth::Access;
 use crate::http::params::{Params, url_budget};
@@ -60,12 +61,6 @@ pub(crate) async fn answer_with(
         }
         Err(error) => error.into_response(),
     }
-}
-
-/// This machine's name.
-pub(crate) fn hostname() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "localhost".to_owned() } else { name.trim().to_owned() }
 }
 
 /// `/version`: the build without an envelope.

@@ -1,8 +1,6 @@
 //! The fuzzers of the proxy; see `crate::fuzz`.
 
-use axum::http::Request;
 use axum::http::header::HeaderMap;
-use axum::http::request::Parts;
 use firn_cache::{Grid, PointRef};
 use firn_model::{TimeRange, Timestamp};
 
@@ -18,7 +16,7 @@ const SETTLE_MS: i64 = 60_000;
 /// same query.
 pub fn proxy_query(data: &[u8]) {
     let pairs: Vec<(String, String)> = form_urlencoded::parse(data).into_owned().collect();
-    let parts = parts("/api/v1/query_range");
+    let parts = influx::fuzz::parts("/api/v1/query_range");
     if let Some(query) = range::RangeRequest::new(&parts, pairs.clone(), NOW, SETTLE_MS) {
         let (key, steps) = query.flight();
         let part = range::RangeRequest::new(&parts, query.pairs_of(steps), NOW, SETTLE_MS);
@@ -53,8 +51,4 @@ pub fn prometheus_answer(data: &[u8]) {
 pub(crate) fn headers(headers: &HeaderMap) {
     let _ = range::wants_fresh(headers);
     assert_eq!(range::digest(headers, &[]), range::digest(headers, &[]));
-}
-
-pub(super) fn parts(path: &str) -> Parts {
-    Request::get(path).body(()).expect("a path is a URI").into_parts().0
 }

@@ -1,10 +1,16 @@
 //! The fuzzers of InfluxDB's statements and answers; see `crate::fuzz`.
 
+use axum::http::Request;
+use axum::http::request::Parts;
 use firn_model::TimeRange;
 
 use super::table::{Buckets, Table};
 use super::{MS_NS, StatementRequest};
-use crate::proxy::fuzz::parts;
+
+/// The head of a request without headers.
+pub(in crate::proxy) fn parts(path: &str) -> Parts {
+    Request::get(path).body(()).expect("a path is a URI").into_parts().0
+}
 
 /// Statements: the part that is requested from the origin is the same statement.
 pub(in crate::proxy) fn query(pairs: Vec<(String, String)>) {
