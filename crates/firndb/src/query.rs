@@ -548,7 +548,7 @@ mod tests {
             assert_eq!(evaluate("sum(new @ 72000)", at(HOUR_MS)).0, None);
             for (range, hosts) in [
                 (TimeRange::new(0, HOUR_MS + 200), &["a"][..]),
-                (TimeRange::new(HOUR_MS + 600, 2 * HOUR_MS), &["a", "b"]),
+                (TimeRange::new(HOUR_MS + 600, 2 * HOUR_MS), &["a", "b"][..]),
             ] {
                 let whole = listed_and_walked(&db.snapshot(), range);
                 assert_eq!(whole.2, hosts, "the delete in the log applies");
