@@ -7,7 +7,8 @@ use firn_codec::Tombstones;
 use firn_head::Head;
 use firn_index::Index;
 use firn_model::{
-    Budget, Error, QueryContext, Result, Select, Selected, Selection, ShardBits, Timestamp,
+    Budget, Error, QueryContext, Result, Select, Selected, Selection, ShardBits, TimeRange,
+    Timestamp,
 };
 use firn_tree::Tree;
 
@@ -55,6 +56,12 @@ impl History {
         self.before
     }
 
+    /// The tables, which have all samples of `range`; `None` if some may be in the log.
+    pub fn tables(&self, range: TimeRange) -> Option<&Snapshot> {
+        let is_complete = range.is_empty() || range.end < self.before;
+        is_complete.then_some(&self.snapshot)
+    }
+
     /// A view for one query.
     pub fn view(&self) -> HistoryView<'_> {
         HistoryView { history: self, needs_log: AtomicBool::new(false) }
@@ -70,13 +77,12 @@ impl HistoryView<'_> {
 
 impl Select for HistoryView<'_> {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
-        let History { snapshot, before, .. } = self.history;
-        if !selection.range.is_empty() && selection.range.end >= *before {
+        let Some(tables) = self.history.tables(selection.range) else {
             self.needs_log.store(true, Ordering::Relaxed);
             return Err(Error::unavailable(
                 "the log is being replayed and contains samples of this time range; retry later",
             ));
-        }
-        snapshot.select(selection, context)
+        };
+        tables.select(selection, context)
     }
 }

@@ -80,11 +80,13 @@ pub(crate) struct App {
 /// The file of `--prometheus-config` and the parts that act on it.
 pub(crate) type ConfigParts = (Option<Collect>, Arc<RuleManager>, Arc<RemoteWriter>);
 
-/// The threads of queries.
+/// The threads of queries and of remote reads.
 #[derive(Debug)]
 pub(crate) struct QueryDesk {
     threads: Workers<()>,
     permits: Arc<Semaphore>,
+    readers: Workers<()>,
+    read_permits: Arc<Semaphore>,
     waiting: Arc<AtomicU64>,
     running: Arc<AtomicU64>,
     pub(crate) durations: QueryDurations,
@@ -103,8 +105,6 @@ pub(crate) struct Ready {
     /// The same, and the places of those that wait.
     long_write_places: Arc<Semaphore>,
     desk: Arc<QueryDesk>,
-    readers: Workers<()>,
-    read_permits: Arc<Semaphore>,
 }
 
 // A writer waits for the device most of its time, and all waiting writers share one sync.
@@ -205,14 +205,14 @@ impl App {
         Some((Arc::clone(desk), self.progress.history()?))
     }
 
-    /// Finishes the queued queries and stops their threads.
+    /// Finishes the queued queries and remote reads, and stops their threads.
     pub(crate) fn stop_queries(&self) {
         if let Some(desk) = self.desk.get() {
-            desk.threads.stop();
+            desk.stop();
         }
     }
 
-    /// Starts the query threads, if they do not run.
+    /// Starts the threads of queries and remote reads, if they do not run.
     ///
     /// # Errors
     /// `Unavailable` when a thread cannot be started.
@@ -229,9 +229,18 @@ impl App {
             queue_len_max: query_count + ABANDONED_MAX,
             on_idle: self.on_idle,
         };
+        let read_count = self.config.remote_read_concurrency_max.to_usize();
+        let readers = WorkerOptions {
+            name: "firn-read",
+            thread_count: read_count,
+            queue_len_max: read_count + ABANDONED_MAX,
+            on_idle: self.on_idle,
+        };
         let desk = QueryDesk {
             threads: Workers::start(options, || ())?,
             permits: Arc::new(Semaphore::new(query_count)),
+            readers: Workers::start(readers, || ())?,
+            read_permits: Arc::new(Semaphore::new(read_count)),
             waiting: Arc::default(),
             running: Arc::default(),
             durations: QueryDurations::new(Instant::now()),
@@ -265,19 +274,12 @@ impl App {
             cached_series_max: CACHED_SERIES_MAX,
         };
         let ingest = Arc::new(Ingest::new(Arc::clone(&db), limits));
-        let read_count = config.remote_read_concurrency_max.to_usize();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let writer_count = (WRITERS_PER_CORE * cores).clamp(8, 64);
         let writers = WorkerOptions {
             name: "firn-write",
             thread_count: writer_count,
             queue_len_max: WRITES_WAITING_MAX,
-            on_idle: self.on_idle,
-        };
-        let readers = WorkerOptions {
-            name: "firn-read",
-            thread_count: read_count,
-            queue_len_max: read_count + ABANDONED_MAX,
             on_idle: self.on_idle,
         };
         let ready = Ready {
@@ -287,8 +289,6 @@ impl App {
             long_writes: Arc::new(Semaphore::new(writer_count / 2)),
             long_write_places: Arc::new(Semaphore::new(WRITES_WAITING_MAX)),
             desk: self.open_desk()?,
-            readers: Workers::start(readers, || ())?,
-            read_permits: Arc::new(Semaphore::new(read_count)),
         };
         // A second call is a bug; the first database stays.
         let _ = self.ready.set(ready);
@@ -505,28 +505,10 @@ impl Ready {
         QueryContext { helpers: self.db.helpers().clone(), ..context }
     }
 
-    /// A permit for one remote read, as soon as one is free.
-    pub(crate) async fn read_permit(&self) -> Result<OwnedSemaphorePermit> {
-        let permit = Arc::clone(&self.read_permits).acquire_owned().await;
-        permit.map_err(|_| Error::closed("the server is stopping"))
-    }
-
-    /// Runs `job`, a part of a remote read that holds a permit, on a thread for remote reads.
-    ///
-    /// # Errors
-    /// `Closed` while stopping.
-    pub(crate) async fn read<T: Send + 'static>(
-        &self,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T> {
-        self.readers.run(move |()| job()).await
-    }
-
     /// Finishes the queued jobs and stops the threads.
     pub(crate) fn stop(&self) {
         self.writers.stop();
-        self.desk.threads.stop();
-        self.readers.stop();
+        self.desk.stop();
     }
 }
 
@@ -583,6 +565,28 @@ impl QueryDesk {
                 }
             }
         }
+    }
+
+    /// A permit for one remote read, as soon as one is free.
+    pub(crate) async fn read_permit(&self) -> Result<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.read_permits).acquire_owned().await;
+        permit.map_err(|_| Error::closed("the server is stopping"))
+    }
+
+    /// Runs `job`, a part of a remote read that holds a permit, on a thread for remote reads.
+    ///
+    /// # Errors
+    /// `Closed` while stopping.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.readers.run(move |()| job()).await
+    }
+
+    fn stop(&self) {
+        self.threads.stop();
+        self.readers.stop();
     }
 
     /// The context of one query of `user`, without helper threads.

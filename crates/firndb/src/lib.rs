@@ -129,7 +129,9 @@ pub use open::{
     restore,
 };
 pub use own_folder::{OwnFolder, OwnFolderKind};
-pub use query::{QueryOptions, QueryTime, evaluate_history};
+pub use query::{
+    QueryOptions, QueryTime, evaluate_history, list_label_names, list_label_values, list_series,
+};
 pub use results::QueryReply;
 
 use firn_engine::Engine;

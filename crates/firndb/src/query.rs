@@ -270,19 +270,7 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<(Vec<Labels>, Reservation)> {
-        let snapshot = self.snapshot();
-        let mut series = Vec::new();
-        let mut held = context.budget.empty(Pool::Query);
-        for matchers in selectors {
-            context.cancel.check()?;
-            snapshot.present_series(matchers, range, limit, context, &mut |labels| {
-                held.grow((labels.as_encoded().len() + LABELS_BYTES) as u64)?;
-                series.push(labels);
-                Ok(())
-            })?;
-        }
-        sort_and_cut(&mut series, limit);
-        Ok((series, held))
+        list_series(&self.snapshot(), selectors, range, limit, context)
     }
 
     /// The label names of those series (of all series without selectors), sorted, and the
@@ -297,26 +285,7 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<(Vec<String>, Reservation)> {
-        let snapshot = self.snapshot();
-        // Many selectors have the same names.
-        let mut names = BTreeSet::new();
-        let mut held = context.budget.empty(Pool::Query);
-        for matchers in or_every_series(selectors) {
-            context.cancel.check()?;
-            let mut count = 0;
-            snapshot.each_label_name(&matchers, range, context, &mut |name| {
-                if !names.contains(name) {
-                    held.grow((name.len() + NAME_BYTES) as u64)?;
-                    names.insert(name.to_owned());
-                }
-                count += 1;
-                let is_last = count == limit;
-                Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-            })?;
-        }
-        let mut names = names.into_iter().collect();
-        sort_and_cut(&mut names, limit);
-        Ok((names, held))
+        list_label_names(&self.snapshot(), selectors, range, limit, context)
     }
 
     /// The values of label `name` in those series (in all series without selectors), sorted, and
@@ -356,31 +325,7 @@ impl Db {
         context: &QueryContext,
         each: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<()> {
-        let snapshot = self.snapshot();
-        let list = |matchers: &[Matcher], each: &mut dyn FnMut(&str) -> Result<()>| {
-            let mut left = if limit == 0 { usize::MAX } else { limit };
-            snapshot.each_label_value(name, matchers, range, context, &mut |value| {
-                each(value)?;
-                left -= 1;
-                Ok(if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-            })
-        };
-        if let [] | [_] = selectors {
-            return list(selectors.first().map_or(&[], Vec::as_slice), each);
-        }
-        let mut values = BTreeSet::new();
-        let mut held = context.budget.empty(Pool::Query);
-        for matchers in selectors {
-            list(matchers, &mut |value| {
-                if !values.contains(value) {
-                    held.grow((value.len() + NAME_BYTES) as u64)?;
-                    values.insert(value.to_owned());
-                }
-                Ok(())
-            })?;
-        }
-        let count = if limit == 0 { values.len() } else { limit };
-        values.iter().take(count).try_for_each(|value| each(value))
+        list_label_values(&self.snapshot(), name, (selectors, range, limit), context, each)
     }
 
     /// The metrics and labels with the most series, at most `top` entries per list, and the
@@ -406,6 +351,100 @@ const NAME_BYTES: usize = 64;
 // The memory of a label set beside its text.
 const LABELS_BYTES: usize = size_of::<Labels>() + 16;
 
+/// [`Db::series`] of `snapshot`.
+///
+/// # Errors
+/// As [`Db::series`].
+pub fn list_series(
+    snapshot: &Snapshot,
+    selectors: &[Vec<Matcher>],
+    range: TimeRange,
+    limit: usize,
+    context: &QueryContext,
+) -> Result<(Vec<Labels>, Reservation)> {
+    let mut series = Vec::new();
+    let mut held = context.budget.empty(Pool::Query);
+    for matchers in selectors {
+        context.cancel.check()?;
+        snapshot.present_series(matchers, range, limit, context, &mut |labels| {
+            held.grow((labels.as_encoded().len() + LABELS_BYTES) as u64)?;
+            series.push(labels);
+            Ok(())
+        })?;
+    }
+    sort_and_cut(&mut series, limit);
+    Ok((series, held))
+}
+
+/// [`Db::label_names`] of `snapshot`.
+///
+/// # Errors
+/// As [`Db::series`].
+pub fn list_label_names(
+    snapshot: &Snapshot,
+    selectors: &[Vec<Matcher>],
+    range: TimeRange,
+    limit: usize,
+    context: &QueryContext,
+) -> Result<(Vec<String>, Reservation)> {
+    // Many selectors have the same names.
+    let mut names = BTreeSet::new();
+    let mut held = context.budget.empty(Pool::Query);
+    for matchers in or_every_series(selectors) {
+        context.cancel.check()?;
+        let mut count = 0;
+        snapshot.each_label_name(&matchers, range, context, &mut |name| {
+            if !names.contains(name) {
+                held.grow((name.len() + NAME_BYTES) as u64)?;
+                names.insert(name.to_owned());
+            }
+            count += 1;
+            let is_last = count == limit;
+            Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+    }
+    let mut names = names.into_iter().collect();
+    sort_and_cut(&mut names, limit);
+    Ok((names, held))
+}
+
+/// [`Db::each_label_value`] of `snapshot`.
+///
+/// # Errors
+/// As [`Db::each_label_value`].
+pub fn list_label_values(
+    snapshot: &Snapshot,
+    name: &str,
+    (selectors, range, limit): (&[Vec<Matcher>], TimeRange, usize),
+    context: &QueryContext,
+    each: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
+    let list = |matchers: &[Matcher], each: &mut dyn FnMut(&str) -> Result<()>| {
+        let mut left = if limit == 0 { usize::MAX } else { limit };
+        snapshot.each_label_value(name, matchers, range, context, &mut |value| {
+            each(value)?;
+            left -= 1;
+            Ok(if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })
+    };
+    if let [] | [_] = selectors {
+        return list(selectors.first().map_or(&[], Vec::as_slice), each);
+    }
+    let mut values = BTreeSet::new();
+    let mut held = context.budget.empty(Pool::Query);
+    for matchers in selectors {
+        list(matchers, &mut |value| {
+            if !values.contains(value) {
+                held.grow((value.len() + NAME_BYTES) as u64)?;
+                values.insert(value.to_owned());
+            }
+            Ok(())
+        })?;
+    }
+    let count = if limit == 0 { values.len() } else { limit };
+    values.iter().take(count).try_for_each(|value| each(value))
+}
+
 /// Without selectors every series matches.
 fn or_every_series(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
     if selectors.is_empty() { vec![Vec::new()] } else { selectors.to_vec() }
@@ -425,12 +464,38 @@ mod tests {
     use firn_promql::Value;
 
     use super::*;
-    use crate::{Options, RecoveryProgress, local_env};
+    use crate::{Options, RecoveryProgress, WalkOptions, local_env};
 
     const HOUR_MS: i64 = 3_600_000;
 
     fn sum_at(name: &str) -> String {
         format!("sum({name}) + 0")
+    }
+
+    type Samples = Vec<(Labels, Vec<i64>, Vec<f64>)>;
+
+    /// Series, label names, hosts, and all samples.
+    fn listed_and_walked(
+        view: &Snapshot,
+        range: TimeRange,
+    ) -> (Vec<Labels>, Vec<String>, Vec<String>, Samples) {
+        let context = QueryContext::unbounded();
+        let all = vec![Matcher::new("__name__", MatchOp::NotEqual, "").unwrap()];
+        let (series, _) = list_series(view, &[all.clone()], range, 0, &context).unwrap();
+        let (names, _) = list_label_names(view, &[], range, 0, &context).unwrap();
+        let mut hosts = Vec::new();
+        list_label_values(view, "host", (&[], range, 0), &context, &mut |host| {
+            hosts.push(host.to_owned());
+            Ok(())
+        })
+        .unwrap();
+        let options =
+            WalkOptions { matchers: all, range, extra: Labels::empty(), samples_max: 100 };
+        let (mut walk, mut samples) = (view.walk(options, &context).unwrap(), Vec::new());
+        while let Some(run) = walk.next_run().unwrap() {
+            samples.push((run.labels.clone(), run.times.to_vec(), run.values.to_vec()));
+        }
+        (series, names, hosts, samples)
     }
 
     /// Tables contain an old series; the log, when the process ended, a delete of a part of it and
@@ -481,6 +546,16 @@ mod tests {
             let (early, whole) = evaluate("sum(old offset 19h)", at(20 * HOUR_MS + 2_000));
             assert_eq!(early, is_answered.then_some(whole));
             assert_eq!(evaluate("sum(new @ 72000)", at(HOUR_MS)).0, None);
+            for (range, hosts) in [
+                (TimeRange::new(0, HOUR_MS + 200), &["a"][..]),
+                (TimeRange::new(HOUR_MS + 600, 2 * HOUR_MS), &["a", "b"][..]),
+            ] {
+                let whole = listed_and_walked(&db.snapshot(), range);
+                assert_eq!(whole.2, hosts, "the delete in the log applies");
+                let early = history.tables(range).map(|view| listed_and_walked(view, range));
+                assert_eq!(early, is_answered.then_some(whole), "{range:?}");
+            }
+            assert!(history.tables(TimeRange::new(0, 20 * HOUR_MS)).is_none());
             let (early, whole) = evaluate("1 + 1", at(20 * HOUR_MS));
             assert_eq!(early, Some(whole), "no data is read");
             let (Some(Value::Vector(points)), true) =

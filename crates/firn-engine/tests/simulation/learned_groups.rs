@@ -1,8 +1,11 @@
 //! Groups that the index learns from senders without `job` and `instance` (docs/groups.md), with a
-//! power failure after each step: learned, logged, flushed.
+//! power failure after each step: learned, logged, flushed. A lone series becomes a member when it
+//! has left the index and returns.
 
-use firn_engine::GroupRule;
-use firn_model::{Labels, SeriesRef};
+use std::collections::BTreeSet;
+
+use firn_engine::{GroupRule, Lane};
+use firn_model::{Labels, MatchOp, Matcher, SeriesRef};
 
 use crate::world::{Failure, UNTARGETED_HOSTS, UNTARGETED_METRICS, World, untargeted_series};
 
@@ -79,6 +82,77 @@ impl World {
             return Err(Failure("members came back without the rule of their groups".into()));
         }
         Ok(())
+    }
+
+    /// The first series of all hosts, which are lone, leave the index and return as members of the
+    /// groups that the index has learned meanwhile.
+    pub(crate) fn return_to_groups(&mut self) -> Result<(), Failure> {
+        const REMOVALS_MAX: u64 = 8;
+        self.learn_groups()?;
+        self.flush()?;
+        let all = UNTARGETED_HOSTS.into_iter().flat_map(|host| {
+            (0..UNTARGETED_METRICS).map(move |metric| untargeted_series(host, metric))
+        });
+        let all: Vec<Labels> = all.collect();
+        let found = all.iter().zip(self.refs_of(&all)?);
+        let lone: Vec<Labels> = found
+            .filter(|(_, series)| series.is_some_and(|series| !self.is_member(series)))
+            .map(|(labels, _)| labels.clone())
+            .collect();
+        if lone.is_empty() {
+            // A power failure has lost them.
+            return Ok(());
+        }
+        let names: BTreeSet<&str> = lone.iter().map(Labels::metric_name).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let matcher =
+            |name: &str, op, value: &str| Matcher::new(name, op, value).expect("a matcher");
+        let matchers = [
+            matcher("only", MatchOp::NotEqual, ""),
+            matcher("__name__", MatchOp::Regex, &names.join("|")),
+        ];
+        // A write in between keeps a series in the index.
+        for _ in 0..REMOVALS_MAX {
+            self.delete_for_good(&matchers)?;
+            for _ in 0..12 {
+                self.step(Lane::Tree)?;
+            }
+            if self.refs_of(&lone)?.iter().all(Option::is_none) {
+                self.tally.count("lone series left the index");
+                return self.write_returned(&lone);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes, transacts on and deletes series that have left the index. If it knows groups, they
+    /// are members; a power failure after a flush moves none of them.
+    fn write_returned(&mut self, labels: &[Labels]) -> Result<(), Failure> {
+        let knows_groups = self.knows_groups();
+        if self.write_rows(labels)? && knows_groups {
+            let found = self.refs_of(labels)?;
+            if found.into_iter().flatten().any(|series| !self.is_member(series)) {
+                return Err(Failure("a series returned without its group".into()));
+            }
+            self.tally.count("lone series returned as members");
+        }
+        self.write_with_old_reference()?;
+        self.transact_on(labels)?;
+        let host = labels.first().and_then(|labels| labels.get("only")).unwrap_or_default();
+        let range = self.random_range();
+        self.delete_in(&[Matcher::equal("only", host)], range)?;
+        self.write_rows(labels)?;
+        let (before, work_done) = (self.refs_of(labels)?, self.work_done());
+        self.flush()?;
+        if self.work_done() == work_done {
+            return Ok(());
+        }
+        self.crash()?;
+        let after = self.refs_of(labels)?;
+        if before != after {
+            return Err(Failure(format!("{before:?} are {after:?} after a crash")));
+        }
+        self.verify()
     }
 
     fn refs_of(&self, labels: &[Labels]) -> Result<Vec<Option<SeriesRef>>, Failure> {

@@ -41,6 +41,17 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
     finish(world)
 }
 
+/// Lone series leave the index and return as members of learned groups. The power fails at change
+/// `crash_at`, if any.
+pub(crate) fn return_to_groups(world: &mut World, crash_at: Option<u64>) -> Result<u64, Failure> {
+    if let Some(number) = crash_at {
+        world.sim.faults.crash_at(number);
+    }
+    world.open()?;
+    world.return_to_groups()?;
+    finish(world)
+}
+
 /// Fills more segments of the log than it keeps for reuse. The power fails at change `nth`, from 1
 /// on, of the flush that removes them.
 pub(crate) fn flush_long_log(world: &mut World, nth: u64) -> Result<u64, Failure> {

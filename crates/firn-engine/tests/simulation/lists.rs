@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, RecoveryProgress};
 use firn_model::{
-    Grouping, Labels, MatchOp, Matcher, QueryContext, RowBatch, Selection, TimeRange,
+    Grouping, Labels, MatchOp, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
 };
 use firn_sim::{Rng, Sim};
 
@@ -33,18 +33,35 @@ fn open(sim: &Sim) -> Arc<Engine> {
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
 }
 
-/// Two series per pod. Some pods share a group, some are groups, and some are lone series.
+/// Two series per pod. Pods share the group of a node or are groups, by `job` and `instance` or
+/// learned. Tasks of one series each, which share no label that identifies a group, are lone.
 fn labels(pod: usize) -> [Labels; 2] {
     let (name, zone) = (format!("p{pod}"), format!("z{}", pod % 7));
     let node = format!("n{}", if pod.is_multiple_of(3) { pod } else { pod % 20 });
     ["cpu", "mem"].map(|metric| {
-        let mut pairs = vec![("__name__", metric), ("pod", &*name), ("zone", &*zone)];
-        match pod % 3 {
-            2 => pairs.push(("lone", if pod.is_multiple_of(2) { "even" } else { "odd" })),
-            _ => pairs.extend([("job", "kube"), ("instance", &*node)]),
+        let task = format!("t{pod}-{metric}");
+        let mut pairs = vec![("__name__", metric), ("zone", &*zone)];
+        match pod % 6 {
+            2 => pairs.extend([("pod", &*name), ("kind", "learned")]),
+            5 => pairs.push(("task", &*task)),
+            _ => pairs.extend([("pod", &*name), ("job", "kube"), ("instance", &*node)]),
         }
         Labels::from_pairs(pairs).expect("valid labels")
     })
+}
+
+/// Each form of a group is there: if a rule of the index changes, this test must not lose one.
+fn check_groups(engine: &Engine, all: &[Labels], refs: &[SeriesRef]) {
+    let snapshot = engine.snapshot();
+    let mut counts = [0, 0];
+    for (labels, series) in all.iter().zip(refs) {
+        let group = snapshot.index().group(series.group).expect("no file is damaged");
+        let is_lone = group.expect("a known series").is_lone;
+        assert_eq!(is_lone, labels.get("task").is_some(), "{labels}");
+        counts[0] += usize::from(is_lone);
+        counts[1] += usize::from(labels.get("kind").is_some());
+    }
+    assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
 }
 
 fn step_all(engine: &Engine, lane: Lane) {
@@ -66,7 +83,9 @@ fn random_matchers(rng: &mut Rng) -> Vec<Matcher> {
         ("pod", MatchOp::NotRegex, "p1.*"),
         ("job", MatchOp::Equal, ""),
         ("job", MatchOp::Equal, "kube"),
-        ("lone", MatchOp::Regex, "even|"),
+        ("kind", MatchOp::Regex, "learned|"),
+        ("task", MatchOp::Regex, "t.*-cpu"),
+        ("task", MatchOp::NotEqual, ""),
         ("instance", MatchOp::Equal, "n4"),
     ];
     let mut matchers = Vec::new();
@@ -105,7 +124,7 @@ fn check(engine: &Engine, model: &Model, start: i64, rng: &mut Rng) {
         };
         snapshot.each_label_name(&matchers, range, &context, &mut add).expect("names");
         assert!(names.iter().eq(values.keys().take(count)), "{names:?} in {asked}");
-        for name in ["pod", "zone", "__name__", "job", "instance", "lone", "nothing"] {
+        for name in ["pod", "task", "zone", "__name__", "job", "instance", "kind", "nothing"] {
             let mut listed: Vec<String> = Vec::new();
             let mut add = |value: &str| {
                 listed.push(value.to_owned());
@@ -139,9 +158,13 @@ fn check(engine: &Engine, model: &Model, start: i64, rng: &mut Rng) {
 
 /// Deletes whole series, and then the first hours of others.
 fn delete_some(engine: &Engine, model: &mut Model, start: i64) {
-    let whole = Matcher::new("pod", MatchOp::Regex, "p.*5").expect("a matcher");
-    engine.delete(&[vec![whole.clone()]], TimeRange::ALL).expect("a delete");
-    model.retain(|labels, _| !whole.matches(labels.get("pod").unwrap_or("")));
+    for (name, pattern) in [("pod", "p.*5"), ("task", "t.*5-mem")] {
+        let whole = Matcher::new(name, MatchOp::Regex, pattern).expect("a matcher");
+        engine.delete(&[vec![whole.clone()]], TimeRange::ALL).expect("a delete");
+        let series_count = model.len();
+        model.retain(|labels, _| !whole.matches(labels.get(name).unwrap_or("")));
+        assert!(model.len() < series_count, "no series matches {pattern}");
+    }
     let last = 2;
     let part = Matcher::equal("zone", "z2");
     let range = TimeRange::new(i64::MIN, within((0, last), start).end);
@@ -168,6 +191,7 @@ fn lists_equal_those_of_a_walk_over_all_series() {
             let all: Vec<Labels> = (first..(hour + 1) * PODS_PER_HOUR).flat_map(labels).collect();
             let refs = engine.resolve(&all).into_iter().map(|found| found.expect("resolves"));
             let refs: Vec<_> = refs.collect();
+            check_groups(&engine, &all, &refs);
             let mut batch = RowBatch::default();
             for quarter in 0..4 {
                 let ts = start + hour as i64 * HOUR_MS + quarter * 15 * MINUTE_MS;

@@ -97,3 +97,28 @@ fn every_change_of_a_short_run_survives_a_crash() {
         tally.borrow().assert_happened(&["groups learned", "host with lone series and members"]);
     }
 }
+
+/// A series that was lone leaves the index and returns as a member of its host's group: with new
+/// samples, a transaction and a delete. The power fails at each change of this, one change per
+/// case.
+#[test]
+fn a_lone_series_that_returns_as_a_member_survives_a_crash_at_each_change() {
+    const RETURNED: [&str; 2] = ["lone series left the index", "lone series returned as members"];
+    let tally = RefCell::new(EventCounts::default());
+    for_cases(6, |seed| {
+        let mut world = World::new(seed, None);
+        lifecycle::return_to_groups(&mut world, None).unwrap_or_else(|failure| panic!("{failure}"));
+        world.tally.assert_happened(&RETURNED);
+        let change_count = world.sim.faults.change_count();
+        for crash_at in 0..change_count {
+            let mut world = World::new(seed, None);
+            lifecycle::return_to_groups(&mut world, Some(crash_at)).unwrap_or_else(|failure| {
+                panic!("seed {seed}, crash at change {crash_at} of {change_count}: {failure}")
+            });
+            tally.borrow_mut().add(&world.tally);
+        }
+    });
+    println!("{:?}", tally.borrow());
+    tally.borrow().assert_happened(&RETURNED);
+    tally.borrow().assert_happened(&["crash in the middle", "stale reference refused"]);
+}

@@ -22,10 +22,15 @@ struct Changes {
 impl World {
     /// Runs a transaction of several changes; sometimes another one commits in between.
     pub(crate) fn transact(&mut self) -> Result<(), Failure> {
-        let engine = self.engine();
         let labels = self.random_labels();
+        self.transact_on(&labels)
+    }
+
+    /// The same, with writes of some series.
+    pub(crate) fn transact_on(&mut self, labels: &[Labels]) -> Result<(), Failure> {
+        let engine = self.engine();
         let mut changes = Changes::default();
-        for (labels, resolved) in labels.iter().zip(engine.resolve(&labels)) {
+        for (labels, resolved) in labels.iter().zip(engine.resolve(labels)) {
             let series = resolved.map_err(|e| Failure(format!("resolve: {e:?}")))?;
             changes.refs.insert(labels.clone(), series);
         }
@@ -58,7 +63,7 @@ impl World {
         // Another transaction whose write failed is a conflict too.
         let mut may_conflict = false;
         if self.rng.chance(0.3) {
-            match self.commit_another(&engine, &labels)? {
+            match self.commit_another(&engine, labels)? {
                 Some(true) => {
                     return match transaction.commit() {
                         Err(e) if *e.kind() == ErrorKind::Conflict => {

@@ -541,24 +541,32 @@ impl World {
         }
     }
 
-    /// Deletes all samples of a selector, cleans the tables and advances the clock, so that the
-    /// series leave the index unless a step fails.
+    /// Deletes the series of a random selector for good.
     pub(crate) fn remove_series(&mut self) -> Result<(), Failure> {
-        let engine = self.engine();
         let matchers = self.random_matchers();
-        let begun = self.oracle.begin_delete(&matchers, TimeRange::ALL);
-        let deleted = engine.delete(std::slice::from_ref(&matchers), TimeRange::ALL);
+        if self.delete_for_good(&matchers)? {
+            for _ in 0..self.rng.below(6) {
+                self.step(Lane::Tree)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes all samples of a selector, cleans the tables and advances the clock, so that the
+    /// series leave the index in one of the next steps unless a step fails. Returns whether the
+    /// delete was acknowledged.
+    pub(crate) fn delete_for_good(&mut self, matchers: &[Matcher]) -> Result<bool, Failure> {
+        let engine = self.engine();
+        let begun = self.oracle.begin_delete(matchers, TimeRange::ALL);
+        let deleted = engine.delete(&[matchers.to_vec()], TimeRange::ALL);
         match self.received(deleted) {
             Ok(_) => self.oracle.acknowledge(begun),
-            Err(e) => return self.after_error(&e),
+            Err(e) => return self.after_error(&e).map(|()| false),
         }
         self.clean_tombstones()?;
         self.advance(Duration::from_secs(3_700));
         self.flush()?;
-        for _ in 0..self.rng.below(6) {
-            self.step(Lane::Tree)?;
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// Calls the engine, with the fault that is planned for this call.
@@ -690,9 +698,18 @@ impl World {
     pub(crate) fn delete(&mut self) -> Result<(), Failure> {
         let matchers = self.random_matchers();
         let range = self.random_range();
-        let there = self.oracle.certain_count(&matchers, range);
-        let begun = self.oracle.begin_delete(&matchers, range);
-        let deleted = self.call(|engine| engine.delete(std::slice::from_ref(&matchers), range));
+        self.delete_in(&matchers, range)
+    }
+
+    /// Deletes the samples that a selector matches in a range.
+    pub(crate) fn delete_in(
+        &mut self,
+        matchers: &[Matcher],
+        range: TimeRange,
+    ) -> Result<(), Failure> {
+        let there = self.oracle.certain_count(matchers, range);
+        let begun = self.oracle.begin_delete(matchers, range);
+        let deleted = self.call(|engine| engine.delete(&[matchers.to_vec()], range));
         match self.received(deleted) {
             Ok(report) => {
                 self.done.extend(report.seq.map(|_| (self.call_count - 1, "delete")));

@@ -439,6 +439,7 @@ struct SomePresent<'a> {
     of: &'a BTreeMap<SeriesRef, &'a Labels>,
     modulus: u64,
     misses_left: u32,
+    look_count: usize,
 }
 
 impl Presence for SomePresent<'_> {
@@ -446,6 +447,7 @@ impl Presence for SomePresent<'_> {
         assert!(slots.is_sorted_by(|a, b| a < b) && !slots.is_empty(), "{slots:?}");
         let series: Vec<SeriesRef> = slots.iter().map(|&slot| SeriesRef { group, slot }).collect();
         assert!(series.iter().all(|series| self.of.contains_key(series)), "{series:?}");
+        self.look_count += 1;
         if series.iter().any(|series| is_chosen(series, self.modulus)) {
             return Ok(LookupOutcome::Present);
         }
@@ -461,7 +463,8 @@ impl Presence for SomePresent<'_> {
 }
 
 /// Lists of all matching series, and of those that are present, under limits: they have the values
-/// of the present series, in order, and look up no series that does not match.
+/// of the present series, in order, and look up no series that does not match. If all series are
+/// present, a list looks up one for each of its items, so that it ends with its limit.
 fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef, &Labels>) {
     let context = QueryContext::unbounded();
     let found = view.select(matchers, &context).unwrap();
@@ -474,7 +477,8 @@ fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef
         (5, 9, 3),
     ] {
         let is_present = |series: &SeriesRef| is_chosen(series, modulus);
-        let mut present = SomePresent { of: want, modulus, misses_left: miss_count_max };
+        let mut present =
+            SomePresent { of: want, modulus, misses_left: miss_count_max, look_count: 0 };
         let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let here = want.iter().filter(|(series, _)| is_present(series));
         for (name, value) in here.flat_map(|(_, labels)| labels.iter()) {
@@ -488,6 +492,7 @@ fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef
         };
         found.each_name(&context, &mut present, &mut add).unwrap();
         assert!(listed.iter().eq(names.keys().take(limit)), "{listed:?}, want {names:?}");
+        assert!(modulus > 1 || present.look_count <= listed.len(), "{} looks", present.look_count);
         for name in NAMES.into_iter().chain(["nothing"]) {
             let mut listed: Vec<String> = Vec::new();
             let mut add = |value: &str| {
@@ -495,10 +500,12 @@ fn check_lists(view: &IndexView, matchers: &[Matcher], want: &BTreeMap<SeriesRef
                 let is_last = listed.len() == limit;
                 Ok(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             };
-            present.misses_left = miss_count_max;
+            (present.misses_left, present.look_count) = (miss_count_max, 0);
             found.each_value(name, &context, &mut present, &mut add).unwrap();
             let values = names.get(name).into_iter().flatten().take(limit);
             assert!(listed.iter().eq(values), "{name}: {listed:?}, want {names:?} {matchers:?}");
+            let look_count = present.look_count;
+            assert!(modulus > 1 || look_count <= listed.len(), "{name}: {look_count} looks");
         }
     }
 }

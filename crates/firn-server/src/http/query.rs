@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
-use firn_model::{Budget, CancelToken, Pool, QueryContext, Timestamp};
+use firn_model::{Budget, CancelToken, Pool, QueryContext, TimeRange, Timestamp};
 use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::access::account::User;
@@ -22,7 +22,7 @@ use crate::http::roles::{Methods, Routes};
 use crate::http::{Shared, unready};
 use crate::wire::json;
 use crate::wire::query_stats::{StatsLevel, Timings};
-use firndb::{Db, History, QueryOptions, QueryReply, QueryTime, TextTicket};
+use firndb::{Db, History, QueryOptions, QueryReply, QueryTime, Snapshot, TextTicket};
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
@@ -34,8 +34,8 @@ pub(crate) fn routes() -> Routes {
     )
 }
 
-/// The data that a query is answered from.
-enum QuerySource<'a> {
+/// The data that a query or a list is answered from.
+pub(super) enum QuerySource<'a> {
     Open(&'a Ready),
     /// While the log is replayed.
     Opening(Arc<QueryDesk>, Arc<History>),
@@ -198,20 +198,21 @@ fn recalled(
 }
 
 /// [`QuerySource`] on a query thread.
-enum Evaluator {
+pub(super) enum Evaluator {
     Open(Arc<Db>),
     Opening(Arc<History>),
 }
 
 impl QuerySource<'_> {
-    fn of(app: &App) -> Option<QuerySource<'_>> {
+    /// `None` before the log was read once, and while the server stops.
+    pub(super) fn of(app: &App) -> Option<QuerySource<'_>> {
         if let Some(ready) = app.ready() {
             return Some(QuerySource::Open(ready));
         }
         app.history().map(|(desk, history)| QuerySource::Opening(desk, history))
     }
 
-    fn budget(&self) -> &Budget {
+    pub(super) fn budget(&self) -> &Budget {
         match self {
             QuerySource::Open(ready) => ready.db.budget(),
             QuerySource::Opening(_, history) => history.budget(),
@@ -226,7 +227,7 @@ impl QuerySource<'_> {
     }
 
     /// The query threads, and the context of a query of `user`.
-    fn begin(&self, user: &User) -> (&Arc<QueryDesk>, QueryContext) {
+    pub(super) fn begin(&self, user: &User) -> (&Arc<QueryDesk>, QueryContext) {
         let cancel = CancelToken::new();
         match self {
             QuerySource::Open(ready) => (ready.desk(), ready.query_context(user, cancel)),
@@ -236,7 +237,7 @@ impl QuerySource<'_> {
         }
     }
 
-    fn evaluator(&self) -> Evaluator {
+    pub(super) fn evaluator(&self) -> Evaluator {
         match self {
             QuerySource::Open(ready) => Evaluator::Open(Arc::clone(&ready.db)),
             QuerySource::Opening(_, history) => Evaluator::Opening(Arc::clone(history)),
@@ -261,6 +262,14 @@ impl Evaluator {
                 let output = firndb::evaluate_history(history, expr, time, options, context)?;
                 Ok(output.map(|output| QueryReply::Output(Box::new(output), None)))
             }
+        }
+    }
+
+    /// A view with all samples of `range`; `None` if some are in a log that is being replayed.
+    pub(super) fn view(&self, range: TimeRange) -> Option<Snapshot> {
+        match self {
+            Evaluator::Open(db) => Some(db.snapshot()),
+            Evaluator::Opening(history) => history.tables(range).cloned(),
         }
     }
 

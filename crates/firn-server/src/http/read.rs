@@ -18,18 +18,20 @@ use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use firn_model::{
-    CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, Timestamp,
+    CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, TimeRange,
+    Timestamp,
 };
 use firndb::{SeriesWalk, Snapshot, WalkOptions};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::access::account::UserQuery;
 use crate::answer::{ApiError, Packing, Payload, text, with_retry_after};
-use crate::app::{App, CancelOnDrop};
+use crate::app::{App, CancelOnDrop, QueryDesk};
 use crate::http::auth::{Access, Caller};
 use crate::http::body::{self, BodyLimit, HeldBytes};
+use crate::http::query::{Evaluator, QuerySource};
 use crate::http::roles::{Methods, Routes};
-use crate::http::{Shared, ready};
+use crate::http::{Shared, unready};
 use crate::throttle::Throttle;
 use crate::wire::remote_read::{
     self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
@@ -54,16 +56,13 @@ const STREAM_TYPE: &str = "application/x-streamed-protobuf; proto=prometheus.Chu
 
 /// `POST /api/v1/read`.
 async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let ready = match ready(&app) {
-        Ok(ready) => ready,
-        Err(response) => return response,
-    };
+    let Some(source) = QuerySource::of(&app) else { return unready(&app) };
     let user = Caller::of(&request).user;
     let Some(user_query) = user.begin_query() else {
         return ApiError::too_many_queries().into_response();
     };
     let (parts, body) = request.into_parts();
-    let memory = (ready.db.budget(), Pool::Query);
+    let memory = (source.budget(), Pool::Query);
     let limit = BodyLimit::constant(BODY_BYTES_MAX);
     let body = match body::read(&parts.headers, body, limit, memory).await {
         Ok(body) => body,
@@ -80,18 +79,20 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         };
     }
     let running = Running::new(&app);
-    let cancel = CancelToken::new();
+    let (desk, context) = source.begin(&user);
+    let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
+    let cancel = context.cancel.clone();
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
-    let context = ready.query_context(&user, cancel.clone());
     let samples_max = user.query_samples_max(u64::MAX);
     let starting = async {
-        let place = ready.read_permit().await?;
+        let place = desk.read_permit().await?;
         let shared = Arc::clone(&app);
-        let started = ready.read(move || start(&shared, &body, samples_max, context)).await??;
-        Ok((place, started))
+        let job = move || start(&shared, &evaluator, &body, samples_max, context);
+        Ok((place, desk.read(job).await??))
     };
     let timeout = app.config.query_timeout.duration();
     match within(timeout, &cancel, starting).await {
+        Ok((_, Started::NeedsLog)) => unready(&app),
         Ok((_, Started::Whole(payload))) => {
             let mut response = payload.answer(StatusCode::OK, SAMPLES_TYPE);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("snappy"));
@@ -100,6 +101,7 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         Ok((place, Started::Stream { first, rest })) => {
             let held = Held {
                 running,
+                desk,
                 _place: place,
                 _user_query: user_query,
                 _canceled_when_dropped: canceled_when_dropped,
@@ -128,6 +130,8 @@ impl Drop for Running {
 
 /// The state before the first byte is sent.
 enum Started {
+    /// Samples of the request are in a log that is being replayed.
+    NeedsLog,
     Whole(Payload),
     /// Starts with the first part, so that an immediate failure still has a status.
     Stream {
@@ -139,6 +143,7 @@ enum Started {
 /// Decompresses and checks the request, and makes the response or its first part.
 fn start(
     app: &App,
+    evaluator: &Evaluator,
     body: &HeldBytes,
     user_samples_max: u64,
     context: QueryContext,
@@ -149,8 +154,8 @@ fn start(
     let external = &app.external_labels();
     let queries: Vec<ReadQuery> =
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
-    let Some(ready) = app.ready() else { return Err(Error::closed("the server is stopping")) };
-    let snapshot = ready.db.snapshot();
+    let range = queries.iter().fold(TimeRange::EMPTY, |range, query| range.union(query.range));
+    let Some(snapshot) = evaluator.view(range) else { return Ok(Started::NeedsLog) };
     let frame_bytes = app.config.frame_bytes();
     let reading = Reading {
         snapshot,
@@ -319,6 +324,7 @@ impl ReadStream {
 /// Resources of a streamed response until the connection has accepted all of it.
 struct Held {
     running: Running,
+    desk: Arc<QueryDesk>,
     _place: OwnedSemaphorePermit,
     _user_query: UserQuery,
     _canceled_when_dropped: CancelOnDrop,
@@ -359,10 +365,8 @@ async fn send_parts(
             Err(error) => return report_cut_off(&error),
         }
         let shared = Arc::clone(app);
-        let making = async {
-            let Some(ready) = app.opened() else { return Err(Error::closed("not open")) };
-            ready.read(move || rest.next(&shared).map(|part| (part, rest))).await?
-        };
+        let making =
+            async { held.desk.read(move || rest.next(&shared).map(|part| (part, rest))).await? };
         let made = tokio::select! {
             made = within(timeout, &cancel, making) => made,
             () = sender.closed() => return,

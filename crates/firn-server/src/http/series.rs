@@ -1,21 +1,23 @@
 //! `series`, `labels` and label values.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response};
+use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use firn_model::{Matcher, QueryContext, Reservation, Result, TimeRange, excerpt};
 use firn_yaml::quoted;
 
-use crate::answer::ApiError;
+use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::held_body::HeldBody;
-use crate::http::Shared;
-use crate::http::auth::Access;
-use crate::http::computed::computed;
+use crate::http::auth::{Access, Caller};
 use crate::http::params::{Params, of_path};
+use crate::http::query::QuerySource;
 use crate::http::roles::{Methods, Routes};
+use crate::http::{Shared, unready};
 use crate::wire::json;
-use firndb::Db;
+use firndb::Snapshot;
 
 /// The routes of this file.
 pub(crate) fn routes() -> Routes {
@@ -41,8 +43,9 @@ impl ListingRequest {
 
 /// `/api/v1/series`.
 pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
-        Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
+    let list = |view: &Snapshot, asked: &ListingRequest, context: &QueryContext| {
+        let limit = asked.limit_plus_one();
+        Ok(firndb::list_series(view, &asked.selectors, asked.range, limit, context)?)
     };
     answer(app, request, check_series, list, json::push_labels, json::labels_bytes).await
 }
@@ -52,8 +55,9 @@ pub(crate) async fn label_names(
     State(app): State<Shared>,
     request: Request<Body>,
 ) -> Response<Body> {
-    let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
-        Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
+    let list = |view: &Snapshot, asked: &ListingRequest, context: &QueryContext| {
+        let limit = asked.limit_plus_one();
+        Ok(firndb::list_label_names(view, &asked.selectors, asked.range, limit, context)?)
     };
     let push = |name: &String, out: &mut Vec<u8>| json::push_string(name, out);
     answer(app, request, check_list, list, push, |name| json::string_bytes(name)).await
@@ -69,11 +73,12 @@ pub(crate) async fn label_values(
         Err(error) => return error.into_response(),
     };
     // Each value is written as it is found.
-    computed(app, request, check_list, move |db, asked, context, packing| {
+    listed(app, request, check_list, move |view, asked, context, packing| {
         let mut body = HeldBody::success(context)?;
         body.push("[")?;
         let (mut count, limit) = (0, asked.limit_plus_one());
-        db.each_label_value(&name, &asked.selectors, asked.range, limit, context, &mut |value| {
+        let which = (&*asked.selectors, asked.range, limit);
+        firndb::list_label_values(view, &name, which, context, &mut |value| {
             count += 1;
             if count == limit {
                 return Ok(());
@@ -106,6 +111,12 @@ fn label_name(name: Vec<u8>) -> Result<String, ApiError> {
     }
 }
 
+/// The payload of a list, or the API's error.
+type ListPayload = Result<Payload, ApiError>;
+
+/// Checks the parameters of a list.
+type CheckParameters = fn(&Params, &QueryContext) -> Result<ListingRequest, ApiError>;
+
 /// The items of a list with the reservation of their memory, or the API's error.
 type ListResult<T> = Result<(Vec<T>, Reservation), ApiError>;
 
@@ -113,13 +124,13 @@ type ListResult<T> = Result<(Vec<T>, Reservation), ApiError>;
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
-    check: fn(&Params, &QueryContext) -> Result<ListingRequest, ApiError>,
-    list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
+    check: CheckParameters,
+    list: impl FnOnce(&Snapshot, &ListingRequest, &QueryContext) -> ListResult<T> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
     bytes_max: fn(&T) -> usize,
 ) -> Response<Body> {
-    computed(app, request, check, move |db, asked, context, packing| {
-        let (mut found, _held) = list(db, &asked, context)?;
+    listed(app, request, check, move |view, asked, context, packing| {
+        let (mut found, _held) = list(view, &asked, context)?;
         let mut warnings = Vec::new();
         if asked.limit > 0 && found.len() > asked.limit {
             found.truncate(asked.limit);
@@ -130,6 +141,38 @@ async fn answer<T: 'static>(
         Ok(body.end(&warnings, packing)?)
     })
     .await
+}
+
+/// Responds with the list that `compute` makes of a view, on a query thread within the limits of a
+/// query. While the log is replayed, the view is that of the tables, if they have the whole range.
+async fn listed(
+    app: Shared,
+    request: Request<Body>,
+    check: CheckParameters,
+    compute: impl FnOnce(&Snapshot, ListingRequest, &QueryContext, Packing) -> ListPayload
+    + Send
+    + 'static,
+) -> Response<Body> {
+    let Some(source) = QuerySource::of(&app) else { return unready(&app) };
+    let packing = Packing::of(request.headers());
+    let user = Caller::of(&request).user;
+    let params = match Params::read(request, source.budget()).await {
+        Ok(params) => params,
+        Err(error) => return error.into_response(),
+    };
+    let (desk, context) = source.begin(&user);
+    let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
+    let answered = desk.run(&user, app.config.query_timeout.duration(), context, move |context| {
+        let asked = check(&params, context)?;
+        drop(params);
+        let Some(view) = evaluator.view(asked.range) else { return Ok(None) };
+        compute(&view, asked, context, packing).map(Some)
+    });
+    match answered.await {
+        Ok(Some(payload)) => payload.answer(StatusCode::OK, JSON),
+        Ok(None) => unready(&app),
+        Err(error) => error.into_response(),
+    }
 }
 
 /// The parameters of the list of series.

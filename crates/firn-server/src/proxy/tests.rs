@@ -111,6 +111,10 @@ impl RunningProxy {
 
     /// Sends a request without a body. Returns the whole response.
     fn send(&self, method: &str, target: &str, headers: &str) -> String {
+        String::from_utf8_lossy(&self.send_raw(method, target, headers)).into_owned()
+    }
+
+    fn send_raw(&self, method: &str, target: &str, headers: &str) -> Vec<u8> {
         let mut stream = TcpStream::connect(self.proxy.listens()[0]).unwrap();
         let host = if headers.contains("Host: ") { "" } else { "Host: localhost\r\n" };
         let end = if headers.contains("Connection: ") { "" } else { "Connection: close\r\n" };
@@ -118,7 +122,7 @@ impl RunningProxy {
         stream.write_all(head.as_bytes()).unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
+        answer
     }
 
     /// A range query; the tenant in its answer, and whether it came from the cache.
@@ -220,6 +224,35 @@ fn answers_that_the_origin_marks_are_not_stored() {
         let header = format!("X-Test-Answer: {answer}\r\n");
         assert!(!proxy.ask(&header).1, "{answer}");
         assert_eq!(proxy.ask(&header).1, is_stored, "{answer}");
+    }
+    proxy.proxy.stop().unwrap();
+}
+
+/// Some are copied or packed on the network thread, others on another one.
+#[test]
+fn short_and_long_answers_have_the_coding_that_the_client_accepts() {
+    let origin = FakeOrigin::start();
+    let proxy = RunningProxy::start(&format!("http://{}", origin.address), &[]);
+    let target = "/api/v1/query_range?query=up&start=1000&end=1000&step=15";
+    for len in [10, 2_000, 8_000] {
+        let tenant = "t".repeat(len);
+        let header = format!("X-Scope-OrgID: {tenant}\r\n");
+        for is_hit in [false, true] {
+            assert_eq!(proxy.ask(&header), (tenant.clone(), is_hit), "{len}");
+        }
+        let plain = proxy.send("GET", target, &header);
+        let (_, plain) = plain.split_once("\r\n\r\n").unwrap();
+        let packed = proxy.send_raw("GET", target, &(header + "Accept-Encoding: gzip\r\n"));
+        let head_bytes = packed.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+        let head = String::from_utf8_lossy(&packed[..head_bytes]).into_owned();
+        assert_eq!(head.contains("content-encoding: gzip"), len > 1_000, "{head}");
+        let mut text = String::new();
+        match len > 1_000 {
+            true => flate2::read::GzDecoder::new(&packed[head_bytes..]).read_to_string(&mut text),
+            false => (&packed[head_bytes..]).read_to_string(&mut text),
+        }
+        .unwrap();
+        assert_eq!(text, plain, "{len}");
     }
     proxy.proxy.stop().unwrap();
 }

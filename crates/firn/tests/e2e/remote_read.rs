@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use crate::http::{self, api};
+use crate::http::{self, Answer, api};
 use crate::process::{free_address, installed, start_firn, start_prometheus};
 use crate::remote_write::{WriteRequest, field, varint};
 
@@ -211,13 +211,26 @@ impl Chunk {
 
 /// All small series as a server streams them: labels to chunks.
 fn chunks(address: SocketAddr) -> BTreeMap<String, Vec<Chunk>> {
+    let answer = stream(address, "small", START_MS, START_MS + STEP_COUNT * STEP_MS);
+    let answer = answer.unwrap_or_else(|| panic!("{address}: no answer"));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    decoded(&answer.bytes)
+}
+
+/// The answer to a streamed remote read of the series of one metric.
+pub(crate) fn stream(
+    address: SocketAddr,
+    metric: &str,
+    start_ms: i64,
+    end_ms: i64,
+) -> Option<Answer> {
     let mut matcher = Vec::new();
     field(0x12, b"__name__", &mut matcher);
-    field(0x1a, b"small", &mut matcher);
+    field(0x1a, metric.as_bytes(), &mut matcher);
     let mut query = vec![0x08];
-    varint(START_MS as u64, &mut query);
+    varint(start_ms as u64, &mut query);
     query.push(0x10);
-    varint((START_MS + STEP_COUNT * STEP_MS) as u64, &mut query);
+    varint(end_ms as u64, &mut query);
     field(0x1a, &matcher, &mut query);
     let mut request = Vec::new();
     field(0x0a, &query, &mut request);
@@ -225,13 +238,18 @@ fn chunks(address: SocketAddr) -> BTreeMap<String, Vec<Chunk>> {
     request.extend([0x10, 1]);
     let body = snap::raw::Encoder::new().compress_vec(&request).expect("fits in memory");
     let headers = [("Content-Type", "application/x-protobuf"), ("Content-Encoding", "snappy")];
-    let answer = http::request(address, "POST", "/api/v1/read", &headers, &body)
-        .unwrap_or_else(|| panic!("{address}: no answer"));
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let body = answer.bytes;
+    http::request(address, "POST", "/api/v1/read", &headers, &body)
+}
 
+/// The number of samples in a stream.
+pub(crate) fn sample_count(body: &[u8]) -> usize {
+    decoded(body).values().flatten().map(Chunk::sample_count).sum()
+}
+
+/// The chunks of a stream, by labels.
+fn decoded(body: &[u8]) -> BTreeMap<String, Vec<Chunk>> {
     let mut found: BTreeMap<String, Vec<Chunk>> = BTreeMap::new();
-    let mut rest = body.as_slice();
+    let mut rest = body;
     while !rest.is_empty() {
         let message_bytes = take_varint(&mut rest) as usize;
         let (checksum, frame) = rest.split_at(4);

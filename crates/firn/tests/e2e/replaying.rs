@@ -1,15 +1,16 @@
-//! The responses of a server while it replays its log: `/api/v1/status/walreplay`, and queries of
-//! older times than the log. strace makes each read of the log take seconds, so that the tests can
-//! observe the middle.
+//! The responses of a server while it replays its log: `/api/v1/status/walreplay`, and queries,
+//! lists and remote reads of older times than the log. strace makes each read of the log take
+//! seconds, so that the tests can observe the middle.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::http;
+use crate::http::{self, Answer};
 use crate::process::{Process, firn, free_address, installed, start_firn, wait_until_ready};
+use crate::remote_read;
 use crate::remote_write::WriteRequest;
 
 const SERIES: i64 = 50;
@@ -90,8 +91,8 @@ fn a_replay_reports_its_progress_and_its_end() {
 }
 
 /// On disk: tables with `old`, two hours old and shorter by a delete in the log, and a log with
-/// `noise`. While the log is replayed, a query of the older times has its final result; any other
-/// query, and every write, gets 503.
+/// `noise`. While the log is replayed, a query, a list and a remote read of the older times have
+/// their final results; any other, and every write, gets 503.
 #[test]
 fn history_is_answered_during_a_replay() {
     const OLD: i64 = 100;
@@ -163,10 +164,13 @@ fn history_is_answered_during_a_replay() {
     let counted = &answer["data"]["result"][0]["value"][1];
     assert_eq!(*counted, (OLD - 10).to_string(), "the delete in the log applies: {answer}");
     for (name, at_ms) in [("noise", now_ms), ("old", now_ms)] {
-        let answer = count(name, at_ms).expect("an answer");
-        assert_eq!(answer.status, 503, "{}", answer.body);
-        assert!(answer.head.contains("retry-after: "), "{}", answer.head);
+        assert_refused(&count(name, at_ms).expect("an answer"));
     }
+    check_lists(address, old_ms, now_ms);
+    let answer = remote_read::stream(address, "old", old_ms, old_ms + 300_000).expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(remote_read::sample_count(&answer.bytes) as i64, OLD - 10);
+    assert_refused(&remote_read::stream(address, "old", old_ms, now_ms).expect("an answer"));
     assert_eq!(noise(first_ms, 0).send(address).0, 503);
     traced.kill_child();
     drop(traced);
@@ -179,6 +183,39 @@ fn history_is_answered_during_a_replay() {
         let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
         assert_eq!(answer["data"]["result"][0]["value"][1], expected.to_string(), "{answer}");
     }
+}
+
+/// Lists over a time before the log are complete, and the delete in the log applies. Others are
+/// refused.
+fn check_lists(address: SocketAddr, old_ms: i64, now_ms: i64) {
+    let list = |path: &str, times: &str| {
+        http::get(address, &format!("/api/v1/{path}{times}")).expect("an answer")
+    };
+    let between = |first_ms: i64, last_ms: i64| {
+        format!("start={}&end={}", seconds(first_ms), seconds(last_ms))
+    };
+    let old = json!([{"__name__": "old", "instance": "a", "job": "old"}]);
+    for (path, expected) in [
+        ("series?match[]=old&", old),
+        ("labels?", json!(["__name__", "instance", "job"])),
+        ("label/job/values?", json!(["old"])),
+    ] {
+        for (last_ms, expected) in [(old_ms + 300_000, expected), (old_ms + 9_000, json!([]))] {
+            let answer = list(path, &between(old_ms, last_ms));
+            assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+            let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+            assert_eq!(answer["data"], expected, "{path} until {last_ms}");
+        }
+        assert_refused(&list(path, &between(old_ms, now_ms)));
+        assert_refused(&list(path, ""));
+    }
+}
+
+/// The answer to a request that needs the log: the progress, and when to retry.
+fn assert_refused(answer: &Answer) {
+    assert_eq!(answer.status, 503, "{}", answer.body);
+    assert!(answer.head.contains("retry-after: "), "{}", answer.head);
+    assert!(answer.body.contains("bytes of log are read"), "{}", answer.body);
 }
 
 /// The number of the read of the log, from 1, that reads the first block a second time.
