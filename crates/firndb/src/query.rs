@@ -472,13 +472,13 @@ mod tests {
         format!("sum({name}) + 0")
     }
 
-    type Samples = Vec<(Labels, Vec<i64>, Vec<f64>)>;
+    type WalkedSamples = Vec<(Labels, Vec<i64>, Vec<f64>)>;
 
     /// Series, label names, hosts, and all samples.
     fn listed_and_walked(
         view: &Snapshot,
         range: TimeRange,
-    ) -> (Vec<Labels>, Vec<String>, Vec<String>, Samples) {
+    ) -> (Vec<Labels>, Vec<String>, Vec<String>, WalkedSamples) {
         let context = QueryContext::unbounded();
         let all = vec![Matcher::new("__name__", MatchOp::NotEqual, "").unwrap()];
         let (series, _) = list_series(view, &[all.clone()], range, 0, &context).unwrap();
