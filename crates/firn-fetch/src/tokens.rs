@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use firn_collect::config::{HttpClient, OAuth2};
+use firn_collect::config::{HttpClient, OAuth2, Url};
 use firn_model::Secret;
 use hyper::header::{ACCEPT, HeaderName};
 use serde::Deserialize;
@@ -107,6 +107,9 @@ impl Tokens {
         client_secret: Secret,
         timeout: Duration,
     ) -> Result<Token, FetchError> {
+        // As in Prometheus, a file with another text is loaded.
+        Url::parse(self.config.token_url.as_str())
+            .map_err(|error| FetchError::Credentials(format!("oauth2: token_url: {error}")))?;
         let asked = Instant::now();
         let mut answer = self.ask(state, &client_secret, timeout).await?;
         if answer.status != 200 && !state.in_form {
